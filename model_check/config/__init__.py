@@ -1,0 +1,1 @@
+"""The settings: one typed tree, where each value came from, and its documentation."""

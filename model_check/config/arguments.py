@@ -1,0 +1,73 @@
+"""The options that every entry point shares: --preset, --debug, --config, --max-steps,
+section.key=value."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from model_check.config.fields import nearest
+from model_check.config.load import Request
+from model_check.errors import UsageError
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our manners: `-` and `_` alike, no abbreviations, one message, the nearest
+    option."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options
+        )
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse; raises UsageError instead of leaving the process."""
+        arguments = [_with_dashes(argument) for argument in argv]
+        namespace, unknown = self.parse_known_intermixed_args(arguments)
+        for argument in unknown:
+            known = [option for action in self._actions for option in action.option_strings]
+            near = nearest(argument.partition("=")[0], known)
+            hint = f"; did you mean {near}?" if near else ""
+            raise UsageError(f"{argument}: no such option{hint} (--help lists them)")
+        return namespace
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (--help lists the options)")
+
+
+def add_settings_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--preset", metavar="NAME", help="a file of config/presets/")
+    parser.add_argument(
+        "--debug", action="store_const", const="debug", dest="preset", help="same as --preset debug"
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", type=Path, help="JSON (comments allowed), YAML or TOML, partial"
+    )
+    parser.add_argument("--max-steps", metavar="N", help="training.max_steps")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+
+
+def settings_request(
+    namespace: argparse.Namespace,
+    environ: Mapping[str, str],
+    flags: Mapping[str, tuple[str, Any]] | None = None,
+) -> Request:
+    """What the shared options ask for, plus an entry point's own `flags` (name -> (flag,
+    value))."""
+    all_flags = dict(flags or {})
+    if namespace.max_steps is not None:
+        all_flags["training.max_steps"] = ("--max-steps", namespace.max_steps)
+    return Request(
+        preset=namespace.preset,
+        config_file=namespace.config,
+        overrides=tuple(namespace.overrides),
+        flags=all_flags,
+        environ=environ,
+    )
+
+
+def _with_dashes(argument: str) -> str:
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value

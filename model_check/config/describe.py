@@ -1,0 +1,80 @@
+"""Settings for people: the reference page (config/README.md) and `config show`.
+
+`python -m model_check.config.describe` prints the page; a test holds config/README.md against it.
+"""
+
+import json
+from typing import Any
+
+import msgspec
+
+from model_check.config.fields import Field, all_fields, sections
+from model_check.config.load import ENVIRONMENT, Loaded, preset_names
+from model_check.config.schema import ALIASES
+
+_HEAD = f"""# Settings
+
+This page is made from the code: `python -m model_check.config.describe > config/README.md`.
+
+Sources, each over the ones before it: defaults < preset ({", ".join(preset_names())}) <
+`--config FILE` < environment < `section.key=value` < option. Files are JSON (comments and trailing
+commas allowed), YAML or TOML, by their suffix, and may be partial. An unknown name is an error that
+tells the nearest one; so is a value of the wrong type. `bash run.sh config show` prints every value
+and where it came from.
+
+A preset's `on_cpu` section is laid over it where no GPU is used.
+"""
+
+
+def reference_page() -> str:
+    """The whole of config/README.md."""
+    parts = [_HEAD]
+    for name, struct in sections().items():
+        parts.append(f"\n## {name}\n\n{(struct.__doc__ or '').strip()}\n\n{_table(name)}")
+    parts.append("\n## Environment\n\n| variable | sets |\n|---|---|\n")
+    parts += [f"| `{variable}` | `{name}` |\n" for variable, name in ENVIRONMENT.items()]
+    parts.append("\n## Other names that are understood\n\n| name | means |\n|---|---|\n")
+    parts += [f"| `{alias}` | `{name}` |\n" for alias, name in sorted(ALIASES.items())]
+    return "".join(parts)
+
+
+def show(loaded: Loaded, *, as_json: bool = False) -> str:
+    """Every setting with its value and its source, a line each."""
+    values = _values(loaded)
+    if as_json:
+        rows = {n: {"value": v, "source": loaded.sources[n]} for n, v in values.items()}
+        return json.dumps({"schema": 1, "preset": loaded.preset, "settings": rows}, indent=2)
+    width = max(len(name) for name in values)
+    texts = {name: json.dumps(value) for name, value in values.items()}
+    value_width = min(40, max(len(text) for text in texts.values()))
+    return "\n".join(
+        f"{name:<{width}}  {text:<{value_width}}  {loaded.sources[name]}"
+        for name, text in texts.items()
+    )
+
+
+def _values(loaded: Loaded) -> dict[str, Any]:
+    tree = msgspec.to_builtins(loaded.settings)
+
+    def value(name: str) -> Any:
+        node = tree
+        for part in name.split("."):
+            node = node[part]
+        return node
+
+    return {name: value(name) for name in loaded.sources}
+
+
+def _table(section: str) -> str:
+    rows = "".join(_row(f) for f in all_fields().values() if f.name.rpartition(".")[0] == section)
+    return f"| key | type | default | meaning |\n|---|---|---|---|\n{rows}"
+
+
+def _row(field: Field) -> str:
+    key = field.name.rpartition(".")[2]
+    doc = field.doc.replace("|", "\\|")
+    return f"| `{key}` | {field.type_name} | `{json.dumps(field.default)}` | {doc} |\n"
+
+
+if __name__ == "__main__":
+    print(reference_page(), end="")

@@ -1,0 +1,84 @@
+"""Read one settings file into plain dicts. JSON (comments and trailing commas allowed), YAML,
+TOML."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from model_check.errors import ConfigError
+
+
+def read_settings_file(path: Path) -> dict[str, Any]:
+    """The file's top-level table. Raises ConfigError naming the file, and the line where there is
+    one."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # -sig: editors on Windows write a BOM
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such settings file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text: {error}") from error
+    match path.suffix.lower():
+        case ".yaml" | ".yml":
+            values = _read_yaml(path, text)
+        case ".toml":
+            values = _read_toml(path, text)
+        case _:
+            values = _read_json(path, text)
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{path}: the top level must be an object of sections, not {type(values).__name__}"
+        )
+    return values
+
+
+def _read_json(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_no_duplicates)
+    except _DuplicateKey as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except json.JSONDecodeError:
+        return _read_json5(path, text)  # comments or trailing commas: slower to read, still JSON
+
+
+def _read_json5(path: Path, text: str) -> Any:
+    import json5  # 30 ms, and only files with comments need it
+
+    try:
+        return json5.loads(text, object_pairs_hook=_no_duplicates)
+    except (_DuplicateKey, ValueError) as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: not JSON: nested too deeply") from error
+
+
+def _read_yaml(path: Path, text: str) -> Any:
+    import yaml
+
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    return {} if values is None else values
+
+
+def _read_toml(path: Path, text: str) -> Any:
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+class _DuplicateKey(ValueError):
+    pass
+
+
+def _no_duplicates(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise _DuplicateKey(f"{key!r} is given twice in one object")
+        values[key] = value
+    return values

@@ -1,0 +1,158 @@
+"""Sources -> one checked Settings: defaults < preset < file < environment < section.key=value <
+flag.
+
+Pure but for reading the preset and the settings file; which device exists is asked through a
+callback.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from model_check.config.derived import check_together, num_micro_batches
+from model_check.config.fields import all_fields, flatten, nearest, sections
+from model_check.config.files import read_settings_file
+from model_check.config.schema import Settings
+from model_check.errors import ConfigError
+
+PRESETS_DIR = Path(__file__).resolve().parents[2] / "config" / "presets"
+
+# The environment carries the rank contract, not settings; these two variables are documented
+# exceptions.
+ENVIRONMENT = {"DATASET_CACHE_DIR": "data.cache_dir", "HF_HUB_OFFLINE": "data.offline"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command line says about settings."""
+
+    preset: str | None = None
+    config_file: Path | None = None
+    overrides: tuple[str, ...] = ()
+    """`section.key=value`, in order."""
+    flags: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    """Dotted name -> (flag that set it, value): the last word."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    settings: Settings
+    sources: Mapping[str, str]
+    """Dotted name -> where its value came from: `default`, `preset debug`, `my.json`,
+    `--max-steps`."""
+    preset: str
+    device: str
+    """`cuda` or `cpu`: system.device with `auto` decided."""
+
+
+def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
+    """Merge and check everything. Raises ConfigError; nothing is half applied.
+
+    `has_gpu` is called only when system.device is `auto`.
+    """
+    upper = _upper_layers(request)
+    device = _device(upper, has_gpu)
+    preset = request.preset or ("production" if device == "cuda" else "cpu")
+    values: dict[str, Any] = {name: f.default for name, f in all_fields().items()}
+    sources = dict.fromkeys(values, "default")
+    for label, layer in [*_preset_layers(preset, device), *upper]:
+        _lay_over(values, sources, layer, label)
+    settings = msgspec.convert(_nest(values), Settings)
+    check_together(settings, sources)
+    return Loaded(settings, sources, preset, device)
+
+
+def to_json(settings: Settings) -> bytes:
+    """The whole tree as a settings file: loading it alone gives the same training again."""
+    # Both ways to count a batch are written, in agreement, since a reader may give only one.
+    training = msgspec.structs.replace(
+        settings.training, grad_accum_nums=num_micro_batches(settings)
+    )
+    resolved = msgspec.structs.replace(settings, training=training)
+    return msgspec.json.format(msgspec.json.encode(resolved), indent=2) + b"\n"
+
+
+def preset_names() -> list[str]:
+    return sorted(path.stem for path in PRESETS_DIR.glob("*.json"))
+
+
+def _upper_layers(request: Request) -> list[tuple[str, dict[str, Any]]]:
+    layers: list[tuple[str, dict[str, Any]]] = []
+    if request.config_file is not None:
+        path = request.config_file
+        as_text = path.suffix.lower() in (".yaml", ".yml")  # YAML 1.1 reads 1e-5 as a string
+        layers.append((str(path), flatten(read_settings_file(path), str(path), text=as_text)))
+    for variable, name in ENVIRONMENT.items():
+        if text := request.environ.get(variable):
+            layers.append((variable, flatten({name: text}, variable, text=True)))
+    for override in request.overrides:
+        layers.append((override, _parse_override(override)))
+    for name, (flag, value) in request.flags.items():
+        layers.append((flag, flatten({name: value}, flag, text=True)))
+    return layers
+
+
+def _parse_override(override: str) -> dict[str, Any]:
+    name, equals, value = override.partition("=")
+    if not equals or "." not in name:
+        raise ConfigError(
+            f"{override!r}: not an option, and not section.key=value (for example "
+            f"training.max_steps=20)"
+        )
+    return flatten({name.strip(): value.strip()}, "command line", text=True)
+
+
+def _device(layers: list[tuple[str, dict[str, Any]]], has_gpu: Callable[[], bool]) -> str:
+    asked = "auto"
+    for _, layer in layers:
+        asked = layer.get("system.device", asked)
+    if asked == "auto":
+        return "cuda" if has_gpu() else "cpu"
+    return asked
+
+
+def _preset_layers(preset: str, device: str) -> list[tuple[str, dict[str, Any]]]:
+    if preset not in preset_names():
+        near = nearest(preset, preset_names())
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise ConfigError(
+            f"--preset {preset}: no such preset (there are {', '.join(preset_names())}){hint}"
+        )
+    path = PRESETS_DIR / f"{preset}.json"
+    values = read_settings_file(path)
+    on_cpu = values.pop("on_cpu", {})
+    layers = [(f"preset {preset}", flatten(values, str(path)))]
+    if device == "cpu" and on_cpu:
+        layers.append((f"preset {preset} (on_cpu)", flatten(on_cpu, f"{path}: on_cpu")))
+    return layers
+
+
+def _lay_over(
+    values: dict[str, Any], sources: dict[str, str], layer: dict[str, Any], label: str
+) -> None:
+    for name, value in layer.items():
+        if name in sections():  # a section set to null: its settings are gone
+            for inner in [n for n in values if n.startswith(f"{name}.")]:
+                del values[inner], sources[inner]
+        elif (section := name.rpartition(".")[0]) in values:  # it was null and is opened again
+            del values[section], sources[section]
+            fresh = {n: f for n, f in all_fields().items() if n.startswith(f"{section}.")}
+            values.update({n: f.default for n, f in fresh.items()})
+            sources.update(dict.fromkeys(fresh, "default"))
+        values[name] = value
+        sources[name] = label
+
+
+def _nest(flat: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        *parents, leaf = name.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    return tree

@@ -1,0 +1,84 @@
+"""Every way a run ends badly, and the exit code that each one owns.
+
+The codes are a contract (README, "Exit codes"): schedulers act on them. A message says where, what
+value, what next.
+"""
+
+import signal
+
+EXIT_PASS = 0
+EXIT_USAGE = 2
+EXIT_NON_FINITE = 20
+EXIT_DISAGREEMENT = 21
+EXIT_HEALTH = 22
+EXIT_NO_GPU = 69
+EXIT_INTERNAL = 70
+EXIT_HANG = 124
+EXIT_SIGNAL_BASE = 128
+
+
+class ModelCheckError(Exception):
+    """A failure that a person can act on: its text is the whole message, its class owns the exit
+    code."""
+
+    exit_code = EXIT_INTERNAL
+
+
+class UsageError(ModelCheckError):
+    """The command line cannot be understood or asks for what does not exist."""
+
+    exit_code = EXIT_USAGE
+
+
+class ConfigError(UsageError):
+    """A setting is unknown, of the wrong type, out of range, or cannot act here."""
+
+
+class DataError(UsageError):
+    """The training text or its tokenizer cannot be had as configured."""
+
+
+class StorageError(UsageError):
+    """A directory that the settings name cannot be written, or its disk is full."""
+
+
+class NonFiniteError(ModelCheckError):
+    """A loss or a gradient is NaN or infinite."""
+
+    exit_code = EXIT_NON_FINITE
+
+
+class DisagreementError(ModelCheckError):
+    """Workers that ran the same training got different bits."""
+
+    exit_code = EXIT_DISAGREEMENT
+
+
+class NoGpuError(ModelCheckError):
+    """No usable GPU, or NVML cannot answer although GPUs were asked for."""
+
+    exit_code = EXIT_NO_GPU
+
+
+class HangError(ModelCheckError):
+    """A worker said nothing for longer than its limit."""
+
+    exit_code = EXIT_HANG
+
+
+def exit_code_of(returncode: int) -> int:
+    """The exit code that a shell would report for `Popen.returncode` (signal N is -N there, 128+N
+    here)."""
+    return EXIT_SIGNAL_BASE - returncode if returncode < 0 else returncode
+
+
+def describe_exit(returncode: int) -> str:
+    """`exit code 7`, `killed by SIGKILL (9)`; a negative `returncode` is a signal, as in
+    `subprocess.Popen`."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = "signal"
+    return f"killed by {name} ({-returncode})"

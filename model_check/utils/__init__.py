@@ -1,0 +1,1 @@
+"""Small helpers of the floor: standard library only, no torch."""

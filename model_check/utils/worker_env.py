@@ -1,0 +1,70 @@
+"""What a worker is told by its environment: who it is, where its supervisor listens. Read once."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+EVENTS_FD = "MODEL_CHECK_EVENTS_FD"
+RUN_DIR = "MODEL_CHECK_RUN_DIR"
+WORKER = "MODEL_CHECK_WORKER"
+NUM_WORKERS = "MODEL_CHECK_NUM_WORKERS"
+EXPECTED_UUID = "MODEL_CHECK_GPU_UUID"
+RUN_TAG = "MODEL_CHECK_RUN_TAG"
+TOKEN_CACHE = "MODEL_CHECK_TOKEN_CACHE"
+GPU_RANK = "GPU_RANK"
+
+
+@dataclass(frozen=True)
+class WorkerEnv:
+    """A worker's place in its run. By hand, with nothing set, it is GPU0 (or CPU0) alone."""
+
+    name: str | None
+    """`GPU3`, `CPU0`; None when nothing says: the device then names the worker (`name_for`)."""
+    gpu_rank: int
+    """Physical GPU index: GPU_RANK, else the first number in CUDA_VISIBLE_DEVICES, else 0."""
+    run_dir: Path | None
+    events_fd: int | None
+    num_workers: int
+    """Workers in this run: above 1, each one's files go to a directory of its own."""
+    expected_uuid: str | None
+    """The GPU that the supervisor meant this worker to see, `GPU-…` or `MIG-…`."""
+    token_cache: Path | None
+    """The entry that the run's one preparer built or found; None: the worker prepares for
+    itself."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> "WorkerEnv":
+        run_dir = environ.get(RUN_DIR)
+        events_fd = environ.get(EVENTS_FD)
+        return cls(
+            name=environ.get(WORKER) or None,
+            gpu_rank=_gpu_rank(environ),
+            run_dir=Path(run_dir) if run_dir else None,
+            events_fd=int(events_fd) if events_fd and events_fd.isdigit() else None,
+            num_workers=_positive_int(environ.get(NUM_WORKERS), default=1),
+            expected_uuid=environ.get(EXPECTED_UUID) or None,
+            token_cache=Path(environ[TOKEN_CACHE]) if environ.get(TOKEN_CACHE) else None,
+        )
+
+    @property
+    def supervised(self) -> bool:
+        """Whether a supervisor prefixes this worker's lines (else the worker does it itself)."""
+        return self.name is not None
+
+    def name_for(self, device: str) -> str:
+        """The worker's name, given that it trains on `device` ("cuda" or "cpu")."""
+        return self.name or (f"GPU{self.gpu_rank}" if device == "cuda" else "CPU0")
+
+
+def _gpu_rank(environ: Mapping[str, str]) -> int:
+    explicit = environ.get(GPU_RANK, "")
+    if explicit.isdigit():
+        return int(explicit)
+    first = re.match(r"\s*(\d+)", environ.get("CUDA_VISIBLE_DEVICES", ""))
+    return int(first.group(1)) if first else 0
+
+
+def _positive_int(text: str | None, default: int) -> int:
+    return int(text) if text and text.isdigit() and int(text) > 0 else default
