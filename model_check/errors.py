@@ -60,6 +60,10 @@ class NoGpuError(ModelCheckError):
     exit_code = EXIT_NO_GPU
 
 
+class InternalError(ModelCheckError):
+    """A fault of Model Check itself."""
+
+
 class HangError(ModelCheckError):
     """A worker said nothing for longer than its limit."""
 

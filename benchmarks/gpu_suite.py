@@ -1,0 +1,146 @@
+"""Runs whole training runs on a real GPU and tells what they did: one row a run, a table last.
+
+Each row is a real `python -m launcher` (detection, pinning, supervision included). The suite claims
+only what it measured: tokens/s over all steps but the first, peak memory of the allocator, and
+whether two runs of the same settings on the same GPU gave the same bits.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN_LIMIT_S = 240
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: a name for the table, and the launcher's arguments."""
+
+    name: str
+    arguments: tuple[str, ...]
+
+
+PRODUCTION = ("--preset", "production", "--gpus", "auto", "--max-steps", "20")
+DEBUG = ("--debug", "--gpus", "auto")
+CASES = [
+    Case("debug", DEBUG),
+    Case("debug again", DEBUG),
+    Case("production", PRODUCTION),
+    Case("production again", PRODUCTION),
+    Case("production, any kernel", (*PRODUCTION, "system.deterministic=false")),
+    Case("production, batch 2", (*PRODUCTION, "training.batch_size=2")),
+    Case("production, 4 micro-batches", (*PRODUCTION, "training.grad_accum_nums=4")),
+    Case("production, checkpointing", (*PRODUCTION, "training.gradient_checkpointing=true")),
+    Case(
+        "context 2048, eager",
+        (*PRODUCTION, "training.context_length=2048", "model.attention_backend=eager"),
+    ),
+    Case(
+        "context 2048, sdpa",
+        (*PRODUCTION, "training.context_length=2048", "model.attention_backend=sdpa"),
+    ),
+    Case("debug, NaN drill", (*DEBUG, "debug.drill=nan@3")),
+]
+SAME_BITS = [("debug", "debug again"), ("production", "production again")]
+
+
+def main(out: Path) -> int:
+    out.mkdir(parents=True, exist_ok=True)
+    record_nvml(out / "nvml.json")
+    rows = [run_case(case, out) for case in CASES]
+    print_versions()
+    print_table(rows)
+    for first, second in SAME_BITS:
+        same = step_bits(out, first) == step_bits(out, second) != []
+        print(f"{first!r} twice on one GPU: {'equal bit for bit' if same else 'DIFFERENT'}")
+    return 0
+
+
+def record_nvml(path: Path) -> None:
+    """What the real NVML answers to our probe: the fake library must give the same shapes."""
+    code = (
+        "import msgspec, sys; from launcher.gpus.probe import NvmlProbe;"
+        "sys.stdout.buffer.write(msgspec.json.encode(NvmlProbe().snapshot()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    path.write_bytes(done.stdout or done.stderr)
+
+
+def run_case(case: Case, out: Path) -> dict[str, Any]:
+    directory = out / slug(case.name)
+    command = [sys.executable, "-m", "launcher", "--run-dir", str(directory), *case.arguments]
+    command += [f"system.checkpoint_dir={directory}/checkpoints"]
+    started = time.monotonic()
+    with (out / f"{slug(case.name)}.txt").open("wb") as log:
+        try:
+            code = subprocess.run(
+                command, stdout=log, stderr=subprocess.STDOUT, timeout=RUN_LIMIT_S
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+    row = {"case": case.name, "exit": code, "wall_s": round(time.monotonic() - started, 1)}
+    report = directory / "report.json"
+    worker = json.loads(report.read_text())["workers"][0] if report.exists() else {}
+    print(f"{case.name}: exit {code} after {row['wall_s']} s", flush=True)
+    return row | {"worker": worker, "step_ms": median_step_ms(directory)}
+
+
+def median_step_ms(directory: Path) -> float | None:
+    times = sorted(step["ms"] for step in steps_of(directory)[1:])
+    return times[len(times) // 2] if times else None
+
+
+def steps_of(directory: Path) -> list[dict[str, Any]]:
+    lines = [line for path in directory.glob("gpu*.events.jsonl") for line in path.open()]
+    events = [json.loads(line) for line in lines]
+    return [event for event in events if event["kind"] == "step"]
+
+
+def step_bits(out: Path, name: str) -> list[tuple[str, str]]:
+    return [(step["loss"], step["grad_norm"]) for step in steps_of(out / slug(name))]
+
+
+def slug(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name)
+
+
+def print_versions() -> None:
+    query = "name,driver_version,power.limit,clocks.max.sm,memory.total"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    print(subprocess.run(command, capture_output=True, text=True).stdout.strip())
+    code = "import torch; print('torch', torch.__version__, 'CUDA', torch.version.cuda)"
+    print(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+    )
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    print(
+        f"{'case':<30}{'exit':>5}{'wall s':>8}{'step ms':>9}{'tokens/s':>10}{'GiB':>7}  attention"
+    )
+    for row in rows:
+        worker = row["worker"]
+        cells = (
+            f"{row['case']:<30}{row['exit']:>5}{row['wall_s']:>8}",
+            f"{cell(row['step_ms'], '.1f'):>9}{cell(worker.get('tokens_per_s'), '.0f'):>10}",
+            f"{cell(gib(worker.get('peak_memory_bytes')), '.1f'):>7}",
+            f"  {worker.get('detail', {}).get('attention_backend', 'n/a')}",
+        )
+        print("".join(cells))
+
+
+def gib(count: float | None) -> float | None:
+    return None if count is None else count / 2**30
+
+
+def cell(value: float | None, form: str) -> str:
+    return "n/a" if value is None else format(value, form)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Path(sys.argv[1])))

@@ -1,0 +1,1 @@
+"""The supervisor: starts, watches, compares and stops the workers. Never imports torch."""

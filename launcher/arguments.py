@@ -1,0 +1,103 @@
+"""argv -> what was asked. Parses only; whether it can be done is decided by cli."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_check.config.arguments import Parser, add_settings_options, settings_request
+from model_check.config.load import Request
+from model_check.errors import UsageError
+
+EXIT_CODES = """\
+exit codes:
+  0 every worker passed        2 usage or configuration     20 NaN or Inf
+  21 workers disagree          22 health or speed           69 no usable GPU
+  70 our own fault             124 hang                     128+N ended by signal N
+  else the exit code of the worker that failed first
+
+verbs:
+  doctor                       what of this machine is fine, what is not, what to do
+  config show                  every setting, its value and where it came from
+  report RUN_DIR ...           rebuild the reports of finished runs
+"""
+
+# option -> the setting that it stands for
+_FLAGS = {
+    "gpus": "launch.gpus",
+    "workers": "launch.workers",
+    "mode": "launch.mode",
+    "grace": "launch.grace_s",
+    "hang_timeout": "launch.hang_timeout_s",
+    "device": "system.device",
+}
+
+
+@dataclass(frozen=True)
+class RunArguments:
+    """`run.sh [OPTIONS] [section.key=value ...] [-- COMMAND ARG ...]`."""
+
+    request: Request
+    command: tuple[str, ...]
+    """A foreign command to supervise; empty: our trainer."""
+    run_dir: Path | None
+    dry_run: bool
+    as_json: bool
+
+
+def parse_run(
+    argv: Sequence[str], environ: Mapping[str, str], prog: str = "run.sh"
+) -> RunArguments:
+    """Raises UsageError or ConfigError; `--help` prints and leaves with SystemExit(0)."""
+    own, command = _split_command(argv)
+    parser = _parser(prog)
+    names = parser.read(own)
+    if names.gpu is not None:
+        if names.gpus is not None:
+            raise UsageError("--gpu and --gpus are the same option: give one of them")
+        names.gpus = names.gpu
+    flags: dict[str, tuple[str, Any]] = {
+        setting: (f"--{option.replace('_', '-')}", getattr(names, option))
+        for option, setting in _FLAGS.items()
+        if getattr(names, option) is not None
+    }
+    return RunArguments(
+        request=settings_request(names, environ, flags),
+        command=command,
+        run_dir=names.run_dir,
+        dry_run=names.dry_run,
+        as_json=names.json,
+    )
+
+
+def _parser(prog: str) -> Parser:
+    parser = Parser(
+        prog=prog,
+        usage=f"{prog} [OPTIONS] [section.key=value ...] [-- COMMAND ARG ...]",
+        description="Run the same short LLaMA training on every GPU and compare the workers.",
+        epilog=EXIT_CODES,
+    )
+    add_settings_options(parser)
+    add = parser.add_argument
+    add("--gpus", metavar="WHICH", help="all | auto | auto:N | 0,2,5 | GPU-<uuid prefix>")
+    add("--gpu", metavar="N", help="same as --gpus N")
+    add("--device", metavar="KIND", help="auto | cuda | cpu")
+    add("--workers", metavar="N", help="CPU workers, where no GPU is used (2)")
+    add("--mode", metavar="MODE", help="replicate: one isolated, identical run a GPU")
+    add("--run-dir", metavar="DIR", type=Path, help="exactly this run directory")
+    add("--grace", metavar="S", help="seconds from SIGTERM to SIGKILL (10)")
+    add("--hang-timeout", metavar="S", help="seconds of silence that are a hang; 0: never (300)")
+    add("--dry-run", action="store_true", help="print the plan, start nothing")
+    add("--json", action="store_true", help="the plan (or a verb's answer) for machines")
+    return parser
+
+
+def _split_command(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    arguments = list(argv)
+    if "--" not in arguments:
+        return arguments, ()
+    at = arguments.index("--")
+    command = tuple(arguments[at + 1 :])
+    if not command:
+        raise UsageError("nothing after --: give the command to supervise")
+    return arguments[:at], command

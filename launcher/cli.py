@@ -1,0 +1,88 @@
+"""argv -> what to do. Builds the real probe, and knows the process's own streams."""
+
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launcher.arguments import parse_run
+from launcher.devices import Machine
+from launcher.gpus.probe import NvmlProbe
+from launcher.printer import LAUNCHER_PREFIX
+from launcher.session import open_session, run
+from model_check.errors import EXIT_INTERNAL, EXIT_SIGNAL_BASE, ModelCheckError, UsageError
+
+_SIGINT = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code that the contract promises."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments, os.environ)
+    except ModelCheckError as error:
+        print(f"{LAUNCHER_PREFIX}error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_SIGNAL_BASE + _SIGINT
+    except Exception:  # our own fault: whole, for the bug report
+        traceback.print_exc()
+        print(
+            f"{LAUNCHER_PREFIX}error: a fault of Model Check itself; please report it",
+            file=sys.stderr,
+        )
+        return EXIT_INTERNAL
+
+
+def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
+    match argv:
+        case ["doctor", *rest]:
+            return _doctor(rest, environ)
+        case ["config", *rest]:
+            return _config(rest, environ)
+        case ["report", *rest]:
+            return _report(rest)
+        case _:
+            return _run(argv, environ)
+
+
+def _run(argv: list[str], environ: Mapping[str, str]) -> int:
+    arguments = parse_run(argv, environ)
+    probe = NvmlProbe()
+    session = open_session(arguments, probe, environ, hold=not arguments.dry_run)
+    if arguments.dry_run:
+        from launcher.dry_run import describe
+
+        print(describe(session, as_json=arguments.as_json))
+        return 0
+    return run(session, argv, sys.stdout.fileno())
+
+
+def _config(argv: list[str], environ: Mapping[str, str]) -> int:
+    from model_check.config.describe import show
+    from model_check.config.load import load
+
+    if argv[:1] != ["show"]:
+        raise UsageError("config: the one thing to ask is `config show [OPTIONS]`")
+    arguments = parse_run(argv[1:], environ, prog="run.sh config show")
+    loaded = load(arguments.request, Machine(NvmlProbe(), environ).has_gpu)
+    print(show(loaded, as_json=arguments.as_json))
+    return 0
+
+
+def _doctor(argv: list[str], environ: Mapping[str, str]) -> int:
+    from launcher.doctor import doctor
+    from model_check.config.load import load
+
+    arguments = parse_run(argv, environ, prog="run.sh doctor")
+    cache_dir = Path(load(arguments.request, lambda: False).settings.data.cache_dir)
+    return doctor(
+        NvmlProbe(), environ, Path.cwd(), cache_dir, as_json=arguments.as_json, write=print
+    )
+
+
+def _report(argv: list[str]) -> int:
+    from launcher.verdict.rebuild import rebuild
+
+    return rebuild(argv, print)

@@ -1,0 +1,116 @@
+"""Which places this run uses: the GPUs that were asked for, or CPU slots where there is no GPU."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from launcher.gpus.choose import auto_count, choose, describe_choice, why_busy
+from launcher.gpus.probe import Gpu, GpuProbe, Snapshot
+from launcher.gpus.reservation import Reservation, reserve, reserve_auto
+from launcher.gpus.visible import order_note, visible
+from launcher.plan import Place, cpu_places, gpu_places
+from model_check.config.load import Loaded
+from model_check.errors import ConfigError, NoGpuError, UsageError
+
+
+class Machine:
+    """The GPUs of this machine: asked once, and only when something depends on them."""
+
+    def __init__(self, probe: GpuProbe, environ: Mapping[str, str]) -> None:
+        self._probe = probe
+        self._mask = environ.get("CUDA_VISIBLE_DEVICES")
+        self._order = environ.get("CUDA_DEVICE_ORDER")
+
+    @cached_property
+    def snapshot(self) -> Snapshot:
+        return self._probe.snapshot()
+
+    @cached_property
+    def visible(self) -> list[Gpu]:
+        """What CUDA_VISIBLE_DEVICES leaves, in its order."""
+        return visible(self.snapshot.gpus, self._mask)
+
+    def fresh_visible(self) -> list[Gpu]:
+        """The same, asked again: memory and processes change."""
+        return visible(self._probe.snapshot().gpus, self._mask)
+
+    def has_gpu(self) -> bool:
+        return bool(self.visible)
+
+    def notes(self) -> list[str]:
+        """What a person should know of the GPUs here."""
+        note = order_note(self.snapshot.gpus, self._mask, self._order)
+        return [*self.snapshot.notes, *([note] if note else [])]
+
+    def why_no_gpu(self) -> str:
+        if self.snapshot.gpus:
+            return f"CUDA_VISIBLE_DEVICES={self._mask!r} hides all {len(self.snapshot.gpus)} GPUs"
+        return self.snapshot.reason or "no GPU found"
+
+
+@dataclass(frozen=True)
+class Picked:
+    """The places of a run, and in words why these."""
+
+    places: tuple[Place, ...]
+    why: str
+    groups: Mapping[str, str]
+    """Worker -> the kind of device it runs on: equals are compared bit for bit."""
+    notes: tuple[str, ...] = ()
+    """What a person should know before the start: a line each."""
+    reservation: Reservation | None = None
+    """Holds the GPUs for this launcher until the process ends."""
+
+
+def pick(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
+    """Choose (and with `hold` reserve) what the settings ask for. Raises UsageError, NoGpuError."""
+    _refuse_contradictions(loaded, machine)
+    if loaded.device == "cpu":
+        return _pick_cpu(loaded, machine)
+    return _pick_gpus(loaded, machine, hold=hold)
+
+
+def _refuse_contradictions(loaded: Loaded, machine: Machine) -> None:
+    launch, sources = loaded.settings.launch, loaded.sources
+    if loaded.device == "cuda":
+        if not machine.has_gpu():
+            raise NoGpuError(f"--device cuda: {machine.why_no_gpu()} (--device cpu trains without)")
+        if sources["launch.workers"] != "default":
+            raise UsageError(
+                f"{sources['launch.workers']}: launch.workers counts CPU workers, and this run "
+                "uses GPUs: choose them with --gpus, or say --device cpu"
+            )
+    elif sources["launch.gpus"] != "default":
+        asked = f"{sources['launch.gpus']}: GPUs {launch.gpus!r} were asked for, but "
+        if loaded.settings.system.device == "cpu":
+            raise ConfigError(f"{asked}system.device is cpu: give one of the two")
+        raise NoGpuError(f"{asked}there is none: {machine.why_no_gpu()}")
+
+
+def _pick_cpu(loaded: Loaded, machine: Machine) -> Picked:
+    places = cpu_places(loaded.settings.launch.workers)
+    asked = loaded.settings.system.device == "cpu"
+    why = "system.device is cpu" if asked else machine.why_no_gpu()
+    return Picked(tuple(places), why, dict.fromkeys((place.name for place in places), "cpu"))
+
+
+def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
+    selector = loaded.settings.launch.gpus
+    auto = auto_count(selector) is not None
+    reservation: Reservation | None = None
+    if hold and auto:
+        gpus, reservation = reserve_auto(selector, machine.fresh_visible)
+    else:
+        gpus = choose(selector, machine.visible, machine.snapshot.gpus)
+        reservation = reserve(gpus) if hold else None
+    if auto:
+        notes = [describe_choice(gpu) for gpu in gpus]
+    else:
+        notes = [f"{gpu.label} is busy: {why}" for gpu in gpus if (why := why_busy(gpu))]
+    return Picked(
+        places=tuple(gpu_places(gpus)),
+        why=", ".join(f"{gpu.label} {gpu.name}" for gpu in gpus),
+        groups={gpu.label: f"{gpu.name} {gpu.total_mib} MiB" for gpu in gpus},
+        notes=(*machine.notes(), *notes),
+        reservation=reservation,
+    )

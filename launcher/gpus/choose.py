@@ -1,0 +1,174 @@
+"""Which of the visible GPUs a run takes. Pure: reserves nothing, asks nobody."""
+
+import re
+from collections.abc import Sequence
+
+from launcher.gpus.probe import Gpu
+from launcher.gpus.visible import mig_devices, pinnable
+from model_check.errors import NoGpuError, UsageError
+
+GRAMMAR = "all | auto | auto:N | 0,2,5 | GPU-<uuid prefix>[,...] | MIG-<uuid prefix>[,...]"
+BUSY_MIB = 1024
+"""More memory in use than this is somebody's work; a driver's own contexts stay below it."""
+
+
+def choose(selector: str, visible: Sequence[Gpu], physical: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs that `selector` (see GRAMMAR) names, in its order; `auto` in PCI order.
+
+    `visible`: what CUDA_VISIBLE_DEVICES leaves; `physical`: the whole machine. Numbers are physical
+    indices. Raises UsageError for a selector that makes no sense, NoGpuError for a GPU that is not
+    there, hidden or not usable.
+    """
+    count = auto_count(selector)
+    if count is not None:
+        return sorted(take(rank_free(visible), count, visible), key=_position)
+    if not visible:
+        raise NoGpuError(_none_visible(physical))
+    chosen = list(visible) if selector.strip() == "all" else _named(selector, visible, physical)
+    for gpu in chosen:
+        _require_usable(gpu)
+    return chosen
+
+
+def auto_count(selector: str) -> int | None:
+    """How many GPUs `auto` or `auto:N` asks for; None for any other selector. Raises UsageError."""
+    word, colon, number = selector.strip().partition(":")
+    if word != "auto":
+        return None
+    if not colon:
+        return 1
+    if not re.fullmatch(r"[0-9]+", number) or int(number) == 0:
+        raise UsageError(f"--gpus {selector}: auto:N needs a count from 1 on ({GRAMMAR})")
+    return int(number)
+
+
+def take(ranked: Sequence[Gpu], count: int, visible: Sequence[Gpu]) -> list[Gpu]:
+    """The first `count` of `ranked`. Raises NoGpuError when there are not so many usable ones."""
+    if len(ranked) >= count:
+        return list(ranked[:count])
+    reasons = [f"{gpu.title} {why}" for gpu in visible if (why := why_unusable(gpu))]
+    text = f"--gpus auto: {count} wanted, {len(ranked)} usable of {len(visible)} visible"
+    raise NoGpuError("; ".join([text, *reasons]))
+
+
+def rank_free(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The usable ones, freest first.
+
+    Idle before busy, then most free memory, lowest utilisation, coolest, lowest index. Utilisation
+    comes late: a GPU that holds 30 GiB at 0 % is waiting for its next batch, not free.
+    """
+    return sorted((gpu for gpu in gpus if why_unusable(gpu) is None), key=_rank)
+
+
+def why_unusable(gpu: Gpu) -> str | None:
+    """Why no process can use this GPU at all; None when one can."""
+    if gpu.mig_enabled:
+        return "has MIG enabled and no instance (nvidia-smi mig -cgi ... -C makes some)"
+    if gpu.compute_mode == "prohibited":
+        index = gpu.index
+        return f"is in compute mode 'prohibited' (nvidia-smi -i {index} -c DEFAULT changes that)"
+    if gpu.compute_mode == "exclusive_process" and gpu.processes:
+        return f"is in compute mode 'exclusive' and taken by pid {gpu.processes[0].pid}"
+    return None
+
+
+def why_busy(gpu: Gpu) -> str | None:
+    """Whose work is on this GPU, in words (`pid 4711 holds 30.0 GiB`); None when it is idle."""
+    if gpu.processes:
+        return ", ".join(
+            f"pid {pid} holds {'an unknown amount' if mib is None else _gib(mib)}"
+            for pid, mib in gpu.processes
+        )
+    if (gpu.used_mib or 0) > BUSY_MIB:
+        # Seen in containers: the driver hides processes of other pid namespaces.
+        return f"{_gib(gpu.used_mib)} held by processes not seen from here"
+    return None
+
+
+def describe_choice(gpu: Gpu) -> str:
+    """`Using GPU 3 (79.1 GiB free, 0 % used)`, and whose work it shares when it is busy."""
+    used = "N/A" if gpu.utilization_percent is None else f"{gpu.utilization_percent} %"
+    busy = why_busy(gpu)
+    shared = f"; busy: {busy}" if busy else ""
+    name = gpu.label.replace("GPU", "GPU ", 1)
+    return f"Using {name} ({_gib(gpu.free_mib)} free, {used} used{shared})"
+
+
+def _rank(gpu: Gpu) -> tuple[bool, float, float, float, int, int]:
+    # A few MiB more or less are the driver's doing: they must not outweigh utilisation.
+    unknown = float("inf")
+    free_mib = gpu.free_mib
+    if free_mib is not None and gpu.used_mib is not None:
+        free_mib += gpu.used_mib % BUSY_MIB
+    return (
+        why_busy(gpu) is not None,
+        unknown if free_mib is None else -free_mib,
+        unknown if gpu.utilization_percent is None else gpu.utilization_percent,
+        unknown if gpu.temperature_c is None else gpu.temperature_c,
+        *_position(gpu),
+    )
+
+
+def _position(gpu: Gpu) -> tuple[int, int]:
+    return gpu.index, -1 if gpu.mig_index is None else gpu.mig_index
+
+
+def _named(selector: str, visible: Sequence[Gpu], physical: Sequence[Gpu]) -> list[Gpu]:
+    chosen: list[Gpu] = []
+    for token in (part.strip() for part in selector.split(",")):
+        for gpu in _resolve(token, selector, physical):
+            if gpu.uuid not in {seen.uuid for seen in visible}:
+                raise NoGpuError(f"--gpus {selector}: {_hidden(gpu, visible)}")
+            if gpu in chosen:
+                raise UsageError(f"--gpus {selector}: {gpu.title} is given twice")
+            chosen.append(gpu)
+    return chosen
+
+
+def _resolve(token: str, selector: str, physical: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The devices that one token names, visible or not."""
+    if re.fullmatch(r"[0-9]+", token):
+        matches = [gpu for gpu in physical if gpu.index == int(token)]
+    elif token.upper().startswith("GPU-"):
+        matches = _starting_with(token, physical)
+    elif token.upper().startswith("MIG-"):
+        matches = _starting_with(token, mig_devices(physical))
+    else:
+        raise UsageError(f"--gpus {selector}: {token!r} is not a GPU: {GRAMMAR}")
+    if len(matches) > 1:
+        names = ", ".join(f"{gpu.index}: {gpu.uuid}" for gpu in matches)
+        raise UsageError(f"--gpus {selector}: {token} is ambiguous: {names}")
+    if not matches:
+        raise NoGpuError(f"--gpus {selector}: there is no GPU {token}; {_inventory(physical)}")
+    return pinnable(matches[0])
+
+
+def _starting_with(token: str, devices: Sequence[Gpu]) -> list[Gpu]:
+    return [device for device in devices if device.uuid.lower().startswith(token.lower())]
+
+
+def _require_usable(gpu: Gpu) -> None:
+    why = why_unusable(gpu)
+    if why is not None:
+        raise NoGpuError(f"{gpu.title} {why}; choose others with --gpus")
+
+
+def _none_visible(physical: Sequence[Gpu]) -> str:
+    if not physical:
+        return "no GPU found"
+    return f"CUDA_VISIBLE_DEVICES hides every GPU; {_inventory(physical)}"
+
+
+def _hidden(gpu: Gpu, visible: Sequence[Gpu]) -> str:
+    return f"{gpu.title} is hidden by CUDA_VISIBLE_DEVICES; {_inventory(visible)}"
+
+
+def _inventory(gpus: Sequence[Gpu]) -> str:
+    """What there is, for a message: `there are 0 (GPU-5d1c92ab), 1 (GPU-77aa0b1c)`."""
+    devices: list[Gpu] = [device for gpu in gpus for device in pinnable(gpu)]
+    text = ", ".join(device.title.removeprefix("GPU ") for device in devices)
+    return f"there {'is' if len(devices) == 1 else 'are'} {text}" if text else "there is none"
+
+
+def _gib(mib: int | None) -> str:
+    return "N/A" if mib is None else f"{mib / 1024:.1f} GiB"

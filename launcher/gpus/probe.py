@@ -1,0 +1,239 @@
+"""What GPUs this machine has and how busy they are: the values, the seam, and the NVML probe.
+
+NVML is asked in a child process (`launcher.gpus.nvml`), never in this one: a driver that hangs
+in the kernel cannot be interrupted, and a process with a thread in there cannot even exit; a driver
+library that crashes must not take the supervisor along.
+"""
+
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import IO, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from launcher.gpus.cures import cure_for
+from model_check.errors import NoGpuError, describe_exit
+
+ComputeMode = Literal["default", "exclusive_thread", "prohibited", "exclusive_process"]
+
+ANSWER = b"= "
+CALL = b"> "
+"""How the child's lines begin: the answer as JSON, or the name of the call it is about to make."""
+TOTAL_DEADLINES = 6
+"""All calls together may take this many times the deadline of one: a GPU that wakes up without
+persistence mode takes a second or two, and a box has eight of them."""
+KILL_WAIT_S = 1.0
+
+
+class GpuProcess(NamedTuple):
+    """A compute process on a GPU, as the driver sees it."""
+
+    pid: int
+    """In the driver's pid namespace: inside a container it may name nothing."""
+    used_mib: int | None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One device a process can be pinned to, at one moment. None is always "not told" (N/A).
+
+    With MIG enabled the GPU itself cannot be used: its instances can, and each is a `Gpu` with the
+    index of its parent and a UUID of its own.
+    """
+
+    index: int
+    """NVML's, which is PCI bus order; not CUDA's own default order."""
+    uuid: str
+    """`GPU-…`, or `MIG-…` for an instance."""
+    name: str
+    pci_bus_id: str = ""
+    total_mib: int | None = None
+    used_mib: int | None = None
+    reserved_mib: int | None = None
+    """The driver's own share; None: an old driver, which counts it as used."""
+    utilization_percent: int | None = None
+    temperature_c: int | None = None
+    compute_mode: ComputeMode | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    cpus: frozenset[int] = frozenset()
+    """Cores of its NUMA node that this process may use; empty: unknown."""
+    mig_enabled: bool = False
+    mig_devices: tuple["Gpu", ...] = ()
+    mig_index: int | None = None
+    """Slot of a MIG instance on its parent; None: a whole GPU."""
+
+    @property
+    def free_mib(self) -> int | None:
+        if self.total_mib is None or self.used_mib is None:
+            return None
+        return self.total_mib - self.used_mib - (self.reserved_mib or 0)
+
+    @property
+    def label(self) -> str:
+        """`GPU3`, or `GPU3.1` for a MIG instance: unique in a snapshot, as worker names must be."""
+        return f"GPU{self.index}" + ("" if self.mig_index is None else f".{self.mig_index}")
+
+    @property
+    def title(self) -> str:
+        """How messages call it: `GPU 3 (GPU-5d1c92ab)`."""
+        return f"{self.label.replace('GPU', 'GPU ', 1)} ({self.uuid[:12]})"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All GPUs of the machine at one moment, in PCI order, whatever CUDA_VISIBLE_DEVICES says."""
+
+    driver_version: str | None = None
+    cuda_driver_version: str | None = None
+    """The newest CUDA that the driver serves, `12.8`."""
+    gpus: tuple[Gpu, ...] = ()
+    reason: str | None = None
+    """Why there is no GPU; None when there are some."""
+    notes: tuple[str, ...] = ()
+    """What a person should know, such as a GPU that this process may not touch."""
+
+
+class GpuProbe(Protocol):
+    """Where the launcher learns about GPUs."""
+
+    def snapshot(self) -> Snapshot:
+        """The GPUs as they are now; none, with a reason, on a machine without an NVIDIA driver.
+
+        Raises NoGpuError when the driver is there and cannot answer for every GPU.
+        """
+        ...
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    """A call that failed, as the child reports it."""
+
+    call: str
+    code: int | None
+    text: str
+    index: int | None = None
+    bus_id: str | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What the child says last: one of the two."""
+
+    snapshot: Snapshot | None = None
+    failure: _Failure | None = None
+
+
+class NvmlProbe:
+    """The GPUs as NVML sees them. No call may take longer than `deadline_s`."""
+
+    def __init__(self, deadline_s: float = 5.0) -> None:
+        self._deadline_s = deadline_s
+
+    def snapshot(self) -> Snapshot:
+        with _child(self._deadline_s * (TOTAL_DEADLINES + 1)) as (child, output):
+            conversation = _Conversation(self._deadline_s)
+            conversation.hear(output)
+            if conversation.answer is None:
+                raise NoGpuError(_died(child, conversation))
+        answer = msgspec.json.decode(conversation.answer, type=_Answer)
+        if answer.failure is not None:
+            raise NoGpuError(_describe(answer.failure))
+        assert answer.snapshot is not None
+        return answer.snapshot
+
+
+class _Conversation:
+    """Listens to the child line by line, and knows which call is in flight."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self.answer: bytes | None = None
+        self.in_flight: str | None = None
+        self.last_words = ""
+        self._deadline_s = deadline_s
+        self._pending = b""
+
+    def hear(self, output: IO[bytes]) -> None:
+        """Until the answer or the end. Raises NoGpuError when a call, or all of them, take too
+        long."""
+        end = time.monotonic() + self._deadline_s * TOTAL_DEADLINES
+        with selectors.DefaultSelector() as selector:
+            selector.register(output, selectors.EVENT_READ)
+            while self.answer is None:
+                patience_s = end - time.monotonic()
+                if self.in_flight is not None:  # before the first call it is only Python starting
+                    patience_s = min(patience_s, self._deadline_s)
+                if patience_s <= 0 or not selector.select(patience_s):
+                    raise NoGpuError(self._too_slow())
+                chunk = os.read(output.fileno(), 1 << 16)
+                if not chunk:
+                    return
+                self._take(chunk)
+
+    def _take(self, chunk: bytes) -> None:
+        *lines, self._pending = (self._pending + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith(CALL):
+                self.in_flight = line.removeprefix(CALL).decode()
+            elif line.startswith(ANSWER):
+                self.answer = line.removeprefix(ANSWER)
+            elif line.strip():
+                self.last_words = line.decode(errors="replace").strip()
+
+    def _too_slow(self) -> str:
+        if self.in_flight is None:
+            return "NVML was not asked: its reader did not start; is this machine overloaded?"
+        return (
+            f"the NVIDIA driver hangs: {self.in_flight} did not return within "
+            f"{self._deadline_s:g} s; see `dmesg | grep -i -e nvrm -e xid`, then reset the GPU or "
+            "reboot (--device cpu trains without)"
+        )
+
+
+@contextmanager
+def _child(limit_s: float) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """The process that reads NVML; dead, or given up, on leaving."""
+    child = subprocess.Popen(
+        _command(limit_s),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # a Ctrl-C is ours to answer
+    )
+    assert child.stdout is not None
+    try:
+        with child.stdout as output:
+            yield child, output
+    finally:
+        child.kill()
+        with suppress(subprocess.TimeoutExpired):  # stuck in the kernel: not even SIGKILL ends it
+            child.wait(KILL_WAIT_S)
+
+
+def _command(limit_s: float) -> list[str]:
+    # -I -S: no site, no user's PYTHON* variables; a third of the start-up time of a plain start.
+    code = "import sys; sys.path[:0] = sys.argv[2:]; from launcher.gpus.nvml import main; main()"
+    return [sys.executable, "-I", "-S", "-c", code, str(limit_s), *filter(None, sys.path)]
+
+
+def _died(child: subprocess.Popen[bytes], conversation: _Conversation) -> str:
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(KILL_WAIT_S)
+    how = "still exiting" if child.returncode is None else describe_exit(child.returncode)
+    words = f": {conversation.last_words}" if conversation.last_words else ""
+    return (
+        f"NVML broke in {conversation.in_flight or 'its start'} ({how}{words}); "
+        "`nvidia-smi` likely fails too: reinstall the driver or reboot"
+    )
+
+
+def _describe(failure: _Failure) -> str:
+    where = "NVML cannot be used"
+    if failure.index is not None:
+        bus = f", PCI {failure.bus_id}" if failure.bus_id else ""
+        where = f"GPU {failure.index}{bus} cannot be used"
+    code = "" if failure.code is None else f" (NVML {failure.code})"
+    return f"{where}: {failure.call}: {failure.text}{code}; {cure_for(failure.code, failure.index)}"

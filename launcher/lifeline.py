@@ -1,0 +1,62 @@
+"""The supervisor's end of the pipe on which the guardian waits for its death."""
+
+import os
+import subprocess
+import sys
+
+from launcher import guardian
+from launcher.containment import Family
+
+_EXIT_WAIT_MS = 1000
+
+
+class Lifeline:
+    """A running guardian. Raises OSError when it cannot be started."""
+
+    def __init__(self, family: Family, root: str) -> None:
+        theirs, self._fd = os.pipe()
+        start = f"import sys; sys.path.append({root!r}); from launcher.guardian import main; "
+        command = (sys.executable, "-I", "-S", "-c", start + "main(sys.argv[1:])")
+        try:
+            self._guardian = subprocess.Popen(
+                (*command, family.tag, str(family.since_ticks)),
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,  # not the terminal: `run.sh | cat` ends when we do
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",
+            )
+        except OSError:
+            os.close(self._fd)
+            raise
+        finally:
+            os.close(theirs)
+
+    @property
+    def guardian_pid(self) -> int:
+        return self._guardian.pid
+
+    def add(self, group: int) -> None:
+        """Tell the guardian of a worker."""
+        self._tell(str(group).encode())
+
+    def dismiss(self) -> None:
+        """Everybody is gone: so may the guardian."""
+        self._tell(guardian.BYE)
+        os.close(self._fd)
+        pidfd = os.pidfd_open(self._guardian.pid)
+        if not guardian.wait_for_any([pidfd], _EXIT_WAIT_MS):
+            self._guardian.kill()
+        os.close(pidfd)
+        self._guardian.wait()
+
+    def cut(self) -> None:
+        """We can't go on: let the guardian kill everybody."""
+        os.close(self._fd)
+        self._guardian.wait()
+
+    def _tell(self, word: bytes) -> None:
+        try:
+            os.write(self._fd, word + b"\n")
+        except BrokenPipeError:
+            return  # somebody killed the guardian: the workers' PDEATHSIG is what is left

@@ -1,0 +1,171 @@
+"""Decide whether a run goes on, and whose fault it is when it does not. Pure: a test is a list of
+views."""
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from model_check.errors import EXIT_HANG, EXIT_SIGNAL_BASE, describe_exit, exit_code_of
+
+START_UP_PATIENCE = 10.0
+"""How much longer silence may last while a worker imports, builds, compiles, saves, evaluates."""
+LINGER_S = 5.0
+"""A worker that said how it failed gets this long to end by itself before it counts as failed."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long we wait for whom, in seconds."""
+
+    grace_s: float
+    """From SIGTERM to SIGKILL."""
+    silence_s: float
+    """Longest time without an event or a byte of output; 0: no limit."""
+
+
+@dataclass(frozen=True)
+class Confession:
+    """A worker's own word that it failed, which it may utter well before it ends."""
+
+    at: float
+    """Its own stamp, monotonic seconds: better evidence than the order in which we saw deaths."""
+    exit_code: int
+    final: bool
+    """It also said that it is done (a worker that only met a NaN may still be writing evidence)."""
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """What the policy knows of one worker. Times are monotonic seconds."""
+
+    name: str
+    started_at: float | None = None
+    """None: not started yet."""
+    last_heard: float = 0.0
+    patient: bool = False
+    """It is in a phase where silence is normal for long."""
+    confession: Confession | None = None
+    returncode: int | None = None
+    """As in `subprocess.Popen`; None: not ended."""
+    ended_at: float = 0.0
+    wake: int = 0
+    """Number of the wake-up that saw it end: within one, the order of deaths is unknown."""
+    error: str | None = None
+    """Why it could not start, or its own last message."""
+    spawn_failed: bool = False
+
+
+@dataclass(frozen=True)
+class Continue:
+    """Nothing to do until `until` (monotonic seconds; None: until something happens)."""
+
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """Everybody ended with exit code 0."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End the run now."""
+
+    reason: str
+    """A sentence for people."""
+    exit_code: int
+    culprits: tuple[str, ...]
+    """Names of workers: more than one is a tie; none: nobody's fault (a signal to us)."""
+
+
+def decide(workers: Sequence[WorkerView], now: float, limits: Limits) -> Continue | Stop | Done:
+    """The first failure wins; silence is a failure too."""
+    if any(_has_failed(worker, now) for worker in workers):
+        return _stop_for_failure(_first_failures(workers))
+    if all(worker.returncode == 0 for worker in workers):
+        return Done()
+    running = [w for w in workers if w.started_at is not None and w.returncode is None]
+    overdue = [w for w in running if now >= _silence_deadline(w, limits)]
+    if overdue:
+        return _stop_for_silence(min(overdue, key=lambda w: w.last_heard), now, limits)
+    return Continue(until=_earliest(running, limits))
+
+
+def stop_for_signal(signum: int) -> Stop:
+    """We were told to end: nobody's fault."""
+    name = signal.Signals(signum).name
+    return Stop(f"{name} received", EXIT_SIGNAL_BASE + signum, ())
+
+
+def _has_failed(worker: WorkerView, now: float) -> bool:
+    if worker.returncode is not None:
+        return worker.returncode != 0
+    said = worker.confession
+    return said is not None and said.final and now >= said.at + LINGER_S
+
+
+def _first_failures(workers: Sequence[WorkerView]) -> list[WorkerView]:
+    """The culprit, or all of those among whom nothing tells which came first."""
+    suspects = [w for w in workers if w.returncode != 0 and (w.returncode or w.confession)]
+    first = min(suspects, key=_failed_at)
+    if first.confession is not None:
+        return [first]
+    return [w for w in suspects if w.confession is None and w.wake == first.wake]
+
+
+def _failed_at(worker: WorkerView) -> float:
+    return worker.confession.at if worker.confession else worker.ended_at
+
+
+def _stop_for_failure(culprits: Sequence[WorkerView]) -> Stop:
+    names = tuple(worker.name for worker in culprits)
+    exit_code = _exit_code(culprits[0])
+    if len(culprits) == 1:
+        return Stop(_describe(culprits[0]), exit_code, names)
+    each = ", ".join(f"{w.name} ({_how(w)})" for w in culprits)
+    return Stop(f"failed in the same instant, so none is blamed: {each}", exit_code, names)
+
+
+def _describe(worker: WorkerView) -> str:
+    message = (worker.error or "").strip()
+    said = f": {message.splitlines()[0]}" if message else ""
+    if worker.spawn_failed:
+        return f"{worker.name} could not start{said}"
+    ran_s = (worker.ended_at or _failed_at(worker)) - (worker.started_at or 0.0)
+    return f"{worker.name} failed first: {_how(worker)} after {ran_s:.1f} s{said}"
+
+
+def _how(worker: WorkerView) -> str:
+    if worker.returncode is not None:
+        return describe_exit(worker.returncode)
+    return f"it announced exit code {_exit_code(worker)}"
+
+
+def _exit_code(worker: WorkerView) -> int:
+    if worker.returncode is not None:
+        return exit_code_of(worker.returncode)
+    return worker.confession.exit_code if worker.confession else 0
+
+
+def _stop_for_silence(worker: WorkerView, now: float, limits: Limits) -> Stop:
+    silent_s, limit_s = now - worker.last_heard, _silence_limit_s(worker, limits)
+    phase = " of a start-up phase" if worker.patient else ""
+    reason = f"{worker.name} silent for {silent_s:.0f} s (limit{phase} {limit_s:.0f} s)"
+    return Stop(reason, EXIT_HANG, (worker.name,))
+
+
+def _silence_limit_s(worker: WorkerView, limits: Limits) -> float:
+    return limits.silence_s * (START_UP_PATIENCE if worker.patient else 1.0)
+
+
+def _silence_deadline(worker: WorkerView, limits: Limits) -> float:
+    if limits.silence_s <= 0:
+        return float("inf")
+    return worker.last_heard + _silence_limit_s(worker, limits)
+
+
+def _earliest(running: Sequence[WorkerView], limits: Limits) -> float | None:
+    silences = [_silence_deadline(w, limits) for w in running]
+    lingers = [w.confession.at + LINGER_S for w in running if w.confession and w.confession.final]
+    earliest = min([*silences, *lingers], default=float("inf"))
+    return earliest if earliest != float("inf") else None

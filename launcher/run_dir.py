@@ -1,0 +1,93 @@
+"""The run directory: where it is, who made it, what is written into it before the workers start."""
+
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from model_check.errors import StorageError
+from model_check.utils.files import write_atomic
+
+SCHEMA = 1
+_SECRET = re.compile(r"token|secret|password|api_?key", re.IGNORECASE)
+
+
+def default_path(log_dir: str | None) -> Path:
+    """`/tmp/model_check_logs_<PID>_<timestamp>`, or the same name under `log_dir`."""
+    stamp = datetime.now().strftime("%Y%m%d_%H%M%S")
+    parent = Path(log_dir) if log_dir else Path("/tmp")
+    return parent.absolute() / f"model_check_logs_{os.getpid()}_{stamp}"
+
+
+def create(path: Path) -> Path:
+    """Make the directory; one that exists must be empty. Raises StorageError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        occupied = any(path.iterdir())
+    except OSError as error:
+        raise _storage_error(path, error) from error
+    if occupied:
+        raise StorageError(
+            f"{path}: a run directory must be new or empty; this one has files of another run "
+            "(give --run-dir another path, or remove it)"
+        )
+    return path
+
+
+def write(path: Path, data: bytes | str | Mapping[str, Any]) -> None:
+    """Write one file of the run directory whole. Raises StorageError."""
+    if isinstance(data, Mapping):
+        data = (
+            msgspec.json.format(msgspec.json.encode({"schema": SCHEMA, **data}), indent=2) + b"\n"
+        )
+    try:
+        write_atomic(path, data)
+    except OSError as error:
+        raise _storage_error(path, error) from error
+
+
+def link_latest(path: Path) -> None:
+    """Point `.logs/latest` of the working directory to this run; a read-only directory has none."""
+    with suppress(OSError):
+        link = Path(".logs") / "latest"
+        link.parent.mkdir(exist_ok=True)
+        beside = link.with_name(f".latest.{os.getpid()}")
+        beside.symlink_to(path.absolute())
+        beside.replace(link)
+
+
+def facts(argv: Sequence[str], **more: Any) -> dict[str, Any]:
+    """What run.json says of the invocation and the machine; nothing that looks like a secret."""
+    return {
+        "command": [_without_secret(argument) for argument in argv],
+        "started_at": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "started_ns": time.monotonic_ns(),
+        "pid": os.getpid(),
+        "cwd": str(Path.cwd()),
+        "host": platform.node(),
+        "kernel": platform.release(),
+        "python": sys.version.split()[0],
+        **more,
+    }
+
+
+def _without_secret(argument: str) -> str:
+    name, equals, _ = argument.partition("=")
+    if equals and _SECRET.search(name):
+        return f"{name}=***"
+    return re.sub(r"\bhf_[A-Za-z0-9]{8,}\b", "hf_***", argument)
+
+
+def _storage_error(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"{path}: cannot write the run directory: {error.strerror or error} "
+        "(give --run-dir a directory with space that you may write)"
+    )

@@ -1,0 +1,205 @@
+"""One run from settings to exit code: places, run directory, data, workers, verdict, reports."""
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launcher import run_dir
+from launcher.arguments import RunArguments
+from launcher.devices import Machine, Picked, pick
+from launcher.gpus.probe import GpuProbe
+from launcher.plan import Surroundings, WorkerSpec, plan_command, plan_prepare, plan_training
+from launcher.policy import Limits
+from launcher.preflight import check_memory
+from launcher.printer import Printer
+from launcher.supervisor import Outcome, Supervisor
+from launcher.verdict import report
+from launcher.verdict.closing import closing_lines
+from launcher.verdict.history import History
+from launcher.verdict.judge import Ended, RunEnd, RunResult, judge
+from launcher.verdict.watch import Watch
+from model_check.config.load import Loaded, load, to_json
+from model_check.errors import InternalError, StorageError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Session:
+    """A run that was asked for and can be done; nothing of it has started."""
+
+    arguments: RunArguments
+    loaded: Loaded
+    picked: Picked
+    around: Surroundings
+
+    @property
+    def specs(self) -> list[WorkerSpec]:
+        places = self.picked.places
+        if self.arguments.command:
+            return plan_command(places, self.arguments.command, self.around)
+        return plan_training(places, self.around)
+
+    @property
+    def limits(self) -> Limits:
+        launch = self.loaded.settings.launch
+        silence_s = launch.hang_timeout_s
+        if self.arguments.command and self.loaded.sources["launch.hang_timeout_s"] == "default":
+            silence_s = 0.0  # a foreign command may be silent for as long as it likes
+        return Limits(grace_s=launch.grace_s, silence_s=silence_s)
+
+
+def open_session(
+    arguments: RunArguments, probe: GpuProbe, environ: Mapping[str, str], *, hold: bool
+) -> Session:
+    """Settings, places and directory name; raises ModelCheckError before anything is touched.
+
+    `hold`: reserve the GPUs (a dry run only looks).
+    """
+    machine = Machine(probe, environ)
+    loaded = load(arguments.request, machine.has_gpu)
+    picked = pick(loaded, machine, hold=hold)
+    system = msgspec.structs.replace(loaded.settings.system, device=loaded.device)
+    settings = msgspec.structs.replace(loaded.settings, system=system)
+    directory = arguments.run_dir or run_dir.default_path(settings.logging.log_dir)
+    around = Surroundings(
+        root=ROOT,
+        python=sys.executable,
+        environ=environ,
+        run_dir=directory.absolute(),
+        num_cores=len(os.sched_getaffinity(0)),
+    )
+    if loaded.device == "cpu" and not arguments.command:
+        check_memory(settings, len(picked.places))
+    return Session(arguments, replace(loaded, settings=settings), picked, around)
+
+
+def run(session: Session, argv: Sequence[str], printer_out: int) -> int:
+    """Do it. Returns the exit code of the run; the reports are written whatever happened."""
+    directory = run_dir.create(session.around.run_dir)
+    run_dir.link_latest(directory)
+    printer = Printer(printer_out, launcher_log=directory / "launcher.log")
+    try:
+        return _run(session, argv, printer)
+    finally:
+        printer.close()
+
+
+def _run(session: Session, argv: Sequence[str], printer: Printer) -> int:
+    started = time.monotonic()
+    facts = _facts(session, argv)
+    _greet(session, printer)
+    directory = session.around.run_dir
+    run_dir.write(directory / "config.json", to_json(session.loaded.settings))
+    run_dir.write(directory / "run.json", facts)
+    watch = Watch(session.picked.groups)
+    if session.arguments.command:
+        outcome = Supervisor(session.specs, session.limits, printer, watch).run()
+    else:
+        outcome = _prepare_and_train(session, printer, watch, facts)
+    facts["duration_s"] = round(time.monotonic() - started, 3)
+    result = _judge(facts, outcome, watch)
+    return _close(session, printer, facts, outcome, result)
+
+
+def _prepare_and_train(
+    session: Session, printer: Printer, watch: Watch, facts: dict[str, Any]
+) -> Outcome:
+    """One child builds or finds the token cache; then every worker opens it."""
+    limits = replace(session.limits, silence_s=0.0)
+    prepared = Supervisor([plan_prepare(session.around)], limits, printer).run()
+    if prepared.exit_code != 0:
+        return prepared
+    data = _read_data(session.around.run_dir / "data.json")
+    facts["data"] = data
+    around = replace(session.around, token_cache=Path(data["path"]))
+    ready = replace(session, around=around)
+    return Supervisor(ready.specs, session.limits, printer, watch).run()
+
+
+def _read_data(path: Path) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        data["path"]
+    except (OSError, KeyError, msgspec.DecodeError) as error:
+        raise InternalError(f"{path}: the preparer left no usable answer: {error!r}") from error
+    return data
+
+
+def _facts(session: Session, argv: Sequence[str]) -> dict[str, Any]:
+    gpus = {
+        p.name: msgspec.to_builtins(p.gpu, str_keys=True) for p in session.picked.places if p.gpu
+    }
+    return run_dir.facts(
+        argv,
+        preset=session.loaded.preset,
+        device=session.loaded.device,
+        mode=session.loaded.settings.launch.mode,
+        drill=session.loaded.settings.debug.drill,
+        workers=[place.name for place in session.picked.places],
+        groups=dict(session.picked.groups),
+        gpus=gpus,
+    )
+
+
+def _greet(session: Session, printer: Printer) -> None:
+    picked, loaded = session.picked, session.loaded
+    num, on_gpu = len(picked.places), loaded.device == "cuda"
+    unit = ("GPU" if on_gpu else "CPU worker") + ("" if num == 1 else "s")
+    what = shlex.join(session.arguments.command) or f"preset {loaded.preset}"
+    printer.say(f"Model Check: {num} {unit}, {what}")
+    printer.say(picked.why if on_gpu else f"no GPU is used: {picked.why}")
+    for note in picked.notes:
+        printer.say(note)
+    printer.say(f"run directory {session.around.run_dir}")
+    if loaded.settings.debug.drill:
+        printer.say(f"DRILL: {loaded.settings.debug.drill} will be injected")
+
+
+def _judge(facts: dict[str, Any], outcome: Outcome, watch: Watch) -> RunResult:
+    workers = [
+        Ended(
+            name=record.name,
+            pid=record.pid,
+            returncode=record.returncode,
+            stopped_by_us=record.stopped_by_us,
+            duration_s=record.duration_s,
+            spawn_error=record.spawn_error,
+            last_lines=list(record.last_lines),
+        )
+        for record in outcome.workers
+    ]
+    end = RunEnd(
+        exit_code=outcome.exit_code,
+        reason=outcome.stop.reason if outcome.stop else None,
+        culprits=list(outcome.stop.culprits) if outcome.stop else [],
+        disagreement=watch.disagreement,
+        leftovers=list(outcome.leftovers),
+        dropped_lines=outcome.dropped_lines,
+    )
+    facts["end"] = msgspec.to_builtins(end)
+    facts["ended"] = msgspec.to_builtins(workers)
+    histories = {w.name: watch.histories.get(w.name, History()) for w in workers}
+    return judge(facts, end, workers, histories, watch.agreed_steps)
+
+
+def _close(
+    session: Session, printer: Printer, facts: dict[str, Any], outcome: Outcome, result: RunResult
+) -> int:
+    directory = session.around.run_dir
+    try:
+        run_dir.write(directory / "run.json", facts)
+        report.write(result, directory)
+    except StorageError as error:  # a disk that filled up meanwhile: the verdict stands without it
+        printer.say(f"no report: {error}")
+    tail = session.loaded.settings.logging.tail_lines
+    for line in closing_lines(result, directory, tail):
+        printer.say(line)
+    return outcome.exit_code

@@ -1,0 +1,66 @@
+"""The signals that the supervisor is sent. A handler only records; the loop acts."""
+
+import os
+import signal
+import socket
+from types import FrameType, TracebackType
+from typing import Self
+
+TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+IMPATIENT = (signal.SIGINT, signal.SIGQUIT)
+"""From a person at a terminal: the second one kills at once."""
+TO_FORWARD = (signal.SIGUSR1, signal.SIGUSR2)
+_ALWAYS_OURS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+_OURS_UNLESS_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
+"""Whoever started us ignored them on purpose (nohup, a background job): they stay ignored."""
+_CONTINUED = signal.SIGCONT
+
+
+class SignalInbox:
+    """While entered, signals are recorded and make `fileno()` readable; on exit all handlers, the
+    wake-up descriptor and the mask are as before. For the main thread."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._received: list[signal.Signals] = []
+        self._handlers: dict[signal.Signals, signal._HANDLER] = {}
+
+    def __enter__(self) -> Self:
+        self._wakeup_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        kept = [s for s in _OURS_UNLESS_IGNORED if signal.getsignal(s) is not signal.SIG_IGN]
+        # CHLD too: inherited as ignored, it makes the kernel throw our children's exit codes away.
+        for signum in (*_ALWAYS_OURS, *kept, _CONTINUED):
+            self._handlers[signum] = signal.signal(signum, self._record)
+        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._handlers)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(self._wakeup_fd)
+        self._reader.close()
+        self._writer.close()
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def take(self) -> list[signal.Signals]:
+        """What was received since the last call, in order."""
+        try:
+            while os.read(self.fileno(), 4096):
+                pass
+        except BlockingIOError:
+            received, self._received = self._received, []
+            return received
+        return []
+
+    def _record(self, signum: int, frame: FrameType | None) -> None:
+        self._received.append(signal.Signals(signum))

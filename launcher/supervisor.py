@@ -1,0 +1,400 @@
+"""The loop that starts the workers, hears them, and ends with nobody left behind.
+
+One thread, one selector: deaths (pidfds), events, output, signals, deadlines. What to do is decided
+by `policy`; how to end it is `teardown`'s; the terminal is `printer`'s.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from launcher import containment, signals
+from launcher.append_file import AppendFile
+from launcher.containment import Family
+from launcher.libc import set_child_subreaper
+from launcher.lifeline import Lifeline
+from launcher.loop import Loop, Urgency
+from launcher.plan import WorkerSpec
+from launcher.policy import Continue, Done, Limits, Stop, decide, stop_for_signal
+from launcher.printer import Printer
+from launcher.signals import SignalInbox
+from launcher.streams import Events, Output, Report, Stream
+from launcher.teardown import Stage, Teardown
+from launcher.worker import (
+    ROOT,
+    Spawn,
+    Spawned,
+    SpawnError,
+    Worker,
+    WorkerRecord,
+    spawn,
+    spawn_error,
+)
+from model_check.errors import EXIT_PASS
+from model_check.events import Event
+
+__all__ = ["Observer", "Outcome", "Supervisor", "WorkerRecord"]
+
+_NEVER = float("inf")
+_NUM_RESERVED_FDS = 8
+"""Kept free for the teardown, which must work when a start failed for want of descriptors."""
+_MAX_READS = 64
+"""A last look into a stream reads no more often: somebody out of reach may still be writing."""
+
+
+class Observer(Protocol):
+    """Whoever judges what the workers say."""
+
+    def on_event(self, worker: str, event: Event) -> Stop | None:
+        """Called in the loop: be quick. A Stop ends the run, if nothing has yet."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    exit_code: int
+    stop: Stop | None
+    """Why it was ended; None: every worker ended with exit code 0."""
+    workers: tuple[WorkerRecord, ...]
+    leftovers: tuple[int, ...]
+    """Pids that are alive after everything: SIGKILL has no effect on them."""
+    signals: int
+    """How many signals we were sent."""
+    dropped_lines: int
+    """Lines that the terminal was too slow to show."""
+
+
+class Supervisor:
+    """One run of some workers. `run` once, from the main thread."""
+
+    def __init__(
+        self,
+        specs: Sequence[WorkerSpec],
+        limits: Limits,
+        printer: Printer,
+        observer: Observer | None = None,
+        *,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        spawn: Spawn = spawn,
+    ) -> None:
+        self._workers = [Worker(spec) for spec in specs]
+        self._limits = limits
+        self._printer = printer
+        self._observer = observer
+        self._clock_ns = clock_ns
+        self._spawn = spawn
+        self._tag = os.urandom(16).hex()
+        self._loop = Loop()
+        self._outputs: list[Output] = []
+        self._streams: dict[str, list[Stream]] = {worker.spec.name: [] for worker in self._workers}
+        self._event_streams: list[Stream] = []
+        self._unsure: set[Worker] = set()  # a debugger holds back how they ended
+        self._reserved_fds: list[int] = []
+        self._lifeline: Lifeline | None = None
+        self._teardown: Teardown | None = None
+        self._stop: Stop | None = None
+        self._wake = 0
+        self._woke_ns = 0
+        self._must_judge = True
+        self._judge_at = _NEVER
+        self._num_signals = 0
+        self._num_impatient = 0
+
+    def run(self) -> Outcome:
+        """Start everybody, return when all are gone. Whatever is raised meanwhile (a bug, in us or
+        in the observer) is raised again when all are gone."""
+        dropped_before = self._printer.dropped_lines
+        with self._set_up():
+            try:
+                self._start_all()
+                while not self._is_over:
+                    self._turn()
+            except BaseException:
+                self._kill_all()
+                raise
+            finally:
+                self._let_go()
+        return self._outcome(dropped_before)
+
+    @contextmanager
+    def _set_up(self) -> Iterator[None]:
+        self._woke_ns = self._clock_ns()
+        with ExitStack() as stack:
+            stack.callback(self._loop.close)
+            try:
+                self._inbox = stack.enter_context(SignalInbox())
+                self._loop.watch(self._inbox.fileno(), self._act_on_signals, Urgency.SIGNAL)
+                stack.callback(set_child_subreaper, set_child_subreaper(True))
+                stack.callback(self._free_fds)
+                self._reserve_fds()
+                self._family = self._found_family()
+            except OSError as error:
+                raise spawn_error("the supervisor cannot start", error) from error
+            yield
+
+    def _found_family(self) -> Family:
+        me = os.getpid()
+        row = containment.read_process(me)
+        spared = frozenset(containment.children(me))
+        since_ticks = row.started_ticks if row else 0
+        family = Family(self._tag, since_ticks, me, os.getsid(0), spared)
+        try:
+            self._lifeline = Lifeline(family, ROOT)
+        except OSError as error:
+            self._printer.say(
+                f"no guardian ({error}): a SIGKILL of this launcher may leave orphans"
+            )
+            return family
+        return family._replace(spared=spared | {self._lifeline.guardian_pid})
+
+    def _start_all(self) -> None:
+        for worker in self._workers:
+            if self._teardown is not None:
+                return
+            self._start(worker)
+            self._turn(may_wait=False)  # signals and deaths count while the others start, too
+
+    def _start(self, worker: Worker) -> None:
+        self._must_judge = True
+        try:
+            spawned = self._spawn(worker.spec, self._tag)
+        except SpawnError as error:
+            worker.cannot_start(error, self._clock_ns(), self._wake)
+            return
+        worker.has_started(spawned, self._clock_ns())
+        if self._lifeline is not None:
+            self._lifeline.add(spawned.process.pid)
+        self._loop.watch(spawned.pidfd, partial(self._check, worker), Urgency.DEATH)
+        self._connect(worker, spawned)
+        self._printer.note(f"{worker!r}")
+
+    def _connect(self, worker: Worker, spawned: Spawned) -> None:
+        spec, say = worker.spec, self._printer.say
+        self._add(worker, spawned.report_fd, Report(partial(self._command_runs, worker)))
+        if spawned.events_fd is not None and spec.events_path is not None:
+            complain = partial(self._complain, spec.name)
+            sink = Events(AppendFile(spec.events_path, say), partial(self._hear, worker), complain)
+            self._event_streams.append(self._add(worker, spawned.events_fd, sink))
+        prefix = spec.prefix or f"[{spec.name}] "
+        output = Output(AppendFile(spec.log_path, say), self._printer, prefix, worker.remember)
+        self._outputs.append(output)
+        self._add(worker, spawned.output_fd, output)
+
+    def _add(self, worker: Worker, fd: int, sink: Report | Events | Output) -> Stream:
+        stream = Stream(fd, sink)
+        self._streams[worker.spec.name].append(stream)
+        urgency = Urgency.OUTPUT if isinstance(sink, Output) else Urgency.EVENT
+        self._loop.watch(fd, partial(self._read, worker, stream), urgency)
+        return stream
+
+    # -- one turn of the loop
+
+    def _turn(self, may_wait: bool = True) -> None:
+        ready = self._loop.wait(self._timeout_s() if may_wait else 0)
+        self._wake += 1
+        self._woke_ns = self._clock_ns()
+        self._loop.serve(ready)
+        self._judge()
+        if self._teardown is not None:
+            self._teardown.advance(self._now)
+        for output in self._outputs:
+            output.tick(self._now)
+
+    @property
+    def _now(self) -> float:
+        """Monotonic seconds of the latest wake-up."""
+        return self._woke_ns / 1e9
+
+    @property
+    def _is_over(self) -> bool:
+        return self._teardown is not None and self._teardown.stage is Stage.OVER
+
+    def _timeout_s(self) -> float | None:
+        now = self._clock_ns() / 1e9
+        next_stage = self._teardown.deadline(now) if self._teardown else self._judge_at
+        frames = [due for output in self._outputs if (due := output.next_due) is not None]
+        due = min([next_stage, *frames])
+        return None if due == _NEVER else max(0.0, due - now)
+
+    def _judge(self) -> None:
+        if self._teardown is not None or not (self._must_judge or self._now >= self._judge_at):
+            return
+        if any(worker.returncode for worker in self._workers):
+            self._hear_everybody()
+        self._must_judge = False
+        views = [worker.view() for worker in self._workers]
+        match decide(views, self._now, self._limits):
+            case Stop() as stop:
+                self._end(stop)
+            case Done():
+                self._begin_teardown()
+            case Continue(until=until):
+                self._judge_at = _NEVER if until is None else until
+
+    def _hear_everybody(self) -> None:
+        """What was said before the first death was seen may tell more than the order of deaths."""
+        for stream in self._event_streams:
+            stream.pump(self._now, _MAX_READS)
+
+    # -- what descriptors bring
+
+    def _check(self, worker: Worker) -> None:
+        """Its pidfd says that it is dead."""
+        if worker.spawned is None or not worker.alive:
+            return
+        self._loop.unwatch(worker.spawned.pidfd)
+        if not worker.check_exit(self._woke_ns, self._wake):
+            self._unsure.add(worker)
+            return
+        self._unsure.discard(worker)
+        self._must_judge = True
+        for stream in self._streams[worker.spec.name]:
+            self._pump(stream, _MAX_READS)
+        self._printer.note(f"{worker!r}")
+
+    def _read(self, worker: Worker, stream: Stream) -> None:
+        worker.last_heard_ns = self._woke_ns
+        self._pump(stream, 1)
+
+    def _pump(self, stream: Stream, num_reads: int) -> None:
+        if not stream.pump(self._now, num_reads):
+            self._close(stream)
+
+    def _close(self, stream: Stream) -> None:
+        if stream.fd is not None:
+            self._loop.unwatch(stream.fd)
+            stream.close(self._now)
+
+    def _command_runs(self, worker: Worker, why_not: bytes) -> None:
+        """The trampoline's report has ended."""
+        if why_not:
+            worker.spawn_error = why_not.decode(errors="replace")
+        else:
+            worker.command_runs()
+
+    def _hear(self, worker: Worker, event: Event) -> None:
+        worker.hear(event, self._woke_ns)
+        self._must_judge = True
+        stop = self._observer.on_event(worker.spec.name, event) if self._observer else None
+        if stop is not None:
+            self._end(stop)
+
+    def _complain(self, name: str, what: str) -> None:
+        self._printer.say(f"{name}: {what}")
+
+    # -- signals
+
+    def _act_on_signals(self) -> None:
+        for signum in self._inbox.take():
+            if signum == signal.SIGCHLD:
+                self._reap_adopted()
+                continue
+            self._num_signals += 1
+            if signum in signals.TO_STOP:
+                self._asked_to_stop(signum)
+            elif signum in signals.TO_FORWARD:
+                for worker in self._workers:
+                    worker.forward(signum)
+            elif signum == signal.SIGTSTP and self._teardown is None:
+                self._suspend()
+            elif signum == signal.SIGCONT:
+                self._resume()
+
+    def _asked_to_stop(self, signum: signal.Signals) -> None:
+        self._num_impatient += signum in signals.IMPATIENT
+        if self._stop is None:
+            self._end(stop_for_signal(signum))
+        elif self._num_impatient >= 2 and self._teardown is not None:
+            self._teardown.kill(self._now)
+        elif signum in signals.IMPATIENT:
+            self._printer.say("already stopping; once more kills at once")
+
+    def _suspend(self) -> None:
+        """SIGSTOP, not SIGTSTP: the kernel discards that in groups without a parent's terminal."""
+        for worker in self._workers:
+            worker.signal_group(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._resume()
+
+    def _resume(self) -> None:
+        for worker in self._workers:
+            worker.signal_group(signal.SIGCONT)
+            worker.last_heard_ns = max(worker.last_heard_ns, self._clock_ns())
+
+    def _reap_adopted(self) -> None:
+        """Orphans that came back to us, each by its own pid; also asks again for workers whose end
+        a debugger held back."""
+        for worker in list(self._unsure):
+            self._check(worker)
+        known = {worker.pid for worker in self._workers} | self._family.spared
+        for pid in containment.children(os.getpid()):
+            row = None if pid in known else containment.read_process(pid)
+            if row is not None and row.session != self._family.ancestor_session:
+                with suppress(ChildProcessError):  # reaped by whoever else started it
+                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+
+    # -- the end
+
+    def _end(self, stop: Stop) -> None:
+        """The first reason to stop is the one that counts."""
+        if self._stop is not None:
+            return
+        self._stop = stop
+        self._begin_teardown()
+        alive = sum(worker.alive for worker in self._workers)
+        rest = f": stopping {alive} (grace {self._limits.grace_s:g} s)" if alive else ""
+        self._printer.say(stop.reason + rest)
+
+    def _begin_teardown(self) -> None:
+        if self._teardown is not None:
+            return
+        self._wake += 1  # whoever is found dead now died after what made us stop, but by itself
+        for worker in self._workers:
+            self._check(worker)
+        self._free_fds()
+        self._teardown = Teardown(self._workers, self._family, self._loop, self._printer.say)
+        self._teardown.begin(self._now, self._limits.grace_s)
+
+    def _kill_all(self) -> None:
+        self._observer = None
+        self._begin_teardown()
+        if self._teardown is not None:
+            self._teardown.kill(self._now)
+        while not self._is_over:
+            self._turn()
+
+    def _let_go(self) -> None:
+        """The last bytes, then the pids, then the guardian: it outlives everybody."""
+        for streams in self._streams.values():
+            for stream in streams:
+                self._pump(stream, _MAX_READS)
+                self._close(stream)
+        for worker in self._workers:
+            worker.release()
+        self._reap_adopted()
+        if self._lifeline is not None:
+            self._lifeline.dismiss() if self._is_over else self._lifeline.cut()
+
+    def _outcome(self, dropped_before: int) -> Outcome:
+        return Outcome(
+            exit_code=self._stop.exit_code if self._stop else EXIT_PASS,
+            stop=self._stop,
+            workers=tuple(worker.record() for worker in self._workers),
+            leftovers=self._teardown.leftovers if self._teardown else (),
+            signals=self._num_signals,
+            dropped_lines=self._printer.dropped_lines - dropped_before,
+        )
+
+    def _reserve_fds(self) -> None:
+        for _ in range(_NUM_RESERVED_FDS):
+            self._reserved_fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def _free_fds(self) -> None:
+        while self._reserved_fds:
+            os.close(self._reserved_fds.pop())

@@ -1,0 +1,1 @@
+"""What the events of all workers mean: agreement, outcomes, the report. Pure over data."""

@@ -1,0 +1,33 @@
+"""The lines that end a run: table, verdict, and last of all the culprit's own words. Pure."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.verdict.judge import RunResult, Verdict, WorkerResult
+from launcher.verdict.report import table
+
+
+def closing_lines(result: RunResult, directory: Path, tail_lines: int) -> Iterator[str]:
+    """What follows the workers, unprefixed; `tail_lines` of each failed worker come last."""
+    if len(result.workers) > 1 or any(worker.steps for worker in result.workers):
+        yield from table(result)
+    for worker in result.workers:
+        yield from _about(worker)
+    if result.leftovers:
+        pids = ", ".join(map(str, result.leftovers))
+        yield f"could not be killed, and may still hold a GPU: pid {pids}"
+    if result.dropped_lines:
+        yield f"{result.dropped_lines} lines were too fast for this terminal; the logs have them"
+    yield f"logs and report: {directory}"
+    yield f"{result.verdict}: {result.summary} (exit code {result.exit_code})"
+    for worker in result.workers:
+        if worker.verdict is Verdict.FAIL and worker.last_lines and tail_lines:
+            yield f"last lines of {worker.name}:"
+            yield from (f"  | {line}" for line in worker.last_lines[-tail_lines:])
+
+
+def _about(worker: WorkerResult) -> Iterator[str]:
+    if worker.cause and worker.verdict in (Verdict.FAIL, Verdict.SUSPECT, Verdict.INCONCLUSIVE):
+        yield f"{worker.name}: {worker.cause}"
+    for path in worker.evidence:
+        yield f"{worker.name}: evidence: {path}"

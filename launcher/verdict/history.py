@@ -1,0 +1,66 @@
+"""What each worker said of itself, kept small: the last of each kind, never every step."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from model_check.events import (
+    Beat,
+    Done,
+    Event,
+    Evidence,
+    NonFinite,
+    Note,
+    Phase,
+    Scalar,
+    Step,
+)
+
+
+@dataclass
+class History:
+    """One worker's run as its events told it."""
+
+    phase: str | None = None
+    detail: dict[str, Scalar] = field(default_factory=dict)
+    """Device, versions, model: what the phases reported, the latest value of each name."""
+    num_steps: int = 0
+    loss_first: str | None = None
+    loss_last: str | None = None
+    tokens: int = 0
+    nonfinite: NonFinite | None = None
+    evidence: list[Evidence] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    done: Done | None = None
+
+    def record(self, event: Event) -> None:
+        match event:
+            case Step():
+                self._step(event)
+            case Phase():
+                self.phase = event.name
+                self.detail |= event.detail
+            case NonFinite():
+                self.nonfinite = self.nonfinite or event
+            case Evidence():
+                self.evidence.append(event)
+            case Note():
+                self.notes.append(event.text)
+            case Done():
+                self.done = event
+            case Beat():
+                pass
+
+    def _step(self, step: Step) -> None:
+        self.num_steps += 1
+        self.tokens += step.tokens
+        self.loss_last = step.loss
+        if self.loss_first is None:
+            self.loss_first = step.loss
+
+
+def replay(events: Iterable[Event]) -> History:
+    """The history of events that were kept in a file."""
+    history = History()
+    for event in events:
+        history.record(event)
+    return history

@@ -1,0 +1,36 @@
+"""Listens to the workers while they run: keeps their histories, stops the run when bits differ."""
+
+from collections.abc import Mapping
+
+from launcher.policy import Stop
+from launcher.verdict.agreement import Agreement, Disagreement
+from launcher.verdict.history import History
+from model_check.errors import EXIT_DISAGREEMENT
+from model_check.events import Event, Step
+
+
+class Watch:
+    """The supervisor's observer for one run."""
+
+    def __init__(self, groups: Mapping[str, str]) -> None:
+        """`groups`: worker -> the group whose members must agree bit for bit."""
+        self.histories = {name: History() for name in groups}
+        self.disagreement: Disagreement | None = None
+        self._agreement = Agreement(groups)
+
+    def on_event(self, worker: str, event: Event) -> Stop | None:
+        """Take one event; a Stop at the first step whose bits differ."""
+        self.histories[worker].record(event)
+        if not isinstance(event, Step) or self.disagreement:
+            return None
+        self.disagreement = self._agreement.record(worker, event)
+        if self.disagreement is None:
+            return None
+        return Stop(str(self.disagreement), EXIT_DISAGREEMENT, self.disagreement.odd)
+
+    @property
+    def agreed_steps(self) -> int:
+        """Steps at which every group of two or more agreed; 0 when there is no such group."""
+        agreement = self._agreement
+        groups = {g for g in agreement.groups.values() if agreement.group_size(g) > 1}
+        return min((agreement.agreed_steps.get(group, 0) for group in groups), default=0)

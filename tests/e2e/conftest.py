@@ -1,0 +1,123 @@
+"""The whole command in real processes, on a model small enough for any CPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 110  # only a hang takes as long
+
+TINY = {
+    "model": {
+        "num_layers": 1,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "vocab_size": None,
+    },
+    "training": {"max_steps": 4, "batch_size": 2, "context_length": 32, "use_amp": False},
+    "data": {"dataset": "embedded", "bpe_vocab_size": 512, "num_samples": 64},
+    "system": {"device": "cpu"},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished `python -m launcher`."""
+
+    exit_code: int
+    output: str
+    """Its stdout and stderr as one terminal would show them."""
+    directory: Path
+    cwd: Path
+
+    def lines(self, prefix: str) -> list[str]:
+        return [line for line in self.output.splitlines() if line.startswith(prefix)]
+
+    def report(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads((self.directory / "report.json").read_text())
+        return result
+
+    def verdicts(self) -> dict[str, str]:
+        return {worker["name"]: worker["verdict"] for worker in self.report()["workers"]}
+
+
+@dataclass
+class Launcher:
+    """Starts `python -m launcher` in a directory of its own, with the session's token cache."""
+
+    cwd: Path
+    cache: Path
+    config: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
+        return env | {"PYTHONPATH": str(ROOT), "DATASET_CACHE_DIR": str(self.cache)}
+
+    def arguments(self, *more: str) -> list[str]:
+        base = ["--config", str(self.config), "--run-dir", str(self.cwd / "run")]
+        return [sys.executable, "-m", "launcher", *base, *more]
+
+    def start(self, *more: str, **env: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.arguments(*more),
+            cwd=self.cwd,
+            env=self.env | env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __call__(self, *more: str, **env: str) -> Run:
+        return self.finish(self.start(*more, **env))
+
+    def finish(self, process: subprocess.Popen[str], seen: str = "") -> Run:
+        """Wait for its end; a launcher that hangs is killed and fails the test."""
+        try:
+            output, _ = process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        return Run(process.returncode, seen + output, self.cwd / "run", self.cwd)
+
+
+@pytest.fixture(scope="session")
+def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for all tests: built by the first run, found by the others."""
+    return tmp_path_factory.mktemp("token_cache")
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, token_cache: Path) -> Launcher:
+    config = tmp_path / "tiny.json"
+    config.write_text(json.dumps(TINY))
+    return Launcher(tmp_path, token_cache, config)
+
+
+@pytest.fixture
+def alive() -> Callable[[Path], list[str]]:
+    """The command lines of living processes that belong to the run in a directory."""
+
+    def find(directory: Path) -> list[str]:
+        tag = f"MODEL_CHECK_RUN_DIR={directory}".encode()
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if tag in (process / "environ").read_bytes().split(b"\0"):
+                    found.append((process / "cmdline").read_text().replace("\0", " "))
+            except OSError:
+                continue
+        return found
+
+    return find

@@ -1,0 +1,282 @@
+"""`bash run.sh` from one end to the other: real launcher, real workers, real training."""
+
+import json
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.e2e.conftest import DEADLINE_S, ROOT, Launcher, Run
+
+Alive = Callable[[Path], list[str]]
+STEP_LINE = re.compile(
+    r"\[CPU[01]\] Step \[\d+/4\] \| Loss: \d+\.\d{4} \| LR: \d\.\d\de[+-]\d\d "
+    r"\| Grad Norm: \d+\.\d{4} \| ETA: \d+:\d\d"
+)
+
+
+def test_a_clean_run_passes_compares_and_reports(launcher: Launcher, alive: Alive) -> None:
+    run = launcher()
+    assert run.exit_code == 0, run.output
+    assert run.verdicts() == {"CPU0": "PASS", "CPU1": "PASS"}
+    for name in ("CPU0", "CPU1"):
+        steps = [line for line in run.lines(f"[{name}] Step") if STEP_LINE.fullmatch(line)]
+        assert len(steps) == 4, run.output
+    assert all(line.startswith(("[launcher] ", "[CPU0] ", "[CPU1] ")) for line in lines_of(run))
+    assert "equal bit for bit in 4 of 4 steps" in run.report()["summary"]
+    assert alive(run.directory) == []
+    assert_directory_is_whole(run)
+
+
+def lines_of(run: Run) -> list[str]:
+    return [line for line in run.output.splitlines() if line]
+
+
+def assert_directory_is_whole(run: Run) -> None:
+    names = {path.name for path in run.directory.iterdir()}
+    wanted = {"config.json", "run.json", "report.json", "report.html", "launcher.log"}
+    wanted |= {f"cpu{n}.{end}" for n in (0, 1) for end in ("log", "events.jsonl")}
+    assert wanted <= names
+    shown = [line.removeprefix("[CPU0] ") for line in run.lines("[CPU0] ")]
+    assert (run.directory / "cpu0.log").read_text().splitlines() == shown
+    for name in ("config.json", "run.json", "report.json"):
+        json.loads((run.directory / name).read_text())
+    assert os.readlink(run.cwd / ".logs" / "latest") == str(run.directory)
+
+
+def test_the_second_run_finds_the_cache_of_the_first(launcher: Launcher, token_cache: Path) -> None:
+    launcher()
+    entries = {path: path.stat().st_mtime_ns for path in token_cache.rglob("manifest.json")}
+    shutil.rmtree(launcher.cwd / "run")
+    second = launcher()
+    assert second.exit_code == 0, second.output
+    assert json.loads((second.directory / "run.json").read_text())["data"]["hit"] is True
+    after = {path: path.stat().st_mtime_ns for path in token_cache.rglob("manifest.json")}
+    assert after == entries
+
+
+def test_a_worker_that_raises_fails_the_run_and_its_peer_is_stopped(launcher: Launcher) -> None:
+    run = launcher("debug.drill=raise@1:CPU1", "training.max_steps=2000")
+    assert run.exit_code == 1, run.output
+    assert run.verdicts() == {"CPU0": "STOPPED", "CPU1": "FAIL"}
+    assert run.report()["culprits"] == ["CPU1"]
+    assert "last lines of CPU1" in run.output
+    assert run.output.rstrip().splitlines()[-1].startswith("[launcher]   | ")
+
+
+@pytest.mark.parametrize(("fault", "code"), [("kill", 137), ("exit7", 7)])
+def test_the_exit_code_of_the_culprit_is_the_exit_code_of_the_run(
+    launcher: Launcher, fault: str, code: int
+) -> None:
+    run = launcher(f"debug.drill={fault}@1:CPU0", "training.max_steps=2000")
+    assert run.exit_code == code, run.output
+    assert run.verdicts() == {"CPU0": "FAIL", "CPU1": "STOPPED"}
+
+
+@pytest.mark.parametrize("kind", ["nan", "inf"])
+def test_a_non_finite_gradient_names_worker_step_and_module_and_leaves_evidence(
+    launcher: Launcher, kind: str
+) -> None:
+    run = launcher(
+        f"debug.drill={kind}@2:CPU1:layers.0.attention.wq.weight",
+        "debug.dump_tensors=true",
+        "training.max_steps=2000",
+    )
+    assert run.exit_code == 20, run.output
+    assert run.verdicts() == {"CPU0": "STOPPED", "CPU1": "FAIL"}
+    cause = next(w["cause"] for w in run.report()["workers"] if w["name"] == "CPU1")
+    assert cause == "non-finite gradient at step 2, first in layers.0.attention.wq.weight"
+    assert any("GRADIENT DETECTED [CPU 1]" in line for line in run.lines("[CPU1] "))
+    checkpoints = run.cwd / ".checkpoints" / "cpu1"
+    assert (checkpoints / "nan_grad_step_2.pt").is_file()
+    dump = pickle.loads((checkpoints / "debug" / "nan_debug_step_2.pkl").read_bytes())
+    bad = [name for name, grad in dump["gradients"].items() if not np.isfinite(grad).all()]
+    assert bad == ["layers.0.attention.wq.weight"]
+    assert all(np.isfinite(value).all() for value in dump["parameters"].values())
+
+
+def test_a_flipped_weight_bit_makes_two_workers_disagree(launcher: Launcher) -> None:
+    run = launcher("debug.drill=flip@1:CPU1", "training.max_steps=500")
+    assert run.exit_code == 21, run.output
+    assert run.verdicts() == {"CPU0": "INCONCLUSIVE", "CPU1": "INCONCLUSIVE"}
+    assert re.search(r"step [1-9]\d*: workers differ", run.report()["summary"])
+
+
+def test_of_three_workers_the_flipped_one_is_named(launcher: Launcher) -> None:
+    run = launcher("debug.drill=flip@1:CPU2", "--workers", "3", "training.max_steps=500")
+    assert run.exit_code == 21, run.output
+    assert run.verdicts() == {"CPU0": "STOPPED", "CPU1": "STOPPED", "CPU2": "SUSPECT"}
+    assert run.report()["culprits"] == ["CPU2"]
+
+
+def test_a_worker_that_hangs_is_named_and_the_run_ends_with_124(launcher: Launcher) -> None:
+    run = launcher("debug.drill=hang@2:CPU0", "--hang-timeout", "3", "--max-steps", "100000")
+    assert run.exit_code == 124, run.output
+    assert run.verdicts()["CPU0"] == "FAIL"
+
+
+def test_ctrl_c_stops_everything_and_still_reports(launcher: Launcher, alive: Alive) -> None:
+    process = launcher.start("training.max_steps=100000")
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if "Step [3/" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    run = launcher.finish(process, seen)
+    assert run.exit_code == 130, run.output
+    assert set(run.verdicts().values()) == {"STOPPED"}
+    assert run.report()["culprits"] == []
+    assert alive(run.directory) == []
+    assert "Traceback" not in run.output
+
+
+def test_a_config_file_with_comments_acts(launcher: Launcher) -> None:
+    text = launcher.config.read_text()
+    launcher.config.write_text(f"// a comment\n{text[:-1]}, /* and */ \n}}")
+    run = launcher("--max-steps", "2")
+    assert run.exit_code == 0, run.output
+    assert {worker["steps"] for worker in run.report()["workers"]} == {2}
+
+
+def test_a_typo_in_a_key_is_one_line_with_the_nearest_name_and_starts_nothing(
+    launcher: Launcher,
+) -> None:
+    run = launcher("training.max_step=5")
+    assert run.exit_code == 2
+    (line,) = lines_of(run)
+    assert line == (
+        "[launcher] error: command line: training.max_step: no such setting; "
+        "did you mean 'training.max_steps'?"
+    )
+    assert not run.directory.exists()
+
+
+def test_a_cache_that_cannot_be_written_is_one_clear_line(launcher: Launcher) -> None:
+    blocked = launcher.cwd / "file"
+    blocked.write_text("not a directory")
+    run = launcher(DATASET_CACHE_DIR=str(blocked / "cache"))
+    assert run.exit_code == 2, run.output
+    assert "data.cache_dir" in run.output
+    assert "Traceback" not in run.output
+    assert run.report()["exit_code"] == 2
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Any:
+    """A file system of 1 MiB; skipped where mounting is not allowed."""
+    place = tmp_path / "small disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this machine does not let a test mount a small file system")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_disk_that_is_full_before_the_start_is_one_clear_line(
+    launcher: Launcher, small_disk: Path
+) -> None:
+    fill(small_disk)
+    run = launcher("--run-dir", str(small_disk / "run"))
+    assert run.exit_code == 2, run.output
+    assert "No space left on device" in run.output
+    assert "Traceback" not in run.output
+
+
+def test_a_disk_that_fills_during_the_run_changes_no_verdict(
+    launcher: Launcher, small_disk: Path
+) -> None:
+    process = launcher.start("--run-dir", str(small_disk / "run"), "--max-steps", "300")
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if "Step [3/" in line:
+            break
+    fill(small_disk)
+    run = launcher.finish(process, seen)
+    assert run.exit_code == 0, run.output
+    assert "No space left" in run.output
+    assert sum("Step [299/" in line for line in lines_of(run)) == 2, "a worker stopped early"
+
+
+def fill(place: Path) -> None:
+    with (place / "filler").open("wb", buffering=0) as filler:
+        for size in (65536, 1024, 1):
+            try:
+                while True:
+                    filler.write(b"x" * size)
+            except OSError:
+                continue
+
+
+def test_a_foreign_command_is_supervised_without_a_data_step(launcher: Launcher) -> None:
+    code = "import os; print(os.environ['GPU_RANK'], os.environ['MODEL_CHECK_WORKER'])"
+    run = launcher("--", sys.executable, "-c", code)
+    assert run.exit_code == 0, run.output
+    assert run.lines("[CPU1] ") == ["[CPU1] 1 CPU1"]
+    assert not (run.directory / "data.json").exists()
+
+
+def test_secrets_reach_no_file_of_a_run(launcher: Launcher) -> None:
+    secret = "hf_" + "S3cretS3cretS3cretS3cret"
+    run = launcher("--max-steps", "1", "training.save_last=true", HF_TOKEN=secret)
+    assert run.exit_code == 0, run.output
+    files = [path for path in run.cwd.rglob("*") if path.is_file()]
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
+    assert secret not in run.output
+
+
+def test_reports_are_rebuilt_from_what_a_run_left_behind(launcher: Launcher) -> None:
+    run = launcher("--max-steps", "2")
+    before = (run.directory / "report.json").read_text()
+    (run.directory / "report.json").unlink()
+    command = [sys.executable, "-m", "launcher", "report", str(run.directory)]
+    done = subprocess.run(
+        command, env=launcher.env, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rebuilt = json.loads((run.directory / "report.json").read_text())
+    assert rebuilt["workers"] == json.loads(before)["workers"]
+    assert rebuilt["summary"] == json.loads(before)["summary"]
+
+
+def test_the_trainer_lives_without_the_launcher(launcher: Launcher, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "model_check", tree / "model_check", ignore=ignore)
+    shutil.copytree(ROOT / "config", tree / "config")
+    shutil.copy(ROOT / "pretrain_main.py", tree)
+    env = launcher.env | {"PYTHONPATH": "", "GPU_RANK": "3"}
+    command = [sys.executable, str(tree / "pretrain_main.py"), "--config", str(launcher.config)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[CPU0] Step [3/4]" in done.stdout
+
+
+def test_the_plan_is_printed_without_the_trainer(launcher: Launcher, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    for package in ("launcher", "model_check", "config"):
+        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("engine"))
+    env = launcher.env | {"PYTHONPATH": str(tree)}
+    command = launcher.arguments("--dry-run", "--json")
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert [process["name"] for process in plan["processes"]] == ["prepare", "CPU0", "CPU1"]
+    assert not (tmp_path / "run").exists()

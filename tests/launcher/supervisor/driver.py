@@ -1,0 +1,30 @@
+"""Run a supervisor as a program: the plan is the only argument, the exit code is the run's."""
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+from launcher.plan import WorkerSpec
+from launcher.policy import Limits
+from launcher.printer import Printer
+from launcher.supervisor import Supervisor
+
+
+def main() -> int:
+    plan = json.loads(sys.argv[1])
+    run_dir = Path(plan["dir"])
+    specs = [
+        WorkerSpec(f"W{i}", tuple(argv), dict(os.environ), run_dir / f"w{i}.log")
+        for i, argv in enumerate(plan["commands"])
+    ]
+    printer = Printer(sys.stdout.fileno(), run_dir / "launcher.log")
+    outcome = Supervisor(specs, Limits(plan["grace_s"], 0), printer).run()
+    (run_dir / "outcome.json").write_text(json.dumps(dataclasses.asdict(outcome)))
+    printer.close(0.2)
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""What a command line asks for."""
+
+import pytest
+
+from launcher.arguments import RunArguments, parse_run
+from model_check.errors import UsageError
+
+
+def parse(*argv: str) -> RunArguments:
+    return parse_run(argv, {})
+
+
+def test_options_become_settings_with_their_own_name_as_source() -> None:
+    flags = parse("--gpus", "0,2", "--grace", "3", "--hang-timeout", "60").request.flags
+    assert flags["launch.gpus"] == ("--gpus", "0,2")
+    assert flags["launch.grace_s"] == ("--grace", "3")
+    assert flags["launch.hang_timeout_s"] == ("--hang-timeout", "60")
+
+
+def test_dashes_and_underscores_are_alike() -> None:
+    assert parse("--max_steps", "3").request.flags == parse("--max-steps=3").request.flags
+    assert parse("--dry_run").dry_run
+
+
+def test_underscores_in_values_are_left_alone() -> None:
+    assert str(parse("--run_dir=/a_b/c_d").run_dir) == "/a_b/c_d"
+
+
+def test_overrides_may_stand_anywhere_among_the_options() -> None:
+    request = parse("a.b=1", "--debug", "c.d=2", "--max-steps", "3", "e.f=4").request
+    assert request.overrides == ("a.b=1", "c.d=2", "e.f=4")
+    assert request.preset == "debug"
+
+
+def test_everything_after_two_dashes_is_the_command_to_the_letter() -> None:
+    arguments = parse("--gpu", "1", "--", "tool", "--max_steps", "--", "a b")
+    assert arguments.command == ("tool", "--max_steps", "--", "a b")
+    assert arguments.request.flags["launch.gpus"][1] == "1"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--max-stepz", "3"], "did you mean --max-steps"),
+        (["--gpu", "0", "--gpus", "1"], "the same option"),
+        (["--"], "nothing after --"),
+        (["--gpus"], "expected one argument"),
+        (["--pre", "debug"], "no such option"),
+    ],
+)
+def test_what_is_not_understood_is_one_message(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(*argv)
+    assert message in str(caught.value)
+
+
+def test_help_lists_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse("--help")
+    assert caught.value.code == 0
+    assert "69 no usable GPU" in capsys.readouterr().out

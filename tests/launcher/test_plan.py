@@ -1,0 +1,87 @@
+"""Who runs what, with which environment: data in, data out."""
+
+from pathlib import Path
+
+from launcher.gpus.probe import Gpu
+
+from launcher.plan import (
+    PYTHONPATH_BEFORE,
+    Surroundings,
+    cpu_places,
+    gpu_places,
+    plan_command,
+    plan_prepare,
+    plan_training,
+)
+
+H100 = Gpu(
+    index=3,
+    uuid="GPU-33333333-0000",
+    name="NVIDIA H100",
+    pci_bus_id="00000000:1B:00.0",
+    total_mib=81559,
+    used_mib=0,
+    cpus=frozenset({4, 5}),
+)
+
+
+def around(**environ: str) -> Surroundings:
+    return Surroundings(
+        root=Path("/checkout"),
+        python="/venv/bin/python",
+        environ=environ,
+        run_dir=Path("/runs/r1"),
+        num_cores=16,
+        token_cache=Path("/cache/entry"),
+    )
+
+
+def test_a_gpu_worker_is_pinned_by_uuid_and_named_by_index() -> None:
+    (spec,) = plan_training(gpu_places([H100]), around())
+    assert spec.name == "GPU3"
+    assert spec.env["CUDA_VISIBLE_DEVICES"] == "GPU-33333333-0000"
+    assert spec.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert spec.env["GPU_RANK"] == "3"
+    assert spec.env["MODEL_CHECK_GPU_UUID"] == "GPU-33333333-0000"
+    assert spec.env["MODEL_CHECK_WORKER"] == "GPU3"
+    assert spec.log_path == Path("/runs/r1/gpu3.log")
+    assert spec.events_path == Path("/runs/r1/gpu3.events.jsonl")
+    assert spec.cpus == {4, 5}
+
+
+def test_cores_are_divided_among_the_workers_unless_a_person_decided() -> None:
+    specs = plan_training(cpu_places(4), around())
+    assert [spec.env["OMP_NUM_THREADS"] for spec in specs] == ["4"] * 4
+    (own, _) = plan_training(cpu_places(2), around(OMP_NUM_THREADS="3"))
+    assert own.env["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_cpu_worker_sees_no_gpu() -> None:
+    (spec, _) = plan_training(cpu_places(2), around(CUDA_VISIBLE_DEVICES="0,1"))
+    assert spec.env["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_only_the_preparer_gets_the_token_of_the_hub() -> None:
+    surroundings = around(HF_TOKEN="hf_secret")
+    assert plan_prepare(surroundings).env["HF_TOKEN"] == "hf_secret"
+    (spec, _) = plan_training(cpu_places(2), surroundings)
+    assert "HF_TOKEN" not in spec.env
+    assert spec.env["MODEL_CHECK_TOKEN_CACHE"] == "/cache/entry"
+
+
+def test_the_same_settings_reach_the_preparer_and_every_worker() -> None:
+    surroundings = around()
+    specs = [plan_prepare(surroundings), *plan_training(cpu_places(2), surroundings)]
+    for spec in specs:
+        at = spec.argv.index("--config")
+        assert spec.argv[at + 1] == "/runs/r1/config.json"
+
+
+def test_a_foreign_command_gets_its_own_python_path_back() -> None:
+    changed = around(PYTHONPATH="/checkout:/mine", **{PYTHONPATH_BEFORE: "/mine"})
+    (spec,) = plan_command(gpu_places([H100]), ["tool", "a b"], changed)
+    assert spec.argv == ("tool", "a b")
+    assert spec.env["PYTHONPATH"] == "/mine"
+    assert PYTHONPATH_BEFORE not in spec.env
+    (bare,) = plan_command(gpu_places([H100]), ["tool"], around(**{PYTHONPATH_BEFORE: ""}))
+    assert "PYTHONPATH" not in bare.env

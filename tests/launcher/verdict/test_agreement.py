@@ -1,0 +1,74 @@
+"""Bits of identical runs are compared step by step, inside groups of like GPUs."""
+
+from launcher.verdict.agreement import Agreement, Disagreement
+from model_check.events import Step
+
+SAME, OTHER = (0.5).hex(), (0.5000001).hex()
+
+
+def step(number: int, loss: str = SAME, grad_norm: str = SAME) -> Step:
+    return Step(step=number, loss=loss, grad_norm=grad_norm, lr=1e-5, ms=1.0, tokens=8)
+
+
+def alike(*names: str) -> Agreement:
+    return Agreement(dict.fromkeys(names, "H100"))
+
+
+def test_equal_bits_agree_and_are_counted() -> None:
+    agreement = alike("GPU0", "GPU1")
+    for number in range(3):
+        assert agreement.record("GPU0", step(number)) is None
+        assert agreement.record("GPU1", step(number)) is None
+    assert agreement.agreed_steps == {"H100": 3}
+
+
+def test_the_odd_worker_of_three_is_named_with_the_step_and_the_quantity() -> None:
+    agreement = alike("GPU0", "GPU1", "GPU2")
+    agreement.record("GPU0", step(7))
+    agreement.record("GPU1", step(7, grad_norm=OTHER))
+    found = agreement.record("GPU2", step(7))
+    assert found is not None
+    assert (found.step, found.quantity, found.odd) == (7, "grad_norm", ("GPU1",))
+    assert "step 7: GPU1 differs in the grad norm" in str(found)
+
+
+def test_two_workers_that_differ_have_no_majority() -> None:
+    agreement = alike("GPU0", "GPU1")
+    agreement.record("GPU0", step(2))
+    found = agreement.record("GPU1", step(2, loss=OTHER))
+    assert found is not None
+    assert found.odd == ()
+    assert "no majority" in str(found)
+
+
+def test_a_tie_of_two_and_two_blames_nobody() -> None:
+    found = Disagreement(1, "loss", {"a": SAME, "b": SAME, "c": OTHER, "d": OTHER})
+    assert found.odd == ()
+
+
+def test_two_odd_workers_of_five_are_both_named() -> None:
+    bits = {"a": SAME, "b": OTHER, "c": SAME, "d": (0.1).hex(), "e": SAME}
+    assert Disagreement(1, "loss", bits).odd == ("b", "d")
+
+
+def test_a_last_bit_is_enough_to_differ() -> None:
+    a, b = "0x1.0000000000000p+0", "0x1.0000000000001p+0"
+    agreement = alike("GPU0", "GPU1")
+    agreement.record("GPU0", step(0, loss=a))
+    assert agreement.record("GPU1", step(0, loss=b)) is not None
+
+
+def test_gpus_of_different_models_are_not_compared_with_each_other() -> None:
+    agreement = Agreement({"GPU0": "A100", "GPU1": "H100"})
+    assert agreement.record("GPU0", step(0)) is None
+    assert agreement.record("GPU1", step(0, loss=OTHER)) is None
+
+
+def test_a_worker_that_is_steps_ahead_is_compared_when_the_others_arrive() -> None:
+    agreement = alike("GPU0", "GPU1")
+    for number in range(5):
+        assert agreement.record("GPU0", step(number)) is None
+    assert agreement.record("GPU1", step(0)) is None
+    found = agreement.record("GPU1", step(1, loss=OTHER))
+    assert found is not None
+    assert found.step == 1

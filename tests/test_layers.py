@@ -1,0 +1,123 @@
+"""Who may import whom, held against the real imports; and what a start of the launcher may cost."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FLOOR = {"model_check.config", "model_check.errors", "model_check.events", "model_check.utils"}
+
+# package -> what of this project it may import besides itself
+ALLOWED = {
+    "launcher": FLOOR,
+    "model_check.config": {"model_check.errors"},
+    "model_check.errors": set(),
+    "model_check.events": set(),
+    "model_check.utils": set(),
+    "model_check.data": FLOOR,
+    "model_check.models": FLOOR,
+    "model_check.forensics": FLOOR,
+    "model_check.engine": FLOOR
+    | {"model_check.data", "model_check.models", "model_check.forensics"},
+}
+
+# Each outside package -> the only files that may import it, by prefix.
+SINGLE_PLACE = {
+    "pynvml": ("launcher/gpus/probe.py", "launcher/gpus/nvml"),
+    "filelock": ("launcher/gpus/reservation.py", "model_check/data/"),
+    "rich": ("launcher/verdict/report.py",),
+    "jinja2": ("launcher/verdict/report.py",),
+    "json5": ("model_check/config/files.py",),
+    "yaml": ("model_check/config/files.py",),
+    "datasets": ("model_check/data/",),
+    "pyarrow": ("model_check/data/",),
+    "huggingface_hub": ("model_check/data/",),
+    "tokenizers": ("model_check/data/",),
+    "transformers": (),
+    "flash_attn": ("model_check/models/attention.py",),
+}
+
+SOURCES = [p for package in ("launcher", "model_check") for p in (ROOT / package).rglob("*.py")]
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {node.module or "", *(f"{node.module}.{a.name}" for a in node.names)}
+    return names
+
+
+def package_of(module: str) -> str | None:
+    """The row of the table that a module of this project belongs to."""
+    rows = [row for row in ALLOWED if module == row or module.startswith(f"{row}.")]
+    return max(rows, key=len, default=None)
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_down(path: Path) -> None:
+    own = package_of(module_of(path))
+    if own is None:
+        assert path == ROOT / "model_check" / "__init__.py"
+        return
+    used = {package_of(name) for name in imported(path)} - {None, own}
+    assert used <= ALLOWED[own], f"{path} imports {used - ALLOWED[own]}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_an_outside_package_is_imported_in_one_place(path: Path) -> None:
+    place = str(path.relative_to(ROOT))
+    tops = {name.partition(".")[0] for name in imported(path)}
+    for package in tops & SINGLE_PLACE.keys():
+        assert place.startswith(SINGLE_PLACE[package] or "nowhere"), f"{place} imports {package}"
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if p.name == "__init__.py"])
+def test_package_files_carry_a_docstring_and_nothing_else(path: Path) -> None:
+    (only,) = ast.parse(path.read_text()).body
+    assert isinstance(only, ast.Expr)
+
+
+def fresh(code: str) -> str:
+    """Run `code` in a new interpreter from the checkout; what it printed."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_the_launcher_starts_without_the_heavy_packages() -> None:
+    heavy = "torch numpy transformers datasets tokenizers pyarrow rich jinja2 yaml json5"
+    code = f"import launcher.cli, sys; print([m for m in '{heavy}'.split() if m in sys.modules])"
+    assert fresh(code).strip() == "[]"
+
+
+def test_preparing_data_starts_without_torch_and_transformers() -> None:
+    code = (
+        "import model_check.data.prepare, sys;"
+        "print([m for m in ('torch', 'transformers', 'datasets') if m in sys.modules])"
+    )
+    assert fresh(code).strip() == "[]"
+
+
+def test_nobody_imports_the_launcher() -> None:
+    outside = [p for p in SOURCES if "launcher" not in p.relative_to(ROOT).parts]
+    outside += [ROOT / "pretrain_main.py", ROOT / "prepare_dataset.py"]
+    assert [p for p in outside if any(n.startswith("launcher") for n in imported(p))] == []
