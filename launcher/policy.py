@@ -30,6 +30,8 @@ class Confession:
     at: float
     """Its own stamp, monotonic seconds: better evidence than the order in which we saw deaths."""
     exit_code: int
+    heard_at: float
+    """When we received it."""
     final: bool
     """It also said that it is done (a worker that only met a NaN may still be writing evidence)."""
 
@@ -101,7 +103,7 @@ def _has_failed(worker: WorkerView, now: float) -> bool:
     if worker.returncode is not None:
         return worker.returncode != 0
     said = worker.confession
-    return said is not None and said.final and now >= said.at + LINGER_S
+    return said is not None and said.final and now >= said.heard_at + LINGER_S
 
 
 def _first_failures(workers: Sequence[WorkerView]) -> list[WorkerView]:
@@ -166,6 +168,8 @@ def _silence_deadline(worker: WorkerView, limits: Limits) -> float:
 
 def _earliest(running: Sequence[WorkerView], limits: Limits) -> float | None:
     silences = [_silence_deadline(w, limits) for w in running]
-    lingers = [w.confession.at + LINGER_S for w in running if w.confession and w.confession.final]
+    lingers = [
+        w.confession.heard_at + LINGER_S for w in running if w.confession and w.confession.final
+    ]
     earliest = min([*silences, *lingers], default=float("inf"))
     return earliest if earliest != float("inf") else None

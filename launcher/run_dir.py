@@ -17,7 +17,7 @@ from model_check.errors import StorageError
 from model_check.utils.files import write_atomic
 
 SCHEMA = 1
-_SECRET = re.compile(r"token|secret|password|api_?key", re.IGNORECASE)
+_SECRET = re.compile(r"token|secret|password|api[-_]?key", re.IGNORECASE)
 
 
 def default_path(log_dir: str | None) -> Path:

@@ -9,16 +9,19 @@ import errno
 import os
 import resource
 import sys
-from typing import NoReturn
 
 from launcher.libc import die_with_parent, reset_signals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` itself would double the cost of the trampoline
+    from typing import NoReturn
 
 EXIT_CANNOT_EXECUTE = 126
 EXIT_NOT_FOUND = 127
 _SIGKILL = 9  # the `signal` module is too dear to import here
 
 
-def main(arguments: list[str]) -> NoReturn:
+def main(arguments: list[str]) -> "NoReturn":
     """`PARENT_PID REPORT_FD CPUS DROP_LC_CTYPE COMMAND ARG...` (CPUS: `0,1` or ``): become COMMAND.
 
     Never returns. REPORT_FD gets the errno and the reason when that fails, and is closed by the
@@ -48,7 +51,7 @@ def _prepare(parent_pid: int, cpus: str) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _report(report_fd: int, error: OSError | ValueError, program: str) -> NoReturn:
+def _report(report_fd: int, error: OSError | ValueError, program: str) -> "NoReturn":
     number = error.errno if isinstance(error, OSError) and error.errno else errno.EINVAL
     why = os.strerror(number)
     if number == errno.ENOENT and os.path.exists(program):

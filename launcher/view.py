@@ -95,9 +95,9 @@ class View:
 
     def _redraw(self) -> None:
         """Split the frames of the current line. A `\\r` at its very end may be half of `\\r\\n`."""
-        self._is_bar = True
         line = self._pending.rstrip("\r")
-        drawn, _, newest = line.rpartition("\r")
+        drawn, redrawn, newest = line.rpartition("\r")
+        self._is_bar = self._is_bar or bool(redrawn)
         whole = [frame for frame in drawn.split("\r") if frame.strip()]
         self._frame = whole[-1] if whole else self._frame
         self._pending = newest + ("\r" if line != self._pending else "")

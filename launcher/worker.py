@@ -161,7 +161,9 @@ class Worker:
     def hear(self, event: Event, now_ns: int) -> None:
         """Learn from what it said."""
         self.last_heard_ns = now_ns
-        stamp_s = min(event.t or now_ns, now_ns) / 1e9  # a stamp from the future proves nothing
+        now_s = now_ns / 1e9
+        # A stamp from before its start or from the future proves nothing.
+        stamp_s = event.t / 1e9 if (self._started_ns or 0) <= event.t <= now_ns else now_s
         match event:
             case Phase():
                 self._phase = event.name
@@ -169,12 +171,12 @@ class Worker:
                 self._phase, self._has_stepped = "train", True
                 self._confession = None  # it went on after a NaN: not what it ends of
             case NonFinite() if self._confession is None:
-                self._confession = Confession(stamp_s, EXIT_NON_FINITE, final=False)
+                self._confession = Confession(stamp_s, EXIT_NON_FINITE, now_s, final=False)
             case Done():
                 self._error = event.error
                 if event.exit_code != 0:
                     at = self._confession.at if self._confession else stamp_s
-                    self._confession = Confession(at, event.exit_code, final=True)
+                    self._confession = Confession(at, event.exit_code, now_s, final=True)
 
     def remember(self, lines: list[str]) -> None:
         """Keep the end of its output."""

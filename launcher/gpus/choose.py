@@ -67,7 +67,7 @@ def why_unusable(gpu: Gpu) -> str | None:
     if gpu.compute_mode == "prohibited":
         index = gpu.index
         return f"is in compute mode 'prohibited' (nvidia-smi -i {index} -c DEFAULT changes that)"
-    if gpu.compute_mode == "exclusive_process" and gpu.processes:
+    if gpu.compute_mode in ("exclusive_process", "exclusive_thread") and gpu.processes:
         return f"is in compute mode 'exclusive' and taken by pid {gpu.processes[0].pid}"
     return None
 
@@ -80,8 +80,8 @@ def why_busy(gpu: Gpu) -> str | None:
             for pid, mib in gpu.processes
         )
     if (gpu.used_mib or 0) > BUSY_MIB:
-        # Seen in containers: the driver hides processes of other pid namespaces.
-        return f"{_gib(gpu.used_mib)} held by processes not seen from here"
+        # In a container the driver may hide the processes of other pid namespaces.
+        return f"{_gib(gpu.used_mib)} held by graphics or by processes not seen from here"
     return None
 
 

@@ -13,16 +13,15 @@ _CURES = {
     12: "reinstall the driver; in a container start it with --gpus all",
     13: "the driver is too old for this program: update it",
     14: "the board's infoROM is damaged: have the board replaced",
-    15: "it fell off the bus: see `dmesg | grep -i xid` (79), power-cycle the machine, and have the "
-    "board checked if it happens again",
-    16: "it needs a reset: `nvidia-smi --gpu-reset -i {index}` with nothing running on it, or reboot",
-    17: "the operating system blocks the device: check the device cgroup; in a container restart "
-    "it",
-    18: "the driver was updated while its kernel module stayed loaded: reboot, or unload and reload "
-    "the nvidia modules; in a container restart it",
+    15: "it fell off the bus: see `dmesg | grep -i xid` (79), power-cycle the machine, and have "
+    "the board checked if it happens again",
+    16: "it needs a reset: `nvidia-smi --gpu-reset -i {index}` while nothing runs on it, or reboot",
+    17: "the operating system blocks the device: check its cgroup; in a container restart it",
+    18: "the driver was updated while its kernel module stayed loaded: reboot, or unload and "
+    "reload the nvidia modules; in a container restart it",
     20: "the host is out of memory: see `free -h`",
-    999: "in a container restart it; else see what `nvidia-smi` and `dmesg | grep -i nvrm` say, and "
-    "reboot",
+    999: "in a container restart it; else see what `nvidia-smi` and `dmesg | grep -i nvrm` say, "
+    "and reboot",
 }
 
 _UNKNOWN = "see what `nvidia-smi` and `dmesg | grep -i nvrm` say"

@@ -1,7 +1,7 @@
 """Read NVML once and print what it says: the child process of `probe.NvmlProbe`.
 
 The only importer of pynvml. Before each call it prints the call's name, so that the parent can name
-the one that never returns; the last line is the answer as JSON, with the fields of `probe.Snapshot`.
+the one that never returns; the last line is the answer as JSON, in the fields of `probe.Snapshot`.
 Imports little: it is started anew for every snapshot.
 """
 
@@ -20,7 +20,7 @@ NO_PERMISSION = 4
 NOT_FOUND = 6
 LIBRARY_NOT_FOUND = 12
 NOT_AVAILABLE = {2, 3, NO_PERMISSION, NOT_FOUND, 13}
-"""Invalid argument, not supported, no permission, not found, function not found: this device or this
+"""Invalid argument, not supported, no permission, not found, function not found: this device or
 driver has no such value. Any other code is a device in trouble."""
 
 Fields = dict[str, Any]
@@ -28,6 +28,7 @@ Fields = dict[str, Any]
 
 def main() -> None:
     """Print the answer. `sys.argv[1]`: seconds after which the kernel ends this process."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))  # no orphan of a killed launcher
     try:
         answer = {"snapshot": read()}
@@ -146,7 +147,7 @@ def _gpus(nvml: Nvml, count: int) -> tuple[list[Fields], list[str]]:
 
 
 def _gpu(nvml: Nvml, index: int, bus_ids: list[str]) -> Fields:
-    """One GPU; `bus_ids` gets its PCI bus id as soon as it is known, for the message of a failure."""
+    """One GPU; `bus_ids` gets its PCI bus id once it is known, for the message of a failure."""
     handle = nvml.call("nvmlDeviceGetHandleByIndex", index)
     bus_ids.append(nvml.call("nvmlDeviceGetPciInfo", handle).busId)
     shared = {

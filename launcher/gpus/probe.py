@@ -5,6 +5,7 @@ in the kernel cannot be interrupted, and a process with a thread in there cannot
 library that crashes must not take the supervisor along.
 """
 
+import json
 import os
 import selectors
 import subprocess
@@ -13,12 +14,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import IO, Literal, NamedTuple, Protocol
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple, Protocol
 
-import msgspec
-
-from launcher.gpus.cures import cure_for
-from model_check.errors import NoGpuError, describe_exit
+from launcher.gpus.cures import WITHOUT, cure_for
+from model_check.errors import InternalError, ModelCheckError, NoGpuError, describe_exit
 
 ComputeMode = Literal["default", "exclusive_thread", "prohibited", "exclusive_process"]
 
@@ -110,23 +110,6 @@ class GpuProbe(Protocol):
         ...
 
 
-class _Failure(msgspec.Struct, frozen=True):
-    """A call that failed, as the child reports it."""
-
-    call: str
-    code: int | None
-    text: str
-    index: int | None = None
-    bus_id: str | None = None
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    """What the child says last: one of the two."""
-
-    snapshot: Snapshot | None = None
-    failure: _Failure | None = None
-
-
 class NvmlProbe:
     """The GPUs as NVML sees them. No call may take longer than `deadline_s`."""
 
@@ -138,12 +121,11 @@ class NvmlProbe:
             conversation = _Conversation(self._deadline_s)
             conversation.hear(output)
             if conversation.answer is None:
-                raise NoGpuError(_died(child, conversation))
-        answer = msgspec.json.decode(conversation.answer, type=_Answer)
-        if answer.failure is not None:
-            raise NoGpuError(_describe(answer.failure))
-        assert answer.snapshot is not None
-        return answer.snapshot
+                raise _died(child, conversation)
+        answer = json.loads(conversation.answer)
+        if "failure" in answer:
+            raise NoGpuError(_describe(**answer["failure"]))
+        return _snapshot(answer["snapshot"])
 
 
 class _Conversation:
@@ -189,7 +171,7 @@ class _Conversation:
         return (
             f"the NVIDIA driver hangs: {self.in_flight} did not return within "
             f"{self._deadline_s:g} s; see `dmesg | grep -i -e nvrm -e xid`, then reset the GPU or "
-            "reboot (--device cpu trains without)"
+            f"reboot ({WITHOUT})"
         )
 
 
@@ -216,24 +198,42 @@ def _child(limit_s: float) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]
 def _command(limit_s: float) -> list[str]:
     # -I -S: no site, no user's PYTHON* variables; a third of the start-up time of a plain start.
     code = "import sys; sys.path[:0] = sys.argv[2:]; from launcher.gpus.nvml import main; main()"
-    return [sys.executable, "-I", "-S", "-c", code, str(limit_s), *filter(None, sys.path)]
+    paths = [str(Path(__file__).parents[2]), *filter(None, sys.path)]
+    return [sys.executable, "-I", "-S", "-c", code, str(limit_s), *paths]
 
 
-def _died(child: subprocess.Popen[bytes], conversation: _Conversation) -> str:
+def _died(child: subprocess.Popen[bytes], conversation: _Conversation) -> ModelCheckError:
+    """The child ended without an answer: by a signal it was the driver's library, else our code."""
     with suppress(subprocess.TimeoutExpired):
         child.wait(KILL_WAIT_S)
-    how = "still exiting" if child.returncode is None else describe_exit(child.returncode)
-    words = f": {conversation.last_words}" if conversation.last_words else ""
-    return (
-        f"NVML broke in {conversation.in_flight or 'its start'} ({how}{words}); "
-        "`nvidia-smi` likely fails too: reinstall the driver or reboot"
+    where, words = conversation.in_flight or "its start", conversation.last_words
+    if child.returncode is not None and child.returncode >= 0:
+        how = describe_exit(child.returncode)
+        return InternalError(f"the reader of NVML failed in {where} ({how}): {words}")
+    how = "closed its output" if child.returncode is None else describe_exit(child.returncode)
+    return NoGpuError(
+        f"NVML broke in {where} ({how}); `nvidia-smi` likely fails too: reinstall the driver or "
+        f"reboot ({WITHOUT})"
     )
 
 
-def _describe(failure: _Failure) -> str:
-    where = "NVML cannot be used"
-    if failure.index is not None:
-        bus = f", PCI {failure.bus_id}" if failure.bus_id else ""
-        where = f"GPU {failure.index}{bus} cannot be used"
-    code = "" if failure.code is None else f" (NVML {failure.code})"
-    return f"{where}: {failure.call}: {failure.text}{code}; {cure_for(failure.code, failure.index)}"
+def _describe(call: str, code: int | None, text: str, index: int | None, bus_id: str | None) -> str:
+    where = "NVML" if index is None else f"GPU {index}"
+    where += f", PCI {bus_id}" if bus_id else ""
+    number = "" if code is None else f" (NVML {code})"
+    return f"{where} cannot be used: {call}: {text}{number}; {cure_for(code, index)}"
+
+
+def _snapshot(fields: dict[str, Any]) -> Snapshot:
+    gpus = tuple(_gpu(gpu) for gpu in fields.pop("gpus", ()))
+    return Snapshot(gpus=gpus, notes=tuple(fields.pop("notes", ())), **fields)
+
+
+def _gpu(fields: dict[str, Any]) -> Gpu:
+    processes = fields.pop("processes")
+    return Gpu(
+        processes=None if processes is None else tuple(GpuProcess(*p) for p in processes),
+        cpus=frozenset(fields.pop("cpus")),
+        mig_devices=tuple(_gpu(device) for device in fields.pop("mig_devices", ())),
+        **fields,
+    )

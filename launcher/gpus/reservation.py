@@ -1,10 +1,10 @@
 """GPUs held by this launcher against other launchers on the machine: one file lock a GPU.
 
 flock, because the kernel drops it with the last descriptor: a holder that is killed holds nothing.
-The descriptors are close-on-exec, so the launcher holds, never a worker. Lock files stay where they
-are for ever (deleting one would let two holders lock two files of one name), are shared by all users,
-and their content only serves messages. Containers with a /tmp of their own do not see each other's
-locks; there only the driver's exclusive compute mode helps.
+The descriptors are close-on-exec, so the launcher holds, never a worker. Lock files are never
+deleted (two holders could then lock two files of one name), are shared by all users, and their
+content only serves messages. Containers with a /tmp of their own do not see each other's locks;
+there only the driver's exclusive compute mode helps.
 """
 
 import errno
@@ -59,20 +59,20 @@ class Reservation:
             os.close(self._descriptors.pop())
 
 
-class Taken(Exception):
+class _Taken(Exception):
     """Another process holds the lock; the text says who."""
 
 
 def reserve(gpus: Sequence[Gpu], lock_dir: Path | None = None) -> Reservation:
     """Lock all of `gpus`, or none. Never waits.
 
-    Raises NoGpuError naming the GPU and its holder, StorageError when the lock directory is unusable.
+    Raises NoGpuError naming the GPU and its holder, StorageError when no lock file can be had.
     """
     held: list[int] = []
     try:
         for gpu in sorted(gpus, key=lambda gpu: gpu.uuid):  # one order for all: one of two wins
             held.append(_lock(gpu, lock_dir or default_lock_dir()))
-    except Taken as taken:
+    except _Taken as taken:
         _close(held)
         raise NoGpuError(
             f"{gpu.title} is reserved by {taken}: wait for it, or choose others with --gpus"
@@ -88,8 +88,8 @@ def reserve_auto(
 ) -> tuple[list[Gpu], Reservation]:
     """Pick and lock the freest GPUs: `auto` or `auto:N` of those that `look` returns.
 
-    `look` is asked again after locking: a GPU that got busy in between (another program, which knows
-    no lock) is given back, and the choice starts anew with what was seen. Raises as `reserve` does.
+    `look` is asked again after locking: a GPU that got busy in between (by a program that knows no
+    lock) is given back, and the choice starts anew with what was seen. Raises as `reserve` does.
     """
     count = auto_count(selector)
     if count is None:
@@ -133,7 +133,7 @@ def _lock_freest(seen: Sequence[Gpu], count: int, lock_dir: Path) -> Reservation
         for gpu in ranked:
             try:
                 held[gpu.uuid] = _lock(gpu, lock_dir)
-            except Taken as taken:
+            except _Taken as taken:
                 holders.append(f"{gpu.title} is reserved by {taken}")
             if len(held) == count:
                 gpus = sorted(
@@ -158,23 +158,33 @@ def _still_good(picked: Sequence[Gpu], seen: Sequence[Gpu]) -> list[Gpu] | None:
 
 
 def _lock(gpu: Gpu, lock_dir: Path) -> int:
-    """The descriptor that holds the lock of `gpu`. Raises Taken, StorageError."""
+    """The descriptor that holds the lock of `gpu`. Raises _Taken, StorageError."""
     path = lock_dir / f"{re.sub('[^A-Za-z0-9-]', '_', gpu.uuid)}.lock"
     try:
         descriptor = _open(path)
+        if not _try_flock(descriptor):
+            holder = _holder(descriptor)
+            os.close(descriptor)
+            raise _Taken(holder)
     except OSError as error:
         raise StorageError(
             f"{path}: cannot serve as a lock: {error.strerror or error}; have it removed, or set "
             f"{LOCK_DIR} to a directory for all users of this machine"
         ) from error
+    _sign(descriptor)
+    return descriptor
+
+
+def _try_flock(descriptor: int) -> bool:
+    """False when another process has the lock. Closes the descriptor when it raises OSError."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = _holder(descriptor)
+        return False
+    except OSError:  # a file system without locks
         os.close(descriptor)
-        raise Taken(holder) from None
-    _sign(descriptor)
-    return descriptor
+        raise
+    return True
 
 
 def _open(path: Path) -> int:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from launcher.gpus.probe import Gpu
-
 from launcher.plan import (
     PYTHONPATH_BEFORE,
     Surroundings,

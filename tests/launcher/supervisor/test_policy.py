@@ -59,7 +59,7 @@ def test_two_deaths_in_one_wake_up_are_a_tie() -> None:
 
 
 def test_its_own_word_outweighs_the_order_of_deaths() -> None:
-    said = Confession(at=3.9, exit_code=20, final=True)
+    said = Confession(at=3.9, exit_code=20, heard_at=3.9, final=True)
     views = [
         ended("GPU0", 1, at=4.0, wake=2),
         ended("GPU1", 20, at=4.5, wake=3, confession=said, error="loss is NaN at step 3\nmore"),
@@ -71,7 +71,7 @@ def test_its_own_word_outweighs_the_order_of_deaths() -> None:
 
 
 def test_its_own_word_outweighs_a_tie() -> None:
-    said = Confession(at=3.9, exit_code=7, final=True)
+    said = Confession(at=3.9, exit_code=7, heard_at=3.9, final=True)
     views = [ended("GPU0", 1, 4.0, 2), ended("GPU1", 7, 4.0, 2, confession=said)]
     stop = decide(views, 5.0, NO_LIMIT)
     assert isinstance(stop, Stop)
@@ -79,16 +79,14 @@ def test_its_own_word_outweighs_a_tie() -> None:
 
 
 def test_a_worker_still_writing_evidence_of_its_nan_is_the_culprit_of_a_later_death() -> None:
-    said = Confession(at=2.0, exit_code=20, final=False)
+    said = Confession(at=2.0, exit_code=20, heard_at=2.0, final=False)
     views = [running("GPU0", confession=said), ended("GPU1", 1, at=4.0, wake=2)]
     stop = decide(views, 5.0, NO_LIMIT)
-    assert stop == Stop(
-        "GPU0 failed first: it announced exit code 20 after 2.0 s", 20, ("GPU0",)
-    )
+    assert stop == Stop("GPU0 failed first: it announced exit code 20 after 2.0 s", 20, ("GPU0",))
 
 
 def test_a_death_before_somebody_elses_nan_is_the_cause() -> None:
-    said = Confession(at=4.5, exit_code=20, final=False)
+    said = Confession(at=4.5, exit_code=20, heard_at=4.5, final=False)
     views = [running("GPU0", confession=said), ended("GPU1", 1, at=4.0, wake=2)]
     stop = decide(views, 5.0, NO_LIMIT)
     assert isinstance(stop, Stop)
@@ -96,12 +94,12 @@ def test_a_death_before_somebody_elses_nan_is_the_cause() -> None:
 
 
 def test_a_nan_alone_stops_nobody() -> None:
-    said = Confession(at=2.0, exit_code=20, final=False)
+    said = Confession(at=2.0, exit_code=20, heard_at=2.0, final=False)
     assert decide([running("GPU0", confession=said)], 1e6, NO_LIMIT) == Continue()
 
 
 def test_a_worker_that_ended_well_after_a_nan_is_no_culprit() -> None:
-    said = Confession(at=2.0, exit_code=20, final=False)
+    said = Confession(at=2.0, exit_code=20, heard_at=2.0, final=False)
     views = [ended("GPU0", 0, 3.0, 1, confession=said), ended("GPU1", 1, 4.0, 2)]
     stop = decide(views, 5.0, NO_LIMIT)
     assert isinstance(stop, Stop)
@@ -109,7 +107,9 @@ def test_a_worker_that_ended_well_after_a_nan_is_no_culprit() -> None:
 
 
 def test_a_worker_that_said_it_failed_gets_time_to_end_and_no_more() -> None:
-    views = [running("GPU0", confession=Confession(at=10.0, exit_code=7, final=True))]
+    views = [
+        running("GPU0", confession=Confession(at=10.0, exit_code=7, heard_at=10.0, final=True))
+    ]
     assert decide(views, 11.0, NO_LIMIT) == Continue(until=10.0 + LINGER_S)
     stop = decide(views, 10.0 + LINGER_S, NO_LIMIT)
     assert isinstance(stop, Stop)

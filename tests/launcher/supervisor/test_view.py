@@ -108,13 +108,17 @@ def test_frames_with_the_return_at_their_end_are_a_bar_too() -> None:
 def test_no_line_is_above_64_kib_and_none_of_it_is_lost(character: str) -> None:
     view = View()
     data = character.encode() * 200_000
-    lines = [line for at in range(0, len(data), 65536) for line in view.feed(data[at : at + 65536], 0)]
+    lines = [
+        line for at in range(0, len(data), 65536) for line in view.feed(data[at : at + 65536], 0)
+    ]
     lines += view.close()
     assert max(len(line.encode()) for line in lines) <= MAX_LINE_BYTES - 64
     if character != "\r\x1b":
         assert len(lines) > 1
         assert all(line.endswith(CONTINUES) for line in lines[:-1])
-        assert "".join(line.removesuffix(CONTINUES) for line in lines) == escape(character) * 200_000
+        assert (
+            "".join(line.removesuffix(CONTINUES) for line in lines) == escape(character) * 200_000
+        )
 
 
 def test_an_endless_line_is_not_collected() -> None:

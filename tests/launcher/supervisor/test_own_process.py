@@ -1,0 +1,192 @@
+"""The supervisor as a process: signals to it, its own death, its terminal."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from launcher.containment import read_process
+from tests.launcher.supervisor.lab import (
+    ROOT,
+    Lab,
+    Launch,
+    OwnProcess,
+    is_alive,
+    python,
+    sh,
+    wait_until_dead,
+)
+
+SLEEP = sh("echo $$ > $LAB/sleep.pid; echo up; exec sleep 1000")
+STUBBORN = python(
+    "import signal, os\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "open(os.environ['LAB'] + '/stubborn.pid', 'w').write(f'{os.getpid()}\\n')\n"
+    "print('up', flush=True)\n"
+    "while True: signal.pause()"
+)
+FAMILY = sh(
+    "sleep 1000 & echo $! > $LAB/child.pid\n"
+    "setsid sh -c 'trap \"\" TERM; echo $$ > $LAB/session.pid; exec sleep 1000' &\n"
+    "(setsid sh -c '(sleep 1000 & echo $! > $LAB/fork.pid)' &) &\n"
+    "for name in child session fork; do "
+    "until [ -s $LAB/$name.pid ]; do sleep 0.02; done; done\n"
+    "echo $$ > $LAB/leader.pid; echo up; exec sleep 1000"
+)
+
+
+def signal_when_up(run: OwnProcess, signum: signal.Signals) -> None:
+    run.wait_for("[W0] up")
+    run.process.send_signal(signum)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_ends_the_run_with_128_plus_its_number(
+    lab: Lab, launch: Launch, signum: signal.Signals
+) -> None:
+    run = launch(FAMILY)
+    signal_when_up(run, signum)
+    pids = lab.pids()
+    run.lab = lab
+    # The TERM-ignoring escapee makes it last until the grace is over: a second signal ends that.
+    run.wait_for("received")
+    run.process.send_signal(signal.SIGINT)
+    run.process.send_signal(signal.SIGQUIT)
+    assert run.wait() == 128 + signum
+    assert run.outcome["stop"]["culprits"] == []
+    assert run.outcome["workers"][0]["stopped_by_us"]
+    assert len(pids) == 4
+    assert not [pid for pid in pids.values() if is_alive(pid)]
+
+
+def test_a_second_ctrl_c_kills_at_once(lab: Lab, launch: Launch) -> None:
+    run = launch(STUBBORN, grace_s=1000.0)
+    signal_when_up(run, signal.SIGINT)
+    run.wait_for("SIGINT received")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 130
+    assert run.outcome["signals"] == 2
+    assert run.outcome["workers"][0]["returncode"] == -9
+
+
+def test_ten_ctrl_c_in_a_row_leave_nobody_and_no_traceback(lab: Lab, launch: Launch) -> None:
+    run = launch(STUBBORN, grace_s=1000.0)
+    signal_when_up(run, signal.SIGINT)
+    run.wait_for("SIGINT received")
+    for _ in range(10):
+        run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 130
+    assert "Traceback" not in (lab.dir / "launcher.log").read_text()
+
+
+def test_a_worker_that_ignores_sigterm_gets_the_same_grace_when_we_are_told_to_end(
+    lab: Lab, launch: Launch
+) -> None:
+    run = launch(STUBBORN, grace_s=0.2)
+    signal_when_up(run, signal.SIGTERM)
+    assert run.wait() == 143
+    assert run.outcome["workers"][0]["returncode"] == -9
+
+
+def test_everybody_dies_when_the_supervisor_is_killed(lab: Lab, launch: Launch) -> None:
+    run = launch(FAMILY, STUBBORN)
+    run.wait_for("up")
+    run.wait_for("up")
+    pids = lab.pids()
+    assert len(pids) == 5
+    run.process.kill()
+    wait_until_dead(list(pids.values()))
+    run.wait()  # its terminal ends, too: the guardian does not hold it
+
+
+def test_a_killed_supervisor_whose_workers_still_start_leaves_nobody(
+    lab: Lab, launch: Launch
+) -> None:
+    run = launch(*[sh("echo $$ > $LAB/$$.pid; exec sleep 1000")] * 12)
+    while not lab.pids():
+        os.sched_yield()
+    run.process.kill()
+    run.wait()  # every worker and the guardian are past holding anything
+    wait_until_dead(list(lab.pids().values()))
+
+
+def test_nohup_is_honoured(lab: Lab, launch: Launch) -> None:
+    run = launch(
+        sh("trap 'echo noticed; exit 0' USR1; echo up; while :; do sleep 0.02; done"),
+        prefix=("/bin/sh", "-c", "trap '' HUP; exec \"$@\"", "sh"),
+    )
+    signal_when_up(run, signal.SIGHUP)
+    run.process.send_signal(signal.SIGUSR1)
+    assert run.wait() == 0
+    assert lab.log("w0").endswith(b"noticed\n")
+
+
+def test_usr1_is_passed_on_and_workers_that_then_end_well_are_a_success(
+    lab: Lab, launch: Launch
+) -> None:
+    worker = sh("trap 'echo checkpoint; exit 0' USR1; echo up; while :; do sleep 0.02; done")
+    run = launch(worker, worker)
+    run.wait_for("up")
+    run.wait_for("up")
+    run.process.send_signal(signal.SIGUSR1)
+    assert run.wait() == 0
+    assert lab.log("w0").endswith(b"checkpoint\n")
+    assert lab.log("w1").endswith(b"checkpoint\n")
+
+
+def test_stop_and_continue_pass_to_the_workers(lab: Lab, launch: Launch) -> None:
+    run = launch(
+        sh("trap 'exit 0' USR1; echo $$ > $LAB/w.pid; echo up; while :; do sleep 0.02; done")
+    )
+    signal_when_up(run, signal.SIGTSTP)
+    os.waitpid(run.process.pid, os.WUNTRACED)  # we have stopped ourselves, after the workers
+    (worker,) = lab.pids().values()
+    while (row := read_process(worker)) and row.state != "T":
+        os.sched_yield()  # the kernel delivers it when the worker runs next
+    run.process.send_signal(signal.SIGCONT)
+    run.process.send_signal(signal.SIGUSR1)
+    assert run.wait() == 0
+
+
+def test_a_terminal_that_nobody_reads_delays_nothing(lab: Lab, launch: Launch) -> None:
+    code = "import sys\nfor i in range(20000): print('x' * 100)\nsys.exit(7)"
+    reader, writer = os.pipe()
+    run = launch(python(code), SLEEP, stdout=writer)
+    os.close(writer)
+    assert run.wait() == 7
+    os.close(reader)
+    assert lab.log("w0") == (b"x" * 100 + b"\n") * 20000
+    assert run.outcome["dropped_lines"] > 0
+
+
+def test_a_closed_terminal_does_not_end_the_run(lab: Lab, launch: Launch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = launch(
+        sh("i=0; while [ $i -lt 1000 ]; do echo $i; i=$((i+1)); done; exit 3"), stdout=writer
+    )
+    os.close(writer)
+    assert run.wait() == 3
+    assert lab.log("w0") == b"".join(b"%d\n" % i for i in range(1000))
+
+
+def test_a_start_without_descriptors_left_takes_the_started_ones_down(
+    lab: Lab, launch: Launch
+) -> None:
+    limit = ("/bin/sh", "-c", 'ulimit -n 40; exec "$@"', "sh")
+    run = launch(*[sh("echo up; exec sleep 1000")] * 12, prefix=limit)
+    assert run.wait() == 70
+    assert "EMFILE" in run.outcome["stop"]["reason"]
+    assert any(record["stopped_by_us"] for record in run.outcome["workers"])
+
+
+def test_the_guardian_and_the_launcher_leave_torch_alone() -> None:
+    code = (
+        "import sys, launcher.supervisor, launcher.guardian\n"
+        "print([m for m in ('torch', 'numpy', 'transformers', 'asyncio') if m in sys.modules])"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    seen = subprocess.run((sys.executable, "-c", code), env=env, capture_output=True, check=True)
+    assert seen.stdout == b"[]\n"

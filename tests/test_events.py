@@ -1,0 +1,63 @@
+"""Events keep exact bits over the wire, and a supervisor that is gone stops no training."""
+
+import os
+import socket
+
+import msgspec
+import pytest
+
+from model_check.events import Done, NonFinite, NullSink, Phase, Step, decode, encode, open_sink
+
+STEP = Step(step=7, loss=(0.1).hex(), grad_norm="nan", lr=1e-5, ms=412.3, tokens=8192)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        STEP,
+        Phase(name="build", detail={"device": "H100", "num_parameters": 5, "amp": True}),
+        NonFinite(step=1, where="gradient", loss="0x1p+0", grad_norm="inf", names=["a"]),
+        Done(exit_code=20, error="two\nlines"),
+    ],
+)
+def test_an_event_comes_back_as_it_was_and_is_one_line(event: object) -> None:
+    line = encode(event)  # type: ignore[arg-type]
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert msgspec.structs.replace(decode(line), t=0) == event
+
+
+def test_the_time_is_stamped_once() -> None:
+    first = decode(encode(STEP))
+    assert first.t > 0
+    assert decode(encode(first)).t == first.t
+
+
+def test_floats_travel_bit_for_bit() -> None:
+    sent = decode(encode(STEP))
+    assert isinstance(sent, Step)
+    assert float.fromhex(sent.loss) == 0.1
+    assert float.fromhex("nan") != float.fromhex(sent.grad_norm)
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"kind": "stepp"}', b'{"kind": "step"}'])
+def test_what_is_no_event_is_refused(line: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode(line)
+
+
+def test_a_sink_goes_on_when_the_supervisor_is_gone() -> None:
+    ours, theirs = socket.socketpair()
+    sink = open_sink(theirs.detach())
+    sink.emit(STEP)
+    assert isinstance(decode(ours.recv(65536)), Step)
+    ours.close()
+    sink.emit(STEP)
+    sink.emit(STEP)
+
+
+def test_an_inherited_number_without_its_socket_is_no_sink() -> None:
+    closed = os.open(os.devnull, os.O_RDONLY)
+    os.close(closed)
+    assert isinstance(open_sink(closed), NullSink)
+    assert isinstance(open_sink(None), NullSink)
