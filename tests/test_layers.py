@@ -27,8 +27,8 @@ ALLOWED = {
 
 # Each outside package -> the only files that may import it, by prefix.
 SINGLE_PLACE = {
-    "pynvml": ("launcher/gpus/probe.py", "launcher/gpus/nvml"),
-    "filelock": ("launcher/gpus/reservation.py", "model_check/data/"),
+    "pynvml": ("launcher/gpus/nvml.py",),
+    "filelock": ("model_check/data/",),
     "rich": ("launcher/verdict/report.py",),
     "jinja2": ("launcher/verdict/report.py",),
     "json5": ("model_check/config/files.py",),
