@@ -170,7 +170,8 @@ class Supervisor:
         worker.has_started(spawned, self._clock_ns())
         if self._lifeline is not None:
             self._lifeline.add(spawned.process.pid)
-        self._loop.watch(spawned.pidfd, partial(self._check, worker), Urgency.DEATH)
+        dies = partial(self._dies, worker, spawned.pidfd)
+        self._loop.watch(spawned.pidfd, dies, Urgency.DEATH)
         self._connect(worker, spawned)
         self._printer.note(f"{worker!r}")
 
@@ -244,19 +245,21 @@ class Supervisor:
 
     # -- what descriptors bring
 
-    def _check(self, worker: Worker) -> None:
-        """Its pidfd says that it is dead."""
-        if worker.spawned is None or not worker.alive:
-            return
-        self._loop.unwatch(worker.spawned.pidfd)
-        if not worker.check_exit(self._woke_ns, self._wake):
+    def _dies(self, worker: Worker, pidfd: int) -> None:
+        """Its pidfd says that it is dead: that it says once, whatever the kernel lets us know."""
+        self._loop.unwatch(pidfd)
+        if not self._has_ended(worker) and worker.alive:
             self._unsure.add(worker)
-            return
-        self._unsure.discard(worker)
+
+    def _has_ended(self, worker: Worker) -> bool:
+        """Look whether it ended since the last look, and hear its last words if so."""
+        if not worker.check_exit(self._woke_ns, self._wake):
+            return False
         self._must_judge = True
         for stream in self._streams[worker.spec.name]:
             self._pump(stream, _MAX_READS)
         self._printer.note(f"{worker!r}")
+        return True
 
     def _read(self, worker: Worker, stream: Stream) -> None:
         worker.last_heard_ns = self._woke_ns
@@ -330,8 +333,7 @@ class Supervisor:
     def _reap_adopted(self) -> None:
         """Orphans that came back to us, each by its own pid; also asks again for workers whose end
         a debugger held back."""
-        for worker in list(self._unsure):
-            self._check(worker)
+        self._unsure = {worker for worker in self._unsure if not self._has_ended(worker)}
         known = {worker.pid for worker in self._workers} | self._family.spared
         for pid in containment.children(os.getpid()):
             row = None if pid in known else containment.read_process(pid)
@@ -356,7 +358,7 @@ class Supervisor:
             return
         self._wake += 1  # whoever is found dead now died after what made us stop, but by itself
         for worker in self._workers:
-            self._check(worker)
+            self._has_ended(worker)
         self._free_fds()
         self._teardown = Teardown(self._workers, self._family, self._loop, self._printer.say)
         self._teardown.begin(self._now, self._limits.grace_s)

@@ -1,13 +1,15 @@
 """The supervisor as a process: signals to it, its own death, its terminal."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from launcher.containment import read_process
+from launcher.containment import children, read_process
 from tests.launcher.supervisor.lab import (
     ROOT,
     Lab,
@@ -49,7 +51,6 @@ def test_a_signal_ends_the_run_with_128_plus_its_number(
     run = launch(FAMILY)
     signal_when_up(run, signum)
     pids = lab.pids()
-    run.lab = lab
     # The TERM-ignoring escapee makes it last until the grace is over: a second signal ends that.
     run.wait_for("received")
     run.process.send_signal(signal.SIGINT)
@@ -112,6 +113,33 @@ def test_a_killed_supervisor_whose_workers_still_start_leaves_nobody(
     wait_until_dead(list(lab.pids().values()))
 
 
+def test_a_supervisor_below_a_killed_supervisor_takes_its_workers_along(
+    lab: Lab, launch: Launch
+) -> None:
+    (lab.dir / "inner").mkdir()
+    plan = {"dir": str(lab.dir / "inner"), "grace_s": 1000.0, "commands": [FAMILY]}
+    run = launch((sys.executable, str(Path(__file__).with_name("driver.py")), json.dumps(plan)))
+    run.wait_for("[W0] [W0] up")
+    pids = lab.pids()
+    assert len(pids) == 4
+    run.process.kill()
+    wait_until_dead(list(pids.values()))
+
+
+def test_a_killed_guardian_harms_no_run(lab: Lab, launch: Launch) -> None:
+    run = launch(sh("trap 'exit 0' USR1; echo up; while :; do sleep 0.02; done"))
+    run.wait_for("[W0] up")
+    rows = [row for pid in children(run.process.pid) if (row := read_process(pid))]
+    (guardian,) = [row.pid for row in rows if "guardian" in command_line(row.pid)]
+    os.kill(guardian, signal.SIGKILL)
+    run.process.send_signal(signal.SIGUSR1)
+    assert run.wait() == 0
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
 def test_nohup_is_honoured(lab: Lab, launch: Launch) -> None:
     run = launch(
         sh("trap 'echo noticed; exit 0' USR1; echo up; while :; do sleep 0.02; done"),
@@ -138,7 +166,13 @@ def test_usr1_is_passed_on_and_workers_that_then_end_well_are_a_success(
 
 def test_stop_and_continue_pass_to_the_workers(lab: Lab, launch: Launch) -> None:
     run = launch(
-        sh("trap 'exit 0' USR1; echo $$ > $LAB/w.pid; echo up; while :; do sleep 0.02; done")
+        python(  # not a shell: its vfork makes it wait in state D for a child that is stopped
+            "import os, signal, sys\n"
+            "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n"
+            "open(os.environ['LAB'] + '/w.pid', 'w').write(f'{os.getpid()}\\n')\n"
+            "print('up', flush=True)\n"
+            "while True: signal.pause()"
+        )
     )
     signal_when_up(run, signal.SIGTSTP)
     os.waitpid(run.process.pid, os.WUNTRACED)  # we have stopped ourselves, after the workers

@@ -44,18 +44,17 @@ def test_everybody_well_is_zero(lab: Lab) -> None:
 
 
 def test_an_exit_code_stays_as_it_was_and_its_peers_are_stopped_not_failed(lab: Lab) -> None:
-    outcome = lab.run(SLEEP, sh("echo last words; exit 7"), SLEEP)
+    outcome = lab.run(SLEEP, SLEEP, sh("echo last words; exit 7"))
     assert outcome.exit_code == 7
     assert outcome.stop is not None
-    assert outcome.stop.culprits == ("W1",)
-    first, culprit, last = outcome.workers
-    assert first.stopped_by_us
-    assert last.stopped_by_us
+    assert outcome.stop.culprits == ("W2",)
+    *peers, culprit = outcome.workers
+    assert all(peer.stopped_by_us for peer in peers)
     assert (culprit.returncode, culprit.stopped_by_us) == (7, False)
     assert culprit.last_lines == ("last words",)
     assert culprit.duration_s > 0
     told = [
-        line for line in lab.shown if line.startswith("[launcher] W1 failed first: exit code 7")
+        line for line in lab.shown if line.startswith("[launcher] W2 failed first: exit code 7")
     ]
     assert len(told) == 1
 

@@ -1,0 +1,39 @@
+# Sourced by run.sh and check.sh, which set $root first: where our environment lies, whether it is
+# ready, and which Python may make it.
+#   MODEL_CHECK_VENV     another directory than .venv beside run.sh
+#   MODEL_CHECK_PYTHON   this interpreter and no other
+
+venv=${MODEL_CHECK_VENV:-$root/.venv}
+
+# Was $venv made of exactly these requirements, by an interpreter that is still the same file? The
+# stamp is compared by content: the times in a fresh clone or a copied tree tell nothing.
+ready() {
+    local made_for made_by key
+    [[ -r $venv/ready-run ]] || return 1
+    { read -r made_for && read -r made_by; } <"$venv/ready-run" || return 1
+    key=$(cat -- "$root/pyproject.toml" "$root/constraints.txt" | sha256sum)
+    [[ ${key%% *} == "$made_for" && $venv/bin/python -ef $made_by ]]
+}
+
+# Somebody who activated an environment or named an interpreter means that one.
+python_was_chosen() {
+    [[ -n ${MODEL_CHECK_PYTHON-} ]] && return
+    [[ -n ${VIRTUAL_ENV-} && ! $VIRTUAL_ENV -ef $venv ]]
+}
+
+# Sets $python to the first Python from 3.11 on, or ends with exit code 2.
+find_python() {
+    local candidates=(python3 python3.13 python3.12 python3.11 python3.14)
+    if [[ -n ${MODEL_CHECK_PYTHON-} ]]; then
+        candidates=("$MODEL_CHECK_PYTHON")
+    elif python_was_chosen; then
+        candidates=("$VIRTUAL_ENV/bin/python" "${candidates[@]}")
+    fi
+    for python in "${candidates[@]}"; do
+        # -I -S: half the start-up time, and nobody's site customisation in the way
+        "$python" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && return
+    done
+    printf '[launcher] error: no Python 3.11 or newer among: %s (install one, or name it in %s)\n' \
+        "${candidates[*]}" MODEL_CHECK_PYTHON >&2
+    exit 2
+}
