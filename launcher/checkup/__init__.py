@@ -1,0 +1,1 @@
+"""What `doctor` looks at: a function for each thing, findings as values."""

@@ -1,0 +1,1 @@
+"""From text to token batches: sources, tokenizer, the token cache, the loader."""

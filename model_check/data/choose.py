@@ -1,0 +1,105 @@
+"""The settings' words -> a source and a tokenizer, both decided but not yet read."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+from model_check.config.schema import Settings
+from model_check.data.embedded import EmbeddedSource
+from model_check.data.hub import Hub
+from model_check.data.hub_text import KNOWN, PIP_HINT, HubSource
+from model_check.data.local_text import SUFFIXES, LocalSource
+from model_check.data.memo import Memo
+from model_check.data.sources import Source
+from model_check.data.tokenizer import GivenTokenizer, TokenizerChoice, TrainedTokenizer
+from model_check.errors import DataError
+
+Say = Callable[[str], None]
+
+
+def choose(settings: Settings, memo: Memo, say: Say) -> tuple[Source, TokenizerChoice]:
+    """What `data.dataset` and `data.tokenizer` mean here and now. Raises DataError.
+
+    Only `auto` decides between things, and says in one line what it could not have.
+    """
+    hub = Hub(settings.data.hub_timeout_s, settings.data.offline, memo)
+    match settings.data.dataset:
+        case "auto":
+            return _wikitext_or_embedded(settings, hub, memo, say)
+        case "embedded":
+            return EmbeddedSource(), _tokenizer_or_trained(settings, hub, memo, say, embedded=True)
+        case name:
+            source = _named(name, settings, hub, memo)
+            return source, _tokenizer_or_trained(settings, hub, memo, say, embedded=False)
+
+
+def _wikitext_or_embedded(
+    settings: Settings, hub: Hub, memo: Memo, say: Say
+) -> tuple[Source, TokenizerChoice]:
+    try:
+        if importlib.util.find_spec("datasets") is None:
+            raise DataError(PIP_HINT)
+        if hub.why_offline is not None:
+            raise DataError(hub.why_offline)
+        tokenizer = _tokenizer(settings, hub, memo)
+        source = _hub_source("wikitext", settings, hub)
+        source.identity()  # asks for the commit: a refusal must come before the choice
+        return source, tokenizer
+    except DataError as error:
+        say(f"data: embedded text (this Python's own documentation and source): {error}")
+        return EmbeddedSource(), _tokenizer_or_trained(settings, hub, memo, say, embedded=True)
+
+
+def _named(name: str, settings: Settings, hub: Hub, memo: Memo) -> Source:
+    path = Path(name).expanduser()
+    if name in KNOWN:
+        return _hub_source(name, settings, hub)
+    if path.exists():
+        return LocalSource(path, settings.data.text_column, memo)
+    if name.endswith(SUFFIXES) or name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
+        raise DataError(f"data.dataset = {name!r}: no such file or directory ({path.absolute()})")
+    return _hub_source(name, settings, hub)
+
+
+def _hub_source(name: str, settings: Settings, hub: Hub) -> HubSource:
+    data = settings.data
+    bounded = data.num_samples is not None
+    return HubSource(name, data.dataset_config, data.split, data.text_column, hub, bounded)
+
+
+def _tokenizer_or_trained(
+    settings: Settings, hub: Hub, memo: Memo, say: Say, *, embedded: bool
+) -> TokenizerChoice:
+    if settings.data.tokenizer == "auto" and embedded:
+        return TrainedTokenizer(settings.data.bpe_vocab_size)
+    try:
+        return _tokenizer(settings, hub, memo)
+    except DataError as error:
+        if settings.data.tokenizer != "auto":
+            raise
+        say(f"data: a tokenizer trained on the text: {error}")
+        return TrainedTokenizer(settings.data.bpe_vocab_size)
+
+
+def _tokenizer(settings: Settings, hub: Hub, memo: Memo) -> TokenizerChoice:
+    match settings.data.tokenizer:
+        case "bpe":
+            return TrainedTokenizer(settings.data.bpe_vocab_size)
+        case "auto" | "model":
+            return _model_tokenizer(settings.model.model_path, hub, memo)
+        case name:
+            path = Path(name).expanduser()
+            if not path.exists():
+                raise DataError(
+                    f"data.tokenizer = {name!r}: no such file ({path.absolute()}); it is auto, "
+                    "model, bpe or the path of a tokenizer.json"
+                )
+            label = path.name if path.is_dir() else path.absolute().parent.name
+            return GivenTokenizer(path, label or path.name, memo)
+
+
+def _model_tokenizer(model_path: str, hub: Hub, memo: Memo) -> GivenTokenizer:
+    path = Path(model_path).expanduser()
+    if path.exists():
+        return GivenTokenizer(path, path.absolute().name, memo)
+    return GivenTokenizer(hub.tokenizer_file(model_path), model_path, memo)

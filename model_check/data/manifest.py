@@ -1,0 +1,177 @@
+"""The token cache's format on disk: two kinds of entry, their manifests, and whether they are
+whole. No numpy: finding a prepared cache must be quick.
+
+A token store `tokens/<hash>/` holds `tokens-00000.bin` ... (little-endian uint16, or uint32 above
+65,536 ids; every shard but the last has `shard_tokens` tokens), `documents.bin` (uint64: where each
+document ends, its end token included), `tokenizer.json` and `manifest.json`.
+
+A view `<readable name>__<hash>/` holds a `manifest.json` alone: sequence i is the tokens
+[i*T, i*T + T + 1) of its store, T being the context length. Neighbours overlap by one token, so
+each token but the very first is a label exactly once; a tail of fewer than T labels is dropped.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from model_check.errors import DataError
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+DOCUMENTS = "documents.bin"
+TOKEN_STORES = "tokens"
+"""Directory of the token stores inside the cache directory."""
+MAX_UINT16_VOCAB = 1 << 16
+"""Largest vocabulary whose ids fit 16 bits."""
+
+Verify = Literal["full", "size", "off"]
+
+
+class CorruptEntryError(DataError):
+    """An entry is not what its manifest says: it must be set aside and built again."""
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file of an entry."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+
+
+class TokensManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="tokens"):
+    """What a token store is."""
+
+    schema: Literal[1] = 1
+    hash: str
+    """sha256 of `key`."""
+    key: dict[str, Any]
+    """Everything that the tokens depend on."""
+    dtype: Literal["uint16", "uint32"]
+    shard_tokens: int
+    num_tokens: int
+    num_documents: int
+    vocab_size: int
+    end_token: str
+    end_id: int
+    dataset: str
+    """The text's name, for people: never part of the key."""
+    tokenizer: str
+    repairs: dict[str, int]
+    """What was repaired or skipped in the text, and how often."""
+    files: dict[str, FileEntry]
+    built_with: dict[str, str]
+    """Versions, for people: never part of the key."""
+
+    def shard_names(self) -> list[str]:
+        num_shards = -(-self.num_tokens // self.shard_tokens)
+        return [shard_name(number) for number in range(num_shards)]
+
+
+class ViewManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="view"):
+    """What a view is."""
+
+    schema: Literal[1] = 1
+    hash: str
+    """sha256 of `key`."""
+    key: dict[str, Any]
+    tokens: str
+    """Its store, relative to the view's own directory."""
+    tokens_hash: str
+    context_length: int
+    num_sequences: int
+    num_tokens: int
+    """Tokens in the store; the view uses `num_sequences * context_length + 1` of them."""
+    vocab_size: int
+    dataset: str
+    tokenizer: str
+
+
+def shard_name(number: int) -> str:
+    return f"tokens-{number:05d}.bin"
+
+
+def hash_of(key: Any) -> str:
+    """sha256 of a key's canonical JSON."""
+    return hashlib.sha256(msgspec.json.encode(key, order="sorted")).hexdigest()
+
+
+def short(full_hash: str) -> str:
+    """The part of a hash that stands in names; the whole one stands in the manifest."""
+    return full_hash[:16]
+
+
+def num_sequences_in(num_tokens: int, context_length: int) -> int:
+    return max(0, (num_tokens - 1) // context_length)
+
+
+def to_bytes(manifest: TokensManifest | ViewManifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+
+
+def read_view(directory: Path, verify: Verify) -> tuple[ViewManifest, TokensManifest]:
+    """A view and its store, verified. Raises FileNotFoundError when there is no such view,
+    CorruptEntryError when one of the two is not whole."""
+    view = _read(directory, ViewManifest)
+    store = store_of(directory, view)
+    try:
+        tokens = read_tokens(store, verify)
+    except FileNotFoundError as error:
+        raise CorruptEntryError(f"{directory}: its token store {store} is gone") from error
+    if tokens.hash != view.tokens_hash or tokens.num_tokens != view.num_tokens:
+        raise CorruptEntryError(f"{directory}: was made from other tokens than {store} holds")
+    return view, tokens
+
+
+def store_of(directory: Path, view: ViewManifest) -> Path:
+    return directory.parent / TOKEN_STORES / Path(view.tokens).name
+
+
+def read_tokens(directory: Path, verify: Verify) -> TokensManifest:
+    """A token store's manifest, its files verified. Raises like `read_view`."""
+    manifest = _read(directory, TokensManifest)
+    if verify != "off":
+        for name, entry in manifest.files.items():
+            _verify_file(directory / name, entry, whole=verify == "full")
+    return manifest
+
+
+M = TypeVar("M", TokensManifest, ViewManifest)
+
+
+def _read(directory: Path, kind: type[M]) -> M:
+    path = directory / MANIFEST
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError as error:
+        if directory.is_dir():
+            raise CorruptEntryError(f"{directory}: has no {MANIFEST}") from error
+        raise
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        manifest = msgspec.json.decode(raw, type=kind)
+    except msgspec.DecodeError as error:
+        raise CorruptEntryError(f"{path}: not a manifest of this version: {error}") from error
+    if hash_of(manifest.key) != manifest.hash:
+        raise CorruptEntryError(f"{path}: its key does not have its hash: it was edited")
+    return manifest
+
+
+def _verify_file(path: Path, entry: FileEntry, *, whole: bool) -> None:
+    try:
+        size = path.stat().st_size
+        if size != entry.size:
+            raise CorruptEntryError(f"{path}: has {size:,} bytes instead of {entry.size:,}")
+        if whole:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != entry.sha256:
+                raise CorruptEntryError(f"{path}: its content changed (sha256 differs)")
+    except FileNotFoundError as error:
+        raise CorruptEntryError(f"{path}: is missing") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error

@@ -1,0 +1,1 @@
+"""Training: assembly, the step, the optimizer, the schedule, checkpoints, metrics."""

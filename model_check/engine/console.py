@@ -1,0 +1,23 @@
+"""A worker's lines. Supervised, its supervisor prefixes them; alone it does so itself."""
+
+import sys
+from io import TextIOWrapper
+
+
+class Console:
+    """Whole lines, written at once."""
+
+    def __init__(self) -> None:
+        self.prefix = ""
+        """`[GPU3] ` for a worker that runs alone; set as soon as its name is known."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):  # a terminal without UTF-8 must not end a run
+                stream.reconfigure(line_buffering=True, errors="backslashreplace")
+
+    def say(self, text: str) -> None:
+        for line in text.split("\n"):
+            print(f"{self.prefix}{line}", flush=True)
+
+    def error(self, text: str) -> None:
+        for line in text.split("\n"):
+            print(f"{self.prefix}error: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,48 @@
+"""What fault a drill injects, when, in which worker: the grammar of `debug.drill`. Pure."""
+
+import re
+from dataclasses import dataclass
+
+from model_check.config.fields import all_fields
+from model_check.errors import ConfigError
+
+GRADIENT_KINDS = ("nan", "inf")
+PARAMETER_KINDS = (*GRADIENT_KINDS, "flip")
+KINDS = (*PARAMETER_KINDS, "loss_nan", "raise", "exit7", "kill", "hang")
+_GRAMMAR = re.compile(
+    r"(?P<kind>\w+)@(?P<step>\d+)(?::(?P<worker>[A-Za-z]+\d+)(?::(?P<parameter>[\w.]+))?)?"
+)
+
+
+@dataclass(frozen=True)
+class Drill:
+    kind: str
+    step: int
+    worker: str | None
+    """None: every worker."""
+    parameter: str | None
+    """None: the first matrix of the first block."""
+
+
+def parse_drill(text: str, max_steps: int) -> Drill:
+    """Read `KIND@STEP[:WORKER[:PARAMETER]]`; raises ConfigError for what is not one or cannot
+    act."""
+    match = _GRAMMAR.fullmatch(text.strip())
+    if match is None or match["kind"] not in KINDS:
+        raise ConfigError(f"debug.drill = {text!r}: not a drill. {_explain()}")
+    kind, step = match["kind"], int(match["step"])
+    if step >= max_steps:
+        raise ConfigError(
+            f"debug.drill = {text!r}: step {step} is never reached (training.max_steps = "
+            f"{max_steps}, steps count from 0)"
+        )
+    if match["parameter"] and kind not in PARAMETER_KINDS:
+        raise ConfigError(
+            f"debug.drill = {text!r}: {kind} takes no parameter ({', '.join(PARAMETER_KINDS)} do)"
+        )
+    worker = match["worker"].upper() if match["worker"] else None
+    return Drill(kind, step, worker, match["parameter"])
+
+
+def _explain() -> str:
+    return all_fields()["debug.drill"].doc

@@ -1,0 +1,76 @@
+"""How far, how fast, how much memory. No torch: also what a run that never trained can tell."""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+def step_line(
+    step: int, max_steps: int, loss: float, lr: float, grad_norm: float, eta_s: float
+) -> str:
+    """The step line; scripts match it (seed format, a contract)."""
+    return (
+        f"Step [{step}/{max_steps}] | Loss: {loss:.4f} | LR: {lr:.2e} | "
+        f"Grad Norm: {grad_norm:.4f} | ETA: {clock(eta_s)}"
+    )
+
+
+def clock(seconds: float) -> str:
+    """`5:30`, past an hour `1:05:30`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@dataclass
+class Meter:
+    """A run's progress. The first step pays for warm-up: no rate counts it."""
+
+    now: Callable[[], float] = time.monotonic
+    num_steps: int = 0
+    loss_first: float | None = None
+    loss_last: float | None = None
+    _since: float = field(default=0.0, init=False)
+    _first_s: float = field(default=0.0, init=False)
+    _seconds: float = field(default=0.0, init=False)
+    """Of all steps but the first, as `_tokens`."""
+    _tokens: int = field(default=0, init=False)
+
+    def start(self) -> None:
+        """Stepping begins, or goes on after something else (a save): what was before counts for
+        nothing."""
+        self._since = self.now()
+
+    def finish_step(self, loss: float, num_tokens: int) -> float:
+        """Count a finished step; its wall time in seconds."""
+        end = self.now()
+        seconds, self._since = end - self._since, end
+        if self.num_steps == 0:
+            self.loss_first, self._first_s = loss, seconds
+        else:
+            self._seconds += seconds
+            self._tokens += num_tokens
+        self.loss_last = loss
+        self.num_steps += 1
+        return seconds
+
+    @property
+    def step_s(self) -> float:
+        """Mean wall time of a step."""
+        return self._seconds / (self.num_steps - 1) if self.num_steps > 1 else self._first_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self._tokens / self._seconds if self._seconds > 0 else None
+
+
+def peak_memory_bytes() -> int:
+    """Peak of the device's allocator where this process uses a GPU, else of its resident set."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return int(cuda.max_memory_allocated())
+    # VmHWM and not ru_maxrss: that one is inherited from the process that spawned this one.
+    with open("/proc/self/status") as status:
+        line = next(line for line in status if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,115 @@
+"""AdamW in one fused kernel a group, with the clip folded in and a gate on the device.
+
+`torch.optim.AdamW(fused=True)` calls the same kernels; a test holds the two against each other bit
+for bit, and either reads the other's state. It is not used because making one imports
+torch._dynamo (1.7 s of a worker's start), and because a refused step must refuse the next ones too.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model_check.config.schema import TrainingSettings
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Parameters with one weight decay, and where they stand in the model's order."""
+
+    indices: list[int]
+    parameters: list[nn.Parameter]
+    weight_decay: float
+
+
+class AdamW:
+    """Decays matrices, never vectors.
+
+    A step with a non-finite gradient leaves weights, moments and step count untouched, and so do
+    all later steps: the host learns of it late, and the evidence must still be there.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], training: TrainingSettings) -> None:
+        self.parameters = list(parameters)
+        self.betas = (training.adam_beta1, training.adam_beta2)
+        self.eps = training.adam_eps
+        self.first_moments = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
+        self.second_moments = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
+        device = self.parameters[0].device
+        self.num_steps = torch.zeros((), device=device)
+        self.refusing = torch.zeros((), device=device)
+        """1 from the first bad step on."""
+        matrices = [i for i, p in enumerate(self.parameters) if p.ndim >= 2]
+        vectors = [i for i, p in enumerate(self.parameters) if p.ndim < 2]
+        self._groups = [self._group(matrices, training.weight_decay), self._group(vectors, 0.0)]
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.parameters if p.grad is not None]
+
+    @torch.no_grad()
+    def step(self, lr: float, bad: Tensor, grad_divisor: Tensor | None) -> None:
+        """Update with gradients / `grad_divisor`, unless `bad` (a bool scalar) is or was true.
+
+        Both stay on the device. The divided gradients are left in `.grad`; refused ones as they
+        were.
+        """
+        torch.maximum(self.refusing, bad.float(), out=self.refusing)
+        self.num_steps += 1 - self.refusing
+        for group in self._groups:
+            if group.indices:
+                self._update(group, lr, grad_divisor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """In the form of torch.optim.AdamW: moments and step by the parameter's number."""
+        moments = zip(self.first_moments, self.second_moments, strict=True)
+        return {
+            "state": {
+                i: {"step": self.num_steps, "exp_avg": first, "exp_avg_sq": second}
+                for i, (first, second) in enumerate(moments)
+            },
+            "param_groups": [
+                {
+                    "params": group.indices,
+                    "weight_decay": group.weight_decay,
+                    "betas": self.betas,
+                    "eps": self.eps,
+                }
+                for group in self._groups
+            ],
+        }
+
+    def _group(self, indices: list[int], weight_decay: float) -> _Group:
+        return _Group(indices, [self.parameters[i] for i in indices], weight_decay)
+
+    def _update(self, group: _Group, lr: float, grad_divisor: Tensor | None) -> None:
+        torch._fused_adamw_(
+            group.parameters,  # type: ignore[arg-type]
+            [p.grad for p in group.parameters],  # type: ignore[misc]
+            [self.first_moments[i] for i in group.indices],
+            [self.second_moments[i] for i in group.indices],
+            [],
+            [self.num_steps] * len(group.indices),
+            lr=lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=group.weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=grad_divisor,
+            found_inf=self.refusing,
+        )
+
+
+def clip_divisor(grad_norm: Tensor, max_grad_norm: float | None) -> Tensor | None:
+    """What gradients are divided by so that their norm is at most `max_grad_norm`; never below
+    1."""
+    if max_grad_norm is None:
+        return None
+    return ((grad_norm + 1e-6) / max_grad_norm).clamp(min=1.0)

@@ -1,0 +1,76 @@
+"""The one place where the host waits for a step's numbers: a step late on a GPU, so that it never
+runs dry."""
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_check.engine.batches import StepData
+from model_check.engine.step import StepResult
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A finished step's numbers, on the host."""
+
+    data: StepData
+    lr: float
+    loss: float
+    grad_norm: float
+    bad: bool
+
+    @property
+    def step(self) -> int:
+        return self.data.step
+
+
+@dataclass(frozen=True)
+class _Pending:
+    data: StepData
+    lr: float
+    values: Tensor
+    """loss, grad_norm, bad; on its way to the host until `ready`."""
+    ready: torch.cuda.Event | None
+
+
+class Reader:
+    """`lag`: steps that may be under way while an earlier one's numbers are waited for."""
+
+    def __init__(self, lag: int) -> None:
+        self.lag = lag
+        self._pending: deque[_Pending] = deque()
+
+    def push(self, data: StepData, lr: float, result: StepResult) -> list[Reading]:
+        """Take a step that was just enqueued; the readings that are due now, oldest first."""
+        values, ready = _start_copy(result)
+        self._pending.append(_Pending(data, lr, values, ready))
+        return self._read(keep=self.lag)
+
+    def flush(self) -> list[Reading]:
+        """All that are still pending."""
+        return self._read(keep=0)
+
+    def _read(self, keep: int) -> list[Reading]:
+        readings = []
+        while len(self._pending) > keep:
+            pending = self._pending.popleft()
+            if pending.ready is not None:
+                pending.ready.synchronize()  # sync
+            loss, grad_norm, bad = pending.values.tolist()
+            readings.append(Reading(pending.data, pending.lr, loss, grad_norm, bool(bad)))
+        return readings
+
+
+def _start_copy(result: StepResult) -> tuple[Tensor, torch.cuda.Event | None]:
+    values = torch.stack(
+        [result.loss, result.grad_norm.to(result.loss), result.bad.to(result.loss)]
+    )
+    if values.device.type != "cuda":
+        return values, None
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    ready.record()
+    return host, ready

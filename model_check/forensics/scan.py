@@ -1,0 +1,53 @@
+"""Which tensors hold NaN or Inf, and how many. Reads whole tensors: for after an alarm."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+NUM_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class BadTensor:
+    """A tensor that is not finite everywhere."""
+
+    name: str
+    shape: tuple[int, ...]
+    num_nan: int
+    num_inf: int
+    first_values: tuple[float, ...]
+    """The first NUM_SHOWN in memory order."""
+
+    @property
+    def numel(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+def bad_gradients(model: nn.Module) -> list[BadTensor]:
+    """In model order."""
+    return bad_tensors((n, p.grad) for n, p in model.named_parameters() if p.grad is not None)
+
+
+def bad_parameters(model: nn.Module) -> list[BadTensor]:
+    return bad_tensors((name, p.detach()) for name, p in model.named_parameters())
+
+
+def bad_tensors(named: Iterable[tuple[str, Tensor]]) -> list[BadTensor]:
+    found = (_scan(name, tensor) for name, tensor in named)
+    return [tensor for tensor in found if tensor is not None]
+
+
+def _scan(name: str, tensor: Tensor) -> BadTensor | None:
+    if bool(tensor.isfinite().all()):  # sync
+        return None
+    return BadTensor(
+        name=name,
+        shape=tuple(tensor.shape),
+        num_nan=int(tensor.isnan().sum()),  # sync
+        num_inf=int(tensor.isinf().sum()),  # sync
+        first_values=tuple(tensor.flatten()[:NUM_SHOWN].tolist()),  # sync
+    )

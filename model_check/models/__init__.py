@@ -1,0 +1,1 @@
+"""The LLaMA that is trained: rotary embedding, attention, blocks, construction."""

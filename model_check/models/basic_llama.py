@@ -1,0 +1,132 @@
+"""The LLaMA decoder: pre-norm blocks of grouped-query attention with rotary embedding, and SwiGLU.
+
+Shapes: B batch, T time, E embedding width (hidden_size), H query heads, G key/value heads, D width
+of a head, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from model_check.config.derived import Geometry
+from model_check.models.attention import AttentionFn
+from model_check.models.loss import linear_cross_entropy
+from model_check.models.rope import rotate
+
+
+class Attention(nn.Module):
+    def __init__(self, geometry: Geometry, attend: AttentionFn) -> None:
+        super().__init__()
+        self.head_dim = geometry.head_dim
+        self.attend = attend
+        width, query_width = geometry.hidden_size, geometry.num_heads * geometry.head_dim
+        key_width = geometry.num_kv_heads * geometry.head_dim
+        self.wq = nn.Linear(width, query_width, bias=False)
+        self.wk = nn.Linear(width, key_width, bias=False)
+        self.wv = nn.Linear(width, key_width, bias=False)
+        self.wo = nn.Linear(query_width, width, bias=False)
+
+    def forward(self, x_BTE: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+        q_BHTD = rotate(self._heads(self.wq(x_BTE)), cos_TD, sin_TD)
+        k_BGTD = rotate(self._heads(self.wk(x_BTE)), cos_TD, sin_TD)
+        v_BGTD = self._heads(self.wv(x_BTE))
+        out_BHTD = self.attend(q_BHTD, k_BGTD, v_BGTD)
+        out: Tensor = self.wo(out_BHTD.transpose(1, 2).flatten(2))
+        return out
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, T, heads * D] -> [B, heads, T, D]."""
+        batch, time, width = x.shape
+        return x.view(batch, time, width // self.head_dim, self.head_dim).transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: w2(silu(w1 x) * w3 x)."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(geometry.hidden_size, geometry.intermediate_size, bias=False)
+        self.w2 = nn.Linear(geometry.intermediate_size, geometry.hidden_size, bias=False)
+        self.w3 = nn.Linear(geometry.hidden_size, geometry.intermediate_size, bias=False)
+
+    def forward(self, x_BTE: Tensor) -> Tensor:
+        out: Tensor = self.w2(nn.functional.silu(self.w1(x_BTE)) * self.w3(x_BTE))
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, geometry: Geometry, attend: AttentionFn, norm_eps: float) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(geometry.hidden_size, eps=norm_eps)
+        self.attention = Attention(geometry, attend)
+        self.ffn_norm = nn.RMSNorm(geometry.hidden_size, eps=norm_eps)
+        self.feed_forward = FeedForward(geometry)
+
+    def forward(self, x_BTE: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+        x_BTE = x_BTE + self.attention(self.attention_norm(x_BTE), cos_TD, sin_TD)
+        out: Tensor = x_BTE + self.feed_forward(self.ffn_norm(x_BTE))
+        return out
+
+
+class BasicLlama(nn.Module):
+    """The whole model. `build_model` makes one that is placed, initialised and has its tables."""
+
+    rope_cos: Tensor
+    rope_sin: Tensor
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        attend: AttentionFn,
+        *,
+        norm_eps: float = 1e-5,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.gradient_checkpointing = gradient_checkpointing
+        self.tok_embed = nn.Embedding(geometry.vocab_size, geometry.hidden_size)
+        blocks = (Block(geometry, attend, norm_eps) for _ in range(geometry.num_layers))
+        self.layers = nn.ModuleList(blocks)
+        self.norm = nn.RMSNorm(geometry.hidden_size, eps=norm_eps)
+        if not geometry.tied:
+            self.output = nn.Linear(geometry.hidden_size, geometry.vocab_size, bias=False)
+        self.tied = geometry.tied
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, E]"""
+        return self.tok_embed.weight if self.tied else self.output.weight
+
+    def set_rope(self, cos_TD: Tensor, sin_TD: Tensor) -> None:
+        """The tables bound the context length. They follow from the settings: no checkpoint holds
+        them."""
+        self.register_buffer("rope_cos", cos_TD, persistent=False)
+        self.register_buffer("rope_sin", sin_TD, persistent=False)
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Summed cross entropy, a float32 scalar. `targets` are the next tokens already: position t
+        is scored against targets[t]."""
+        hidden_BTE = self.hidden(tokens_BT)
+        return linear_cross_entropy(
+            hidden_BTE.flatten(0, 1), self.head_weight, targets_BT.flatten()
+        )
+
+    def logits(self, tokens_BT: Tensor) -> Tensor:
+        """[B, T, V]: position t's prediction of the token after it."""
+        return nn.functional.linear(self.hidden(tokens_BT), self.head_weight)
+
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        """[B, T, E]: what the head reads."""
+        time = tokens_BT.shape[1]
+        cos_TD, sin_TD = self.rope_cos[:time], self.rope_sin[:time]
+        x_BTE = self.tok_embed(tokens_BT)
+        for block in self.layers:
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                # No dropout: no random state to put back for the recomputation.
+                x_BTE = checkpoint(
+                    block, x_BTE, cos_TD, sin_TD, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                x_BTE = block(x_BTE, cos_TD, sin_TD)
+        out: Tensor = self.norm(x_BTE)
+        return out

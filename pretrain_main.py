@@ -1,0 +1,190 @@
+"""One worker: environment and settings -> a training run -> an exit code.
+
+Runs alone (`CUDA_VISIBLE_DEVICES=3 GPU_RANK=3 python3 pretrain_main.py --debug`), under the
+launcher, and under a profiler. Its last word to a supervisor, however it ends, is a `done` event.
+"""
+
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from model_check.config.arguments import Parser, add_settings_options, settings_request
+from model_check.config.load import Loaded, load
+from model_check.config.schema import Settings
+from model_check.engine.console import Console
+from model_check.engine.drill import parse_drill
+from model_check.engine.metrics import Meter, peak_memory_bytes
+from model_check.engine.stop import StopSignal, Terminated
+from model_check.errors import EXIT_PASS, EXIT_SIGNAL_BASE, ConfigError, ModelCheckError
+from model_check.events import Done, EventSink, Phase, open_sink
+from model_check.utils.worker_env import TOKEN_CACHE, WorkerEnv
+
+if TYPE_CHECKING:
+    from model_check.data.loader import BatchLoader
+    from model_check.data.token_cache import TokenCache
+
+EXIT_UNEXPECTED = 1
+GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""One of them is there where torch could use a GPU: NVIDIA, the same under WSL, AMD."""
+
+EPILOG = """exit codes:
+  0 trained to the end    2 usage or configuration    20 NaN or Inf    69 no usable GPU
+  1 unexpected failure    128+N ended by signal N"""
+
+
+@dataclass(frozen=True)
+class Process:
+    """What belongs to this process and not to the settings."""
+
+    env: WorkerEnv
+    sink: EventSink
+    console: Console
+    stop: StopSignal
+    meter: Meter
+
+
+@dataclass(frozen=True)
+class Ending:
+    exit_code: int
+    error: str | None = None
+
+
+def main(argv: Sequence[str]) -> int:
+    faulthandler.enable()
+    env = WorkerEnv.from_environ()
+    here = Process(env, open_sink(env.events_fd), Console(), StopSignal(), Meter())
+    with here.stop.installed():
+        here.sink.emit(Phase(name="import"))
+        ending = guarded(lambda: train(argv, here), here)
+        here.sink.emit(last_word(ending, here.meter))
+    return ending.exit_code
+
+
+def guarded(work: Callable[[], None], here: Process) -> Ending:
+    """Do it; every way it can end becomes an exit code and a message."""
+    try:
+        work()
+    except Terminated as end:
+        return stopped(end.signum, here)
+    except KeyboardInterrupt:
+        return stopped(signal.SIGINT, here)
+    except ModelCheckError as error:
+        here.console.error(str(error))
+        return Ending(error.exit_code, str(error))
+    except BrokenPipeError:  # `| head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Ending(EXIT_SIGNAL_BASE + signal.SIGPIPE, "standard output was closed")
+    except Exception as error:
+        traceback.print_exc()
+        return Ending(EXIT_UNEXPECTED, f"{type(error).__name__}: {error}")
+    return Ending(EXIT_PASS)
+
+
+def stopped(signum: int, here: Process) -> Ending:
+    text = f"stopped by {signal.Signals(signum).name} after {here.meter.num_steps} steps"
+    here.console.say(text)
+    return Ending(EXIT_SIGNAL_BASE + signum, text)
+
+
+def train(argv: Sequence[str], here: Process) -> None:
+    """Settings, device, data, model, steps: in the order in which they are cheap to get wrong."""
+    loaded = load(settings_request(parser().read(argv), os.environ), has_gpu)
+    settings = loaded.settings
+    worker = name_worker(loaded, here)
+    text, max_steps = settings.debug.drill, settings.training.max_steps
+    drill = parse_drill(text, max_steps) if text else None
+
+    from model_check.engine.checkpoint import checkpoint_directory  # from here on: torch
+    from model_check.engine.device import pick_device, set_up_process
+    from model_check.engine.trainer import Surroundings, build_trainer
+
+    set_up_process(settings.system, here.env.num_workers, os.environ)
+    device = pick_device(loaded.device, settings.system.device_id, here.env)
+    cache = open_tokens(settings, here)
+    surroundings = Surroundings(
+        worker=worker,
+        device=device,
+        directory=checkpoint_directory(
+            settings.system.checkpoint_dir, here.env.num_workers, worker
+        ),
+        drill=drill,
+        say=here.console.say,
+        sink=here.sink,
+        stop=here.stop,
+        meter=here.meter,
+    )
+    source = batch_source(cache, settings, pin=device.type == "cuda")
+    build_trainer(settings, source, cache.vocab_size, surroundings).run()
+
+
+def parser() -> Parser:
+    parser = Parser(prog="pretrain_main.py", description="Train on one device.", epilog=EPILOG)
+    add_settings_options(parser)
+    return parser
+
+
+def has_gpu() -> bool:
+    """Whether torch can use a GPU; importing it is spared where no driver is loaded."""
+    if not any(Path(driver).exists() for driver in GPU_DRIVERS):
+        return False
+    from model_check.engine.device import cuda_usable
+
+    return cuda_usable()
+
+
+def name_worker(loaded: Loaded, here: Process) -> str:
+    """`GPU3`; alone, its lines begin with it from now on."""
+    worker = here.env.name_for(loaded.device)
+    if not here.env.supervised:
+        here.console.prefix = f"[{worker}] "
+    return worker
+
+
+def open_tokens(settings: Settings, here: Process) -> "TokenCache":
+    """The entry that the supervisor names, else one that is found or built here and now."""
+    from model_check.data.token_cache import TokenCache
+
+    path = here.env.token_cache
+    if path is None:
+        from model_check.data.prepare import prepare
+
+        path = prepare(settings, here.console.say).path
+    cache = TokenCache.open(path, settings.data.verify)
+    wanted = settings.training.context_length
+    if cache.context_length != wanted:
+        raise ConfigError(
+            f"{TOKEN_CACHE} = {path}: its sequences have {cache.context_length} tokens, "
+            f"training.context_length is {wanted}"
+        )
+    return cache
+
+
+def batch_source(cache: "TokenCache", settings: Settings, *, pin: bool) -> "BatchLoader":
+    from model_check.data.loader import BatchLoader
+
+    training = settings.training
+    return BatchLoader(
+        cache, training.batch_size, settings.system.seed, training.num_workers, pin=pin
+    )
+
+
+def last_word(ending: Ending, meter: Meter) -> Done:
+    return Done(
+        exit_code=ending.exit_code,
+        error=ending.error,
+        steps=meter.num_steps,
+        loss_first=None if meter.loss_first is None else meter.loss_first.hex(),
+        loss_last=None if meter.loss_last is None else meter.loss_last.hex(),
+        tokens_per_s=meter.tokens_per_s,
+        peak_memory_bytes=peak_memory_bytes(),
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

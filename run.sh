@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The one command: bash run.sh --help. Finds the environment, or makes it once, and becomes the
+# launcher: no process of ours stays between it and its caller, so exit codes and signals are its own.
+set -euo pipefail
+
+self=$(readlink -f -- "${BASH_SOURCE[0]}")
+root=${self%/*}
+# shellcheck source=launcher/environment.sh
+source "$root/launcher/environment.sh"
+
+# No cd: paths in the arguments are relative to where the user is. -P, for the same reason: a
+# launcher/ or a types.py in that directory is not ours.
+export MODEL_CHECK_PYTHONPATH_BEFORE=${PYTHONPATH-}
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+if ! python_was_chosen && ready; then
+    exec "$venv/bin/python" -P -m launcher "$@"
+fi
+find_python
+exec "$python" -P -m launcher.environment run -P -m launcher "$@"

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Train on the freest GPU, picked and reserved: ./train_auto_gpu.sh [OPTIONS ...]
+set -euo pipefail
+
+self=$(readlink -f -- "${BASH_SOURCE[0]}")
+exec bash "${self%/*}/run.sh" --gpus auto "$@"

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Train on one GPU: ./train_gpu.sh [GPU] [OPTIONS ...]; GPU 0 unless told. `./train_gpu.sh 3 --debug`
+set -euo pipefail
+
+self=$(readlink -f -- "${BASH_SOURCE[0]}")
+gpu=0
+if (($#)) && [[ $1 != -* && $1 != *=* ]]; then # neither an option nor section.key=value
+    gpu=${1:-0}
+    shift
+fi
+exec bash "${self%/*}/run.sh" --gpu "$gpu" "$@"
