@@ -106,7 +106,8 @@ def _run(session: Session, argv: Sequence[str], printer: Printer) -> int:
         outcome = _prepare_and_train(session, printer, watch, facts)
     facts["duration_s"] = round(time.monotonic() - started, 3)
     result = _judge(facts, outcome, watch)
-    return _close(session, printer, facts, outcome, result)
+    _close(session, printer, facts, result)
+    return result.exit_code
 
 
 def _prepare_and_train(
@@ -143,6 +144,7 @@ def _facts(session: Session, argv: Sequence[str]) -> dict[str, Any]:
         device=session.loaded.device,
         mode=session.loaded.settings.launch.mode,
         drill=session.loaded.settings.debug.drill,
+        steps=None if session.arguments.command else session.loaded.settings.training.max_steps,
         workers=[place.name for place in session.picked.places],
         groups=dict(session.picked.groups),
         gpus=gpus,
@@ -184,15 +186,14 @@ def _judge(facts: dict[str, Any], outcome: Outcome, watch: Watch) -> RunResult:
         leftovers=list(outcome.leftovers),
         dropped_lines=outcome.dropped_lines,
     )
-    facts["end"] = msgspec.to_builtins(end)
-    facts["ended"] = msgspec.to_builtins(workers)
     histories = {w.name: watch.histories.get(w.name, History()) for w in workers}
-    return judge(facts, end, workers, histories, watch.agreed_steps)
+    result = judge(dict(facts), end, workers, histories, watch.agreed_steps)
+    facts["end"] = msgspec.to_builtins(end)  # what `report` needs to judge again
+    facts["ended"] = msgspec.to_builtins(workers)
+    return result
 
 
-def _close(
-    session: Session, printer: Printer, facts: dict[str, Any], outcome: Outcome, result: RunResult
-) -> int:
+def _close(session: Session, printer: Printer, facts: dict[str, Any], result: RunResult) -> None:
     directory = session.around.run_dir
     try:
         run_dir.write(directory / "run.json", facts)
@@ -202,4 +203,3 @@ def _close(
     tail = session.loaded.settings.logging.tail_lines
     for line in closing_lines(result, directory, tail):
         printer.say(line)
-    return outcome.exit_code

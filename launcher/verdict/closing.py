@@ -12,7 +12,7 @@ def closing_lines(result: RunResult, directory: Path, tail_lines: int) -> Iterat
     if len(result.workers) > 1 or any(worker.steps for worker in result.workers):
         yield from table(result)
     for worker in result.workers:
-        yield from _about(worker)
+        yield from _about(worker, result)
     if result.leftovers:
         pids = ", ".join(map(str, result.leftovers))
         yield f"could not be killed, and may still hold a GPU: pid {pids}"
@@ -26,8 +26,11 @@ def closing_lines(result: RunResult, directory: Path, tail_lines: int) -> Iterat
             yield from (f"  | {line}" for line in worker.last_lines[-tail_lines:])
 
 
-def _about(worker: WorkerResult) -> Iterator[str]:
-    if worker.cause and worker.verdict in (Verdict.FAIL, Verdict.SUSPECT, Verdict.INCONCLUSIVE):
+def _about(worker: WorkerResult, result: RunResult) -> Iterator[str]:
+    told_below = (
+        worker.verdict in (Verdict.PASS, Verdict.STOPPED) or (worker.cause or "") in result.summary
+    )
+    if worker.cause and not told_below:
         yield f"{worker.name}: {worker.cause}"
     for path in worker.evidence:
         yield f"{worker.name}: evidence: {path}"

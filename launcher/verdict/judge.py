@@ -8,7 +8,7 @@ import msgspec
 
 from launcher.verdict.agreement import Disagreement
 from launcher.verdict.history import History
-from model_check.errors import EXIT_HANG, describe_exit
+from model_check.errors import EXIT_HANG, EXIT_INTERNAL, EXIT_PASS, describe_exit
 from model_check.events import Scalar
 
 
@@ -93,13 +93,16 @@ def judge(
 ) -> RunResult:
     """The verdict of a run whose facts are in `run` (what run.json holds).
 
+    A trainer that ends well without having trained every step proves nothing: INCONCLUSIVE, and
+    exit code 70, since that is a fault of ours.
     `agreed_steps`: steps at which all workers of every group of at least two had equal bits.
     """
     results = [_judge_worker(run, end, worker, histories[worker.name]) for worker in workers]
     verdict = _run_verdict(end, results)
+    unproven = verdict is not Verdict.PASS and end.exit_code == EXIT_PASS
     return RunResult(
         verdict=verdict,
-        exit_code=end.exit_code,
+        exit_code=EXIT_INTERNAL if unproven else end.exit_code,
         summary=_summary(verdict, end, results, histories, agreed_steps),
         culprits=end.culprits,
         disagreement=str(end.disagreement) if end.disagreement else None,
@@ -113,7 +116,7 @@ def judge(
 def _judge_worker(
     run: dict[str, Any], end: RunEnd, worker: Ended, history: History
 ) -> WorkerResult:
-    verdict, cause = _worker_verdict(end, worker, history)
+    verdict, cause = _worker_verdict(end, worker, history, run.get("steps"))
     done = history.done
     return WorkerResult(
         name=worker.name,
@@ -134,7 +137,9 @@ def _judge_worker(
     )
 
 
-def _worker_verdict(end: RunEnd, worker: Ended, history: History) -> tuple[Verdict, str | None]:
+def _worker_verdict(
+    end: RunEnd, worker: Ended, history: History, wanted_steps: int | None
+) -> tuple[Verdict, str | None]:
     if end.disagreement and worker.name in end.disagreement.bits:
         return _by_disagreement(end.disagreement, worker.name)
     if worker.spawn_error:
@@ -147,6 +152,9 @@ def _worker_verdict(end: RunEnd, worker: Ended, history: History) -> tuple[Verdi
         return Verdict.FAIL, _cause(worker.returncode, history)
     if worker.stopped_by_us:
         return Verdict.STOPPED, "stopped by us"
+    if wanted_steps is not None and history.num_steps != wanted_steps:
+        done = f"{history.num_steps} of {wanted_steps} steps"
+        return Verdict.INCONCLUSIVE, f"ended with exit code 0 after {done}"
     return Verdict.PASS, None
 
 
@@ -187,9 +195,7 @@ def _summary(
     agreed_steps: int,
 ) -> str:
     if verdict is not Verdict.PASS:
-        return (
-            str(end.disagreement) if end.disagreement else end.reason or "a worker's end is unknown"
-        )
+        return _why_not(end, results)
     names = _and([result.name for result in results])
     steps = min(result.steps for result in results)
     if steps == 0:
@@ -201,6 +207,16 @@ def _summary(
     if agreed_steps == 0:
         return f"{ran}; no two of them are alike, so nothing was compared"
     return f"{ran}; loss and gradient norm equal bit for bit in {agreed_steps} of {steps} steps"
+
+
+def _why_not(end: RunEnd, results: Sequence[WorkerResult]) -> str:
+    if end.disagreement:
+        return str(end.disagreement)
+    failed = [result for result in results if result.name in end.culprits and result.cause]
+    if len(failed) == 1 and end.exit_code != EXIT_HANG:
+        return f"{failed[0].name} failed first: {failed[0].cause}"
+    unproven = [f"{result.name} {result.cause}" for result in results if result.cause]
+    return end.reason or "; ".join(unproven)
 
 
 def _and(names: Sequence[str]) -> str:

@@ -1,8 +1,10 @@
 """From outcomes and histories to a verdict for each worker: facts in, words out."""
 
+from pathlib import Path
 from typing import Any
 
 from launcher.verdict.agreement import Disagreement
+from launcher.verdict.closing import closing_lines
 from launcher.verdict.history import History, replay
 from launcher.verdict.judge import Ended, RunEnd, RunResult, Verdict, judge
 from launcher.verdict.report import row, table
@@ -114,3 +116,25 @@ def test_the_table_shows_nan_as_text_and_what_is_unknown_as_n_a() -> None:
     cells = row(result.workers[0])
     assert cells == ("GPU0", "FAIL", "1", "nan", "nan", "n/a", "n/a", "1.5 s")
     assert any("GPU0" in line and "FAIL" in line for line in table(result))
+
+
+def test_the_summary_of_a_failure_is_its_cause_and_is_told_once() -> None:
+    bad = trained(2)
+    bad.record(NonFinite(step=2, where="gradient", loss=LOSS, grad_norm="nan", names=["a.weight"]))
+    end = RunEnd(exit_code=20, reason="GPU1 failed first: exit code 20", culprits=["GPU1"])
+    workers = [ended("GPU0", -15, stopped_by_us=True), ended("GPU1", 20, last_lines=["x", "y"])]
+    result = judged(end, workers, {"GPU0": trained(), "GPU1": bad})
+    told = "GPU1 failed first: non-finite gradient at step 2, first in a.weight"
+    assert result.summary == told
+    lines = list(closing_lines(result, Path("/runs/r"), tail_lines=1))
+    assert lines[-3:] == [f"FAIL: {told} (exit code 20)", "last lines of GPU1:", "  | y"]
+    assert sum("a.weight" in line for line in lines) == 1
+
+
+def test_a_worker_that_ends_well_without_all_its_steps_proves_nothing() -> None:
+    histories = {"GPU0": trained(3), "GPU1": trained(2)}
+    workers = [ended("GPU0"), ended("GPU1")]
+    result = judge({"steps": 3}, RunEnd(exit_code=0), workers, histories, agreed_steps=2)
+    assert [w.verdict for w in result.workers] == [Verdict.PASS, Verdict.INCONCLUSIVE]
+    assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 70)
+    assert result.summary == "GPU1 ended with exit code 0 after 2 of 3 steps"
