@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,29 +61,42 @@ def main(argv: Sequence[str]) -> int:
     here = Process(env, open_sink(env.events_fd), Console(), StopSignal(), Meter())
     with here.stop.installed():
         here.sink.emit(Phase(name="import"))
-        ending = guarded(lambda: train(argv, here), here)
-        here.sink.emit(last_word(ending, here.meter))
+        failure = attempt(lambda: train(argv, here))
+        with here.stop.deferred():  # the last word is said to its end
+            ending = ending_of(failure, here)
+            here.sink.emit(last_word(ending, here.meter))
     return ending.exit_code
 
 
-def guarded(work: Callable[[], None], here: Process) -> Ending:
-    """Do it; every way it can end becomes an exit code and a message."""
+def attempt(work: Callable[[], None]) -> BaseException | None:
+    """Do it; what ended it, None when all went well."""
     try:
         work()
-    except Terminated as end:
-        return stopped(end.signum, here)
-    except KeyboardInterrupt:
-        return stopped(signal.SIGINT, here)
-    except ModelCheckError as error:
-        here.console.error(str(error))
-        return Ending(error.exit_code, str(error))
-    except BrokenPipeError:  # `| head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Ending(EXIT_SIGNAL_BASE + signal.SIGPIPE, "standard output was closed")
-    except Exception as error:
-        traceback.print_exc()
-        return Ending(EXIT_UNEXPECTED, f"{type(error).__name__}: {error}")
-    return Ending(EXIT_PASS)
+    except SystemExit:  # --help
+        raise
+    except BaseException as failure:
+        return failure
+    return None
+
+
+def ending_of(failure: BaseException | None, here: Process) -> Ending:
+    """Tell what happened; every way to end has an exit code and a message."""
+    match failure:
+        case None:
+            return Ending(EXIT_PASS)
+        case Terminated(signum=signum):
+            return stopped(signum, here)
+        case KeyboardInterrupt():
+            return stopped(signal.SIGINT, here)
+        case ModelCheckError():
+            here.console.complain(f"error: {failure}")
+            return Ending(failure.exit_code, str(failure))
+        case BrokenPipeError():  # `| head`: nobody reads on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return Ending(EXIT_SIGNAL_BASE + signal.SIGPIPE, "standard output was closed")
+        case _:
+            here.console.complain("".join(traceback.format_exception(failure)).rstrip())
+            return Ending(EXIT_UNEXPECTED, f"{type(failure).__name__}: {failure}")
 
 
 def stopped(signum: int, here: Process) -> Ending:
@@ -97,6 +110,7 @@ def train(argv: Sequence[str], here: Process) -> None:
     loaded = load(settings_request(parser().read(argv), os.environ), has_gpu)
     settings = loaded.settings
     worker = name_worker(loaded, here)
+    refuse_to_be_a_rank(here.env, os.environ)
     text, max_steps = settings.debug.drill, settings.training.max_steps
     drill = parse_drill(text, max_steps) if text else None
 
@@ -144,6 +158,17 @@ def name_worker(loaded: Loaded, here: Process) -> str:
     if not here.env.supervised:
         here.console.prefix = f"[{worker}] "
     return worker
+
+
+def refuse_to_be_a_rank(env: WorkerEnv, environ: Mapping[str, str]) -> None:
+    """One process trains by itself. Several, started by torchrun, would train the same thing on the
+    same GPU and write the same files. (A supervised worker may inherit the variable of its node.)"""
+    world_size = environ.get("WORLD_SIZE", "")
+    if not env.supervised and world_size not in ("", "1"):
+        raise ConfigError(
+            f"WORLD_SIZE = {world_size}: pretrain_main.py trains alone, not as a rank of a "
+            "distributed job; `bash run.sh` starts one worker a GPU, or unset WORLD_SIZE"
+        )
 
 
 def open_tokens(settings: Settings, here: Process) -> "TokenCache":

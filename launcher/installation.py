@@ -22,6 +22,7 @@ from launcher.requirements import (
     PYPROJECT,
     ROOT,
     Requirement,
+    extra,
     installed,
     normalised,
     pins,
@@ -78,8 +79,8 @@ def _stamp(venv: Path) -> str:
 def _claim(venv: Path) -> None:
     """Create the directory; one that holds something else is refused, since ours may be cleared."""
     venv.mkdir(parents=True, exist_ok=True)
-    ours = (venv / LOCK).exists() or (venv / "pyvenv.cfg").exists()
-    if not ours and any(venv.iterdir()):
+    names = {entry.name for entry in venv.iterdir()}
+    if names and not names & {LOCK, "pyvenv.cfg"}:
         raise UsageError(f"{venv}: not a Python environment, so it is left alone; name another")
 
 
@@ -106,9 +107,12 @@ def _install(venv: Path, purpose: str, lock: int) -> None:
         _create(venv, lock)
     _remove_half_installed(venv)
     kept = _kept(python)
-    wanted = [need for need in required(PURPOSES[purpose]) if need.name not in kept]
-    reused = "".join(f"; reusing {name} {version}" for name, version in kept.items())
-    say(f"installing into {venv} (once; {len(wanted)} packages and what they need{reused})")
+    needs = [*required(), *(need for name in PURPOSES[purpose] for need in extra(name))]
+    wanted = [need for need in needs if need.name not in kept]
+    reused = ", ".join(f"{name} {version}" for name, version in kept.items())
+    say(f"installing into {venv} (once; packages: {len(wanted)} and what they need)")
+    if reused:
+        say(f"reusing {reused} of {sys.executable}")
     _pip_install(venv, wanted, kept, quiet=purpose == "check", lock=lock)
     for done in list(PURPOSES)[: list(PURPOSES).index(purpose) + 1]:
         write_atomic(venv / f"ready-{done}", _stamp(venv))

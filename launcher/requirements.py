@@ -5,9 +5,10 @@ import importlib.metadata
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from model_check.errors import InternalError
 
@@ -33,13 +34,14 @@ class Requirement(NamedTuple):
         return version is not None and _release(version) >= _release(self.minimum)
 
 
-def required(extras: Iterable[str] = ()) -> list[Requirement]:
-    """The dependencies of pyproject.toml, and those of the named extras."""
-    project = tomllib.loads(PYPROJECT.read_text())["project"]
-    lines = list(project["dependencies"])
-    for extra in extras:
-        lines += project["optional-dependencies"][extra]
-    return [_parse(line) for line in lines]
+def required() -> list[Requirement]:
+    """The dependencies of pyproject.toml."""
+    return [_parse(line) for line in _project()["dependencies"]]
+
+
+def extra(name: str) -> list[Requirement]:
+    """What the extra of that name adds to them."""
+    return [_parse(line) for line in _project()["optional-dependencies"][name]]
 
 
 def pins() -> dict[str, str]:
@@ -78,6 +80,12 @@ def say(text: str) -> None:
 
 def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@cache
+def _project() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads(PYPROJECT.read_text())["project"]
+    return project
 
 
 def _parse(line: str) -> Requirement:

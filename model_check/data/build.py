@@ -45,6 +45,7 @@ def build_tokens(
     key: dict[str, Any],
     max_tokens: int | None,
     say: Say,
+    shard_tokens: int = SHARD_TOKENS,
 ) -> TokensManifest:
     """Fill `directory` with the store of `key`, every file synced, the manifest last.
 
@@ -54,7 +55,7 @@ def build_tokens(
     dtype: Literal["uint16", "uint32"]
     dtype = "uint16" if tokenizer.vocab_size <= MAX_UINT16_VOCAB else "uint32"
     repairs = Repairs()
-    tokens = _ShardWriter(directory, shard_name, dtype, SHARD_TOKENS)
+    tokens = _ShardWriter(directory, shard_name, dtype, shard_tokens)
     ends = _ShardWriter(directory, lambda _: DOCUMENTS, "uint64", None)
     with tokens, ends:
         progress = _Progress(source.size_bytes, say)
@@ -74,7 +75,7 @@ def build_tokens(
             hash=hash_of(key),
             key=key,
             dtype=dtype,
-            shard_tokens=SHARD_TOKENS,
+            shard_tokens=shard_tokens,
             num_tokens=tokens.num_items,
             num_documents=ends.num_items,
             vocab_size=tokenizer.vocab_size,

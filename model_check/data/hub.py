@@ -173,7 +173,7 @@ def _any_answer(endpoint: str, timeout_s: float) -> bool:
     import urllib.request
 
     try:
-        request = urllib.request.Request(endpoint, method="HEAD")
+        request = urllib.request.Request(f"{endpoint}/", method="HEAD")
         with urllib.request.urlopen(request, timeout=timeout_s):
             return True
     except urllib.error.HTTPError as error:

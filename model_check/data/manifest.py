@@ -146,10 +146,10 @@ def _read(directory: Path, kind: type[M]) -> M:
     path = directory / MANIFEST
     try:
         raw = path.read_bytes()
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         if directory.is_dir():
             raise CorruptEntryError(f"{directory}: has no {MANIFEST}") from error
-        raise
+        raise FileNotFoundError(directory) from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     try:

@@ -6,9 +6,9 @@ work twice, and one of them wins. A published file is never changed afterwards.
 
 import errno
 import hashlib
+import itertools
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,23 +16,23 @@ from functools import cache
 from pathlib import Path
 
 from model_check.errors import StorageError
-from model_check.utils.files import current_umask, sync
+from model_check.utils.files import sync
 
 TMP_PREFIX = ".tmp-"
 BAD_PREFIX = ".bad-"
 _FOREIGN_TMP_AGE_S = 24 * 3600
 """Another machine's unfinished directory is taken for dead after so long; ours when it is."""
+_serial = itertools.count()
 _CURE = "set data.cache_dir (or DATASET_CACHE_DIR) to a directory"
 
 
 @contextmanager
 def beside(root: Path, key_hash: str) -> Iterator[Path]:
     """A new directory to fill; it is gone at the end unless it was published."""
-    with storage_errors(root):
-        directory = Path(tempfile.mkdtemp(prefix=f"{TMP_PREFIX}{key_hash}-{_owner()}-", dir=root))
-        # mkdtemp gives 0700: a second user could not read what is published.
-        directory.chmod((0o777 & ~current_umask()) | _inherited_setgid(root))
-    try:
+    directory = root / f"{TMP_PREFIX}{key_hash}-{_owner()}-{next(_serial)}"
+    try:  # entered before the directory exists: a signal may raise between any two lines
+        with storage_errors(root):
+            directory.mkdir()
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -127,10 +127,6 @@ def _is_dead(directory: Path) -> bool:
             return start_time(int(pid)) != started
         case _:
             return time.time() - directory.stat().st_mtime > _FOREIGN_TMP_AGE_S
-
-
-def _inherited_setgid(root: Path) -> int:
-    return root.stat().st_mode & 0o2000
 
 
 def _mib(size: int) -> str:

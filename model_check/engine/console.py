@@ -2,6 +2,7 @@
 
 import sys
 from io import TextIOWrapper
+from typing import TextIO
 
 
 class Console:
@@ -15,9 +16,11 @@ class Console:
                 stream.reconfigure(line_buffering=True, errors="backslashreplace")
 
     def say(self, text: str) -> None:
-        for line in text.split("\n"):
-            print(f"{self.prefix}{line}", flush=True)
+        self._write(text, sys.stdout)
 
-    def error(self, text: str) -> None:
+    def complain(self, text: str) -> None:
+        self._write(text, sys.stderr)
+
+    def _write(self, text: str, stream: TextIO) -> None:
         for line in text.split("\n"):
-            print(f"{self.prefix}error: {line}", file=sys.stderr, flush=True)
+            print(f"{self.prefix}{line}", file=stream, flush=True)

@@ -43,7 +43,7 @@ def pick_device(kind: str, device_id: int, env: WorkerEnv) -> torch.device:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
     if not torch.cuda.is_available():
         raise NoGpuError(
-            f"system.device = cuda: torch {str(torch.__version__)} sees no GPU (built for CUDA "
+            f"system.device = cuda: torch {torch.__version__} sees no GPU (built for CUDA "
             f"{torch.version.cuda}, CUDA_VISIBLE_DEVICES = {visible!r}); `bash run.sh doctor` "
             "tells why, system.device=cpu trains without"
         )
@@ -77,7 +77,7 @@ def describe_device(device: torch.device) -> dict[str, Scalar]:
     """For the `build` phase's detail: only workers that agree in it can have equal bits."""
     common: dict[str, Scalar] = {
         "device": str(device),
-        "torch": str(torch.__version__),
+        "torch": str(torch.__version__),  # a str of its own class, which the encoder refuses
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     if device.type == "cpu":
@@ -96,8 +96,8 @@ def describe_device(device: torch.device) -> dict[str, Scalar]:
 def _be_deterministic() -> None:
     # cuBLAS reads it once, when its first handle is made.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # An operator that varies is an error. The same as use_deterministic_algorithms(True), which also
-    # imports torch._inductor to configure it (1.8 s of a worker's start; nothing here is compiled).
+    # An operator that varies is an error. What use_deterministic_algorithms(True) does, but for the
+    # import of torch._inductor to configure it: 1.8 s of a worker's start, and nothing is compiled.
     torch.set_deterministic_debug_mode("error")
     # By default strict mode fills new memory with NaN: it could make the very NaN we look for.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ class Drill:
     worker: str | None
     """None: every worker."""
     parameter: str | None
-    """None: the first matrix of the first block."""
+    """None: a matrix of the first block."""
 
 
 def parse_drill(text: str, max_steps: int) -> Drill:

@@ -21,7 +21,8 @@ class Terminated(BaseException):
 class StopSignal:
     """What was asked for. Install it once, in the main thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, finish_step_s: float = FINISH_STEP_S) -> None:
+        self.finish_step_s = finish_step_s
         self.signum: int | None = None
         self._deferring = False
 
@@ -41,8 +42,8 @@ class StopSignal:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Inside, the first signal is only noted: `check` acts on it. A step that takes longer than
-        FINISH_STEP_S after it, or a second signal, is cut short."""
+        """Inside, the first signal is only noted: `check` acts on it. A second signal, or a step
+        that goes on for `finish_step_s` after the first, is cut short."""
         self._deferring = True
         try:
             yield
@@ -60,7 +61,7 @@ class StopSignal:
         if second or not self._deferring:
             raise Terminated(signum)
         # Repeated: one raised inside a destructor or a callback is lost.
-        signal.setitimer(signal.ITIMER_REAL, FINISH_STEP_S, 1.0)
+        signal.setitimer(signal.ITIMER_REAL, self.finish_step_s, 1.0)
 
     def _on_alarm(self, _signum: int, _frame: FrameType | None) -> None:
         self.check()

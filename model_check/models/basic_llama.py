@@ -14,6 +14,17 @@ from model_check.models.loss import linear_cross_entropy
 from model_check.models.rope import rotate
 
 
+class Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Left as allocated: `build_model` fills every matrix. (torch's own filling takes seconds,
+        and on the meta device imports torch._dynamo.)"""
+
+
+class Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        """As Linear's."""
+
+
 class Attention(nn.Module):
     def __init__(self, geometry: Geometry, attend: AttentionFn) -> None:
         super().__init__()
@@ -21,10 +32,10 @@ class Attention(nn.Module):
         self.attend = attend
         width, query_width = geometry.hidden_size, geometry.num_heads * geometry.head_dim
         key_width = geometry.num_kv_heads * geometry.head_dim
-        self.wq = nn.Linear(width, query_width, bias=False)
-        self.wk = nn.Linear(width, key_width, bias=False)
-        self.wv = nn.Linear(width, key_width, bias=False)
-        self.wo = nn.Linear(query_width, width, bias=False)
+        self.wq = Linear(width, query_width, bias=False)
+        self.wk = Linear(width, key_width, bias=False)
+        self.wv = Linear(width, key_width, bias=False)
+        self.wo = Linear(query_width, width, bias=False)
 
     def forward(self, x_BTE: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
         q_BHTD = rotate(self._heads(self.wq(x_BTE)), cos_TD, sin_TD)
@@ -45,9 +56,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
-        self.w1 = nn.Linear(geometry.hidden_size, geometry.intermediate_size, bias=False)
-        self.w2 = nn.Linear(geometry.intermediate_size, geometry.hidden_size, bias=False)
-        self.w3 = nn.Linear(geometry.hidden_size, geometry.intermediate_size, bias=False)
+        self.w1 = Linear(geometry.hidden_size, geometry.intermediate_size, bias=False)
+        self.w2 = Linear(geometry.intermediate_size, geometry.hidden_size, bias=False)
+        self.w3 = Linear(geometry.hidden_size, geometry.intermediate_size, bias=False)
 
     def forward(self, x_BTE: Tensor) -> Tensor:
         out: Tensor = self.w2(nn.functional.silu(self.w1(x_BTE)) * self.w3(x_BTE))
@@ -84,12 +95,12 @@ class BasicLlama(nn.Module):
     ) -> None:
         super().__init__()
         self.gradient_checkpointing = gradient_checkpointing
-        self.tok_embed = nn.Embedding(geometry.vocab_size, geometry.hidden_size)
+        self.tok_embed = Embedding(geometry.vocab_size, geometry.hidden_size)
         blocks = (Block(geometry, attend, norm_eps) for _ in range(geometry.num_layers))
         self.layers = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(geometry.hidden_size, eps=norm_eps)
         if not geometry.tied:
-            self.output = nn.Linear(geometry.hidden_size, geometry.vocab_size, bias=False)
+            self.output = Linear(geometry.hidden_size, geometry.vocab_size, bias=False)
         self.tied = geometry.tied
 
     @property

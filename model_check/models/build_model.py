@@ -21,7 +21,7 @@ def build_model(
     settings: Settings, geometry: Geometry, attend: AttentionFn, device: torch.device
 ) -> BasicLlama:
     """A model in float32 on `device`: matrices normal with std `model.init_std`, norms one."""
-    model = empty_model(settings, geometry, attend).to_empty(device=device)
+    model = empty_model(settings, geometry, attend, device)
     frequencies = inverse_frequencies(
         geometry.head_dim, settings.model.rope_theta, settings.model.rope_scaling
     )
@@ -31,9 +31,11 @@ def build_model(
     return model
 
 
-def empty_model(settings: Settings, geometry: Geometry, attend: AttentionFn) -> BasicLlama:
-    """The model without storage (device `meta`): for counting, and before it is placed."""
-    with torch.device("meta"):
+def empty_model(
+    settings: Settings, geometry: Geometry, attend: AttentionFn, device: torch.device
+) -> BasicLlama:
+    """The model with its matrices as allocated; on device `meta` without any storage."""
+    with device:
         return BasicLlama(
             geometry,
             attend,
@@ -66,7 +68,9 @@ def _pieces(model: torch.nn.Module, piece_numel: int) -> Iterator[tuple[str, Ten
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:
             flat = parameter.detach().view(-1)
-            yield from ((f"{name}:{n}", part) for n, part in enumerate(torch.split(flat, piece_numel)))
+            yield from (
+                (f"{name}:{n}", part) for n, part in enumerate(torch.split(flat, piece_numel))
+            )
 
 
 def _draw(target: Tensor, std: float, key: str) -> None:

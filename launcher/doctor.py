@@ -1,0 +1,63 @@
+"""`run.sh doctor`: what of this machine is fine, what is not, what to do. Changes nothing, asks no
+network, imports no torch."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from launcher.checkup.finding import Finding
+from launcher.checkup.gpus import ask, check_gpus
+from launcher.checkup.machine import check_machine
+from launcher.checkup.packages import check_packages
+from launcher.checkup.storage import check_storage
+from launcher.gpus.probe import GpuProbe
+
+SCHEMA = 1
+
+
+def doctor(
+    probe: GpuProbe,
+    environ: Mapping[str, str],
+    cwd: Path,
+    cache_dir: Path,
+    *,
+    as_json: bool,
+    write: Callable[[str], None],
+) -> int:
+    """Write one line a finding (or one JSON document); returns 0, or what the worst FAIL asks for.
+
+    `cache_dir`: where token caches lie, relative to `cwd` or absolute.
+    """
+    snapshot, findings = ask(probe)
+    if snapshot is not None:
+        findings = check_gpus(snapshot, environ)
+    findings = [
+        *check_packages(snapshot),
+        *findings,
+        *check_machine(environ),
+        *check_storage(environ, cwd, cache_dir),
+    ]
+    # A broken GPU (69) before a missing package (2): the higher code is the more specific one.
+    exit_code = max(finding.exit_code for finding in findings)
+    if as_json:
+        write(_document(findings, exit_code))
+    else:
+        for finding in findings:
+            write(str(finding))
+        write(_summary(findings))
+    return exit_code
+
+
+def _document(findings: Sequence[Finding], exit_code: int) -> str:
+    checks = [
+        {"status": f.status, "name": f.name, "found": f.found, "advice": f.advice} for f in findings
+    ]
+    return json.dumps({"schema": SCHEMA, "exit_code": exit_code, "checks": checks}, indent=2)
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    states = [finding.status for finding in findings]
+    failed, warned = states.count("FAIL"), states.count("warn")
+    if not failed and not warned:
+        return f"all {len(states)} checks ok"
+    return f"{len(states)} checks: {failed} FAIL, {warned} warn, {states.count('ok')} ok"

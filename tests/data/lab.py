@@ -1,0 +1,230 @@
+"""A cache directory to prepare in, builders that are processes of their own, and a hub on the
+loopback interface."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from model_check.config.load import Request, load
+from model_check.config.schema import Settings
+from model_check.data.prepare import Prepared, prepare
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 60.0
+COMMIT = "a" * 40
+WORDS = "the model checks every GPU of a box and says which one cannot train "
+_PLACES = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", "DATASET_CACHE_DIR", "HTTP_PROXY")
+
+
+def settings_for(cache: Path, dataset: object, *overrides: str) -> Settings:
+    """Small and quick: vocabulary 300, context 16."""
+    usual = (
+        f"data.cache_dir={cache}",
+        f"data.dataset={dataset}",
+        "data.tokenizer=bpe",
+        "data.bpe_vocab_size=300",
+        "training.context_length=16",
+    )
+    request = Request(preset="cpu", overrides=(*usual, *overrides))
+    return load(request, lambda: False).settings
+
+
+@dataclass
+class Lab:
+    """One cache directory, and what was said while preparing in it."""
+
+    dir: Path
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def cache(self) -> Path:
+        return self.dir / "cache"
+
+    def text(self, content: str | bytes = WORDS * 20, name: str = "notes.txt") -> Path:
+        path = self.dir / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def prepare(self, dataset: object, *overrides: str) -> Prepared:
+        self.said.clear()
+        return prepare(settings_for(self.cache, dataset, *overrides), self.said.append)
+
+    def stores(self) -> list[Path]:
+        return sorted((self.cache / "tokens").glob("*"))
+
+    def unfinished(self) -> list[Path]:
+        return sorted(self.cache.glob(".tmp-*"))
+
+    def views(self) -> list[Path]:
+        return sorted(self.cache.glob("[!.]*__*"))
+
+
+def snapshot(directory: Path) -> dict[str, tuple[int, int, int]]:
+    """(inode, size, mtime) of everything below: equal when nothing was written."""
+    found = {}
+    for path in [directory, *directory.rglob("*")]:
+        st = path.lstat()
+        found[str(path)] = (st.st_ino, st.st_size, st.st_mtime_ns)
+    return found
+
+
+@dataclass
+class Builder:
+    """`prepare_dataset.py` in a process of its own."""
+
+    process: subprocess.Popen[str]
+
+    def finish(self) -> tuple[int, str]:
+        """(exit code, all that it wrote)"""
+        output, _ = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, output
+
+    def wait_for(self, text: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if text in line:
+                return
+        raise AssertionError(f"the builder ended without saying {text!r}")
+
+
+def start_builder(
+    cache: Path, dataset: object, *arguments: str, environ: Mapping[str, str] | None = None
+) -> Builder:
+    usual = [
+        f"data.cache_dir={cache}",
+        f"data.dataset={dataset}",
+        "data.tokenizer=bpe",
+        "data.bpe_vocab_size=300",
+        "training.context_length=16",
+    ]
+    given = {argument.partition("=")[0] for argument in arguments}
+    usual = [argument for argument in usual if argument.partition("=")[0] not in given]
+    clean = {k: v for k, v in os.environ.items() if k.upper() not in _PLACES}
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "prepare_dataset.py"), "--preset", "cpu", *usual, *arguments],
+        env={**clean, **(environ or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return Builder(process)
+
+
+def wait_until(happened: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not happened():
+        assert time.monotonic() < end, f"never seen: {what}"
+        time.sleep(0.002)
+
+
+@dataclass
+class Answer:
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class FakeHub:
+    """Answers what huggingface_hub and datasets ask, from repositories of bytes."""
+
+    def __init__(self) -> None:
+        self.repos: dict[str, dict[str, bytes]] = {}
+        """`models/acme/tiny`, `datasets/acme/text` -> path -> content."""
+        self.refusals: dict[str, Answer] = {}
+        """Start of a URL path -> what is answered instead."""
+        self.requests: list[str] = []
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                path = self.path.partition("?")[0]
+                if path.startswith("http://"):  # we are its proxy
+                    path = "/" + path.partition("://")[2].partition("/")[2]
+                hub.requests.append(f"{self.command} {path}")
+                answer = hub.answer(path, self.headers.get("Range"))
+                self.send_response(answer.status)
+                for name, value in answer.headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(answer.body)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(answer.body)
+
+            do_HEAD = do_GET
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+
+    def answer(self, path: str, wanted_range: str | None) -> Answer:
+        for start, refusal in self.refusals.items():
+            if path.startswith(start):
+                return refusal
+        if path == "/" or path.endswith("/auth-check"):
+            return Answer(200)
+        for name, files in self.repos.items():
+            url = name.removeprefix("models/")
+            if path.startswith(f"/api/{name}/tree/"):
+                return _tree(files, path.partition("/tree/")[2].partition("/")[2])
+            if path == f"/api/{name}" or path.startswith(f"/api/{name}/revision/"):
+                return _info(url, files)
+            if path.startswith(f"/{url}/resolve/"):
+                file = path.partition("/resolve/")[2].partition("/")[2]
+                if file in files:
+                    return _file(files[file], wanted_range)
+                return Answer(404, headers={"X-Error-Code": "EntryNotFound"})
+        return Answer(404, headers={"X-Error-Code": "RepoNotFound"})
+
+
+def _json(value: object) -> Answer:
+    return Answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+
+def _info(url: str, files: Mapping[str, bytes]) -> Answer:
+    siblings = [{"rfilename": name} for name in files]
+    name = url.removeprefix("datasets/")
+    return _json({"_id": "1", "id": name, "sha": COMMIT, "siblings": siblings, "tags": []})
+
+
+def _tree(files: Mapping[str, bytes], directory: str) -> Answer:
+    prefix = f"{directory}/" if directory else ""
+    entries = {}
+    for name, content in files.items():
+        if name.startswith(prefix):
+            child, below, _ = name.removeprefix(prefix).partition("/")
+            kind = "directory" if below else "file"
+            size = len(content)
+            entries[child] = {"type": kind, "path": prefix + child, "size": size, "oid": "0" * 40}
+    return _json(list(entries.values()))
+
+
+def _file(content: bytes, wanted_range: str | None) -> Answer:
+    headers = {"ETag": f'"{len(content):040x}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+    if wanted_range is None:
+        return Answer(200, content, headers)
+    first, _, last = wanted_range.removeprefix("bytes=").partition("-")
+    begin, end = int(first), min(int(last or len(content)), len(content) - 1)
+    headers["Content-Range"] = f"bytes {begin}-{end}/{len(content)}"
+    return Answer(206, content[begin : end + 1], headers)

@@ -1,0 +1,227 @@
+"""A tiny training run in this process, and a real `pretrain_main.py` in another."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_check.config.load import Request, load
+from model_check.config.schema import Settings
+from model_check.engine.drill import parse_drill
+from model_check.engine.metrics import Meter
+from model_check.engine.stop import StopSignal
+from model_check.engine.trainer import Surroundings, Trainer, build_trainer
+from model_check.events import Event, Step, decode, encode
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 100  # only a hang takes as long
+VOCABULARY = 31
+
+TINY: dict[str, Any] = {
+    "model.num_layers": 1,
+    "model.hidden_size": 32,
+    "model.intermediate_size": 64,
+    "model.num_heads": 2,
+    "model.num_kv_heads": 1,
+    "model.vocab_size": "null",
+    "training.max_steps": 4,
+    "training.batch_size": 2,
+    "training.context_length": 16,
+    "training.use_amp": "false",
+    "system.device": "cpu",
+}
+
+
+def make_settings(**changes: Any) -> Settings:
+    """TINY with changes; `training__max_steps=3`."""
+    values = TINY | {name.replace("__", "."): value for name, value in changes.items()}
+    overrides = tuple(f"{name}={value}" for name, value in values.items())
+    return load(Request(preset="cpu", overrides=overrides), lambda: False).settings
+
+
+@dataclass(frozen=True)
+class FakeBatch:
+    inputs: Tensor
+    targets: Tensor
+
+
+@dataclass
+class FakeSource:
+    """Random tokens from a seed, or whatever `make(number)` gives."""
+
+    batch_size: int = 2
+    length: int = 16
+    make: Callable[[int], FakeBatch] | None = None
+    closed: bool = False
+
+    def batches(self, start: int = 0) -> Generator[FakeBatch, None, None]:
+        try:
+            number = start
+            while True:
+                yield self.make(number) if self.make else self.random(number)
+                number += 1
+        finally:
+            self.closed = True
+
+    def random(self, number: int) -> FakeBatch:
+        generator = torch.Generator().manual_seed(number)
+        shape = (self.batch_size, self.length + 1)
+        tokens = torch.randint(0, VOCABULARY, shape, generator=generator)
+        return FakeBatch(tokens[:, :-1], tokens[:, 1:])
+
+
+@dataclass
+class Kept:
+    """An event sink and a console that keep what they get."""
+
+    events: list[Event] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+    def emit(self, event: Event) -> None:
+        self.events.append(decode(encode(event)))  # as it arrives elsewhere
+
+    def say(self, text: str) -> None:
+        self.lines += text.split("\n")
+
+    def steps(self) -> list[Step]:
+        return [event for event in self.events if isinstance(event, Step)]
+
+
+@dataclass
+class Run:
+    """A trainer that is built and not yet run."""
+
+    trainer: Trainer
+    kept: Kept
+    source: FakeSource
+    meter: Meter
+    stop: StopSignal
+
+    def __call__(self) -> "Run":
+        self.trainer.run()
+        return self
+
+    def bits(self) -> list[tuple[str, str]]:
+        return [(step.loss, step.grad_norm) for step in self.kept.steps()]
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in self.trainer.model.named_parameters()}
+
+
+@pytest.fixture
+def tiny_run(tmp_path: Path) -> Callable[..., Run]:
+    def make(
+        source: FakeSource | None = None,
+        lag: int | None = None,
+        worker: str = "GPU6",
+        **changes: Any,
+    ) -> Run:
+        settings = make_settings(**changes)
+        training, drill = settings.training, settings.debug.drill
+        source = source or FakeSource(training.batch_size, training.context_length)
+        kept, meter, stop = Kept(), Meter(), StopSignal()
+        here = Surroundings(
+            worker=worker,
+            device=torch.device("cpu"),
+            directory=tmp_path / "checkpoints",
+            drill=parse_drill(drill, training.max_steps) if drill else None,
+            say=kept.say,
+            sink=kept,
+            stop=stop,
+            meter=meter,
+        )
+        trainer = build_trainer(settings, source, VOCABULARY, here, lag)
+        return Run(trainer, kept, source, meter, stop)
+
+    return make
+
+
+@dataclass
+class Worker:
+    """A `pretrain_main.py` in its own process, with our end of its event socket."""
+
+    process: subprocess.Popen[str]
+    stream: BinaryIO
+    events: list[Event] = field(default_factory=list)
+    output: str = ""
+
+    def listen(self) -> Iterator[Event]:
+        """Its events as they come, to the last."""
+        for line in self.stream:
+            self.events.append(decode(line))
+            yield self.events[-1]
+
+    def finish(self) -> int:
+        for _ in self.listen():
+            pass
+        self.output += self.process.communicate(timeout=DEADLINE_S)[0]
+        return self.process.returncode
+
+    def clear_away(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
+        self.stream.close()
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One token cache for all processes: built by the first, found by the others."""
+    return tmp_path_factory.mktemp("token_cache")
+
+
+@pytest.fixture
+def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., Worker]]:
+    """Start a worker in an empty directory: `start("debug.drill=nan@1", GPU_RANK="3")`."""
+    started: list[Worker] = []
+    config = tmp_path / "tiny.json"
+    config.write_text(json.dumps(nested(TINY | {"training.context_length": 32})))
+
+    def run(*arguments: str, prefix: tuple[str, ...] = (), **environ: str) -> Worker:
+        ours, theirs = socket.socketpair()
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                *prefix,
+                str(ROOT / "pretrain_main.py"),
+                *("--config", str(config)),
+                *("data.dataset=embedded", "data.bpe_vocab_size=512", "data.num_samples=64"),
+                *arguments,
+            ],
+            cwd=tmp_path,
+            env={name: value for name, value in os.environ.items() if "CUDA" not in name}
+            | {"DATASET_CACHE_DIR": str(cache_dir), "MODEL_CHECK_EVENTS_FD": str(theirs.fileno())}
+            | environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+        theirs.close()
+        ours.settimeout(DEADLINE_S)
+        started.append(Worker(process, ours.makefile("rb")))
+        ours.close()
+        return started[-1]
+
+    yield run
+    for worker in started:
+        worker.clear_away()
+
+
+def nested(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    tree: dict[str, dict[str, Any]] = {}
+    for name, value in flat.items():
+        section, key = name.split(".")
+        tree.setdefault(section, {})[key] = {"null": None, "false": False}.get(value, value)
+    return tree

@@ -1,0 +1,45 @@
+"""Which device, how many threads, and whether it is the GPU that was meant."""
+
+import pytest
+import torch
+
+from model_check.engine.device import check_uuid, default_num_threads, describe_device, pick_device
+from model_check.errors import NoGpuError
+from model_check.utils.worker_env import WorkerEnv
+
+UUID = "7f3b1c1e-0d5c-4a1b-9a55-0123456789ab"
+ALONE = WorkerEnv.from_environ({})
+
+
+def test_a_cpu_worker_gets_the_cpu() -> None:
+    assert pick_device("cpu", 0, ALONE) == torch.device("cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_cuda_without_a_gpu_is_an_error_that_tells_what_to_do() -> None:
+    with pytest.raises(NoGpuError, match=r"sees no GPU.*doctor.*system\.device=cpu"):
+        pick_device("cuda", 0, ALONE)
+
+
+@pytest.mark.parametrize("expected", [None, f"GPU-{UUID}", f"GPU-{UUID.upper()}", "MIG-1-2-3"])
+def test_the_gpu_that_was_meant_passes(expected: str | None) -> None:
+    check_uuid(expected, UUID)
+
+
+def test_another_gpu_than_meant_is_refused_with_both_names() -> None:
+    with pytest.raises(NoGpuError, match=f"given GPU-aaaa and sees GPU-{UUID}"):
+        check_uuid("GPU-aaaa", UUID)
+
+
+def test_threads_are_those_of_the_environment_else_a_share_of_the_cores() -> None:
+    assert default_num_threads(2, {"OMP_NUM_THREADS": "3"}) == 3
+    alone = default_num_threads(1, {"OMP_NUM_THREADS": ""})
+    assert default_num_threads(2, {}) == max(1, alone // 2)
+    assert default_num_threads(10_000, {}) == 1
+
+
+def test_a_device_is_described_for_the_comparison_of_workers() -> None:
+    detail = describe_device(torch.device("cpu"))
+    assert detail["torch"] == torch.__version__
+    assert detail["num_threads"] == torch.get_num_threads()
+    assert detail["device_name"]

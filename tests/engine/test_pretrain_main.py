@@ -1,0 +1,200 @@
+"""The real `pretrain_main.py` in its own process: exit codes, signals, evidence, the last word."""
+
+import pickle
+import pstats
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from model_check.events import Done, Evidence, NonFinite, Phase, Step
+from tests.engine.conftest import Worker
+
+Start = Callable[..., Worker]
+WQ = "layers.0.attention.wq.weight"
+
+
+def last_word(worker: Worker) -> Done:
+    last = worker.events[-1]
+    assert isinstance(last, Done), worker.output
+    return last
+
+
+def bits(worker: Worker) -> list[tuple[str, str]]:
+    return [(e.loss, e.grad_norm) for e in worker.events if isinstance(e, Step)]
+
+
+def wait_for_a_step(worker: Worker) -> None:
+    assert any(isinstance(event, Step) for event in worker.listen()), worker.output
+
+
+def test_two_workers_at_once_give_the_same_bits_and_unprefixed_lines(start: Start) -> None:
+    both = [
+        start(MODEL_CHECK_WORKER=name, MODEL_CHECK_NUM_WORKERS="2", OMP_NUM_THREADS="1")
+        for name in ("CPU0", "CPU1")
+    ]
+    for worker in both:
+        assert worker.finish() == 0, worker.output
+        assert [e.name for e in worker.events if isinstance(e, Phase)] == [
+            "import",
+            "build",
+            "train",
+        ]
+        done = last_word(worker)
+        assert (done.exit_code, done.error, done.steps) == (0, None, 4)
+        assert (done.loss_first, done.loss_last) == (bits(worker)[0][0], bits(worker)[-1][0])
+        assert done.tokens_per_s is not None
+        assert done.tokens_per_s > 0
+        assert done.peak_memory_bytes is not None
+        assert done.peak_memory_bytes > 2**26
+        steps = [line for line in worker.output.splitlines() if line.startswith("Step [")]
+        assert len(steps) == 4, worker.output
+    assert len(bits(both[0])) == 4
+    assert bits(both[0]) == bits(both[1])
+
+
+def test_alone_under_a_profiler_it_prefixes_its_own_lines(start: Start, tmp_path: Path) -> None:
+    worker = start(prefix=("-m", "cProfile", "-o", "run.prof"), GPU_RANK="3")
+    worker.finish()
+    lines = worker.output.splitlines()
+    assert all(line.startswith("[CPU0] ") for line in lines), worker.output
+    assert [line.split(" | ")[0] for line in lines if "| Loss" in line] == [
+        f"[CPU0] Step [{n}/4]" for n in range(4)
+    ]
+    assert last_word(worker).exit_code == 0
+    profile = pstats.Stats(str(tmp_path / "run.prof")).stats  # type: ignore[attr-defined]
+    called = {name for _, _, name in profile}
+    assert "train_step" in called
+    files = {file for file, _, _ in profile}
+    for slow in ("torch/_dynamo/", "torch/_inductor/", "/transformers/", "/datasets/"):
+        assert not [file for file in files if slow in file], "a slow start"
+
+
+def test_nan_ends_with_exit_code_20_the_block_and_the_evidence(
+    start: Start, tmp_path: Path
+) -> None:
+    worker = start(
+        f"debug.drill=nan@2:GPU1:{WQ}",
+        "debug.dump_tensors=true",
+        MODEL_CHECK_WORKER="GPU1",
+        MODEL_CHECK_NUM_WORKERS="2",
+    )
+    assert worker.finish() == 20, worker.output
+    assert len(bits(worker)) == 2
+    directory = Path(".checkpoints") / "gpu1"
+    files = [directory / "nan_grad_step_2.pt", directory / "debug" / "nan_debug_step_2.pkl"]
+    block = worker.output[worker.output.index("=" * 80) :].splitlines()
+    assert block[1] == "NaN GRADIENT DETECTED [GPU 1]"
+    assert block[3] == "Step: 2"
+    assert block[5] == "Gradient Norm: nan"
+    assert block[10] == "⚠️  Gradients with NaN (1 layers):"
+    assert block[11] == f"  • {WQ} (shape: torch.Size([32, 32]))"
+    assert block[13:18] == [
+        "    NaN count: 1/1024",
+        "",
+        "Total layers with NaN gradients: 1",
+        f"Affected layers: ['{WQ}']",
+        "=" * 40,
+    ]
+    assert block[18:21] == [
+        "",
+        f"Checkpoint saved: {files[0]}",
+        f"Debug tensors saved: {files[1]}",
+    ]
+    assert block[21:] == [f"error: {last_word(worker).error}"]
+    assert [e.names for e in worker.events if isinstance(e, NonFinite)] == [[WQ]]
+    evidence = [e.path for e in worker.events if isinstance(e, Evidence)]
+    assert evidence == [str(tmp_path / path) for path in files]
+    dump = pickle.loads((tmp_path / files[1]).read_bytes())
+    assert [n for n, g in dump["gradients"].items() if not np.isfinite(g).all()] == [WQ]
+    weights = torch.load(tmp_path / files[0], weights_only=True)["model"]
+    for name, value in dump["parameters"].items():
+        assert np.array_equal(value, weights[name].numpy()), name
+        assert np.isfinite(value).all(), name
+
+
+def test_inf_is_caught_alone_too(start: Start, tmp_path: Path) -> None:
+    worker = start("debug.drill=inf@1")
+    assert worker.finish() == 20, worker.output
+    assert "[CPU0] Inf GRADIENT DETECTED [CPU 0]\n" in worker.output
+    assert "[CPU0] Checkpoint saved: .checkpoints/nan_grad_step_1.pt\n" in worker.output
+    assert not (tmp_path / ".checkpoints" / "debug").exists()
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["TERM", "INT"]
+)
+def test_a_signal_ends_it_cleanly(start: Start, signum: int, code: int) -> None:
+    worker = start("--max-steps", "100000")
+    wait_for_a_step(worker)
+    worker.process.send_signal(signum)
+    assert worker.finish() == code, worker.output
+    done = last_word(worker)
+    assert (done.exit_code, done.steps) == (code, len(bits(worker)))
+    assert "Traceback" not in worker.output
+    assert worker.output.splitlines()[-1] == f"[CPU0] {done.error}"
+
+
+def test_a_worker_that_hangs_is_ended_at_once_by_a_second_signal(start: Start) -> None:
+    worker = start("debug.drill=hang@1")
+    wait_for_a_step(worker)
+    worker.process.send_signal(signal.SIGTERM)
+    worker.process.send_signal(signal.SIGINT)
+    assert worker.finish() in (130, 143), worker.output
+    assert last_word(worker).steps == 1
+    assert "Traceback" not in worker.output
+
+
+def test_drills_of_the_process_end_it_as_they_say(start: Start) -> None:
+    raising, leaving, killed = (
+        start(f"debug.drill={kind}@1") for kind in ("raise", "exit7", "kill")
+    )
+    assert raising.finish() == 1
+    assert "[CPU0] Traceback" in raising.output
+    assert last_word(raising).error == "RuntimeError: drill: raised at step 1"
+    assert (leaving.finish(), killed.finish()) == (7, -signal.SIGKILL)
+    for silent in (leaving, killed):
+        assert isinstance(silent.events[-1], Step), "it said something after its end"
+
+
+def test_a_reader_that_leaves_ends_it_without_a_traceback(start: Start) -> None:
+    worker = start("--max-steps", "100000")
+    wait_for_a_step(worker)
+    assert worker.process.stdout is not None
+    worker.process.stdout.close()
+    for _ in worker.listen():
+        pass
+    assert worker.process.wait(timeout=60) == 141
+    assert last_word(worker).exit_code == 141
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("training.max_step=3", "no such setting; did you mean 'training.max_steps'?"),
+        ("debug.drill=nan@9", "step 9 is never reached"),
+        ("--max-stesp=3", "no such option; did you mean --max-steps"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(start: Start, argument: str, message: str) -> None:
+    worker = start(argument, prefix=("-X", "importtime"))
+    assert worker.finish() == 2
+    (line,) = [line for line in worker.output.splitlines() if "import time:" not in line]
+    assert message in line
+    assert "| torch\n" not in worker.output, "torch was imported for nothing"
+    assert message in (last_word(worker).error or "")
+
+
+def test_it_does_not_pretend_to_be_a_rank(start: Start) -> None:
+    worker = start(WORLD_SIZE="2", RANK="1")
+    assert worker.finish() == 2
+    assert "[CPU0] error: WORLD_SIZE = 2: pretrain_main.py trains alone" in worker.output
+
+
+def test_a_gpu_that_is_not_there_is_told_with_exit_code_69(start: Start) -> None:
+    worker = start("system.device=cuda", CUDA_VISIBLE_DEVICES="")
+    assert worker.finish() == 69, worker.output
+    assert "sees no GPU" in worker.output.splitlines()[-1]

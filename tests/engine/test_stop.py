@@ -1,0 +1,63 @@
+"""Real signals to this very process."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from model_check.engine.stop import StopSignal, Terminated
+
+DEADLINE_S = 60  # only a hang takes as long
+
+
+def signal_and_wait(*signums: int) -> None:
+    for signum in signums:
+        os.kill(os.getpid(), signum)
+    threading.Event().wait(DEADLINE_S)
+
+
+def test_outside_of_training_a_signal_ends_the_work_at_once() -> None:
+    with StopSignal().installed(), pytest.raises(Terminated) as caught:
+        signal_and_wait(signal.SIGTERM)
+    assert caught.value.signum == signal.SIGTERM
+
+
+def test_while_training_it_is_noted_and_the_step_is_finished() -> None:
+    with StopSignal().installed() as stop, stop.deferred():
+        stop.check()
+        os.kill(os.getpid(), signal.SIGTERM)
+        finished = sum(range(10_000))
+        assert stop.signum == signal.SIGTERM
+        with pytest.raises(Terminated):
+            stop.check()
+    assert finished
+
+
+def test_a_step_that_does_not_finish_is_cut_short() -> None:
+    stop = StopSignal(finish_step_s=0.02)
+    with stop.installed(), stop.deferred(), pytest.raises(Terminated):
+        signal_and_wait(signal.SIGTERM)
+
+
+def test_a_second_signal_cuts_it_short_too() -> None:
+    stop = StopSignal()
+    with stop.installed(), stop.deferred(), pytest.raises(Terminated):
+        signal_and_wait(signal.SIGTERM, signal.SIGINT)
+
+
+def test_afterwards_everything_is_as_before() -> None:
+    names = (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
+    before = [signal.getsignal(name) for name in names]
+    with StopSignal().installed():
+        assert [signal.getsignal(name) for name in names] != before
+    assert [signal.getsignal(name) for name in names] == before
+
+
+def test_an_ignored_interrupt_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopSignal().installed():
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,183 @@
+"""The doctor's lines and exit code, for GPUs as a probe tells them."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.checkup.packages import TorchBuild, check_torch, torch_build
+from launcher.doctor import doctor
+from launcher.gpus.probe import Gpu, GpuProcess, Snapshot
+from model_check.errors import NoGpuError
+
+IDLE = Gpu(0, "GPU-00000000-a", "NVIDIA H200", total_mib=143_771, used_mib=0, utilization_percent=0)
+BUSY = Gpu(
+    1,
+    "GPU-11111111-b",
+    "NVIDIA H200",
+    total_mib=143_771,
+    used_mib=30_720,
+    processes=(GpuProcess(4711, 30_720),),
+)
+CPU_TORCH = TorchBuild("2.13.0+cpu", None, None)
+CUDA_TORCH = TorchBuild("2.13.0", "13.0", None)
+
+
+def snapshot(*gpus: Gpu, cuda: str = "13.0") -> Snapshot:
+    return Snapshot("580.95.05", cuda, gpus)
+
+
+class Probe:
+    """Answers what it was given, or raises it."""
+
+    def __init__(self, answer: Snapshot | NoGpuError) -> None:
+        self.answer = answer
+
+    def snapshot(self) -> Snapshot:
+        if isinstance(self.answer, NoGpuError):
+            raise self.answer
+        return self.answer
+
+
+class Office:
+    """Asks the doctor in a directory of its own."""
+
+    def __init__(self, cwd: Path) -> None:
+        self.cwd = cwd
+        self.lines: list[str] = []
+
+    def visit(self, answer: Snapshot | NoGpuError, *, as_json: bool = False, **env: str) -> int:
+        self.lines = []
+        return doctor(
+            Probe(answer),
+            {"HOME": str(self.cwd), **env},
+            self.cwd,
+            Path("cache"),
+            as_json=as_json,
+            write=self.lines.append,
+        )
+
+    def line(self, name: str) -> str:
+        """The one line about `name`."""
+        (found,) = [line for line in self.lines if line[6:].startswith(f"{name} ")]
+        return found
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Office:
+    return Office(tmp_path)
+
+
+def test_a_machine_without_gpus_is_fine_and_says_why_there_are_none(office: Office) -> None:
+    assert office.visit(Snapshot(reason="no NVIDIA driver")) == 0
+    assert office.line("GPUs").startswith("warn  GPUs                none: no NVIDIA driver -> ")
+    assert "FAIL" not in "".join(line[:4] for line in office.lines)
+    assert office.lines[-1].split(":")[1].startswith(" 0 FAIL, ")
+
+
+def test_a_broken_driver_is_exit_code_69(office: Office) -> None:
+    assert office.visit(NoGpuError("GPU 2 cannot be used: reset it")) == 69
+    assert "FAIL  GPUs                GPU 2 cannot be used: reset it" in office.lines
+
+
+def test_a_gpu_of_somebody_else_is_a_warning_with_his_pid(office: Office) -> None:
+    office.visit(snapshot(IDLE, BUSY))
+    assert office.line("GPU0").startswith("ok ")
+    assert office.line("GPU1").startswith("warn")
+    assert "110.4 of 140.4 GiB free" in office.line("GPU1")
+    assert "pid 4711 holds 30.0 GiB" in office.line("GPU1")
+
+
+def test_what_cuda_visible_devices_leaves_is_told(office: Office) -> None:
+    office.visit(snapshot(IDLE, BUSY), CUDA_VISIBLE_DEVICES="1")
+    assert office.line("visible GPUs").endswith("GPU1: CUDA_VISIBLE_DEVICES='1'")
+    assert "(hidden)" in office.line("GPU0")
+    office.visit(snapshot(IDLE), CUDA_VISIBLE_DEVICES="")
+    assert office.line("visible GPUs").startswith("warn")
+
+
+def test_a_gpu_that_no_process_can_use_is_exit_code_69(office: Office) -> None:
+    prohibited = Gpu(0, "GPU-0", "NVIDIA H200", compute_mode="prohibited")
+    assert office.visit(snapshot(prohibited)) == 69
+    assert "compute mode 'prohibited'" in office.line("GPU0")
+    assert "memory N/A" in office.line("GPU0")
+
+
+@pytest.mark.parametrize(
+    ("build", "seen", "status"),
+    [
+        (CPU_TORCH, Snapshot(reason="none"), "ok"),
+        (CPU_TORCH, snapshot(IDLE), "FAIL"),
+        (CUDA_TORCH, snapshot(IDLE), "ok"),
+        (CUDA_TORCH, snapshot(IDLE, cuda="12.8"), "FAIL"),
+        (TorchBuild("2.11.0", "12.8", None), snapshot(IDLE, cuda="13.0"), "ok"),
+        (TorchBuild("2.13.0", None, "7.0"), snapshot(IDLE), "FAIL"),
+        (CUDA_TORCH, None, "ok"),
+    ],
+)
+def test_torch_must_be_built_for_what_the_driver_serves(
+    build: TorchBuild, seen: Snapshot | None, status: str
+) -> None:
+    assert check_torch(build, seen).status == status
+
+
+def test_the_build_of_torch_is_read_without_importing_it() -> None:
+    import torch
+
+    assert torch_build() == TorchBuild(
+        torch.__version__, torch.version.cuda, getattr(torch.version, "hip", None)
+    )
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_token_is_told_and_never_shown(office: Office, as_json: bool) -> None:
+    secret = "hf_verySecretValue"
+    (office.cwd / ".env").write_text(f"HF_TOKEN={secret}\n")
+    for env in ({}, {"HF_TOKEN": secret}, {"HF_TOKEN": f"'{secret}' "}):
+        office.visit(snapshot(IDLE), as_json=as_json, **env)
+        assert secret not in "\n".join(office.lines)
+
+
+def test_where_a_token_was_found_is_told(office: Office) -> None:
+    office.visit(snapshot())
+    assert office.line("HF_TOKEN").startswith("warn")
+    (office.cwd / ".env").write_text("export HF_TOKEN=hf_x\n")
+    office.visit(snapshot())
+    assert "which nothing reads" in office.line("HF_TOKEN")
+    (office.cwd / "token").write_text("hf_x")
+    office.visit(snapshot(), HF_HOME=str(office.cwd))
+    assert "stored in" in office.line("HF_TOKEN")
+    office.visit(snapshot(), HF_TOKEN="hf_x")
+    assert office.line("HF_TOKEN").split() == ["ok", "HF_TOKEN", "set"]
+
+
+def test_prepared_data_is_counted(office: Office) -> None:
+    assert office.visit(snapshot()) in (0, 2)
+    assert "none in" in office.line("prepared data")
+    entry = office.cwd / "cache" / "embedded__12345678"
+    entry.mkdir(parents=True)
+    (entry / "manifest.json").write_bytes(b" " * 2**20)
+    office.visit(snapshot())
+    assert f"1 in {office.cwd / 'cache'}, 1.0 MiB" in office.line("prepared data")
+
+
+def test_a_place_that_cannot_be_written_fails(office: Office) -> None:
+    (office.cwd / "cache").symlink_to("/proc")  # where nobody can create a file
+    assert office.visit(snapshot()) == 2
+    assert office.line("token caches").startswith("FAIL")
+
+
+def test_looking_leaves_nothing_behind(office: Office) -> None:
+    office.visit(snapshot(IDLE))
+    assert list(office.cwd.iterdir()) == []
+
+
+def test_json_holds_what_the_lines_say(office: Office) -> None:
+    code = office.visit(NoGpuError("broken"), as_json=True)
+    (text,) = office.lines
+    document = json.loads(text)
+    assert (document["schema"], document["exit_code"], code) == (1, 69, 69)
+    checks = {check["name"]: check for check in document["checks"]}
+    assert checks["GPUs"] == {"status": "FAIL", "name": "GPUs", "found": "broken", "advice": ""}
+    assert sys.executable in checks["python"]["found"]

@@ -1,0 +1,44 @@
+"""Tiny models, built as the trainer builds them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from model_check.config.derived import geometry
+from model_check.config.schema import ModelSettings, Settings, SystemSettings, TrainingSettings
+from model_check.models.attention import eager
+from model_check.models.basic_llama import BasicLlama
+from model_check.models.build_model import build_model
+
+TINY = ModelSettings(
+    num_layers=2,
+    hidden_size=64,
+    intermediate_size=172,
+    num_heads=4,
+    num_kv_heads=2,
+    vocab_size=257,
+)
+
+
+@pytest.fixture
+def settings() -> Callable[..., Settings]:
+    def make(*, training: dict[str, Any] | None = None, seed: int = 42, **model: Any) -> Settings:
+        return Settings(
+            model=msgspec.structs.replace(TINY, **model),
+            training=TrainingSettings(**{"context_length": 64, **(training or {})}),
+            system=SystemSettings(seed=seed),
+        )
+
+    return make
+
+
+@pytest.fixture
+def tiny(settings: Callable[..., Settings]) -> Callable[..., BasicLlama]:
+    def make(attend: Any = eager, **changes: Any) -> BasicLlama:
+        wanted = settings(**changes)
+        return build_model(wanted, geometry(wanted.model, 257), attend, torch.device("cpu"))
+
+    return make

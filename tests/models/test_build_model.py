@@ -1,0 +1,51 @@
+"""First weights: the same whatever the thread count, as wide as init_std says."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from model_check.models.basic_llama import BasicLlama
+from model_check.models.build_model import initialise
+
+Tiny = Callable[..., BasicLlama]
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_the_same_seed_gives_the_same_bits_on_any_number_of_threads(
+    tiny: Tiny, threads: Callable[[int], None]
+) -> None:
+    alone, together = tiny(), tiny()
+    for model, count in ((alone, 1), (together, 4)):
+        threads(count)
+        initialise(model, 0.02, seed=7, piece_numel=1000)  # many pieces, as a large model has
+    weights = together.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in alone.state_dict().items())
+
+
+def test_another_seed_gives_other_weights(tiny: Tiny) -> None:
+    assert not torch.equal(tiny().tok_embed.weight, tiny(seed=43).tok_embed.weight)
+
+
+def test_no_two_matrices_are_alike(tiny: Tiny) -> None:
+    first, second = tiny().layers
+    assert not torch.equal(
+        first.attention.wq.weight,  # type: ignore[union-attr,arg-type]
+        second.attention.wq.weight,  # type: ignore[union-attr,arg-type]
+    )
+
+
+@pytest.mark.parametrize("std", [0.02, 0.1])
+def test_init_std_is_the_deviation_of_every_matrix(tiny: Tiny, std: float) -> None:
+    for name, parameter in tiny(init_std=std).named_parameters():
+        if parameter.ndim < 2:
+            assert torch.equal(parameter, torch.ones_like(parameter)), name
+        else:
+            assert parameter.std().item() == pytest.approx(std, rel=0.05), name
+            assert parameter.mean().item() == pytest.approx(0.0, abs=std / 10), name

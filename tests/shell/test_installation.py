@@ -1,0 +1,167 @@
+"""Making the environment: once, whole, repaired, by one start at a time."""
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from tests.shell.tree import BASE_PYTHON, WHEELS, FirstStart, Tree, write_constraints
+
+
+def test_the_first_start_installs_and_then_runs(first_start: FirstStart) -> None:
+    tree, done = first_start.tree, first_start.done
+    assert done.returncode == 0, done.stderr
+    assert '"argv": ["--debug"]' in done.stdout
+    assert f"[launcher] installing into {tree.venv} (once; packages: 3 and what" in done.stderr
+    assert "Successfully installed alpha-1.0" in done.stderr  # pip is heard
+    assert done.stderr.splitlines()[-1].startswith("[launcher] installed in ")
+
+
+def test_changed_pins_are_installed(ready: Tree) -> None:
+    write_constraints(ready.root, WHEELS | {"alpha": "1.5"})
+    assert ready("version", "alpha").stdout == "1.5\n"
+    assert ready("version", "alpha").stderr == ""
+
+
+def test_a_killed_installation_is_repaired_by_the_next_start(bare: Tree) -> None:
+    with index_that_never_answers() as (address, asked):
+        index = {"PIP_NO_INDEX": "0", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": address}
+        process = bare.popen(**index)
+        assert asked.wait(60)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert not (bare.venv / "ready-run").exists()
+    assert bare("version", "alpha").stdout == "1.0\n"
+
+
+def test_what_a_killed_pip_left_half_installed_is_installed_anew(ready: Tree) -> None:
+    ready.unstamp()
+    shutil.rmtree(ready.packages / "alpha")
+    (ready.packages / "alpha-1.0.dist-info" / "INSTALLER").unlink()  # pip writes it last
+    (ready.packages / "~orch").mkdir()
+    assert ready("version", "alpha").stdout == "1.0\n"
+    assert not (ready.packages / "~orch").exists()
+
+
+def test_an_environment_whose_interpreter_is_gone_is_made_anew(ready: Tree) -> None:
+    python = ready.venv / "bin" / "python"
+    python.unlink()
+    python.symlink_to("/nowhere/python")
+    assert ready("version", "alpha").stdout == "1.0\n"
+
+
+def test_of_two_starts_at_once_one_installs(bare: Tree) -> None:
+    both = [bare.popen("x"), bare.popen("x")]
+    said = [process.communicate(timeout=100)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert sum(text.count("installing into") for text in said) == 1
+
+
+def test_a_start_that_waits_says_for_whom(ready: Tree) -> None:
+    ready.unstamp()
+    lock = ready.venv / "install.lock"
+    lock.write_text("pid 4711 on node7 (since 12:00:00)")
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        process = ready.popen("x")
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line == (
+            "[launcher] waiting for pid 4711 on node7 (since 12:00:00), "
+            f"which installs into {ready.venv}\n"
+        )
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_without_an_index_the_last_line_says_what_to_do(ready: Tree) -> None:
+    write_constraints(ready.root, WHEELS | {"alpha": "9.9"})
+    done = ready("x")
+    assert done.returncode == 70
+    assert done.stdout == ""
+    assert "ERROR: Cannot install alpha" in done.stderr or "alpha==9.9" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("[launcher] error: pip could not install the requirements into")
+    assert "MODEL_CHECK_PYTHON" in last
+
+
+def test_a_directory_with_something_else_in_it_is_refused(bare: Tree) -> None:
+    photos = bare.root.parent / "photos"
+    photos.mkdir()
+    (photos / "one.jpg").touch()
+    done = bare("x", MODEL_CHECK_VENV=str(photos))
+    assert done.returncode == 2
+    assert "not a Python environment" in done.stderr
+    assert [path.name for path in photos.iterdir()] == ["one.jpg"]
+
+
+def test_a_torch_that_is_here_is_reused_and_not_replaced(bare: Tree) -> None:
+    user_base = bare.root.parent / "user"
+    site = subprocess.check_output(
+        [BASE_PYTHON, "-c", "import site; print(site.getusersitepackages())"],
+        env={"PYTHONUSERBASE": str(user_base)},
+        text=True,
+    )
+    vendor = {"torch": "2.12.0a0+vendor", "numpy": "1.26.4"}
+    for name, version in vendor.items():
+        put_distribution(Path(site.strip()), name, version)
+    done = bare(
+        "version",
+        "torch",
+        PYTHONUSERBASE=str(user_base),
+        PIP_CONSTRAINT="/nowhere/of/a/vendor.txt",
+    )
+    assert done.stdout == "2.12.0a0+vendor\n", done.stderr
+    assert "reusing torch 2.12.0a0+vendor, numpy 1.26.4" in done.stderr
+    assert {path.name for path in bare.packages.glob("*.dist-info")} == {"alpha-1.0.dist-info"}
+
+
+def test_the_checks_run_in_order_and_the_first_bad_one_ends_them(ready: Tree) -> None:
+    done = ready("-k", "one test", script=".ci/run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["ruff format --check .", "ruff check .", "mypy", "pytest"]
+    done = ready("-k", "one test", script="check.sh", BAD="mypy")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "mypy"
+    assert ready("-k", "one test", script="check.sh").stdout.endswith("pytest -k one test\n")
+    assert ready("x").stderr == ""  # the environment of the checks is one to run in, too
+
+
+def put_distribution(site: Path, name: str, version: str) -> None:
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (site / name).mkdir()
+    (site / name / "__init__.py").write_text(f"VERSION = {version!r}\n")
+
+
+@contextmanager
+def index_that_never_answers() -> Iterator[tuple[str, threading.Event]]:
+    """A package index on this machine that takes a request, tells, and leaves it open."""
+    asked, over = threading.Event(), threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.set()
+            over.wait()
+
+        def log_message(self, *_: object) -> None:
+            """Nobody reads it."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/simple", asked
+    finally:
+        over.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()

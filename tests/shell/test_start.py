@@ -1,0 +1,141 @@
+"""A start in a ready environment: what reaches the launcher, and what comes back."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.requirements import Requirement
+from tests.shell.tree import Tree
+
+
+def test_arguments_arrive_as_they_were_given(ready: Tree) -> None:
+    given = ["a b", "*", "q\"uo'te", "$HOME", "", "--x=1", "back\\slash", "é\n"]
+    (ready.cwd / "file").touch()  # a glob that is expanded would show
+    assert ready.seen(*given)["argv"] == given
+
+
+def test_the_working_directory_stays_the_users(ready: Tree) -> None:
+    assert ready.seen()["cwd"] == str(ready.cwd)
+
+
+def test_modules_in_the_working_directory_are_not_ours(ready: Tree) -> None:
+    (ready.cwd / "launcher").mkdir()
+    (ready.cwd / "launcher" / "__init__.py").touch()
+    (ready.cwd / "json.py").write_text("raise SystemExit('shadowed')")
+    assert ready.seen("x")["argv"] == ["x"]
+
+
+def test_a_link_to_the_script_finds_its_tree(ready: Tree) -> None:
+    (ready.root.parent / "link.sh").symlink_to(ready.root / "run.sh")
+    assert ready.seen(script="../link.sh")["prefix"] == str(ready.venv)
+
+
+@pytest.mark.parametrize("before", ["", "/somewhere:/else"])
+def test_the_callers_python_path_is_kept_and_told(ready: Tree, before: str) -> None:
+    seen = ready.seen(PYTHONPATH=before)
+    assert seen["before"] == before
+    assert seen["path"] == (f"{ready.root}:{before}" if before else str(ready.root))
+
+
+def test_the_exit_code_is_the_launchers(ready: Tree) -> None:
+    assert ready("exit", "7").returncode == 7
+
+
+def test_a_signal_goes_to_the_launcher_itself(ready: Tree) -> None:
+    process = ready.popen("pause")
+    assert process.stdout is not None
+    assert int(process.stdout.readline()) == process.pid  # no process of ours in between
+    os.kill(process.pid, signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_a_ready_environment_starts_one_python_and_says_nothing(
+    ready: Tree, recorder: Callable[[Path], Path]
+) -> None:
+    python = ready.venv / "bin" / "python"
+    calls = recorder(python)
+    stamp = ready.venv / "ready-run"
+    stamp.write_text(f"{stamp.read_text().splitlines()[0]}\n{python}\n")  # made by the recorder
+    done = ready("--debug")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert calls.read_text() == "-P -m launcher --debug\n"
+
+
+def test_another_interpreter_behind_the_link_is_noticed(ready: Tree) -> None:
+    stamp = ready.venv / "ready-run"
+    stamp.write_text(f"{stamp.read_text().splitlines()[0]}\n/usr/bin/env\n")
+    done = ready()
+    assert done.returncode == 0
+    assert "[launcher] installing into" in done.stderr
+
+
+def test_an_interpreter_that_has_all_is_used_as_it_is(bare: Tree, ready_elsewhere: Path) -> None:
+    for env in (
+        {"MODEL_CHECK_PYTHON": f"{ready_elsewhere}/bin/python"},
+        {"VIRTUAL_ENV": str(ready_elsewhere)},
+    ):
+        assert bare.seen(**env)["prefix"] == str(ready_elsewhere)
+    assert not bare.venv.exists()
+
+
+def test_an_active_environment_that_lacks_something_is_left_alone(
+    ready: Tree, ready_elsewhere: Path
+) -> None:
+    pyproject = ready.root / "pyproject.toml"
+    pyproject.write_text(pyproject.read_text().replace("alpha>=1.0", "alpha>=1.5"))
+    constraints = ready.root / "constraints.txt"
+    constraints.write_text(constraints.read_text().replace("alpha==1.0", "alpha==1.5"))
+    done = ready("version", "alpha", VIRTUAL_ENV=str(ready_elsewhere))
+    assert done.stdout == "1.5\n"
+    assert f"the active environment {ready_elsewhere} lacks" in done.stderr
+    assert "pip install 'alpha>=1.5'" in done.stderr
+
+
+def test_without_a_python_the_start_ends_with_one_line(bare: Tree) -> None:
+    done = bare(MODEL_CHECK_PYTHON="/nowhere/python")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("[launcher] error: no Python 3.11 or newer among: /nowhere/python")
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "expected"),
+    [
+        ("train_gpu.sh", [], ["--gpu", "0"]),
+        ("train_gpu.sh", ["3"], ["--gpu", "3"]),
+        ("train_gpu.sh", ["3", "--debug"], ["--gpu", "3", "--debug"]),
+        ("train_gpu.sh", ["--debug"], ["--gpu", "0", "--debug"]),
+        ("train_gpu.sh", ["", "--debug"], ["--gpu", "0", "--debug"]),
+        ("train_gpu.sh", ["system.seed=1"], ["--gpu", "0", "system.seed=1"]),
+        ("train_gpu.sh", ["GPU-5d1c", "--", "a b"], ["--gpu", "GPU-5d1c", "--", "a b"]),
+        ("train_auto_gpu.sh", [], ["--gpus", "auto"]),
+        ("train_auto_gpu.sh", ["--config", "a b"], ["--gpus", "auto", "--config", "a b"]),
+    ],
+)  # fmt: skip
+def test_the_scripts_for_one_gpu(
+    ready: Tree, script: str, given: list[str], expected: list[str]
+) -> None:
+    assert ready.seen(*given, script=script)["argv"] == expected
+
+
+@pytest.mark.parametrize(
+    ("minimum", "version", "met"),
+    [
+        ("2.11", "2.13.0+cpu", True),
+        ("2.11", "2.11.0a0+50eac811a6.nv25.12", True),
+        ("2.11", "2.9.1", False),
+        ("2.0.0", "2", True),
+        ("", "0.1", True),
+        ("1", None, False),
+        ("1", "unknown", False),
+    ],
+)
+def test_a_requirement_is_met_from_its_minimum_on(
+    minimum: str, version: str | None, met: bool
+) -> None:
+    assert Requirement("x", minimum).met_by(version) is met
