@@ -161,8 +161,8 @@ def name_worker(loaded: Loaded, here: Process) -> str:
 
 
 def refuse_to_be_a_rank(env: WorkerEnv, environ: Mapping[str, str]) -> None:
-    """One process trains by itself. Several, started by torchrun, would train the same thing on the
-    same GPU and write the same files. (A supervised worker may inherit the variable of its node.)"""
+    """Ranks that torchrun started would all train the same on one GPU, and write the same files. A
+    supervised worker may inherit the variable of its node."""
     world_size = environ.get("WORLD_SIZE", "")
     if not env.supervised and world_size not in ("", "1"):
         raise ConfigError(

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,49 +53,45 @@ def build_tokens(
     Stops after exactly `max_tokens` where given. Raises DataError (the text), StorageError (the
     disk).
     """
-    dtype: Literal["uint16", "uint32"]
-    dtype = "uint16" if tokenizer.vocab_size <= MAX_UINT16_VOCAB else "uint32"
+    dtype = _dtype_for(tokenizer.vocab_size)
     repairs = Repairs()
+    batches = _encoded(source.documents(repairs), tokenizer, dtype, max_tokens)
     tokens = _ShardWriter(directory, shard_name, dtype, shard_tokens)
     ends = _ShardWriter(directory, lambda _: DOCUMENTS, "uint64", None)
+    progress = _Progress(source.size_bytes, say)
     with tokens, ends:
-        progress = _Progress(source.size_bytes, say)
-        for texts, ids, batch_ends in _encoded(
-            source.documents(repairs), tokenizer, dtype, max_tokens
-        ):
-            with storage_errors(directory.parent):
-                tokens.write(ids)
-                ends.write(batch_ends)
+        for texts, ids, batch_ends in batches:
+            tokens.write(ids)
+            ends.write(batch_ends)
             progress.advance(texts, tokens.num_items)
-        progress.finish(tokens.num_items)
+    progress.finish(tokens.num_items)
     for line in repairs.lines():
         say(f"data: {line}")
-    with storage_errors(directory.parent):
-        files = {**tokens.files, **ends.files, **_write_tokenizer(directory, tokenizer)}
-        manifest = TokensManifest(
-            hash=hash_of(key),
-            key=key,
-            dtype=dtype,
-            shard_tokens=shard_tokens,
-            num_tokens=tokens.num_items,
-            num_documents=ends.num_items,
-            vocab_size=tokenizer.vocab_size,
-            end_token=tokenizer.end_token,
-            end_id=tokenizer.end_id,
-            dataset=source.name,
-            tokenizer=tokenizer.name,
-            repairs=repairs.counts,
-            files=files,
-            built_with=_versions(),
-        )
-        write_synced(directory / MANIFEST, to_bytes(manifest))
+    manifest = TokensManifest(
+        hash=hash_of(key),
+        key=key,
+        dtype=dtype,
+        shard_tokens=shard_tokens,
+        num_tokens=tokens.num_items,
+        num_documents=ends.num_items,
+        vocab_size=tokenizer.vocab_size,
+        end_token=tokenizer.end_token,
+        end_id=tokenizer.end_id,
+        dataset=source.name,
+        tokenizer=tokenizer.name,
+        repairs=repairs.counts,
+        files={**tokens.files, **ends.files, **_write_tokenizer(directory, tokenizer)},
+        built_with=_versions(),
+    )
+    write_synced(directory / MANIFEST, to_bytes(manifest))
     return manifest
 
 
 def write_synced(path: Path, data: bytes) -> FileEntry:
-    """Write a whole new file, fsync it."""
-    path.write_bytes(data)
-    sync(path)
+    """Write a whole new file of a directory that is being filled, fsync it. Raises StorageError."""
+    with storage_errors(path.parent.parent):
+        path.write_bytes(data)
+        sync(path)
     return FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
@@ -117,26 +114,30 @@ class _ShardWriter:
         self._name_of = name_of
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._shard_items = shard_items
-        self._open()
 
     def __enter__(self) -> "_ShardWriter":
+        with storage_errors(self._directory.parent):
+            self._open()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            with storage_errors(self._directory.parent):
-                self._close()
-        else:
-            self._file.close()
+        if kind is not None:
+            with suppress(OSError):  # what is buffered may not fit either
+                self._file.close()
+            return
+        with storage_errors(self._directory.parent):
+            self._close()
 
     def write(self, items: NDArray[Any]) -> None:
-        while self._shard_items and self._held + items.size > self._shard_items:
-            room = self._shard_items - self._held
-            self._append(items[:room])
-            items = items[room:]
-            self._close()
-            self._open()
-        self._append(items)
+        """Raises StorageError."""
+        with storage_errors(self._directory.parent):
+            while self._shard_items and self._held + items.size > self._shard_items:
+                room = self._shard_items - self._held
+                self._append(items[:room])
+                items = items[room:]
+                self._close()
+                self._open()
+            self._append(items)
 
     def _append(self, items: NDArray[Any]) -> None:
         raw = items.astype(self._dtype, copy=False).tobytes()
@@ -157,6 +158,10 @@ class _ShardWriter:
             os.fsync(self._file.fileno())
             size = self._file.tell()
         self.files[self._name] = FileEntry(size=size, sha256=self._digest.hexdigest())
+
+
+def _dtype_for(vocab_size: int) -> Literal["uint16", "uint32"]:
+    return "uint16" if vocab_size <= MAX_UINT16_VOCAB else "uint32"
 
 
 class _Progress:

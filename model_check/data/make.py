@@ -78,8 +78,7 @@ def _sound_view(wanted: Wanted, tokens: TokensManifest, verify: Verify, say: Say
         say(f"data: {error}; set aside as {set_aside(wanted.root, wanted.view)}")
     view = _view_of(wanted, tokens)
     with beside(wanted.root, wanted.store_name) as directory:
-        with storage_errors(wanted.root):
-            write_synced(directory / MANIFEST, to_bytes(view))
+        write_synced(directory / MANIFEST, to_bytes(view))
         if publish(directory, wanted.view):
             return view
     return read_view(wanted.view, verify)[0]

@@ -15,8 +15,16 @@ from model_check.data.hub_text import import_datasets
 from model_check.data.memo import Memo
 from model_check.data.tokenizer import TrainedTokenizer
 from model_check.errors import DataError
-from tests.data.lab import COMMIT, WORDS, Answer, FakeHub, Lab, settings_for, start_builder
-from tests.data.test_tokenizer import write_tokenizer
+from tests.data.lab import (
+    COMMIT,
+    WORDS,
+    Answer,
+    FakeHub,
+    Lab,
+    settings_for,
+    start_builder,
+    write_tokenizer,
+)
 
 SECRET = "hf_thisIsASecretOfNobody"
 MODEL = ("data.tokenizer=model", "model.model_path=acme/tiny")

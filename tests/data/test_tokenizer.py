@@ -4,26 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from model_check.data.embedded import EmbeddedSource
 from model_check.data.memo import Memo
 from model_check.data.tokenizer import GivenTokenizer
 from model_check.errors import ConfigError, DataError
-from tests.data.lab import WORDS, Lab
-
-
-def write_tokenizer(path: Path, *, vocab_size: int = 280, end: str = "</s>") -> Path:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[end], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator([WORDS * 20], trainer)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(tokenizer.to_str())
-    return path
+from tests.data.lab import WORDS, Lab, write_tokenizer
 
 
 def identity(path: Path) -> dict[str, object]:
