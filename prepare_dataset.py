@@ -57,9 +57,10 @@ def _parser() -> Parser:
 
 
 def _has_gpu() -> bool:
-    """Only chooses between presets when none is named, so the driver's device file is enough; the
-    launcher passes settings that are resolved already."""
-    return Path("/dev/nvidiactl").exists()
+    """Only chooses between presets when none is named, so the driver's device file and the mask are
+    enough; the launcher passes settings that are resolved already."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
+    return Path("/dev/nvidiactl").exists() and not hidden
 
 
 def _stop_on_signals() -> None:

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_check.config.arguments import Parser, add_settings_options, settings_request
+from model_check.config.drill import parse_drill
 from model_check.config.load import Loaded, load
 from model_check.config.schema import Settings
 from model_check.engine.console import Console
-from model_check.engine.drill import parse_drill
 from model_check.engine.metrics import Meter, peak_memory_bytes
 from model_check.engine.stop import StopSignal, Terminated
 from model_check.errors import EXIT_PASS, EXIT_SIGNAL_BASE, ConfigError, ModelCheckError
-from model_check.events import Done, EventSink, Phase, open_sink
+from model_check.events import SCHEMA, Done, EventSink, Phase, open_sink
 from model_check.utils.worker_env import TOKEN_CACHE, WorkerEnv
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     env = WorkerEnv.from_environ()
     here = Process(env, open_sink(env.events_fd), Console(), StopSignal(), Meter())
     with here.stop.installed():
-        here.sink.emit(Phase(name="import"))
+        here.sink.emit(Phase(name="import", detail={"schema": SCHEMA}))
         failure = attempt(lambda: train(argv, here))
         with here.stop.deferred():  # the last word is said to its end
             ending = ending_of(failure, here)
@@ -124,9 +124,7 @@ def train(argv: Sequence[str], here: Process) -> None:
     surroundings = Surroundings(
         worker=worker,
         device=device,
-        directory=checkpoint_directory(
-            settings.system.checkpoint_dir, here.env.num_workers, worker
-        ),
+        directory=checkpoint_directory(settings.system.checkpoint_dir, here.env.supervised, worker),
         drill=drill,
         say=here.console.say,
         sink=here.sink,

@@ -23,6 +23,7 @@ class Case:
 
     name: str
     arguments: tuple[str, ...]
+    exit_code: int = 0
 
 
 PRODUCTION = ("--preset", "production", "--gpus", "auto", "--max-steps", "20")
@@ -44,7 +45,7 @@ CASES = [
         "context 2048, sdpa",
         (*PRODUCTION, "training.context_length=2048", "model.attention_backend=sdpa"),
     ),
-    Case("debug, NaN drill", (*DEBUG, "debug.drill=nan@3")),
+    Case("debug, NaN drill", (*DEBUG, "debug.drill=nan@3"), exit_code=20),
 ]
 SAME_BITS = [("debug", "debug again"), ("production", "production again")]
 
@@ -55,10 +56,13 @@ def main(out: Path) -> int:
     rows = [run_case(case, out) for case in CASES]
     print_versions()
     print_table(rows)
+    well = all(row["exit"] == case.exit_code for row, case in zip(rows, CASES, strict=True))
     for first, second in SAME_BITS:
         same = step_bits(out, first) == step_bits(out, second) != []
         print(f"{first!r} twice on one GPU: {'equal bit for bit' if same else 'DIFFERENT'}")
-    return 0
+        well &= same
+    print("all as expected" if well else "NOT AS EXPECTED: see the exit codes above")
+    return 0 if well else 1
 
 
 def record_nvml(path: Path) -> None:

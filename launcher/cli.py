@@ -1,19 +1,18 @@
 """argv -> what to do. Builds the real probe, and knows the process's own streams."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.arguments import parse_run
+from launcher.arguments import RunArguments, parse_run
 from launcher.devices import Machine
 from launcher.gpus.probe import NvmlProbe
 from launcher.printer import LAUNCHER_PREFIX
 from launcher.session import open_session, run
 from model_check.errors import EXIT_INTERNAL, EXIT_SIGNAL_BASE, ModelCheckError, UsageError
-
-_SIGINT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,8 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModelCheckError as error:
         print(f"{LAUNCHER_PREFIX}error: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # `| head`: nobody reads on; the flush at exit must not complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_SIGNAL_BASE + signal.SIGPIPE
     except KeyboardInterrupt:
-        return EXIT_SIGNAL_BASE + _SIGINT
+        return EXIT_SIGNAL_BASE + signal.SIGINT
     except Exception:  # our own fault: whole, for the bug report
         traceback.print_exc()
         print(
@@ -49,12 +51,14 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
 
 def _run(argv: list[str], environ: Mapping[str, str]) -> int:
     arguments = parse_run(argv, environ)
+    if arguments.as_json and not arguments.dry_run:
+        raise UsageError("--json goes with --dry-run; a run leaves report.json in its directory")
     probe = NvmlProbe()
     session = open_session(arguments, probe, environ, hold=not arguments.dry_run)
     if arguments.dry_run:
         from launcher.dry_run import describe
 
-        print(describe(session, as_json=arguments.as_json))
+        print(describe(session, as_json=arguments.as_json), flush=True)
         return 0
     return run(session, argv, sys.stdout.fileno())
 
@@ -65,9 +69,9 @@ def _config(argv: list[str], environ: Mapping[str, str]) -> int:
 
     if argv[:1] != ["show"]:
         raise UsageError("config: the one thing to ask is `config show [OPTIONS]`")
-    arguments = parse_run(argv[1:], environ, prog="run.sh config show")
+    arguments = _only_settings(parse_run(argv[1:], environ, prog="run.sh config show"))
     loaded = load(arguments.request, Machine(NvmlProbe(), environ).has_gpu)
-    print(show(loaded, as_json=arguments.as_json))
+    print(show(loaded, as_json=arguments.as_json), flush=True)
     return 0
 
 
@@ -75,11 +79,17 @@ def _doctor(argv: list[str], environ: Mapping[str, str]) -> int:
     from launcher.doctor import doctor
     from model_check.config.load import load
 
-    arguments = parse_run(argv, environ, prog="run.sh doctor")
+    arguments = _only_settings(parse_run(argv, environ, prog="run.sh doctor"))
     cache_dir = Path(load(arguments.request, lambda: False).settings.data.cache_dir)
     return doctor(
         NvmlProbe(), environ, Path.cwd(), cache_dir, as_json=arguments.as_json, write=print
     )
+
+
+def _only_settings(arguments: RunArguments) -> RunArguments:
+    if arguments.command or arguments.dry_run or arguments.run_dir:
+        raise UsageError("--dry-run, --run-dir and -- COMMAND are for a run, not for a verb")
+    return arguments
 
 
 def _report(argv: list[str]) -> int:

@@ -9,6 +9,7 @@ from launcher.gpus.probe import Gpu, GpuProbe, Snapshot
 from launcher.gpus.reservation import Reservation, reserve, reserve_auto
 from launcher.gpus.visible import order_note, visible
 from launcher.plan import Place, cpu_places, gpu_places
+from model_check.config.fields import all_fields
 from model_check.config.load import Loaded
 from model_check.errors import ConfigError, NoGpuError, UsageError
 
@@ -58,6 +59,8 @@ class Picked:
     """Worker -> the kind of device it runs on: equals are compared bit for bit."""
     notes: tuple[str, ...] = ()
     """What a person should know before the start: a line each."""
+    driver_version: str | None = None
+    cuda_driver_version: str | None = None
     reservation: Reservation | None = None
     """Holds the GPUs for this launcher until the process ends."""
 
@@ -75,12 +78,12 @@ def _refuse_contradictions(loaded: Loaded, machine: Machine) -> None:
     if loaded.device == "cuda":
         if not machine.has_gpu():
             raise NoGpuError(f"--device cuda: {machine.why_no_gpu()} (--device cpu trains without)")
-        if sources["launch.workers"] != "default":
+        if _asked(loaded, "launch.workers"):
             raise UsageError(
                 f"{sources['launch.workers']}: launch.workers counts CPU workers, and this run "
                 "uses GPUs: choose them with --gpus, or say --device cpu"
             )
-    elif sources["launch.gpus"] != "default":
+    elif _asked(loaded, "launch.gpus"):
         asked = f"{sources['launch.gpus']}: GPUs {launch.gpus!r} were asked for, but "
         if loaded.settings.system.device == "cpu":
             raise ConfigError(f"{asked}system.device is cpu: give one of the two")
@@ -110,7 +113,21 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
     return Picked(
         places=tuple(gpu_places(gpus)),
         why=", ".join(f"{gpu.label} {gpu.name}" for gpu in gpus),
-        groups={gpu.label: f"{gpu.name} {gpu.total_mib} MiB" for gpu in gpus},
+        groups={gpu.label: f"{gpu.name} {_whole_gib(gpu)}" for gpu in gpus},
         notes=(*machine.notes(), *notes),
+        driver_version=machine.snapshot.driver_version,
+        cuda_driver_version=machine.snapshot.cuda_driver_version,
         reservation=reservation,
     )
+
+
+def _asked(loaded: Loaded, name: str) -> bool:
+    """Whether a person wants this value. A file that repeats the default (the config.json of an
+    earlier run does) asks for nothing."""
+    source = loaded.sources[name]
+    return all_fields()[name].default != loaded.value(name) or source.startswith(("--", name))
+
+
+def _whole_gib(gpu: Gpu) -> str:
+    """Boards of one model differ by a few MiB that the driver takes."""
+    return "unknown memory" if gpu.total_mib is None else f"{round(gpu.total_mib / 1024)} GiB"

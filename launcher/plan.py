@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.gpus.probe import Gpu
+from model_check.config.load import ENVIRONMENT
 from model_check.utils import worker_env
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -84,7 +85,7 @@ def plan_prepare(around: Surroundings) -> WorkerSpec:
     run_dir, script = around.run_dir, around.root / "prepare_dataset.py"
     options = ("--config", str(run_dir / "config.json"), "--result", str(run_dir / "data.json"))
     argv = (around.python, str(script), *options)
-    env = _base_env(around) | {"CUDA_VISIBLE_DEVICES": ""}
+    env = _own_env(_base_env(around)) | {"CUDA_VISIBLE_DEVICES": ""}
     return WorkerSpec("prepare", argv, env, run_dir / "prepare.log", prefix="[launcher] ")
 
 
@@ -103,12 +104,17 @@ def _spec(
 
 
 def _trainer_env(place: Place, num_workers: int, around: Surroundings) -> dict[str, str]:
-    env = _worker_env(place, num_workers, around)
+    env = _own_env(_worker_env(place, num_workers, around))
     env.pop("HF_TOKEN", None)  # the data is prepared: no worker needs the secret
-    env["HF_HUB_OFFLINE"] = "1"
     if around.token_cache is not None:
         env[worker_env.TOKEN_CACHE] = str(around.token_cache)
     return env
+
+
+def _own_env(env: dict[str, str]) -> dict[str, str]:
+    """Without the variables that are settings: they are in config.json, and a command line that
+    overrode them must not be overridden again."""
+    return {name: value for name, value in env.items() if name not in ENVIRONMENT}
 
 
 def _command_env(place: Place, num_workers: int, around: Surroundings) -> dict[str, str]:

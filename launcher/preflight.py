@@ -1,10 +1,30 @@
-"""What can be known to fail before anything starts: memory."""
+"""What can be known to fail before anything starts: memory, a drill nobody would run."""
+
+from collections.abc import Sequence
 
 import psutil
 
 from model_check.config.derived import geometry
+from model_check.config.drill import parse_drill
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
+
+
+def check_worker_settings(settings: Settings, workers: Sequence[str]) -> None:
+    """Refuse what a supervised worker could not do. Raises ConfigError."""
+    if settings.system.device_id != 0:
+        raise ConfigError(
+            f"system.device_id = {settings.system.device_id}: a supervised worker sees one device, "
+            "number 0 (--gpus chooses GPUs)"
+        )
+    if settings.debug.drill is None:
+        return
+    drill = parse_drill(settings.debug.drill, settings.training.max_steps)
+    if drill.worker is not None and drill.worker not in workers:
+        raise ConfigError(
+            f"debug.drill = {settings.debug.drill!r}: this run has no worker {drill.worker} "
+            f"(it has {', '.join(workers)})"
+        )
 
 
 def check_memory(settings: Settings, num_workers: int) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,11 +12,11 @@ from typing import Any
 
 import msgspec
 
+from launcher.masking import masked
 from model_check.errors import StorageError
 from model_check.utils.files import write_atomic
 
 SCHEMA = 1
-_SECRET = re.compile(r"token|secret|password|api[-_]?key", re.IGNORECASE)
 
 
 def default_path(log_dir: str | None) -> Path:
@@ -67,7 +66,7 @@ def link_latest(path: Path) -> None:
 def facts(argv: Sequence[str], **more: Any) -> dict[str, Any]:
     """What run.json says of the invocation and the machine; nothing that looks like a secret."""
     return {
-        "command": [_without_secret(argument) for argument in argv],
+        "command": masked(argv),
         "started_at": datetime.now().astimezone().isoformat(timespec="seconds"),
         "started_ns": time.monotonic_ns(),
         "pid": os.getpid(),
@@ -77,13 +76,6 @@ def facts(argv: Sequence[str], **more: Any) -> dict[str, Any]:
         "python": sys.version.split()[0],
         **more,
     }
-
-
-def _without_secret(argument: str) -> str:
-    name, equals, _ = argument.partition("=")
-    if equals and _SECRET.search(name):
-        return f"{name}=***"
-    return re.sub(r"\bhf_[A-Za-z0-9]{8,}\b", "hf_***", argument)
 
 
 def _storage_error(path: Path, error: OSError) -> StorageError:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,18 +16,22 @@ from launcher import run_dir
 from launcher.arguments import RunArguments
 from launcher.devices import Machine, Picked, pick
 from launcher.gpus.probe import GpuProbe
+from launcher.masking import masked
 from launcher.plan import Surroundings, WorkerSpec, plan_command, plan_prepare, plan_training
-from launcher.policy import Limits
-from launcher.preflight import check_memory
+from launcher.policy import START_UP_PATIENCE, Limits, Stop
+from launcher.preflight import check_memory, check_worker_settings
 from launcher.printer import Printer
+from launcher.requirements import installed
+from launcher.signals import TO_STOP
 from launcher.supervisor import Outcome, Supervisor
 from launcher.verdict import report
 from launcher.verdict.closing import closing_lines
 from launcher.verdict.history import History
-from launcher.verdict.judge import Ended, RunEnd, RunResult, judge
+from launcher.verdict.judge import judge
+from launcher.verdict.results import Case, Ended, RunEnd, RunResult
 from launcher.verdict.watch import Watch
 from model_check.config.load import Loaded, load, to_json
-from model_check.errors import InternalError, StorageError
+from model_check.errors import InternalError, ModelCheckError, StorageError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -46,6 +51,22 @@ class Session:
         if self.arguments.command:
             return plan_command(places, self.arguments.command, self.around)
         return plan_training(places, self.around)
+
+    @property
+    def not_compared(self) -> str | None:
+        """Why bits of workers are not held against each other; None: they are."""
+        if self.arguments.command:
+            return "a foreign command may train something else on every GPU"
+        if not self.loaded.settings.system.deterministic:
+            return "system.deterministic is false"
+        return None
+
+    @property
+    def groups(self) -> Mapping[str, str]:
+        """Worker -> those who must agree with it bit for bit; alone when nothing is compared."""
+        if self.not_compared:
+            return {place.name: place.name for place in self.picked.places}
+        return self.picked.groups
 
     @property
     def limits(self) -> Limits:
@@ -76,13 +97,20 @@ def open_session(
         run_dir=directory.absolute(),
         num_cores=len(os.sched_getaffinity(0)),
     )
-    if loaded.device == "cpu" and not arguments.command:
-        check_memory(settings, len(picked.places))
+    if not arguments.command:
+        check_worker_settings(settings, [place.name for place in picked.places])
+        if loaded.device == "cpu":
+            check_memory(settings, len(picked.places))
     return Session(arguments, replace(loaded, settings=settings), picked, around)
 
 
 def run(session: Session, argv: Sequence[str], printer_out: int) -> int:
-    """Do it. Returns the exit code of the run; the reports are written whatever happened."""
+    """Do it. Returns the exit code of the run; whatever stops it, its reports are written.
+
+    Signals to stop are the supervisor's to answer: between two of its runs, and while the reports
+    are written, they wait.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, TO_STOP)
     directory = run_dir.create(session.around.run_dir)
     run_dir.link_latest(directory)
     printer = Printer(printer_out, launcher_log=directory / "launcher.log")
@@ -99,23 +127,31 @@ def _run(session: Session, argv: Sequence[str], printer: Printer) -> int:
     directory = session.around.run_dir
     run_dir.write(directory / "config.json", to_json(session.loaded.settings))
     run_dir.write(directory / "run.json", facts)
-    watch = Watch(session.picked.groups)
-    if session.arguments.command:
-        outcome = Supervisor(session.specs, session.limits, printer, watch).run()
-    else:
-        outcome = _prepare_and_train(session, printer, watch, facts)
+    watch = Watch(session.groups)
+    outcome = _execute(session, printer, watch, facts)
     facts["duration_s"] = round(time.monotonic() - started, 3)
     result = _judge(facts, outcome, watch)
     _close(session, printer, facts, result)
     return result.exit_code
 
 
+def _execute(session: Session, printer: Printer, watch: Watch, facts: dict[str, Any]) -> Outcome:
+    try:
+        if session.arguments.command:
+            return Supervisor(session.specs, session.limits, printer, watch).run()
+        return _prepare_and_train(session, printer, watch, facts)
+    except ModelCheckError as error:
+        printer.say(f"error: {error}")
+        stop = Stop(str(error), error.exit_code, ())
+        return Outcome(error.exit_code, stop, workers=(), leftovers=(), signals=0, dropped_lines=0)
+
+
 def _prepare_and_train(
     session: Session, printer: Printer, watch: Watch, facts: dict[str, Any]
 ) -> Outcome:
     """One child builds or finds the token cache; then every worker opens it."""
-    limits = replace(session.limits, silence_s=0.0)
-    prepared = Supervisor([plan_prepare(session.around)], limits, printer).run()
+    patient = replace(session.limits, silence_s=session.limits.silence_s * START_UP_PATIENCE)
+    prepared = Supervisor([plan_prepare(session.around)], patient, printer).run()
     if prepared.exit_code != 0:
         return prepared
     data = _read_data(session.around.run_dir / "data.json")
@@ -146,16 +182,27 @@ def _facts(session: Session, argv: Sequence[str]) -> dict[str, Any]:
         drill=session.loaded.settings.debug.drill,
         steps=None if session.arguments.command else session.loaded.settings.training.max_steps,
         workers=[place.name for place in session.picked.places],
-        groups=dict(session.picked.groups),
+        groups=dict(session.groups),
+        not_compared=session.not_compared,
+        versions=_versions(session),
         gpus=gpus,
     )
+
+
+def _versions(session: Session) -> dict[str, str | None]:
+    packages = ("torch", "numpy", "tokenizers", "transformers")
+    return {
+        **{name: installed(name) for name in packages},
+        "driver": session.picked.driver_version,
+        "cuda_driver": session.picked.cuda_driver_version,
+    }
 
 
 def _greet(session: Session, printer: Printer) -> None:
     picked, loaded = session.picked, session.loaded
     num, on_gpu = len(picked.places), loaded.device == "cuda"
     unit = ("GPU" if on_gpu else "CPU worker") + ("" if num == 1 else "s")
-    what = shlex.join(session.arguments.command) or f"preset {loaded.preset}"
+    what = shlex.join(masked(session.arguments.command)) or f"preset {loaded.preset}"
     printer.say(f"Model Check: {num} {unit}, {what}")
     printer.say(picked.why if on_gpu else f"no GPU is used: {picked.why}")
     for note in picked.notes:
@@ -166,6 +213,7 @@ def _greet(session: Session, printer: Printer) -> None:
 
 
 def _judge(facts: dict[str, Any], outcome: Outcome, watch: Watch) -> RunResult:
+    watch.finish()
     workers = [
         Ended(
             name=record.name,
@@ -187,7 +235,7 @@ def _judge(facts: dict[str, Any], outcome: Outcome, watch: Watch) -> RunResult:
         dropped_lines=outcome.dropped_lines,
     )
     histories = {w.name: watch.histories.get(w.name, History()) for w in workers}
-    result = judge(dict(facts), end, workers, histories, watch.agreed_steps)
+    result = judge(Case(dict(facts), end, workers, histories, watch.agreed_steps))
     facts["end"] = msgspec.to_builtins(end)  # what `report` needs to judge again
     facts["ended"] = msgspec.to_builtins(workers)
     return result

@@ -98,7 +98,7 @@ class Worker:
         self._stopped_with: signal.Signals | None = None
         self._confession: Confession | None = None
         self._error: str | None = None
-        self._phase = "import"
+        self._phase: str | None = None
         self._has_stepped = False
         self._held_back: list[signal.Signals] | None = []  # until the command runs; then None
 
@@ -193,12 +193,13 @@ class Worker:
             self.spawned.process.returncode = -signal.SIGKILL
 
     def view(self) -> WorkerView:
-        starting = not self._has_stepped or self._phase != "train"
+        speaks = self._phase is not None  # a foreign command never tells a phase
+        starting = speaks and (not self._has_stepped or self._phase != "train")
         return WorkerView(
             name=self.spec.name,
             started_at=None if self._started_ns is None else self._started_ns / 1e9,
             last_heard=self.last_heard_ns / 1e9,
-            patient=self.spec.events_path is not None and starting,
+            patient=starting,
             confession=self._confession,
             returncode=self.returncode,
             ended_at=(self._ended_ns or 0) / 1e9,

@@ -48,12 +48,6 @@ class NonFiniteError(ModelCheckError):
     exit_code = EXIT_NON_FINITE
 
 
-class DisagreementError(ModelCheckError):
-    """Workers that ran the same training got different bits."""
-
-    exit_code = EXIT_DISAGREEMENT
-
-
 class NoGpuError(ModelCheckError):
     """No usable GPU, or NVML cannot answer although GPUs were asked for."""
 
@@ -62,12 +56,6 @@ class NoGpuError(ModelCheckError):
 
 class InternalError(ModelCheckError):
     """A fault of Model Check itself."""
-
-
-class HangError(ModelCheckError):
-    """A worker said nothing for longer than its limit."""
-
-    exit_code = EXIT_HANG
 
 
 def exit_code_of(returncode: int) -> int:

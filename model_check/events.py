@@ -12,6 +12,9 @@ from typing import Literal, Protocol
 
 import msgspec
 
+SCHEMA = 1
+"""Of the lines; a worker's first event says it."""
+
 PhaseName = Literal["import", "build", "compile", "train", "eval", "save"]
 Scalar = str | int | float | bool | None
 

@@ -12,10 +12,8 @@ def test_every_class_owns_the_documented_code() -> None:
         errors.DataError: 2,
         errors.StorageError: 2,
         errors.NonFiniteError: 20,
-        errors.DisagreementError: 21,
         errors.NoGpuError: 69,
         errors.InternalError: 70,
-        errors.HangError: 124,
     }
     assert {kind: kind.exit_code for kind in codes} == codes
 

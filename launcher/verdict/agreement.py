@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from model_check.events import Step
 
 QUANTITIES = ("loss", "grad_norm")
+PATIENCE_NS = 60 * 10**9
+"""How long the rest of a group may take, after a difference was seen, to settle who is odd."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,19 @@ class Disagreement:
 
 @dataclass
 class Agreement:
-    """Holds a step until its whole group has reported it: memory grows with the stragglers only."""
+    """Holds a step until its whole group has reported it: memory grows with the stragglers only.
+
+    A group that differs gets a minute for its stragglers to tell who is odd; one that never reports
+    (it hangs, it was killed) does not hide the difference of the others.
+    """
 
     groups: Mapping[str, str]
     """Worker -> the group whose members must agree."""
     agreed_steps: dict[str, int] = field(default_factory=dict)
     """Group -> steps that all of its members agreed on."""
     _waiting: dict[tuple[str, int], dict[str, Step]] = field(default_factory=dict)
+    _doubts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Group -> (the first step that differs among those who reported, the time of that report)."""
 
     def record(self, worker: str, step: Step) -> Disagreement | None:
         """Take one worker's step; the disagreement that it completes, if any."""
@@ -61,14 +69,38 @@ class Agreement:
         reported = self._waiting.setdefault(key, {})
         reported[worker] = step
         if len(reported) < self.group_size(group):
-            return None
-        del self._waiting[key]
-        for quantity in QUANTITIES:
-            bits = {name: getattr(event, quantity) for name, event in sorted(reported.items())}
-            if len(set(bits.values())) > 1:
-                return Disagreement(step.step, quantity, bits)
-        self.agreed_steps[group] = self.agreed_steps.get(group, 0) + 1
+            return self._overdue(group, step)
+        difference = _compare(step.step, reported)
+        if difference is None:
+            del self._waiting[key]
+            self.agreed_steps[group] = self.agreed_steps.get(group, 0) + 1
+        return difference
+
+    def unsettled(self) -> Disagreement | None:
+        """The first difference among reports whose group was never complete: for the end of a
+        run."""
+        for (_, number), reported in sorted(self._waiting.items(), key=lambda item: item[0][1]):
+            if (difference := _compare(number, reported)) is not None:
+                return difference
         return None
+
+    def _overdue(self, group: str, newest: Step) -> Disagreement | None:
+        if group not in self._doubts:
+            if _compare(newest.step, self._waiting[group, newest.step]) is not None:
+                self._doubts[group] = (newest.step, newest.t)
+            return None
+        number, since_ns = self._doubts[group]
+        if newest.t - since_ns < PATIENCE_NS:
+            return None
+        return _compare(number, self._waiting[group, number])
 
     def group_size(self, group: str) -> int:
         return sum(1 for name in self.groups.values() if name == group)
+
+
+def _compare(number: int, reported: Mapping[str, Step]) -> Disagreement | None:
+    for quantity in QUANTITIES:
+        bits = {name: getattr(event, quantity) for name, event in sorted(reported.items())}
+        if len(set(bits.values())) > 1:
+            return Disagreement(number, quantity, bits)
+    return None

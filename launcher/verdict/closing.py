@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.verdict.judge import RunResult, Verdict, WorkerResult
 from launcher.verdict.report import table
+from launcher.verdict.results import RunResult, Verdict, WorkerResult
 
 
 def closing_lines(result: RunResult, directory: Path, tail_lines: int) -> Iterator[str]:
@@ -13,14 +13,11 @@ def closing_lines(result: RunResult, directory: Path, tail_lines: int) -> Iterat
         yield from table(result)
     for worker in result.workers:
         yield from _about(worker, result)
-    if result.leftovers:
-        pids = ", ".join(map(str, result.leftovers))
-        yield f"could not be killed, and may still hold a GPU: pid {pids}"
     if result.dropped_lines:
         yield f"{result.dropped_lines} lines were too fast for this terminal; the logs have them"
     yield f"logs and report: {directory}"
     yield f"{result.verdict}: {result.summary} (exit code {result.exit_code})"
-    for worker in result.workers:
+    for worker in sorted(result.workers, key=lambda worker: worker.name in result.culprits):
         if worker.verdict is Verdict.FAIL and worker.last_lines and tail_lines:
             yield f"last lines of {worker.name}:"
             yield from (f"  | {line}" for line in worker.last_lines[-tail_lines:])

@@ -1,6 +1,5 @@
 """What each worker said of itself, kept small: the last of each kind, never every step."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from model_check.events import (
@@ -56,11 +55,3 @@ class History:
         self.loss_last = step.loss
         if self.loss_first is None:
             self.loss_first = step.loss
-
-
-def replay(events: Iterable[Event]) -> History:
-    """The history of events that were kept in a file."""
-    history = History()
-    for event in events:
-        history.record(event)
-    return history

@@ -1,5 +1,7 @@
 """`report RUN_DIR ...`: the reports of finished runs, made again from what the runs left behind."""
 
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,14 +11,20 @@ import msgspec
 from launcher.verdict import report
 from launcher.verdict.closing import closing_lines
 from launcher.verdict.history import History
-from launcher.verdict.judge import Ended, RunEnd, RunResult, judge
+from launcher.verdict.judge import judge
+from launcher.verdict.results import Case, Ended, RunEnd, RunResult
 from launcher.verdict.watch import Watch
-from model_check.errors import EXIT_INTERNAL, UsageError
+from model_check.errors import EXIT_INTERNAL, EXIT_SIGNAL_BASE, UsageError
 from model_check.events import Event, decode
+
+_STOPPED = (EXIT_SIGNAL_BASE + signal.SIGTERM, EXIT_SIGNAL_BASE + signal.SIGINT)
 
 
 def rebuild(argv: Sequence[str], write: Callable[[str], None]) -> int:
-    """Rebuild each run's report and print it. Returns the first exit code that is not 0."""
+    """Rebuild each run's report and print it. Returns the first exit code that is not 0.
+
+    Raises UsageError for a directory that holds no run of ours, or one that is still going.
+    """
     if not argv or argv[0].startswith("-"):
         raise UsageError("report: give one run directory or more: `report RUN_DIR ...`")
     results = [(Path(name), _rebuilt(Path(name))) for name in argv]
@@ -33,19 +41,45 @@ def _rebuilt(directory: Path) -> RunResult:
     for name in run["groups"]:
         for event in _events(directory / f"{name.lower()}.events.jsonl"):
             watch.on_event(name, event)
-    if "end" in run:
-        end = msgspec.convert(run.pop("end"), RunEnd)
-        ended = msgspec.convert(run.pop("ended"), list[Ended])
-    else:  # the supervisor itself was killed: its workers' ends are unknown
-        end = RunEnd(exit_code=EXIT_INTERNAL, reason="the launcher did not live to see the end")
-        ended = [_unknown(name, watch.histories[name]) for name in run["groups"]]
+    watch.finish()
+    end, ended = _read_end(directory, run, watch)
     histories = {worker.name: watch.histories.get(worker.name, History()) for worker in ended}
-    return judge(run, end, ended, histories, watch.agreed_steps)
+    return judge(Case(run, end, ended, histories, watch.agreed_steps))
 
 
-def _unknown(name: str, history: History) -> Ended:
+def _read_end(directory: Path, run: dict[str, Any], watch: Watch) -> tuple[RunEnd, list[Ended]]:
+    try:
+        if "end" in run:
+            return (
+                msgspec.convert(run.pop("end"), RunEnd),
+                msgspec.convert(run.pop("ended"), list[Ended]),
+            )
+    except (KeyError, msgspec.ValidationError) as error:
+        raise UsageError(f"{directory / 'run.json'}: not as we wrote it: {error}") from error
+    if _is_running(run):
+        raise UsageError(f"{directory}: this run is still going (launcher pid {run['pid']})")
+    # The supervisor itself was killed: what its workers said is all there is.
+    end = RunEnd(
+        exit_code=EXIT_INTERNAL,
+        reason="the launcher did not live to see the end",
+        disagreement=watch.disagreement,
+    )
+    return end, [_by_its_word(name, watch.histories[name]) for name in run["groups"]]
+
+
+def _is_running(run: dict[str, Any]) -> bool:
+    """Whether the launcher that wrote it lives: on this host, under this pid, as a launcher."""
+    try:
+        command = Path(f"/proc/{int(run['pid'])}/cmdline").read_bytes()
+    except (OSError, KeyError, ValueError):
+        return False
+    return run.get("host") == os.uname().nodename and b"launcher" in command
+
+
+def _by_its_word(name: str, history: History) -> Ended:
     code = history.done.exit_code if history.done else None
-    return Ended(name=name, pid=None, returncode=code, stopped_by_us=False, duration_s=0.0)
+    stopped = code in _STOPPED
+    return Ended(name=name, pid=None, returncode=code, stopped_by_us=stopped, duration_s=0.0)
 
 
 def _read_run(directory: Path) -> dict[str, Any]:
@@ -56,7 +90,7 @@ def _read_run(directory: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: not a run directory: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise UsageError(f"{path}: not a run of ours: {error}") from error
-    if run.get("schema") != 1 or "groups" not in run:
+    if run.get("schema") != 1 or not isinstance(run.get("groups"), dict):
         raise UsageError(f"{path}: written by another version (schema {run.get('schema')!r})")
     return run
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from launcher import run_dir
-from launcher.verdict.judge import RunResult, WorkerResult
+from launcher.verdict.results import RunResult, WorkerResult
 
 _COLUMNS = ("worker", "verdict", "steps", "loss first", "last", "tokens/s", "peak memory", "time")
 

@@ -28,9 +28,16 @@ class Watch:
             return None
         return Stop(str(self.disagreement), EXIT_DISAGREEMENT, self.disagreement.odd)
 
+    def finish(self) -> None:
+        """The run is over: a difference that nobody is left to settle counts, too."""
+        self.disagreement = self.disagreement or self._agreement.unsettled()
+
     @property
-    def agreed_steps(self) -> int:
-        """Steps at which every group of two or more agreed; 0 when there is no such group."""
+    def agreed_steps(self) -> dict[str, int]:
+        """Worker -> steps at which it agreed with its equals; without equals it has no entry."""
         agreement = self._agreement
-        groups = {g for g in agreement.groups.values() if agreement.group_size(g) > 1}
-        return min((agreement.agreed_steps.get(group, 0) for group in groups), default=0)
+        return {
+            worker: agreement.agreed_steps.get(group, 0)
+            for worker, group in agreement.groups.items()
+            if agreement.group_size(group) > 1
+        }

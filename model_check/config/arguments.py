@@ -37,9 +37,7 @@ class Parser(argparse.ArgumentParser):
 
 def add_settings_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", metavar="NAME", help="a file of config/presets/")
-    parser.add_argument(
-        "--debug", action="store_const", const="debug", dest="preset", help="same as --preset debug"
-    )
+    parser.add_argument("--debug", action="store_true", help="same as --preset debug")
     parser.add_argument(
         "--config", metavar="FILE", type=Path, help="JSON (comments allowed), YAML or TOML, partial"
     )
@@ -54,11 +52,13 @@ def settings_request(
 ) -> Request:
     """What the shared options ask for, plus an entry point's own `flags` (name -> (flag,
     value))."""
+    if namespace.debug and namespace.preset not in (None, "debug"):
+        raise UsageError(f"--debug and --preset {namespace.preset}: give one of them")
     all_flags = dict(flags or {})
     if namespace.max_steps is not None:
         all_flags["training.max_steps"] = ("--max-steps", namespace.max_steps)
     return Request(
-        preset=namespace.preset,
+        preset="debug" if namespace.debug else namespace.preset,
         config_file=namespace.config,
         overrides=tuple(namespace.overrides),
         flags=all_flags,

@@ -119,7 +119,7 @@ def _leaves(values: dict[str, Any], prefix: str, where: str) -> list[tuple[str, 
     found: list[tuple[str, Any]] = []
     for key, value in values.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict):
+        if isinstance(value, dict) and (value or name in sections()):
             found += _leaves(value, f"{name}.", where)
         else:
             found.append((name, value))

@@ -18,11 +18,16 @@ from model_check.config.files import read_settings_file
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
 
+SCHEMA = 1
 PRESETS_DIR = Path(__file__).resolve().parents[2] / "config" / "presets"
 
 # The environment carries the rank contract, not settings; these two variables are documented
 # exceptions.
 ENVIRONMENT = {"DATASET_CACHE_DIR": "data.cache_dir", "HF_HUB_OFFLINE": "data.offline"}
+
+# huggingface_hub's own words for yes; anything else is no to it.
+_HUB_WORDS = {"1": "true", "ON": "true", "YES": "true", "TRUE": "true"}
+_HUB_WORDS |= {"0": "false", "OFF": "false", "NO": "false", "FALSE": "false"}
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,13 @@ class Loaded:
     device: str
     """`cuda` or `cpu`: system.device with `auto` decided."""
 
+    def value(self, name: str) -> Any:
+        """A setting by its dotted name; the names are those of `sources`."""
+        node: Any = self.settings
+        for part in name.split("."):
+            node = getattr(node, part)
+        return node
+
 
 def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
     """Merge and check everything. Raises ConfigError; nothing is half applied.
@@ -55,7 +67,8 @@ def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
     `has_gpu` is called only when system.device is `auto`.
     """
     upper = _upper_layers(request)
-    device = _device(upper, has_gpu)
+    named = _preset_layers(request.preset, "") if request.preset else []
+    device = _device([*named, *upper], has_gpu)
     preset = request.preset or ("production" if device == "cuda" else "cpu")
     values: dict[str, Any] = {name: f.default for name, f in all_fields().items()}
     sources = dict.fromkeys(values, "default")
@@ -67,13 +80,15 @@ def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
 
 
 def to_json(settings: Settings) -> bytes:
-    """The whole tree as a settings file: loading it alone gives the same training again."""
+    """The whole tree as a settings file with its schema number: loading it alone gives the same
+    training again."""
     # Both ways to count a batch are written, in agreement, since a reader may give only one.
     training = msgspec.structs.replace(
         settings.training, grad_accum_nums=num_micro_batches(settings)
     )
     resolved = msgspec.structs.replace(settings, training=training)
-    return msgspec.json.format(msgspec.json.encode(resolved), indent=2) + b"\n"
+    tree = {"schema": SCHEMA, **msgspec.to_builtins(resolved)}
+    return msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n"
 
 
 def preset_names() -> list[str]:
@@ -85,9 +100,13 @@ def _upper_layers(request: Request) -> list[tuple[str, dict[str, Any]]]:
     if request.config_file is not None:
         path = request.config_file
         as_text = path.suffix.lower() in (".yaml", ".yml")  # YAML 1.1 reads 1e-5 as a string
-        layers.append((str(path), flatten(read_settings_file(path), str(path), text=as_text)))
+        values = read_settings_file(path)
+        if (schema := values.pop("schema", SCHEMA)) != SCHEMA:
+            raise ConfigError(f"{path}: schema {schema!r}: written by another version")
+        layers.append((str(path), flatten(values, str(path), text=as_text)))
     for variable, name in ENVIRONMENT.items():
         if text := request.environ.get(variable):
+            text = _HUB_WORDS.get(text.upper(), text) if variable == "HF_HUB_OFFLINE" else text
             layers.append((variable, flatten({name: text}, variable, text=True)))
     for override in request.overrides:
         layers.append((override, _parse_override(override)))

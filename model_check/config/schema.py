@@ -10,6 +10,7 @@ Natural = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 Size = Annotated[int, Meta(ge=2)]
 ByteVocabulary = Annotated[int, Meta(ge=300)]  # 256 bytes, the special tokens, and some merges
+TailLines = Annotated[int, Meta(ge=0, le=50)]  # the supervisor keeps no more
 NonNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 AtLeastOne = Annotated[float, Meta(ge=1)]
@@ -193,7 +194,8 @@ class SystemSettings(_Section, frozen=True):
         Count | None, _doc("CPU threads of a worker; null: the cores divided among the workers.")
     ] = None
     checkpoint_dir: Annotated[
-        str, _doc("Checkpoints and dumps; several workers get a directory each inside.")
+        str,
+        _doc("Checkpoints and dumps; under the launcher a directory for each worker inside."),
     ] = ".checkpoints"
 
 
@@ -207,7 +209,7 @@ class LoggingSettings(_Section, frozen=True):
         str | None,
         _doc("Parent of run directories; null: /tmp/model_check_logs_<PID>_<timestamp>/."),
     ] = None
-    tail_lines: Annotated[Natural, _doc("Last lines of the culprit that end a failed run.")] = 20
+    tail_lines: Annotated[TailLines, _doc("Last lines of the culprit that end a failed run.")] = 20
 
 
 class DebugSettings(_Section, frozen=True):

@@ -19,10 +19,11 @@ from model_check.utils.files import replacing
 SCHEMA = 1
 
 
-def checkpoint_directory(parent: str, num_workers: int, worker: str) -> Path:
-    """`parent` for a worker alone, else a directory of its own: no two workers share a path."""
+def checkpoint_directory(parent: str, supervised: bool, worker: str) -> Path:
+    """`parent` for a worker that was started by hand, else a directory of its own: launchers that
+    run side by side, with a GPU each, share no path either."""
     directory = Path(parent)
-    return directory if num_workers == 1 else directory / worker.lower()
+    return directory / worker.lower() if supervised else directory
 
 
 def save_checkpoint(

@@ -7,8 +7,8 @@ import threading
 import torch
 from torch import Tensor, nn
 
+from model_check.config.drill import GRADIENT_KINDS, PARAMETER_KINDS, Drill
 from model_check.config.fields import nearest
-from model_check.engine.drill import GRADIENT_KINDS, PARAMETER_KINDS, Drill
 from model_check.errors import ConfigError
 
 _FLIPPED_BIT = 1 << 16

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from model_check.config.derived import Geometry, geometry, num_micro_batches
+from model_check.config.drill import Drill
 from model_check.config.schema import Settings
 from model_check.engine.alarm import Alarm
 from model_check.engine.batches import Batch, BatchSource, gather
 from model_check.engine.checkpoint import save_checkpoint
 from model_check.engine.device import describe_device
-from model_check.engine.drill import Drill
 from model_check.engine.inject import Injector
 from model_check.engine.memory import explained
 from model_check.engine.metrics import Meter, peak_memory_bytes, step_line

@@ -27,7 +27,7 @@ class WorkerEnv:
     run_dir: Path | None
     events_fd: int | None
     num_workers: int
-    """Workers in this run: above 1, each one's files go to a directory of its own."""
+    """Workers in this run, among whom the cores are divided."""
     expected_uuid: str | None
     """The GPU that the supervisor meant this worker to see, `GPU-…` or `MIG-…`."""
     token_cache: Path | None
@@ -50,7 +50,8 @@ class WorkerEnv:
 
     @property
     def supervised(self) -> bool:
-        """Whether a supervisor prefixes this worker's lines (else the worker does it itself)."""
+        """Whether a supervisor started it: it prefixes the worker's lines (else the worker does
+        itself), and other workers may be writing beside this one."""
         return self.name is not None
 
     def name_for(self, device: str) -> str:

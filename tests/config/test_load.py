@@ -177,6 +177,9 @@ def test_what_cannot_be_meant_is_refused_with_where_and_what(
         ("a.toml", "training = [", "not TOML"),
         ("a.json", '{"modle": {"num_layers": 2}}', "did you mean 'model.num_layers'"),
         ("a.json", '{"training": 5}', "training is a section"),
+        ("a.json", '{"modle": {}}', "modle: no such setting"),
+        ("a.json", '{"training": {"max_steps": {}}}', "expected int"),
+        ("a.json", '{"schema": 2}', "written by another version"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_name(
@@ -221,3 +224,9 @@ def test_a_callback_for_the_gpu_is_not_asked_when_the_device_is_given() -> None:
         raise AssertionError("asked for a GPU")
 
     assert load(Request(overrides=("system.device=cpu",)), explode).device == "cpu"
+
+
+@pytest.mark.parametrize("word", ["1", "YES", "on", "True"])
+def test_the_hubs_own_words_for_offline_are_understood(word: str) -> None:
+    assert resolve(environ={"HF_HUB_OFFLINE": word}).settings.data.offline
+    assert not resolve(environ={"HF_HUB_OFFLINE": "0"}).settings.data.offline

@@ -229,8 +229,74 @@ def test_a_foreign_command_is_supervised_without_a_data_step(launcher: Launcher)
     assert not (run.directory / "data.json").exists()
 
 
+def test_a_nan_on_every_worker_blames_the_settings_and_no_worker(launcher: Launcher) -> None:
+    run = launcher("debug.drill=nan@1")
+    assert run.exit_code == 20, run.output
+    assert (run.report()["culprits"], set(run.verdicts().values())) == ([], {"FAIL"})
+    assert "not a GPU" in run.report()["summary"]
+
+
+@pytest.mark.parametrize("drill", ["nan@1:CPU7", "bogus", "nan@99"])
+def test_a_drill_that_could_not_act_is_refused_before_anything_starts(
+    launcher: Launcher, drill: str
+) -> None:
+    run = launcher(f"debug.drill={drill}")
+    assert run.exit_code == 2
+    assert len(lines_of(run)) == 1
+    assert not run.directory.exists()
+
+
+def test_the_settings_of_a_run_can_be_run_again(launcher: Launcher) -> None:
+    first = launcher("--max-steps", "2", "--workers", "3")
+    again = launcher("--config", f"{first.directory}/config.json", "--run-dir", "again")
+    assert again.exit_code == 0, again.output
+    other = launcher.cwd / "again" / "config.json"
+    assert other.read_bytes() == (first.directory / "config.json").read_bytes()
+
+
+def test_the_command_line_beats_the_environment_in_every_process(launcher: Launcher) -> None:
+    cache = launcher.cwd / "mine"
+    run = launcher(f"data.cache_dir={cache}", DATASET_CACHE_DIR=str(launcher.cwd / "other"))
+    assert run.exit_code == 0, run.output
+    assert any(cache.rglob("manifest.json"))
+    assert not (launcher.cwd / "other").exists()
+
+
+def test_a_signal_between_the_data_and_the_workers_is_answered_with_a_report(
+    launcher: Launcher,
+) -> None:
+    process = launcher.start()
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if "data: found" in line or "data: prepared" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    run = launcher.finish(process, seen)
+    assert run.exit_code == 143, run.output
+    assert run.report()["exit_code"] == 143
+
+
+def test_a_foreign_command_may_train_something_else_on_every_gpu(launcher: Launcher) -> None:
+    trainer = f"exec {sys.executable} {ROOT / 'pretrain_main.py'} --config {launcher.config}"
+    run = launcher("--", "sh", "-c", f"{trainer} system.seed=$GPU_RANK")
+    assert run.exit_code == 0, run.output
+    assert "not compared" in run.report()["summary"]
+
+
+def test_a_foreign_command_that_is_silent_too_long_hangs_at_the_limit(launcher: Launcher) -> None:
+    run = launcher("--hang-timeout", "1", "--", "sleep", "100")
+    assert run.exit_code == 124, run.output
+    assert "(limit 1 s)" in run.report()["summary"]
+
+
 def test_secrets_reach_no_file_of_a_run(launcher: Launcher) -> None:
     secret = "hf_" + "S3cretS3cretS3cretS3cret"
+    run = launcher("--", "true", "--token", secret, f"HF_TOKEN={secret}", HF_TOKEN=secret)
+    assert run.exit_code == 0, run.output
+    assert secret not in run.output
+    run.directory.rename(run.cwd / "command")
     run = launcher("--max-steps", "1", "training.save_last=true", HF_TOKEN=secret)
     assert run.exit_code == 0, run.output
     files = [path for path in run.cwd.rglob("*") if path.is_file()]
@@ -250,6 +316,25 @@ def test_reports_are_rebuilt_from_what_a_run_left_behind(launcher: Launcher) -> 
     rebuilt = json.loads((run.directory / "report.json").read_text())
     assert rebuilt["workers"] == json.loads(before)["workers"]
     assert rebuilt["summary"] == json.loads(before)["summary"]
+
+
+def test_of_a_launcher_that_was_killed_the_report_still_tells_what_was_heard(
+    launcher: Launcher,
+) -> None:
+    process = launcher.start("debug.drill=flip@1:CPU1", "--max-steps", "100000")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "Step [0/" in line:
+            break
+    process.kill()
+    launcher.finish(process)
+    command = [sys.executable, "-m", "launcher", "report", str(launcher.cwd / "run")]
+    done = subprocess.run(
+        command, env=launcher.env, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert done.returncode == 70, done.stdout + done.stderr
+    assert "did not live to see the end" in done.stdout
+    assert "FAIL" not in done.stdout
 
 
 def test_the_trainer_lives_without_the_launcher(launcher: Launcher, tmp_path: Path) -> None:

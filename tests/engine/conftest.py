@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_check.config.drill import parse_drill
 from model_check.config.load import Request, load
 from model_check.config.schema import Settings
-from model_check.engine.drill import parse_drill
 from model_check.engine.metrics import Meter
 from model_check.engine.stop import StopSignal
 from model_check.engine.trainer import Surroundings, Trainer, build_trainer

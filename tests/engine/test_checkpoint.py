@@ -60,8 +60,6 @@ def test_a_save_that_fails_leaves_the_older_file_and_nothing_else(tmp_path: Path
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "expected"), [(1, "here"), (2, "here/gpu3"), (8, "here/gpu3")]
-)
-def test_no_two_workers_share_a_directory(num_workers: int, expected: str) -> None:
-    assert checkpoint_directory("here", num_workers, "GPU3") == Path(expected)
+@pytest.mark.parametrize(("supervised", "expected"), [(False, "here"), (True, "here/gpu3")])
+def test_no_two_supervised_workers_share_a_directory(supervised: bool, expected: str) -> None:
+    assert checkpoint_directory("here", supervised, "GPU3") == Path(expected)

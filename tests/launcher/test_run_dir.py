@@ -28,16 +28,3 @@ def test_a_place_that_cannot_be_made_says_where_and_what_next(tmp_path: Path) ->
     with pytest.raises(StorageError, match="--run-dir") as caught:
         run_dir.create(tmp_path / "file" / "run")
     assert str(tmp_path / "file" / "run") in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("argument", "kept"),
-    [
-        ("data.hf_token=hf_abcdefghijk", "data.hf_token=***"),
-        ("--api-key=xyz", "--api-key=***"),
-        ("hf_ABCDEFGHIJKLMN", "hf_***"),
-        ("training.max_steps=3", "training.max_steps=3"),
-    ],
-)
-def test_what_looks_like_a_secret_is_not_written_down(argument: str, kept: str) -> None:
-    assert run_dir.facts([argument])["command"] == [kept]

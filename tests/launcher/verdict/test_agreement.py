@@ -1,6 +1,8 @@
 """Bits of identical runs are compared step by step, inside groups of like GPUs."""
 
-from launcher.verdict.agreement import Agreement, Disagreement
+import msgspec
+
+from launcher.verdict.agreement import PATIENCE_NS, Agreement, Disagreement
 from model_check.events import Step
 
 SAME, OTHER = (0.5).hex(), (0.5000001).hex()
@@ -8,6 +10,10 @@ SAME, OTHER = (0.5).hex(), (0.5000001).hex()
 
 def step(number: int, loss: str = SAME, grad_norm: str = SAME) -> Step:
     return Step(step=number, loss=loss, grad_norm=grad_norm, lr=1e-5, ms=1.0, tokens=8)
+
+
+def at_time(event: Step, t: int) -> Step:
+    return msgspec.structs.replace(event, t=t)
 
 
 def alike(*names: str) -> Agreement:
@@ -72,3 +78,26 @@ def test_a_worker_that_is_steps_ahead_is_compared_when_the_others_arrive() -> No
     found = agreement.record("GPU1", step(1, loss=OTHER))
     assert found is not None
     assert found.step == 1
+
+
+def test_a_worker_that_stopped_reporting_does_not_hide_the_difference_of_the_others() -> None:
+    agreement = alike("GPU0", "GPU1", "GPU2")
+    at = [0, PATIENCE_NS - 1, PATIENCE_NS]
+    found = []
+    for number, t in enumerate(at):
+        found.append(agreement.record("GPU0", at_time(step(number), t)))
+        found.append(agreement.record("GPU1", at_time(step(number, loss=OTHER), t)))
+    *before, overdue, _ = found
+    assert before == [None] * 4
+    assert overdue is not None
+    assert (overdue.step, overdue.odd, set(overdue.bits)) == (0, (), {"GPU0", "GPU1"})
+
+
+def test_at_the_end_of_a_run_a_difference_that_nobody_settled_counts() -> None:
+    agreement = alike("GPU0", "GPU1", "GPU2")
+    agreement.record("GPU0", step(3))
+    assert agreement.unsettled() is None
+    assert agreement.record("GPU1", step(3, loss=OTHER)) is None
+    found = agreement.unsettled()
+    assert found is not None
+    assert found.step == 3

@@ -5,9 +5,10 @@ from typing import Any
 
 from launcher.verdict.agreement import Disagreement
 from launcher.verdict.closing import closing_lines
-from launcher.verdict.history import History, replay
-from launcher.verdict.judge import Ended, RunEnd, RunResult, Verdict, judge
+from launcher.verdict.history import History
+from launcher.verdict.judge import judge
 from launcher.verdict.report import row, table
+from launcher.verdict.results import Case, Ended, RunEnd, RunResult, Verdict
 from model_check.events import Done, NonFinite, Phase, Step
 
 LOSS = (2.5).hex()
@@ -20,7 +21,10 @@ def trained(steps: int = 3) -> History:
     done = Done(
         exit_code=0, steps=steps, loss_last=LOSS, tokens_per_s=1234.5, peak_memory_bytes=2**30
     )
-    return replay([Phase(name="train"), *events, done])
+    history = History()
+    for event in (Phase(name="train"), *events, done):
+        history.record(event)
+    return history
 
 
 def ended(name: str, returncode: int | None = 0, **more: Any) -> Ended:
@@ -29,14 +33,28 @@ def ended(name: str, returncode: int | None = 0, **more: Any) -> Ended:
 
 
 def judged(
-    end: RunEnd, workers: list[Ended], histories: dict[str, History], agreed: int = 0
+    end: RunEnd,
+    workers: list[Ended],
+    histories: dict[str, History],
+    agreed: dict[str, int] | None = None,
+    **run: Any,
 ) -> RunResult:
-    return judge({}, end, workers, histories, agreed)
+    return judge(Case(run, end, workers, histories, agreed or {}))
+
+
+def spoiled(step: int = 2, grad_norm: str = "nan") -> History:
+    history = trained(step)
+    history.record(
+        NonFinite(step=step, where="gradient", loss=LOSS, grad_norm=grad_norm, names=["a.weight"])
+    )
+    return history
 
 
 def test_a_clean_run_passes_and_says_what_was_run() -> None:
     histories = {"GPU0": trained(), "GPU1": trained()}
-    result = judged(RunEnd(exit_code=0), [ended("GPU0"), ended("GPU1")], histories, agreed=3)
+    result = judged(
+        RunEnd(exit_code=0), [ended("GPU0"), ended("GPU1")], histories, {"GPU0": 3, "GPU1": 3}
+    )
     assert result.verdict is Verdict.PASS
     assert result.summary == (
         "GPU0 and GPU1 trained 3 steps, 300 tokens each; "
@@ -51,8 +69,7 @@ def test_one_worker_claims_no_comparison() -> None:
 
 
 def test_the_culprit_fails_and_its_peers_are_stopped_not_failed() -> None:
-    bad = trained(2)
-    bad.record(NonFinite(step=2, where="gradient", loss=LOSS, grad_norm="nan", names=["a.weight"]))
+    bad = spoiled()
     end = RunEnd(exit_code=20, reason="GPU1 failed first", culprits=["GPU1"])
     workers = [ended("GPU0", -15, stopped_by_us=True), ended("GPU1", 20, last_lines=["x"])]
     result = judged(end, workers, {"GPU0": trained(), "GPU1": bad})
@@ -119,8 +136,7 @@ def test_the_table_shows_nan_as_text_and_what_is_unknown_as_n_a() -> None:
 
 
 def test_the_summary_of_a_failure_is_its_cause_and_is_told_once() -> None:
-    bad = trained(2)
-    bad.record(NonFinite(step=2, where="gradient", loss=LOSS, grad_norm="nan", names=["a.weight"]))
+    bad = spoiled()
     end = RunEnd(exit_code=20, reason="GPU1 failed first: exit code 20", culprits=["GPU1"])
     workers = [ended("GPU0", -15, stopped_by_us=True), ended("GPU1", 20, last_lines=["x", "y"])]
     result = judged(end, workers, {"GPU0": trained(), "GPU1": bad})
@@ -134,7 +150,84 @@ def test_the_summary_of_a_failure_is_its_cause_and_is_told_once() -> None:
 def test_a_worker_that_ends_well_without_all_its_steps_proves_nothing() -> None:
     histories = {"GPU0": trained(3), "GPU1": trained(2)}
     workers = [ended("GPU0"), ended("GPU1")]
-    result = judge({"steps": 3}, RunEnd(exit_code=0), workers, histories, agreed_steps=2)
+    result = judged(RunEnd(exit_code=0), workers, histories, {"GPU0": 2, "GPU1": 2}, steps=3)
     assert [w.verdict for w in result.workers] == [Verdict.PASS, Verdict.INCONCLUSIVE]
     assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 70)
     assert result.summary == "GPU1 ended with exit code 0 after 2 of 3 steps"
+
+
+def test_a_gpu_without_an_equal_is_said_to_be_compared_with_nobody() -> None:
+    names = ("GPU0", "GPU1", "GPU2")
+    histories = dict.fromkeys(names, trained())
+    agreed = {"GPU0": 3, "GPU1": 3}
+    result = judged(RunEnd(exit_code=0), [ended(name) for name in names], histories, agreed)
+    assert result.summary.endswith(
+        "loss and gradient norm of GPU0 and GPU1 equal bit for bit in 3 of 3 steps; "
+        "GPU2 has no equal here"
+    )
+
+
+def test_a_nan_that_every_worker_met_with_the_same_bits_blames_no_gpu() -> None:
+    end = RunEnd(exit_code=20, reason="GPU0 failed first", culprits=["GPU0"])
+    workers = [ended("GPU0", 20), ended("GPU1", -15, stopped_by_us=True)]
+    result = judged(end, workers, {"GPU0": spoiled(), "GPU1": spoiled()})
+    assert (result.verdict, result.exit_code, result.culprits) == (Verdict.FAIL, 20, [])
+    assert {w.verdict for w in result.workers} == {Verdict.FAIL}
+    assert "the settings or the data, not a GPU" in result.summary
+
+
+def test_nans_of_different_steps_are_the_first_workers_fault() -> None:
+    end = RunEnd(exit_code=20, reason="GPU0 failed first", culprits=["GPU0"])
+    workers = [ended("GPU0", 20), ended("GPU1", -15, stopped_by_us=True)]
+    result = judged(end, workers, {"GPU0": spoiled(2), "GPU1": spoiled(3)})
+    assert result.culprits == ["GPU0"]
+    assert [w.verdict for w in result.workers] == [Verdict.FAIL, Verdict.FAIL]
+
+
+def test_a_failure_that_a_worker_told_before_it_was_stopped_is_its_own() -> None:
+    talking = trained(1)
+    talking.record(Done(exit_code=1, error="CUDA out of memory"))
+    end = RunEnd(exit_code=7, reason="GPU0 failed first", culprits=["GPU0"])
+    workers = [ended("GPU0", 7), ended("GPU1", -15, stopped_by_us=True)]
+    result = judged(end, workers, {"GPU0": trained(1), "GPU1": talking})
+    assert result.workers[1].cause == "exit code 1 after step 0: CUDA out of memory"
+
+
+def test_a_worker_that_says_it_was_stopped_is_stopped() -> None:
+    polite = trained(1)
+    polite.record(Done(exit_code=143, error="stopped by SIGTERM after 1 steps"))
+    end = RunEnd(exit_code=130, reason="SIGINT received")
+    result = judged(end, [ended("GPU0", 143, stopped_by_us=True)], {"GPU0": polite})
+    assert result.workers[0].verdict is Verdict.STOPPED
+
+
+def test_a_difference_that_shows_during_the_teardown_does_not_replace_the_culprit() -> None:
+    tie = Disagreement(1, "loss", {"GPU0": LOSS, "GPU1": (1.0).hex()})
+    end = RunEnd(exit_code=137, reason="r", culprits=["GPU0"], disagreement=tie)
+    workers = [ended("GPU0", -9), ended("GPU1", -15, stopped_by_us=True)]
+    result = judged(end, workers, dict.fromkeys(tie.bits, trained(2)))
+    assert (result.verdict, result.exit_code) == (Verdict.FAIL, 137)
+    assert result.summary.startswith("GPU0 failed first: killed by SIGKILL (9)")
+    assert "besides, step 1: workers differ" in result.summary
+    assert [w.verdict for w in result.workers] == [Verdict.FAIL, Verdict.INCONCLUSIVE]
+
+
+def test_a_difference_found_after_a_run_that_ended_well_is_exit_21() -> None:
+    odd = Disagreement(1, "loss", {"GPU0": LOSS, "GPU1": (1.0).hex()})
+    end = RunEnd(exit_code=0, disagreement=odd)
+    result = judged(end, [ended("GPU0"), ended("GPU1")], dict.fromkeys(odd.bits, trained()))
+    assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 21)
+
+
+def test_a_process_that_could_not_be_killed_is_no_pass() -> None:
+    end = RunEnd(exit_code=0, leftovers=[77])
+    result = judged(end, [ended("GPU0")], {"GPU0": trained()})
+    assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 70)
+    assert "may still hold a GPU: pid 77" in result.summary
+
+
+def test_the_culprits_last_lines_are_the_very_last() -> None:
+    end = RunEnd(exit_code=7, reason="r", culprits=["GPU0"])
+    workers = [ended("GPU0", 7, last_lines=["mine"]), ended("GPU1", 1, last_lines=["other"])]
+    result = judged(end, workers, dict.fromkeys(("GPU0", "GPU1"), trained()))
+    assert list(closing_lines(result, Path("/r"), tail_lines=5))[-1] == "  | mine"

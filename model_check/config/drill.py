@@ -10,7 +10,7 @@ GRADIENT_KINDS = ("nan", "inf")
 PARAMETER_KINDS = (*GRADIENT_KINDS, "flip")
 KINDS = (*PARAMETER_KINDS, "loss_nan", "raise", "exit7", "kill", "hang")
 _GRAMMAR = re.compile(
-    r"(?P<kind>\w+)@(?P<step>\d+)(?::(?P<worker>[A-Za-z]+\d+)(?::(?P<parameter>[\w.]+))?)?"
+    r"(?P<kind>\w+)@(?P<step>\d+)(?::(?P<worker>[A-Za-z]+\d+(?:\.\d+)?)(?::(?P<parameter>[\w.]+))?)?"
 )
 
 

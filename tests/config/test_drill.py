@@ -2,7 +2,7 @@
 
 import pytest
 
-from model_check.engine.drill import KINDS, Drill, parse_drill
+from model_check.config.drill import KINDS, Drill, parse_drill
 from model_check.errors import ConfigError
 
 

@@ -1,0 +1,96 @@
+"""What is known of a run that is over, and what is concluded from it: values only."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from launcher.verdict.agreement import Disagreement
+from launcher.verdict.history import History
+from model_check.events import Scalar
+
+
+class Verdict(StrEnum):
+    PASS = "PASS"
+    FAIL = "FAIL"
+    SUSPECT = "SUSPECT"
+    """Differs from the majority of its equals."""
+    INCONCLUSIVE = "INCONCLUSIVE"
+    STOPPED = "STOPPED"
+    """Ended by the supervisor: nothing is known against it."""
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How one worker's process ended: the part of the supervisor's record that a report needs."""
+
+    name: str
+    pid: int | None
+    returncode: int | None
+    """As `subprocess.Popen` has it (signal N is -N); None: it never ran, or could not be reaped."""
+    stopped_by_us: bool
+    duration_s: float
+    spawn_error: str | None = None
+    last_lines: list[str] = []
+
+
+class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How the whole run ended."""
+
+    exit_code: int
+    reason: str | None = None
+    """Why it was stopped; None: every worker ended by itself with exit code 0."""
+    culprits: list[str] = []
+    disagreement: Disagreement | None = None
+    leftovers: list[int] = []
+    """Processes that could not be killed."""
+    dropped_lines: int = 0
+    """Lines that a slow terminal missed; the log files have them."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that a verdict is made of."""
+
+    run: dict[str, Any]
+    """run.json: command, host, versions, GPUs, data."""
+    end: RunEnd
+    workers: Sequence[Ended]
+    histories: Mapping[str, History]
+    agreed_steps: Mapping[str, int]
+    """Worker -> steps at which it had the bits of all its equals; absent: it has no equal."""
+
+
+class WorkerResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the table, one entry of report.json."""
+
+    name: str
+    verdict: Verdict
+    cause: str | None
+    steps: int
+    loss_first: float | str | None
+    loss_last: float | str | None
+    tokens_per_s: float | None
+    peak_memory_bytes: int | None
+    duration_s: float
+    returncode: int | None
+    gpu: dict[str, Any] | None = None
+    detail: dict[str, Scalar] = {}
+    notes: list[str] = []
+    evidence: list[str] = []
+    last_lines: list[str] = []
+
+
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """report.json without its schema number."""
+
+    verdict: Verdict
+    exit_code: int
+    summary: str
+    culprits: list[str]
+    disagreement: str | None
+    workers: list[WorkerResult]
+    leftovers: list[int]
+    dropped_lines: int
+    run: dict[str, Any]

@@ -1,0 +1,88 @@
+"""The one sentence that a run comes down to: what was run and compared, or why it failed. Pure."""
+
+from collections.abc import Sequence
+
+from launcher.verdict.results import Case, Verdict, WorkerResult
+from model_check.errors import EXIT_DISAGREEMENT, EXIT_HANG, EXIT_PASS
+from model_check.events import NonFinite
+
+
+def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> str:
+    if verdict is Verdict.PASS:
+        return _what_passed(case, results)
+    parts = [_why_not(case, results)]
+    difference = case.end.disagreement
+    if difference and case.end.exit_code not in (EXIT_PASS, EXIT_DISAGREEMENT):
+        parts.append(f"besides, {difference}")
+    if case.end.leftovers:
+        pids = ", ".join(map(str, case.end.leftovers))
+        parts.append(f"could not be killed, and may still hold a GPU: pid {pids}")
+    return "; ".join(part for part in parts if part)
+
+
+def shared_nonfinite(case: Case) -> NonFinite | None:
+    """The non-finite step that every worker met with the same bits; None: there is none."""
+    found = [case.histories[worker.name].nonfinite for worker in case.workers]
+    first = found[0] if found else None
+    if first is None or len(found) < 2:
+        return None
+    return first if all(bad is not None and _same(bad, first) for bad in found) else None
+
+
+def _same(one: NonFinite, other: NonFinite) -> bool:
+    return (one.step, one.where, one.loss, one.grad_norm, one.names) == (
+        other.step,
+        other.where,
+        other.loss,
+        other.grad_norm,
+        other.names,
+    )
+
+
+def _why_not(case: Case, results: Sequence[WorkerResult]) -> str:
+    end = case.end
+    if (shared := shared_nonfinite(case)) is not None:
+        return (
+            f"every worker met the same non-finite {shared.where} at step {shared.step}, bit for "
+            "bit: the settings or the data, not a GPU"
+        )
+    if end.disagreement and end.exit_code in (EXIT_PASS, EXIT_DISAGREEMENT):
+        return str(end.disagreement)
+    failed = [result for result in results if result.name in end.culprits and result.cause]
+    if len(failed) == 1 and end.exit_code != EXIT_HANG:
+        return f"{failed[0].name} failed first: {failed[0].cause}"
+    unproven = [result for result in results if result.verdict is Verdict.INCONCLUSIVE]
+    return end.reason or "; ".join(f"{result.name} {result.cause}" for result in unproven)
+
+
+def _what_passed(case: Case, results: Sequence[WorkerResult]) -> str:
+    names = [result.name for result in results]
+    steps = min(result.steps for result in results)
+    if steps == 0:
+        return f"{_and(names)} ended with exit code 0"
+    tokens = min(history.tokens for history in case.histories.values())
+    ran = f"{_and(names)} trained {steps} steps, {tokens:,} tokens each"
+    return f"{ran}; {_what_was_compared(case, names, steps)}"
+
+
+def _what_was_compared(case: Case, names: Sequence[str], steps: int) -> str:
+    if len(names) == 1:
+        return "one worker, so nothing to compare it with"
+    if (reason := case.run.get("not_compared")) is not None:
+        return f"not compared: {reason}"
+    compared = [name for name in names if name in case.agreed_steps]
+    alone = [name for name in names if name not in case.agreed_steps]
+    if not compared:
+        return "no two of them are alike, so nothing was compared"
+    agreed = min(case.agreed_steps[name] for name in compared)
+    whose = f" of {_and(compared)}" if alone else ""
+    text = f"loss and gradient norm{whose} equal bit for bit in {agreed} of {steps} steps"
+    if alone:
+        text += f"; {_and(alone)} {'has' if len(alone) == 1 else 'have'} no equal here"
+    return text
+
+
+def _and(names: Sequence[str]) -> str:
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
