@@ -11,7 +11,8 @@ from launcher.arguments import RunArguments, parse_run
 from launcher.devices import Machine
 from launcher.gpus.probe import NvmlProbe
 from launcher.printer import LAUNCHER_PREFIX
-from launcher.session import open_session, run
+from launcher.run import run
+from launcher.session import open_session
 from model_check.errors import EXIT_INTERNAL, EXIT_SIGNAL_BASE, ModelCheckError, UsageError
 
 

@@ -1,14 +1,10 @@
-"""One run from settings to exit code: places, run directory, data, workers, verdict, reports."""
+"""A run that was asked for: its settings, places and limits, checked before anything starts."""
 
 import os
-import shlex
-import signal
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -16,22 +12,10 @@ from launcher import run_dir
 from launcher.arguments import RunArguments
 from launcher.devices import Machine, Picked, pick
 from launcher.gpus.probe import GpuProbe
-from launcher.masking import masked
-from launcher.plan import Surroundings, WorkerSpec, plan_command, plan_prepare, plan_training
-from launcher.policy import START_UP_PATIENCE, Limits, Stop
+from launcher.plan import Surroundings, WorkerSpec, plan_command, plan_training
+from launcher.policy import Limits
 from launcher.preflight import check_memory, check_worker_settings
-from launcher.printer import Printer
-from launcher.requirements import installed
-from launcher.signals import TO_STOP
-from launcher.supervisor import Outcome, Supervisor
-from launcher.verdict import report
-from launcher.verdict.closing import closing_lines
-from launcher.verdict.history import History
-from launcher.verdict.judge import judge
-from launcher.verdict.results import Case, Ended, RunEnd, RunResult
-from launcher.verdict.watch import Watch
-from model_check.config.load import Loaded, load, to_json
-from model_check.errors import InternalError, ModelCheckError, StorageError
+from model_check.config.load import Loaded, load
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -102,152 +86,3 @@ def open_session(
         if loaded.device == "cpu":
             check_memory(settings, len(picked.places))
     return Session(arguments, replace(loaded, settings=settings), picked, around)
-
-
-def run(session: Session, argv: Sequence[str], printer_out: int) -> int:
-    """Do it. Returns the exit code of the run; whatever stops it, its reports are written.
-
-    Signals to stop are the supervisor's to answer: between two of its runs, and while the reports
-    are written, they wait.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, TO_STOP)
-    directory = run_dir.create(session.around.run_dir)
-    run_dir.link_latest(directory)
-    printer = Printer(printer_out, launcher_log=directory / "launcher.log")
-    try:
-        return _run(session, argv, printer)
-    finally:
-        printer.close()
-
-
-def _run(session: Session, argv: Sequence[str], printer: Printer) -> int:
-    started = time.monotonic()
-    facts = _facts(session, argv)
-    _greet(session, printer)
-    directory = session.around.run_dir
-    run_dir.write(directory / "config.json", to_json(session.loaded.settings))
-    run_dir.write(directory / "run.json", facts)
-    watch = Watch(session.groups)
-    outcome = _execute(session, printer, watch, facts)
-    facts["duration_s"] = round(time.monotonic() - started, 3)
-    result = _judge(facts, outcome, watch)
-    _close(session, printer, facts, result)
-    return result.exit_code
-
-
-def _execute(session: Session, printer: Printer, watch: Watch, facts: dict[str, Any]) -> Outcome:
-    try:
-        if session.arguments.command:
-            return Supervisor(session.specs, session.limits, printer, watch).run()
-        return _prepare_and_train(session, printer, watch, facts)
-    except ModelCheckError as error:
-        printer.say(f"error: {error}")
-        stop = Stop(str(error), error.exit_code, ())
-        return Outcome(error.exit_code, stop, workers=(), leftovers=(), signals=0, dropped_lines=0)
-
-
-def _prepare_and_train(
-    session: Session, printer: Printer, watch: Watch, facts: dict[str, Any]
-) -> Outcome:
-    """One child builds or finds the token cache; then every worker opens it."""
-    patient = replace(session.limits, silence_s=session.limits.silence_s * START_UP_PATIENCE)
-    prepared = Supervisor([plan_prepare(session.around)], patient, printer).run()
-    if prepared.exit_code != 0:
-        return prepared
-    data = _read_data(session.around.run_dir / "data.json")
-    facts["data"] = data
-    around = replace(session.around, token_cache=Path(data["path"]))
-    ready = replace(session, around=around)
-    return Supervisor(ready.specs, session.limits, printer, watch).run()
-
-
-def _read_data(path: Path) -> dict[str, Any]:
-    try:
-        data: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        data["path"]
-    except (OSError, KeyError, msgspec.DecodeError) as error:
-        raise InternalError(f"{path}: the preparer left no usable answer: {error!r}") from error
-    return data
-
-
-def _facts(session: Session, argv: Sequence[str]) -> dict[str, Any]:
-    gpus = {
-        p.name: msgspec.to_builtins(p.gpu, str_keys=True) for p in session.picked.places if p.gpu
-    }
-    return run_dir.facts(
-        argv,
-        preset=session.loaded.preset,
-        device=session.loaded.device,
-        mode=session.loaded.settings.launch.mode,
-        drill=session.loaded.settings.debug.drill,
-        steps=None if session.arguments.command else session.loaded.settings.training.max_steps,
-        workers=[place.name for place in session.picked.places],
-        groups=dict(session.groups),
-        not_compared=session.not_compared,
-        versions=_versions(session),
-        gpus=gpus,
-    )
-
-
-def _versions(session: Session) -> dict[str, str | None]:
-    packages = ("torch", "numpy", "tokenizers", "transformers")
-    return {
-        **{name: installed(name) for name in packages},
-        "driver": session.picked.driver_version,
-        "cuda_driver": session.picked.cuda_driver_version,
-    }
-
-
-def _greet(session: Session, printer: Printer) -> None:
-    picked, loaded = session.picked, session.loaded
-    num, on_gpu = len(picked.places), loaded.device == "cuda"
-    unit = ("GPU" if on_gpu else "CPU worker") + ("" if num == 1 else "s")
-    what = shlex.join(masked(session.arguments.command)) or f"preset {loaded.preset}"
-    printer.say(f"Model Check: {num} {unit}, {what}")
-    printer.say(picked.why if on_gpu else f"no GPU is used: {picked.why}")
-    for note in picked.notes:
-        printer.say(note)
-    printer.say(f"run directory {session.around.run_dir}")
-    if loaded.settings.debug.drill:
-        printer.say(f"DRILL: {loaded.settings.debug.drill} will be injected")
-
-
-def _judge(facts: dict[str, Any], outcome: Outcome, watch: Watch) -> RunResult:
-    watch.finish()
-    workers = [
-        Ended(
-            name=record.name,
-            pid=record.pid,
-            returncode=record.returncode,
-            stopped_by_us=record.stopped_by_us,
-            duration_s=record.duration_s,
-            spawn_error=record.spawn_error,
-            last_lines=list(record.last_lines),
-        )
-        for record in outcome.workers
-    ]
-    end = RunEnd(
-        exit_code=outcome.exit_code,
-        reason=outcome.stop.reason if outcome.stop else None,
-        culprits=list(outcome.stop.culprits) if outcome.stop else [],
-        disagreement=watch.disagreement,
-        leftovers=list(outcome.leftovers),
-        dropped_lines=outcome.dropped_lines,
-    )
-    histories = {w.name: watch.histories.get(w.name, History()) for w in workers}
-    result = judge(Case(dict(facts), end, workers, histories, watch.agreed_steps))
-    facts["end"] = msgspec.to_builtins(end)  # what `report` needs to judge again
-    facts["ended"] = msgspec.to_builtins(workers)
-    return result
-
-
-def _close(session: Session, printer: Printer, facts: dict[str, Any], result: RunResult) -> None:
-    directory = session.around.run_dir
-    try:
-        run_dir.write(directory / "run.json", facts)
-        report.write(result, directory)
-    except StorageError as error:  # a disk that filled up meanwhile: the verdict stands without it
-        printer.say(f"no report: {error}")
-    tail = session.loaded.settings.logging.tail_lines
-    for line in closing_lines(result, directory, tail):
-        printer.say(line)
