@@ -72,6 +72,8 @@ def _stop_on_signals() -> None:
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, stop)
+    for signum in (signal.SIGUSR1, signal.SIGUSR2):  # a notice to the run, not to us
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def _say(line: str) -> None:

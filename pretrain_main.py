@@ -20,8 +20,15 @@ from model_check.config.load import Loaded, load
 from model_check.config.schema import Settings
 from model_check.engine.console import Console
 from model_check.engine.metrics import Meter, peak_memory_bytes
+from model_check.engine.stacks import offer_stacks
 from model_check.engine.stop import StopSignal, Terminated
-from model_check.errors import EXIT_PASS, EXIT_SIGNAL_BASE, ConfigError, ModelCheckError
+from model_check.errors import (
+    EXIT_PASS,
+    EXIT_SIGNAL_BASE,
+    ConfigError,
+    ModelCheckError,
+    NoGpuError,
+)
 from model_check.events import SCHEMA, Done, EventSink, Phase, open_sink
 from model_check.utils.worker_env import TOKEN_CACHE, WorkerEnv
 
@@ -60,7 +67,8 @@ def main(argv: Sequence[str]) -> int:
     env = WorkerEnv.from_environ()
     here = Process(env, open_sink(env.events_fd), Console(), StopSignal(), Meter())
     with here.stop.installed():
-        here.sink.emit(Phase(name="import", detail={"schema": SCHEMA}))
+        offered = offer_stacks(env.stacks_path)
+        here.sink.emit(Phase(name="import", detail={"schema": SCHEMA, **offered}))
         failure = attempt(lambda: train(argv, here))
         with here.stop.deferred():  # the last word is said to its end
             ending = ending_of(failure, here)
@@ -109,6 +117,7 @@ def train(argv: Sequence[str], here: Process) -> None:
     """Settings, device, data, model, steps: in the order in which they are cheap to get wrong."""
     loaded = load(settings_request(parser().read(argv), os.environ), has_gpu)
     settings = loaded.settings
+    refuse_missing_gpu(loaded, here)
     worker = name_worker(loaded, here)
     refuse_to_be_a_rank(here.env, os.environ)
     text, max_steps = settings.debug.drill, settings.training.max_steps
@@ -148,6 +157,18 @@ def has_gpu() -> bool:
     from model_check.engine.device import cuda_usable
 
     return cuda_usable()
+
+
+def refuse_missing_gpu(loaded: Loaded, here: Process) -> None:
+    """A person who named a GPU must not be told that the CPU trained well."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if here.env.supervised or loaded.device == "cuda" or named in ("", "-1", "NoDevFiles"):
+        return
+    if loaded.sources["system.device"] == "default":
+        raise NoGpuError(
+            f"CUDA_VISIBLE_DEVICES={named} names a GPU, and torch can use none here "
+            "(system.device=cpu trains without)"
+        )
 
 
 def name_worker(loaded: Loaded, here: Process) -> str:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The one command: bash run.sh --help. Finds the environment, or makes it once, and becomes the
 # launcher: no process of ours stays between it and its caller, so exit codes and signals are its own.
+[ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@" # started as `sh run.sh`
 set -euo pipefail
 
 self=$(readlink -f -- "${BASH_SOURCE[0]}")

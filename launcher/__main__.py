@@ -1,6 +1,27 @@
 """`python -m launcher`: the same as `bash run.sh`."""
 
-from launcher.cli import main
+import os
+import signal
+import sys
+
+
+def open_closed_streams() -> None:
+    """Started with `>&-`, this process would open its lock and log files as its own output."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
 
 if __name__ == "__main__":
+    # A Ctrl-C while the rest is imported ends the process as one, without a traceback.
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    open_closed_streams()
+    from launcher.cli import main
+
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, handler)
     raise SystemExit(main())

@@ -39,6 +39,9 @@ class AppendFile:
         """Close it, and tell how much it misses."""
         if self._fd is None:
             return
+        deleted = os.fstat(self._fd)
+        if deleted.st_nlink == 0:
+            self._say(f"{self._path} was deleted during the run: {deleted.st_size} bytes are lost")
         os.close(self._fd)
         self._fd = None
         if self._lost_bytes:

@@ -25,6 +25,7 @@ verbs:
 # option -> the setting that it stands for
 _FLAGS = {
     "gpus": "launch.gpus",
+    "require_idle": "launch.require_idle",
     "workers": "launch.workers",
     "mode": "launch.mode",
     "grace": "launch.grace_s",
@@ -81,6 +82,8 @@ def _parser(prog: str) -> Parser:
     add = parser.add_argument
     add("--gpus", metavar="WHICH", help="all | auto | auto:N | 0,2,5 | GPU-<uuid prefix>")
     add("--gpu", metavar="N", help="same as --gpus N")
+    refuse = "refuse GPUs that somebody else uses (exit code 69)"
+    add("--require-idle", action="store_const", const=True, help=refuse)
     add("--device", metavar="KIND", help="auto | cuda | cpu")
     add("--workers", metavar="N", help="CPU workers, where no GPU is used (2)")
     add("--mode", metavar="MODE", help="replicate: one isolated, identical run a GPU")

@@ -13,7 +13,13 @@ from launcher.gpus.probe import NvmlProbe
 from launcher.printer import LAUNCHER_PREFIX
 from launcher.run import run
 from launcher.session import open_session
-from model_check.errors import EXIT_INTERNAL, EXIT_SIGNAL_BASE, ModelCheckError, UsageError
+from model_check.errors import (
+    EXIT_INTERNAL,
+    EXIT_PASS,
+    EXIT_SIGNAL_BASE,
+    ModelCheckError,
+    UsageError,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,6 +100,9 @@ def _only_settings(arguments: RunArguments) -> RunArguments:
 
 
 def _report(argv: list[str]) -> int:
-    from launcher.verdict.rebuild import rebuild
+    from launcher.verdict.rebuild import USAGE, rebuild
 
+    if argv in (["--help"], ["-h"]):
+        print(USAGE)
+        return EXIT_PASS
     return rebuild(argv, print)

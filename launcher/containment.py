@@ -89,7 +89,7 @@ def process_table(since_ticks: int = 0) -> list[Process]:
 
 def read_process(pid: int) -> Process | None:
     """Its row; None: there is no such process (any more)."""
-    stat = _read(pid, "stat")
+    stat = read_proc(pid, "stat")
     # The name in brackets may hold anything, brackets and blanks included.
     fields = stat[stat.rfind(b")") + 2 :].split()
     if len(fields) < 20:
@@ -105,7 +105,7 @@ def is_tagged(pid: int, tag: str) -> bool:
             return False
     except OSError:
         return False
-    return tag.encode() in _read(pid, "environ")  # random and long: never there by accident
+    return tag.encode() in read_proc(pid, "environ")  # random and long: never there by accident
 
 
 def hold(process: Process) -> int | None:
@@ -121,7 +121,7 @@ def hold(process: Process) -> int | None:
     return pidfd
 
 
-def send(pidfd: int, *signals: signal.Signals) -> None:
+def send(pidfd: int, *signals: int) -> None:
     """Signal one process; one that is gone or another user's is left alone."""
     for signum in signals:
         try:
@@ -149,18 +149,19 @@ def send_group(group: int, *signals: signal.Signals) -> None:
 
 def children(pid: int) -> list[int]:
     """Direct children, zombies included; empty where the kernel has no list of them."""
-    return [int(child) for child in _read(pid, f"task/{pid}/children").split()]
+    return [int(child) for child in read_proc(pid, f"task/{pid}/children").split()]
 
 
 def describe_stuck(pid: int) -> str:
     """`pid 4711 (state D in nfs_wait)`: what there is to say of a process that SIGKILL leaves."""
     process = read_process(pid)
-    where = _read(pid, "wchan").decode(errors="replace")
+    where = read_proc(pid, "wchan").decode(errors="replace")
     state = process.state if process is not None else "gone"
     return f"pid {pid} (state {state}{f' in {where}' if where not in ('', '0') else ''})"
 
 
-def _read(pid: int, name: str) -> bytes:
+def read_proc(pid: int, name: str) -> bytes:
+    """A file of `/proc/PID`; empty when the process is gone, or another user's."""
     try:
         with open(f"{_PROC}/{pid}/{name}", "rb", buffering=0) as file:
             return file.read()

@@ -1,6 +1,6 @@
 """Which places this run uses: the GPUs that were asked for, or CPU slots where there is no GPU."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +12,9 @@ from launcher.plan import Place, cpu_places, gpu_places
 from model_check.config.fields import all_fields
 from model_check.config.load import Loaded
 from model_check.errors import ConfigError, NoGpuError, UsageError
+
+NO_GPU_WANTED = ("", "-1", "NoDevFiles")
+"""Values of CUDA_VISIBLE_DEVICES by which a person says: no GPU."""
 
 
 class Machine:
@@ -36,6 +39,11 @@ class Machine:
         return visible(self._probe.snapshot().gpus, self._mask)
 
     def has_gpu(self) -> bool:
+        """Whether there is a GPU to use. Raises NoGpuError where there should be one and is none:
+        a health check must not pass the CPU of a box that lost its GPUs."""
+        has_driver = self.snapshot.driver_version is not None
+        if not self.visible and has_driver and self._mask not in NO_GPU_WANTED:
+            raise NoGpuError(f"{self.why_no_gpu()} (--device cpu trains without)")
         return bool(self.visible)
 
     def notes(self) -> list[str]:
@@ -74,7 +82,7 @@ def pick(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
 
 
 def _refuse_contradictions(loaded: Loaded, machine: Machine) -> None:
-    launch, sources = loaded.settings.launch, loaded.sources
+    sources = loaded.sources
     if loaded.device == "cuda":
         if not machine.has_gpu():
             raise NoGpuError(f"--device cuda: {machine.why_no_gpu()} (--device cpu trains without)")
@@ -83,11 +91,19 @@ def _refuse_contradictions(loaded: Loaded, machine: Machine) -> None:
                 f"{sources['launch.workers']}: launch.workers counts CPU workers, and this run "
                 "uses GPUs: choose them with --gpus, or say --device cpu"
             )
-    elif _asked(loaded, "launch.gpus"):
-        asked = f"{sources['launch.gpus']}: GPUs {launch.gpus!r} were asked for, but "
+    else:
+        _refuse_without_gpus(loaded, machine)
+
+
+def _refuse_without_gpus(loaded: Loaded, machine: Machine) -> None:
+    """A run on the CPU that was told which GPUs to use, or how."""
+    for name in ("launch.gpus", "launch.require_idle"):
+        if not _asked(loaded, name):
+            continue
+        asked = f"{loaded.sources[name]}: GPUs were asked for ({name} = {loaded.value(name)!r}), "
         if loaded.settings.system.device == "cpu":
-            raise ConfigError(f"{asked}system.device is cpu: give one of the two")
-        raise NoGpuError(f"{asked}there is none: {machine.why_no_gpu()}")
+            raise ConfigError(f"{asked}but system.device is cpu: give one of the two")
+        raise NoGpuError(f"{asked}but there is none: {machine.why_no_gpu()}")
 
 
 def _pick_cpu(loaded: Loaded, machine: Machine) -> Picked:
@@ -106,6 +122,8 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
     else:
         gpus = choose(selector, machine.visible, machine.snapshot.gpus)
         reservation = reserve(gpus) if hold else None
+    if loaded.settings.launch.require_idle:
+        _require_idle(gpus)
     if auto:
         notes = [describe_choice(gpu) for gpu in gpus]
     else:
@@ -119,6 +137,15 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
         cuda_driver_version=machine.snapshot.cuda_driver_version,
         reservation=reservation,
     )
+
+
+def _require_idle(gpus: Sequence[Gpu]) -> None:
+    busy = [f"{gpu.label} is busy: {why}" for gpu in gpus if (why := why_busy(gpu))]
+    if busy:
+        raise NoGpuError(
+            f"launch.require_idle: {'; '.join(busy)} (choose others with --gpus, or share them "
+            "without --require-idle)"
+        )
 
 
 def _asked(loaded: Loaded, name: str) -> bool:

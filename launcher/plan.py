@@ -25,6 +25,8 @@ class WorkerSpec:
     log_path: Path
     events_path: Path | None = None
     """Where its events are appended, a JSON object a line; None: it has no event socket."""
+    stacks_path: Path | None = None
+    """Where it is written what the worker was doing when the run hung; None: nowhere."""
     prefix: str = ""
     """What every line of it begins with on the terminal; empty: `[name] `."""
     cpus: frozenset[int] = field(default_factory=frozenset)
@@ -86,7 +88,14 @@ def plan_prepare(around: Surroundings) -> WorkerSpec:
     options = ("--config", str(run_dir / "config.json"), "--result", str(run_dir / "data.json"))
     argv = (around.python, str(script), *options)
     env = _own_env(_base_env(around)) | {"CUDA_VISIBLE_DEVICES": ""}
-    return WorkerSpec("prepare", argv, env, run_dir / "prepare.log", prefix="[launcher] ")
+    return WorkerSpec(
+        name="prepare",
+        argv=argv,
+        env=env,
+        log_path=run_dir / "prepare.log",
+        stacks_path=worker_env.stacks_path(run_dir, "prepare"),
+        prefix="[launcher] ",
+    )
 
 
 def _spec(
@@ -99,6 +108,7 @@ def _spec(
         env=env,
         log_path=around.run_dir / f"{stem}.log",
         events_path=around.run_dir / f"{stem}.events.jsonl",
+        stacks_path=worker_env.stacks_path(around.run_dir, place.name),
         cpus=place.gpu.cpus if place.gpu else frozenset(),
     )
 

@@ -21,6 +21,8 @@ class Limits:
     """From SIGTERM to SIGKILL."""
     silence_s: float
     """Longest time without an event or a byte of output; 0: no limit."""
+    early_s: float = 30.0
+    """A worker that ended well so long before the others is worth a word."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class WorkerView:
     error: str | None = None
     """Why it could not start, or its own last message."""
     spawn_failed: bool = False
+    oom: str | None = None
+    """It was killed by SIGKILL, and what the cgroup counted then."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ class Stop:
     exit_code: int
     culprits: tuple[str, ...]
     """Names of workers: more than one is a tie; none: nobody's fault (a signal to us)."""
+    is_hang: bool = False
+    """What the workers are doing is worth saving before anybody is stopped."""
 
 
 def decide(workers: Sequence[WorkerView], now: float, limits: Limits) -> Continue | Stop | Done:
@@ -90,7 +96,16 @@ def decide(workers: Sequence[WorkerView], now: float, limits: Limits) -> Continu
     overdue = [w for w in running if now >= _silence_deadline(w, limits)]
     if overdue:
         return _stop_for_silence(min(overdue, key=lambda w: w.last_heard), now, limits)
-    return Continue(until=_earliest(running, limits))
+    dues = [w.ended_at + limits.early_s for w in workers if w.returncode == 0]
+    return Continue(until=_earliest(running, [due for due in dues if due > now], limits))
+
+
+def ended_early(workers: Sequence[WorkerView], now: float, limits: Limits) -> list[WorkerView]:
+    """Who ended well so long ago while others still work."""
+    if all(worker.returncode is not None for worker in workers):
+        return []
+    ended = [worker for worker in workers if worker.returncode == 0]
+    return [worker for worker in ended if now >= worker.ended_at + limits.early_s]
 
 
 def stop_for_signal(signum: int) -> Stop:
@@ -124,7 +139,7 @@ def _stop_for_failure(culprits: Sequence[WorkerView]) -> Stop:
     exit_code = _exit_code(culprits[0])
     if len(culprits) == 1:
         return Stop(_describe(culprits[0]), exit_code, names)
-    each = ", ".join(f"{w.name} ({_how(w)})" for w in culprits)
+    each = ", ".join(f"{w.name} ({_how(w)}{_oom(w)})" for w in culprits)
     return Stop(f"failed in the same instant, so none is blamed: {each}", exit_code, names)
 
 
@@ -134,13 +149,17 @@ def _describe(worker: WorkerView) -> str:
     if worker.spawn_failed:
         return f"{worker.name} could not start{said}"
     ran_s = (worker.ended_at or _failed_at(worker)) - (worker.started_at or 0.0)
-    return f"{worker.name} failed first: {_how(worker)} after {ran_s:.1f} s{said}"
+    return f"{worker.name} failed first: {_how(worker)} after {ran_s:.1f} s{_oom(worker)}{said}"
 
 
 def _how(worker: WorkerView) -> str:
     if worker.returncode is not None:
         return describe_exit(worker.returncode)
     return f"it announced exit code {_exit_code(worker)}"
+
+
+def _oom(worker: WorkerView) -> str:
+    return f"; {worker.oom}" if worker.oom else ""
 
 
 def _exit_code(worker: WorkerView) -> int:
@@ -153,7 +172,7 @@ def _stop_for_silence(worker: WorkerView, now: float, limits: Limits) -> Stop:
     silent_s, limit_s = now - worker.last_heard, _silence_limit_s(worker, limits)
     phase = " of a start-up phase" if worker.patient else ""
     reason = f"{worker.name} silent for {silent_s:.0f} s (limit{phase} {limit_s:.0f} s)"
-    return Stop(reason, EXIT_HANG, (worker.name,))
+    return Stop(reason, EXIT_HANG, (worker.name,), is_hang=True)
 
 
 def _silence_limit_s(worker: WorkerView, limits: Limits) -> float:
@@ -166,10 +185,10 @@ def _silence_deadline(worker: WorkerView, limits: Limits) -> float:
     return worker.last_heard + _silence_limit_s(worker, limits)
 
 
-def _earliest(running: Sequence[WorkerView], limits: Limits) -> float | None:
+def _earliest(running: Sequence[WorkerView], dues: Sequence[float], limits: Limits) -> float | None:
     silences = [_silence_deadline(w, limits) for w in running]
     lingers = [
         w.confession.heard_at + LINGER_S for w in running if w.confession and w.confession.final
     ]
-    earliest = min([*silences, *lingers], default=float("inf"))
+    earliest = min([*silences, *lingers, *dues], default=float("inf"))
     return earliest if earliest != float("inf") else None

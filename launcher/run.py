@@ -19,6 +19,7 @@ from launcher.requirements import installed
 from launcher.session import Session
 from launcher.signals import TO_STOP
 from launcher.supervisor import Outcome, Supervisor
+from launcher.trampoline import raise_file_limit
 from launcher.verdict import report
 from launcher.verdict.closing import closing_lines
 from launcher.verdict.history import History
@@ -36,6 +37,7 @@ def run(session: Session, argv: Sequence[str], printer_out: int) -> int:
     are written, they wait.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, TO_STOP)
+    raise_file_limit()  # five descriptors a worker
     directory = run_dir.create(session.around.run_dir)
     run_dir.link_latest(directory)
     printer = Printer(printer_out, launcher_log=directory / "launcher.log")
@@ -101,6 +103,7 @@ def _facts(session: Session, argv: Sequence[str]) -> dict[str, Any]:
     }
     return run_dir.facts(
         argv,
+        run_dir=str(session.around.run_dir),
         preset=session.loaded.preset,
         device=session.loaded.device,
         mode=session.loaded.settings.launch.mode,
@@ -139,6 +142,7 @@ def _greet(session: Session, printer: Printer) -> None:
 
 def _judge(facts: dict[str, Any], outcome: Outcome, watch: Watch) -> RunResult:
     watch.finish()
+    _keep_evidence(watch, Path(facts["run_dir"]))
     workers = [
         Ended(
             name=record.name,
@@ -148,6 +152,8 @@ def _judge(facts: dict[str, Any], outcome: Outcome, watch: Watch) -> RunResult:
             duration_s=record.duration_s,
             spawn_error=record.spawn_error,
             last_lines=list(record.last_lines),
+            evidence=list(record.evidence),
+            oom=record.oom,
         )
         for record in outcome.workers
     ]
@@ -164,6 +170,15 @@ def _judge(facts: dict[str, Any], outcome: Outcome, watch: Watch) -> RunResult:
     facts["end"] = msgspec.to_builtins(end)  # what `report` needs to judge again
     facts["ended"] = msgspec.to_builtins(workers)
     return result
+
+
+def _keep_evidence(watch: Watch, directory: Path) -> None:
+    for name, history in watch.histories.items():
+        dossier = directory / "dossier" / name.lower()
+        history.evidence = [
+            msgspec.structs.replace(item, path=str(run_dir.keep(Path(item.path), dossier)))
+            for item in history.evidence
+        ]
 
 
 def _close(session: Session, printer: Printer, facts: dict[str, Any], result: RunResult) -> None:

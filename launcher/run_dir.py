@@ -53,6 +53,18 @@ def write(path: Path, data: bytes | str | Mapping[str, Any]) -> None:
         raise _storage_error(path, error) from error
 
 
+def keep(evidence: Path, dossier: Path) -> Path:
+    """Where evidence will still be when a later run has written over it: a hard link in `dossier`,
+    or `evidence` itself where there can be none (another file system)."""
+    kept = dossier / evidence.name
+    try:
+        dossier.mkdir(parents=True, exist_ok=True)
+        kept.hardlink_to(evidence)
+    except OSError:
+        return evidence
+    return kept
+
+
 def link_latest(path: Path) -> None:
     """Point `.logs/latest` of the working directory to this run; a read-only directory has none."""
     with suppress(OSError):

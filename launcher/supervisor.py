@@ -9,18 +9,29 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from launcher import containment, signals
 from launcher.append_file import AppendFile
 from launcher.containment import Family
+from launcher.inquest import Inquest, forget_empty
 from launcher.libc import set_child_subreaper
 from launcher.lifeline import Lifeline
 from launcher.loop import Loop, Urgency
+from launcher.oom import CgroupOom, OomCounter, OomWatch
+from launcher.outcome import Observer, Outcome
 from launcher.plan import WorkerSpec
-from launcher.policy import Continue, Done, Limits, Stop, decide, stop_for_signal
+from launcher.policy import (
+    Continue,
+    Done,
+    Limits,
+    Stop,
+    WorkerView,
+    decide,
+    ended_early,
+    stop_for_signal,
+)
 from launcher.printer import Printer
 from launcher.signals import SignalInbox
 from launcher.streams import Events, Output, Report, Stream
@@ -47,29 +58,6 @@ _MAX_READS = 64
 """A last look into a stream reads no more often: somebody out of reach may still be writing."""
 
 
-class Observer(Protocol):
-    """Whoever judges what the workers say."""
-
-    def on_event(self, worker: str, event: Event) -> Stop | None:
-        """Called in the loop: be quick. A Stop ends the run, if nothing has yet."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended."""
-
-    exit_code: int
-    stop: Stop | None
-    """Why it was ended; None: every worker ended with exit code 0."""
-    workers: tuple[WorkerRecord, ...]
-    leftovers: tuple[int, ...]
-    """Pids that are alive after everything: SIGKILL has no effect on them."""
-    signals: int
-    """How many signals we were sent."""
-    dropped_lines: int
-    """Lines that the terminal was too slow to show."""
-
-
 class Supervisor:
     """One run of some workers. `run` once, from the main thread."""
 
@@ -82,6 +70,7 @@ class Supervisor:
         *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         spawn: Spawn = spawn,
+        oom_counter: OomCounter | None = None,
     ) -> None:
         self._workers = [Worker(spec) for spec in specs]
         self._limits = limits
@@ -89,14 +78,17 @@ class Supervisor:
         self._observer = observer
         self._clock_ns = clock_ns
         self._spawn = spawn
+        self._oom = OomWatch(oom_counter or CgroupOom())
         self._tag = os.urandom(16).hex()
         self._loop = Loop()
         self._outputs: list[Output] = []
         self._streams: dict[str, list[Stream]] = {worker.spec.name: [] for worker in self._workers}
         self._event_streams: list[Stream] = []
         self._unsure: set[Worker] = set()  # a debugger holds back how they ended
+        self._told_early: set[str] = set()
         self._reserved_fds: list[int] = []
         self._lifeline: Lifeline | None = None
+        self._inquest: Inquest | None = None
         self._teardown: Teardown | None = None
         self._stop: Stop | None = None
         self._wake = 0
@@ -155,7 +147,7 @@ class Supervisor:
 
     def _start_all(self) -> None:
         for worker in self._workers:
-            if self._teardown is not None:
+            if self._stop is not None:
                 return
             self._start(worker)
             self._turn(may_wait=False)  # signals and deaths count while the others start, too
@@ -202,10 +194,17 @@ class Supervisor:
         self._woke_ns = self._clock_ns()
         self._loop.serve(ready)
         self._judge()
-        if self._teardown is not None:
-            self._teardown.advance(self._now)
+        self._advance()
         for output in self._outputs:
             output.tick(self._now)
+
+    def _advance(self) -> None:
+        if self._teardown is not None:
+            self._teardown.advance(self._now)
+        elif self._inquest is not None:
+            self._inquest.advance(self._now)
+            if self._inquest.is_over:
+                self._stop_everybody()
 
     @property
     def _now(self) -> float:
@@ -218,13 +217,18 @@ class Supervisor:
 
     def _timeout_s(self) -> float | None:
         now = self._clock_ns() / 1e9
-        next_stage = self._teardown.deadline(now) if self._teardown else self._judge_at
         frames = [due for output in self._outputs if (due := output.next_due) is not None]
-        due = min([next_stage, *frames])
+        due = min([self._next_stage_at(now), *frames])
         return None if due == _NEVER else max(0.0, due - now)
 
+    def _next_stage_at(self, now: float) -> float:
+        if self._teardown is not None:
+            return self._teardown.deadline(now)
+        return self._inquest.deadline if self._inquest is not None else self._judge_at
+
     def _judge(self) -> None:
-        if self._teardown is not None or not (self._must_judge or self._now >= self._judge_at):
+        is_ending = self._teardown is not None or self._stop is not None
+        if is_ending or not (self._must_judge or self._now >= self._judge_at):
             return
         if any(worker.returncode for worker in self._workers):
             self._hear_everybody()
@@ -237,6 +241,17 @@ class Supervisor:
                 self._begin_teardown()
             case Continue(until=until):
                 self._judge_at = _NEVER if until is None else until
+                self._tell_early(views)
+
+    def _tell_early(self, views: Sequence[WorkerView]) -> None:
+        """One word on each worker that ended well long before the others."""
+        running = ", ".join(view.name for view in views if view.returncode is None)
+        for view in ended_early(views, self._now, self._limits):
+            if view.name not in self._told_early:
+                self._told_early.add(view.name)
+                ran_s = view.ended_at - (view.started_at or 0.0)
+                what = f"{view.name} ended with exit code 0 after {ran_s:.1f} s"
+                self._printer.say(f"{what}; still running: {running}")
 
     def _hear_everybody(self) -> None:
         """What was said before the first death was seen may tell more than the order of deaths."""
@@ -256,6 +271,8 @@ class Supervisor:
         if not worker.check_exit(self._woke_ns, self._wake):
             return False
         self._must_judge = True
+        if worker.was_killed:
+            worker.oom = self._oom.moved()
         for stream in self._streams[worker.spec.name]:
             self._pump(stream, _MAX_READS)
         self._printer.note(f"{worker!r}")
@@ -313,7 +330,9 @@ class Supervisor:
         self._num_impatient += signum in signals.IMPATIENT
         if self._stop is None:
             self._end(stop_for_signal(signum))
-        elif self._num_impatient >= 2 and self._teardown is not None:
+        elif self._teardown is None:  # whoever is told to end does not wait for evidence
+            self._stop_everybody()
+        elif self._num_impatient >= 2:
             self._teardown.kill(self._now)
         elif signum in signals.IMPATIENT:
             self._printer.say("already stopping; once more kills at once")
@@ -348,14 +367,35 @@ class Supervisor:
         if self._stop is not None:
             return
         self._stop = stop
+        if stop.is_hang and self._teardown is None:
+            self._printer.say(f"{stop.reason}: saving what everybody is doing")
+            self._free_fds()
+            self._inquest = Inquest(self._workers, self._printer.say)
+            self._inquest.begin(self._now)
+        else:
+            self._stop_everybody()
+
+    def _stop_everybody(self) -> None:
         self._begin_teardown()
         alive = sum(worker.alive for worker in self._workers)
         rest = f": stopping {alive} (grace {self._limits.grace_s:g} s)" if alive else ""
-        self._printer.say(stop.reason + rest)
+        if self._stop is not None:
+            self._printer.say(self._stop.reason + rest)
+
+    def _close_inquest(self, inquest: Inquest) -> None:
+        inquest.close(self._now)
+        for worker in self._workers:
+            if (path := inquest.paths.get(worker.spec.name)) is not None:
+                worker.evidence = (path,)
+        if self._stop is not None:
+            found = [inquest.findings[n] for n in self._stop.culprits if n in inquest.findings]
+            self._stop = replace(self._stop, reason=", ".join([self._stop.reason, *found]))
 
     def _begin_teardown(self) -> None:
         if self._teardown is not None:
             return
+        if self._inquest is not None:
+            self._close_inquest(self._inquest)
         self._wake += 1  # whoever is found dead now died after what made us stop, but by itself
         for worker in self._workers:
             self._has_ended(worker)
@@ -379,6 +419,11 @@ class Supervisor:
                 self._close(stream)
         for worker in self._workers:
             worker.release()
+        if self._inquest is not None:
+            self._inquest.release()
+        forget_empty(self._workers)
+        if (told := self._oom.moved()) and not any(w.oom for w in self._workers):
+            self._printer.say(f"during this run, {told}")
         self._reap_adopted()
         if self._lifeline is not None:
             self._lifeline.dismiss() if self._is_over else self._lifeline.cut()

@@ -46,6 +46,11 @@ def _prepare(parent_pid: int, cpus: str) -> None:
         os._exit(EXIT_CANNOT_EXECUTE)  # the supervisor died before the line above: nobody waits
     if cpus:
         os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
+    raise_file_limit()
+
+
+def raise_file_limit() -> None:
+    """This process's soft limit of open files, up to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

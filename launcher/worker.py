@@ -6,16 +6,16 @@ import signal
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from launcher import containment, trampoline
+from launcher import containment, threads, trampoline
 from launcher.plan import WorkerSpec
 from launcher.policy import Confession, WorkerView
 from model_check.errors import EXIT_INTERNAL, EXIT_NON_FINITE, ModelCheckError, describe_exit
-from model_check.events import Done, Event, NonFinite, Phase, Step
+from model_check.events import STACKS_SIGNAL, Done, Event, NonFinite, Phase, Scalar, Step
 from model_check.utils.worker_env import EVENTS_FD, RUN_TAG
 
 ROOT = str(Path(__file__).resolve().parent.parent)
@@ -79,6 +79,10 @@ class WorkerRecord:
     """Why its command could not be started."""
     last_event_error: str | None
     """Its own last word on why it failed (`Done.error`)."""
+    evidence: tuple[str, ...] = ()
+    """Files that we wrote to explain its end."""
+    oom: str | None = None
+    """It died by SIGKILL, and what the cgroup counted then."""
 
 
 class Worker:
@@ -92,6 +96,8 @@ class Worker:
         self.spawn_error: str | None = None
         self.last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
         self.last_heard_ns = 0
+        self.evidence: tuple[str, ...] = ()
+        self.oom: str | None = None
         self._started_ns: int | None = None
         self._ended_ns: int | None = None
         self._wake = 0
@@ -100,6 +106,7 @@ class Worker:
         self._error: str | None = None
         self._phase: str | None = None
         self._has_stepped = False
+        self._stacks_signal: int | None = None
         self._held_back: list[signal.Signals] | None = []  # until the command runs; then None
 
     @property
@@ -109,6 +116,11 @@ class Worker:
     @property
     def alive(self) -> bool:
         return self.state in (State.RUNNING, State.STOPPING)
+
+    @property
+    def was_killed(self) -> bool:
+        """It ended by SIGKILL, and not by ours."""
+        return self.returncode == -signal.SIGKILL and self._stopped_with is None
 
     def has_started(self, spawned: Spawned, now_ns: int) -> None:
         self.spawned = spawned
@@ -132,6 +144,18 @@ class Worker:
             self._held_back.append(signum)
         elif self.alive and self.spawned:
             containment.send(self.spawned.pidfd, signum)
+
+    def ask_for_stacks(self) -> bool:
+        """Have it write its stacks, if it offered that; whether it was asked. The signal kills
+        whoever has no handler for it, so its word alone is not enough: it may run another program
+        by now."""
+        signum = self._stacks_signal
+        if signum is None or not self.alive or self.spawned is None:
+            return False
+        if not threads.catches(self.spawned.process.pid, signum):
+            return False
+        containment.send(self.spawned.pidfd, signum)
+        return True
 
     def check_exit(self, now_ns: int, wake: int) -> bool:
         """Whether it ended just now. It stays a zombie: its pid, and so its group's number, stay
@@ -167,6 +191,7 @@ class Worker:
         match event:
             case Phase():
                 self._phase = event.name
+                self._stacks_signal = _real_time_signal(event.detail) or self._stacks_signal
             case Step():
                 self._phase, self._has_stepped = "train", True
                 self._confession = None  # it went on after a NaN: not what it ends of
@@ -206,6 +231,7 @@ class Worker:
             wake=self._wake,
             error=self.spawn_error or self._error,
             spawn_failed=self.spawn_error is not None,
+            oom=self.oom,
         )
 
     def record(self) -> WorkerRecord:
@@ -220,6 +246,8 @@ class Worker:
             last_lines=tuple(self.last_lines),
             spawn_error=self.spawn_error,
             last_event_error=self._error,
+            evidence=self.evidence,
+            oom=self.oom,
         )
 
     @property
@@ -247,6 +275,14 @@ class Worker:
         if self._stopped_with is not None:
             how = f"stopped by us ({self._stopped_with.name})"
         return f"{how} after {self._duration_s:.1f} s"
+
+
+def _real_time_signal(detail: Mapping[str, Scalar]) -> int | None:
+    """The signal that a worker offers; only a real-time one, as no other is free."""
+    signum = detail.get(STACKS_SIGNAL)
+    if isinstance(signum, int) and signal.SIGRTMIN < signum < signal.SIGRTMAX:
+        return signum
+    return None
 
 
 def spawn(spec: WorkerSpec, run_tag: str) -> Spawned:

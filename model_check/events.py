@@ -8,12 +8,15 @@ CLOCK_MONOTONIC nanoseconds: comparable between processes of one machine.
 
 import socket
 import time
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 
 SCHEMA = 1
 """Of the lines; a worker's first event says it."""
+
+STACKS_SIGNAL = "stacks_signal"
+"""In a phase's detail: the number of the signal at which the worker writes its stacks."""
 
 PhaseName = Literal["import", "build", "compile", "train", "eval", "save"]
 Scalar = str | int | float | bool | None
@@ -31,16 +34,28 @@ class Phase(_Event, frozen=True, kw_only=True, tag="phase"):
     detail: dict[str, Scalar] = {}
 
 
+# What `float.hex()` writes, within the range of a double: anything else would fail its reader.
+ExactFloat = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^(nan|-?inf|-?0x[01](\.[0-9a-f]{1,13})?p"
+        r"(\+(\d{1,3}|10[01]\d|102[0-3])|-(\d{1,3}|10[0-6]\d|107[0-4])))$"
+    ),
+]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+ExitCode = Annotated[int, msgspec.Meta(ge=0, le=255)]
+
+
 class Step(_Event, frozen=True, kw_only=True, tag="step"):
     """One finished optimizer step. `loss` and `grad_norm` are exact bits, as `float.hex()`."""
 
-    step: int
-    loss: str
-    grad_norm: str
+    step: Natural
+    loss: ExactFloat
+    grad_norm: ExactFloat
     lr: float
     ms: float
     """Wall time of the step, milliseconds."""
-    tokens: int
+    tokens: Natural
     """Tokens that this step trained on, all micro-batches together."""
     fp: dict[str, str] = {}
     """Fingerprints of tensors, hex, by name."""
@@ -53,10 +68,10 @@ class Beat(_Event, frozen=True, kw_only=True, tag="beat"):
 class NonFinite(_Event, frozen=True, kw_only=True, tag="nonfinite"):
     """A loss or a gradient that is NaN or infinite."""
 
-    step: int
+    step: Natural
     where: Literal["loss", "gradient"]
-    loss: str
-    grad_norm: str
+    loss: ExactFloat
+    grad_norm: ExactFloat
     names: list[str] = []
     """Parameters whose gradients are not finite, in model order."""
 
@@ -77,12 +92,12 @@ class Note(_Event, frozen=True, kw_only=True, tag="note"):
 class Done(_Event, frozen=True, kw_only=True, tag="done"):
     """The worker's last word. Without it a worker died without saying why."""
 
-    exit_code: int
+    exit_code: ExitCode
     error: str | None = None
     """The message of the failure, one line or more; None when all went well."""
     steps: int = 0
-    loss_first: str | None = None
-    loss_last: str | None = None
+    loss_first: ExactFloat | None = None
+    loss_last: ExactFloat | None = None
     tokens_per_s: float | None = None
     """Over all steps but the first, which pays for warm-up."""
     peak_memory_bytes: int | None = None

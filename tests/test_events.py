@@ -1,5 +1,6 @@
 """Events keep exact bits over the wire, and a supervisor that is gone stops no training."""
 
+import json
 import os
 import socket
 
@@ -40,10 +41,41 @@ def test_floats_travel_bit_for_bit() -> None:
     assert float.fromhex("nan") != float.fromhex(sent.grad_norm)
 
 
-@pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"kind": "stepp"}', b'{"kind": "step"}'])
+def step_with(**values: object) -> bytes:
+    fields = {"kind": "step", "step": 0, "loss": "nan", "grad_norm": "nan", "lr": 0.0, "ms": 0.0}
+    return json.dumps(fields | {"tokens": 1} | values).encode()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"kind": "stepp"}',
+        b'{"kind": "step"}',
+        step_with(loss="zzz"),
+        step_with(loss="0x1p+99999"),
+        step_with(loss="0x1p+1024"),
+        step_with(grad_norm="1.5"),
+        step_with(step=-1),
+        step_with(tokens=-5),
+        b'{"kind": "done", "exit_code": 256}',
+        b'{"kind": "done", "exit_code": -5}',
+    ],
+)
 def test_what_is_no_event_is_refused(line: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode(line)
+
+
+@pytest.mark.parametrize(
+    "value", [0.0, -0.0, 0.1, -1.5, 5e-324, 1.7976931348623157e308, float("nan"), float("-inf")]
+)
+def test_every_float_is_a_valid_bit_pattern(value: float) -> None:
+    event = decode(step_with(loss=value.hex()))
+    assert isinstance(event, Step)
+    assert float.fromhex(event.loss).hex() == value.hex()
 
 
 def test_a_sink_goes_on_when_the_supervisor_is_gone() -> None:

@@ -18,9 +18,11 @@ def closing_lines(result: RunResult, directory: Path, tail_lines: int) -> Iterat
     yield f"logs and report: {directory}"
     yield f"{result.verdict}: {result.summary} (exit code {result.exit_code})"
     for worker in sorted(result.workers, key=lambda worker: worker.name in result.culprits):
-        if worker.verdict is Verdict.FAIL and worker.last_lines and tail_lines:
+        tail = worker.last_lines[-tail_lines:] if tail_lines else []
+        told = len(tail) == 1 and tail[0].removeprefix("error: ") in result.summary
+        if worker.verdict is Verdict.FAIL and tail and not told:
             yield f"last lines of {worker.name}:"
-            yield from (f"  | {line}" for line in worker.last_lines[-tail_lines:])
+            yield from (f"  | {line}" for line in tail)
 
 
 def _about(worker: WorkerResult, result: RunResult) -> Iterator[str]:

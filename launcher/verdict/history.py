@@ -53,5 +53,6 @@ class History:
         self.num_steps += 1
         self.tokens += step.tokens
         self.loss_last = step.loss
+        self.nonfinite = None  # it went on: not what it ends of
         if self.loss_first is None:
             self.loss_first = step.loss

@@ -55,7 +55,7 @@ def _judge_worker(case: Case, worker: Ended) -> WorkerResult:
         gpu=case.run.get("gpus", {}).get(worker.name),
         detail=history.detail,
         notes=history.notes,
-        evidence=[item.path for item in history.evidence],
+        evidence=[*(item.path for item in history.evidence), *worker.evidence],
         last_lines=worker.last_lines if verdict is Verdict.FAIL else [],
     )
 
@@ -68,11 +68,14 @@ def _worker_verdict(case: Case, worker: Ended, history: History) -> tuple[Verdic
         return Verdict.SUSPECT, f"differs from the majority at {_place(difference)}"
     if difference and worker.name in difference.bits and not difference.odd:
         return Verdict.INCONCLUSIVE, f"differs from its peer at {_place(difference)}"
+    if worker.pid is None:
+        return Verdict.STOPPED, "never started"
     if worker.returncode is None:
         return Verdict.INCONCLUSIVE, "its end was not seen"
-    if worker.stopped_by_us:
-        return Verdict.STOPPED, "stopped by us"
     wanted = case.run.get("steps")
+    done_well = history.done is not None and history.done.exit_code == EXIT_PASS
+    if worker.stopped_by_us and not (done_well and history.num_steps == wanted):
+        return Verdict.STOPPED, "stopped by us"
     if wanted is not None and history.num_steps != wanted:
         steps = f"{history.num_steps} of {wanted} steps"
         return Verdict.INCONCLUSIVE, f"ended with exit code 0 after {steps}"
@@ -89,18 +92,26 @@ def _own_failure(case: Case, worker: Ended, history: History) -> str | None:
         names = f", first in {bad.names[0]}" if bad.names else ""
         return f"non-finite {bad.where} at step {bad.step}{names}"
     if worker.returncode and not worker.stopped_by_us:
-        return _describe_death(worker.returncode, history)
+        oom = f"; {worker.oom}" if worker.oom else ""
+        return _describe_death(worker.returncode, history, _last_error(worker)) + oom
     said = history.done.exit_code if history.done else EXIT_PASS
-    if EXIT_PASS < said < EXIT_SIGNAL_BASE:  # it said so before our signal reached it
+    acted_on = worker.name in case.end.culprits
+    if said != EXIT_PASS and (acted_on or said < EXIT_SIGNAL_BASE):  # before our signal reached it
         return _describe_death(said, history)
     return None
 
 
-def _describe_death(returncode: int, history: History) -> str:
+def _describe_death(returncode: int, history: History, last_error: str | None = None) -> str:
     after = f" after step {history.num_steps - 1}" if history.num_steps else ""
-    said = history.done.error.splitlines()[0] if history.done and history.done.error else None
+    said = history.done.error.splitlines()[0] if history.done and history.done.error else last_error
     where = "" if said or history.phase is None else f" in phase {history.phase}"
     return f"{describe_exit(returncode)}{after}{where}" + (f": {said}" if said else "")
+
+
+def _last_error(worker: Ended) -> str | None:
+    """What a process without events said last, if that is why it ended."""
+    last = worker.last_lines[-1] if worker.last_lines else ""
+    return last.removeprefix("error: ") if last.startswith("error: ") else None
 
 
 def _place(difference: Disagreement) -> str:
@@ -113,7 +124,8 @@ def _run_verdict(case: Case, results: list[WorkerResult]) -> Verdict:
         return Verdict.FAIL if end.culprits else Verdict.INCONCLUSIVE
     if end.disagreement:
         return Verdict.SUSPECT if end.disagreement.odd else Verdict.INCONCLUSIVE
-    if end.exit_code != EXIT_PASS:  # a foreign command's own 21
+    failed = any(result.verdict is Verdict.FAIL for result in results)
+    if failed or end.exit_code != EXIT_PASS:  # it said so, or a foreign command's own 21
         return Verdict.FAIL
     unproven = any(result.verdict is Verdict.INCONCLUSIVE for result in results)
     return Verdict.INCONCLUSIVE if unproven or end.leftovers else Verdict.PASS
@@ -122,7 +134,10 @@ def _run_verdict(case: Case, results: list[WorkerResult]) -> Verdict:
 def _exit_code(case: Case, verdict: Verdict) -> int:
     if verdict is Verdict.PASS or case.end.exit_code != EXIT_PASS:
         return case.end.exit_code
-    return EXIT_DISAGREEMENT if case.end.disagreement else EXIT_INTERNAL
+    if case.end.disagreement:
+        return EXIT_DISAGREEMENT
+    said = [history.done.exit_code for history in case.histories.values() if history.done]
+    return next((code for code in said if code != EXIT_PASS), EXIT_INTERNAL)
 
 
 def _number(bits: str | None) -> float | str | None:

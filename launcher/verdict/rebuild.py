@@ -17,6 +17,9 @@ from launcher.verdict.watch import Watch
 from model_check.errors import EXIT_INTERNAL, EXIT_SIGNAL_BASE, UsageError
 from model_check.events import Event, decode
 
+USAGE = """\
+usage: run.sh report RUN_DIR ...: make the reports again and print them; ends with the exit code of
+the first run that did not pass"""
 _STOPPED = (EXIT_SIGNAL_BASE + signal.SIGTERM, EXIT_SIGNAL_BASE + signal.SIGINT)
 
 
@@ -26,7 +29,7 @@ def rebuild(argv: Sequence[str], write: Callable[[str], None]) -> int:
     Raises UsageError for a directory that holds no run of ours, or one that is still going.
     """
     if not argv or argv[0].startswith("-"):
-        raise UsageError("report: give one run directory or more: `report RUN_DIR ...`")
+        raise UsageError(f"report: give one run directory or more ({USAGE})")
     results = [(Path(name), _rebuilt(Path(name))) for name in argv]
     for directory, result in results:
         report.write(result, directory)
@@ -37,6 +40,7 @@ def rebuild(argv: Sequence[str], write: Callable[[str], None]) -> int:
 
 def _rebuilt(directory: Path) -> RunResult:
     run = _read_run(directory)
+    del run["schema"]  # the report has its own
     watch = Watch(run["groups"])
     for name in run["groups"]:
         for event in _events(directory / f"{name.lower()}.events.jsonl"):
@@ -79,7 +83,7 @@ def _is_running(run: dict[str, Any]) -> bool:
 def _by_its_word(name: str, history: History) -> Ended:
     code = history.done.exit_code if history.done else None
     stopped = code in _STOPPED
-    return Ended(name=name, pid=None, returncode=code, stopped_by_us=stopped, duration_s=0.0)
+    return Ended(name=name, pid=0, returncode=code, stopped_by_us=stopped, duration_s=0.0)
 
 
 def _read_run(directory: Path) -> dict[str, Any]:

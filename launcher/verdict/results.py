@@ -33,6 +33,10 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     spawn_error: str | None = None
     last_lines: list[str] = []
+    evidence: list[str] = []
+    """Files that the supervisor wrote to explain its end."""
+    oom: str | None = None
+    """It was killed by SIGKILL, and what the cgroup counted then."""
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,9 +48,11 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> str:
         )
     if end.disagreement and end.exit_code in (EXIT_PASS, EXIT_DISAGREEMENT):
         return str(end.disagreement)
-    failed = [result for result in results if result.name in end.culprits and result.cause]
+    culprits = end.culprits or [r.name for r in results if r.verdict is Verdict.FAIL]
+    failed = [result for result in results if result.name in culprits and result.cause]
     if len(failed) == 1 and end.exit_code != EXIT_HANG:
-        return f"{failed[0].name} failed first: {failed[0].cause}"
+        first = " first" if len(results) > 1 else ""
+        return f"{failed[0].name} failed{first}: {failed[0].cause}"
     unproven = [result for result in results if result.verdict is Verdict.INCONCLUSIVE]
     return end.reason or "; ".join(f"{result.name} {result.cause}" for result in unproven)
 
@@ -61,7 +63,8 @@ def _what_passed(case: Case, results: Sequence[WorkerResult]) -> str:
     if steps == 0:
         return f"{_and(names)} ended with exit code 0"
     tokens = min(history.tokens for history in case.histories.values())
-    ran = f"{_and(names)} trained {steps} steps, {tokens:,} tokens each"
+    unit = "step" if steps == 1 else "steps"
+    ran = f"{_and(names)} trained {steps} {unit}, {tokens:,} tokens each"
     return f"{ran}; {_what_was_compared(case, names, steps)}"
 
 

@@ -70,18 +70,23 @@ def check_together(settings: Settings, sources: Mapping[str, str]) -> None:
     """Refuse settings that are fine alone and impossible together. Raises ConfigError."""
     model, training = settings.model, settings.training
 
-    def refuse(name: str, text: str) -> None:
-        raise ConfigError(f"{sources.get(name, 'settings')}: {name} {text}")
+    def refuse(name: str, text: str, *others: str) -> None:
+        """Blame the setting that a person touched: presets and defaults fit together."""
+        given = {n: sources.get(n, "settings") for n in (name, *others)}
+        own = [s for s in given.values() if not s.startswith(("default", "preset"))]
+        raise ConfigError(f"{own[0] if own else given[name]}: {name} {text}")
 
     if model.num_heads % model.num_kv_heads:
         refuse(
             "model.num_kv_heads",
             f"= {model.num_kv_heads} must divide num_heads = {model.num_heads}",
+            "model.num_heads",
         )
     if model.head_dim is None and model.hidden_size % model.num_heads:
         refuse(
             "model.num_heads",
             f"= {model.num_heads} must divide hidden_size = {model.hidden_size} (or set head_dim)",
+            "model.hidden_size",
         )
     if (model.head_dim or model.hidden_size // model.num_heads) % 2:
         refuse("model.head_dim", "must be even: rotary embedding turns pairs")
@@ -94,11 +99,13 @@ def check_together(settings: Settings, sources: Mapping[str, str]) -> None:
         refuse(
             "training.min_lr",
             f"= {training.min_lr} is above learning_rate = {training.learning_rate}",
+            "training.learning_rate",
         )
     if training.warmup_steps > training.max_steps:
         refuse(
             "training.warmup_steps",
             f"= {training.warmup_steps} is more than max_steps = {training.max_steps}",
+            "training.max_steps",
         )
     if training.global_batch_size is not None:
         if sources.get("training.grad_accum_nums", "default") != "default" and (

@@ -57,7 +57,11 @@ def flatten(values: dict[str, Any], where: str, *, text: bool = False) -> dict[s
     """
     flat: dict[str, Any] = {}
     given_as: dict[str, str] = {}
-    for name, value in _leaves(values, "", where):
+    try:
+        leaves = _leaves(values, "", where)
+    except RecursionError as error:  # a YAML anchor that contains itself
+        raise ConfigError(f"{where}: nested too deeply, or within itself") from error
+    for name, value in leaves:
         canonical = ALIASES.get(name, name)
         if canonical in given_as:
             raise ConfigError(f"{where}: {name} and {given_as[canonical]} are the same setting")
@@ -74,11 +78,11 @@ def check(field: Field, value: Any, where: str, *, text: bool = False) -> Any:
         converted = msgspec.convert(value, field.type, strict=not (text and isinstance(value, str)))
     except msgspec.ValidationError as error:
         reason = str(error).replace("`", "").removeprefix("Expected ")
-        raise ConfigError(
-            f"{where}: {field.name} = {value!r}: expected {reason}"
-            if not reason.startswith("Invalid")
-            else f"{where}: {field.name} = {value!r}: expected {field.type_name}"
-        ) from error
+        if text or reason.startswith("Invalid"):  # typed by hand, everything is a str
+            reason = field.type_name.replace("bool", "true or false")
+        raise ConfigError(f"{where}: {field.name} = {value!r}: expected {reason}") from error
+    if converted == "":
+        raise ConfigError(f"{where}: {field.name} is empty")
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ConfigError(f"{where}: {field.name} = {value!r}: must be a finite number")
     return converted

@@ -18,18 +18,27 @@ def read_settings_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: no such settings file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as text: {error}") from error
-    match path.suffix.lower():
-        case ".yaml" | ".yml":
-            values = _read_yaml(path, text)
-        case ".toml":
-            values = _read_toml(path, text)
-        case _:
-            values = _read_json(path, text)
+    try:
+        values = _parse(path, text)
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply, or within itself") from error
     if not isinstance(values, dict):
         raise ConfigError(
             f"{path}: the top level must be an object of sections, not {type(values).__name__}"
         )
     return values
+
+
+def _parse(path: Path, text: str) -> Any:
+    match path.suffix.lower():
+        case ".yaml" | ".yml":
+            return _read_yaml(path, text)
+        case ".toml":
+            return _read_toml(path, text)
+        case "" | ".json" | ".jsonc" | ".json5":
+            return _read_json(path, text)
+        case suffix:
+            raise ConfigError(f"{path}: {suffix} is no settings file: .json, .yaml or .toml")
 
 
 def _read_json(path: Path, text: str) -> Any:
@@ -47,9 +56,8 @@ def _read_json5(path: Path, text: str) -> Any:
     try:
         return json5.loads(text, object_pairs_hook=_no_duplicates)
     except (_DuplicateKey, ValueError) as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: not JSON: nested too deeply") from error
+        reason = str(error).removeprefix("<string>:")
+        raise ConfigError(f"{path}: not JSON: line {reason}") from error
 
 
 def _read_yaml(path: Path, text: str) -> Any:

@@ -237,6 +237,9 @@ class LaunchSettings(_Section, frozen=True):
     gpus: Annotated[
         str, _doc("all, auto, auto:N, indices (0,2,5) or UUID prefixes (GPU-8f3a).")
     ] = "all"
+    require_idle: Annotated[
+        bool, _doc("Refuse a GPU that runs or holds somebody else's work; false: say so and share.")
+    ] = False
     workers: Annotated[Count, _doc("CPU workers, where no GPU is used.")] = 2
     mode: Annotated[
         Literal["replicate"], _doc("replicate: one isolated, identical run a worker.")

@@ -51,6 +51,12 @@ class BatchLoader:
     def batch(self, index: int) -> Batch:
         """The batch at `index`, from 0, without an end."""
         windows_BW = torch.from_numpy(self._cache.gather(self._sequences(index)))
+        largest = int(windows_BW.max())
+        if largest >= self._cache.vocab_size:  # on a GPU it would end as an assert in a kernel
+            raise DataError(
+                f"{self._cache.path}: batch {index} holds token {largest}, the vocabulary is "
+                f"{self._cache.vocab_size}: the cache is damaged (data.verify=full rebuilds it)"
+            )
         inputs_BT = windows_BW[:, :-1].contiguous()
         targets_BT = windows_BW[:, 1:].contiguous()
         if self._pin:

@@ -75,12 +75,11 @@ class LocalSource:
             if not self._path.name.endswith(SUFFIXES):
                 raise DataError(f"{self._path}: text comes from {', '.join(SUFFIXES)} files")
             return [self._path]
-        found = [
-            Path(parent, name)
-            for parent, _, names in os.walk(self._path)
-            for name in names
-            if name.endswith(SUFFIXES) and not name.startswith(".")
-        ]
+        found = []
+        for parent, directories, names in os.walk(self._path):
+            directories[:] = [name for name in directories if not name.startswith(".")]
+            visible = (name for name in names if not name.startswith("."))
+            found += [Path(parent, name) for name in visible if name.endswith(SUFFIXES)]
         if not found:
             raise DataError(f"{self._path}: no {', '.join(SUFFIXES)} file in it")
         return sorted(found, key=lambda file: file.relative_to(self._path).as_posix())

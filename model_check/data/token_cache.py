@@ -109,5 +109,10 @@ class TokenCache:
         while done < row.size:
             shard, offset = divmod(position + done, shard_tokens)
             part = self._shards[shard][offset : offset + row.size - done]
+            if part.size == 0:
+                raise DataError(
+                    f"{self._store}: shard {shard} ends before token {position + done}, which the "
+                    "manifest promises (data.verify=full finds out more, and rebuilds)"
+                )
             row[done : done + part.size] = part
             done += part.size

@@ -29,7 +29,9 @@ def explained(training: TrainingSettings, device: torch.device) -> Iterator[None
 
 
 def _advice(training: TrainingSettings, device: torch.device, error: BaseException) -> str:
-    why = str(error).splitlines()[0] if str(error) else type(error).__name__
+    # The CPU allocator quotes its own source at length; the size stands behind "DefaultCPU".
+    words = str(error).partition("DefaultCPUAllocator: ")[2] or str(error)
+    why = words.splitlines()[0] if words else type(error).__name__
     checkpointing = (
         "" if training.gradient_checkpointing else ", or set training.gradient_checkpointing=true"
     )

@@ -33,6 +33,9 @@ class StopSignal:
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             wanted[signal.SIGINT] = self._on_stop
         before = {signum: signal.signal(signum, handler) for signum, handler in wanted.items()}
+        # A notice that the launcher passes on (Slurm's USR1) must not kill, and blame, a worker.
+        for signum in (signal.SIGUSR1, signal.SIGUSR2):
+            before[signum] = signal.signal(signum, signal.SIG_IGN)
         try:
             yield self
         finally:

@@ -49,6 +49,11 @@ class WorkerEnv:
         )
 
     @property
+    def stacks_path(self) -> Path | None:
+        """Where its supervisor looks for its stacks; None: it has none."""
+        return stacks_path(self.run_dir, self.name) if self.run_dir and self.name else None
+
+    @property
     def supervised(self) -> bool:
         """Whether a supervisor started it: it prefixes the worker's lines (else the worker does
         itself), and other workers may be writing beside this one."""
@@ -57,6 +62,11 @@ class WorkerEnv:
     def name_for(self, device: str) -> str:
         """The worker's name, given that it trains on `device` ("cuda" or "cpu")."""
         return self.name or (f"GPU{self.gpu_rank}" if device == "cuda" else "CPU0")
+
+
+def stacks_path(run_dir: Path, worker: str) -> Path:
+    """`gpu3.stacks.txt`: what the worker was doing when the run hung."""
+    return run_dir / f"{worker.lower()}.stacks.txt"
 
 
 def _gpu_rank(environ: Mapping[str, str]) -> int:

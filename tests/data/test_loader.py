@@ -1,5 +1,6 @@
 """Batches: a function of (seed, index), whoever prepares them."""
 
+import os
 import threading
 from collections import Counter
 from itertools import islice
@@ -86,3 +87,23 @@ def test_a_failure_to_read_reaches_the_caller(
     with pytest.raises(DataError, match=r"tokens-00000.bin: cannot be mapped"):
         next(loader(cache, num_workers=num_workers).batches())
     assert not batch_threads()
+
+
+def test_a_shard_that_ends_early_is_an_error_and_no_endless_loop(
+    lab: Lab, cache: TokenCache
+) -> None:
+    (store,) = lab.stores()
+    os.truncate(store / shard_name(0), 100)
+    unverified = TokenCache.open(cache.path, verify="off")
+    with pytest.raises(DataError, match="shard 0 ends before token"):
+        unverified.gather(np.arange(cache.num_sequences))
+
+
+def test_token_ids_beyond_the_vocabulary_are_damage_and_not_a_models_fault(
+    lab: Lab, cache: TokenCache
+) -> None:
+    (store,) = lab.stores()
+    shard = store / shard_name(0)
+    shard.write_bytes(b"\xff" * shard.stat().st_size)
+    with pytest.raises(DataError, match="the cache is damaged"):
+        loader(TokenCache.open(cache.path)).batch(0)

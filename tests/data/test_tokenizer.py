@@ -88,3 +88,9 @@ def test_a_tokenizer_that_is_not_there_is_refused(lab: Lab) -> None:
 def test_a_model_with_fewer_rows_than_ids_is_refused(lab: Lab) -> None:
     with pytest.raises(ConfigError, match=r"model.vocab_size = 100 is too small"):
         lab.prepare(lab.text(), "model.vocab_size=100")
+
+
+def test_one_endless_word_does_not_stop_the_training(lab: Lab) -> None:
+    """Its training took time quadratic in the word: a minute and more for this one."""
+    prepared = lab.prepare(lab.text("x" * 400_000))
+    assert prepared.num_tokens > 0

@@ -102,6 +102,38 @@ def test_a_second_launcher_is_refused_a_gpu_that_the_first_one_holds(box: Any) -
     assert "is reserved by" in done.stdout
 
 
+BUSY = {
+    "a process": (fake_gpu(1, processes=[(4711, 30000)]), "GPU1 is busy: pid 4711 holds 29.3 GiB"),
+    "memory": (fake_gpu(1, used_mib=5000), "GPU1 is busy: 4.9 GiB held by"),
+}
+
+
+@pytest.mark.parametrize("what", BUSY)
+def test_a_busy_gpu_is_told_or_refused_when_idle_ones_are_required(box: Any, what: str) -> None:
+    gpu, why = BUSY[what]
+    launch = box([fake_gpu(0), gpu])
+    told = launch("--run-dir", "told", "--", "true")
+    assert told.returncode == 0
+    assert f"[launcher] {why}" in told.stdout
+    refused = launch("--require-idle", "--run-dir", "refused", "--", "true")
+    assert (refused.returncode, refused.stdout) == (69, "")
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith(f"[launcher] error: launch.require_idle: {why}")
+    assert (
+        launch("--require-idle", "--gpus", "0", "--run-dir", "idle", "--", "true").returncode == 0
+    )
+    assert launch("launch.require_idle=true", "--gpus", "1", "--dry-run").returncode == 69
+
+
+def test_auto_finds_the_idle_gpu_and_refuses_when_there_are_too_few(box: Any) -> None:
+    launch = box([fake_gpu(0, used_mib=5000), fake_gpu(1)])
+    plan = plan_of(launch("--gpus", "auto", "--require-idle", "--dry-run", "--json"))
+    assert [worker["name"] for worker in plan["workers"]] == ["GPU1"]
+    refused = launch("--gpus", "auto:2", "--require-idle", "--run-dir", "run", "--", "true")
+    assert refused.returncode == 69
+    assert "GPU0 is busy" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -110,6 +142,7 @@ def test_a_second_launcher_is_refused_a_gpu_that_the_first_one_holds(box: Any) -
         (("--gpus", "0,0"), 2, "given twice"),
         (("--workers", "3"), 2, "counts CPU workers"),
         (("--device", "cpu", "--gpus", "0"), 2, "give one of the two"),
+        (("--device", "cpu", "--require-idle"), 2, "give one of the two"),
     ],
 )
 def test_gpus_that_cannot_be_had_are_one_line(
@@ -128,6 +161,15 @@ def test_a_mask_that_hides_every_gpu_trains_on_the_cpu_and_says_so(box: Any) -> 
     assert "hides all 2 GPUs" in done.stdout
     asked = box(EIGHT[:2])("--dry-run", "--device", "cuda", CUDA_VISIBLE_DEVICES="-1")
     assert asked.returncode == 69
+
+
+def test_a_box_that_lost_its_gpus_is_not_passed_by_its_cpu(box: Any) -> None:
+    lost = box([])("--dry-run")
+    assert (lost.returncode, lost.stdout) == (69, "")
+    assert "reports no GPU" in lost.stderr
+    assert box([])("--dry-run", "--device", "cpu").returncode == 0
+    nonsense = box(EIGHT[:2])("--dry-run", CUDA_VISIBLE_DEVICES="1,1")
+    assert nonsense.returncode == 69
 
 
 def test_a_driver_that_cannot_answer_is_never_taken_for_a_machine_without_gpus(

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,9 @@ STEP_LINE = re.compile(
 )
 
 
+EVIDENCE_OF_STEP_2 = ("nan_grad_step_2.pt", "nan_debug_step_2.pkl")
+
+
 def test_a_clean_run_passes_compares_and_reports(launcher: Launcher, alive: Alive) -> None:
     run = launcher()
     assert run.exit_code == 0, run.output
@@ -35,6 +39,7 @@ def test_a_clean_run_passes_compares_and_reports(launcher: Launcher, alive: Aliv
     assert "equal bit for bit in 4 of 4 steps" in run.report()["summary"]
     assert alive(run.directory) == []
     assert_directory_is_whole(run)
+    assert not list(run.directory.glob("*.stacks.txt"))
 
 
 def lines_of(run: Run) -> list[str]:
@@ -96,6 +101,10 @@ def test_a_non_finite_gradient_names_worker_step_and_module_and_leaves_evidence(
     cause = next(w["cause"] for w in run.report()["workers"] if w["name"] == "CPU1")
     assert cause == "non-finite gradient at step 2, first in layers.0.attention.wq.weight"
     assert any("GRADIENT DETECTED [CPU 1]" in line for line in run.lines("[CPU1] "))
+    evidence = next(w["evidence"] for w in run.report()["workers"] if w["name"] == "CPU1")
+    dossier = run.directory / "dossier" / "cpu1"
+    assert evidence == [str(dossier / name) for name in EVIDENCE_OF_STEP_2]
+    assert all(Path(path).is_file() for path in evidence)
     checkpoints = run.cwd / ".checkpoints" / "cpu1"
     assert (checkpoints / "nan_grad_step_2.pt").is_file()
     dump = pickle.loads((checkpoints / "debug" / "nan_debug_step_2.pkl").read_bytes())
@@ -121,7 +130,12 @@ def test_of_three_workers_the_flipped_one_is_named(launcher: Launcher) -> None:
 def test_a_worker_that_hangs_is_named_and_the_run_ends_with_124(launcher: Launcher) -> None:
     run = launcher("debug.drill=hang@2:CPU0", "--hang-timeout", "3", "--max-steps", "100000")
     assert run.exit_code == 124, run.output
-    assert run.verdicts()["CPU0"] == "FAIL"
+    assert run.verdicts() == {"CPU0": "FAIL", "CPU1": "STOPPED"}
+    assert "(limit 3 s), in wait (threading.py:" in run.report()["summary"]
+    for name, calls in (("CPU0", "in before_step"), ("CPU1", "in _loop")):
+        file = run.directory / f"{name.lower()}.stacks.txt"
+        assert calls in file.read_text()
+        assert f"[launcher] {name}: evidence: {file}" in run.output.splitlines()
 
 
 def test_ctrl_c_stops_everything_and_still_reports(launcher: Launcher, alive: Alive) -> None:
@@ -170,6 +184,23 @@ def test_a_cache_that_cannot_be_written_is_one_clear_line(launcher: Launcher) ->
     assert "data.cache_dir" in run.output
     assert "Traceback" not in run.output
     assert run.report()["exit_code"] == 2
+    verdict = run.output.splitlines()[-1]
+    assert verdict.startswith("[launcher] FAIL: prepare failed: exit code 2: ")
+    assert "data.cache_dir" in verdict
+
+
+def test_a_gpu_that_was_named_by_hand_and_is_not_there_is_exit_69(launcher: Launcher) -> None:
+    env = launcher.env | {"CUDA_VISIBLE_DEVICES": "3", "GPU_RANK": "3"}
+    command = [sys.executable, str(ROOT / "pretrain_main.py"), "--debug"]
+    done = subprocess.run(
+        command, cwd=launcher.cwd, env=env, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine may have that GPU")
+    assert done.returncode == 69, done.stdout + done.stderr
+    assert "names a GPU" in done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -219,6 +250,44 @@ def fill(place: Path) -> None:
                     filler.write(b"x" * size)
             except OSError:
                 continue
+
+
+def test_a_notice_by_sigusr1_kills_and_blames_no_worker(launcher: Launcher) -> None:
+    process = launcher.start("--max-steps", "400")
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if "Step [3/" in line:
+            break
+    process.send_signal(signal.SIGUSR1)
+    run = launcher.finish(process, seen)
+    assert run.exit_code == 0, run.output
+
+
+def test_closed_standard_streams_do_not_disturb_a_run(launcher: Launcher) -> None:
+    command = shlex.join(launcher.arguments("--", "true"))
+    done = subprocess.run(
+        ["sh", "-c", f"{command} >&- 2>&- <&-"],
+        cwd=launcher.cwd,
+        env=launcher.env,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0
+    assert (launcher.cwd / "run" / "report.json").is_file()
+
+
+def test_more_workers_than_the_soft_limit_of_open_files_allows(launcher: Launcher) -> None:
+    command = shlex.join(launcher.arguments("--workers", "16", "--", "true"))
+    done = subprocess.run(
+        ["sh", "-c", f"ulimit -Sn 64; exec {command}"],
+        cwd=launcher.cwd,
+        env=launcher.env,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_foreign_command_is_supervised_without_a_data_step(launcher: Launcher) -> None:

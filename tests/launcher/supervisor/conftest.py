@@ -34,10 +34,12 @@ def launch(lab: Lab) -> Iterator[Launch]:
     def start(
         *commands: Sequence[str],
         grace_s: float = 30.0,
+        silence_s: float = 0.0,
         prefix: Sequence[str] = (),
         stdout: int = subprocess.PIPE,
     ) -> OwnProcess:
-        plan = {"dir": str(lab.dir), "grace_s": grace_s, "commands": commands}
+        limits = {"grace_s": grace_s, "silence_s": silence_s}
+        plan = {"dir": str(lab.dir), "limits": limits, "commands": commands}
         driver = (sys.executable, str(Path(__file__).with_name("driver.py")), json.dumps(plan))
         process = subprocess.Popen(
             (*prefix, *driver),

@@ -16,11 +16,18 @@ def main() -> int:
     plan = json.loads(sys.argv[1])
     run_dir = Path(plan["dir"])
     specs = [
-        WorkerSpec(f"W{i}", tuple(argv), dict(os.environ), run_dir / f"w{i}.log")
+        WorkerSpec(
+            name=f"W{i}",
+            argv=tuple(argv),
+            env=dict(os.environ),
+            log_path=run_dir / f"w{i}.log",
+            events_path=run_dir / f"w{i}.events.jsonl",
+            stacks_path=run_dir / f"w{i}.stacks.txt",
+        )
         for i, argv in enumerate(plan["commands"])
     ]
     printer = Printer(sys.stdout.fileno(), run_dir / "launcher.log")
-    outcome = Supervisor(specs, Limits(plan["grace_s"], 0), printer).run()
+    outcome = Supervisor(specs, Limits(**plan["limits"]), printer).run()
     (run_dir / "outcome.json").write_text(json.dumps(dataclasses.asdict(outcome)))
     printer.close(0.2)
     return outcome.exit_code

@@ -69,6 +69,7 @@ class Lab:
             env={"PATH": os.environ["PATH"], "LAB": str(self.dir), "PYTHONPATH": str(ROOT)},
             log_path=stem.with_suffix(".log"),
             events_path=stem.with_suffix(".events.jsonl") if events else None,
+            stacks_path=stem.with_suffix(".stacks.txt"),
         )
 
     def specs(self, *commands: Sequence[str], events: bool = False) -> list[WorkerSpec]:

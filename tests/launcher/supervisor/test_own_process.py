@@ -117,7 +117,8 @@ def test_a_supervisor_below_a_killed_supervisor_takes_its_workers_along(
     lab: Lab, launch: Launch
 ) -> None:
     (lab.dir / "inner").mkdir()
-    plan = {"dir": str(lab.dir / "inner"), "grace_s": 1000.0, "commands": [FAMILY]}
+    limits = {"grace_s": 1000.0, "silence_s": 0}
+    plan = {"dir": str(lab.dir / "inner"), "limits": limits, "commands": [FAMILY]}
     run = launch((sys.executable, str(Path(__file__).with_name("driver.py")), json.dumps(plan)))
     run.wait_for("[W0] [W0] up")
     pids = lab.pids()

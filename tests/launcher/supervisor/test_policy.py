@@ -9,6 +9,7 @@ from launcher.policy import (
     Stop,
     WorkerView,
     decide,
+    ended_early,
     stop_for_signal,
 )
 
@@ -118,7 +119,7 @@ def test_a_worker_that_said_it_failed_gets_time_to_end_and_no_more() -> None:
 
 def test_a_silent_worker_stops_the_run() -> None:
     views = [running("GPU0", last_heard=58.0), running("GPU1", last_heard=3.0)]
-    expected = Stop("GPU1 silent for 57 s (limit 30 s)", 124, ("GPU1",))
+    expected = Stop("GPU1 silent for 57 s (limit 30 s)", 124, ("GPU1",), is_hang=True)
     assert decide(views, 60.0, HALF_A_MINUTE) == expected
 
 
@@ -126,7 +127,28 @@ def test_a_worker_that_starts_up_may_be_silent_ten_times_as_long() -> None:
     views = [running("GPU0", last_heard=0.0, patient=True)]
     assert decide(views, 60.0, HALF_A_MINUTE) == Continue(until=300.0)
     stop = decide(views, 300.0, HALF_A_MINUTE)
-    assert stop == Stop("GPU0 silent for 300 s (limit of a start-up phase 300 s)", 124, ("GPU0",))
+    reason = "GPU0 silent for 300 s (limit of a start-up phase 300 s)"
+    assert stop == Stop(reason, 124, ("GPU0",), is_hang=True)
+
+
+def test_who_ended_well_long_before_the_others_is_told_once_it_is_long() -> None:
+    views = [ended("GPU0", 0, at=5, wake=3), running("GPU1"), ended("GPU2", 0, at=9, wake=4)]
+    limits = Limits(grace_s=10, silence_s=0, early_s=30)
+    assert decide(views, 34.0, limits) == Continue(until=35.0)
+    assert ended_early(views, 34.0, limits) == []
+    assert decide(views, 35.0, limits) == Continue(until=39.0)
+    assert ended_early(views, 35.0, limits) == [views[0]]
+    assert ended_early([views[0], views[2]], 60.0, limits) == []
+
+
+def test_what_the_cgroup_counted_is_part_of_the_cause() -> None:
+    views = [ended("GPU0", -9, at=41.2, wake=1, oom="the cgroup counted an OOM kill (no limit)")]
+    stop = decide(views, 60.0, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert stop.reason == (
+        "GPU0 failed first: killed by SIGKILL (9) after 41.2 s; the cgroup counted an OOM kill "
+        "(no limit)"
+    )
 
 
 def test_ended_workers_may_be_silent_for_ever() -> None:

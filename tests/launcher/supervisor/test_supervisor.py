@@ -1,6 +1,7 @@
 """Real workers, one supervisor, in this process: how runs end."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -252,6 +253,20 @@ def test_a_silent_worker_is_a_hang(lab: Lab) -> None:
     assert outcome.stop is not None
     assert outcome.stop.culprits == ("W1",)
     assert "W1 silent for 1 s (limit 1 s)" in outcome.stop.reason
+
+
+def test_a_worker_that_ends_well_long_before_the_others_is_told_once(lab: Lab) -> None:
+    fd = os.open(lab.dir / "terminal", os.O_WRONLY | os.O_CREAT)
+    printer = Printer(fd)
+    told = "until grep -q 'still running' $LAB/terminal; do sleep 0.02; done; sleep 0.2"
+    specs = lab.specs(sh("exit 0"), sh(told))
+    assert Supervisor(specs, Limits(9, 0, early_s=0.1), printer).run().exit_code == 0
+    assert printer.close()
+    os.close(fd)
+    (line,) = lab.shown
+    assert re.fullmatch(
+        r"\[launcher\] W0 ended with exit code 0 after \d\.\d s; still running: W1", line
+    )
 
 
 def test_events_reach_the_observer_the_file_and_the_record(lab: Lab) -> None:

@@ -231,3 +231,50 @@ def test_the_culprits_last_lines_are_the_very_last() -> None:
     workers = [ended("GPU0", 7, last_lines=["mine"]), ended("GPU1", 1, last_lines=["other"])]
     result = judged(end, workers, dict.fromkeys(("GPU0", "GPU1"), trained()))
     assert list(closing_lines(result, Path("/r"), tail_lines=5))[-1] == "  | mine"
+
+
+def test_a_worker_that_had_trained_every_step_when_we_stopped_it_passed() -> None:
+    end = RunEnd(exit_code=7, reason="r", culprits=["GPU1"])
+    workers = [ended("GPU0", 0, stopped_by_us=True), ended("GPU1", 7)]
+    result = judged(end, workers, {"GPU0": trained(3), "GPU1": trained(2)}, steps=3)
+    assert [w.verdict for w in result.workers] == [Verdict.PASS, Verdict.FAIL]
+
+
+def test_the_last_error_of_a_process_without_events_is_its_cause_and_is_told_once() -> None:
+    end = RunEnd(exit_code=2, reason="r", culprits=["prepare"])
+    workers = [ended("prepare", 2, last_lines=["error: /nope: no such file"])]
+    result = judged(end, workers, {"prepare": History()})
+    assert result.summary == "prepare failed: exit code 2: /nope: no such file"
+    *_, last = closing_lines(result, Path("/r"), tail_lines=20)
+    assert last == "FAIL: prepare failed: exit code 2: /nope: no such file (exit code 2)"
+
+
+def test_a_worker_that_announced_a_failure_and_exited_well_fails_the_run() -> None:
+    talking = trained(3)
+    talking.record(Done(exit_code=7))
+    workers = [ended("GPU0"), ended("GPU1")]
+    result = judged(RunEnd(exit_code=0), workers, {"GPU0": trained(3), "GPU1": talking})
+    assert (result.verdict, result.exit_code) == (Verdict.FAIL, 7)
+    assert result.summary.startswith("GPU1 failed first: exit code 7")
+
+
+def test_an_announced_code_that_the_run_was_stopped_for_is_the_culprits_cause() -> None:
+    talking = trained(1)
+    talking.record(Done(exit_code=200, error="x"))
+    end = RunEnd(exit_code=200, reason="GPU0 announced", culprits=["GPU0"])
+    result = judged(end, [ended("GPU0", -15, stopped_by_us=True)], {"GPU0": talking})
+    assert result.workers[0].cause == "exit code 200 after step 0: x"
+
+
+def test_a_nan_that_a_worker_trained_on_after_is_not_what_it_ended_of() -> None:
+    history = spoiled(1)
+    history.record(Step(step=2, loss=LOSS, grad_norm=LOSS, lr=1e-5, ms=1.0, tokens=1))
+    assert history.nonfinite is None
+
+
+def test_a_worker_that_never_started_has_nothing_against_it() -> None:
+    end = RunEnd(exit_code=70, reason="GPU0 could not start", culprits=["GPU0"])
+    workers = [ended("GPU0", 70, pid=None, spawn_error="EMFILE"), ended("GPU1", None, pid=None)]
+    result = judged(end, workers, {"GPU0": History(), "GPU1": History()})
+    assert [w.verdict for w in result.workers] == [Verdict.FAIL, Verdict.STOPPED]
+    assert result.workers[1].cause == "never started"

@@ -1,0 +1,31 @@
+"""What the supervisor says to whom: how a run ended, and each event while it runs. Values only."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from launcher.policy import Stop
+from launcher.worker import WorkerRecord
+from model_check.events import Event
+
+
+class Observer(Protocol):
+    """Whoever judges what the workers say."""
+
+    def on_event(self, worker: str, event: Event) -> Stop | None:
+        """Called in the loop: be quick. A Stop ends the run, if nothing has yet."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    exit_code: int
+    stop: Stop | None
+    """Why it was ended; None: every worker ended with exit code 0."""
+    workers: tuple[WorkerRecord, ...]
+    leftovers: tuple[int, ...]
+    """Pids that are alive after everything: SIGKILL has no effect on them."""
+    signals: int
+    """How many signals we were sent."""
+    dropped_lines: int
+    """Lines that the terminal was too slow to show."""
