@@ -95,7 +95,7 @@ def _own_failure(case: Case, worker: Ended, history: History) -> str | None:
         oom = f"; {worker.oom}" if worker.oom else ""
         return _describe_death(worker.returncode, history, _last_error(worker)) + oom
     said = history.done.exit_code if history.done else EXIT_PASS
-    acted_on = worker.name in case.end.culprits
+    acted_on = worker.name in case.end.culprits and said == case.end.exit_code
     if said != EXIT_PASS and (acted_on or said < EXIT_SIGNAL_BASE):  # before our signal reached it
         return _describe_death(said, history)
     return None

@@ -103,8 +103,10 @@ def test_a_disagreement_suspects_the_odd_worker_only() -> None:
     bits = {"GPU0": LOSS, "GPU1": (1.0).hex(), "GPU2": LOSS}
     odd = Disagreement(1, "loss", bits)
     end = RunEnd(exit_code=21, reason=str(odd), culprits=["GPU1"], disagreement=odd)
-    workers = [ended(name, -15, stopped_by_us=True) for name in bits]
-    result = judged(end, workers, dict.fromkeys(bits, trained()))
+    workers = [ended(name, 143, stopped_by_us=True) for name in bits]
+    polite = trained()
+    polite.record(Done(exit_code=143, error="stopped by SIGTERM after 3 steps"))
+    result = judged(end, workers, dict.fromkeys(bits, polite))
     assert [w.verdict for w in result.workers] == ["STOPPED", "SUSPECT", "STOPPED"]
     assert result.verdict is Verdict.SUSPECT
 
