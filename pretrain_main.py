@@ -73,6 +73,9 @@ def main(argv: Sequence[str]) -> int:
         with here.stop.deferred():  # the last word is said to its end
             ending = ending_of(failure, here)
             here.sink.emit(last_word(ending, here.meter))
+    if here.stop.cut_short:  # the interpreter's end would wait for threads, perhaps for ever
+        sys.stdout.flush()
+        os._exit(ending.exit_code)
     return ending.exit_code
 
 

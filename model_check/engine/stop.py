@@ -24,6 +24,9 @@ class StopSignal:
     def __init__(self, finish_step_s: float = FINISH_STEP_S) -> None:
         self.finish_step_s = finish_step_s
         self.signum: int | None = None
+        self.cut_short = False
+        """A step was interrupted wherever it was: a lock that it held stays taken, so nobody may
+        wait for other threads any more."""
         self._deferring = False
 
     @contextmanager
@@ -62,9 +65,11 @@ class StopSignal:
         second = self.signum is not None
         self.signum = signum
         if second or not self._deferring:
+            self.cut_short |= self._deferring
             raise Terminated(signum)
         # Repeated: one raised inside a destructor or a callback is lost.
         signal.setitimer(signal.ITIMER_REAL, self.finish_step_s, 1.0)
 
     def _on_alarm(self, _signum: int, _frame: FrameType | None) -> None:
+        self.cut_short = True
         self.check()

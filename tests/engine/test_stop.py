@@ -18,9 +18,11 @@ def signal_and_wait(*signums: int) -> None:
 
 
 def test_outside_of_training_a_signal_ends_the_work_at_once() -> None:
-    with StopSignal().installed(), pytest.raises(Terminated) as caught:
+    stop = StopSignal()
+    with stop.installed(), pytest.raises(Terminated) as caught:
         signal_and_wait(signal.SIGTERM)
     assert caught.value.signum == signal.SIGTERM
+    assert not stop.cut_short
 
 
 def test_while_training_it_is_noted_and_the_step_is_finished() -> None:
@@ -38,6 +40,7 @@ def test_a_step_that_does_not_finish_is_cut_short() -> None:
     stop = StopSignal(finish_step_s=0.02)
     with stop.installed(), stop.deferred(), pytest.raises(Terminated):
         signal_and_wait(signal.SIGTERM)
+    assert stop.cut_short
 
 
 def test_a_second_signal_cuts_it_short_too() -> None:
