@@ -6,6 +6,7 @@ when it is gone, everything is. The log files have it all.
 
 import os
 import select
+import signal
 import threading
 import time
 from collections import deque
@@ -101,6 +102,8 @@ class Printer:
         self._lock.notify()
 
     def _work(self) -> None:
+        # A signal that the main thread has blocked must wait for it, not be taken here.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while data := self._take():
             if not write_all(self._fd, data):
                 with self._lock:

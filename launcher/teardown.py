@@ -131,6 +131,8 @@ class Teardown:
 
     def _finish(self) -> None:
         self.stage = Stage.OVER
+        for worker in self._workers:  # a child that forks and ends all the time can be overlooked
+            worker.signal_group(signal.SIGKILL)
         alive = [worker.pid for worker in self._workers if worker.alive]
         self.leftovers = tuple(sorted({*filter(None, alive), *self._strays}))
         for pid in self.leftovers:
