@@ -118,7 +118,7 @@ def _facts(session: Session, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _versions(session: Session) -> dict[str, str | None]:
-    packages = ("torch", "numpy", "tokenizers", "transformers")
+    packages = ("torch", "numpy", "tokenizers")
     return {
         **{name: installed(name) for name in packages},
         "driver": session.picked.driver_version,

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,18 +23,6 @@ def long_text(lab: Lab, name: str = "long.jsonl") -> Path:
     chosen = random.Random(1).choices(words, k=250_000)
     parts = [" ".join(chosen[start : start + 1000]) for start in range(0, len(chosen), 1000)]
     return lab.text("\n".join(json.dumps({"text": part}) for part in parts), name)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("this user may not mount a tmpfs")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_many_builders_at_once_build_once(lab: Lab) -> None:
