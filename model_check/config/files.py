@@ -63,8 +63,18 @@ def _read_json5(path: Path, text: str) -> Any:
 def _read_yaml(path: Path, text: str) -> Any:
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """PyYAML's own lets the second of two equal keys win."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            _no_duplicates((key.value, None) for key in keys)
+            return super().construct_mapping(node, deep)
+
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, Loader)
+    except _DuplicateKey as error:
+        raise ConfigError(f"{path}: {error}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     return {} if values is None else values

@@ -173,6 +173,7 @@ def test_what_cannot_be_meant_is_refused_with_where_and_what(
         ("a.json", '{"training": {"max_steps": true}}', "expected int, got bool"),
         ("a.json", '{"training": {"max_steps": 1, "max_iters": 1}}', "are the same setting"),
         ("a.json", '{"training": {"max_steps": 1, "max_steps": 2}}', "given twice"),
+        ("a.yaml", "training:\n  max_steps: 1\n  max_steps: 2\n", "'max_steps' is given twice"),
         ("a.json", "[1, 2]", "must be an object"),
         ("a.json", '{"training": ', "not JSON"),
         ("a.yaml", "training: [", "not YAML"),
