@@ -4,7 +4,9 @@ All of them run the same commands on the same machine, alternating in one run, s
 them alike; what counts is the ratio within one repetition, its median and spread. Times are the
 workers' own stamps and the ends of processes, not what a launcher says of itself.
 
-    python benchmarks/launcher.py [--quick] [--honcho PATH] [--only WORD]
+    python benchmarks/launcher.py [--quick] [--repeats N] [--honcho PATH] [--only WORD]
+
+prints the table of docs/supervisor.md, a row as soon as it is measured.
 """
 
 import argparse
@@ -136,7 +138,8 @@ def launched(
     try:
         yield run
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its helpers hold the pipe, too
         process.wait()
         kill_workers(directory)
         if process.stdout is not None:
@@ -168,6 +171,8 @@ def all_gone_s(command: Command, obeys: str = "obedient") -> float:
         run.wait_for_stamps("up", 8)
         pidfds = [fd for pid in run.pids() if (fd := hold(pid)) is not None]
         run.process.wait(HANG_S)
+        if run.process.returncode not in (7, 1):  # whoever crashes is gone soon, too
+            raise RuntimeError(f"{run.process.args}: exit code {run.process.returncode}")
         wait_for_deaths(pidfds)
         return time.monotonic() - run.stamps("failed")[0]
 
@@ -246,10 +251,9 @@ class Measure:
     skip: tuple[str, ...] = ()
 
 
-def measures(quick: bool) -> list[Measure]:
+def measures(quick: bool, few: int) -> list[Measure]:
     num_lines, seconds = (20_000, 4) if quick else (100_000, 10)
-    few, many = (3, 20) if quick else (5, 100)
-    slow = 1 if quick else 3
+    slow, many = (1, 20) if quick else (3, 100)
     flood = f"8 x {num_lines:,} lines"
     return [
         Measure("first line of 8 workers, s", few, first_line_s),
@@ -257,7 +261,9 @@ def measures(quick: bool) -> list[Measure]:
         Measure("failure to the last worker dead, s", few, workers_gone_s),
         Measure("failure to all gone, launcher too, s", few, all_gone_s),
         Measure("same, workers ignore SIGTERM, s", slow, stubborn_gone_s),
-        # honcho had not ended this one after 60 s
+        # honcho had not ended this one after 60 s: lines and ends of workers come in one queue, a
+        # line at a time, so a death is seen when all that was written before it is shown, and the
+        # others write on meanwhile.
         Measure("noticing under a flood, s", few, noticed_s, with_logs=True, skip=("honcho",)),
         Measure(
             f"{flood} to a pipe, lines/s",
@@ -276,11 +282,12 @@ def measures(quick: bool) -> list[Measure]:
             few,
             lambda command: shown_part(command, num_lines),
             *(True, True, "{:.3f}"),
+            skip=("honcho",),  # it waits for the terminal, so it shows all: row "to a pipe"
         ),
         Measure(
             "peak RSS of the launcher, MB",
             few,
-            lambda command: peak_mb(command, num_lines),
+            lambda command: peak_mb(command, 20_000),
             with_logs=True,
             show="{:.1f}",
         ),
@@ -300,18 +307,17 @@ def measures(quick: bool) -> list[Measure]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="smaller floods, fewer repetitions")
+    parser.add_argument("--repeats", metavar="N", type=int, help="of most rows (5, quick: 3)")
     parser.add_argument("--honcho", metavar="PATH", help="its program; without it, it is left out")
     parser.add_argument("--only", metavar="WORD", default="", help="rows whose name has this word")
     options = parser.parse_args()
-    rows = []
-    for measure in measures(options.quick):
-        if options.only in measure.name:
-            rows.append(row(measure, contenders(measure, options.honcho)))
-            print("done: " + measure.name, file=sys.stderr, flush=True)
     print_versions(options.honcho)
     print("| measure | ours | torchrun | better by | honcho | better by |")
     print("|---|---|---|---|---|---|")
-    print("\n".join(rows))
+    for measure in measures(options.quick, options.repeats or (3 if options.quick else 5)):
+        if options.only in measure.name:
+            print(row(measure, contenders(measure, options.honcho)), flush=True)
+    print(load())
     return 0
 
 
@@ -359,7 +365,7 @@ def spread(values: Sequence[float], show: str) -> str:
     if len(ordered) == 1:
         return text
     if len(ordered) >= 20:
-        text += ", p99 " + show.format(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))])
+        text += ", p99 " + show.format(ordered[math.ceil(len(ordered) * 0.99) - 1])
     return f"{text} ({show.format(ordered[0])} to {show.format(ordered[-1])})"
 
 
@@ -370,8 +376,13 @@ def print_versions(honcho_program: str | None) -> None:
     if honcho_program:
         version = subprocess.run([honcho_program, "version"], capture_output=True, text=True)
         told.append(version.stdout.strip())
-    told += [f"Linux {platform.release()}", f"{len(os.sched_getaffinity(0))} cores"]
-    print(", ".join(told))
+    told += [f"Linux {platform.release()}", f"{len(os.sched_getaffinity(0))} cores", load()]
+    print(", ".join(told) + "\n")
+
+
+def load() -> str:
+    """Runnable processes of the last 5 minutes, ours among them: what the figures suffered."""
+    return f"load {os.getloadavg()[1]:.1f}"
 
 
 # -- processes

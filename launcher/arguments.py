@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_check.config.arguments import Parser, add_settings_options, settings_request
+from model_check.config.arguments import (
+    Parser,
+    add_resume_option,
+    add_settings_options,
+    resume_flag,
+    settings_request,
+)
 from model_check.config.load import Request
 from model_check.errors import UsageError
 
@@ -63,7 +69,7 @@ def parse_run(
         if getattr(names, option) is not None
     }
     return RunArguments(
-        request=settings_request(names, environ, flags),
+        request=settings_request(names, environ, flags | resume_flag(names)),
         command=command,
         run_dir=names.run_dir,
         dry_run=names.dry_run,
@@ -79,6 +85,7 @@ def _parser(prog: str) -> Parser:
         epilog=EXIT_CODES,
     )
     add_settings_options(parser)
+    add_resume_option(parser)
     add = parser.add_argument
     add("--gpus", metavar="WHICH", help="all | auto | auto:N | 0,2,5 | GPU-<uuid prefix>")
     add("--gpu", metavar="N", help="same as --gpus N")

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,10 +22,13 @@ from model_check.errors import (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code that the contract promises."""
+    """Run the command line; returns the exit code that the contract promises, with everything
+    written that was printed."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(arguments, os.environ)
+        code = _dispatch(arguments, os.environ)
+        sys.stdout.flush()
+        return code
     except ModelCheckError as error:
         print(f"{LAUNCHER_PREFIX}error: {error}", file=sys.stderr)
         return error.exit_code
@@ -36,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_SIGNAL_BASE + signal.SIGINT
     except Exception:  # our own fault: whole, for the bug report
+        import traceback  # 5 ms that no start waits for
+
         traceback.print_exc()
         print(
             f"{LAUNCHER_PREFIX}error: a fault of Model Check itself; please report it",
@@ -65,7 +69,7 @@ def _run(argv: list[str], environ: Mapping[str, str]) -> int:
     if arguments.dry_run:
         from launcher.dry_run import describe
 
-        print(describe(session, as_json=arguments.as_json), flush=True)
+        print(describe(session, as_json=arguments.as_json))
         return 0
     return run(session, argv, sys.stdout.fileno())
 
@@ -78,7 +82,7 @@ def _config(argv: list[str], environ: Mapping[str, str]) -> int:
         raise UsageError("config: the one thing to ask is `config show [OPTIONS]`")
     arguments = _only_settings(parse_run(argv[1:], environ, prog="run.sh config show"))
     loaded = load(arguments.request, Machine(NvmlProbe(), environ).has_gpu)
-    print(show(loaded, as_json=arguments.as_json), flush=True)
+    print(show(loaded, as_json=arguments.as_json))
     return 0
 
 

@@ -6,11 +6,16 @@ come back to it), a tag in its environment. Standard library only: the guardian 
 
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
+DEAD = "ZXx"
+"""States of a process that has ended, whether its parent has taken note or not."""
 _PROC = "/proc"
+_INIT = 1
+_left_behind: set[int] = set()
 
 
 class Process(NamedTuple):
@@ -39,9 +44,56 @@ class Family(NamedTuple):
 
 
 def find(family: Family, groups: Collection[int]) -> list[Process]:
-    """Every living process of the family. `groups`: the pids of session leaders that we started."""
+    """Every living process of the family. `groups`: the pids of session leaders that we started.
+
+    Of those who fork and end all the time it may miss some; who came back to us is in `orphans`.
+    """
     table = process_table(family.since_ticks)
     return members(family, groups, table, lambda pid: is_tagged(pid, family.tag))
+
+
+def orphans(family: Family, groups: Collection[int]) -> list[Process]:
+    """The family's members who came back to the ancestor as their parent ended, and are not reaped
+    yet: the dead among them, too. For the ancestor itself only.
+
+    Everybody alive below the ancestor has living parents up to a child of the ancestor's, and no
+    child leaves that list before it is reaped. So when all workers are dead and one look at the
+    list finds nobody, nobody is left, however quickly they fork.
+    """
+    rows = adopted(family, groups)
+    if family.ancestor != _INIT:
+        return rows
+    return [row for row in rows if row.session in groups or is_tagged(row.pid, family.tag)]
+
+
+def adopted(family: Family, groups: Collection[int]) -> list[Process]:
+    """The ancestor's children that it did not start. The first process of a container gets orphans
+    of strangers, too (of `docker exec`)."""
+    if family.ancestor is None:
+        return []
+    started = {*groups, *family.spared}
+    rows = [read_process(pid) for pid in children(family.ancestor) if pid not in started]
+    return [row for row in rows if row is not None and row.session != family.ancestor_session]
+
+
+def reap_adopted(family: Family, groups: Collection[int]) -> None:
+    """Let go of dead orphans, and of those whom an earlier run of this process has left behind."""
+    for process in adopted(family, groups):
+        reap(process.pid)
+    _left_behind.difference_update([pid for pid in _left_behind if reap(pid)])
+
+
+def leave_behind(pids: Iterable[int]) -> None:
+    """SIGKILL had no effect on these in time; whenever they are dead, they are ours to reap."""
+    _left_behind.update(pids)
+
+
+def reap(pid: int) -> bool:
+    """Whether nothing is left of this child. By its own pid: nobody else's exit code is lost."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None
+    except ChildProcessError:  # reaped by whoever else started it
+        return True
 
 
 def members(
@@ -56,35 +108,52 @@ def members(
     return [
         process
         for process in by_pid.values()
-        if process.state not in "ZXx"
+        if process.state not in DEAD
         and process.pid not in strangers
         and process.started_ticks >= family.since_ticks
         and (
             process.group in groups
             or process.session in groups
-            or _descends(process, family, by_pid)
+            or _descends(process, family, groups, by_pid)
             or tagged(process.pid)
         )
     ]
 
 
-def _descends(process: Process, family: Family, by_pid: dict[int, Process]) -> bool:
+def _descends(
+    process: Process, family: Family, groups: Collection[int], by_pid: dict[int, Process]
+) -> bool:
     """Whether it comes from one of our workers. Their sessions are their own, so a child of the
-    supervisor that shares the supervisor's session is something else that this program started."""
+    supervisor that shares the supervisor's session is something else that this program started.
+    What came back to the first process of a container may be a stranger's."""
     seen = set()
     while process.ppid != family.ancestor:
+        if process.ppid in groups:
+            return True
         seen.add(process.pid)  # pids can be reused while the table is read: no endless chain
         parent = by_pid.get(process.ppid)
         if parent is None or parent.pid in seen:
             return False
         process = parent
-    return process.pid not in family.spared and process.session != family.ancestor_session
+    if family.ancestor == _INIT or process.session == family.ancestor_session:
+        return False
+    return process.pid not in family.spared
 
 
 def process_table(since_ticks: int = 0) -> list[Process]:
     """All processes that started at `since_ticks` or later."""
-    rows = [read_process(int(name)) for name in os.listdir(_PROC) if name.isdigit()]
+    rows = map(read_process, listed_pids())
     return [row for row in rows if row is not None and row.started_ticks >= since_ticks]
+
+
+def now_ticks() -> int:
+    """The present, as `Process.started_ticks` counts."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+def listed_pids() -> list[int]:
+    """Of all processes, the newest first: they may be the ones that end soonest."""
+    return sorted(map(int, filter(str.isdigit, os.listdir(_PROC))), reverse=True)
 
 
 def read_process(pid: int) -> Process | None:
@@ -139,7 +208,10 @@ def send_unheld(process: Process, signum: signal.Signals) -> None:
 
 
 def send_group(group: int, *signals: signal.Signals) -> None:
-    """Signal a whole process group, if any of it is left."""
+    """Signal a whole process group, if any of it is left. Nobody who forks in it escapes: either
+    the child is in the group by then, or the fork is undone."""
+    if group <= _INIT:  # to killpg, 0 means our own group and 1 everybody
+        return
     for signum in signals:
         try:
             os.killpg(group, signum)

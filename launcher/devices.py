@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from launcher.gpus.broken import broken_wanted
 from launcher.gpus.choose import auto_count, choose, describe_choice, why_busy
-from launcher.gpus.probe import Gpu, GpuProbe, Snapshot
-from launcher.gpus.reservation import Reservation, reserve, reserve_auto
+from launcher.gpus.probe import BrokenGpu, Gpu, GpuProbe, Snapshot
+from launcher.gpus.reservation import Reservation, holders, look_auto, reserve, reserve_auto
 from launcher.gpus.visible import order_note, visible
 from launcher.plan import Place, cpu_places, gpu_places
 from model_check.config.fields import all_fields
@@ -41,15 +42,22 @@ class Machine:
     def has_gpu(self) -> bool:
         """Whether there is a GPU to use. Raises NoGpuError where there should be one and is none:
         a health check must not pass the CPU of a box that lost its GPUs."""
+        if not self.visible and (broken := self.broken("all")):
+            raise NoGpuError(f"{broken[0].why} (--device cpu trains without)")
         has_driver = self.snapshot.driver_version is not None
         if not self.visible and has_driver and self._mask not in NO_GPU_WANTED:
             raise NoGpuError(f"{self.why_no_gpu()} (--device cpu trains without)")
         return bool(self.visible)
 
+    def broken(self, selector: str) -> list[BrokenGpu]:
+        """The GPUs that cannot answer and that `selector` wants."""
+        return broken_wanted(selector, self._mask, self.snapshot)
+
     def notes(self) -> list[str]:
         """What a person should know of the GPUs here."""
         note = order_note(self.snapshot.gpus, self._mask, self._order)
-        return [*self.snapshot.notes, *([note] if note else [])]
+        left_out = [f"left out: {gpu.why}" for gpu in self.snapshot.broken]
+        return [*self.snapshot.notes, *left_out, *([note] if note else [])]
 
     def why_no_gpu(self) -> str:
         if self.snapshot.gpus:
@@ -97,7 +105,7 @@ def _refuse_contradictions(loaded: Loaded, machine: Machine) -> None:
 
 def _refuse_without_gpus(loaded: Loaded, machine: Machine) -> None:
     """A run on the CPU that was told which GPUs to use, or how."""
-    for name in ("launch.gpus", "launch.require_idle"):
+    for name in ("launch.gpus", "launch.require_idle", "launch.fail_on_health"):
         if not _asked(loaded, name):
             continue
         asked = f"{loaded.sources[name]}: GPUs were asked for ({name} = {loaded.value(name)!r}), "
@@ -116,18 +124,26 @@ def _pick_cpu(loaded: Loaded, machine: Machine) -> Picked:
 def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
     selector = loaded.settings.launch.gpus
     auto = auto_count(selector) is not None
+    _refuse_blind_health(loaded)
+    if broken := machine.broken(selector):
+        raise NoGpuError(f"{broken[0].why} (--gpus with the others runs without it)")
     reservation: Reservation | None = None
+    notes: list[str] = []
     if hold and auto:
         gpus, reservation = reserve_auto(selector, machine.fresh_visible)
+    elif auto:
+        gpus = look_auto(selector, machine.visible)
     else:
         gpus = choose(selector, machine.visible, machine.snapshot.gpus)
         reservation = reserve(gpus) if hold else None
+        if not hold:
+            notes = holders(gpus)
     if loaded.settings.launch.require_idle:
         _require_idle(gpus)
     if auto:
-        notes = [describe_choice(gpu) for gpu in gpus]
+        notes += [describe_choice(gpu) for gpu in gpus]
     else:
-        notes = [f"{gpu.label} is busy: {why}" for gpu in gpus if (why := why_busy(gpu))]
+        notes += [f"{gpu.label} is busy: {why}" for gpu in gpus if (why := why_busy(gpu))]
     return Picked(
         places=tuple(gpu_places(gpus)),
         why=", ".join(f"{gpu.label} {gpu.name}" for gpu in gpus),
@@ -137,6 +153,15 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
         cuda_driver_version=machine.snapshot.cuda_driver_version,
         reservation=reservation,
     )
+
+
+def _refuse_blind_health(loaded: Loaded) -> None:
+    launch = loaded.settings.launch
+    if launch.fail_on_health and launch.telemetry_interval_s == 0:
+        raise ConfigError(
+            f"{loaded.sources['launch.telemetry_interval_s']}: launch.telemetry_interval_s = 0 "
+            "leaves launch.fail_on_health nothing to judge by: give one of the two"
+        )
 
 
 def _require_idle(gpus: Sequence[Gpu]) -> None:

@@ -7,12 +7,18 @@ from pathlib import Path
 
 from launcher.checkup.finding import Finding
 from launcher.checkup.gpus import ask, check_gpus
+from launcher.checkup.health import check_health
 from launcher.checkup.machine import check_machine
 from launcher.checkup.packages import check_packages
 from launcher.checkup.storage import check_storage
-from launcher.gpus.probe import GpuProbe
+from launcher.gpus.probe import GpuProbe, Snapshot
+from launcher.gpus.visible import pinnable
+from launcher.telemetry.monitor import look
+from launcher.verdict.health import Record
 
 SCHEMA = 1
+Look = Callable[[Mapping[str, str]], Mapping[str, Record]]
+"""GPU label -> UUID; what telemetry says of each."""
 
 
 def doctor(
@@ -23,6 +29,7 @@ def doctor(
     *,
     as_json: bool,
     write: Callable[[str], None],
+    look: Look = look,
 ) -> int:
     """Write one line a finding (or one JSON document); returns 0, or what the worst FAIL asks for.
 
@@ -30,7 +37,7 @@ def doctor(
     """
     snapshot, findings = ask(probe)
     if snapshot is not None:
-        findings = check_gpus(snapshot, environ)
+        findings = [*check_gpus(snapshot, environ), *_health(snapshot, look)]
     findings = [
         *check_packages(snapshot),
         *findings,
@@ -46,6 +53,14 @@ def doctor(
             write(str(finding))
         write(_summary(findings))
     return exit_code
+
+
+def _health(snapshot: Snapshot, look: Look) -> list[Finding]:
+    devices = {device.label: device for gpu in snapshot.gpus for device in pinnable(gpu)}
+    if not devices:
+        return []
+    records = look({label: device.uuid for label, device in devices.items()})
+    return [check_health(device, records[label]) for label, device in devices.items()]
 
 
 def _document(findings: Sequence[Finding], exit_code: int) -> str:

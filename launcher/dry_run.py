@@ -6,6 +6,7 @@ from typing import Any
 
 from launcher.plan import WorkerSpec, plan_prepare
 from launcher.session import Session
+from model_check.config.memory import describe_size
 
 
 def describe(session: Session, *, as_json: bool) -> str:
@@ -18,6 +19,7 @@ def describe(session: Session, *, as_json: bool) -> str:
             "schema": 1,
             "device": session.loaded.device,
             "why": session.picked.why,
+            "notes": list(session.picked.notes),
             "preset": session.loaded.preset,
             "run_dir": str(session.around.run_dir),
             "grace_s": session.limits.grace_s,
@@ -26,6 +28,10 @@ def describe(session: Session, *, as_json: bool) -> str:
         }
         return json.dumps(plan, indent=2)
     lines = [f"device {session.loaded.device} ({session.picked.why}); would start:"]
+    if not session.arguments.command:
+        size = describe_size(session.loaded.settings, session.loaded.device)
+        lines.insert(0, f"model: {size}")
+    lines[:0] = session.picked.notes
     for row in rows:
         env = " ".join(f"{name}={shlex.quote(value)}" for name, value in row["env"].items())
         lines += [

@@ -1,7 +1,8 @@
 """A tiny process that kills a run's processes when the supervisor dies without saying goodbye.
 
 It blocks on a lifeline pipe: the supervisor tells it of every worker, says `bye` when all are gone,
-and the end of file means that it was killed. The supervisor's side is `lifeline`.
+and the end of file means that it was killed. The supervisor's side is `lifeline`. Where it may make
+a cgroup, it puts the workers into it: that holds those, too, whom nothing else would tell as ours.
 """
 
 import os
@@ -9,11 +10,15 @@ import select
 import signal
 import sys
 
-from launcher import containment
-from launcher.containment import Family
+from launcher import cgroup, containment
+from launcher.containment import DEAD, Family, Process
 
 BYE = b"bye"
 _LOOK_AGAIN_MS = 1000
+_EMPTY_WAIT_S = 10.0
+"""When the supervisor is dead nobody waits for us."""
+_MAX_BLANK_LOOKS = 50
+"""In a row, that found nobody and yet prove nothing: strangers come and go, too."""
 
 
 def main(arguments: list[str]) -> None:
@@ -21,26 +26,98 @@ def main(arguments: list[str]) -> None:
     tag, since_ticks = arguments
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)  # it must outlive everyone, and ends by itself
-    groups = set()
+    groups, is_orphaned = set(), False
+    shared = cgroup.make(cgroup_name(tag))
     for line in sys.stdin.buffer:
         if line.strip() == BYE:
-            return
+            break
         if line.endswith(b"\n"):  # a torn last line is no pid
             groups.add(int(line))
-    kill_all(Family(tag, int(since_ticks), None, 0, frozenset({os.getpid()})), groups)
+            if shared is not None:
+                cgroup.add(shared, int(line))
+    else:
+        is_orphaned = True
+        if shared is not None:
+            cgroup.kill(shared)
+        kill_all(Family(tag, int(since_ticks), None, 0, frozenset({os.getpid()})), groups)
+    if shared is not None:
+        cgroup.remove(shared, _EMPTY_WAIT_S if is_orphaned else cgroup.EMPTY_WAIT_S)
+
+
+def cgroup_name(tag: str) -> str:
+    return f"model_check_{tag}"
 
 
 def kill_all(family: Family, groups: set[int]) -> None:
     """SIGKILL to everyone, again and again until nobody is left. Waits for deaths, never polls."""
-    for group in groups:
-        containment.send_group(group, signal.SIGKILL)
-    while found := containment.find(family, groups):
-        pidfds = [fd for fd in map(containment.hold, found) if fd is not None]
-        for pidfd in pidfds:
-            containment.send(pidfd, signal.SIGKILL)
-        wait_for_any(pidfds, _LOOK_AGAIN_MS)  # bounded: a child may be born meanwhile
+    hunt = Hunt(family, groups)
+    num_blank = 0
+    while num_blank < _MAX_BLANK_LOOKS:
+        pidfds = hunt.look()
+        if not pidfds and hunt.saw_everybody:
+            return
+        num_blank = 0 if pidfds else num_blank + 1
+        if pidfds:
+            wait_for_any(pidfds, _LOOK_AGAIN_MS)  # bounded: a child may be born meanwhile
         for pidfd in pidfds:
             os.close(pidfd)
+
+
+class Hunt:
+    """Looks for members of the family, each of which kills those whom it finds.
+
+    Nobody comes back to us here, so who forks and ends all the time is often gone before we have
+    read about him. One that we catch alive is killed with his group, from which no fork escapes.
+    """
+
+    def __init__(self, family: Family, groups: set[int]) -> None:
+        self._family = family
+        self._groups = set(groups)
+        self._dead: set[tuple[int, int]] = set()
+        self.saw_everybody = False
+        """Nobody ended between being listed and being read, so nobody had a child that was not
+        listed: what the last look did not find is not there."""
+
+    def look(self) -> list[int]:
+        """Kill whom one look at the process table finds: their pidfds, for the caller to close."""
+        for group in self._groups:
+            containment.send_group(group, signal.SIGKILL)
+        pidfds, dead, num_gone, groups = [], set(), 0, set()
+        for pid in containment.listed_pids():
+            row = containment.read_process(pid)
+            if row is not None and row.started_ticks < self._family.since_ticks:
+                continue
+            if row is not None and row.state not in DEAD and self._is_ours(row):
+                pidfds += self._kill(row)
+            elif (row := containment.read_process(pid)) is None:
+                num_gone += 1
+            elif row.state in DEAD:
+                dead.add((row.pid, row.started_ticks))
+            if row is not None:
+                groups |= {row.group, row.session}
+        self.saw_everybody = not num_gone and dead <= self._dead
+        self._dead = dead
+        self._groups &= groups  # the number of one that is gone may soon be a stranger's
+        return pidfds
+
+    def _is_ours(self, row: Process) -> bool:
+        if row.pid in self._family.spared:
+            return False
+        is_known = row.group in self._groups or row.session in self._groups
+        return is_known or containment.is_tagged(row.pid, self._family.tag)
+
+    def _kill(self, row: Process) -> list[int]:
+        self._groups |= {row.group, row.session}
+        containment.send_group(row.group, signal.SIGKILL)
+        try:
+            pidfd = containment.hold(row)
+        except OSError:  # EMFILE: there are more of them than descriptors
+            containment.send_unheld(row, signal.SIGKILL)
+            return []
+        if pidfd is None:
+            return []
+        containment.send(pidfd, signal.SIGKILL)
+        return [pidfd]
 
 
 def wait_for_any(pidfds: list[int], timeout_ms: int) -> bool:

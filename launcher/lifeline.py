@@ -4,16 +4,18 @@ import os
 import subprocess
 import sys
 
-from launcher import guardian
+from launcher import cgroup, guardian
 from launcher.containment import Family
 
 _EXIT_WAIT_MS = 1000
+_KILL_WAIT_MS = 5000
 
 
 class Lifeline:
     """A running guardian. Raises OSError when it cannot be started."""
 
     def __init__(self, family: Family, root: str) -> None:
+        self._cgroup = guardian.cgroup_name(family.tag)
         theirs, self._fd = os.pipe()
         start = f"import sys; sys.path.append({root!r}); from launcher.guardian import main; "
         command = (sys.executable, "-I", "-S", "-c", start + "main(sys.argv[1:])")
@@ -49,11 +51,18 @@ class Lifeline:
             self._guardian.kill()
         os.close(pidfd)
         self._guardian.wait()
+        cgroup.remove_named(self._cgroup)  # if somebody killed the guardian
 
     def cut(self) -> None:
-        """We can't go on: let the guardian kill everybody."""
+        """We can't go on: let the guardian kill everybody. Whom SIGKILL can't kill, it awaits
+        without us."""
         os.close(self._fd)
-        self._guardian.wait()
+        pidfd = os.pidfd_open(self._guardian.pid)
+        if guardian.wait_for_any([pidfd], _KILL_WAIT_MS):
+            self._guardian.wait()
+        else:
+            self._guardian.returncode = 0  # Popen must not warn that nobody waited
+        os.close(pidfd)
 
     def _tell(self, word: bytes) -> None:
         try:

@@ -15,6 +15,35 @@ class Observer(Protocol):
         """Called in the loop: be quick. A Stop ends the run, if nothing has yet."""
 
 
+class Companion(Protocol):
+    """A helper process beside the workers: never one of them, and its fate is never the run's."""
+
+    def start(self, now: float) -> None:
+        """Start it, if it can be; times are monotonic seconds."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def fd(self) -> int | None:
+        """Its output, until `close`; None: it does not run."""
+
+    @property
+    def due(self) -> float:
+        """When to call `tick` at the latest."""
+
+    def read(self, now: float) -> bool:
+        """Its output is readable; False: that was the end of it."""
+
+    def tick(self, now: float) -> None: ...
+
+    def finish(self) -> None:
+        """The workers are asked to end. Must not wait."""
+
+    def close(self) -> None:
+        """The workers are gone. May wait for a bounded time."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended."""

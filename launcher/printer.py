@@ -64,6 +64,8 @@ class Printer:
         dropped."""
         with self._lock:
             self._tell_dropped()
+            if self._blocks:
+                self._start_thread()
             self._closing = True
             self._lock.notify()
         if self._thread is not None:
@@ -86,9 +88,18 @@ class Printer:
                 return
             self._tell_dropped()
             self._append(block)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="printer", daemon=True)
-                self._thread.start()
+            self._start_thread()
+
+    def _start_thread(self) -> None:
+        """At the first line. Where no process is left for it, the lines wait for the next try."""
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._work, name="printer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # "can't start new thread": workers that are about to end have it all
+            return
+        self._thread = thread
 
     def _tell_dropped(self) -> None:
         if self._untold_lines:

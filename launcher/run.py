@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,19 +15,23 @@ from launcher.masking import masked
 from launcher.plan import plan_prepare
 from launcher.policy import START_UP_PATIENCE, Stop
 from launcher.printer import Printer
-from launcher.requirements import installed
 from launcher.session import Session
 from launcher.signals import TO_STOP
 from launcher.supervisor import Outcome, Supervisor
 from launcher.trampoline import raise_file_limit
 from launcher.verdict import report
 from launcher.verdict.closing import closing_lines
+from launcher.verdict.health_result import with_health
 from launcher.verdict.history import History
 from launcher.verdict.judge import judge
 from launcher.verdict.results import Case, Ended, RunEnd, RunResult
 from launcher.verdict.watch import Watch
+from launcher.versions import versions
 from model_check.config.load import to_json
 from model_check.errors import InternalError, ModelCheckError, StorageError
+
+if TYPE_CHECKING:
+    from launcher.telemetry.monitor import Monitor
 
 
 def run(session: Session, argv: Sequence[str], printer_out: int) -> int:
@@ -54,19 +58,41 @@ def _run(session: Session, argv: Sequence[str], printer: Printer) -> int:
     directory = session.around.run_dir
     run_dir.write(directory / "config.json", to_json(session.loaded.settings))
     run_dir.write(directory / "run.json", facts)
-    watch = Watch(session.groups)
-    outcome = _execute(session, printer, watch, facts)
+    watch, monitor = Watch(session.groups), _monitor(session, printer)
+    outcome = _execute(session, printer, watch, facts, monitor)
     facts["duration_s"] = round(time.monotonic() - started, 3)
     result = _judge(facts, outcome, watch)
+    if monitor is not None:
+        result = with_health(result, monitor.records, facts["fail_on_health"])
     _close(session, printer, facts, result)
     return result.exit_code
 
 
-def _execute(session: Session, printer: Printer, watch: Watch, facts: dict[str, Any]) -> Outcome:
+def _monitor(session: Session, printer: Printer) -> "Monitor | None":
+    """Telemetry of this run's GPUs; None: it has none, or is to be left alone."""
+    uuids = {place.name: place.gpu.uuid for place in session.picked.places if place.gpu}
+    interval_s = session.loaded.settings.launch.telemetry_interval_s
+    if not uuids or interval_s == 0:
+        return None
+    from launcher.telemetry.monitor import Monitor  # no start on a CPU waits for it
+
+    return Monitor(uuids, session.around.run_dir, interval_s, printer.say)
+
+
+def _execute(
+    session: Session,
+    printer: Printer,
+    watch: Watch,
+    facts: dict[str, Any],
+    monitor: "Monitor | None",
+) -> Outcome:
     try:
         if session.arguments.command:
-            return Supervisor(session.specs, session.limits, printer, watch).run()
-        return _prepare_and_train(session, printer, watch, facts)
+            supervisor = Supervisor(
+                session.specs, session.limits, printer, watch, companion=monitor
+            )
+            return supervisor.run()
+        return _prepare_and_train(session, printer, watch, facts, monitor)
     except ModelCheckError as error:
         printer.say(f"error: {error}")
         stop = Stop(str(error), error.exit_code, ())
@@ -74,7 +100,11 @@ def _execute(session: Session, printer: Printer, watch: Watch, facts: dict[str, 
 
 
 def _prepare_and_train(
-    session: Session, printer: Printer, watch: Watch, facts: dict[str, Any]
+    session: Session,
+    printer: Printer,
+    watch: Watch,
+    facts: dict[str, Any],
+    monitor: "Monitor | None",
 ) -> Outcome:
     """One child builds or finds the token cache; then every worker opens it."""
     patient = replace(session.limits, silence_s=session.limits.silence_s * START_UP_PATIENCE)
@@ -85,7 +115,7 @@ def _prepare_and_train(
     facts["data"] = data
     around = replace(session.around, token_cache=Path(data["path"]))
     ready = replace(session, around=around)
-    return Supervisor(ready.specs, session.limits, printer, watch).run()
+    return Supervisor(ready.specs, session.limits, printer, watch, companion=monitor).run()
 
 
 def _read_data(path: Path) -> dict[str, Any]:
@@ -112,15 +142,15 @@ def _facts(session: Session, argv: Sequence[str]) -> dict[str, Any]:
         workers=[place.name for place in session.picked.places],
         groups=dict(session.groups),
         not_compared=session.not_compared,
+        fail_on_health=session.loaded.settings.launch.fail_on_health,
         versions=_versions(session),
         gpus=gpus,
     )
 
 
 def _versions(session: Session) -> dict[str, str | None]:
-    packages = ("torch", "numpy", "tokenizers")
     return {
-        **{name: installed(name) for name in packages},
+        **versions(("torch", "numpy", "tokenizers")),
         "driver": session.picked.driver_version,
         "cuda_driver": session.picked.cuda_driver_version,
     }
@@ -161,6 +191,7 @@ def _judge(facts: dict[str, Any], outcome: Outcome, watch: Watch) -> RunResult:
         exit_code=outcome.exit_code,
         reason=outcome.stop.reason if outcome.stop else None,
         culprits=list(outcome.stop.culprits) if outcome.stop else [],
+        is_hang=outcome.stop is not None and outcome.stop.is_hang,
         disagreement=watch.disagreement,
         leftovers=list(outcome.leftovers),
         dropped_lines=outcome.dropped_lines,

@@ -65,6 +65,11 @@ def keep(evidence: Path, dossier: Path) -> Path:
     return kept
 
 
+def telemetry_path(directory: Path, worker: str) -> Path:
+    """`gpu3.telemetry.jsonl`: what NVML said of the worker's GPU."""
+    return directory / f"{worker.lower()}.telemetry.jsonl"
+
+
 def link_latest(path: Path) -> None:
     """Point `.logs/latest` of the working directory to this run; a read-only directory has none."""
     with suppress(OSError):

@@ -12,9 +12,9 @@ from launcher import run_dir
 from launcher.arguments import RunArguments
 from launcher.devices import Machine, Picked, pick
 from launcher.gpus.probe import GpuProbe
+from launcher.limits import check_command
 from launcher.plan import Surroundings, WorkerSpec, plan_command, plan_training
 from launcher.policy import Limits
-from launcher.preflight import check_memory, check_worker_settings
 from model_check.config.load import Loaded, load
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -81,8 +81,11 @@ def open_session(
         run_dir=directory.absolute(),
         num_cores=len(os.sched_getaffinity(0)),
     )
-    if not arguments.command:
-        check_worker_settings(settings, [place.name for place in picked.places])
-        if loaded.device == "cpu":
-            check_memory(settings, len(picked.places))
+    if arguments.command:
+        notes = check_command(len(picked.places))
+    else:
+        from launcher.preflight import check_training  # a command's start does not wait for it
+
+        notes = check_training(settings, picked.places)
+    picked = replace(picked, notes=(*picked.notes, *notes))
     return Session(arguments, replace(loaded, settings=settings), picked, around)

@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+from collections import Counter
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -53,14 +55,34 @@ class SignalInbox:
         return self._reader.fileno()
 
     def take(self) -> list[signal.Signals]:
-        """What was received since the last call, in order."""
+        """What was received since the last call, in order; a stop that was taken back by a later
+        CONT is left out."""
+        arrived = bytearray()
         try:
-            while os.read(self.fileno(), 4096):
-                pass
+            while chunk := os.read(self.fileno(), 4096):
+                arrived += chunk
         except BlockingIOError:
             received, self._received = self._received, []
-            return received
+            return settled(in_order(received, bytes(arrived)))
         return []
 
     def _record(self, signum: int, frame: FrameType | None) -> None:
         self._received.append(signal.Signals(signum))
+
+
+def in_order(received: Sequence[signal.Signals], arrived: bytes) -> list[signal.Signals]:
+    """`received`, as `arrived` has them: of signals that came together Python calls the handlers by
+    number, but the wake-up descriptor got them as they came (when full it loses some)."""
+    left = Counter(received)
+    ordered = []
+    for signum in map(signal.Signals, arrived):
+        if left[signum] > 0:
+            left[signum] -= 1
+            ordered.append(signum)
+    return ordered + list(left.elements())
+
+
+def settled(received: Sequence[signal.Signals]) -> list[signal.Signals]:
+    """Without the stops that a later CONT has taken back: whoever stopped then would stay so."""
+    went_on = max((i for i, s in enumerate(received) if s == _CONTINUED), default=-1)
+    return [s for i, s in enumerate(received) if s != signal.SIGTSTP or i > went_on]

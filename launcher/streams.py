@@ -29,10 +29,12 @@ class Stream:
 
     def __init__(self, fd: int, sink: Sink) -> None:
         self.fd: int | None = fd
+        self.last_read_bytes = 0
         self._sink = sink
 
     def pump(self, now: float, num_reads: int = 1) -> bool:
         """Read what is there, a bounded part of it; False: this was the end, close it."""
+        self.last_read_bytes = 0
         for _ in range(num_reads):
             if self.fd is None:
                 return False
@@ -44,6 +46,7 @@ class Stream:
                 return False
             if not data:
                 return False
+            self.last_read_bytes = len(data)
             self._sink.feed(data, now)
         return True
 

@@ -8,19 +8,19 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
 from launcher import containment, signals
-from launcher.append_file import AppendFile
 from launcher.containment import Family
+from launcher.ears import Ears
 from launcher.inquest import Inquest, forget_empty
 from launcher.libc import set_child_subreaper
 from launcher.lifeline import Lifeline
 from launcher.loop import Loop, Urgency
 from launcher.oom import CgroupOom, OomCounter, OomWatch
-from launcher.outcome import Observer, Outcome
+from launcher.outcome import Companion, Observer, Outcome
 from launcher.plan import WorkerSpec
 from launcher.policy import (
     Continue,
@@ -34,12 +34,10 @@ from launcher.policy import (
 )
 from launcher.printer import Printer
 from launcher.signals import SignalInbox
-from launcher.streams import Events, Output, Report, Stream
 from launcher.teardown import Stage, Teardown
 from launcher.worker import (
     ROOT,
     Spawn,
-    Spawned,
     SpawnError,
     Worker,
     WorkerRecord,
@@ -54,8 +52,6 @@ __all__ = ["Observer", "Outcome", "Supervisor", "WorkerRecord"]
 _NEVER = float("inf")
 _NUM_RESERVED_FDS = 8
 """Kept free for the teardown, which must work when a start failed for want of descriptors."""
-_MAX_READS = 64
-"""A last look into a stream reads no more often: somebody out of reach may still be writing."""
 
 
 class Supervisor:
@@ -68,6 +64,7 @@ class Supervisor:
         printer: Printer,
         observer: Observer | None = None,
         *,
+        companion: Companion | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         spawn: Spawn = spawn,
         oom_counter: OomCounter | None = None,
@@ -76,14 +73,13 @@ class Supervisor:
         self._limits = limits
         self._printer = printer
         self._observer = observer
+        self._companion = companion
         self._clock_ns = clock_ns
         self._spawn = spawn
         self._oom = OomWatch(oom_counter or CgroupOom())
         self._tag = os.urandom(16).hex()
         self._loop = Loop()
-        self._outputs: list[Output] = []
-        self._streams: dict[str, list[Stream]] = {worker.spec.name: [] for worker in self._workers}
-        self._event_streams: list[Stream] = []
+        self._ears = Ears(self._loop, printer, lambda: self._woke_ns)
         self._unsure: set[Worker] = set()  # a debugger holds back how they ended
         self._told_early: set[str] = set()
         self._reserved_fds: list[int] = []
@@ -152,6 +148,32 @@ class Supervisor:
             self._start(worker)
             self._turn(may_wait=False)  # signals and deaths count while the others start, too
 
+        self._start_companion()
+
+    def _start_companion(self) -> None:
+        """After the workers: none of them waits for it."""
+        companion = self._companion
+        if companion is None or self._teardown is not None:
+            return
+        companion.start(self._now)
+        if companion.pid is not None and companion.fd is not None:
+            spared = self._family.spared | {companion.pid}
+            self._family = self._family._replace(spared=spared)
+            self._loop.watch(companion.fd, self._read_companion, Urgency.EVENT)
+
+    def _read_companion(self) -> None:
+        if self._companion is None or self._companion.fd is None:
+            return
+        if not self._companion.read(self._now):
+            self._loop.unwatch(self._companion.fd)
+
+    def _close_companion(self) -> None:
+        if self._companion is None:
+            return
+        if self._companion.fd is not None:
+            self._loop.unwatch(self._companion.fd)
+        self._companion.close()
+
     def _start(self, worker: Worker) -> None:
         self._must_judge = True
         try:
@@ -164,39 +186,23 @@ class Supervisor:
             self._lifeline.add(spawned.process.pid)
         dies = partial(self._dies, worker, spawned.pidfd)
         self._loop.watch(spawned.pidfd, dies, Urgency.DEATH)
-        self._connect(worker, spawned)
+        self._ears.listen(worker, spawned, partial(self._hear, worker))
         self._printer.note(f"{worker!r}")
-
-    def _connect(self, worker: Worker, spawned: Spawned) -> None:
-        spec, say = worker.spec, self._printer.say
-        self._add(worker, spawned.report_fd, Report(partial(self._command_runs, worker)))
-        if spawned.events_fd is not None and spec.events_path is not None:
-            complain = partial(self._complain, spec.name)
-            sink = Events(AppendFile(spec.events_path, say), partial(self._hear, worker), complain)
-            self._event_streams.append(self._add(worker, spawned.events_fd, sink))
-        prefix = spec.prefix or f"[{spec.name}] "
-        output = Output(AppendFile(spec.log_path, say), self._printer, prefix, worker.remember)
-        self._outputs.append(output)
-        self._add(worker, spawned.output_fd, output)
-
-    def _add(self, worker: Worker, fd: int, sink: Report | Events | Output) -> Stream:
-        stream = Stream(fd, sink)
-        self._streams[worker.spec.name].append(stream)
-        urgency = Urgency.OUTPUT if isinstance(sink, Output) else Urgency.EVENT
-        self._loop.watch(fd, partial(self._read, worker, stream), urgency)
-        return stream
 
     # -- one turn of the loop
 
     def _turn(self, may_wait: bool = True) -> None:
-        ready = self._loop.wait(self._timeout_s() if may_wait else 0)
+        now = self._clock_ns() / 1e9
+        timeout_s = self._timeout_s(now) if may_wait else 0
+        ready = self._loop.wait(timeout_s, hear_output=not self._ears.is_resting(now))
         self._wake += 1
         self._woke_ns = self._clock_ns()
         self._loop.serve(ready)
         self._judge()
         self._advance()
-        for output in self._outputs:
-            output.tick(self._now)
+        if self._companion is not None:
+            self._companion.tick(self._now)
+        self._ears.end_turn()
 
     def _advance(self) -> None:
         if self._teardown is not None:
@@ -215,10 +221,9 @@ class Supervisor:
     def _is_over(self) -> bool:
         return self._teardown is not None and self._teardown.stage is Stage.OVER
 
-    def _timeout_s(self) -> float | None:
-        now = self._clock_ns() / 1e9
-        frames = [due for output in self._outputs if (due := output.next_due) is not None]
-        due = min([self._next_stage_at(now), *frames])
+    def _timeout_s(self, now: float) -> float | None:
+        heard_by = self._companion.due if self._companion else _NEVER
+        due = min(self._next_stage_at(now), self._ears.due(now), heard_by)
         return None if due == _NEVER else max(0.0, due - now)
 
     def _next_stage_at(self, now: float) -> float:
@@ -231,7 +236,8 @@ class Supervisor:
         if is_ending or not (self._must_judge or self._now >= self._judge_at):
             return
         if any(worker.returncode for worker in self._workers):
-            self._hear_everybody()
+            # What was said before the first death was seen may tell more than the order of deaths.
+            self._ears.hear_events()
         self._must_judge = False
         views = [worker.view() for worker in self._workers]
         match decide(views, self._now, self._limits):
@@ -253,11 +259,6 @@ class Supervisor:
                 what = f"{view.name} ended with exit code 0 after {ran_s:.1f} s"
                 self._printer.say(f"{what}; still running: {running}")
 
-    def _hear_everybody(self) -> None:
-        """What was said before the first death was seen may tell more than the order of deaths."""
-        for stream in self._event_streams:
-            stream.pump(self._now, _MAX_READS)
-
     # -- what descriptors bring
 
     def _dies(self, worker: Worker, pidfd: int) -> None:
@@ -273,30 +274,9 @@ class Supervisor:
         self._must_judge = True
         if worker.was_killed:
             worker.oom = self._oom.moved()
-        for stream in self._streams[worker.spec.name]:
-            self._pump(stream, _MAX_READS)
+        self._ears.hear_last_words(worker)
         self._printer.note(f"{worker!r}")
         return True
-
-    def _read(self, worker: Worker, stream: Stream) -> None:
-        worker.last_heard_ns = self._woke_ns
-        self._pump(stream, 1)
-
-    def _pump(self, stream: Stream, num_reads: int) -> None:
-        if not stream.pump(self._now, num_reads):
-            self._close(stream)
-
-    def _close(self, stream: Stream) -> None:
-        if stream.fd is not None:
-            self._loop.unwatch(stream.fd)
-            stream.close(self._now)
-
-    def _command_runs(self, worker: Worker, why_not: bytes) -> None:
-        """The trampoline's report has ended."""
-        if why_not:
-            worker.spawn_error = why_not.decode(errors="replace")
-        else:
-            worker.command_runs()
 
     def _hear(self, worker: Worker, event: Event) -> None:
         worker.hear(event, self._woke_ns)
@@ -304,9 +284,6 @@ class Supervisor:
         stop = self._observer.on_event(worker.spec.name, event) if self._observer else None
         if stop is not None:
             self._end(stop)
-
-    def _complain(self, name: str, what: str) -> None:
-        self._printer.say(f"{name}: {what}")
 
     # -- signals
 
@@ -353,12 +330,8 @@ class Supervisor:
         """Orphans that came back to us, each by its own pid; also asks again for workers whose end
         a debugger held back."""
         self._unsure = {worker for worker in self._unsure if not self._has_ended(worker)}
-        known = {worker.pid for worker in self._workers} | self._family.spared
-        for pid in containment.children(os.getpid()):
-            row = None if pid in known else containment.read_process(pid)
-            if row is not None and row.session != self._family.ancestor_session:
-                with suppress(ChildProcessError):  # reaped by whoever else started it
-                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+        groups = {worker.pid for worker in self._workers if worker.pid is not None}
+        containment.reap_adopted(self._family, groups)
 
     # -- the end
 
@@ -402,6 +375,8 @@ class Supervisor:
         self._free_fds()
         self._teardown = Teardown(self._workers, self._family, self._loop, self._printer.say)
         self._teardown.begin(self._now, self._limits.grace_s)
+        if self._companion is not None:
+            self._companion.finish()
 
     def _kill_all(self) -> None:
         self._observer = None
@@ -413,10 +388,8 @@ class Supervisor:
 
     def _let_go(self) -> None:
         """The last bytes, then the pids, then the guardian: it outlives everybody."""
-        for streams in self._streams.values():
-            for stream in streams:
-                self._pump(stream, _MAX_READS)
-                self._close(stream)
+        self._ears.close()
+        self._close_companion()
         for worker in self._workers:
             worker.release()
         if self._inquest is not None:

@@ -10,13 +10,15 @@ from enum import Enum
 from typing import Protocol
 
 from launcher import containment
-from launcher.containment import Family, Process
+from launcher.containment import DEAD, Family, Process
 from launcher.worker import Worker
 
 REAP_S = 5.0
 """After SIGKILL: what is alive then can't be killed (state D), and we leave it."""
 _BLIND_WAIT_S = 0.05
 """How soon to look again when there was no descriptor left to wait on a process."""
+_MAX_LOOKS = 100
+"""In one go, at children who fork and end as quickly as we look; then the loop has its turn."""
 
 
 class Stage(Enum):
@@ -51,6 +53,7 @@ class Teardown:
         self._watcher = watcher
         self._say = say
         self._strays: dict[int, int] = {}  # pid -> pidfd of those that are no worker
+        self._asked: dict[int, int] = {}  # group -> when it had its SIGTERM (ticks)
         self._is_blind = False
         self._until = 0.0
         self.stage = Stage.ASKED
@@ -62,6 +65,7 @@ class Teardown:
         self._until = now + grace_s
         for worker in self._workers:
             worker.stop(signal.SIGTERM)
+        self._asked = dict.fromkeys(self._groups, containment.now_ticks())
         self._signal_strays(self._find_strays())
 
     def kill(self, now: float) -> None:
@@ -76,17 +80,17 @@ class Teardown:
             self._say(f"still alive, so SIGKILL: {', '.join(alive + pids)}")
         for worker in self._workers:
             worker.stop(signal.SIGKILL)
+        for pidfd in self._strays.values():
+            containment.send(pidfd, signal.SIGKILL)
         self._signal_strays(self._find_strays())
 
     def advance(self, now: float) -> None:
         """Go on as far as possible without waiting."""
         if self.stage is Stage.OVER:
             return
-        if not any(worker.alive for worker in self._workers) and not self._strays:
-            self._signal_strays(self._find_strays())
-            if not self._strays and not self._is_blind:
-                self._finish()
-                return
+        if not any(worker.alive for worker in self._workers) and self._is_nobody_left():
+            self._finish()
+            return
         if now >= self._until and self.stage is Stage.ASKED:
             self.kill(now)
         elif now >= self._until:
@@ -95,32 +99,70 @@ class Teardown:
     def deadline(self, now: float) -> float:
         return min(self._until, now + _BLIND_WAIT_S) if self._is_blind else self._until
 
+    def _is_nobody_left(self) -> bool:
+        """Nobody in the whole process table, then not even an orphan, dead or alive."""
+        self._chase_orphans()
+        if not self._is_anybody_known:
+            self._signal_strays(self._find_strays())
+        if not self._is_anybody_known:
+            late = self._orphans()
+            self._signal_strays(late)
+            return not late
+        return False
+
+    @property
+    def _is_anybody_known(self) -> bool:
+        return bool(self._strays) or self._is_blind
+
+    def _orphans(self) -> list[Process]:
+        return containment.orphans(self._family, self._groups)
+
     def _find_strays(self) -> list[Process]:
         found = containment.find(self._family, self._groups)
         return [p for p in found if p.pid not in self._groups]
 
-    def _signal_strays(self, found: Sequence[Process]) -> None:
-        """Those that were new get the current stage's signal; they are waited for like workers."""
+    def _chase_orphans(self) -> None:
+        """Signal who came back to us, until a look finds nobody new: who forks and ends all the
+        time is somebody else by the time that a search of the whole table is through."""
         self._is_blind = False
-        signum = signal.SIGTERM if self.stage is Stage.ASKED else signal.SIGKILL
-        for pidfd in self._strays.values():
-            if signum is signal.SIGKILL:
-                containment.send(pidfd, signum)
-        for process in found:
-            if process.pid not in self._strays:
-                self._adopt(process, signum)
+        seen: set[int] = set()
+        for _ in range(_MAX_LOOKS):
+            found = self._orphans()
+            if all(p.pid in seen for p in found):
+                return
+            self._signal_strays(found)
+            seen.update(p.pid for p in found)
+            for process in found:
+                containment.reap(process.pid)
 
-    def _adopt(self, process: Process, signum: signal.Signals) -> None:
+    def _signal_strays(self, found: Sequence[Process]) -> None:
+        """Everybody gets SIGTERM once, or SIGKILL as often as we look; they are waited for like
+        workers. A whole group at once: of a session that one of us made, all are of the family."""
+        for group in {p.group for p in found} - self._groups:
+            if self.stage is Stage.KILLED:
+                containment.send_group(group, signal.SIGKILL)
+            elif group not in self._asked:
+                self._asked[group] = containment.now_ticks()
+                containment.send_group(group, signal.SIGTERM, signal.SIGCONT)
+        for process in found:
+            if process.pid not in self._strays and process.state not in DEAD:
+                self._adopt(process)
+
+    def _adopt(self, process: Process) -> None:
+        is_late = process.started_ticks >= self._asked.get(process.group, 0)
+        asks = (signal.SIGTERM, signal.SIGCONT) if is_late else ()  # else it was told
+        signals = (signal.SIGKILL,) if self.stage is Stage.KILLED else asks
         try:
             pidfd = containment.hold(process)
         except OSError:  # EMFILE: no way to wait on it, so signal it by pid and look again soon
             self._is_blind = True
-            containment.send_unheld(process, signum)
+            for signum in signals:
+                containment.send_unheld(process, signum)
             return
         if pidfd is None:
             return
         self._strays[process.pid] = pidfd
-        containment.send(pidfd, signum, signal.SIGCONT)
+        containment.send(pidfd, *signals)
         self._watcher.watch(pidfd, lambda: self._drop(process.pid))
 
     def _drop(self, pid: int) -> None:
@@ -131,10 +173,12 @@ class Teardown:
 
     def _finish(self) -> None:
         self.stage = Stage.OVER
-        for worker in self._workers:  # a child that forks and ends all the time can be overlooked
+        for worker in self._workers:  # where the kernel has no list of children, one may be missed
             worker.signal_group(signal.SIGKILL)
         alive = [worker.pid for worker in self._workers if worker.alive]
-        self.leftovers = tuple(sorted({*filter(None, alive), *self._strays}))
+        late = [p.pid for p in self._orphans() if p.state not in DEAD]
+        self.leftovers = tuple(sorted({*filter(None, alive), *self._strays, *late}))
+        containment.leave_behind(self.leftovers)
         for pid in self.leftovers:
             self._say(f"SIGKILL has no effect on {containment.describe_stuck(pid)}: left behind")
         for pid in list(self._strays):

@@ -14,6 +14,9 @@ _ROOM = MAX_LINE_BYTES - 512
 # Control bytes (C0 but tab, newline and carriage return; DEL; C1, where U+009B starts an escape
 # sequence as ESC [ does) and the characters that reorder or break a line.
 _UNSAFE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n\r"
+_NOTHING_HELD = (b"", 0)
+"""The state of a decoder that waits for no rest of a character."""
 
 
 def escape(text: str) -> str:
@@ -43,7 +46,7 @@ class View:
     def feed(self, data: bytes, now: float) -> list[str]:
         """The lines that `data` completes; a partial one is kept for later."""
         self._fed_at = now
-        lines = self._take(escape(self._decoder.decode(data)))
+        lines = self._take(self._text(data))
         if self._is_bar and self._frame and now >= self._shown_at + FRAME_INTERVAL_S:
             lines += self._show(self._frame, now)
         return lines
@@ -72,8 +75,17 @@ class View:
         lines = self._take(escape(self._decoder.decode(b"", final=True)))
         return lines + (self._end_line(self._pending) if self._pending else [])
 
+    def _text(self, data: bytes) -> str:
+        """`data` decoded, safe to print. Plain text, nearly all there is, is not searched twice."""
+        if not data.translate(None, _PLAIN) and self._decoder.getstate() == _NOTHING_HELD:
+            return data.decode("ascii")
+        return escape(self._decoder.decode(data))
+
     def _take(self, text: str) -> list[str]:
-        *ended, self._pending = (self._pending + text).split("\n")
+        text = self._pending + text
+        *ended, self._pending = text.split("\n")
+        if len(text) < _ROOM // 4 and not self._is_bar and "\r" not in text:
+            return ended  # no line can be too long, none is redrawn
         lines = []
         for line in ended:
             lines += self._end_line(line)

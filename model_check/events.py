@@ -59,6 +59,46 @@ class Step(_Event, frozen=True, kw_only=True, tag="step"):
     """Tokens that this step trained on, all micro-batches together."""
     fp: dict[str, str] = {}
     """Fingerprints of tensors, hex, by name."""
+    skipped: bool = False
+    """No weight has changed: gradients overflowed in float16, as they may now and then."""
+
+
+class Metrics(_Event, frozen=True, kw_only=True, tag="metrics"):
+    """How fast and how full, over the steps since the last of these; None where it is not known."""
+
+    step: Natural
+    """The last of these steps."""
+    tokens_per_s: float | None = None
+    mfu_full: float | None = None
+    """Model FLOPs utilisation, 0 to 1, counting attention to every token; see engine.mfu."""
+    mfu_causal: float | None = None
+    """The same, counting attention to earlier tokens alone."""
+    data_wait: float | None = None
+    """Share of the time that steps waited for their batches."""
+    memory_bytes: int
+    """Allocated on the device, or the resident set on a CPU."""
+    peak_memory_bytes: int
+    loss_scale: float | None = None
+    """With float16."""
+    skipped_steps: int = 0
+    """Of the run."""
+
+
+class Evaluation(_Event, frozen=True, kw_only=True, tag="eval"):
+    """The loss on one validation split."""
+
+    step: Natural
+    """Optimizer steps done before it."""
+    split: str
+    loss: ExactFloat
+    """Mean over the split's targets, or over those of its first `training.eval_batches` batches."""
+    perplexity: float | None = None
+    """exp(loss); None where that is no finite number."""
+    tokens: Natural
+    """Targets that counted."""
+    tokens_per_s: float | None = None
+    best: bool = False
+    """It is the lowest of `training.best_split` so far."""
 
 
 class Beat(_Event, frozen=True, kw_only=True, tag="beat"):
@@ -95,6 +135,8 @@ class Done(_Event, frozen=True, kw_only=True, tag="done"):
     exit_code: ExitCode
     error: str | None = None
     """The message of the failure, one line or more; None when all went well."""
+    early: str | None = None
+    """Why it ended well without all its steps: it was asked to."""
     steps: int = 0
     loss_first: ExactFloat | None = None
     loss_last: ExactFloat | None = None
@@ -104,13 +146,101 @@ class Done(_Event, frozen=True, kw_only=True, tag="done"):
     """Peak of the device's allocator, or the peak resident set on a CPU."""
 
 
-Event = Phase | Step | Beat | NonFinite | Evidence | Note | Done
+Event = Phase | Step | Metrics | Evaluation | Beat | NonFinite | Evidence | Note | Done
+
+
+class Watched(_Event, frozen=True, kw_only=True, tag="watched"):
+    """From here on a GPU is watched: the first line of its file."""
+
+    uuid: str
+    interval_s: float
+    schema: int
+
+
+class Telemetry(_Event, frozen=True, kw_only=True, tag="telemetry"):
+    """One look at a worker's GPU. None (absent) is always "not told" (N/A), never 0."""
+
+    temperature_c: int | None = None
+    memory_temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    """The limit in force."""
+    sm_mhz: int | None = None
+    sm_max_mhz: int | None = None
+    memory_mhz: int | None = None
+    utilization_percent: int | None = None
+    """Share of the last moments (a sixth of a second to a second) in which a kernel ran."""
+    memory_used_mib: int | None = None
+    clocks_event_reasons: int | None = None
+    """Why the clocks are not higher at this moment: the bits of nvmlClocksEventReason*."""
+    pcie_gen: int | None = None
+    """Of the link now: an idle one is slower."""
+    pcie_width: int | None = None
+
+
+class Counters(_Event, frozen=True, kw_only=True, tag="counters"):
+    """What a GPU counts for good, at one moment: two of them tell what happened in between.
+    None is "not told" (N/A)."""
+
+    energy_mj: int | None = None
+    power_violation_ns: int | None = None
+    """Time below the clocks that were asked for, because of the power limit."""
+    thermal_violation_ns: int | None = None
+    sw_thermal_ns: int | None = None
+    """Time slowed down by the driver because of heat."""
+    hw_thermal_ns: int | None = None
+    """Time slowed down by the hardware itself because of heat."""
+    power_brake_ns: int | None = None
+    """Time slowed down by a signal of the power supply."""
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    """Since the driver was loaded."""
+    ecc_corrected_total: int | None = None
+    ecc_uncorrected_total: int | None = None
+    """In the life of the board."""
+    remapped_corrected: int | None = None
+    remapped_uncorrected: int | None = None
+    """Rows of memory that were replaced, after errors of that kind."""
+    remap_pending: bool | None = None
+    """A row waits for a reset to be replaced."""
+    remap_failed: bool | None = None
+    """A row could not be replaced."""
+    pcie_replays: int | None = None
+    pcie_max_gen: int | None = None
+    pcie_max_width: int | None = None
+    """What this GPU can do in this slot."""
+    nvlink_errors: int | None = None
+    """Replays, recoveries and CRC errors of all links."""
+    watches_xids: bool | None = None
+    """Whether the driver tells Xids of it."""
+
+
+class Xid(_Event, frozen=True, kw_only=True, tag="xid"):
+    """The driver reported an error of this GPU."""
+
+    xid: Natural
+
+
+class Trouble(_Event, frozen=True, kw_only=True, tag="trouble"):
+    """NVML could not tell something that it should; told once for each code."""
+
+    call: str
+    code: int | None = None
+    """NVML's; None: it has none."""
+    text: str
+    lost: bool = False
+    """Nothing more will come of this GPU."""
+
+
+GpuEvent = Watched | Telemetry | Counters | Xid | Trouble
+"""What the launcher learns of a worker's GPU while it works."""
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+_gpu_decoder: msgspec.json.Decoder[GpuEvent] = msgspec.json.Decoder(GpuEvent)
 
 
-def encode(event: Event) -> bytes:
+def encode(event: Event | GpuEvent) -> bytes:
     """One line, newline included; `t` is stamped now when it is 0."""
     if event.t == 0:
         event = msgspec.structs.replace(event, t=time.monotonic_ns())
@@ -121,6 +251,11 @@ def decode(line: bytes) -> Event:
     """Read one line; raises msgspec.DecodeError (ValidationError included) when it is not an
     event."""
     return _decoder.decode(line)
+
+
+def decode_gpu(line: bytes) -> GpuEvent:
+    """`decode`, for a line about a GPU."""
+    return _gpu_decoder.decode(line)
 
 
 class EventSink(Protocol):

@@ -29,16 +29,18 @@ ALLOWED = {
 SINGLE_PLACE = {
     "pynvml": ("launcher/gpus/nvml.py",),
     "filelock": ("model_check/data/",),
-    "rich": ("launcher/verdict/report.py",),
-    "jinja2": ("launcher/verdict/report.py",),
     "json5": ("model_check/config/files.py",),
     "yaml": ("model_check/config/files.py",),
     "datasets": ("model_check/data/",),
     "pyarrow": ("model_check/data/",),
     "huggingface_hub": ("model_check/data/",),
     "tokenizers": ("model_check/data/",),
+    "gigatoken": ("model_check/data/backends.py",),
+    "tiktoken": ("model_check/data/",),
     "transformers": (),
     "flash_attn": ("model_check/models/attention.py",),
+    "flash_attn_interface": ("model_check/models/attention.py",),
+    "safetensors": ("model_check/models/hf",),
 }
 
 SOURCES = [p for package in ("launcher", "model_check") for p in (ROOT / package).rglob("*.py")]

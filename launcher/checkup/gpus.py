@@ -23,6 +23,8 @@ def check_gpus(snapshot: Snapshot, environ: Mapping[str, str]) -> list[Finding]:
     if not snapshot.gpus:
         reason = snapshot.reason or "no reason given"
         return [*findings, warn("GPUs", f"none: {reason}", "runs train small CPU workers")]
+    cure = "the other GPUs can be used: choose them with --gpus"
+    findings += [fail(f"GPU{gpu.index}", gpu.why, cure, EXIT_NO_GPU) for gpu in snapshot.broken]
     mask = environ.get("CUDA_VISIBLE_DEVICES")
     left = visible(snapshot.gpus, mask)
     findings += [_gpu(device, device in left) for gpu in snapshot.gpus for device in pinnable(gpu)]

@@ -3,7 +3,6 @@
 import os
 import platform
 import resource
-import shutil
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,12 +12,12 @@ import psutil
 
 from launcher import libc
 from launcher.checkup.finding import Finding, fail, ok, warn
+from launcher.limits import LOW_SHM_BYTES, shared_memory_bytes
+from launcher.memory_room import CgroupMemory
 
 GIB = 1 << 30
 LOW_MEMORY_GIB = 4.0
 """Two CPU workers of the `cpu` preset and the preparation of a token cache fit below."""
-LOW_SHM_GIB = 0.25
-"""A container's usual 64 MiB make loaders and NCCL die of SIGBUS."""
 LOW_OPEN_FILES = 1024
 LOW_PROCESSES = 1024
 
@@ -76,22 +75,21 @@ def _cores() -> Finding:
 def _memory() -> Finding:
     available = psutil.virtual_memory().available
     found = f"{available / GIB:.1f} GiB available"
-    limit = _cgroup_number("memory.max")
-    if limit is not None:
-        found += f", {limit / GIB:.1f} GiB is this control group's limit"
-        available = min(available, limit)
+    if (room := CgroupMemory().room()) is not None:
+        found += f", {room.left_bytes / GIB:.1f} GiB left of this control group's "
+        found += f"{room.limit_bytes / GIB:.1f} GiB"
+        available = min(available, room.left_bytes)
     if available < LOW_MEMORY_GIB * GIB:
         return warn("memory", found, "fewer --workers, or a smaller model")
     return ok("memory", found)
 
 
 def _shared_memory() -> Finding:
-    try:
-        size = shutil.disk_usage("/dev/shm").total
-    except OSError as error:
-        return warn("/dev/shm", f"{error.strerror}", "mount a tmpfs there")
+    size = shared_memory_bytes()
+    if size is None:
+        return warn("/dev/shm", "missing", "mount a tmpfs there")
     found = f"{size / GIB:.2f} GiB"
-    if size < LOW_SHM_GIB * GIB:
+    if size < LOW_SHM_BYTES:
         return warn("/dev/shm", found, "start the container with --shm-size=8g or --ipc=host")
     return ok("/dev/shm", found)
 

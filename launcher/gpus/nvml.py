@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -19,7 +20,8 @@ COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process
 NO_PERMISSION = 4
 NOT_FOUND = 6
 LIBRARY_NOT_FOUND = 12
-NOT_AVAILABLE = {2, 3, NO_PERMISSION, NOT_FOUND, 13}
+FUNCTION_NOT_FOUND = 13
+NOT_AVAILABLE = {2, 3, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND}
 """Invalid argument, not supported, no permission, not found, function not found: this device or
 driver has no such value. Any other code is a device in trouble."""
 
@@ -53,20 +55,24 @@ class CallFailed(Exception):
 class Nvml:
     """pynvml, announcing each call, with one kind of error."""
 
-    def __init__(self, pynvml: Any) -> None:
+    def __init__(self, pynvml: Any, announce: Callable[[str], None]) -> None:
         self.module = pynvml
+        self._announce = announce
         self.subject = ""
         """Which GPU the calls are about, for the announcement: ` on GPU 3`."""
 
     def call(self, name: str, *arguments: Any) -> Any:
         """The result. Raises CallFailed."""
-        _print(f"> {name}{self.subject}")
+        self._announce(f"{name}{self.subject}")
+        function = getattr(self.module, name, None)
+        if function is None:
+            raise CallFailed(name, FUNCTION_NOT_FOUND, "this nvidia-ml-py does not know it")
         try:
-            return getattr(self.module, name)(*arguments)
+            return function(*arguments)
         except self.module.NVMLError as error:
             raise CallFailed(name, error.value, str(error)) from error
         except self.module.NVMLLibraryMismatchError as error:
-            raise CallFailed(name, 13, "Function Not Found") from error
+            raise CallFailed(name, FUNCTION_NOT_FOUND, "Function Not Found") from error
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """The result, or None when this device has no such value. Raises CallFailed otherwise."""
@@ -83,16 +89,16 @@ def read() -> Fields:
     absent = _why_absent()
     if absent is not None:
         return {"reason": absent}
-    nvml = Nvml(_import_pynvml())
-    nvml.call("nvmlInitWithFlags", nvml.module.NVML_INIT_FLAG_NO_GPUS)
+    nvml = open_nvml(announce)
     cuda = nvml.ask("nvmlSystemGetCudaDriverVersion_v2")
     driver = nvml.ask("nvmlSystemGetDriverVersion")
     count = nvml.call("nvmlDeviceGetCount")
-    gpus, notes = _gpus(nvml, count)
+    gpus, broken, notes = _gpus(nvml, count)
     return {
         "driver_version": driver,
         "cuda_driver_version": None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
         "gpus": gpus,
+        "broken": broken,
         "notes": notes,
         "reason": None if count else f"NVIDIA driver {driver} is loaded and reports no GPU",
     }
@@ -103,7 +109,7 @@ def _why_absent() -> str | None:
 
     Raises CallFailed when the library is there and does not load.
     """
-    _print(f"> the loading of {LIBRARY}")
+    announce(f"the loading of {LIBRARY}")
     try:
         ctypes.CDLL(LIBRARY)
     except OSError as error:
@@ -116,6 +122,13 @@ def _why_absent() -> str | None:
     return None
 
 
+def open_nvml(announce: Callable[[str], None]) -> Nvml:
+    """NVML, initialised; `announce` is told of every call before it is made. Raises CallFailed."""
+    nvml = Nvml(_import_pynvml(), announce)
+    nvml.call("nvmlInitWithFlags", nvml.module.NVML_INIT_FLAG_NO_GPUS)
+    return nvml
+
+
 def _import_pynvml() -> Any:
     try:
         import pynvml
@@ -124,13 +137,15 @@ def _import_pynvml() -> Any:
     return pynvml
 
 
-def _gpus(nvml: Nvml, count: int) -> tuple[list[Fields], list[str]]:
-    """Every GPU, and a note for each one that this process may not touch.
+def _gpus(nvml: Nvml, count: int) -> tuple[list[Fields], list[Fields], list[str]]:
+    """Every GPU; those that cannot answer; and a note for each one that this process may not touch.
 
     NVML counts GPUs that a device cgroup withholds and refuses their handle (its manual, at
-    nvmlDeviceGetCount_v2): they are somebody else's, not lost. When all are refused it is an error.
+    nvmlDeviceGetCount_v2): they are somebody else's, not lost. Raises CallFailed when none is left.
     """
-    gpus, refused = [], []
+    gpus: list[Fields] = []
+    refused: list[CallFailed] = []
+    broken: list[CallFailed] = []
     for index in range(count):
         nvml.subject = f" on GPU {index}"
         bus_ids: list[str] = []
@@ -138,12 +153,12 @@ def _gpus(nvml: Nvml, count: int) -> tuple[list[Fields], list[str]]:
             gpus.append(_gpu(nvml, index, bus_ids))
         except CallFailed as failed:
             failed.index, failed.bus_id = index, next(iter(bus_ids), None)
-            if failed.code != NO_PERMISSION or bus_ids:
-                raise
-            refused.append(failed)
-    if refused and not gpus:
-        raise refused[0]
-    return gpus, [f"GPU {r.index} is left out: this process may not open it" for r in refused]
+            is_refused = failed.code == NO_PERMISSION and not bus_ids
+            (refused if is_refused else broken).append(failed)
+    if not gpus and (broken or refused):
+        raise (broken or refused)[0]
+    notes = [f"GPU {r.index} is left out: this process may not open it" for r in refused]
+    return gpus, [failed.fields() for failed in broken], notes
 
 
 def _gpu(nvml: Nvml, index: int, bus_ids: list[str]) -> Fields:
@@ -251,6 +266,11 @@ def parse_cpulist(text: str) -> set[int]:
         first, _, last = part.partition("-")
         cpus |= set(range(int(first), int(last or first) + 1))
     return cpus
+
+
+def announce(call: str) -> None:
+    """Tell the parent what comes next: it is what never returned, if nothing comes after it."""
+    _print(f"> {call}")
 
 
 def _print(line: str) -> None:

@@ -86,6 +86,15 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class BrokenGpu:
+    """A GPU that NVML counts and that cannot answer: lost, or in need of a reset."""
+
+    index: int
+    why: str
+    """The whole message, with the cure."""
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """All GPUs of the machine at one moment, in PCI order, whatever CUDA_VISIBLE_DEVICES says."""
 
@@ -93,6 +102,7 @@ class Snapshot:
     cuda_driver_version: str | None = None
     """The newest CUDA that the driver serves, `12.8`."""
     gpus: tuple[Gpu, ...] = ()
+    broken: tuple[BrokenGpu, ...] = ()
     reason: str | None = None
     """Why there is no GPU; None when there are some."""
     notes: tuple[str, ...] = ()
@@ -105,7 +115,7 @@ class GpuProbe(Protocol):
     def snapshot(self) -> Snapshot:
         """The GPUs as they are now; none, with a reason, on a machine without an NVIDIA driver.
 
-        Raises NoGpuError when the driver is there and cannot answer for every GPU.
+        Raises NoGpuError when the driver is there and cannot answer for any GPU.
         """
         ...
 
@@ -226,7 +236,9 @@ def _describe(call: str, code: int | None, text: str, index: int | None, bus_id:
 
 def _snapshot(fields: dict[str, Any]) -> Snapshot:
     gpus = tuple(_gpu(gpu) for gpu in fields.pop("gpus", ()))
-    return Snapshot(gpus=gpus, notes=tuple(fields.pop("notes", ())), **fields)
+    failures = fields.pop("broken", ())
+    broken = tuple(BrokenGpu(failure["index"], _describe(**failure)) for failure in failures)
+    return Snapshot(gpus=gpus, broken=broken, notes=tuple(fields.pop("notes", ())), **fields)
 
 
 def _gpu(fields: dict[str, Any]) -> Gpu:

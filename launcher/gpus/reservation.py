@@ -29,6 +29,8 @@ LOCK_DIR = "MODEL_CHECK_LOCK_DIR"
 SHARED_DIR_MODE = 0o1777
 SHARED_FILE_MODE = 0o666
 LONGEST_CONTENT = 4096
+_FLOCK_TRIES = 3
+_FLOCK_PAUSE_S = 0.002
 
 
 class Reservation:
@@ -109,6 +111,29 @@ def reserve_auto(
     raise NoGpuError(f"--gpus {selector}: GPUs get busy faster than they can be reserved")
 
 
+def look_auto(selector: str, seen: Sequence[Gpu], lock_dir: Path | None = None) -> list[Gpu]:
+    """What `reserve_auto` would pick of `seen` now. Locks nothing for longer than the look takes,
+    makes no file. Raises NoGpuError as it does."""
+    count = auto_count(selector) or 0
+    ranked = rank_free(seen)
+    take(ranked, count, seen)
+    held = {gpu.uuid: who for gpu in ranked if (who := _holder_of(gpu, lock_dir))}
+    free = [gpu for gpu in ranked if gpu.uuid not in held]
+    if len(free) < count:
+        raise _too_few(
+            count,
+            len(free),
+            [f"{g.title} is reserved by {held[g.uuid]}" for g in ranked if g.uuid in held],
+        )
+    return sorted(free[:count], key=_position)
+
+
+def holders(gpus: Sequence[Gpu], lock_dir: Path | None = None) -> list[str]:
+    """A line for each GPU that somebody else holds now."""
+    held = ((gpu, _holder_of(gpu, lock_dir)) for gpu in gpus)
+    return [f"{gpu.title} is reserved by {who}: a run would be refused" for gpu, who in held if who]
+
+
 def default_lock_dir() -> Path:
     """The directory that every launcher on this machine uses, whoever runs it."""
     named = os.environ.get(LOCK_DIR)
@@ -136,16 +161,21 @@ def _lock_freest(seen: Sequence[Gpu], count: int, lock_dir: Path) -> Reservation
             except _Taken as taken:
                 holders.append(f"{gpu.title} is reserved by {taken}")
             if len(held) == count:
-                gpus = sorted(
-                    (gpu for gpu in ranked if gpu.uuid in held),
-                    key=lambda gpu: (gpu.index, gpu.mig_index or 0),
-                )
+                gpus = sorted((gpu for gpu in ranked if gpu.uuid in held), key=_position)
                 return Reservation(gpus, list(held.values()))
     except BaseException:
         _close(held.values())
         raise
     _close(held.values())
-    raise NoGpuError(f"--gpus auto: {count} wanted, {len(held)} free; {'; '.join(holders)}")
+    raise _too_few(count, len(held), holders)
+
+
+def _too_few(count: int, num_free: int, holders: Sequence[str]) -> NoGpuError:
+    return NoGpuError(f"--gpus auto: {count} wanted, {num_free} free; {'; '.join(holders)}")
+
+
+def _position(gpu: Gpu) -> tuple[int, int]:
+    return gpu.index, gpu.mig_index or 0
 
 
 def _still_good(picked: Sequence[Gpu], seen: Sequence[Gpu]) -> list[Gpu] | None:
@@ -159,7 +189,7 @@ def _still_good(picked: Sequence[Gpu], seen: Sequence[Gpu]) -> list[Gpu] | None:
 
 def _lock(gpu: Gpu, lock_dir: Path) -> int:
     """The descriptor that holds the lock of `gpu`. Raises _Taken, StorageError."""
-    path = lock_dir / f"{re.sub('[^A-Za-z0-9-]', '_', gpu.uuid)}.lock"
+    path = _path(gpu, lock_dir)
     try:
         descriptor = _open(path)
         if not _try_flock(descriptor):
@@ -175,16 +205,41 @@ def _lock(gpu: Gpu, lock_dir: Path) -> int:
     return descriptor
 
 
+def _path(gpu: Gpu, lock_dir: Path) -> Path:
+    return lock_dir / f"{re.sub('[^A-Za-z0-9-]', '_', gpu.uuid)}.lock"
+
+
+def _holder_of(gpu: Gpu, lock_dir: Path | None) -> str | None:
+    """Who holds the lock of `gpu`; None: nobody, as far as can be seen without making a file."""
+    path = _path(gpu, lock_dir or default_lock_dir())
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(descriptor)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return None
+
+
 def _try_flock(descriptor: int) -> bool:
     """False when another process has the lock. Closes the descriptor when it raises OSError."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        os.close(descriptor)
-        raise
-    return True
+    for _ in range(_FLOCK_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_FLOCK_PAUSE_S)  # a dry run that looks has it for a few microseconds
+        except OSError:  # a file system without locks
+            os.close(descriptor)
+            raise
+        else:
+            return True
+    return False
 
 
 def _open(path: Path) -> int:

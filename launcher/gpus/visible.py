@@ -83,7 +83,19 @@ def _by_uuid(devices: Sequence[Gpu], prefixes: Sequence[str]) -> list[Gpu]:
 
 
 def _by_number(gpus: Sequence[Gpu], value: str) -> list[Gpu]:
-    """Like `strtoul`: digits count until something else comes (`2ampere` is 2)."""
+    numbers = numbers_in(value)
+    by_index = {gpu.index: gpu for gpu in gpus}
+    found: list[Gpu] = []
+    for number in numbers:
+        if number not in by_index:
+            break
+        found.append(by_index[number])
+    return found
+
+
+def numbers_in(value: str) -> list[int]:
+    """The numbers up to the first token of another kind; none when one is given twice. Read as
+    `strtoul` does: digits count until something else comes (`2ampere` is 2)."""
     numbers: list[int] = []
     for token in value.split(","):
         digits = re.match(r"[+-]?[0-9]+", token.strip())
@@ -93,10 +105,4 @@ def _by_number(gpus: Sequence[Gpu], value: str) -> list[Gpu]:
         if number < 0:
             break
         numbers.append(number)
-    by_index = {gpu.index: gpu for gpu in gpus}
-    found: list[Gpu] = []
-    for number in numbers:
-        if number not in by_index:
-            break
-        found.append(by_index[number])
-    return found
+    return numbers

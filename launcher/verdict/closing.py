@@ -1,18 +1,20 @@
 """The lines that end a run: table, verdict, and last of all the culprit's own words. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from launcher.verdict.report import table
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
+from launcher.verdict.table import table
 
 
 def closing_lines(result: RunResult, directory: Path, tail_lines: int) -> Iterator[str]:
     """What follows the workers, unprefixed; `tail_lines` of each failed worker come last."""
     if len(result.workers) > 1 or any(worker.steps for worker in result.workers):
-        yield from table(result)
+        yield from table(result.workers)
     for worker in result.workers:
         yield from _about(worker, result)
+    yield from _validation(result.workers)
+    yield from _warnings(result.workers)
     if result.dropped_lines:
         yield f"{result.dropped_lines} lines were too fast for this terminal; the logs have them"
     yield f"logs and report: {directory}"
@@ -23,6 +25,35 @@ def closing_lines(result: RunResult, directory: Path, tail_lines: int) -> Iterat
         if worker.verdict is Verdict.FAIL and tail and not told:
             yield f"last lines of {worker.name}:"
             yield from (f"  | {line}" for line in tail)
+
+
+def _validation(workers: Sequence[WorkerResult]) -> Iterator[str]:
+    """Workers with the same bits share a line."""
+    sharing: dict[str, list[str]] = {}
+    for worker in workers:
+        parts = [
+            f"{split.split} {_loss(split.loss)}"
+            + ("" if split.perplexity is None else f" (perplexity {split.perplexity:.2f})")
+            for split in worker.validation
+        ]
+        if parts:
+            text = f"validation after {worker.validation[-1].step} steps: {', '.join(parts)}"
+            sharing.setdefault(text, []).append(worker.name)
+    yield from (f"{', '.join(names)}: {text}" for text, names in sharing.items())
+
+
+def _loss(loss: float | str | None) -> str:
+    return f"{loss:.4f}" if isinstance(loss, float) else str(loss)
+
+
+def _warnings(workers: Sequence[WorkerResult]) -> Iterator[str]:
+    """What is wrong with the GPUs; what is wrong with several of them alike, in one line."""
+    names: dict[str, list[str]] = {}
+    for worker in workers:
+        for warning in worker.warnings:
+            names.setdefault(warning.removeprefix(f"{worker.name}: "), []).append(worker.name)
+    for text, whose in names.items():
+        yield f"warning: {', '.join(whose)}: {text}"
 
 
 def _about(worker: WorkerResult, result: RunResult) -> Iterator[str]:

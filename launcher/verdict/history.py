@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from model_check.events import (
     Beat,
     Done,
+    Evaluation,
     Event,
     Evidence,
     NonFinite,
@@ -26,10 +27,19 @@ class History:
     loss_first: str | None = None
     loss_last: str | None = None
     tokens: int = 0
+    last_step: int | None = None
+    evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    """Validation split -> its latest evaluation."""
     nonfinite: NonFinite | None = None
     evidence: list[Evidence] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     done: Done | None = None
+
+    @property
+    def first_step(self) -> int:
+        """With which step it began: not 0 for a run that was resumed."""
+        first = self.detail.get("first_step", 0)
+        return first if isinstance(first, int) else 0
 
     def record(self, event: Event) -> None:
         match event:
@@ -38,6 +48,8 @@ class History:
             case Phase():
                 self.phase = event.name
                 self.detail |= event.detail
+            case Evaluation():
+                self.evaluations[event.split] = event
             case NonFinite():
                 self.nonfinite = self.nonfinite or event
             case Evidence():
@@ -51,6 +63,7 @@ class History:
 
     def _step(self, step: Step) -> None:
         self.num_steps += 1
+        self.last_step = step.step
         self.tokens += step.tokens
         self.loss_last = step.loss
         self.nonfinite = None  # it went on: not what it ends of

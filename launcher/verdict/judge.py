@@ -2,11 +2,10 @@
 
 from launcher.verdict.agreement import Disagreement
 from launcher.verdict.history import History
-from launcher.verdict.results import Case, Ended, RunResult, Verdict, WorkerResult
+from launcher.verdict.results import Case, Ended, RunResult, SplitResult, Verdict, WorkerResult
 from launcher.verdict.summary import shared_nonfinite, summary
 from model_check.errors import (
     EXIT_DISAGREEMENT,
-    EXIT_HANG,
     EXIT_INTERNAL,
     EXIT_PASS,
     EXIT_SIGNAL_BASE,
@@ -18,7 +17,8 @@ def judge(case: Case) -> RunResult:
     """The whole verdict.
 
     What proves nothing is never a PASS: a trainer that ends well without all its steps, or a
-    process that could not be killed, is INCONCLUSIVE and exit code 70. A failure that every worker
+    process that could not be killed, is INCONCLUSIVE and exit code 70; one that was asked to end
+    early, or had nothing left to do, is INCONCLUSIVE and exit code 0. A failure that every worker
     shares bit for bit blames no GPU.
     """
     results = [_judge_worker(case, worker) for worker in case.workers]
@@ -26,7 +26,7 @@ def judge(case: Case) -> RunResult:
     end = case.end
     return RunResult(
         verdict=verdict,
-        exit_code=_exit_code(case, verdict),
+        exit_code=_exit_code(case, verdict, results),
         summary=summary(case, verdict, results),
         culprits=[] if shared_nonfinite(case) else end.culprits,
         disagreement=str(end.disagreement) if end.disagreement else None,
@@ -54,6 +54,7 @@ def _judge_worker(case: Case, worker: Ended) -> WorkerResult:
         returncode=worker.returncode,
         gpu=case.run.get("gpus", {}).get(worker.name),
         detail=history.detail,
+        validation=_validation(history),
         notes=history.notes,
         evidence=[*(item.path for item in history.evidence), *worker.evidence],
         last_lines=worker.last_lines if verdict is Verdict.FAIL else [],
@@ -72,21 +73,29 @@ def _worker_verdict(case: Case, worker: Ended, history: History) -> tuple[Verdic
         return Verdict.STOPPED, "never started"
     if worker.returncode is None:
         return Verdict.INCONCLUSIVE, "its end was not seen"
-    wanted = case.run.get("steps")
+    wanted = _wanted_steps(case, history)
     done_well = history.done is not None and history.done.exit_code == EXIT_PASS
     if worker.stopped_by_us and not (done_well and history.num_steps == wanted):
         return Verdict.STOPPED, "stopped by us"
+    if history.done is not None and history.done.early is not None:
+        return Verdict.STOPPED, history.done.early
     if wanted is not None and history.num_steps != wanted:
         steps = f"{history.num_steps} of {wanted} steps"
         return Verdict.INCONCLUSIVE, f"ended with exit code 0 after {steps}"
     return Verdict.PASS, None
 
 
+def _wanted_steps(case: Case, history: History) -> int | None:
+    """Steps that this worker had to train itself; None: nobody said."""
+    steps = case.run.get("steps")
+    return None if steps is None else max(0, steps - history.first_step)
+
+
 def _own_failure(case: Case, worker: Ended, history: History) -> str | None:
     """What this worker did wrong by itself, whoever stopped it afterwards; None: nothing."""
     if worker.spawn_error:
         return f"could not be started: {worker.spawn_error}"
-    if worker.name in case.end.culprits and case.end.exit_code == EXIT_HANG:
+    if worker.name in case.end.culprits and case.end.is_hang:
         return case.end.reason
     if (bad := history.nonfinite) is not None:
         names = f", first in {bad.names[0]}" if bad.names else ""
@@ -102,7 +111,7 @@ def _own_failure(case: Case, worker: Ended, history: History) -> str | None:
 
 
 def _describe_death(returncode: int, history: History, last_error: str | None = None) -> str:
-    after = f" after step {history.num_steps - 1}" if history.num_steps else ""
+    after = "" if history.last_step is None else f" after step {history.last_step}"
     said = history.done.error.splitlines()[0] if history.done and history.done.error else last_error
     where = "" if said or history.phase is None else f" in phase {history.phase}"
     return f"{describe_exit(returncode)}{after}{where}" + (f": {said}" if said else "")
@@ -127,17 +136,33 @@ def _run_verdict(case: Case, results: list[WorkerResult]) -> Verdict:
     failed = any(result.verdict is Verdict.FAIL for result in results)
     if failed or end.exit_code != EXIT_PASS:  # it said so, or a foreign command's own 21
         return Verdict.FAIL
-    unproven = any(result.verdict is Verdict.INCONCLUSIVE for result in results)
+    unproven = any(result.verdict is not Verdict.PASS for result in results)
     return Verdict.INCONCLUSIVE if unproven or end.leftovers else Verdict.PASS
 
 
-def _exit_code(case: Case, verdict: Verdict) -> int:
+def _exit_code(case: Case, verdict: Verdict, results: list[WorkerResult]) -> int:
     if verdict is Verdict.PASS or case.end.exit_code != EXIT_PASS:
         return case.end.exit_code
     if case.end.disagreement:
         return EXIT_DISAGREEMENT
+    as_asked = all(result.verdict in (Verdict.PASS, Verdict.STOPPED) for result in results)
+    if results and as_asked and not case.end.leftovers:
+        return EXIT_PASS
     said = [history.done.exit_code for history in case.histories.values() if history.done]
     return next((code for code in said if code != EXIT_PASS), EXIT_INTERNAL)
+
+
+def _validation(history: History) -> list[SplitResult]:
+    return [
+        SplitResult(
+            split=event.split,
+            step=event.step,
+            loss=_number(event.loss),
+            perplexity=event.perplexity,
+            tokens_per_s=event.tokens_per_s,
+        )
+        for event in history.evaluations.values()
+    ]
 
 
 def _number(bits: str | None) -> float | str | None:

@@ -4,22 +4,26 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from launcher import run_dir
 from launcher.verdict import report
 from launcher.verdict.closing import closing_lines
+from launcher.verdict.health import Record
+from launcher.verdict.health_result import with_health
 from launcher.verdict.history import History
 from launcher.verdict.judge import judge
 from launcher.verdict.results import Case, Ended, RunEnd, RunResult
 from launcher.verdict.watch import Watch
 from model_check.errors import EXIT_INTERNAL, EXIT_SIGNAL_BASE, UsageError
-from model_check.events import Event, decode
+from model_check.events import decode, decode_gpu
 
 USAGE = """\
 usage: run.sh report RUN_DIR ...: make the reports again and print them; ends with the exit code of
 the first run that did not pass"""
+T = TypeVar("T")
 _STOPPED = (EXIT_SIGNAL_BASE + signal.SIGTERM, EXIT_SIGNAL_BASE + signal.SIGINT)
 
 
@@ -43,12 +47,21 @@ def _rebuilt(directory: Path) -> RunResult:
     del run["schema"]  # the report has its own
     watch = Watch(run["groups"])
     for name in run["groups"]:
-        for event in _events(directory / f"{name.lower()}.events.jsonl"):
+        for event in _lines(directory / f"{name.lower()}.events.jsonl", decode):
             watch.on_event(name, event)
     watch.finish()
     end, ended = _read_end(directory, run, watch)
     histories = {worker.name: watch.histories.get(worker.name, History()) for worker in ended}
-    return judge(Case(run, end, ended, histories, watch.agreed_steps))
+    result = judge(Case(run, end, ended, histories, watch.agreed_steps))
+    records = {name: _record(run_dir.telemetry_path(directory, name)) for name in run["groups"]}
+    return with_health(result, records, bool(run.get("fail_on_health")))
+
+
+def _record(path: Path) -> Record:
+    record = Record()
+    for event in _lines(path, decode_gpu):
+        record.record(event)
+    return record
 
 
 def _read_end(directory: Path, run: dict[str, Any], watch: Watch) -> tuple[RunEnd, list[Ended]]:
@@ -99,7 +112,7 @@ def _read_run(directory: Path) -> dict[str, Any]:
     return run
 
 
-def _events(path: Path) -> Iterator[Event]:
+def _lines(path: Path, decode: Callable[[bytes], T]) -> Iterator[T]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError:

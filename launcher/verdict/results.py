@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from launcher.verdict.agreement import Disagreement
+from launcher.verdict.health import Health
 from launcher.verdict.history import History
 from model_check.events import Scalar
 
@@ -46,6 +47,8 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     """Why it was stopped; None: every worker ended by itself with exit code 0."""
     culprits: list[str] = []
+    is_hang: bool = False
+    """We ended it for silence: an exit code 124 may also be a worker's own."""
     disagreement: Disagreement | None = None
     leftovers: list[int] = []
     """Processes that could not be killed."""
@@ -66,6 +69,17 @@ class Case:
     """Worker -> steps at which it had the bits of all its equals; absent: it has no equal."""
 
 
+class SplitResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The latest evaluation of one validation split."""
+
+    split: str
+    step: int
+    """Optimizer steps done before it."""
+    loss: float | str | None
+    perplexity: float | None
+    tokens_per_s: float | None
+
+
 class WorkerResult(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table, one entry of report.json."""
 
@@ -81,9 +95,14 @@ class WorkerResult(msgspec.Struct, frozen=True, kw_only=True):
     returncode: int | None
     gpu: dict[str, Any] | None = None
     detail: dict[str, Scalar] = {}
+    validation: list[SplitResult] = []
     notes: list[str] = []
     evidence: list[str] = []
     last_lines: list[str] = []
+    telemetry: Health | None = None
+    """What NVML said of its GPU; None: there was no telemetry."""
+    warnings: list[str] = []
+    """What is wrong with its GPU, and what to do."""
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):

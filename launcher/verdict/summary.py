@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from launcher.verdict.results import Case, Verdict, WorkerResult
-from model_check.errors import EXIT_DISAGREEMENT, EXIT_HANG, EXIT_PASS
+from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS
 from model_check.events import NonFinite
 
 
@@ -50,11 +50,24 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> str:
         return str(end.disagreement)
     culprits = end.culprits or [r.name for r in results if r.verdict is Verdict.FAIL]
     failed = [result for result in results if result.name in culprits and result.cause]
-    if len(failed) == 1 and end.exit_code != EXIT_HANG:
+    if len(failed) == 1 and not end.is_hang:
         first = " first" if len(results) > 1 else ""
         return f"{failed[0].name} failed{first}: {failed[0].cause}"
-    unproven = [result for result in results if result.verdict is Verdict.INCONCLUSIVE]
-    return end.reason or "; ".join(f"{result.name} {result.cause}" for result in unproven)
+    return end.reason or _what_is_missing(case, results)
+
+
+def _what_is_missing(case: Case, results: Sequence[WorkerResult]) -> str:
+    """Nobody failed, and not everybody did all of it."""
+    causes: dict[str, list[str]] = {}
+    for result in results:
+        if result.verdict is not Verdict.PASS:
+            causes.setdefault(str(result.cause), []).append(result.name)
+    missing = "; ".join(f"{_and(names)} {cause}" for cause, names in causes.items())
+    steps = min((result.steps for result in results), default=0)
+    unproven = any(result.verdict is Verdict.INCONCLUSIVE for result in results)
+    if unproven or steps == 0:
+        return missing
+    return f"{missing}; {_what_was_compared(case, [result.name for result in results], steps)}"
 
 
 def _what_passed(case: Case, results: Sequence[WorkerResult]) -> str:

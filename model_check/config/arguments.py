@@ -1,11 +1,12 @@
-"""The options that every entry point shares: --preset, --debug, --config, --max-steps,
-section.key=value."""
+"""The options that every entry point shares: --preset, --debug, --config, --max-steps, those about
+data, section.key=value."""
 
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from model_check.config.data_options import add_data_options, data_flags
 from model_check.config.fields import nearest
 from model_check.config.load import Request
 from model_check.errors import UsageError
@@ -42,7 +43,23 @@ def add_settings_options(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE", type=Path, help="JSON (comments allowed), YAML or TOML, partial"
     )
     parser.add_argument("--max-steps", metavar="N", help="training.max_steps")
+    add_data_options(parser)
+    parser.add_argument(
+        "--disable-flash-attn", action="store_true", help="model.attention_backend=sdpa"
+    )
+    parser.add_argument("--tensorboard-dir", metavar="DIR", help="logging.tensorboard_dir")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+
+
+def add_resume_option(parser: argparse.ArgumentParser) -> None:
+    """For who trains; `--checkpoint` is another project's name for it."""
+    text = "go on from a checkpoint: auto (the newest), a file or a directory (training.resume)"
+    parser.add_argument("--resume", "--checkpoint", metavar="WHICH", help=text)
+
+
+def resume_flag(namespace: argparse.Namespace) -> dict[str, tuple[str, Any]]:
+    """What `add_resume_option`'s option stands for."""
+    return {} if namespace.resume is None else {"training.resume": ("--resume", namespace.resume)}
 
 
 def settings_request(
@@ -54,9 +71,13 @@ def settings_request(
     value))."""
     if namespace.debug and namespace.preset not in (None, "debug"):
         raise UsageError(f"--debug and --preset {namespace.preset}: give one of them")
-    all_flags = dict(flags or {})
+    all_flags = data_flags(namespace) | dict(flags or {})
     if namespace.max_steps is not None:
         all_flags["training.max_steps"] = ("--max-steps", namespace.max_steps)
+    if namespace.disable_flash_attn:
+        all_flags["model.attention_backend"] = ("--disable-flash-attn", "sdpa")
+    if namespace.tensorboard_dir is not None:
+        all_flags["logging.tensorboard_dir"] = ("--tensorboard-dir", namespace.tensorboard_dir)
     return Request(
         preset="debug" if namespace.debug else namespace.preset,
         config_file=namespace.config,

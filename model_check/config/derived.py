@@ -4,7 +4,10 @@ as given."""
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from model_check.config.precision import check_precision, precision
+from model_check.config.profile import parse_steps
 from model_check.config.schema import ModelSettings, Settings
+from model_check.config.validation import parse_validation
 from model_check.errors import ConfigError
 
 
@@ -66,9 +69,63 @@ def tokens_per_step(settings: Settings) -> int:
     return num_micro_batches(settings) * training.batch_size * training.context_length
 
 
+def loss_chunk_rows(settings: Settings, vocab_size: int, device: str) -> int:
+    """Rows of logits that exist at once, on `cuda` or `cpu`.
+
+    Each chunk adds a [vocabulary, hidden] product to the head's gradient: on a GPU fewer than 2048
+    rows would make that traffic dominate. On a CPU a chunk of about 8 MiB stays in its cache, and
+    needs no fresh pages (one thread, 1024 tokens, vocabulary 8192, hidden 256: the head takes
+    164 ms in chunks of 256 rows, 182 in one of 1024, 278 in chunks of 64).
+    """
+    if settings.training.loss_chunk_rows is not None:
+        return settings.training.loss_chunk_rows
+    if device != "cpu":
+        return 2048
+    return max(128, min(2048, 2**21 // vocab_size))
+
+
+def backend_conflict(
+    name: str, device: str, *, half: bool, deterministic: bool, documents: bool
+) -> str | None:
+    """Why the attention backend `name` cannot act on `device` (`cuda`, `cpu`) beside the other
+    settings; None: it can, if its package is there. `half`: products in a 16-bit dtype."""
+    if name in ("auto", "eager", "sdpa"):
+        return None
+    if device != "cuda":
+        return f"{name} needs a CUDA GPU, not {device}"
+    if not half:
+        return f"{name} needs bfloat16 or float16, not float32 (training.use_amp=true)"
+    if documents:
+        return f"{name} takes no mask (data.document_masking=true); sdpa and eager do"
+    if name == "cudnn" and deterministic:
+        return "cudnn's backward pass is not deterministic (system.deterministic=false allows it)"
+    return None
+
+
+def check_on_device(settings: Settings, sources: Mapping[str, str], device: str) -> None:
+    """Refuse what cannot act on `cuda` or `cpu`, before anything starts. Raises ConfigError."""
+    name = settings.model.attention_backend
+    conflict = backend_conflict(
+        name,
+        device,
+        half=precision(settings.training) != "fp32",
+        deterministic=settings.system.deterministic,
+        documents=settings.data.document_masking,
+    )
+    if conflict:
+        source = sources.get("model.attention_backend", "settings")
+        raise ConfigError(
+            f"{source}: model.attention_backend = {name!r}: {conflict}; "
+            "set model.attention_backend=auto to take it only where it can be had"
+        )
+
+
 def check_together(settings: Settings, sources: Mapping[str, str]) -> None:
     """Refuse settings that are fine alone and impossible together. Raises ConfigError."""
     model, training = settings.model, settings.training
+    check_precision(training, sources)
+    if settings.debug.profile_steps is not None:
+        parse_steps(settings.debug.profile_steps, training.max_steps)
 
     def refuse(name: str, text: str, *others: str) -> None:
         """Blame the setting that a person touched: presets and defaults fit together."""
@@ -101,6 +158,14 @@ def check_together(settings: Settings, sources: Mapping[str, str]) -> None:
             f"= {training.min_lr} is above learning_rate = {training.learning_rate}",
             "training.learning_rate",
         )
+    if settings.data.stride is not None and settings.data.stride > training.context_length:
+        refuse(
+            "data.stride",
+            f"= {settings.data.stride} is more than context_length = {training.context_length}: "
+            "tokens between the sequences would never be read",
+            "training.context_length",
+        )
+    parse_validation(settings.data.validation)
     if training.warmup_steps > training.max_steps:
         refuse(
             "training.warmup_steps",

@@ -10,6 +10,7 @@ import msgspec
 
 from model_check.config.fields import Field, all_fields, sections
 from model_check.config.load import ENVIRONMENT, Loaded, preset_names
+from model_check.config.memory import describe_size
 from model_check.config.schema import ALIASES
 
 _HEAD = f"""# Settings
@@ -39,7 +40,7 @@ def reference_page() -> str:
 
 
 def show(loaded: Loaded, *, as_json: bool = False) -> str:
-    """Every setting with its value and its source, a line each."""
+    """Every setting with its value and its source, a line each, and how large the model is."""
     values = _values(loaded)
     if as_json:
         rows = {n: {"value": v, "source": loaded.sources[n]} for n, v in values.items()}
@@ -47,10 +48,11 @@ def show(loaded: Loaded, *, as_json: bool = False) -> str:
     width = max(len(name) for name in values)
     texts = {name: json.dumps(value) for name, value in values.items()}
     value_width = min(40, max(len(text) for text in texts.values()))
-    return "\n".join(
+    lines = [
         f"{name:<{width}}  {text:<{value_width}}  {loaded.sources[name]}"
         for name, text in texts.items()
-    )
+    ]
+    return "\n".join([*lines, f"model: {describe_size(loaded.settings, loaded.device)}"])
 
 
 def _values(loaded: Loaded) -> dict[str, Any]:

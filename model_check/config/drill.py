@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from model_check.config.fields import all_fields
+from model_check.config.fields import all_fields, nearest
 from model_check.errors import ConfigError
 
 GRADIENT_KINDS = ("nan", "inf")
@@ -42,6 +42,28 @@ def parse_drill(text: str, max_steps: int) -> Drill:
         )
     worker = match["worker"].upper() if match["worker"] else None
     return Drill(kind, step, worker, match["parameter"])
+
+
+def check_parameter(drill: Drill, num_layers: int, *, tied: bool) -> None:
+    """Refuse a parameter that the model will not have. Raises ConfigError."""
+    names = parameter_names(num_layers, tied=tied)
+    if drill.parameter is None or drill.parameter in names:
+        return
+    near = nearest(drill.parameter, names)
+    hint = f"; did you mean {near!r}?" if near else f" (there is {names[1]})"
+    raise ConfigError(f"debug.drill: the model has no parameter {drill.parameter!r}{hint}")
+
+
+def parameter_names(num_layers: int, *, tied: bool) -> list[str]:
+    """The model's parameters by name. A test holds them against the model itself."""
+    block = [
+        *(f"attention.{name}" for name in ("wq", "wk", "wv", "wo")),
+        *(f"feed_forward.{name}" for name in ("w1", "w2", "w3")),
+        *("attention_norm", "ffn_norm"),
+    ]
+    blocks = [f"layers.{index}.{name}" for index in range(num_layers) for name in block]
+    outside = ["tok_embed", "norm"] + ([] if tied else ["output"])
+    return [f"{name}.weight" for name in (*outside, *blocks)]
 
 
 def _explain() -> str:

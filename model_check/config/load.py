@@ -1,8 +1,8 @@
 """Sources -> one checked Settings: defaults < preset < file < environment < section.key=value <
 flag.
 
-Pure but for reading the preset and the settings file; which device exists is asked through a
-callback.
+Pure but for reading the preset, the settings file and what a prepared directory says of itself;
+which device exists is asked through a callback.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,9 +12,12 @@ from typing import Any
 
 import msgspec
 
-from model_check.config.derived import check_together, num_micro_batches
+from model_check.config.derived import check_on_device, check_together, num_micro_batches
 from model_check.config.fields import all_fields, flatten, nearest, sections
 from model_check.config.files import read_settings_file
+from model_check.config.geometry import SIZES, geometry_values
+from model_check.config.precision import precision
+from model_check.config.prepared_dir import Metadata, check_fits, read_metadata, settings_of
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
 
@@ -72,19 +75,29 @@ def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
     preset = request.preset or ("production" if device == "cuda" else "cpu")
     values: dict[str, Any] = {name: f.default for name, f in all_fields().items()}
     sources = dict.fromkeys(values, "default")
-    for label, layer in [*_preset_layers(preset, device), *upper]:
+    presets = _preset_layers(preset, device)
+    shapes = _geometry_layers(presets, upper)
+    prepared = _prepared_directory(upper)
+    beneath = [] if prepared is None else [(str(prepared[0]), settings_of(prepared[1]))]
+    for label, layer in [*presets, *beneath, *shapes, *upper]:
         _lay_over(values, sources, layer, label)
+    if prepared is not None:
+        check_fits(*prepared, values, sources)
     settings = msgspec.convert(_nest(values), Settings)
     check_together(settings, sources)
+    check_on_device(settings, sources, device)
     return Loaded(settings, sources, preset, device)
 
 
 def to_json(settings: Settings) -> bytes:
     """The whole tree as a settings file with its schema number: loading it alone gives the same
     training again."""
-    # Both ways to count a batch are written, in agreement, since a reader may give only one.
+    # Both ways to count a batch, and to say the precision, are written in agreement, since a reader
+    # may give only one.
     training = msgspec.structs.replace(
-        settings.training, grad_accum_nums=num_micro_batches(settings)
+        settings.training,
+        grad_accum_nums=num_micro_batches(settings),
+        use_amp=precision(settings.training) != "fp32",
     )
     resolved = msgspec.structs.replace(settings, training=training)
     tree = {"schema": SCHEMA, **msgspec.to_builtins(resolved)}
@@ -113,6 +126,29 @@ def _upper_layers(request: Request) -> list[tuple[str, dict[str, Any]]]:
     for name, (flag, value) in request.flags.items():
         layers.append((flag, flatten({name: value}, flag, text=True)))
     return layers
+
+
+def _geometry_layers(
+    presets: list[tuple[str, dict[str, Any]]], upper: list[tuple[str, dict[str, Any]]]
+) -> list[tuple[str, dict[str, Any]]]:
+    """What model.geometry stands for; nothing where every key of it is given beside it, as in the
+    resolved settings of a run: the directory may be gone, the hub out of reach."""
+    given = {name: value for _, layer in upper for name, value in layer.items()}
+    label, geometry = "", None
+    for source, layer in [*presets, *upper]:
+        if "model.geometry" in layer:
+            label, geometry = source, layer["model.geometry"]
+    shape = {f"model.{key}" for key in SIZES["tiny"]}
+    if geometry is None or shape <= {_below_model(name) for name in given}:
+        return []
+    values = geometry_values(geometry, offline=bool(given.get("data.offline")))
+    flat = flatten({"model": values}, f"{label}: model.geometry = {geometry}")
+    return [(f"geometry {geometry}", flat)]
+
+
+def _below_model(name: str) -> str:
+    """`model.rope_scaling.factor` -> `model.rope_scaling`."""
+    return ".".join(name.split(".")[:2])
 
 
 def _parse_override(override: str) -> dict[str, Any]:
@@ -148,6 +184,19 @@ def _preset_layers(preset: str, device: str) -> list[tuple[str, dict[str, Any]]]
     if device == "cpu" and on_cpu:
         layers.append((f"preset {preset} (on_cpu)", flatten(on_cpu, f"{path}: on_cpu")))
     return layers
+
+
+def _prepared_directory(layers: list[tuple[str, dict[str, Any]]]) -> tuple[Path, Metadata] | None:
+    """What data.dataset is, where it is a prepared directory: its own settings then lie over the
+    presets, below all that a person says."""
+    dataset = None
+    for _, layer in layers:
+        dataset = layer.get("data.dataset", dataset)
+    if dataset is None:
+        return None
+    directory = Path(dataset).expanduser()
+    metadata = read_metadata(directory)
+    return None if metadata is None else (directory, metadata)
 
 
 def _lay_over(

@@ -16,6 +16,7 @@ Positive = Annotated[float, Meta(gt=0)]
 AtLeastOne = Annotated[float, Meta(ge=1)]
 AboveOne = Annotated[float, Meta(gt=1)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
+Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 def _doc(text: str) -> Meta:
@@ -48,6 +49,21 @@ class ModelSettings(_Section, frozen=True):
         str,
         _doc("Hub id or local directory that the tokenizer is taken from (see data.tokenizer)."),
     ] = "meta-llama/Llama-3.1-8B-Instruct"
+    geometry: Annotated[
+        str | None,
+        _doc(
+            "The keys from num_layers to tie_word_embeddings by one word: a size (tiny, small, "
+            "medium, large, xl), a local directory or config.json, or a hub id. It stands over "
+            "presets; a key that a file or the command line gives stands over it."
+        ),
+    ] = None
+    init_from: Annotated[
+        str | None,
+        _doc(
+            "First weights: a checkpoint of ours (.pt), a local directory with safetensors, or a "
+            "hub id; null: drawn with init_std."
+        ),
+    ] = None
     num_layers: Annotated[Count, _doc("Transformer blocks.")] = 4
     hidden_size: Annotated[Size, _doc("Width of the residual stream.")] = 4096
     intermediate_size: Annotated[Count, _doc("Width of the SwiGLU feed-forward.")] = 14336
@@ -67,10 +83,20 @@ class ModelSettings(_Section, frozen=True):
     tie_word_embeddings: Annotated[bool, _doc("The head uses the embedding's weight.")] = False
     init_std: Annotated[Positive, _doc("Standard deviation of every initial matrix.")] = 0.02
     attention_backend: Annotated[
-        Literal["auto", "flash_attn", "sdpa", "eager"],
+        Literal[
+            "auto",
+            "flash_attn",
+            "flash_attn_2",
+            "flash_attn_3",
+            "flash_attn_4",
+            "cudnn",
+            "sdpa",
+            "eager",
+        ],
         _doc(
-            "auto: flash_attn where the package, the device and the dtype allow it, else sdpa. "
-            "By name: that or an error."
+            "auto: the fastest that package, device, dtype and system.deterministic allow "
+            "(FlashAttention 4 or 3, cuDNN, FlashAttention 2, sdpa). flash_attn: the newest "
+            "FlashAttention that is installed. By name: that or an error."
         ),
     ] = "auto"
 
@@ -95,9 +121,16 @@ class TrainingSettings(_Section, frozen=True):
         Natural, _doc("Steps of linear warm-up, the first of them at learning_rate / warmup_steps.")
     ] = 0
     lr_schedule: Annotated[
-        Literal["constant", "cosine", "linear"],
-        _doc("Shape after the warm-up, reaching min_lr at max_steps."),
+        Literal["constant", "cosine", "linear", "wsd"],
+        _doc(
+            "Shape after the warm-up. cosine and linear reach min_lr at max_steps; wsd (warm-up, "
+            "stable, decay) stays at learning_rate and falls in a line over the last "
+            "wsd_decay_share of the run."
+        ),
     ] = "constant"
+    wsd_decay_share: Annotated[
+        Share, _doc("With lr_schedule wsd: share of max_steps in which the rate falls to min_lr.")
+    ] = 0.2
     max_grad_norm: Annotated[
         Positive | None, _doc("Gradients are scaled down to this global L2 norm; null: never.")
     ] = 1.0
@@ -108,18 +141,84 @@ class TrainingSettings(_Section, frozen=True):
     adam_beta2: Annotated[Fraction, _doc("Decay of the second moment.")] = 0.95
     adam_eps: Annotated[Positive, _doc("Added to the root of the second moment.")] = 1e-8
     use_amp: Annotated[
-        bool, _doc("Matrix products in bfloat16 under autocast; weights stay float32.")
+        bool,
+        _doc(
+            "Matrix products in 16 bits under autocast (training.precision says which; bf16 "
+            "unless given); weights stay float32."
+        ),
     ] = True
+    precision: Annotated[
+        Literal["bf16", "fp16", "fp32", "bfloat16", "float16", "float32"] | None,
+        _doc(
+            "Of matrix products: bf16, fp16 (with dynamic loss scaling) or fp32; torch's names "
+            "mean the same. null: bf16 where use_amp, else fp32. Given, it replaces use_amp."
+        ),
+    ] = None
+    compile: Annotated[
+        bool,
+        _doc("Compile each block with torch.compile before the first step; false: eager."),
+    ] = False
     gradient_checkpointing: Annotated[
         bool, _doc("Recompute each block in the backward pass: less memory, a third more work.")
     ] = False
+    loss_chunk_rows: Annotated[
+        Count | None,
+        _doc(
+            "Tokens whose logits exist at once; null: 2048 on a GPU, on a CPU as many as fit 8 MiB."
+        ),
+    ] = None
     num_workers: Annotated[
         Natural, _doc("Background threads that prepare batches ahead; 0: none.")
     ] = 1
     save_interval: Annotated[
         Count | None, _doc("Write step_N.pt every so many steps; null: never.")
     ] = None
+    keep_last: Annotated[
+        Count | None,
+        _doc("Keep only so many step_N.pt of this run, the newest; null: all."),
+    ] = None
     save_last: Annotated[bool, _doc("Write last.pt at the end of the run.")] = False
+    save_best: Annotated[
+        bool, _doc("Write best.pt when best_split reaches its lowest loss; needs eval_interval.")
+    ] = False
+    async_save: Annotated[
+        bool | None,
+        _doc(
+            "Copy the state into host memory, then write it while training goes on; false: "
+            "training waits for the disk. null: true on a GPU, false on a CPU."
+        ),
+    ] = None
+    save_on_signal: Annotated[
+        bool,
+        _doc(
+            "On SIGUSR1 (and on SIGTERM, for a run by hand) finish the step, write last.pt and end "
+            "with exit code 0; false: SIGUSR1 is ignored, SIGTERM ends the run unsaved."
+        ),
+    ] = False
+    resume: Annotated[
+        str | None,
+        _doc(
+            "Go on from a checkpoint: auto (the newest sound last.pt or step_N.pt of "
+            "system.checkpoint_dir; none: start afresh), a file, or a checkpoint directory."
+        ),
+    ] = None
+    resume_anyway: Annotated[
+        bool,
+        _doc(
+            "Resume although batch, seed or data are not the checkpoint's; the run is then no "
+            "longer the one that was interrupted."
+        ),
+    ] = False
+    eval_interval: Annotated[
+        Count | None,
+        _doc("Evaluate every validation split every so many steps and at the end; null: never."),
+    ] = None
+    eval_batches: Annotated[
+        Count | None, _doc("Batches of each split that are evaluated; null: all.")
+    ] = None
+    best_split: Annotated[
+        str | None, _doc("The validation split that decides what is best; null: the first.")
+    ] = None
 
 
 class DataSettings(_Section, frozen=True):
@@ -129,8 +228,9 @@ class DataSettings(_Section, frozen=True):
         str,
         _doc(
             "auto (wikitext where the hub answers, else embedded), wikitext, c4, embedded, a hub "
-            "id, or a local "
-            "file or directory of .txt, .jsonl(.gz), .parquet. A name never falls back to another."
+            "id, a local "
+            "file or directory of .txt, .jsonl(.gz), .parquet, or a prepared directory "
+            "(data.output_dir). A name never falls back to another."
         ),
     ] = "auto"
     dataset_config: Annotated[
@@ -146,8 +246,8 @@ class DataSettings(_Section, frozen=True):
             "auto (model.model_path's for hub and local text; a byte-level BPE trained on the "
             "spot for embedded, or "
             "where model_path cannot be had), model (model.model_path's or an error), bpe "
-            "(trained on the data), "
-            "or a tokenizer.json."
+            "or wordpiece (trained on the data; both byte-level), tiktoken or tiktoken:ENCODING "
+            "(cl100k_base), or a tokenizer.json."
         ),
     ] = "auto"
     bpe_vocab_size: Annotated[
@@ -160,6 +260,43 @@ class DataSettings(_Section, frozen=True):
             "run needs of a stream."
         ),
     ] = None
+    stride: Annotated[
+        Count | None,
+        _doc(
+            "Tokens between the starts of neighbouring sequences; null: context_length. Less makes "
+            "them overlap: labels are then trained on more than once, and evaluated once."
+        ),
+    ] = None
+    tail: Annotated[
+        Literal["drop", "pad"],
+        _doc(
+            "Last tokens, too few for a sequence: drop them, or pad a last sequence, whose padding "
+            "is no label. Validation splits always pad: each of their tokens is evaluated."
+        ),
+    ] = "drop"
+    validation: Annotated[
+        str | None,
+        _doc(
+            "Validation splits, NAME=WHAT, separated by commas. WHAT: a fraction of the documents "
+            "(0.01), a file or directory of text, COLUMN:VALUE (the rows of JSONL and parquet that "
+            "have it), or split:NAME of a hub dataset. What validates is never trained on. "
+            "Example: held_out=0.01,bach=composer:Bach"
+        ),
+    ] = None
+    document_masking: Annotated[
+        bool,
+        _doc("Attention stays within a document, and positions start again with each."),
+    ] = False
+    output_dir: Annotated[
+        str | None,
+        _doc(
+            "Leave a prepared directory here: tokenizer.json, dataset/, metadata.json. null: "
+            "prepare into cache_dir."
+        ),
+    ] = None
+    force_preprocess: Annotated[
+        bool, _doc("Prepare again, although what is asked for is there.")
+    ] = False
     cache_dir: Annotated[
         str, _doc("Where token caches live; also the variable DATASET_CACHE_DIR.")
     ] = ".cache/datasets"
@@ -174,7 +311,17 @@ class DataSettings(_Section, frozen=True):
     hub_timeout_s: Annotated[
         Positive, _doc("How long the one probe of the hub may take, seconds.")
     ] = 3.0
-    num_proc: Annotated[Count | None, _doc("Threads that tokenize; null: one a core.")] = None
+    num_proc: Annotated[
+        Count | None,
+        _doc("Processes that tokenize a long text (threads, a short one); null: one a core."),
+    ] = None
+    tokenizer_backend: Annotated[
+        Literal["auto", "tokenizers", "gigatoken", "tiktoken"],
+        _doc(
+            "What turns text into ids. auto: the fastest that is installed and gives the ids that "
+            "tokenizers gives. It is not part of the cache's key."
+        ),
+    ] = "auto"
 
 
 class SystemSettings(_Section, frozen=True):
@@ -209,6 +356,21 @@ class LoggingSettings(_Section, frozen=True):
         str | None,
         _doc("Parent of run directories; null: /tmp/model_check_logs_<PID>_<timestamp>/."),
     ] = None
+    tensorboard: Annotated[
+        bool, _doc("Write scalars for `tensorboard --logdir` below tensorboard_dir.")
+    ] = False
+    tensorboard_dir: Annotated[
+        str | None,
+        _doc("Parent of TensorBoard logs, switches them on; null: tensorboard_logs."),
+    ] = None
+    wandb: Annotated[
+        Literal["off", "online", "offline"],
+        _doc(
+            "Log to Weights & Biases (pip install wandb); the key is the variable WANDB_API_KEY, "
+            "also from .env. offline: into ./wandb, to be sent with `wandb sync`."
+        ),
+    ] = "off"
+    wandb_project: Annotated[str, _doc("The W&B project.")] = "model-check"
     tail_lines: Annotated[TailLines, _doc("Last lines of the culprit that end a failed run.")] = 20
 
 
@@ -229,6 +391,13 @@ class DebugSettings(_Section, frozen=True):
             "Example: nan@3:GPU1:layers.0.attention.wq.weight"
         ),
     ] = None
+    profile_steps: Annotated[
+        str | None,
+        _doc(
+            "Steps, FIRST-LAST or one, that torch's profiler records into "
+            "profile/steps_FIRST-LAST.json.gz beside the checkpoints; null: none. Example: 3-5"
+        ),
+    ] = None
 
 
 class LaunchSettings(_Section, frozen=True):
@@ -247,6 +416,17 @@ class LaunchSettings(_Section, frozen=True):
     grace_s: Annotated[NonNegative, _doc("From SIGTERM to SIGKILL in every teardown, seconds.")] = (
         10.0
     )
+    telemetry_interval_s: Annotated[
+        NonNegative,
+        _doc("How often NVML is asked for the state of the GPUs of a run, seconds; 0: never."),
+    ] = 1.0
+    fail_on_health: Annotated[
+        bool,
+        _doc(
+            "A warning about a GPU (memory errors, Xid, slowed down by heat, a slow PCIe link, no "
+            "telemetry) fails the run with exit code 22; false: it is told, and passes."
+        ),
+    ] = False
     hang_timeout_s: Annotated[
         NonNegative,
         _doc(
@@ -287,6 +467,9 @@ ALIASES: dict[str, str] = {
     "training.grad_clip": "training.max_grad_norm",
     "training.clip_grad": "training.max_grad_norm",
     "training.mixed_precision": "training.use_amp",
+    "system.dtype": "training.precision",
+    "system.compile": "training.compile",
+    "training.compile_model": "training.compile",
     "training.data_workers": "training.num_workers",
     "system.data_workers": "training.num_workers",
     "optimizer.gradient_accumulation_steps": "training.grad_accum_nums",

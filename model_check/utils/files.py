@@ -1,7 +1,6 @@
 """Files that others read appear whole: written beside, synced, renamed into place."""
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,14 +21,12 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a path beside `path` to write to; on success it is synced and renamed over `path`,
     else removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(descriptor)
-    beside = Path(name)
+    beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+    beside.touch(
+        exist_ok=False
+    )  # not by `tempfile`: the launcher's start would wait for its import
     try:
         yield beside
-        beside.chmod(
-            0o666 & ~current_umask()
-        )  # mkstemp gives 0600: a second user could not read it
         sync(beside)
         beside.replace(path)
         sync(path.parent)
@@ -46,12 +43,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def current_umask() -> int:
-    """This process's umask, read from /proc: `os.umask()` could only be read by changing it."""
-    with open("/proc/self/status") as status:
-        for line in status:
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
-    return 0o022

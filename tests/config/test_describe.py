@@ -26,9 +26,16 @@ def test_every_alias_means_an_existing_setting_and_hides_none() -> None:
 
 def test_config_show_names_the_source_of_each_value() -> None:
     loaded = load(Request(preset="debug", overrides=("training.max_steps=3",)), lambda: False)
-    lines = {line.split()[0]: line for line in show(loaded).splitlines()}
+    lines = {line.split()[0]: line for line in show(loaded).splitlines()[:-1]}
     assert set(lines) == set(all_fields())
     assert lines["training.max_steps"].split()[1:] == ["3", "training.max_steps=3"]
     assert lines["model.num_layers"].endswith("preset debug")
     rows = json.loads(show(loaded, as_json=True))["settings"]
     assert rows["training.weight_decay"] == {"value": 0.1, "source": "default"}
+
+
+def test_config_show_tells_how_large_the_model_is() -> None:
+    loaded = load(Request(overrides=("model.geometry=tiny",)), lambda: False)
+    last = show(loaded).splitlines()[-1]
+    assert last.startswith("model: 9,014,528 parameters with a vocabulary of 8,192 (the tokenizer")
+    assert "MiB: weights 34, " in last

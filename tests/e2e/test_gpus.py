@@ -1,6 +1,7 @@
 """The launcher on boxes of GPUs that do not exist: real pynvml over the fake driver library."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -22,12 +23,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def box(tmp_path: Path, library: Path) -> Callable[[Sequence[FakeGpu]], Launch]:
-    """Makes a launcher that sees the given GPUs."""
+def box(tmp_path: Path, library: Path) -> Callable[..., Launch]:
+    """Makes a launcher that sees the given GPUs, under the given rules of the fake driver."""
 
-    def make(gpus: Sequence[FakeGpu]) -> Launch:
+    def make(gpus: Sequence[FakeGpu], rules: Sequence[str] = ()) -> Launch:
         file = tmp_path / "scenario"
-        file.write_text(scenario(gpus))
+        file.write_text(scenario(gpus, rules))
         base = environment(library, file)
         base |= {"PYTHONPATH": str(ROOT), "MODEL_CHECK_LOCK_DIR": str(tmp_path / "locks")}
 
@@ -172,13 +173,91 @@ def test_a_box_that_lost_its_gpus_is_not_passed_by_its_cpu(box: Any) -> None:
     assert nonsense.returncode == 69
 
 
+@pytest.mark.parametrize(("code", "cure"), [(9, "modprobe"), (18, "reboot"), (999, "nvidia-smi")])
 def test_a_driver_that_cannot_answer_is_never_taken_for_a_machine_without_gpus(
-    box: Any, tmp_path: Path
+    box: Any, code: int, cure: str
 ) -> None:
+    done = box(EIGHT[:2], [fault("InitWithFlags", "*", code)])("--dry-run")
+    assert (done.returncode, done.stdout) == (69, "")
+    (line,) = done.stderr.splitlines()
+    assert cure in line
+
+
+def test_a_worker_runs_on_the_cores_near_its_gpu(box: Any) -> None:
+    core = min(os.sched_getaffinity(0))
+    near = fake_gpu(0, cpus=f"{1 << core:#x}" if core < 64 else None)
+    show = "import os; print(sorted(os.sched_getaffinity(0)))"
+    done = box([near])("--run-dir", "run", "--", sys.executable, "-c", show)
+    if core < 64:
+        assert f"[GPU0] [{core}]" in done.stdout.splitlines()
+
+
+LOST = fault("DeviceGetUUID", 5, 15)
+
+
+@pytest.mark.parametrize("which", ["0,2", "GPU-5d1c", "auto", "auto:2"])
+def test_a_lost_gpu_that_nobody_asked_for_blocks_nothing_and_is_told(box: Any, which: str) -> None:
+    done = box(EIGHT, [LOST])("--gpus", which, "--run-dir", "run", "--", "true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "GPU is lost" in line]
+    assert line.startswith("[launcher] left out: GPU 5, PCI 00000000:20:00.0 cannot be used: ")
+    assert "power-cycle" in line
+
+
+@pytest.mark.parametrize("which", ["all", "5", "0,5", "GPU-aaaaaaaa"])
+def test_a_lost_gpu_that_was_asked_for_is_exit_69_naming_it(box: Any, which: str) -> None:
+    done = box(EIGHT, [LOST])("--gpus", which, "--run-dir", "run", "--", "true")
+    assert (done.returncode, done.stdout) == (69, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("[launcher] error: GPU 5, PCI 00000000:20:00.0 cannot be used: ")
+
+
+def test_a_mask_that_leaves_a_lost_gpu_out_leaves_its_trouble_out(box: Any) -> None:
+    launch = box(EIGHT, [LOST])
+    assert plan_of(launch("--dry-run", "--json", CUDA_VISIBLE_DEVICES="0,1"))["workers"]
+    refused = launch("--dry-run", CUDA_VISIBLE_DEVICES="5")
+    assert refused.returncode == 69
+    assert "GPU is lost" in refused.stderr
+
+
+def test_a_dry_run_sees_what_other_launchers_hold(box: Any, tmp_path: Path) -> None:
+    see = [sys.executable, "-m", "launcher", "--dry-run", "--json", "--gpus"]
+    ask = "import subprocess, sys; out = open(sys.argv[1], 'w'); "
+    ask += "sys.exit(subprocess.call(sys.argv[2:], stdout=out))"
     launch = box(EIGHT[:2])
-    with (tmp_path / "scenario").open("a") as file:
-        file.write(fault("InitWithFlags", "*", 18) + "\n")
-    done = launch("--dry-run")
-    assert done.returncode == 69, done.stdout + done.stderr
-    assert "reboot" in done.stderr
-    assert "Traceback" not in done.stderr
+    for which in ("auto", "0"):
+        unmasked = ("env", "-u", "CUDA_VISIBLE_DEVICES")  # the launcher masks what it starts
+        holder = (*unmasked, sys.executable, "-c", ask, str(tmp_path / which), *see, which)
+        done = launch("--gpus", "0", "--run-dir", f"run_{which}", "--", *holder)
+        assert done.returncode == 0, done.stdout
+    plan = json.loads((tmp_path / "auto").read_text())
+    assert [p["name"] for p in plan["processes"]][1:] == ["GPU1"]
+    (note,) = json.loads((tmp_path / "0").read_text())["notes"]
+    assert "GPU 0 (GPU-5d1c92ab) is reserved by pid" in note
+
+
+def test_a_gpu_without_room_for_the_model_is_refused_before_anything_starts(box: Any) -> None:
+    full = fake_gpu(0, used_mib=70_000)
+    done = box([full])("--run-dir", "run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has 10.8 GiB free; weights, gradients and moments of 1,923,125,248" in done.stderr
+
+
+def test_failing_on_health_needs_telemetry_and_gpus(box: Any) -> None:
+    launch = box(EIGHT[:1])
+    blind = launch("launch.fail_on_health=true", "launch.telemetry_interval_s=0", "--dry-run")
+    assert blind.returncode == 2
+    assert "nothing to judge by" in blind.stderr
+    assert launch("launch.fail_on_health=true", "--device", "cpu", "--dry-run").returncode == 2
+
+
+def test_the_doctor_tells_the_health_of_every_gpu(box: Any) -> None:
+    more: dict[str, int | str] = {"ecc_uncorrected": 0, "remap_pending": 1, "remapped_corrected": 1}
+    done = box([fake_gpu(0), fake_gpu(1, more=more), *EIGHT[2:6]], [LOST])("doctor")
+    assert done.returncode == 69, done.stdout
+    lines = {line[6:24].strip(): line for line in done.stdout.splitlines()}
+    assert lines["GPU0 health"].startswith("ok ")
+    assert "N/A" in lines["GPU0 health"]
+    assert lines["GPU1 health"].startswith("warn")
+    assert "nvidia-smi --gpu-reset -i 1" in lines["GPU1 health"]
+    assert lines["GPU5"].startswith("FAIL")

@@ -2,14 +2,18 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from launcher.checkup.packages import TorchBuild, check_torch, torch_build
+from launcher.checkup.storage import check_storage
 from launcher.doctor import doctor
-from launcher.gpus.probe import Gpu, GpuProcess, Snapshot
+from launcher.gpus.probe import BrokenGpu, Gpu, GpuProcess, Snapshot
+from launcher.verdict.health import Record
 from model_check.errors import NoGpuError
+from model_check.events import Counters, GpuEvent, Telemetry, Trouble
 
 IDLE = Gpu(0, "GPU-00000000-a", "NVIDIA H200", total_mib=143_771, used_mib=0, utilization_percent=0)
 BUSY = Gpu(
@@ -20,6 +24,7 @@ BUSY = Gpu(
     used_mib=30_720,
     processes=(GpuProcess(4711, 30_720),),
 )
+HEALTHY = Counters(t=1, ecc_corrected=3, ecc_uncorrected=0, remapped_corrected=0)
 CPU_TORCH = TorchBuild("2.13.0+cpu", None, None)
 CUDA_TORCH = TorchBuild("2.13.0", "13.0", None)
 
@@ -46,6 +51,7 @@ class Office:
     def __init__(self, cwd: Path) -> None:
         self.cwd = cwd
         self.lines: list[str] = []
+        self.telemetry: list[GpuEvent] = [HEALTHY]
 
     def visit(self, answer: Snapshot | NoGpuError, *, as_json: bool = False, **env: str) -> int:
         self.lines = []
@@ -56,11 +62,20 @@ class Office:
             Path("cache"),
             as_json=as_json,
             write=self.lines.append,
+            look=self.look,
         )
+
+    def look(self, uuids: Mapping[str, str]) -> dict[str, Record]:
+        """What telemetry says of every GPU."""
+        records = {label: Record() for label in uuids}
+        for record in records.values():
+            for event in self.telemetry:
+                record.record(event)
+        return records
 
     def line(self, name: str) -> str:
         """The one line about `name`."""
-        (found,) = [line for line in self.lines if line[6:].startswith(f"{name} ")]
+        (found,) = [line for line in self.lines if line[6:].startswith(f"{name:<18}  ")]
         return found
 
 
@@ -144,7 +159,7 @@ def test_where_a_token_was_found_is_told(office: Office) -> None:
     assert office.line("HF_TOKEN").startswith("warn")
     (office.cwd / ".env").write_text("export HF_TOKEN=hf_x\n")
     office.visit(snapshot())
-    assert "which nothing reads" in office.line("HF_TOKEN")
+    assert "which the preparation of data reads" in office.line("HF_TOKEN")
     (office.cwd / "token").write_text("hf_x")
     office.visit(snapshot(), HF_HOME=str(office.cwd))
     assert "stored in" in office.line("HF_TOKEN")
@@ -181,3 +196,51 @@ def test_json_holds_what_the_lines_say(office: Office) -> None:
     checks = {check["name"]: check for check in document["checks"]}
     assert checks["GPUs"] == {"status": "FAIL", "name": "GPUs", "found": "broken", "advice": ""}
     assert sys.executable in checks["python"]["found"]
+
+
+def test_a_broken_gpu_beside_sound_ones_fails_with_its_cure(office: Office) -> None:
+    broken = BrokenGpu(1, "GPU 1 cannot be used: GPU is lost; power-cycle")
+    seen = Snapshot("580", "13.0", (IDLE,), (broken,))
+    assert office.visit(seen) == 69
+    assert office.line("GPU1").startswith("FAIL  GPU1                GPU 1 cannot be used")
+    assert office.line("GPU0").startswith("ok")
+
+
+def test_what_telemetry_knows_is_told_and_what_it_does_not_is_na(office: Office) -> None:
+    office.visit(snapshot(IDLE))
+    line = office.line("GPU0 health")
+    assert line.startswith("ok    GPU0 health         ECC errors (corrected, uncorrected) 3, 0")
+    assert "N/A, N/A in its life; remapped rows 0, N/A; clocks: N/A; PCIe gen N/A xN/A" in line
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (Counters(t=1, remap_pending=True), "pending; clocks: N/A"),
+        (Counters(t=1, remap_failed=True), "have the board replaced"),
+        (Counters(t=1, ecc_uncorrected=1), "uncorrected memory errors since the driver"),
+        (Telemetry(t=1, clocks_event_reasons=0x48), "its clocks are held back now"),
+        (Trouble(t=1, call="nvmlX", code=15, text="lost", lost=True), "power-cycle the machine"),
+    ],
+)
+def test_a_gpu_that_is_not_well_is_a_warning(office: Office, event: GpuEvent, words: str) -> None:
+    office.telemetry = [event]
+    office.visit(snapshot(IDLE))
+    assert office.line("GPU0 health").startswith("warn")
+    assert words in office.line("GPU0 health")
+
+
+def test_the_power_cap_and_idleness_are_no_warning(office: Office) -> None:
+    office.telemetry = [Telemetry(t=1, clocks_event_reasons=0x5, pcie_gen=1)]
+    office.visit(snapshot(IDLE))
+    assert "clocks: idle, power cap" in office.line("GPU0 health")
+    assert office.line("GPU0 health").startswith("ok")
+
+
+def test_earlier_runs_are_counted_with_the_line_that_removes_them(tmp_path: Path) -> None:
+    runs = tmp_path / "tmp"
+    (runs / "model_check_logs_1_a").mkdir(parents=True)
+    (runs / "model_check_logs_1_a" / "gpu0.log").write_bytes(b" " * 2**20)
+    found = check_storage({}, tmp_path, Path("cache"), runs)
+    (line,) = [str(finding) for finding in found if finding.name == "run directories"]
+    assert f"1 in {runs}, 1.0 MiB -> to remove them: rm -r {runs}/model_check_logs_*" in line

@@ -110,14 +110,23 @@ def scenario(
     return "\n".join([*lines, *rules]) + "\n"
 
 
-def fault(function: str, device: int | str, code: int, nth: int = 0) -> str:
-    """`function` (without its nvml prefix) returns `code` on `device` (2, "2/1", "-", "*")."""
+def fault(function: str, device: int | str, code: int, nth: int | str = 0) -> str:
+    """`function` (without its nvml prefix, or "*") returns `code` on `device` (2, "2/1", "-", "*").
+
+    `nth`: only at that call; "5+": from the fifth on; 0: always.
+    """
     return f"fault {function} {device} {code} {nth}"
 
 
 def delay(function: str, device: int | str, ms: int, nth: int = 0) -> str:
     """`function` takes `ms` milliseconds on `device`; HANG: it never returns."""
     return f"delay {function} {device} {ms} {nth}"
+
+
+def xid(gpu: int, code: int, after_ms: int = 0) -> str:
+    """The driver reports Xid `code` of a GPU whose `event_types` has bit 8, so long after its
+    start."""
+    return f"xid {gpu} {code} {after_ms}"
 
 
 def crash(function: str, device: int | str) -> str:

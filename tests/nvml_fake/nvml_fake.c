@@ -7,13 +7,16 @@
  *   mig SLOT                          begins a MIG instance of the last GPU, in that slot
  *   set KEY VALUE                     an attribute of the device begun last (keys: see build.py)
  *   process PID MIB                   a compute process on it; MIB -1: not available
- *   fault FUNCTION DEVICE CODE [NTH]  that call fails with CODE (NTH: only the NTH such call)
+ *   fault FUNCTION DEVICE CODE [NTH]  that call fails with CODE (NTH: only the NTH such call;
+ *                                     `NTH+`: from the NTH on)
  *   delay FUNCTION DEVICE MS [NTH]    that call takes MS milliseconds; -1: it never returns
  *   crash FUNCTION DEVICE             that call ends the process by SIGSEGV
+ *   xid GPU CODE [MS]                 an Xid event of that GPU, MS milliseconds after nvmlInit
  *
- * FUNCTION is the C name without "nvml". DEVICE is `*`, `-` (calls about no device), `2`, or `2/1`
- * (MIG slot 1 of GPU 2). An attribute that is not set makes its call answer NOT_SUPPORTED, as real
- * devices do.
+ * FUNCTION is the C name without "nvml", or `*`. DEVICE is `*`, `-` (calls about no device), `2`, or
+ * `2/1` (MIG slot 1 of GPU 2). An attribute that is not set makes its call answer NOT_SUPPORTED, as
+ * real devices do. The number VALUE `31|55|-|60` changes: the first call answers 31, the second 55,
+ * the third NOT_SUPPORTED, every later one 60.
  */
 
 #include <signal.h>
@@ -32,14 +35,17 @@ enum {
     NOT_SUPPORTED = 3,
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
+    TIMEOUT = 10,
     ARGUMENT_VERSION_MISMATCH = 25,
     UNKNOWN = 999,
 };
 
-enum { MAX_DEVICES = 256, MAX_ATTRIBUTES = 40, MAX_PROCESSES = 16, MAX_RULES = 64, MAX_MIG = 8 };
+enum { MAX_DEVICES = 256, MAX_ATTRIBUTES = 64, MAX_PROCESSES = 16, MAX_RULES = 64, MAX_MIG = 8 };
+enum { MAX_XIDS = 256, MAX_SETS = 256 };
 
 static const unsigned long long MIB = 1ull << 20;
 static const unsigned long long NOT_AVAILABLE = ~0ull;
+static const unsigned long long XID_EVENT = 8;
 
 typedef unsigned int uint;
 typedef unsigned long long ull;
@@ -54,23 +60,44 @@ struct nvmlPciInfo {
     char bus_id[32];
 };
 struct nvmlTemperatureV { uint version, sensor; int degrees; };
+struct nvmlViolationTime { ull reference, violation; };
+union nvmlValue { double real; uint number; ull big; };
+struct nvmlFieldValue {
+    uint id, scope;
+    long long timestamp, latency;
+    int type, code;
+    union nvmlValue value;
+};
+struct nvmlEventData {
+    struct device *device;
+    ull type, data;
+    uint gpu_instance, compute_instance;
+};
 
 struct device {
     int index, slot; /* slot -1: a whole GPU */
     int num_attributes, num_processes;
     char keys[MAX_ATTRIBUTES][32];
     char values[MAX_ATTRIBUTES][128];
+    int reads[MAX_ATTRIBUTES];
     long long pids[MAX_PROCESSES], mibs[MAX_PROCESSES];
 };
 
 struct rule {
     char kind, function[64], device[16]; /* kind: f(ault) d(elay) c(rash) */
     int value, nth, seen;
+    char onward; /* '+': from the NTH call on */
 };
+
+struct xid { int gpu, code, ms, told; };
+struct event_set { struct device *device; };
 
 static struct device devices[MAX_DEVICES];
 static struct rule rules[MAX_RULES];
-static int num_devices, num_gpus, num_rules, initialized;
+static struct xid xids[MAX_XIDS];
+static struct event_set event_sets[MAX_SETS];
+static int num_devices, num_gpus, num_rules, num_xids, num_sets, initialized;
+static struct timespec started;
 static char driver_version[80], cuda_version[16];
 
 /* ---- the scenario ---------------------------------------------------------------------------- */
@@ -108,8 +135,16 @@ static void add_rule(const char *line) {
     struct rule *rule = &rules[num_rules++];
     memset(rule, 0, sizeof *rule);
     rule->kind = line[0];
-    int found = sscanf(line, "%*s %63s %15s %d %d", rule->function, rule->device, &rule->value, &rule->nth);
+    int found = sscanf(line, "%*s %63s %15s %d %d%c", rule->function, rule->device, &rule->value,
+                       &rule->nth, &rule->onward);
     if (found < (rule->kind == 'c' ? 2 : 3)) refuse(line);
+}
+
+static void add_xid(const char *line) {
+    if (num_xids == MAX_XIDS) refuse(line);
+    struct xid *xid = &xids[num_xids++];
+    memset(xid, 0, sizeof *xid);
+    if (sscanf(line, "xid %d %d %d", &xid->gpu, &xid->code, &xid->ms) < 2) refuse(line);
 }
 
 static void read_line(const char *line) {
@@ -132,6 +167,8 @@ static void read_line(const char *line) {
         add_process(last, line);
     } else if (!strcmp(word, "fault") || !strcmp(word, "delay") || !strcmp(word, "crash")) {
         add_rule(line);
+    } else if (!strcmp(word, "xid")) {
+        add_xid(line);
     } else {
         refuse(line);
     }
@@ -141,7 +178,7 @@ static void read_scenario(void) {
     const char *path = getenv("NVML_FAKE_SCENARIO");
     FILE *file = path ? fopen(path, "r") : NULL;
     if (file == NULL) refuse(path ? path : "(NVML_FAKE_SCENARIO is not set)");
-    num_devices = num_gpus = num_rules = 0;
+    num_devices = num_gpus = num_rules = num_xids = num_sets = 0;
     driver_version[0] = cuda_version[0] = 0;
     char line[512];
     while (fgets(line, sizeof line, file)) read_line(line);
@@ -154,7 +191,8 @@ static int about(const struct rule *rule, const char *function, const struct dev
     char name[32] = "-";
     if (device && device->slot < 0) snprintf(name, sizeof name, "%d", device->index);
     if (device && device->slot >= 0) snprintf(name, sizeof name, "%d/%d", device->index, device->slot);
-    return !strcmp(rule->function, function) && (!strcmp(rule->device, "*") || !strcmp(rule->device, name));
+    int named = !strcmp(rule->function, "*") || !strcmp(rule->function, function);
+    return named && (!strcmp(rule->device, "*") || !strcmp(rule->device, name));
 }
 
 static void wait_ms(int ms) {
@@ -171,7 +209,8 @@ static int enter(const char *function, const struct device *device) {
         struct rule *rule = &rules[i];
         if (!about(rule, function, device)) continue;
         rule->seen++;
-        if (rule->nth != 0 && rule->nth != rule->seen) continue;
+        if (rule->onward == '+' ? rule->seen < rule->nth : rule->nth != 0 && rule->nth != rule->seen)
+            continue;
         if (rule->kind == 'd') wait_ms(rule->value);
         if (rule->kind == 'c') raise(SIGSEGV);
         if (rule->kind == 'f') code = rule->value;
@@ -185,8 +224,19 @@ static const char *attribute(const struct device *device, const char *key) {
     return NULL;
 }
 
-static int get_number(const struct device *device, const char *key, ull *value) {
-    const char *text = attribute(device, key);
+/* The part of `31|55|-|60` that is due: one further with every call, until the last. */
+static const char *due(struct device *device, const char *key) {
+    for (int i = 0; i < device->num_attributes; i++) {
+        if (strcmp(device->keys[i], key)) continue;
+        const char *part = device->values[i];
+        for (int n = device->reads[i]++; n > 0 && strchr(part, '|'); n--) part = strchr(part, '|') + 1;
+        return *part == '-' ? NULL : part;
+    }
+    return NULL;
+}
+
+static int get_number(struct device *device, const char *key, ull *value) {
+    const char *text = due(device, key);
     if (text == NULL) return NOT_SUPPORTED;
     *value = strtoull(text, NULL, 0);
     return SUCCESS;
@@ -210,6 +260,7 @@ static int get_text(const char *text, char *buffer, uint size) {
 EXPORT int nvmlInitWithFlags(uint flags) {
     (void)flags;
     read_scenario();
+    clock_gettime(CLOCK_MONOTONIC, &started);
     initialized = 1;
     int code = enter("InitWithFlags", NULL);
     initialized = code == SUCCESS;
@@ -376,7 +427,7 @@ EXPORT int nvmlDeviceGetPciInfo_v3(struct device *device, struct nvmlPciInfo *in
 }
 
 /* Version 1 counts the driver's own share as used, version 2 tells it apart. */
-static int get_memory(const struct device *device, struct nvmlMemory_v2 *memory) {
+static int get_memory(struct device *device, struct nvmlMemory_v2 *memory) {
     ull total, reserved, used;
     if (get_number(device, "total_mib", &total) || get_number(device, "used_mib", &used)) return NOT_SUPPORTED;
     if (get_number(device, "reserved_mib", &reserved)) reserved = 0;
@@ -468,7 +519,7 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(
 }
 
 /* "clock_sm", "clock_mem", ... in MHz; `type`: 0 graphics, 1 SM, 2 memory, 3 video. */
-static int get_clock(const struct device *device, const char *prefix, uint type, uint *mhz) {
+static int get_clock(struct device *device, const char *prefix, uint type, uint *mhz) {
     static const char *const names[] = {"graphics", "sm", "mem", "video"};
     char key[32];
     ull value;
@@ -498,6 +549,88 @@ EXPORT int nvmlDeviceGetTotalEccErrors(struct device *device, int error, int cou
     return get_number(device, keys[error][counter], count);
 }
 
+EXPORT int nvmlDeviceGetRemappedRows(
+    struct device *device, uint *corrected, uint *uncorrected, uint *pending, uint *failed) {
+    ENTER("DeviceGetRemappedRows", device);
+    ull rows[4] = {0};
+    if (get_number(device, "remapped_corrected", &rows[0])) return NOT_SUPPORTED;
+    get_number(device, "remapped_uncorrected", &rows[1]);
+    get_number(device, "remap_pending", &rows[2]);
+    get_number(device, "remap_failed", &rows[3]);
+    *corrected = (uint)rows[0], *uncorrected = (uint)rows[1];
+    *pending = (uint)rows[2], *failed = (uint)rows[3];
+    return SUCCESS;
+}
+
+/* "violation_power_ns", "violation_thermal_ns"; `policy`: 0 power, 1 thermal. */
+EXPORT int nvmlDeviceGetViolationStatus(
+    struct device *device, int policy, struct nvmlViolationTime *time) {
+    ENTER("DeviceGetViolationStatus", device);
+    if (policy < 0 || policy > 1) return NOT_SUPPORTED;
+    time->reference = 0;
+    return get_number(device, policy ? "violation_thermal_ns" : "violation_power_ns", &time->violation);
+}
+
+/* "field_82" is NVML_FI_DEV_MEMORY_TEMP, a 32-bit number; all others are 64-bit ones. */
+EXPORT int nvmlDeviceGetFieldValues(struct device *device, int count, struct nvmlFieldValue *values) {
+    ENTER("DeviceGetFieldValues", device);
+    for (int i = 0; i < count; i++) {
+        char key[32];
+        ull number;
+        snprintf(key, sizeof key, "field_%u", values[i].id);
+        values[i].code = get_number(device, key, &number);
+        values[i].type = values[i].id == 82 ? 1 : 3;
+        if (values[i].code != SUCCESS) continue;
+        if (values[i].type == 1) values[i].value.number = (uint)number;
+        else values[i].value.big = number;
+    }
+    return SUCCESS;
+}
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+NUMBER_CALL(DeviceGetSupportedEventTypes, ull, "event_types")
+
+EXPORT int nvmlEventSetCreate(struct event_set **set) {
+    ENTER("EventSetCreate", NULL);
+    if (num_sets == MAX_SETS) return UNKNOWN;
+    *set = &event_sets[num_sets++];
+    (*set)->device = NULL;
+    return SUCCESS;
+}
+
+/* One device a set: more than one has not been needed. */
+EXPORT int nvmlDeviceRegisterEvents(struct device *device, ull types, struct event_set *set) {
+    ENTER("DeviceRegisterEvents", device);
+    if (device->slot >= 0 || set->device != NULL) return INVALID_ARGUMENT;
+    if (types & XID_EVENT) set->device = device;
+    return SUCCESS;
+}
+
+static long ms_since_start(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (now.tv_sec - started.tv_sec) * 1000 + (now.tv_nsec - started.tv_nsec) / 1000000;
+}
+
+EXPORT int nvmlEventSetWait_v2(struct event_set *set, struct nvmlEventData *data, uint timeout_ms) {
+    ENTER("EventSetWait_v2", set->device);
+    for (int i = 0; i < num_xids && set->device != NULL; i++) {
+        struct xid *xid = &xids[i];
+        if (xid->gpu != set->device->index || xid->told || ms_since_start() < xid->ms) continue;
+        xid->told = 1;
+        *data = (struct nvmlEventData){set->device, XID_EVENT, (ull)xid->code, ~0u, ~0u};
+        return SUCCESS;
+    }
+    wait_ms((int)timeout_ms);
+    return TIMEOUT;
+}
+
+EXPORT int nvmlEventSetFree(struct event_set *set) {
+    set->device = NULL;
+    return SUCCESS;
+}
+
 /* ---- for the test that compares struct sizes with pynvml's --------------------------------------- */
 
 EXPORT uint nvml_fake_sizeof(const char *name) {
@@ -507,5 +640,8 @@ EXPORT uint nvml_fake_sizeof(const char *name) {
     if (!strcmp(name, "c_nvmlProcessInfo_v3_t")) return sizeof(struct nvmlProcessInfo);
     if (!strcmp(name, "nvmlPciInfo_t")) return sizeof(struct nvmlPciInfo);
     if (!strcmp(name, "c_nvmlTemperature_v1_t")) return sizeof(struct nvmlTemperatureV);
+    if (!strcmp(name, "c_nvmlViolationTime_t")) return sizeof(struct nvmlViolationTime);
+    if (!strcmp(name, "c_nvmlFieldValue_t")) return sizeof(struct nvmlFieldValue);
+    if (!strcmp(name, "c_nvmlEventData_t")) return sizeof(struct nvmlEventData);
     return 0;
 }

@@ -161,11 +161,25 @@ def test_an_nvml_that_cannot_start_says_why_and_what_to_do(
     assert "--device cpu" in message
 
 
-def test_a_gpu_that_is_lost_at_enumeration_is_named(box: MakeBox) -> None:
+def the_broken_one(snapshot: dict[str, Any]) -> tuple[int, str]:
+    (gpu,) = snapshot["broken"]
+    return gpu["index"], gpu["why"]
+
+
+def test_a_gpu_that_is_lost_at_enumeration_is_named_and_the_others_are_read(box: MakeBox) -> None:
     gpus = [fake_gpu(index) for index in range(4)]
-    message = refused(box(gpus, [fault("DeviceGetHandleByIndex_v2", 2, 15)]).snapshot())
+    snapshot = box(gpus, [fault("DeviceGetHandleByIndex_v2", 2, 15)]).snapshot()
+    index, message = the_broken_one(snapshot)
+    assert index == 2
     assert message.startswith("GPU 2 cannot be used: nvmlDeviceGetHandleByIndex: GPU is lost")
     assert "power-cycle" in message
+    assert [gpu["index"] for gpu in snapshot["gpus"]] == [0, 1, 3]
+
+
+def test_a_box_on_which_no_gpu_answers_is_refused_naming_the_first(box: MakeBox) -> None:
+    gpus = [fake_gpu(index) for index in range(4)]
+    message = refused(box(gpus, [fault("DeviceGetHandleByIndex_v2", "*", 15)]).snapshot())
+    assert message.startswith("GPU 0 cannot be used: nvmlDeviceGetHandleByIndex: GPU is lost")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +189,8 @@ def test_a_gpu_that_is_lost_in_any_later_call_is_named_with_its_bus_id(
     box: MakeBox, function: str
 ) -> None:
     gpus = [fake_gpu(0), fake_gpu(1)]
-    message = refused(box(gpus, [fault(function, 1, 15)]).snapshot())
+    index, message = the_broken_one(box(gpus, [fault(function, 1, 15)]).snapshot())
+    assert index == 1
     assert message.startswith("GPU 1, PCI 00000000:1C:00.0 cannot be used: ")
 
 

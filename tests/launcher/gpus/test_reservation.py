@@ -15,7 +15,14 @@ from pathlib import Path
 import pytest
 
 from launcher.gpus.probe import Gpu, GpuProcess
-from launcher.gpus.reservation import LOCK_DIR, default_lock_dir, reserve, reserve_auto
+from launcher.gpus.reservation import (
+    LOCK_DIR,
+    default_lock_dir,
+    holders,
+    look_auto,
+    reserve,
+    reserve_auto,
+)
 from model_check.errors import NoGpuError, StorageError, UsageError
 from tests.launcher.gpus.conftest import ROOT, Box
 from tests.nvml_fake.build import fake_gpu
@@ -266,6 +273,20 @@ def test_auto_keeps_nothing_when_the_second_look_fails(tmp_path: Path) -> None:
     with pytest.raises(NoGpuError, match="hangs"):
         reserve_auto("auto", look, tmp_path)
     reserve([gpu(0)], tmp_path).release()
+
+
+def test_a_look_passes_over_what_others_hold_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    gpus, locks = [gpu(0), gpu(1), gpu(2, used_mib=900)], tmp_path / "locks"
+    assert look_auto("auto:2", gpus, locks) == gpus[:2]
+    assert not locks.exists()
+    with running(HOLD, locks, "GPU-0") as holder:
+        said(holder)
+        assert look_auto("auto:2", gpus, locks) == gpus[1:]
+        (line,) = holders(gpus, locks)
+        assert line.startswith(f"GPU 0 (GPU-0) is reserved by pid {holder.pid} (")
+        with pytest.raises(NoGpuError, match=r"auto: 3 wanted, 2 free; GPU 0 .* is reserved by"):
+            look_auto("auto:3", gpus, locks)
+    reserve(gpus, locks).release()  # the looks hold nothing
 
 
 def test_only_auto_picks(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 @pytest.fixture
 def launch(lab: Lab) -> Iterator[Launch]:
-    """Start a supervisor as a process; `prefix` goes before its command line (`nohup`, `sh -c`)."""
+    """Start a supervisor as a process; `prefix` goes before its command line (`nohup`, `sh -c`);
+    `then`: the workers of a second run in the same process."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(
@@ -37,9 +38,10 @@ def launch(lab: Lab) -> Iterator[Launch]:
         silence_s: float = 0.0,
         prefix: Sequence[str] = (),
         stdout: int = subprocess.PIPE,
+        then: Sequence[Sequence[str]] = (),
     ) -> OwnProcess:
         limits = {"grace_s": grace_s, "silence_s": silence_s}
-        plan = {"dir": str(lab.dir), "limits": limits, "commands": commands}
+        plan = {"dir": str(lab.dir), "limits": limits, "commands": commands, "then": then}
         driver = (sys.executable, str(Path(__file__).with_name("driver.py")), json.dumps(plan))
         process = subprocess.Popen(
             (*prefix, *driver),

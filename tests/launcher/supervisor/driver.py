@@ -15,7 +15,17 @@ from launcher.supervisor import Supervisor
 def main() -> int:
     plan = json.loads(sys.argv[1])
     run_dir = Path(plan["dir"])
-    specs = [
+    printer = Printer(sys.stdout.fileno(), run_dir / "launcher.log")
+    outcome = Supervisor(_specs(plan["commands"], run_dir), Limits(**plan["limits"]), printer).run()
+    if then := plan.get("then"):
+        outcome = Supervisor(_specs(then, run_dir), Limits(**plan["limits"]), printer).run()
+    (run_dir / "outcome.json").write_text(json.dumps(dataclasses.asdict(outcome)))
+    printer.close(0.2)
+    return outcome.exit_code
+
+
+def _specs(commands: list[list[str]], run_dir: Path) -> list[WorkerSpec]:
+    return [
         WorkerSpec(
             name=f"W{i}",
             argv=tuple(argv),
@@ -24,13 +34,8 @@ def main() -> int:
             events_path=run_dir / f"w{i}.events.jsonl",
             stacks_path=run_dir / f"w{i}.stacks.txt",
         )
-        for i, argv in enumerate(plan["commands"])
+        for i, argv in enumerate(commands)
     ]
-    printer = Printer(sys.stdout.fileno(), run_dir / "launcher.log")
-    outcome = Supervisor(specs, Limits(**plan["limits"]), printer).run()
-    (run_dir / "outcome.json").write_text(json.dumps(dataclasses.asdict(outcome)))
-    printer.close(0.2)
-    return outcome.exit_code
 
 
 if __name__ == "__main__":

@@ -59,3 +59,12 @@ def test_whoever_started_before_us_is_a_stranger() -> None:
 
 def test_a_table_read_while_pids_were_reused_ends() -> None:
     assert found(process(120, 121, 120), process(121, 120, 121)) == set()
+
+
+def test_what_came_back_to_pid_1_may_be_a_strangers() -> None:
+    family = FAMILY._replace(ancestor=1, ancestor_session=1)
+    ours = [process(WORKER, 1, WORKER), process(120, WORKER, 120), process(121, 1, WORKER)]
+    tagged, stranger = process(122, 1, 122), process(130, 1, 130)
+    table = [process(1, 0, 1), *ours, tagged, stranger, process(131, 130, 130)]
+    found = {p.pid for p in members(family, {WORKER}, table, lambda pid: pid == 122)}
+    assert found == {WORKER, 120, 121, 122}

@@ -90,10 +90,12 @@ def test_the_stacks_of_all_are_saved_and_the_silent_one_is_told_where_it_hangs(l
     hangs = (
         "offer(); runs = threading.Event()\n"
         "threading.Thread(target=loses_itself, args=(runs.set,)).start()\n"
-        "runs.wait(); loses_itself(lambda: (say(), open(os.environ['LAB'] + '/said', 'w')))"
+        "runs.wait(); loses_itself(say)"
     )
-    works = (
-        "offer()\nwhile not os.path.exists(os.environ['LAB'] + '/said'): time.sleep(0.01)\n"
+    works = (  # it speaks when the other has been heard: within one wake-up they would be equals
+        "offer()\nheard = os.environ['LAB'] + '/w1.events.jsonl'\n"
+        "def has_stepped(): return os.path.exists(heard) and '\"step\"' in open(heard).read()\n"
+        "while not has_stepped(): time.sleep(0.01)\n"
         "say()\nwhile True: os.write(1, b'tick\\n'); time.sleep(0.05)"
     )
     outcome, reason = hang(lab, worker("w0", works), worker("w1", hangs))

@@ -2,9 +2,11 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,26 @@ def test_a_signal_ends_the_run_with_128_plus_its_number(
     assert run.outcome["workers"][0]["stopped_by_us"]
     assert len(pids) == 4
     assert not [pid for pid in pids.values() if is_alive(pid)]
+
+
+def test_ctrl_c_at_a_terminal_reaches_the_workers_once_and_as_sigterm(
+    lab: Lab, launch: Launch
+) -> None:
+    master, slave = pty.openpty()
+    worker = sh(
+        "trap 'echo int >> $LAB/heard' INT; trap 'echo term >> $LAB/heard; exit 0' TERM; "
+        "echo $$ > $LAB/w.pid; while :; do sleep 0.02; done"
+    )
+    # Who opens a terminal as the leader of a session without one is in its foreground.
+    prefix = ("/bin/sh", "-c", 'exec "$@" < "$0"', os.ttyname(slave))
+    run = launch(worker, prefix=prefix, stdout=slave)
+    while not lab.pids():
+        os.sched_yield()
+    os.write(master, b"\x03")
+    assert run.wait() == 130
+    assert (lab.dir / "heard").read_text() == "term\n"
+    os.close(slave)
+    os.close(master)
 
 
 def test_a_second_ctrl_c_kills_at_once(lab: Lab, launch: Launch) -> None:
@@ -137,8 +159,61 @@ def test_a_killed_guardian_harms_no_run(lab: Lab, launch: Launch) -> None:
     assert run.wait() == 0
 
 
+def test_workers_die_with_a_supervisor_whose_guardian_was_killed_before(
+    lab: Lab, launch: Launch
+) -> None:
+    run = launch(STUBBORN)
+    run.wait_for("[W0] up")
+    rows = [row for pid in children(run.process.pid) if (row := read_process(pid))]
+    (guardian,) = [row.pid for row in rows if "guardian" in command_line(row.pid)]
+    os.kill(guardian, signal.SIGKILL)
+    run.process.kill()
+    wait_until_dead(list(lab.pids().values()))
+
+
 def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+@pytest.mark.parametrize("num_started", [1, 5])
+def test_a_ctrl_c_while_the_workers_start_starts_no_more_and_leaves_nobody(
+    lab: Lab, launch: Launch, num_started: int
+) -> None:
+    run = launch(*[sh("echo $$ > $LAB/$$.pid; exec sleep 1000")] * 40)
+    while len(lab.pids()) < num_started:
+        os.sched_yield()
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 130
+    assert len(run.outcome["workers"]) == 40
+    assert not [pid for pid in lab.pids().values() if is_alive(pid)]
+
+
+def test_signals_of_every_kind_during_the_teardown_change_neither_code_nor_grace(
+    lab: Lab, launch: Launch
+) -> None:
+    deaf = sh("trap '' TERM; trap 'echo usr1; exit 0' USR1; echo up; while :; do sleep 0.02; done")
+    run = launch(deaf, grace_s=1000.0)
+    signal_when_up(run, signal.SIGTERM)
+    run.wait_for("SIGTERM received")
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR1):
+        run.process.send_signal(signum)
+    assert run.wait() == 143
+    assert lab.log("w0").endswith(b"usr1\n"), "the second SIGTERM killed it"
+
+
+def test_stops_and_continues_that_follow_each_other_end_with_a_running_run(
+    lab: Lab, launch: Launch
+) -> None:
+    run = launch(sh("trap 'exit 0' USR1; echo up; while :; do sleep 0.02; done"))
+    run.wait_for("[W0] up")
+    for _ in range(50):
+        run.process.send_signal(signal.SIGTSTP)
+        run.process.send_signal(signal.SIGCONT)
+    run.process.send_signal(signal.SIGUSR1)
+    while run.process.poll() is None:  # as a shell's `fg` does: between its look and its stop
+        run.process.send_signal(signal.SIGCONT)
+        time.sleep(0.1)
+    assert run.wait() == 0
 
 
 def test_nohup_is_honoured(lab: Lab, launch: Launch) -> None:
@@ -152,14 +227,16 @@ def test_nohup_is_honoured(lab: Lab, launch: Launch) -> None:
     assert lab.log("w0").endswith(b"noticed\n")
 
 
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
 def test_usr1_is_passed_on_and_workers_that_then_end_well_are_a_success(
-    lab: Lab, launch: Launch
+    lab: Lab, launch: Launch, signum: signal.Signals
 ) -> None:
-    worker = sh("trap 'echo checkpoint; exit 0' USR1; echo up; while :; do sleep 0.02; done")
+    name = signum.name.removeprefix("SIG")
+    worker = sh(f"trap 'echo checkpoint; exit 0' {name}; echo up; while :; do sleep 0.02; done")
     run = launch(worker, worker)
     run.wait_for("up")
     run.wait_for("up")
-    run.process.send_signal(signal.SIGUSR1)
+    run.process.send_signal(signum)
     assert run.wait() == 0
     assert lab.log("w0").endswith(b"checkpoint\n")
     assert lab.log("w1").endswith(b"checkpoint\n")

@@ -1,7 +1,9 @@
 """Real workers, one supervisor, in this process: how runs end."""
 
+import dataclasses
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -15,7 +17,7 @@ from launcher.printer import Printer
 from launcher.supervisor import Observer, Supervisor
 from launcher.worker import Spawned, SpawnError, Worker, spawn
 from model_check.events import Beat, Done, Event, NonFinite, Phase, Step, encode
-from tests.launcher.supervisor.lab import Lab, is_alive, python, sh
+from tests.launcher.supervisor.lab import Lab, Launch, is_alive, python, sh
 
 SLEEP = sh("echo up; exec sleep 1000")
 IGNORES_TERM = python(
@@ -91,6 +93,24 @@ def test_a_stopped_worker_is_woken_to_hear_sigterm(lab: Lab) -> None:
     assert outcome.workers[0].last_lines == ("bye",)
 
 
+def test_everybody_hears_sigterm_once(lab: Lab) -> None:
+    counts = (
+        "import os, signal, sys, time\n"
+        "path = os.environ['LAB'] + '/' + sys.argv[1]\n"
+        "fd = os.open(path + '.heard', os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os.write(fd, b'x'))\n"
+        "open(path + '.pid', 'w').write(f'{os.getpid()}\\n')\n"
+        "while os.fstat(fd).st_size == 0: time.sleep(0.01)\n"
+        "time.sleep(0.3)"
+    )
+    names = ("leader", "helper", "escaped")
+    leader, helper, escaped = (shlex.join(python(counts, name)) for name in names)
+    wait = "".join(wait_for(f"{name}.pid") for name in names)
+    lab.run(sh(f"{helper} & setsid {escaped} & exec {leader}"), sh(wait + "exit 1"))
+    heard = {name: (lab.dir / f"{name}.heard").read_text() for name in names}
+    assert heard == dict.fromkeys(names, "x")
+
+
 HIDERS = {
     "child": "sleep 1000 & echo $! > $LAB/child.pid",
     "deaf_child": "(trap '' TERM; echo 1; exec sleep 1000) & echo $! > $LAB/deaf.pid",
@@ -152,6 +172,41 @@ def test_a_full_log_disk_does_not_end_a_run(lab: Lab) -> None:
     assert lab.supervise([full]).exit_code == 0
     assert [line for line in lab.shown if line.startswith("[W0]")] == ["[W0] a", "[W0] b"]
     assert sum("No space left" in line for line in lab.shown) == 1
+
+
+def test_a_file_that_may_not_grow_does_not_end_a_run(lab: Lab, launch: Launch) -> None:
+    """EFBIG and SIGXFSZ, to us as to a full disk's ENOSPC and an EIO."""
+    writes = sh("i=0; while [ $i -lt 400 ]; do echo $i of many lines; i=$((i+1)); done; exit 4")
+    run = launch(writes, prefix=("/bin/sh", "-c", 'ulimit -f 4; exec "$@"', "sh"))
+    seen = run.process.stdout.read().decode() if run.process.stdout else ""
+    assert run.wait() == 4
+    assert seen.count("File too large; the run goes on") == 1
+    assert "[W0] 399 of many lines" in seen
+    assert 0 < len(lab.log("w0")) < 4096
+
+
+def test_a_log_directory_that_vanishes_does_not_end_a_run(lab: Lab) -> None:
+    (logs := lab.dir / "logs").mkdir()
+    code = "echo early; rm -r $LAB/logs; echo late; exit 6"
+    spec = dataclasses.replace(
+        lab.spec("W0", sh(code), events=True),
+        log_path=logs / "w0.log",
+        events_path=logs / "w0.events.jsonl",
+        stacks_path=logs / "w0.stacks.txt",
+    )
+    outcome = lab.supervise([spec])
+    assert outcome.exit_code == 6
+    assert outcome.workers[0].last_lines == ("early", "late")
+    assert "[W0] late" in lab.shown
+    assert sum("was deleted during the run: 11 bytes are lost" in line for line in lab.shown) == 1
+
+
+def test_a_worker_that_somebody_stopped_is_a_hang(lab: Lab) -> None:
+    outcome = lab.run(sh("echo up; kill -STOP $$; sleep 1000"), silence_s=0.5, grace_s=0.3)
+    assert outcome.exit_code == 124
+    assert outcome.stop is not None
+    assert "state T (stopped)" in outcome.stop.reason
+    assert outcome.workers[0].stopped_by_us
 
 
 def test_a_command_that_does_not_exist_is_127_and_takes_the_others_down(lab: Lab) -> None:

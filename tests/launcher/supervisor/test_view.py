@@ -126,3 +126,17 @@ def test_an_endless_line_is_not_collected() -> None:
     for _ in range(100):
         view.feed(b"y" * 65536, 0.0)
     assert len(view._pending) <= MAX_LINE_BYTES
+
+
+def test_plain_text_in_any_pieces_is_its_lines() -> None:
+    text = "".join(f"Step [{n}/100] | Loss: {n / 7:.4f}\t|\n" for n in range(200))
+    for width in (1, 7, 1000, len(text)):
+        view = View()
+        pieces = [text[at : at + width].encode() for at in range(0, len(text), width)]
+        assert [line for piece in pieces for line in view.feed(piece, 0.0)] == text.splitlines()
+
+
+def test_plain_text_after_half_a_character_ends_that_character() -> None:
+    view = View()
+    assert view.feed(b"\xe2\x82", 0.0) == []
+    assert view.feed(b"plain\n", 0.0) == ["\ufffdplain"]

@@ -7,9 +7,9 @@ from launcher.verdict.agreement import Disagreement
 from launcher.verdict.closing import closing_lines
 from launcher.verdict.history import History
 from launcher.verdict.judge import judge
-from launcher.verdict.report import row, table
 from launcher.verdict.results import Case, Ended, RunEnd, RunResult, Verdict
-from model_check.events import Done, NonFinite, Phase, Step
+from launcher.verdict.table import row, table
+from model_check.events import Done, Evaluation, NonFinite, Phase, Step
 
 LOSS = (2.5).hex()
 
@@ -134,7 +134,7 @@ def test_the_table_shows_nan_as_text_and_what_is_unknown_as_n_a() -> None:
     result = judged(end, [ended("GPU0", 20)], {"GPU0": history})
     cells = row(result.workers[0])
     assert cells == ("GPU0", "FAIL", "1", "nan", "nan", "n/a", "n/a", "1.5 s")
-    assert any("GPU0" in line and "FAIL" in line for line in table(result))
+    assert any("GPU0" in line and "FAIL" in line for line in table(result.workers))
 
 
 def test_the_summary_of_a_failure_is_its_cause_and_is_told_once() -> None:
@@ -158,6 +158,72 @@ def test_a_worker_that_ends_well_without_all_its_steps_proves_nothing() -> None:
     assert result.summary == "GPU1 ended with exit code 0 after 2 of 3 steps"
 
 
+def early(steps: int, why: str, first: int = 0) -> History:
+    history = History()
+    history.record(Phase(name="train", detail={"first_step": first}))
+    for number in range(first, first + steps):
+        history.record(Step(step=number, loss=LOSS, grad_norm=LOSS, lr=1e-5, ms=1.0, tokens=100))
+    history.record(Done(exit_code=0, early=why))
+    return history
+
+
+def test_an_end_that_was_asked_for_is_told_as_one_with_exit_code_0() -> None:
+    why = "ended early by SIGUSR1: 2 of 9 steps, saved"
+    histories = {"GPU0": early(2, why), "GPU1": early(2, why)}
+    workers = [ended("GPU0"), ended("GPU1")]
+    result = judged(RunEnd(exit_code=0), workers, histories, {"GPU0": 2, "GPU1": 2}, steps=9)
+    assert {w.verdict for w in result.workers} == {Verdict.STOPPED}
+    assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 0)
+    assert result.summary == (
+        f"GPU0 and GPU1 {why}; loss and gradient norm equal bit for bit in 2 of 2 steps"
+    )
+
+
+def test_an_end_that_was_asked_for_excuses_nobody_else() -> None:
+    histories = {"GPU0": early(2, "asked"), "GPU1": trained(2)}
+    workers = [ended("GPU0"), ended("GPU1")]
+    result = judged(RunEnd(exit_code=0), workers, histories, steps=9)
+    assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 70)
+    assert result.summary == "GPU0 asked; GPU1 ended with exit code 0 after 2 of 9 steps"
+
+
+def test_a_resumed_worker_has_only_its_own_steps_to_train() -> None:
+    history = History()
+    history.record(Phase(name="train", detail={"first_step": 5}))
+    for number in (5, 6, 7):
+        history.record(Step(step=number, loss=LOSS, grad_norm=LOSS, lr=1e-5, ms=1.0, tokens=100))
+    result = judged(RunEnd(exit_code=0), [ended("GPU0")], {"GPU0": history}, steps=8)
+    assert (result.verdict, result.workers[0].steps) == (Verdict.PASS, 3)
+    killed = judged(
+        RunEnd(exit_code=137, culprits=["GPU0"]), [ended("GPU0", -9)], {"GPU0": history}, steps=8
+    )
+    assert killed.workers[0].cause == "killed by SIGKILL (9) after step 7 in phase train"
+
+
+def test_a_run_with_nothing_left_to_train_is_no_pass() -> None:
+    nothing = early(0, "had nothing left to train", first=9)
+    result = judged(RunEnd(exit_code=0), [ended("GPU0")], {"GPU0": nothing}, steps=9)
+    assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 0)
+    assert result.summary == "GPU0 had nothing left to train"
+
+
+def test_validation_is_reported_once_for_workers_with_the_same_bits() -> None:
+    histories = {"GPU0": trained(), "GPU1": trained(), "GPU2": trained()}
+    for name, history in histories.items():
+        loss = "nan" if name == "GPU2" else (2.0).hex()
+        perplexity = None if name == "GPU2" else 7.389
+        for step in (1, 3):
+            history.record(
+                Evaluation(step=step, split="full", loss=loss, perplexity=perplexity, tokens=9)
+            )
+    workers = [ended(name) for name in histories]
+    result = judged(RunEnd(exit_code=0), workers, histories)
+    assert [(v.split, v.step, v.loss) for v in result.workers[0].validation] == [("full", 3, 2.0)]
+    lines = list(closing_lines(result, Path("/runs/r"), tail_lines=0))
+    assert "GPU0, GPU1: validation after 3 steps: full 2.0000 (perplexity 7.39)" in lines
+    assert "GPU2: validation after 3 steps: full nan" in lines
+
+
 def test_a_gpu_without_an_equal_is_said_to_be_compared_with_nobody() -> None:
     names = ("GPU0", "GPU1", "GPU2")
     histories = dict.fromkeys(names, trained())
@@ -167,6 +233,19 @@ def test_a_gpu_without_an_equal_is_said_to_be_compared_with_nobody() -> None:
         "loss and gradient norm of GPU0 and GPU1 equal bit for bit in 3 of 3 steps; "
         "GPU2 has no equal here"
     )
+
+
+def test_a_hang_is_what_we_ended_for_silence_whatever_the_exit_code_says() -> None:
+    workers = [ended("GPU0", -15, stopped_by_us=True), ended("GPU1", 124)]
+    histories = {"GPU0": trained(1), "GPU1": trained(1)}
+    own = RunEnd(exit_code=124, reason="GPU1 failed first: exit code 124", culprits=["GPU1"])
+    result = judged(own, workers, histories)
+    assert result.workers[1].cause == "exit code 124 after step 0 in phase train"
+    hung = [ended("GPU0", -15, stopped_by_us=True), ended("GPU1", -9, stopped_by_us=True)]
+    silent = "GPU1 silent for 61 s (limit 60 s)"
+    end = RunEnd(exit_code=124, reason=silent, culprits=["GPU1"], is_hang=True)
+    result = judged(end, hung, histories)
+    assert (result.workers[1].cause, result.summary) == (silent, silent)
 
 
 def test_a_nan_that_every_worker_met_with_the_same_bits_blames_no_gpu() -> None:

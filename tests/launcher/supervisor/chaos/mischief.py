@@ -145,7 +145,7 @@ class Worker:
 
 def start_child(name: str, ways: list[str]) -> None:
     """A child with these ways: `session`, `orphan`, `deaf`, `quiet`, `bare`, `shell`, `chatter`,
-    `hop`; it stays for ever but for `brief`."""
+    `hop`, `leap`; it stays for ever but for `brief`."""
     if os.fork() != 0:
         return
     if "session" in ways:
@@ -170,8 +170,8 @@ def _live(ways: list[str], books: Books) -> None:
         os.execv("/bin/sh", ["sh", "-c", script])
     if "chatter" in ways:
         _chatter(books)
-    if "hop" in ways:
-        _hop()
+    if "hop" in ways or "leap" in ways:
+        _hop(leaves_group="leap" in ways)
     time.sleep(0.02 if "brief" in ways else FOREVER_S)
 
 
@@ -192,12 +192,14 @@ def _chatter(books: Books) -> None:
         time.sleep(0.001)
 
 
-def _hop() -> None:
-    """Run ahead of whoever looks for us: a new pid every few milliseconds."""
+def _hop(leaves_group: bool) -> None:
+    """Run ahead of whoever looks for us: a new pid every few milliseconds, and a new session."""
     for _ in range(2000):
         time.sleep(0.003)
         if os.fork() != 0:
             os._exit(0)
+        if leaves_group:
+            os.setsid()
 
 
 def main() -> None:

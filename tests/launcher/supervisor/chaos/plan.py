@@ -14,9 +14,10 @@ DEADLY = (
     *(Signals.SIGKILL, Signals.SIGSEGV, Signals.SIGABRT, Signals.SIGTERM),
     *(Signals.SIGINT, Signals.SIGHUP, Signals.SIGPIPE, Signals.SIGUSR1),
 )
-WAYS = ("session", "orphan", "deaf", "quiet", "shell", "chatter", "bare", "brief")
-HOP = "hop"
-"""Forks and ends, again and again, so that it has a new pid whenever somebody looks."""
+WAYS = (
+    *("session", "orphan", "deaf", "quiet", "shell", "chatter", "bare", "brief"),
+    *("hop", "leap"),  # fork and end, again and again: a new pid whenever somebody looks
+)
 
 Target = Literal["supervisor", "somebody", "guardian"]
 Terminal = Literal["file", "blocked", "closed"]
@@ -55,19 +56,19 @@ class Round:
         return argv[argv.index(MISCHIEF) + 2 :] if MISCHIEF in argv else ()
 
 
-def draw(seed: str, ways: tuple[str, ...] = WAYS) -> Round:
-    """The round of this seed, the same on every machine. `ways`: how children may be."""
+def draw(seed: str) -> Round:
+    """The round of this seed, the same on every machine."""
     dice = random.Random(seed)
     names = [f"W{i}" for i in range(dice.choice((1, 2, 2, 3, 3, 4)))]
     injections = _injections(dice)
     # Whoever has left its session AND its environment is known by its descent alone, and when the
     # supervisor is dead there is nothing to descend from: docs/supervisor.md, Limits.
-    allowed = ways
+    ways = WAYS
     if _kills_supervisor(injections):
-        allowed = tuple(way for way in ways if way != "bare")
+        ways = tuple(way for way in WAYS if way != "bare")
     return Round(
         seed=seed,
-        commands={name: _command(dice, name, allowed) for name in names},
+        commands={name: _command(dice, name, ways) for name in names},
         with_events=tuple(name for name in names if dice.random() < 0.6),
         grace_s=dice.choice((0.05, 0.2, 0.4)),
         silence_s=dice.choice((0.0, 0.0, 0.0, 0.0, 0.4)),
@@ -154,6 +155,7 @@ def _injection(dice: random.Random) -> Injection:
             *((signum,) for signum in TO_END_WITH),
             *((Signals.SIGUSR1,), (Signals.SIGUSR2, Signals.SIGUSR1)),
             *((Signals.SIGSTOP,), (Signals.SIGTSTP,), (Signals.SIGCONT,)),
+            *((Signals.SIGTSTP, Signals.SIGCONT), (Signals.SIGCONT, Signals.SIGTSTP)),
             *((Signals.SIGKILL,), (Signals.SIGKILL,)),
         )
     )

@@ -20,6 +20,8 @@ from tests.launcher.supervisor.lab import ROOT
 DEADLINE_S = 60.0
 """For hangs only: the slowest honest round takes a few seconds."""
 _RETRY_S = 0.3
+_LOOKS = 3
+"""One may miss somebody who forks and ends all the time."""
 _MARK = "MODEL_CHECK_CHAOS"
 
 
@@ -192,7 +194,7 @@ class Stage:
         """When the supervisor lived, nobody may be left now; when it was killed, the guardian may
         still be at work, so each is waited for."""
         patient = played.result is None
-        while found := self._find(played):
+        while found := next(filter(None, (self._find(played) for _ in range(_LOOKS))), None):
             if not patient or not wait_for_death(found[0], DEADLINE_S):
                 played.left += [describe(process.pid) for process in found]
                 patient = True

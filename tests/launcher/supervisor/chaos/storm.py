@@ -11,19 +11,17 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tests.launcher.supervisor.chaos.plan import HOP, WAYS, draw
+from tests.launcher.supervisor.chaos.plan import draw
 from tests.launcher.supervisor.chaos.play import Played, Stage
 from tests.launcher.supervisor.chaos.promises import broken_promises, told
 
 
-def storm(
-    directory: Path, seed: int, rounds: Iterable[int], ways: tuple[str, ...] = WAYS
-) -> Iterator[tuple[Played, str]]:
+def storm(directory: Path, seed: int, rounds: Iterable[int]) -> Iterator[tuple[Played, str]]:
     """Each round, and what was broken in it (empty: nothing)."""
     stage = Stage(directory)
     try:
         for index in rounds:
-            played = stage.play(draw(f"{seed}/{index}", ways))
+            played = stage.play(draw(f"{seed}/{index}"))
             broken = broken_promises(played)
             yield played, told(played, broken) if broken else ""
             stage.complaints.write_bytes(b"")
@@ -36,13 +34,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--hop", action="store_true", help="children that run ahead of a search")
     options = parser.parse_args()
     num_broken, walls, started = 0, [], time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         indices = range(options.first, options.first + options.rounds)
-        ways = (*WAYS, HOP) if options.hop else WAYS
-        for played, broken in storm(Path(directory), options.seed, indices, ways):
+        for played, broken in storm(Path(directory), options.seed, indices):
             walls.append(played.wall_s)
             num_broken += bool(broken)
             if broken:

@@ -1,0 +1,258 @@
+"""Ask NVML again and again while a run lasts: the child process of `monitor.Monitor`.
+
+A line of output is `[WORKER, EVENT]` as JSON (events: `model_check.events.GpuEvent`; worker "":
+NVML as a whole). It ends when its standard input does, after one last look, or with its parent.
+Before each call it writes the call's name where the parent finds it when one never returns. Imports
+little.
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from launcher.gpus.nvml import MIB, CallFailed, Nvml, open_nvml
+from launcher.libc import die_with_parent
+
+ANNOUNCEMENT_BYTES = 128
+LOST = {15, 16}
+"""The GPU is lost, or needs a reset: nothing more comes of it without a person."""
+TIMEOUT = 10
+COUNTERS_EVERY_S = 10.0
+"""Counters are dearer than a sample, and only their last values count: for one that is lost."""
+_EVENT_WAIT_MS = 1
+_MAX_XIDS = 64
+"""In one look: a GPU that reports one after the other must not keep the others waiting."""
+
+_MEMORY_TEMP = 82
+_SW_THERMAL, _HW_THERMAL, _POWER_BRAKE = 269, 270, 271
+_NVLINK_ERRORS = (38, 45, 52, 59)
+"""Totals of all links: flit CRC, data CRC, replays, recoveries."""
+_POWER_POLICY, _THERMAL_POLICY = 0, 1
+
+Fields = dict[str, Any]
+
+
+def main() -> None:
+    """`PARENT_PID ANNOUNCEMENT_FD INTERVAL_S DEVICES` (JSON: [[worker, uuid], ...])."""
+    parent, announcement_fd, interval_s, devices = sys.argv[1:5]
+    die_with_parent(signal.SIGKILL)
+    if os.getppid() != int(parent):
+        os._exit(1)  # it died before the line above
+
+    def announce(call: str) -> None:
+        text = call.encode()[:ANNOUNCEMENT_BYTES]
+        os.pwrite(int(announcement_fd), text.ljust(ANNOUNCEMENT_BYTES), 0)
+
+    try:
+        nvml = open_nvml(announce)
+    except CallFailed as failed:
+        _tell("", _trouble(failed, lost=True))
+        return
+    watched = [Device(nvml, *device) for device in json.loads(devices)]
+    sample(watched, float(interval_s), at_rest=lambda: announce(""))
+    os._exit(0)  # no nvmlShutdown: a driver in trouble may hang in it
+
+
+def sample(devices: "list[Device]", interval_s: float, at_rest: Callable[[], None]) -> None:
+    """Look at every device each `interval_s`, until standard input ends, and once more then.
+    `at_rest` is called when NVML is not asked for a while."""
+    for device in devices:
+        device.count()
+    due = counters_due = time.monotonic()
+    while True:
+        for device in devices:
+            device.look()
+        now = time.monotonic()
+        due = max(due + interval_s, now)
+        at_rest()
+        if select.select([0], [], [], due - now)[0]:
+            break
+        if now - counters_due >= COUNTERS_EVERY_S:
+            counters_due = now
+            for device in devices:
+                device.count()
+    for device in devices:
+        device.count()
+        device.hear_xids()
+
+
+class Device:
+    """One worker's GPU. A MIG instance has memory of its own; the rest is its board's."""
+
+    def __init__(self, nvml: Nvml, worker: str, uuid: str) -> None:
+        self._nvml = nvml
+        self._worker = worker
+        self._told: set[int | None] = set()
+        self._lost = False
+        self._events: Any = None
+        nvml.subject = f" on {worker}"
+        try:
+            self._handle = nvml.call("nvmlDeviceGetHandleByUUID", uuid)
+            self._board = self._handle
+            if uuid.startswith("MIG-"):
+                find = "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"
+                self._board = nvml.call(find, self._handle)
+            self._events = self._register()
+        except CallFailed as failed:
+            self._has_failed(failed, lost=True)
+
+    def look(self) -> None:
+        """A sample, and the Xids since the last look."""
+        self._try(lambda: {"kind": "telemetry", **self._sample()})
+        self.hear_xids()
+
+    def count(self) -> None:
+        """The counters."""
+        self._try(lambda: {"kind": "counters", **self._counters()})
+
+    def hear_xids(self) -> None:
+        """Tell the Xids that the driver has queued."""
+        for _ in range(_MAX_XIDS if self._events is not None else 0):
+            try:
+                wait = "nvmlEventSetWait_v2"
+                event = self._nvml.call(wait, self._events, _EVENT_WAIT_MS)
+            except CallFailed as failed:
+                if failed.code != TIMEOUT and not self._lost:
+                    self._has_failed(failed)
+                return
+            if _is_ours(event, self._instance):
+                _tell(self._worker, {"kind": "xid", "xid": event.eventData})
+
+    def _register(self) -> Any:
+        """The set that its Xids come to; None: this device or driver tells none."""
+        nvml, xid = self._nvml, self._nvml.module.nvmlEventTypeXidCriticalError
+        self._instance = None
+        if self._board is not self._handle:
+            self._instance = nvml.ask("nvmlDeviceGetGpuInstanceId", self._handle)
+        if not (nvml.ask("nvmlDeviceGetSupportedEventTypes", self._board) or 0) & xid:
+            return None
+        # A set of its own: one with a lost GPU in it answers for no other.
+        events = nvml.ask("nvmlEventSetCreate")
+        if events is not None:
+            nvml.call("nvmlDeviceRegisterEvents", self._board, xid, events)
+        return events
+
+    def _try(self, ask: Callable[[], Fields]) -> None:
+        if self._lost:
+            return
+        self._nvml.subject = f" on {self._worker}"
+        try:
+            fields = ask()
+        except CallFailed as failed:
+            self._has_failed(failed)
+        else:
+            _tell(self._worker, fields)
+
+    def _has_failed(self, failed: CallFailed, lost: bool = False) -> None:
+        self._lost = lost or failed.code in LOST
+        if failed.code not in self._told:
+            self._told.add(failed.code)
+            _tell(self._worker, _trouble(failed, self._lost))
+
+    def _sample(self) -> Fields:
+        ask, board = self._nvml.ask, self._board
+        utilization = ask("nvmlDeviceGetUtilizationRates", self._handle)
+        memory = ask("nvmlDeviceGetMemoryInfo", self._handle, self._nvml.module.nvmlMemory_v2)
+        if memory is None:
+            memory = ask("nvmlDeviceGetMemoryInfo", self._handle)
+        return {
+            "temperature_c": ask("nvmlDeviceGetTemperature", board, 0),
+            "memory_temperature_c": self._fields(_MEMORY_TEMP)[0],
+            "power_w": _thousandth(ask("nvmlDeviceGetPowerUsage", board)),
+            "power_limit_w": _thousandth(ask("nvmlDeviceGetEnforcedPowerLimit", board)),
+            "sm_mhz": ask("nvmlDeviceGetClockInfo", board, self._nvml.module.NVML_CLOCK_SM),
+            "sm_max_mhz": ask("nvmlDeviceGetMaxClockInfo", board, self._nvml.module.NVML_CLOCK_SM),
+            "memory_mhz": ask("nvmlDeviceGetClockInfo", board, self._nvml.module.NVML_CLOCK_MEM),
+            "utilization_percent": None if utilization is None else utilization.gpu,
+            "memory_used_mib": None if memory is None else memory.used // MIB,
+            "clocks_event_reasons": self._event_reasons(),
+            "pcie_gen": ask("nvmlDeviceGetCurrPcieLinkGeneration", board),
+            "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth", board),
+        }
+
+    def _counters(self) -> Fields:
+        ask, board = self._nvml.ask, self._board
+        rows = ask("nvmlDeviceGetRemappedRows", board) or (None,) * 4
+        sw_thermal, hw_thermal, power_brake, *nvlink = self._fields(
+            _SW_THERMAL, _HW_THERMAL, _POWER_BRAKE, *_NVLINK_ERRORS
+        )
+        told = [count for count in nvlink if count is not None]
+        return {
+            "energy_mj": ask("nvmlDeviceGetTotalEnergyConsumption", board),
+            "power_violation_ns": self._violation(_POWER_POLICY),
+            "thermal_violation_ns": self._violation(_THERMAL_POLICY),
+            "sw_thermal_ns": sw_thermal,
+            "hw_thermal_ns": hw_thermal,
+            "power_brake_ns": power_brake,
+            **self._ecc(),
+            "remapped_corrected": rows[0],
+            "remapped_uncorrected": rows[1],
+            "remap_pending": None if rows[2] is None else bool(rows[2]),
+            "remap_failed": None if rows[3] is None else bool(rows[3]),
+            "pcie_replays": ask("nvmlDeviceGetPcieReplayCounter", board),
+            "pcie_max_gen": ask("nvmlDeviceGetMaxPcieLinkGeneration", board),
+            "pcie_max_width": ask("nvmlDeviceGetMaxPcieLinkWidth", board),
+            "nvlink_errors": sum(told) if told else None,
+            "watches_xids": self._events is not None,
+        }
+
+    def _ecc(self) -> Fields:
+        ask, board, module = self._nvml.ask, self._board, self._nvml.module
+        corrected = module.NVML_MEMORY_ERROR_TYPE_CORRECTED
+        uncorrected = module.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+        since_load, in_life = module.NVML_VOLATILE_ECC, module.NVML_AGGREGATE_ECC
+        count = "nvmlDeviceGetTotalEccErrors"
+        return {
+            "ecc_corrected": ask(count, board, corrected, since_load),
+            "ecc_uncorrected": ask(count, board, uncorrected, since_load),
+            "ecc_corrected_total": ask(count, board, corrected, in_life),
+            "ecc_uncorrected_total": ask(count, board, uncorrected, in_life),
+        }
+
+    def _event_reasons(self) -> int | None:
+        reasons = self._nvml.ask("nvmlDeviceGetCurrentClocksEventReasons", self._board)
+        if reasons is None:  # a driver from before 535 knows the old name only
+            reasons = self._nvml.ask("nvmlDeviceGetCurrentClocksThrottleReasons", self._board)
+        return None if reasons is None else int(reasons)
+
+    def _violation(self, policy: int) -> int | None:
+        status = self._nvml.ask("nvmlDeviceGetViolationStatus", self._board, policy)
+        return None if status is None else int(status.violationTime)
+
+    def _fields(self, *ids: int) -> list[int | None]:
+        """Values of NVML fields, each with an answer of its own."""
+        values = self._nvml.ask("nvmlDeviceGetFieldValues", self._board, list(ids))
+        return [None] * len(ids) if values is None else [_field(value) for value in values]
+
+
+def _field(value: Any) -> int | None:
+    if value.nvmlReturn != 0:
+        return None
+    members = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+    return int(getattr(value.value, members[value.valueType]))
+
+
+def _is_ours(event: Any, instance: int | None) -> bool:
+    """Whether an event of the board is about this MIG instance, or about the whole board."""
+    whole_board = ctypes.c_uint(-1).value
+    return instance is None or event.gpuInstanceId in (instance, whole_board)
+
+
+def _thousandth(value: int | None) -> float | None:
+    return None if value is None else value / 1000
+
+
+def _trouble(failed: CallFailed, lost: bool) -> Fields:
+    known = {"call": failed.call, "code": failed.code, "text": failed.text}
+    return {"kind": "trouble", **known, "lost": lost}
+
+
+def _tell(worker: str, fields: Fields) -> None:
+    line = json.dumps([worker, {"t": time.monotonic_ns(), **fields}])
+    os.write(1, line.encode() + b"\n")

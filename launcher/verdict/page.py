@@ -1,0 +1,90 @@
+"""report.html: a RunResult as one page that needs nothing beside it. Pure.
+
+Written by hand rather than with a template engine, whose import cost more than all else that ends a
+run. Every value goes through `_text`.
+"""
+
+import html
+from collections.abc import Iterator, Sequence
+
+from launcher.verdict import gpu_table
+from launcher.verdict.results import RunResult, WorkerResult
+from launcher.verdict.table import COLUMNS, row
+
+_STYLE = """\
+:root { color-scheme: light dark; --line: #8885; --bad: #c22; --good: #182; --odd: #a60; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
+th, td { text-align: right; padding: .35rem .6rem; border-bottom: 1px solid var(--line); }
+th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
+.PASS { color: var(--good); } .FAIL { color: var(--bad); }
+.SUSPECT, .INCONCLUSIVE { color: var(--odd); }
+pre { overflow-x: auto; padding: .6rem; border: 1px solid var(--line); }
+dt { font-weight: 600; } dd { margin: 0 0 .4rem 0; overflow-wrap: anywhere; }
+"""
+
+
+def page(result: RunResult) -> str:
+    """The whole document."""
+    return "\n".join(_document(result)) + "\n"
+
+
+def _document(result: RunResult) -> Iterator[str]:
+    verdict = _text(result.verdict)
+    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield f"<title>Model Check: {verdict}</title>\n<style>\n{_STYLE}</style>\n</head>\n<body>"
+    yield f'<h1>Model Check: <span class="{verdict}">{verdict}</span></h1>'
+    yield f"<p>{_text(result.summary)}</p>"
+    yield from _workers(result.workers)
+    for worker in result.workers:
+        if worker.cause or worker.evidence or worker.notes or worker.warnings:
+            yield from _about(worker)
+    yield from _gpus(result.workers)
+    yield from _run(result)
+    yield "</body>\n</html>"
+
+
+def _workers(workers: Sequence[WorkerResult]) -> Iterator[str]:
+    heads = "".join(f'<th scope="col">{_text(column)}</th>' for column in COLUMNS)
+    yield f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>"
+    for worker in workers:
+        name, verdict, *rest = map(_text, row(worker))
+        cells = "".join(f"<td>{cell}</td>" for cell in rest)
+        yield f'<tr><td>{name}</td><td class="{verdict}">{verdict}</td>{cells}</tr>'
+    yield "</tbody>\n</table>"
+
+
+def _about(worker: WorkerResult) -> Iterator[str]:
+    yield f"<h2>{_text(worker.name)}</h2>"
+    for told in (worker.cause, *worker.warnings, *worker.notes):
+        if told:
+            yield f"<p>{_text(told)}</p>"
+    if worker.evidence:
+        items = "".join(f"<li><code>{_text(path)}</code></li>" for path in worker.evidence)
+        yield f"<ul>{items}</ul>"
+    if worker.last_lines:
+        yield "<pre>" + _text("\n".join(worker.last_lines)) + "</pre>"
+
+
+def _gpus(workers: Sequence[WorkerResult]) -> Iterator[str]:
+    """What telemetry said; nothing where there was none."""
+    rows = gpu_table.rows(workers)
+    if not rows:
+        return
+    heads = "".join(f'<th scope="col">{_text(column)}</th>' for column in gpu_table.COLUMNS)
+    yield f"<h2>GPUs</h2>\n<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>"
+    for cells in rows:
+        yield "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>"
+    yield "</tbody>\n</table>"
+
+
+def _run(result: RunResult) -> Iterator[str]:
+    yield f"<h2>Run</h2>\n<dl>\n<dt>exit code</dt><dd>{result.exit_code}</dd>"
+    for key, value in result.run.items():
+        yield f"<dt>{_text(key)}</dt><dd>{_text(value)}</dd>"
+    yield "</dl>"
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))

@@ -1,0 +1,48 @@
+"""The table of workers that ends a run: its columns, and its lines on a terminal. Pure."""
+
+from collections.abc import Sequence
+
+from launcher.verdict.results import WorkerResult
+
+COLUMNS = ("worker", "verdict", "steps", "loss first", "last", "tokens/s", "peak memory", "time")
+_NUM_LEFT = 2
+"""So many columns hold words and start at the left; the others hold numbers."""
+_GAP = "   "
+
+
+def table(workers: Sequence[WorkerResult]) -> list[str]:
+    """The lines of the closing table, without a prefix."""
+    rows = [row(worker) for worker in workers]
+    widths = [max(map(len, cells)) for cells in zip(COLUMNS, *rows, strict=True)]
+    rule = "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
+    return [_line(COLUMNS, widths), rule, *(_line(cells, widths) for cells in rows)]
+
+
+def row(worker: WorkerResult) -> tuple[str, ...]:
+    """One worker's cells, as the table and the page show them."""
+    return (
+        worker.name,
+        str(worker.verdict),
+        str(worker.steps),
+        _loss(worker.loss_first),
+        _loss(worker.loss_last),
+        "n/a" if worker.tokens_per_s is None else f"{worker.tokens_per_s:,.0f}",
+        "n/a"
+        if worker.peak_memory_bytes is None
+        else f"{worker.peak_memory_bytes / 2**30:.2f} GiB",
+        f"{worker.duration_s:.1f} s",
+    )
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [
+        cell.ljust(width) if at < _NUM_LEFT else cell.rjust(width)
+        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return _GAP.join(padded).rstrip()
+
+
+def _loss(value: float | str | None) -> str:
+    if value is None:
+        return "n/a"
+    return value if isinstance(value, str) else f"{value:.4f}"

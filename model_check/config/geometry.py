@@ -1,0 +1,161 @@
+"""`model.geometry`: a model's sizes by one word. A size of ours, a local directory, or a hub id.
+
+It gives the keys of [model] that describe a shape; whoever names such a key as well overrides it.
+No torch, no transformers: a config.json is JSON. A hub's is fetched by a child process, so that
+neither huggingface_hub nor a network that hangs enters this one.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from model_check.errors import ConfigError
+
+_ROOT = Path(__file__).resolve().parents[2]
+_FETCH_LIMIT_S = 120.0
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+Fetch = Callable[[str, bool], Path]
+"""(hub id, offline) -> its config.json. Raises ConfigError."""
+
+
+def _size(hidden: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
+    """The usual SwiGLU width: two thirds of 4 x hidden, up to a multiple of 64. With the plain
+    4 x hidden these sizes would be a third larger than their names promise."""
+    return {
+        "num_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": -(-hidden * 8 // (3 * 64)) * 64,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": None,
+        "vocab_size": None,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    }
+
+
+SIZES: Mapping[str, dict[str, Any]] = {
+    "tiny": _size(256, 6, 8, 8),
+    "small": _size(768, 12, 12, 12),
+    "medium": _size(1024, 24, 16, 8),
+    "large": _size(1536, 24, 16, 8),
+    "xl": _size(2048, 32, 32, 8),
+}
+"""The vocabulary is the tokenizer's. With 32,000 tokens: 21, 134, 344, 721 and 1549 million
+parameters."""
+
+
+def geometry_values(name: str, *, offline: bool, fetch: Fetch | None = None) -> dict[str, Any]:
+    """The keys of [model] that `name` stands for. Raises ConfigError.
+
+    `fetch`: how a hub's config.json is had; None: by a child process.
+    """
+    if name in SIZES:
+        return dict(SIZES[name])
+    path = Path(name)
+    if path.is_dir() or path.is_file():
+        file = path / "config.json" if path.is_dir() else path
+        return {**read_config(file), "model_path": str(file.parent)}
+    if not _HUB_ID.fullmatch(name):
+        raise ConfigError(
+            f"model.geometry = {name!r}: no size ({', '.join(SIZES)}), no directory that is here, "
+            "and no hub id (organisation/model)"
+        )
+    return {**read_config((fetch or fetch_config)(name, offline)), "model_path": name}
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """The keys of [model] from a transformers config.json. Raises ConfigError where it describes
+    something else than our LLaMA."""
+    config = _read_json(file)
+    _refuse_others(config, file)
+    try:
+        return {
+            "num_layers": config["num_hidden_layers"],
+            "hidden_size": config["hidden_size"],
+            "intermediate_size": config["intermediate_size"],
+            "num_heads": config["num_attention_heads"],
+            "num_kv_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
+            "head_dim": config.get("head_dim"),
+            "vocab_size": config["vocab_size"],
+            "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
+            "tie_word_embeddings": config.get("tie_word_embeddings", False),
+            **_rope(config, file),
+        }
+    except KeyError as error:
+        raise ConfigError(f"{file}: has no {error}: not the config.json of a LLaMA") from error
+
+
+def fetch_config(repo: str, offline: bool) -> Path:
+    """A hub model's config.json, through huggingface_hub in a process of its own."""
+    command = [sys.executable, "-P", "-m", "model_check.data.fetch", repo, "config.json"]
+    paths = (str(_ROOT), os.environ.get("PYTHONPATH", ""))
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    if offline:
+        environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=_FETCH_LIMIT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            f"model.geometry = {repo!r}: not fetched within {_FETCH_LIMIT_S:g} s; download its "
+            "config.json and name the directory"
+        ) from error
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise ConfigError(f"model.geometry: {last.removeprefix('error: ')}")
+    return Path(done.stdout.strip())
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"model.geometry: {file}: cannot be read: {error}") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file}:{error.lineno}: not JSON: {error.msg}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file}: not the config.json of a model")
+    return config
+
+
+def _refuse_others(config: dict[str, Any], file: Path) -> None:
+    """What our model has no switch for, and weights or numbers would silently be wrong without."""
+    expected: tuple[tuple[str, Any], ...] = (
+        ("model_type", "llama"),
+        ("hidden_act", "silu"),
+        ("attention_bias", False),
+        ("mlp_bias", False),
+    )
+    for key, value in expected:
+        if (found := config.get(key, value)) != value:
+            raise ConfigError(
+                f"{file}: {key} = {found!r}: only {value!r} is trained here (the LLaMA family)"
+            )
+
+
+def _rope(config: dict[str, Any], file: Path) -> dict[str, Any]:
+    """transformers 5 keeps all of it in rope_parameters; before, theta stood outside."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return {"rope_theta": theta, "rope_scaling": None}
+    if kind != "llama3":
+        raise ConfigError(f"{file}: rope_type = {kind!r}: only default and llama3 are known here")
+    scaling = {
+        "factor": rope["factor"],
+        "low_freq_factor": rope["low_freq_factor"],
+        "high_freq_factor": rope["high_freq_factor"],
+        "original_context_length": rope["original_max_position_embeddings"],
+    }
+    return {"rope_theta": theta, "rope_scaling": scaling}

@@ -1,0 +1,189 @@
+"""How much memory a worker's training will take, from the settings alone. Pure, and without torch.
+
+Counted is what is alive at the fullest moment of a step: weights, moments, what autograd keeps of
+the forward pass, and the head's chunk of logits. tests/models/test_memory_estimate.py holds the
+activations against what torch really keeps.
+"""
+
+from dataclasses import dataclass
+
+from model_check.config.derived import (
+    Geometry,
+    geometry,
+    loss_chunk_rows,
+    num_micro_batches,
+)
+from model_check.config.precision import precision
+from model_check.config.schema import Settings
+
+_FLOAT32, _HALF = 4, 2
+_RUNTIME_BYTES = {"cuda": 768 * 2**20, "cpu": 280 * 2**20}
+"""Context, libraries and kernel workspaces. cpu: the resident set of a worker with a tiny model
+(measured, torch 2.13); cuda: what contexts of recent GPUs usually take, not measured by us."""
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of one worker at the fullest moment of a step."""
+
+    weights: int
+    """float32, with the 16-bit copies that autocast keeps of the matrices."""
+    moments: int
+    gradients: int
+    """Those that are alive at that moment: all of them from the second micro-batch on."""
+    activations: int
+    temporaries: int
+    """A chunk of logits with its softmax, or what one block's backward pass has in hand: the more
+    of them."""
+    runtime: int
+
+    @property
+    def total(self) -> int:
+        return (
+            self.weights
+            + self.moments
+            + self.gradients
+            + self.activations
+            + self.temporaries
+            + self.runtime
+        )
+
+    def describe(self) -> str:
+        """`49.2 GiB: weights 10.1, moments 14.3, ...`: for people."""
+        parts = (
+            ("weights", self.weights),
+            ("gradients", self.gradients),
+            ("moments", self.moments),
+            ("activations", self.activations),
+            ("temporaries", self.temporaries),
+            ("runtime", self.runtime),
+        )
+        unit, size = ("GiB", 2**30) if self.total >= 2**31 else ("MiB", 2**20)
+        shown = ".1f" if unit == "GiB" else ",.0f"
+        texts = ", ".join(f"{name} {num_bytes / size:{shown}}" for name, num_bytes in parts)
+        return f"{self.total / size:{shown}} {unit}: {texts}"
+
+
+def estimate_memory_bytes(
+    settings: Settings, device: str, tokenizer_vocab_size: int | None = None
+) -> int:
+    """Bytes that one worker needs on `cuda` or `cpu`; see `estimate_memory`."""
+    return estimate_memory(settings, device, tokenizer_vocab_size).total
+
+
+def estimate_memory(
+    settings: Settings, device: str, tokenizer_vocab_size: int | None = None
+) -> MemoryEstimate:
+    """What one worker needs on `cuda` or `cpu`. Without a tokenizer's vocabulary,
+    data.bpe_vocab_size stands for a model.vocab_size that is null."""
+    shape = geometry(settings.model, tokenizer_vocab_size or settings.data.bpe_vocab_size)
+    half = precision(settings.training) != "fp32"
+    weights = shape.num_parameters * _FLOAT32
+    activations = _activations(settings, shape, device)
+    temporaries = max(_logits(settings, shape, device), _backward(settings, shape))
+    gradients = shape.vocab_size * shape.hidden_size * _FLOAT32  # the head's, made in the forward
+    if num_micro_batches(settings) > 1:
+        gradients += weights
+    elif activations + temporaries + gradients < weights:
+        # Fullest when the backward pass ends: all gradients are there, the activations gone.
+        gradients, activations, temporaries = weights, 0, 0
+    return MemoryEstimate(
+        weights=weights + (matrix_elements(shape) * _HALF if half else 0),
+        moments=2 * shape.num_parameters * _FLOAT32,
+        gradients=gradients,
+        activations=activations,
+        temporaries=temporaries,
+        runtime=_RUNTIME_BYTES[device],
+    )
+
+
+def describe_size(settings: Settings, device: str) -> str:
+    """`1,923,125,248 parameters; a worker takes about 35.3 GiB: ...`, for people."""
+    shape = geometry(settings.model, settings.data.bpe_vocab_size)
+    assumed = (
+        f" with a vocabulary of {shape.vocab_size:,} (the tokenizer decides)"
+        if settings.model.vocab_size is None
+        else ""
+    )
+    estimate = estimate_memory(settings, device).describe()
+    return f"{shape.num_parameters:,} parameters{assumed}; a worker takes about {estimate}"
+
+
+def advice(settings: Settings) -> str:
+    """What makes a run smaller, the settings that can still be changed with their values."""
+    training = settings.training
+    ways = []
+    if training.batch_size > 1:
+        ways.append(
+            f"lower training.batch_size ({training.batch_size}) and raise training.grad_accum_nums"
+        )
+    ways.append(f"lower training.context_length ({training.context_length})")
+    if not training.gradient_checkpointing:
+        ways.append("set training.gradient_checkpointing=true")
+    if settings.model.attention_backend == "eager":
+        ways.append("set model.attention_backend=auto")
+    if settings.model.num_layers > 1:
+        ways.append(f"train fewer model.num_layers ({settings.model.num_layers})")
+    return ", or ".join(ways)
+
+
+def matrix_elements(shape: Geometry) -> int:
+    """Elements of all matrices that are multiplied: not the norms, and of the embedding only a
+    tied one."""
+    norms = (2 * shape.num_layers + 1) * shape.hidden_size
+    embedding = 0 if shape.tied else shape.vocab_size * shape.hidden_size
+    return shape.num_parameters - norms - embedding
+
+
+def block_activations(settings: Settings, shape: Geometry, device: str) -> int:
+    """Bytes that autograd keeps of one block's forward pass."""
+    rows = settings.training.batch_size * settings.training.context_length
+    width = _HALF if precision(settings.training) != "fp32" else _FLOAT32
+    query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    # The input of each norm; a CPU has no fused norm and also keeps what it scales.
+    residual = (4 if device == "cpu" else 2) * shape.hidden_size * _FLOAT32
+    normed = 2 * shape.hidden_size * width
+    attention = (2 * query + 2 * key) * width + shape.num_heads * _FLOAT32  # q, k, v, out; row sums
+    feed_forward = 4 * shape.intermediate_size * width
+    return rows * (residual + normed + attention + feed_forward) + _scores(settings, shape, device)
+
+
+def _activations(settings: Settings, shape: Geometry, device: str) -> int:
+    """Of all blocks, at the end of the forward pass, with the head's input and its gradient."""
+    rows = settings.training.batch_size * settings.training.context_length
+    head = 3 * rows * shape.hidden_size * _FLOAT32
+    one = block_activations(settings, shape, device)
+    if settings.training.gradient_checkpointing:
+        inputs = shape.num_layers * rows * shape.hidden_size * _FLOAT32
+        return inputs + one + head  # one block is recomputed at a time
+    return shape.num_layers * one + head
+
+
+def _scores(settings: Settings, shape: Geometry, device: str) -> int:
+    """What eager attention keeps beyond any other: T x T probabilities a head, the mask, and keys
+    and values once for each query head. On a GPU autocast's softmax is in float32."""
+    training = settings.training
+    if settings.model.attention_backend != "eager":
+        return 0
+    batch, time = training.batch_size, training.context_length
+    width = _HALF if precision(training) != "fp32" else _FLOAT32
+    probability = width + _FLOAT32 if width == _HALF and device == "cuda" else width
+    repeated = 2 * (shape.num_heads - shape.num_kv_heads) * shape.head_dim * width
+    return time * (time + batch * (shape.num_heads * time * probability + repeated))
+
+
+def _logits(settings: Settings, shape: Geometry, device: str) -> int:
+    training = settings.training
+    rows = min(
+        loss_chunk_rows(settings, shape.vocab_size, device),
+        training.batch_size * training.context_length,
+    )
+    width = _HALF + 2 * _FLOAT32 if precision(training) != "fp32" else 2 * _FLOAT32
+    return rows * shape.vocab_size * width
+
+
+def _backward(settings: Settings, shape: Geometry) -> int:
+    """Gradients by the inner widths of one block's feed-forward and by its inputs."""
+    rows = settings.training.batch_size * settings.training.context_length
+    width = _HALF if precision(settings.training) != "fp32" else _FLOAT32
+    return rows * (4 * shape.intermediate_size * width + 3 * shape.hidden_size * _FLOAT32)

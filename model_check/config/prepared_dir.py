@@ -1,0 +1,125 @@
+"""What a prepared directory says of itself: metadata.json, and the settings that follow from it.
+
+A prepared directory is `tokenizer.json`, `dataset/` (a token cache of its own) and `metadata.json`,
+written last.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from model_check.errors import ConfigError
+
+METADATA = "metadata.json"
+DATASET = "dataset"
+
+
+class SplitCount(msgspec.Struct, frozen=True, kw_only=True):
+    """One split of the data: `num_tokens` = those in its sequences + `num_dropped`."""
+
+    num_sequences: int
+    num_documents: int
+    num_trained_on: int
+    """Documents of a validation split that are trained on too, word for word."""
+    num_tokens: int
+    num_dropped: int
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True):
+    """metadata.json of a prepared directory."""
+
+    schema: Literal[1] = 1
+    kind: Literal["prepared dataset"] = "prepared dataset"
+    dataset: str
+    tokenizer: str
+    vocab_size: int
+    end_token: str
+    end_id: int
+    max_length: int
+    """Tokens in a sequence."""
+    stride: int
+    """Tokens between the starts of neighbouring sequences."""
+    overlap: int
+    """Tokens that neighbours share: max_length - stride."""
+    tail: Literal["drop", "pad"]
+    validation: str | None
+    """As in data.validation."""
+    num_documents: int
+    num_tokens: int
+    splits: dict[str, SplitCount]
+    """`train` first."""
+    repairs: dict[str, int]
+    """What was repaired or skipped in the text, and how often."""
+    view: str
+    """The token cache's entry, in `dataset/`."""
+    built_with: dict[str, str]
+
+
+def read_metadata(directory: Path) -> Metadata | None:
+    """None where `directory` is not a prepared one; raises ConfigError where it says so and cannot
+    be understood."""
+    path = directory / METADATA
+    if not (directory / DATASET).is_dir():
+        return None
+    try:
+        raw = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        return msgspec.json.decode(raw, type=Metadata)
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{path}: not the metadata of a prepared directory ({error}); prepare it again"
+        ) from error
+
+
+def to_bytes(metadata: Metadata) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(metadata), indent=2) + b"\n"
+
+
+def settings_of(metadata: Metadata) -> dict[str, Any]:
+    """What training from the directory means unless somebody says otherwise: dotted name ->
+    value."""
+    return {
+        "training.context_length": metadata.max_length,
+        "data.stride": None if metadata.overlap == 0 else metadata.stride,
+        "data.tail": metadata.tail,
+        "data.validation": metadata.validation,
+        "model.vocab_size": None,
+    }
+
+
+def check_fits(
+    directory: Path, metadata: Metadata, values: Mapping[str, Any], sources: Mapping[str, str]
+) -> None:
+    """Raises ConfigError where settings (by dotted name) ask for other sequences than the
+    directory has, or the model has fewer rows than the data has ids."""
+    rows = values["model.vocab_size"]
+    if rows is not None and rows < metadata.vocab_size:
+        raise ConfigError(
+            f"{sources['model.vocab_size']}: model.vocab_size = {rows} is too small for "
+            f"{directory}, which was prepared with {metadata.vocab_size} ids; make it larger, or "
+            "null to follow the data"
+        )
+    for name, prepared in settings_of(metadata).items():
+        if name == "model.vocab_size" or _same(name, values, prepared):
+            continue
+        raise ConfigError(
+            f"{sources[name]}: {name} = {_word(values[name])}, but {directory} was prepared with "
+            f"{_word(prepared)}; leave it out to follow the data, or prepare the text again"
+        )
+
+
+def _same(name: str, values: Mapping[str, Any], prepared: Any) -> bool:
+    value = values[name]
+    if name == "data.stride" and value == values["training.context_length"]:
+        value = None
+    return bool(value == prepared)
+
+
+def _word(value: Any) -> str:
+    return "null" if value is None else str(value)

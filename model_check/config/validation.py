@@ -1,0 +1,95 @@
+"""The grammar of data.validation: `held_out=0.01,bach=composer:Bach,other=other.txt`. Pure."""
+
+import re
+from dataclasses import dataclass
+
+from model_check.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+_PATH_STARTS = ("/", "./", "../", "~")
+_HUB_SPLIT = "split"
+_RESERVED = ("train",)
+
+
+@dataclass(frozen=True)
+class DocumentFraction:
+    """So many of the documents, between 0 and 1."""
+
+    share: float
+
+
+@dataclass(frozen=True)
+class TextPath:
+    """A file or a directory of text."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class RowsWith:
+    """The rows whose `column` is `value`."""
+
+    column: str
+    value: str
+
+
+@dataclass(frozen=True)
+class HubSplit:
+    """A split of the hub dataset that is trained on."""
+
+    split: str
+
+
+What = DocumentFraction | TextPath | RowsWith | HubSplit
+
+
+def parse_validation(text: str | None) -> dict[str, What]:
+    """Name -> what validates, in the order given. Raises ConfigError."""
+    found: dict[str, What] = {}
+    for part in (text or "").split(",") if text else ():
+        name, equals, what = (piece.strip() for piece in part.partition("="))
+        if not equals or not what:
+            raise _refused(text, f"{part.strip()!r} is not NAME=WHAT")
+        if not _NAME.fullmatch(name) or name in _RESERVED:
+            raise _refused(text, f"{name!r} cannot name a split (letters, digits, - and _)")
+        if name in found:
+            raise _refused(text, f"{name} is given twice")
+        found[name] = _what(what, text)
+    if (total := sum(_shares(found))) >= 1:
+        raise _refused(text, f"the fractions come to {total:g}, which leaves nothing to train on")
+    return found
+
+
+def fractions(validation: dict[str, What]) -> dict[str, float]:
+    """Those that are fractions of the documents."""
+    return {n: w.share for n, w in validation.items() if isinstance(w, DocumentFraction)}
+
+
+def _what(what: str, text: str | None) -> What:
+    if what.startswith(_PATH_STARTS):
+        return TextPath(what)
+    if (share := _number(what)) is not None:
+        if not 0 < share < 1:
+            raise _refused(text, f"a fraction of the documents lies between 0 and 1, not {what}")
+        return DocumentFraction(share)
+    column, colon, value = what.partition(":")
+    if not colon:
+        return TextPath(what)
+    return HubSplit(value) if column == _HUB_SPLIT else RowsWith(column, value)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _shares(found: dict[str, What]) -> list[float]:
+    return list(fractions(found).values())
+
+
+def _refused(text: str | None, reason: str) -> ConfigError:
+    return ConfigError(
+        f"data.validation = {text!r}: {reason} (example: held_out=0.01,bach=composer:Bach)"
+    )
