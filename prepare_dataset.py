@@ -6,21 +6,34 @@ The launcher runs it once before the workers start; by hand it prepares a machin
 
 import json
 import os
+import shutil
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+import msgspec
+
 from model_check.config.arguments import Parser, add_settings_options, settings_request
 from model_check.config.load import load
+from model_check.data.housekeeping import (
+    UNUSED_DAYS,
+    collect_garbage,
+    list_cache,
+    verify_cache,
+)
 from model_check.data.prepare import Prepared, prepare
+from model_check.data.tool import add_tool_options, tool_flags
+from model_check.data.weights import weights_directory
 from model_check.errors import EXIT_SIGNAL_BASE, ModelCheckError, StorageError
 from model_check.utils.files import write_atomic
 
 _EPILOG = """\
-Exit codes: 0 the cache is whole; 2 the settings, the text, the tokenizer or the disk; 128+N ended
-by signal N (nothing half-built is ever found by others).
+Exit codes: 0 the cache is whole; 2 the settings, the text, the tokenizer, the disk, or an entry
+that --verify found bad; 70 a tokenizing process died; 128+N ended by signal N (nothing half-built
+is ever found by others, and the same command goes on from there).
 """
 
 
@@ -32,17 +45,26 @@ def main(argv: Sequence[str]) -> int:
     _stop_on_signals()
     try:
         arguments = _parser().read(argv)
-        settings = load(settings_request(arguments, os.environ), _has_gpu).settings
-        prepared = prepare(settings, _say)
+        request = settings_request(arguments, os.environ, tool_flags(arguments))
+        settings = load(request, _has_gpu).settings
+        if _keep_house(arguments, Path(settings.data.cache_dir).expanduser()):
+            return 0
+        weights_directory(settings, _say)  # fetched here, once: workers only ever open it
+        prepared = prepare(settings, _say, _bar if sys.stdout.isatty() else None)
         if arguments.result is not None:
             _write_result(arguments.result, prepared)
         _say(_summary(prepared))
+        if len(prepared.splits) > 1:
+            _say(_division(prepared))
     except ModelCheckError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except Stopped as stop:
         name = signal.Signals(stop.args[0]).name
-        print(f"stopped by {name}; nothing unfinished is left", file=sys.stderr)
+        print(
+            f"stopped by {name}; what was finished is kept: the same command goes on from there",
+            file=sys.stderr,
+        )
         return EXIT_SIGNAL_BASE + int(stop.args[0])
     return 0
 
@@ -50,10 +72,37 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(prog="prepare_dataset.py", description=__doc__, epilog=_EPILOG)
     add_settings_options(parser)
+    add_tool_options(parser)
     parser.add_argument(
         "--result", metavar="FILE", type=Path, help="write what was found or built, as JSON"
     )
+    house = parser.add_mutually_exclusive_group()
+    house.add_argument("--list", action="store_true", help="what lies in data.cache_dir")
+    house.add_argument("--verify", action="store_true", help="check every checksum in there")
+    house.add_argument(
+        "--gc",
+        action="store_true",
+        help="remove what was set aside, what dead builders left, and what was not used for long",
+    )
+    parser.add_argument(
+        "--older-than",
+        metavar="DAYS",
+        type=float,
+        default=UNUSED_DAYS,
+        help="how long that is (%(default)s days)",
+    )
     return parser
+
+
+def _keep_house(arguments: Namespace, cache: Path) -> bool:
+    """Whether the command line asks for that, instead of data. Raises DataError, StorageError."""
+    if arguments.list:
+        list_cache(cache, _say)
+    elif arguments.verify:
+        verify_cache(cache, _say)
+    elif arguments.gc:
+        collect_garbage(cache, arguments.older_than, _say)
+    return bool(arguments.list or arguments.verify or arguments.gc)
 
 
 def _has_gpu() -> bool:
@@ -77,7 +126,14 @@ def _stop_on_signals() -> None:
 
 
 def _say(line: str) -> None:
+    if sys.stdout.isatty():
+        _bar("")
     print(line, flush=True)
+
+
+def _bar(text: str) -> None:
+    columns = shutil.get_terminal_size().columns
+    print(f"\r\x1b[K{text[: columns - 1]}", end="", flush=True)
 
 
 def _summary(prepared: Prepared) -> str:
@@ -89,6 +145,17 @@ def _summary(prepared: Prepared) -> str:
     )
 
 
+def _division(prepared: Prepared) -> str:
+    parts = []
+    for name, split in prepared.splits.items():
+        shared = f", {split.num_trained_on:,} of them trained on" if split.num_trained_on else ""
+        parts.append(
+            f"{name} {split.num_sequences:,} sequences of {split.num_documents:,} documents"
+            f"{shared} ({split.num_tokens:,} tokens, {split.num_dropped:,} dropped)"
+        )
+    return f"data: {'; '.join(parts)}"
+
+
 def _write_result(path: Path, prepared: Prepared) -> None:
     result = {
         "schema": 1,
@@ -98,6 +165,7 @@ def _write_result(path: Path, prepared: Prepared) -> None:
         "num_tokens": prepared.num_tokens,
         "num_sequences": prepared.num_sequences,
         "vocab_size": prepared.vocab_size,
+        "splits": {name: msgspec.to_builtins(split) for name, split in prepared.splits.items()},
     }
     try:
         write_atomic(path, json.dumps(result, indent=2) + "\n")

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model_check.data.sharing import make_shared, share
+
 if TYPE_CHECKING:
     from filelock import UnixFileLock
 
@@ -26,8 +28,11 @@ Say = Callable[[str], None]
 
 
 @contextmanager
-def build_lock(root: Path, key_hash: str, say: Say) -> Iterator[None]:
-    """Hold the lock of one key; waits, with words, as long as a living process holds it."""
+def build_lock(root: Path, key_hash: str, say: Say) -> Iterator[Say]:
+    """Hold the lock of one key; waits, with words, as long as a living process holds it.
+
+    Yields what tells those who wait how far the build is.
+    """
     from filelock import UnixFileLock  # only builders lock, never who finds a prepared cache
 
     directory = root / LOCKS
@@ -35,19 +40,42 @@ def build_lock(root: Path, key_hash: str, say: Say) -> Iterator[None]:
     # fallback_to_soft: a marker file instead of flock would outlive a killed builder.
     lock = UnixFileLock(directory / f"{key_hash}.lock", mode=_SHARED_MODE, fallback_to_soft=False)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_shared(root, directory)
         _acquire(lock, status, say)
-    except OSError as error:
-        say(f"data: no lock in {directory} ({error.strerror}): two builders may do the same work")
+        share(root, Path(lock.lock_file))
+    except (OSError, NotImplementedError) as error:  # the latter: a kernel without flock
+        why = getattr(error, "strerror", None) or error
+        say(f"data: no lock in {directory} ({why}): two builders may do the same work")
     try:
         if lock.is_locked:
-            _write_status(status)
-        yield
+            _write_status(status, "")
+            share(root, status)
+        yield lambda progress: _write_status(status, progress) if lock.is_locked else None
     finally:
         if lock.is_locked:
             with suppress(OSError):
                 status.unlink()
             lock.release()
+
+
+@contextmanager
+def if_idle(root: Path, key_hash: str) -> Iterator[bool]:
+    """Hold the lock of one key unless somebody does; whether it is held. Where locks cannot be had
+    it is not."""
+    from filelock import Timeout, UnixFileLock
+
+    path = root / LOCKS / f"{key_hash}.lock"
+    lock = UnixFileLock(path, mode=_SHARED_MODE, fallback_to_soft=False)
+    try:
+        make_shared(root, path.parent)
+        lock.acquire(timeout=0)
+    except (OSError, Timeout, NotImplementedError):
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
 
 
 def _acquire(lock: "UnixFileLock", status: Path, say: Say) -> None:
@@ -64,13 +92,15 @@ def _acquire(lock: "UnixFileLock", status: Path, say: Say) -> None:
             wait_s = _WAIT_S
 
 
-def _write_status(path: Path) -> None:
+def _write_status(path: Path, progress: str) -> None:
+    status = {"pid": os.getpid(), "host": os.uname().nodename, "progress": progress}
     with suppress(OSError):
-        path.write_text(json.dumps({"pid": os.getpid(), "host": os.uname().nodename}))
+        path.write_text(json.dumps(status))
 
 
 def _holder(path: Path) -> str:
     with suppress(OSError, ValueError, KeyError, TypeError):
         status = json.loads(path.read_bytes())
-        return f"process {status['pid']} on {status['host']}, which prepares this data"
+        who = f"process {status['pid']} on {status['host']}, which prepares this data"
+        return f"{who} ({progress})" if (progress := status.get("progress")) else who
     return "another process, which prepares this data"

@@ -5,13 +5,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from model_check.config.schema import Settings
+from model_check.config.validation import parse_validation
 from model_check.data.embedded import EmbeddedSource
+from model_check.data.file_piece import SUFFIXES
 from model_check.data.hub import Hub
 from model_check.data.hub_text import KNOWN, PIP_HINT, HubSource
-from model_check.data.local_text import SUFFIXES, LocalSource
+from model_check.data.local_text import LocalSource
 from model_check.data.memo import Memo
+from model_check.data.rows import own_paths, rows_to_train
 from model_check.data.sources import Source
+from model_check.data.tiktoken_tokenizer import DEFAULT_ENCODING, TiktokenTokenizer
 from model_check.data.tokenizer import GivenTokenizer, TokenizerChoice, TrainedTokenizer
+from model_check.data.train_tokenizer import TrainedWordPiece
 from model_check.errors import DataError
 
 Say = Callable[[str], None]
@@ -55,16 +60,27 @@ def _named(name: str, settings: Settings, hub: Hub, memo: Memo) -> Source:
     if name in KNOWN:
         return _hub_source(name, settings, hub)
     if path.exists():
-        return LocalSource(path, settings.data.text_column, memo)
+        validation = parse_validation(settings.data.validation)
+        rows, without = rows_to_train(validation), own_paths(validation)
+        return LocalSource(path, settings.data.text_column, memo, rows, without)
     if name.endswith(SUFFIXES) or name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
         raise DataError(f"data.dataset = {name!r}: no such file or directory ({path.absolute()})")
     return _hub_source(name, settings, hub)
 
 
-def _hub_source(name: str, settings: Settings, hub: Hub) -> HubSource:
+def hub_split(settings: Settings, split: str, memo: Memo) -> HubSource:
+    """Another split of the hub dataset that is trained on. Raises DataError where it is none."""
+    name = "wikitext" if settings.data.dataset == "auto" else settings.data.dataset
+    hub = Hub(settings.data.hub_timeout_s, settings.data.offline, memo)
+    if name == "embedded" or Path(name).expanduser().exists():
+        raise DataError(f"data.validation: split:{split} is for hub datasets, not for {name}")
+    return _hub_source(name, settings, hub, split)
+
+
+def _hub_source(name: str, settings: Settings, hub: Hub, split: str | None = None) -> HubSource:
     data = settings.data
     bounded = data.num_samples is not None
-    return HubSource(name, data.dataset_config, data.split, data.text_column, hub, bounded)
+    return HubSource(name, data.dataset_config, split or data.split, data.text_column, hub, bounded)
 
 
 def _tokenizer_or_trained(
@@ -85,6 +101,10 @@ def _tokenizer(settings: Settings, hub: Hub, memo: Memo) -> TokenizerChoice:
     match settings.data.tokenizer:
         case "bpe":
             return TrainedTokenizer(settings.data.bpe_vocab_size)
+        case "wordpiece":
+            return TrainedWordPiece(settings.data.bpe_vocab_size)
+        case name if name.partition(":")[0] == "tiktoken":
+            return TiktokenTokenizer(name.partition(":")[2] or DEFAULT_ENCODING, memo)
         case "auto" | "model":
             return _model_tokenizer(settings.model.model_path, hub, memo)
         case name:
@@ -92,7 +112,7 @@ def _tokenizer(settings: Settings, hub: Hub, memo: Memo) -> TokenizerChoice:
             if not path.exists():
                 raise DataError(
                     f"data.tokenizer = {name!r}: no such file ({path.absolute()}); it is auto, "
-                    "model, bpe or the path of a tokenizer.json"
+                    "model, bpe, wordpiece, tiktoken or the path of a tokenizer.json"
                 )
             label = path.name if path.is_dir() else path.absolute().parent.name
             return GivenTokenizer(path, label or path.name, memo)

@@ -1,11 +1,16 @@
 """The Hugging Face hub: asked once whether it answers, then used or left alone for the whole run.
 
-Every way it can refuse has a message of its own. The token is read by huggingface_hub itself; it
-never passes through here.
+Every way it can refuse has a message of its own. The token is read by huggingface_hub itself, from
+HF_TOKEN or its own file; here only a `.env` puts it into HF_TOKEN, and nothing prints it.
 """
 
 import os
+import queue
+import re
+import socket
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -17,6 +22,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
+_TOKEN_LINE = re.compile(r"""\s*(?:export\s+)?HF_TOKEN\s*=\s*["']?(?P<token>[^\s"'#]+)""")
 _HTTP_UNAUTHORIZED = 401
 _HTTP_FORBIDDEN = 403
 _HTTP_TOO_MANY = 429
@@ -42,10 +48,12 @@ class Hub:
         reason = None
         if self._offline:
             reason = "offline was asked for (data.offline or HF_HUB_OFFLINE)"
-        elif not _answers(self.endpoint, self._timeout_s):
-            reason = f"{self.endpoint} does not answer (waited up to {self._timeout_s:g} s)"
+        elif silence := _silence(self.endpoint, self._timeout_s):
+            reason = f"{self.endpoint} does not answer ({silence})"
         if reason:
             os.environ["HF_HUB_OFFLINE"] = "1"
+        elif token := _token_of_dotenv(Path(".env")):
+            os.environ.setdefault("HF_TOKEN", token)
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         return reason
 
@@ -80,6 +88,29 @@ class Hub:
             raise DataError(f"{repo}: has no tokenizer.json on {self.endpoint}") from error
         except Exception as error:
             raise self._explained(error, repo, "model") from error
+
+    def model_files(self, repo: str, patterns: Sequence[str]) -> Path:
+        """The directory that holds those files of a model, fetched or from huggingface_hub's own
+        cache; a file that the model does not have is not in it."""
+        online = self.why_offline is None
+        if online:
+            self._commit(repo, "model")  # asked first, as for a tokenizer
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        try:
+            found = snapshot_download(
+                repo, allow_patterns=list(patterns), local_files_only=not online
+            )
+        except LocalEntryNotFoundError as error:
+            raise DataError(
+                f"{repo}: is not in huggingface_hub's cache here, and "
+                f"{self.why_offline or f'{self.endpoint} stopped answering'}; fetch it once with "
+                "network, or name a local directory"
+            ) from error
+        except Exception as error:
+            raise self._explained(error, repo, "model") from error
+        return Path(found)
 
     def check_access(self, repo: str) -> None:
         """Raises DataError where a gated dataset would refuse its files to us."""
@@ -143,6 +174,15 @@ class Hub:
         return DataError(f"{repo}: {text}")
 
 
+def _token_of_dotenv(path: Path) -> str | None:
+    """HF_TOKEN of a `.env` file here, where there is one: read as data, never executed."""
+    with suppress(OSError, UnicodeDecodeError):
+        for line in path.read_text().splitlines():
+            if found := _TOKEN_LINE.match(line):
+                return found["token"]
+    return None
+
+
 def without_secrets(text: str) -> str:
     """A foreign message, fit to be printed."""
     from huggingface_hub import get_token
@@ -151,23 +191,22 @@ def without_secrets(text: str) -> str:
     return text.replace(token, "***") if token else text
 
 
-def _answers(endpoint: str, timeout_s: float) -> bool:
-    """Whether any HTTP answer comes back in time, an error page included."""
+def _silence(endpoint: str, timeout_s: float) -> str | None:
+    """Why no HTTP answer comes back in time; None: one does, be it an error page."""
     # In a thread: a name server that is gone blocks getaddrinfo for longer than any time-out.
-    answered = threading.Event()
-    done = threading.Event()
+    heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def ask() -> None:
-        if _any_answer(endpoint, timeout_s):
-            answered.set()
-        done.set()
+        heard.put(_ask(endpoint, timeout_s))
 
     threading.Thread(target=ask, daemon=True, name="hub probe").start()
-    done.wait(timeout_s)
-    return answered.is_set()
+    try:
+        return heard.get(timeout=timeout_s)
+    except queue.Empty:
+        return f"waited {timeout_s:g} s"
 
 
-def _any_answer(endpoint: str, timeout_s: float) -> bool:
+def _ask(endpoint: str, timeout_s: float) -> str | None:
     import ssl  # only who asks the hub pays for these: 60 ms
     import urllib.error
     import urllib.request
@@ -175,12 +214,26 @@ def _any_answer(endpoint: str, timeout_s: float) -> bool:
     try:
         request = urllib.request.Request(f"{endpoint}/", method="HEAD")
         with urllib.request.urlopen(request, timeout=timeout_s):
-            return True
+            return None
     except urllib.error.HTTPError as error:
         error.close()
-        return True
+        return None
     except urllib.error.URLError as error:
         # Somebody answered; whose certificates are trusted is huggingface_hub's question.
-        return isinstance(error.reason, ssl.SSLError)
-    except (OSError, ValueError):  # a broken proxy answer, a malformed endpoint
-        return False
+        return None if isinstance(error.reason, ssl.SSLError) else _in_words(error.reason)
+    except (OSError, ValueError) as error:  # a broken proxy answer, a malformed endpoint
+        return _in_words(error)
+
+
+def _in_words(reason: object) -> str:
+    match reason:
+        case ConnectionRefusedError():
+            return "connection refused"
+        case socket.gaierror():
+            return "its name cannot be resolved"
+        case TimeoutError():
+            return "no answer in time"
+        case OSError(strerror=str(text)):
+            return text
+        case _:
+            return type(reason).__name__

@@ -1,21 +1,22 @@
-"""Batches for training: which sequences, in which order, prepared ahead.
+"""Batches: for training, which sequences, in which order, prepared ahead; for evaluation, every
+sequence once.
 
-A batch is a function of (seed, index) alone, so a run resumes by its index and every worker of a
-replicated run gets the same bits.
+A training batch is a function of (seed, index) alone, so a run resumes by its index and every
+worker of a replicated run gets the same bits.
 """
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
+from itertools import count, islice
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from model_check.data.token_cache import TokenCache
+from model_check.data.token_split import PADDING, Split
 from model_check.errors import DataError
 
 # B sequences in a batch, T tokens in a sequence
@@ -25,43 +26,43 @@ _SEED_WORD = 0xFFFF_FFFF
 
 @dataclass(frozen=True)
 class Batch:
-    """int64 [B, T] each; `targets[b, t]` is the token after `inputs[b, t]`."""
+    """int64 [B, T] each; `targets[b, t]` is the token after `inputs[b, t]`, or -100 where none
+    counts."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
+    documents: torch.Tensor | None = None
+    """int64 [B, T]: number of the document in its row, from 0; None: nobody asked."""
 
 
 class BatchLoader:
     """Every epoch is a permutation of all sequences; epochs follow each other without a gap."""
 
     def __init__(
-        self, cache: TokenCache, batch_size: int, seed: int, num_workers: int, pin: bool = False
+        self,
+        split: Split,
+        batch_size: int,
+        seed: int,
+        num_workers: int,
+        pin: bool = False,
+        documents: bool = False,
     ) -> None:
-        """`num_workers` threads prepare batches ahead (0: none); `pin`: in page-locked memory."""
-        if cache.num_sequences < 1:
-            raise DataError(f"{cache.path}: holds no sequence")
-        self._cache = cache
+        """`num_workers` threads prepare batches ahead (0: none); `pin`: in page-locked memory;
+        `documents`: batches say which token belongs to which document."""
+        if split.num_sequences < 1:
+            raise DataError(f"{split}: holds no sequence")
+        self._split = split
         self._batch_size = batch_size
         self._seed = seed
         self._num_workers = num_workers
         self._pin = pin
+        self._documents = documents
         # Neighbouring batches share an epoch, and threads work on neighbours.
         self._order = lru_cache(maxsize=2)(self._permutation)
 
     def batch(self, index: int) -> Batch:
         """The batch at `index`, from 0, without an end."""
-        windows_BW = torch.from_numpy(self._cache.gather(self._sequences(index)))
-        largest = int(windows_BW.max())
-        if largest >= self._cache.vocab_size:  # on a GPU it would end as an assert in a kernel
-            raise DataError(
-                f"{self._cache.path}: batch {index} holds token {largest}, the vocabulary is "
-                f"{self._cache.vocab_size}: the cache is damaged (data.verify=full rebuilds it)"
-            )
-        inputs_BT = windows_BW[:, :-1].contiguous()
-        targets_BT = windows_BW[:, 1:].contiguous()
-        if self._pin:
-            return Batch(inputs_BT.pin_memory(), targets_BT.pin_memory())
-        return Batch(inputs_BT, targets_BT)
+        return _read(self._split, self._sequences(index), self._documents, self._pin)
 
     def batches(self, start: int = 0) -> Generator[Batch, None, None]:
         """Batches from `start` on, for ever. What a thread raises is raised here, in its place;
@@ -84,10 +85,58 @@ class BatchLoader:
         """Which sequences make up a batch; one may take from two epochs."""
         first = index * self._batch_size
         positions = range(first, first + self._batch_size)
-        places = (divmod(position, self._cache.num_sequences) for position in positions)
+        places = (divmod(position, self._split.num_sequences) for position in positions)
         return np.array([self._order(epoch)[offset] for epoch, offset in places], np.int64)
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         # RandomState, since numpy promises that its numbers never change between versions.
         words = [self._seed & _SEED_WORD, self._seed >> 32 & _SEED_WORD, epoch]
-        return np.random.RandomState(words).permutation(self._cache.num_sequences)
+        return np.random.RandomState(words).permutation(self._split.num_sequences)
+
+
+def evaluation_batches(
+    split: Split,
+    batch_size: int,
+    limit: int | None = None,
+    *,
+    pin: bool = False,
+    documents: bool = False,
+) -> Iterator[Batch]:
+    """Every sequence of `split` once, in order; the last batch may be smaller. At most `limit`
+    batches.
+
+    Each label counts once: where windows overlap (data.stride) the part that the window before had
+    is -100 here. Weigh batches by the number of their targets that are not -100.
+    """
+    starts = range(0, split.num_sequences, batch_size)
+    for first in islice(starts, limit):
+        last = min(first + batch_size, split.num_sequences)
+        batch = _read(split, np.arange(first, last), documents, pin=False)
+        if (overlap := split.context_length - split.stride) > 0:
+            batch.targets[1 if first == 0 else 0 :, :overlap] = PADDING
+        yield _pinned(batch) if pin else batch
+
+
+def _read(split: Split, indices: NDArray[np.int64], documents: bool, pin: bool) -> Batch:
+    windows_BW = torch.from_numpy(split.gather(indices))
+    largest = int(windows_BW.max())
+    if largest >= split.vocab_size:  # on a GPU it would end as an assert in a kernel
+        raise DataError(
+            f"{split}: sequences {indices.tolist()} hold token {largest}, the vocabulary is "
+            f"{split.vocab_size}: the cache is damaged (data.verify=full rebuilds it)"
+        )
+    inputs_BT = windows_BW[:, :-1].contiguous()
+    if bool((windows_BW[:, -1] == PADDING).any()):
+        inputs_BT[inputs_BT == PADDING] = split.end_id  # its targets count for nothing
+    numbers = torch.from_numpy(split.documents(indices)) if documents else None
+    batch = Batch(inputs_BT, windows_BW[:, 1:].contiguous(), numbers)
+    return _pinned(batch) if pin else batch
+
+
+def _pinned(batch: Batch) -> Batch:
+    numbers = batch.documents
+    return Batch(
+        batch.inputs.pin_memory(),
+        batch.targets.pin_memory(),
+        None if numbers is None else numbers.pin_memory(),
+    )

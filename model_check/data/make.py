@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from model_check.data.build import build_tokens, write_synced
+from model_check.data.build import AS_IT_COMES, build_tokens, write_synced
 from model_check.data.build_lock import build_lock
+from model_check.data.filling import How
 from model_check.data.manifest import (
     MANIFEST,
     MAX_UINT16_VOCAB,
@@ -12,23 +13,25 @@ from model_check.data.manifest import (
     TokensManifest,
     Verify,
     ViewManifest,
-    hash_of,
-    num_sequences_in,
     read_tokens,
     read_view,
     to_bytes,
 )
+from model_check.data.progress import Progress
 from model_check.data.publish import (
     beside,
     check_room,
+    forget,
+    going_on,
     publish,
     set_aside,
     storage_errors,
     sweep,
 )
+from model_check.data.sharing import make_shared
+from model_check.data.splits import view_of
 from model_check.data.tokenizer import TextTokenizer
 from model_check.data.wanted import Wanted
-from model_check.errors import DataError
 
 _BYTES_A_TOKEN = 3.5  # English and source text; only to ask for room in time
 _ROOM = 1.2
@@ -36,21 +39,43 @@ _ROOM = 1.2
 Say = Callable[[str], None]
 
 
-def make(wanted: Wanted, verify: Verify, say: Say) -> tuple[ViewManifest, bool]:
-    """(the view, whether somebody else had made it meanwhile). Raises DataError, StorageError."""
+def make(
+    wanted: Wanted, verify: Verify, say: Say, how: How = AS_IT_COMES, bar: Say | None = None
+) -> tuple[ViewManifest, bool]:
+    """(the view, whether somebody else had made it meanwhile). `bar` draws over what it drew.
+
+    Raises DataError, StorageError, InternalError (a tokenizing worker died).
+    """
     root = wanted.root
     with storage_errors(root):
-        (root / TOKEN_STORES).mkdir(parents=True, exist_ok=True)
+        make_shared(root, root / TOKEN_STORES)
         sweep(root)
-    with build_lock(root, wanted.store_name, say):
+    if wanted.beside:
+        _make_beside(wanted, verify, say, how, bar)
+    with build_lock(root, wanted.store_name, say) as tell:
         try:
             return read_view(wanted.view, verify)[0], True
         except (FileNotFoundError, CorruptEntryError):
-            tokens = _sound_store(wanted, verify, say)
+            size = wanted.source.size_bytes
+            progress = Progress(size, wanted.max_tokens, say, bar, tell)
+            tokens = _sound_store(wanted, verify, say, how, progress)
             return _sound_view(wanted, tokens, verify, say), False
 
 
-def _sound_store(wanted: Wanted, verify: Verify, say: Say) -> TokensManifest:
+def _make_beside(wanted: Wanted, verify: Verify, say: Say, how: How, bar: Say | None) -> None:
+    """The validation texts, one lock at a time: two builders never wait for each other. The
+    training text comes first, whose tokenizer the others may need."""
+    with build_lock(wanted.root, wanted.store_name, say) as tell:
+        size = wanted.source.size_bytes
+        progress = Progress(size, wanted.max_tokens, say, bar, tell)
+        _sound_store(wanted, verify, say, how, progress)
+    for other in wanted.beside.values():
+        make(other, verify, say, how, bar)
+
+
+def _sound_store(
+    wanted: Wanted, verify: Verify, say: Say, how: How, progress: Progress
+) -> TokensManifest:
     try:
         return read_tokens(wanted.store, verify)
     except FileNotFoundError:
@@ -60,11 +85,19 @@ def _sound_store(wanted: Wanted, verify: Verify, say: Say) -> TokensManifest:
     say(f"data: preparing {wanted.source.name} with tokenizer {wanted.tokenizer.name}")
     tokenizer = wanted.tokenizer.load(wanted.source)
     _check_room(wanted, tokenizer)
-    with beside(wanted.root, wanted.store_name) as directory:
+    with going_on(wanted.root, wanted.store_name) as directory:
         tokens = build_tokens(
-            directory, wanted.source, tokenizer, wanted.tokens_key, wanted.max_tokens, say
+            directory,
+            wanted.source,
+            tokenizer,
+            wanted.tokens_key,
+            wanted.max_tokens,
+            say,
+            how=how,
+            progress=progress,
         )
         if publish(directory, wanted.store):
+            forget(wanted.root, wanted.store_name)
             return tokens
     return read_tokens(wanted.store, verify)  # somebody without our lock was faster
 
@@ -76,34 +109,12 @@ def _sound_view(wanted: Wanted, tokens: TokensManifest, verify: Verify, say: Say
         pass
     except CorruptEntryError as error:
         say(f"data: {error}; set aside as {set_aside(wanted.root, wanted.view)}")
-    view = _view_of(wanted, tokens)
     with beside(wanted.root, wanted.store_name) as directory:
+        view = view_of(wanted, tokens, directory)
         write_synced(directory / MANIFEST, to_bytes(view))
         if publish(directory, wanted.view):
             return view
     return read_view(wanted.view, verify)[0]
-
-
-def _view_of(wanted: Wanted, tokens: TokensManifest) -> ViewManifest:
-    available = num_sequences_in(tokens.num_tokens, wanted.context_length)
-    if available == 0:
-        raise DataError(
-            f"{tokens.dataset}: {tokens.num_tokens:,} tokens are too few for one sequence of "
-            f"training.context_length = {wanted.context_length} (it needs one more); take more "
-            "text or a shorter context"
-        )
-    return ViewManifest(
-        hash=hash_of(wanted.view_key),
-        key=wanted.view_key,
-        tokens=f"{TOKEN_STORES}/{wanted.store_name}",
-        tokens_hash=tokens.hash,
-        context_length=wanted.context_length,
-        num_sequences=min(available, wanted.num_samples or available),
-        num_tokens=tokens.num_tokens,
-        vocab_size=tokens.vocab_size,
-        dataset=wanted.source.name,
-        tokenizer=wanted.tokenizer.name,
-    )
 
 
 def _check_room(wanted: Wanted, tokenizer: TextTokenizer) -> None:

@@ -22,6 +22,8 @@ SCHEMA = 1
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.bin"
+TRAIN = "train"
+"""The split that a view is when it has no other."""
 TOKEN_STORES = "tokens"
 """Directory of the token stores inside the cache directory."""
 MAX_UINT16_VOCAB = 1 << 16
@@ -62,6 +64,8 @@ class TokensManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
     tokenizer: str
     repairs: dict[str, int]
     """What was repaired or skipped in the text, and how often."""
+    repair_places: dict[str, str] = {}
+    """Where each of those came first."""
     files: dict[str, FileEntry]
     built_with: dict[str, str]
     """Versions, for people: never part of the key."""
@@ -69,6 +73,18 @@ class TokensManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
     def shard_names(self) -> list[str]:
         num_shards = -(-self.num_tokens // self.shard_tokens)
         return [shard_name(number) for number in range(num_shards)]
+
+
+class SplitManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A validation split of a view."""
+
+    num_sequences: int
+    num_tokens: int
+    num_documents: int
+    num_trained_on: int = 0
+    """Documents that the train split has too, word for word."""
+    view: str | None = None
+    """The entry beside this one that holds it; None: documents of the view's own store."""
 
 
 class ViewManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="view"):
@@ -88,10 +104,24 @@ class ViewManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     vocab_size: int
     dataset: str
     tokenizer: str
+    stride: int | None = None
+    """Tokens between the starts of windows; None: context_length."""
+    tail: Literal["drop", "pad"] = "drop"
+    num_train_tokens: int | None = None
+    """Tokens of the documents to train on; None: all of the store."""
+    splits: dict[str, SplitManifest] = {}
+    """The validation splits, by name."""
+    files: dict[str, FileEntry] = {}
+    """Files of the view itself: `<split>.runs.bin` (int64 [2, n]: where each run of tokens begins
+    in the split, and where in the store), for splits that are documents of the store."""
 
 
 def shard_name(number: int) -> str:
     return f"tokens-{number:05d}.bin"
+
+
+def runs_name(split: str) -> str:
+    return f"{split}.runs.bin"
 
 
 def hash_of(key: Any) -> str:
@@ -102,10 +132,6 @@ def hash_of(key: Any) -> str:
 def short(full_hash: str) -> str:
     """The part of a hash that stands in names; the whole one stands in the manifest."""
     return full_hash[:16]
-
-
-def num_sequences_in(num_tokens: int, context_length: int) -> int:
-    return max(0, (num_tokens - 1) // context_length)
 
 
 def to_bytes(manifest: TokensManifest | ViewManifest) -> bytes:
@@ -123,7 +149,21 @@ def read_view(directory: Path, verify: Verify) -> tuple[ViewManifest, TokensMani
         raise CorruptEntryError(f"{directory}: its token store {store} is gone") from error
     if tokens.hash != view.tokens_hash or tokens.num_tokens != view.num_tokens:
         raise CorruptEntryError(f"{directory}: was made from other tokens than {store} holds")
+    _verify_splits(directory, view, verify)
     return view, tokens
+
+
+def _verify_splits(directory: Path, view: ViewManifest, verify: Verify) -> None:
+    """Raises CorruptEntryError when a split's file, or the entry that a split is, is not whole."""
+    verify_files(directory, view.files, verify)
+    for name, split in view.splits.items():
+        if split.view is None:
+            continue
+        beside = directory.parent / Path(split.view).name
+        try:
+            read_view(beside, verify)
+        except FileNotFoundError as error:
+            raise CorruptEntryError(f"{directory}: {beside}, its split {name}, is gone") from error
 
 
 def store_of(directory: Path, view: ViewManifest) -> Path:
@@ -133,9 +173,7 @@ def store_of(directory: Path, view: ViewManifest) -> Path:
 def read_tokens(directory: Path, verify: Verify) -> TokensManifest:
     """A token store's manifest, its files verified. Raises like `read_view`."""
     manifest = _read(directory, TokensManifest)
-    if verify != "off":
-        for name, entry in manifest.files.items():
-            _verify_file(directory / name, entry, whole=verify == "full")
+    verify_files(directory, manifest.files, verify)
     return manifest
 
 
@@ -151,7 +189,7 @@ def _read(directory: Path, kind: type[M]) -> M:
             raise CorruptEntryError(f"{directory}: has no {MANIFEST}") from error
         raise FileNotFoundError(directory) from error
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
     try:
         manifest = msgspec.json.decode(raw, type=kind)
     except msgspec.DecodeError as error:
@@ -159,6 +197,13 @@ def _read(directory: Path, kind: type[M]) -> M:
     if hash_of(manifest.key) != manifest.hash:
         raise CorruptEntryError(f"{path}: its key does not have its hash: it was edited")
     return manifest
+
+
+def verify_files(directory: Path, files: dict[str, FileEntry], verify: Verify) -> None:
+    """Raises CorruptEntryError for the first that is not what its manifest says."""
+    if verify != "off":
+        for name, entry in files.items():
+            _verify_file(directory / name, entry, whole=verify == "full")
 
 
 def _verify_file(path: Path, entry: FileEntry, *, whole: bool) -> None:
@@ -174,4 +219,13 @@ def _verify_file(path: Path, entry: FileEntry, *, whole: bool) -> None:
     except FileNotFoundError as error:
         raise CorruptEntryError(f"{path}: is missing") from error
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    cure = ""
+    if isinstance(error, PermissionError):
+        entry = path.parent
+        root = entry.parents[1] if entry.parent.name == TOKEN_STORES else entry.parent
+        cure = f"; its owner shares the cache with: chmod -R a+rX {root}"
+    return DataError(f"{path}: cannot be read: {error.strerror}{cure}")

@@ -8,6 +8,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from model_check.data.sharing import make_shared, share
+
 _SMALL_BYTES = 1 << 20
 _SETTLED_S = 2.0
 
@@ -16,6 +18,7 @@ class Memo:
     """Values by signature, a small file each, in `<cache dir>/.memo`."""
 
     def __init__(self, cache_dir: Path) -> None:
+        self._cache_dir = cache_dir
         self._directory = cache_dir / ".memo"
 
     def get(self, signature: str) -> str | None:
@@ -29,8 +32,9 @@ class Memo:
         path = self._path(signature)
         beside = path.with_name(f"{path.name}.{os.getpid()}")
         with suppress(OSError):  # a read-only cache
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_shared(self._cache_dir, self._directory)
             beside.write_text(json.dumps({"signature": signature, "value": value}))
+            share(self._cache_dir, beside)
             beside.replace(path)
 
     def _path(self, signature: str) -> Path:

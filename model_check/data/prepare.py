@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_check.config.derived import num_micro_batches
+from model_check.config.prepared_dir import SplitCount
 from model_check.config.schema import Settings
-from model_check.data.choose import choose
-from model_check.data.manifest import CorruptEntryError, ViewManifest, read_view
-from model_check.data.memo import Memo
+from model_check.data.discard import discard
+from model_check.data.manifest import CorruptEntryError, TokensManifest, ViewManifest, read_view
+from model_check.data.prepared import check_output, counts_of, find_prepared, write_prepared
+from model_check.data.text import Repairs
 from model_check.data.tokenizer import use_threads
+from model_check.data.want import want
 from model_check.data.wanted import Wanted
 from model_check.errors import ConfigError
 
@@ -30,46 +32,87 @@ class Prepared:
     num_tokens: int
     num_sequences: int
     vocab_size: int
+    splits: dict[str, SplitCount]
+    """What each split holds and drops, `train` first."""
     seconds: float
 
 
-def prepare(settings: Settings, say: Say) -> Prepared:
-    """The cache for `settings`, built unless it is there. `say` gets lines for people.
+def prepare(settings: Settings, say: Say, bar: Say | None = None) -> Prepared:
+    """The cache for `settings`, built unless it is there. `say` gets lines for people; `bar` draws
+    over what it drew before.
 
     Raises DataError (the text or the tokenizer cannot be had, the text is too short), StorageError
     (the cache directory), ConfigError (the tokenizer has more ids than the model has rows).
     """
     started = time.monotonic()
     use_threads(settings.data.num_proc)
-    wanted = _wanted(settings, say)
-    try:
-        view, hit = read_view(wanted.view, settings.data.verify)[0], True
-    except (FileNotFoundError, CorruptEntryError):
-        from model_check.data.make import make  # numpy and filelock: only who builds pays for them
-
-        view, hit = make(wanted, settings.data.verify, say)
+    if (ready := find_prepared(settings)) is not None:
+        _tell_what_is_not_used(settings, say)
+        return _prepared(*ready, hit=True, started=started)
+    output_dir = settings.data.output_dir and Path(settings.data.output_dir).expanduser()
+    if output_dir:
+        check_output(output_dir)
+    wanted = want(settings, say)
+    view, tokens, hit = _found_or_made(wanted, settings, say, bar)
     _check_vocabulary(settings, view)
     if wanted.num_samples is not None and view.num_sequences < wanted.num_samples:
-        say(f"data: {view.num_sequences:,} sequences: {view.dataset} has no more")
+        say(f"data: {view.num_sequences:,} sequences: {view.dataset} has no more{_but_for(view)}")
+    if output_dir:
+        write_prepared(output_dir, wanted.view, view, tokens, settings)
+    return _prepared(wanted.view, view, tokens, hit=hit, started=started)
+
+
+def _tell_what_is_not_used(settings: Settings, say: Say) -> None:
+    """Of a prepared directory nothing is prepared any more."""
+    data = settings.data
+    if data.force_preprocess:
+        raise ConfigError(
+            f"data.force_preprocess: {data.dataset} is prepared, and the text that it was made "
+            "from is not in it; give that as data.dataset and the directory as data.output_dir"
+        )
+    if data.num_samples is not None:
+        say(f"data: {data.dataset} is used whole: data.num_samples is for preparing")
+
+
+def _found_or_made(
+    wanted: Wanted, settings: Settings, say: Say, bar: Say | None
+) -> tuple[ViewManifest, TokensManifest, bool]:
+    """(view, its store, whether it was there)"""
+    verify = settings.data.verify
+    if settings.data.force_preprocess:
+        discard(wanted)
+    try:
+        view, tokens = read_view(wanted.view, verify)
+        for line in Repairs.of(tokens.repairs, tokens.repair_places).lines():
+            say(f"data: {line}")
+        return view, tokens, True
+    except (FileNotFoundError, CorruptEntryError):
+        # numpy and filelock: only who builds pays for them.
+        from model_check.data.filling import How
+        from model_check.data.make import make
+
+        how = How(settings.data.tokenizer_backend, settings.data.num_proc)
+        _, hit = make(wanted, verify, say, how, bar)
+        return *read_view(wanted.view, "off"), hit
+
+
+def _prepared(
+    path: Path, view: ViewManifest, tokens: TokensManifest, *, hit: bool, started: float
+) -> Prepared:
     return Prepared(
-        path=wanted.view.absolute(),
+        path=path.absolute(),
         hit=hit,
         dataset=view.dataset,
         num_tokens=view.num_tokens,
         num_sequences=view.num_sequences,
         vocab_size=view.vocab_size,
+        splits=counts_of(view, tokens),
         seconds=time.monotonic() - started,
     )
 
 
-def _wanted(settings: Settings, say: Say) -> Wanted:
-    root = Path(settings.data.cache_dir).expanduser()
-    source, tokenizer = choose(settings, Memo(root), say)
-    num_samples = settings.data.num_samples
-    if num_samples is None and source.endless:
-        training = settings.training
-        num_samples = training.max_steps * num_micro_batches(settings) * training.batch_size
-    return Wanted(root, source, tokenizer, settings.training.context_length, num_samples)
+def _but_for(view: ViewManifest) -> str:
+    return f" beside {', '.join(view.splits)}" if view.splits else ""
 
 
 def _check_vocabulary(settings: Settings, view: ViewManifest) -> None:

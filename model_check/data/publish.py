@@ -15,13 +15,18 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from model_check.errors import StorageError
+from model_check.data.sharing import share_entry
+from model_check.errors import DataError, StorageError
 from model_check.utils.files import sync
 
 TMP_PREFIX = ".tmp-"
 BAD_PREFIX = ".bad-"
+UNFINISHED = "unfinished.json"
+"""In a directory that is being filled: how far that has come."""
 _FOREIGN_TMP_AGE_S = 24 * 3600
 """Another machine's unfinished directory is taken for dead after so long; ours when it is."""
+_RESUMABLE_S = 7 * 24 * 3600
+"""So long an unfinished directory waits for somebody who goes on with it."""
 _serial = itertools.count()
 _CURE = "set data.cache_dir (or DATASET_CACHE_DIR) to a directory"
 
@@ -38,9 +43,47 @@ def beside(root: Path, key_hash: str) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@contextmanager
+def going_on(root: Path, key_hash: str) -> Iterator[Path]:
+    """Like `beside`, but with what a builder of the same key left that was killed. What is
+    unfinished at the end stays for the next one, unless an error says that it would end the same.
+    """
+    directory = root / f"{TMP_PREFIX}{key_hash}-{_owner()}-{next(_serial)}"
+    keep = False
+    try:
+        with storage_errors(root):
+            if not _take_over(root, key_hash, directory):
+                directory.mkdir()
+        keep = True
+        yield directory
+    except (DataError, StorageError):
+        keep = False
+        raise
+    finally:
+        if not (keep and (directory / UNFINISHED).exists()):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _take_over(root: Path, key_hash: str, directory: Path) -> bool:
+    """By a rename: of two who try, one has it."""
+    for left in sorted(root.glob(f"{TMP_PREFIX}{key_hash}-*"), key=_when_saved, reverse=True):
+        with suppress(OSError):
+            if is_dead(left) and (left / UNFINISHED).exists():
+                left.rename(directory)
+                return True
+    return False
+
+
+def _when_saved(directory: Path) -> float:
+    with suppress(OSError):
+        return (directory / UNFINISHED).stat().st_mtime
+    return 0.0
+
+
 def publish(filled: Path, final: Path) -> bool:
     """Make `filled`, its files synced, appear as `final`; False when somebody else was first."""
     with storage_errors(final.parent):
+        share_entry(filled.parent, filled)
         sync(filled)
         try:
             filled.rename(final)
@@ -61,11 +104,19 @@ def set_aside(root: Path, entry: Path) -> Path:
     return aside
 
 
+def forget(root: Path, key_hash: str) -> None:
+    """Remove what dead builders left of a store that is finished."""
+    for left in root.glob(f"{TMP_PREFIX}{key_hash}-*"):
+        with suppress(OSError):
+            if is_dead(left):
+                shutil.rmtree(left, ignore_errors=True)
+
+
 def sweep(root: Path) -> None:
-    """Remove what builders left that did not live to do it."""
+    """Remove what builders left that did not live to do it, and that nobody will go on with."""
     for directory in root.glob(f"{TMP_PREFIX}*"):
         with suppress(OSError):  # somebody else sweeps too
-            if _is_dead(directory):
+            if is_dead(directory) and time.time() - _when_saved(directory) > _RESUMABLE_S:
                 shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -121,7 +172,8 @@ def _owner() -> str:
     return f"{place_id()}-{os.getpid()}-{start_time(os.getpid())}"
 
 
-def _is_dead(directory: Path) -> bool:
+def is_dead(directory: Path) -> bool:
+    """Whether the builder that a directory's name tells of is gone. Raises OSError."""
     match directory.name.removeprefix(TMP_PREFIX).split("-"):
         case [_, place, pid, started, *_] if place == place_id() and pid.isdigit():
             return start_time(int(pid)) != started

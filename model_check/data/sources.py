@@ -1,9 +1,10 @@
-"""Where text comes from: the protocol of a source."""
+"""Where text comes from: the protocol of a source, and of its parts."""
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from model_check.data.text import Repairs
+from model_check.errors import DataError
 
 
 class Source(Protocol):
@@ -30,3 +31,32 @@ class Source(Protocol):
 
     def documents(self, repairs: Repairs) -> Iterator[str]:
         """Every usable document, in an order that the identity fixes. Raises DataError."""
+
+
+class Piece(Protocol):
+    """A part of a source that can be read without the rest, in another process too."""
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much text it holds."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether its tokens may lie in memory all at once."""
+
+    def documents(self, repairs: Repairs) -> Iterator[str]:
+        """Every usable document of this part. Raises DataError."""
+
+
+@runtime_checkable
+class Splittable(Protocol):
+    """A source that can be read piece by piece: the documents of all pieces, in their order, are
+    the documents of the source."""
+
+    def pieces(self) -> Iterator[Piece]:
+        """Raises DataError."""
+
+
+def nothing_usable(name: str, repairs: Repairs) -> DataError:
+    found = "; ".join(repairs.lines()) or "it is empty"
+    return DataError(f"{name}: no usable text: {found}")

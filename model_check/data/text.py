@@ -27,6 +27,23 @@ class Repairs:
         self.counts[kind] = self.counts.get(kind, 0) + 1
         self._first.setdefault(kind, place)
 
+    def merge(self, later: "Repairs") -> None:
+        """Add those of a text that comes after this one."""
+        for kind, count in later.counts.items():
+            self.counts[kind] = self.counts.get(kind, 0) + count
+            self._first.setdefault(kind, later._first[kind])
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where each kind came first."""
+        return dict(self._first)
+
+    @classmethod
+    def of(cls, counts: dict[str, int], places: dict[str, str]) -> "Repairs":
+        repairs = cls()
+        repairs.counts, repairs._first = dict(counts), dict(places)
+        return repairs
+
     def clear(self) -> None:
         """Start over: the same documents are about to be read again."""
         self.counts.clear()
@@ -35,7 +52,7 @@ class Repairs:
     def lines(self) -> list[str]:
         """`3 x invalid UTF-8 replaced (first at notes.txt:12)`, a line a kind."""
         return [
-            f"{count} x {kind} (first at {self._first[kind]})"
+            f"{count} x {kind} (first at {self._first.get(kind, 'a place not recorded')})"
             for kind, count in self.counts.items()
         ]
 

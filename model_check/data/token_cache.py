@@ -1,26 +1,29 @@
-"""A prepared token cache, opened to read: windows of tokens straight from memory maps."""
+"""A prepared token cache, opened to read: its splits, of which itself is the one to train on."""
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_check.data.manifest import (
-    DOCUMENTS,
     TOKENIZER,
+    TRAIN,
     TokensManifest,
     Verify,
     ViewManifest,
     read_view,
+    runs_name,
     store_of,
 )
+from model_check.data.token_split import Split, StoreSplit
+from model_check.data.token_store import TokenStore, map_items
+from model_check.data.windows import Tail, Windows
 from model_check.errors import DataError
 
 
 class TokenCache:
-    """The sequences of one view. Files are mapped when first used and never written."""
+    """The sequences of one view's train split, and the way to its other splits."""
 
     def __init__(self, path: Path, view: ViewManifest, tokens: TokensManifest) -> None:
         self.path = path
@@ -42,12 +45,33 @@ class TokenCache:
         return self.num_sequences
 
     @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of all splits, `train` first."""
+        return (TRAIN, *self.view.splits)
+
+    def split(self, name: str) -> Split:
+        """A split by its name. Raises DataError where there is none of it."""
+        if name == TRAIN:
+            return self
+        entry = self.view.splits.get(name)
+        if entry is None:
+            raise DataError(f"{self.path}: no split {name!r} (there are {', '.join(self.splits)})")
+        if entry.view is not None:
+            return TokenCache.open(self.path.parent / entry.view, "off")  # verified with this view
+        return self._over_store(name, "pad", entry.num_sequences, entry.num_tokens)
+
+    @property
     def dataset(self) -> str:
         return self.view.dataset
 
     @property
     def context_length(self) -> int:
         return self.view.context_length
+
+    @property
+    def stride(self) -> int:
+        """Tokens between the starts of neighbouring sequences."""
+        return self.view.stride or self.view.context_length
 
     @property
     def num_sequences(self) -> int:
@@ -69,50 +93,33 @@ class TokenCache:
 
     @property
     def tokenizer_path(self) -> Path:
-        return self._store / TOKENIZER
-
-    @cached_property
-    def document_ends(self) -> NDArray[np.uint64]:
-        """Where each document ends in the store, its end token included: positions, ascending."""
-        return self._map(DOCUMENTS, "<u8")
-
-    def gather(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The sequences at `indices`: int64 [len(indices), context_length + 1]. A label is the
-        next column: shifted here, once, and nowhere else. Safe to call from several threads."""
-        windows = np.empty((len(indices), self.context_length + 1), np.int64)
-        for row, index in zip(windows, indices, strict=True):
-            self._read(int(index), row)
-        return windows
+        return self._store.path / TOKENIZER
 
     @property
-    def _store(self) -> Path:
-        return store_of(self.path, self.view)
+    def document_ends(self) -> NDArray[np.uint64]:
+        """Where each document ends in the store, its end token included: positions, ascending."""
+        return self._store.document_ends
+
+    def gather(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See Split."""
+        return self._train.gather(indices)
+
+    def documents(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See Split."""
+        return self._train.documents(indices)
 
     @cached_property
-    def _shards(self) -> list[NDArray[Any]]:
-        dtype = np.dtype(self.tokens.dtype).newbyteorder("<")
-        return [self._map(name, dtype) for name in self.tokens.shard_names()]
+    def _store(self) -> TokenStore:
+        return TokenStore(store_of(self.path, self.view), self.tokens)
 
-    def _map(self, name: str, dtype: Any) -> NDArray[Any]:
-        path = self._store / name
-        try:
-            return np.memmap(path, dtype, mode="r")
-        except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
-            raise DataError(f"{path}: cannot be mapped: {error}") from error
+    @cached_property
+    def _train(self) -> StoreSplit:
+        num_tokens = self.view.num_train_tokens or self.view.num_tokens
+        return self._over_store(TRAIN, self.view.tail, self.num_sequences, num_tokens)
 
-    def _read(self, index: int, row: NDArray[np.int64]) -> None:
-        """Copy one sequence, which may lie across two shards or more."""
-        if not 0 <= index < self.num_sequences:
-            raise IndexError(f"sequence {index} of {self.num_sequences}")
-        shard_tokens = self.tokens.shard_tokens
-        position, done = index * self.context_length, 0
-        while done < row.size:
-            shard, offset = divmod(position + done, shard_tokens)
-            part = self._shards[shard][offset : offset + row.size - done]
-            if part.size == 0:
-                raise DataError(
-                    f"{self._store}: shard {shard} ends before token {position + done}, which the "
-                    "manifest promises (data.verify=full finds out more, and rebuilds)"
-                )
-            row[done : done + part.size] = part
-            done += part.size
+    def _over_store(self, name: str, tail: Tail, num_sequences: int, num_tokens: int) -> StoreSplit:
+        runs = None
+        if (file := runs_name(name)) in self.view.files:
+            runs = map_items(self.path / file, "<i8").reshape(2, -1)
+        windows = Windows(self.context_length, self.stride, tail)
+        return StoreSplit(name, self.path, self._store, windows, num_sequences, num_tokens, runs)

@@ -38,7 +38,7 @@ _ENDLESS_WORD = re.compile(r"\S{1000}(?=\S)")
 """Counts changes of `_train` that change its result."""
 
 # Letters, numbers, indentation, scripts, an emoji, line ends: what tokenizers disagree about.
-_PROBE = (
+PROBE = (
     "The quick brown fox can't jump over 12,345.678 lazy dogs; don't ask why.\n\n"
     "\tdef f(x):\n        return x ** 2  # comment\n    \n\n\n"
     "Ünïcödé naïve façade, Ελληνικά, Русский, עברית, العربية, हिन्दी, 中文字符, 日本語かな, 한국어 "
@@ -106,7 +106,7 @@ class TrainedTokenizer:
         }
 
     def load(self, source: Source) -> TextTokenizer:
-        sample = _first_characters(source.documents(Repairs()), TRAINING_CHARACTERS)
+        sample = first_characters(source.documents(Repairs()), TRAINING_CHARACTERS)
         return TextTokenizer(_train(sample, self._vocab_size), self.name)
 
 
@@ -161,7 +161,7 @@ class GivenTokenizer:
         if known := self._memo.get(signature):
             return known
         tokenizer = TextTokenizer(_parse(self._document, self._path), self.name)
-        probe = hash_of(tokenizer.encode([_PROBE])[0])
+        probe = hash_of(tokenizer.encode([PROBE])[0])
         self._memo.put(signature, probe)
         return probe
 
@@ -187,11 +187,11 @@ def _train(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((_without_endless_words(text) for text in texts), trainer)
+    tokenizer.train_from_iterator((without_endless_words(text) for text in texts), trainer)
     return tokenizer
 
 
-def _without_endless_words(text: str) -> str:
+def without_endless_words(text: str) -> str:
     """Training takes time quadratic in the longest word (240,000 characters without a blank: 22 s),
     and one such word is no sample of a language. Encoding is not touched."""
     return _ENDLESS_WORD.sub(r"\g<0> ", text)
@@ -222,7 +222,7 @@ def _parse(document: dict[str, Any], path: Path) -> "Tokenizer":
         raise DataError(f"{path}: not a tokenizer.json that `tokenizers` reads: {error}") from error
 
 
-def _first_characters(documents: Iterable[str], limit: int) -> Iterator[str]:
+def first_characters(documents: Iterable[str], limit: int) -> Iterator[str]:
     total = 0
     for text in documents:
         yield text

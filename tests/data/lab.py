@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -97,8 +97,13 @@ class Builder:
 
 
 def start_builder(
-    cache: Path, dataset: object, *arguments: str, environ: Mapping[str, str] | None = None
+    cache: Path,
+    dataset: object,
+    *arguments: str,
+    environ: Mapping[str, str] | None = None,
+    program: Sequence[str] = (sys.executable,),
 ) -> Builder:
+    """`program` runs prepare_dataset.py."""
     usual = [
         f"data.cache_dir={cache}",
         f"data.dataset={dataset}",
@@ -110,7 +115,7 @@ def start_builder(
     usual = [argument for argument in usual if argument.partition("=")[0] not in given]
     clean = {k: v for k, v in os.environ.items() if k.upper() not in _PLACES}
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "prepare_dataset.py"), "--preset", "cpu", *usual, *arguments],
+        [*program, str(ROOT / "prepare_dataset.py"), "--preset", "cpu", *usual, *arguments],
         env={**clean, **(environ or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -244,3 +249,17 @@ def _file(content: bytes, wanted_range: str | None) -> Answer:
     begin, end = int(first), min(int(last or len(content)), len(content) - 1)
     headers["Content-Range"] = f"bytes {begin}-{end}/{len(content)}"
     return Answer(206, content[begin : end + 1], headers)
+
+
+def run_tool(*arguments: object, **environ: str) -> tuple[int, str]:
+    """`prepare_dataset.py` with nothing but `arguments`: (exit code, all that it wrote)."""
+    clean = {k: v for k, v in os.environ.items() if k.upper() not in _PLACES}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "prepare_dataset.py"), *map(str, arguments)],
+        env={**clean, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    return done.returncode, done.stdout

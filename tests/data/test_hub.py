@@ -1,6 +1,8 @@
 """The hub on the loopback interface, through the real huggingface_hub and datasets."""
 
+import gzip
 import io
+import json
 import re
 import socket
 import sys
@@ -164,7 +166,50 @@ def test_a_hub_that_never_answers_costs_one_probe(lab: Lab, environ: dict[str, s
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         given = {**environ, "HF_ENDPOINT": endpoint}
         error = error_of(build(lab, "c4", "data.hub_timeout_s=0.3", environ=given))
-    assert f"c4: was never prepared here, and {endpoint} does not answer" in error
+    assert f"c4: was never prepared here, and {endpoint} does not answer (waited 0.3 s)" in error
+
+
+def test_a_refused_connection_is_not_called_waiting(lab: Lab, environ: dict[str, str]) -> None:
+    given = {**environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    error = error_of(build(lab, "c4", environ=given))
+    assert "http://127.0.0.1:9 does not answer (connection refused)" in error
+
+
+def test_a_name_that_cannot_be_resolved_is_said(lab: Lab, environ: dict[str, str]) -> None:
+    error = error_of(build(lab, "c4", environ={**environ, "HF_ENDPOINT": "http://hub.invalid"}))
+    assert "does not answer (its name cannot be resolved)" in error
+
+
+def test_c4_is_streamed_and_only_as_far_as_it_is_needed(
+    lab: Lab, hub: FakeHub, environ: dict[str, str]
+) -> None:
+    pytest.importorskip("datasets")
+    card = (
+        "---\nconfigs:\n- config_name: en\n  data_files:\n  - split: train\n"
+        "    path: en/c4-train.*.json.gz\n---\n"
+    )
+    pages = (f"page {number} {WORDS * 40}" for number in range(500))
+    rows = "".join(json.dumps({"text": page, "url": "u"}) + "\n" for page in pages)
+    files = {f"en/c4-train.{n:05}-of-00009.json.gz": gzip.compress(rows.encode()) for n in range(9)}
+    hub.repos["datasets/allenai/c4"] = {"README.md": card.encode(), **files}
+    tokenizer = write_tokenizer(lab.dir / "tokenizer.json")  # training one would read 16 MB
+    given = ("data.num_samples=20", f"data.tokenizer={tokenizer}")
+    code, output = build(lab, "c4", *given, environ=environ)
+    assert code == 0, output
+    assert "data: prepared allenai/c4: 20 sequences, 321 tokens" in output
+    fetched = {path for path in files if any(path in request for request in hub.requests)}
+    assert len(fetched) < len(files)
+
+
+def test_a_token_in_dotenv_is_used_and_printed_nowhere(
+    lab: Lab, hub: FakeHub, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_tokenizer(lab, hub)
+    hub.refusals["/acme/tiny"] = GATED
+    lab.text(f"# tokens\nWANDB_API_KEY=x\nexport HF_TOKEN='{SECRET}'\n", ".env")
+    monkeypatch.chdir(lab.dir)
+    error = error_of(build(lab, lab.text(), *MODEL, environ=environ))
+    assert "is gated, and your token has no access to it" in error
 
 
 def test_no_token_reaches_a_file(lab: Lab, hub: FakeHub, environ: dict[str, str]) -> None:

@@ -4,16 +4,20 @@ import os
 import threading
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from model_check.data.loader import BatchLoader
+from model_check.data.loader import BatchLoader, evaluation_batches
 from model_check.data.manifest import shard_name
 from model_check.data.token_cache import TokenCache
+from model_check.data.token_split import PADDING
 from model_check.errors import DataError
+from model_check.models.loss import IGNORED
 from tests.data.lab import WORDS, Lab
+from tests.data.numbers import END_ID, NumberText, number_cache
 
 
 @pytest.fixture
@@ -68,6 +72,30 @@ def test_an_epoch_has_every_sequence_once_and_the_next_another_order(cache: Toke
     every = cache.gather(np.arange(cache.num_sequences))[:, :-1]
     assert counted[0] == counted[1] == Counter(tuple(row.tolist()) for row in every)
     assert not torch.equal(epochs[0], epochs[1])
+
+
+def test_a_batch_says_which_document_a_token_is_of_when_asked(tmp_path: Path) -> None:
+    numbers = NumberText(*(range(10 * n, 10 * n + 4) for n in range(20)))
+    cache = number_cache(tmp_path, numbers, 12)
+    assert BatchLoader(cache, 3, seed=1, num_workers=0).batch(0).documents is None
+    batch = BatchLoader(cache, 3, seed=1, num_workers=0, documents=True).batch(0)
+    assert batch.documents is not None
+    assert batch.documents.shape == batch.inputs.shape
+    for inputs, documents in zip(batch.inputs, batch.documents, strict=True):
+        ended = (inputs == END_ID).cumsum(0)
+        assert documents[0] == 0
+        assert torch.equal(documents[1:], ended[:-1])
+
+
+def test_padding_is_no_label_and_reads_as_the_end_token(tmp_path: Path) -> None:
+    cache = number_cache(tmp_path, NumberText(range(12)), 5, tail="pad")
+    (batch,) = evaluation_batches(cache, 8)
+    assert batch.inputs[-1].tolist() == [10, 11, END_ID, END_ID, END_ID]
+    assert batch.targets[-1].tolist() == [11, END_ID, PADDING, PADDING, PADDING]
+
+
+def test_what_is_no_label_here_is_none_for_the_loss() -> None:
+    assert PADDING == IGNORED
 
 
 def test_closing_the_batches_stops_the_threads(cache: TokenCache) -> None:

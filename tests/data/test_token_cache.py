@@ -1,8 +1,6 @@
 """The format: which tokens a sequence has, and that what is not whole is refused."""
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,77 +10,13 @@ from model_check.data.manifest import (
     DOCUMENTS,
     MANIFEST,
     TOKENIZER,
-    ViewManifest,
-    hash_of,
-    num_sequences_in,
     read_tokens,
     shard_name,
-    to_bytes,
 )
-from model_check.data.text import Repairs
 from model_check.data.token_cache import TokenCache
-from model_check.data.tokenizer import TextTokenizer
 from model_check.errors import DataError
 from tests.data.lab import Lab
-
-END_ID = 999
-
-
-class NumberText:
-    """Documents that spell their tokens: `0 1 2`."""
-
-    name = label = "numbers"
-    size_bytes = None
-    endless = False
-
-    def __init__(self, *documents: range) -> None:
-        self._documents = documents
-
-    def identity(self) -> dict[str, Any]:
-        return {"kind": "numbers"}
-
-    def documents(self, repairs: Repairs) -> Iterator[str]:
-        for numbers in self._documents:
-            yield " ".join(map(str, numbers))
-
-
-class NumberTokenizer(TextTokenizer):
-    def __init__(self, vocab_size: int = 1000) -> None:
-        self.name, self.end_token = "numbers", "end"
-        self.end_id, self.vocab_size = END_ID, vocab_size
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [[int(word) for word in text.split()] for text in texts]
-
-    def to_json(self) -> str:
-        return "{}"
-
-
-def number_cache(
-    root: Path, source: NumberText, context_length: int, max_tokens: int | None = None
-) -> TokenCache:
-    """A cache as `make` lays it out, in shards of seven tokens."""
-    store = root / "tokens" / "store"
-    store.mkdir(parents=True)
-    key = {"context_length": context_length}
-    tokens = build_tokens(
-        store, source, NumberTokenizer(), key, max_tokens, lambda line: None, shard_tokens=7
-    )
-    view = ViewManifest(
-        hash=hash_of(key),
-        key=key,
-        tokens="tokens/store",
-        tokens_hash=tokens.hash,
-        context_length=context_length,
-        num_sequences=num_sequences_in(tokens.num_tokens, context_length),
-        num_tokens=tokens.num_tokens,
-        vocab_size=tokens.vocab_size,
-        dataset=source.name,
-        tokenizer="numbers",
-    )
-    (root / "view").mkdir()
-    (root / "view" / MANIFEST).write_bytes(to_bytes(view))
-    return TokenCache.open(root / "view", "full")
+from tests.data.numbers import END_ID, NumberText, NumberTokenizer, number_cache
 
 
 def test_every_token_but_the_first_is_a_label_once_up_to_the_tail(tmp_path: Path) -> None:
@@ -134,7 +68,8 @@ def test_ids_take_four_bytes_once_two_do_not_hold_them(
 
 def test_the_manifest_lists_every_file_of_the_store(tmp_path: Path) -> None:
     cache = number_cache(tmp_path, NumberText(range(20)), context_length=4)
-    names = {path.name for path in (tmp_path / "tokens" / "store").iterdir()}
+    (store,) = (tmp_path / "tokens").iterdir()
+    names = {path.name for path in store.iterdir()}
     assert names == {*cache.tokens.files, MANIFEST}
     assert {shard_name(0), shard_name(2), DOCUMENTS, TOKENIZER} <= names
 

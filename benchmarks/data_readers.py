@@ -1,0 +1,182 @@
+"""How much memory N readers of one token cache take: `python -m benchmarks.data_readers`.
+
+Each reader is a process that gathers every sequence, as a training worker does. What the kernel
+counts for the mapped shards: Rss of each reader, and Pss, where a page that N readers share counts
+1/N for each; the sum of Pss is what the machine holds. Private memory is what a reader has for
+itself, Python and numpy included. Also the time to open a cache and read its first sequence.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_check.data.build import write_synced
+from model_check.data.manifest import (
+    DOCUMENTS,
+    MANIFEST,
+    FileEntry,
+    TokensManifest,
+    hash_of,
+    shard_name,
+    to_bytes,
+)
+from model_check.data.splits import view_of
+from model_check.data.text import Repairs
+from model_check.data.token_cache import TokenCache
+from model_check.data.tokenizer import TextTokenizer
+from model_check.data.wanted import Wanted
+
+ROOT = Path(__file__).resolve().parents[1]
+MIB = 1 << 20
+SHARD_TOKENS = 1 << 25
+CONTEXT_LENGTH = 2048
+
+READER = """
+import sys
+from pathlib import Path
+import numpy as np
+from model_check.data.token_cache import TokenCache
+cache = TokenCache.open(Path(sys.argv[1]))
+for first in range(0, cache.num_sequences, 16):
+    cache.gather(np.arange(first, min(first + 16, cache.num_sequences)))
+print("read", flush=True)
+sys.stdin.read()
+"""
+
+
+class Random:
+    """A source and a tokenizer that nobody reads: the store is written directly."""
+
+    name = label = "random"
+    size_bytes = None
+    endless = False
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "random"}
+
+    def documents(self, repairs: Repairs) -> Iterator[str]:
+        raise NotImplementedError
+
+    def load(self, source: object) -> TextTokenizer:
+        raise NotImplementedError
+
+
+def make_cache(root: Path, num_tokens: int) -> Path:
+    """A whole entry of random tokens; its view's path."""
+    wanted = Wanted(root, Random(), Random(), CONTEXT_LENGTH, None)
+    wanted.store.mkdir(parents=True)
+    wanted.view.mkdir()
+    tokens = write_store(wanted, num_tokens)
+    (wanted.view / MANIFEST).write_bytes(to_bytes(view_of(wanted, tokens, wanted.view)))
+    return wanted.view
+
+
+def write_store(wanted: Wanted, num_tokens: int) -> TokensManifest:
+    random = np.random.default_rng(0)
+    files: dict[str, FileEntry] = {}
+    for number in range(-(-num_tokens // SHARD_TOKENS)):
+        count = min(SHARD_TOKENS, num_tokens - number * SHARD_TOKENS)
+        ids = random.integers(0, 50_000, count, np.uint16)
+        path = wanted.store / shard_name(number)
+        files[path.name] = write_synced(path, ids.tobytes())
+    ends = np.array([num_tokens], "<u8").tobytes()
+    files[DOCUMENTS] = write_synced(wanted.store / DOCUMENTS, ends)
+    manifest = TokensManifest(
+        hash=hash_of(wanted.tokens_key),
+        key=wanted.tokens_key,
+        dtype="uint16",
+        shard_tokens=SHARD_TOKENS,
+        num_tokens=num_tokens,
+        num_documents=1,
+        vocab_size=50_000,
+        end_token="end",
+        end_id=0,
+        dataset="random",
+        tokenizer="random",
+        repairs={},
+        files=files,
+        built_with={},
+    )
+    (wanted.store / MANIFEST).write_bytes(to_bytes(manifest))
+    return manifest
+
+
+def shares(pid: int) -> dict[str, int]:
+    """Bytes of a process: `rss` and `pss` of the mapped shards, `private` of all the rest."""
+    found = {"rss": 0, "pss": 0, "private": 0}
+    of_shard = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if "-" in line.split(" ", 1)[0]:
+            of_shard = "/tokens-" in line
+        elif name in ("Rss", "Pss") and of_shard:
+            found[name.lower()] += int(rest.split()[0]) * 1024
+        elif name in ("Private_Clean", "Private_Dirty") and not of_shard:
+            found["private"] += int(rest.split()[0]) * 1024
+    return found
+
+
+def measure(view: Path, num_readers: int) -> list[dict[str, int]]:
+    readers = [
+        subprocess.Popen(
+            [sys.executable, "-c", READER, str(view)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(num_readers)
+    ]
+    try:
+        for reader in readers:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "read\n"
+        return [shares(reader.pid) for reader in readers]
+    finally:
+        for reader in readers:
+            reader.communicate("")
+
+
+def open_times_s(view: Path, rounds: int) -> list[float]:
+    """Warm: from nothing but imports to the first sequence."""
+    times = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        TokenCache.open(view).gather(np.array([0]))
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mib", type=int, default=256, help="size of the store")
+    parser.add_argument("--readers", type=int, nargs="+", default=[1, 2, 4, 8])
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        view = make_cache(Path(directory), arguments.mib * MIB // 2)
+        print(f"store of {arguments.mib} MiB, uint16, context {CONTEXT_LENGTH}\n")
+        print("| readers | Rss of the store, each | Pss of the store, sum | private, each |")
+        print("|---|---|---|---|")
+        for num_readers in arguments.readers:
+            found = measure(view, num_readers)
+            rss = statistics.median(f["rss"] for f in found) / MIB
+            pss = sum(f["pss"] for f in found) / MIB
+            private = statistics.median(f["private"] for f in found) / MIB
+            print(f"| {num_readers} | {rss:.0f} MiB | {pss:.0f} MiB | {private:.0f} MiB |")
+        times = sorted(open_times_s(view, 31))
+        print(
+            f"\nwarm open and first sequence: median {statistics.median(times) * 1000:.2f} ms "
+            f"({times[0] * 1000:.2f} to {times[-1] * 1000:.2f}, {len(times)} times)"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""The tokenizer that was trained on one text, for the validation texts beside it."""
+
+from typing import Any
+
+from model_check.data.manifest import TOKENIZER
+from model_check.data.memo import Memo
+from model_check.data.sources import Source
+from model_check.data.tokenizer import GivenTokenizer, TextTokenizer, TrainedTokenizer
+from model_check.data.wanted import Wanted
+
+
+class TokenizerOfStore:
+    """`trained`, as it came out of the training text `train`, whose store must be there when it is
+    loaded."""
+
+    def __init__(self, trained: TrainedTokenizer, train: Wanted, memo: Memo) -> None:
+        self.name = trained.name
+        self.label = trained.label
+        self._trained = trained
+        self._train = train
+        self._memo = memo
+
+    def identity(self) -> dict[str, Any]:
+        return {"trained on": self._train.source.identity(), **self._trained.identity()}
+
+    def load(self, source: Source) -> TextTokenizer:
+        file = self._train.store / TOKENIZER
+        return GivenTokenizer(file, self.name, self._memo).load(source)

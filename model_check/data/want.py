@@ -1,0 +1,116 @@
+"""Settings -> what is wanted of the token cache: sources, tokenizer, windows, validation splits."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from model_check.config.derived import num_micro_batches
+from model_check.config.prepared_dir import DATASET
+from model_check.config.schema import Settings
+from model_check.config.validation import (
+    DocumentFraction,
+    HubSplit,
+    RowsWith,
+    TextPath,
+    What,
+    fractions,
+    parse_validation,
+)
+from model_check.data.choose import Say, choose, hub_split
+from model_check.data.local_text import LocalSource
+from model_check.data.memo import Memo
+from model_check.data.rows import RowRule, Value, earlier_values, own_paths
+from model_check.data.sources import Source
+from model_check.data.store_tokenizer import TokenizerOfStore
+from model_check.data.tokenizer import TokenizerChoice, TrainedTokenizer
+from model_check.data.wanted import Wanted
+from model_check.errors import ConfigError, DataError
+
+
+def cache_root(settings: Settings) -> Path:
+    """The directory of the entries: in a prepared directory that is to be made, or the shared
+    cache."""
+    if settings.data.output_dir is not None:
+        return Path(settings.data.output_dir).expanduser() / DATASET
+    return Path(settings.data.cache_dir).expanduser()
+
+
+def want(settings: Settings, say: Say) -> Wanted:
+    """Raises DataError, ConfigError."""
+    memo = Memo(Path(settings.data.cache_dir).expanduser())
+    validation = parse_validation(settings.data.validation)
+    source, tokenizer = choose(settings, memo, say)
+    num_samples = settings.data.num_samples
+    if num_samples is None and source.endless:
+        training = settings.training
+        num_samples = training.max_steps * num_micro_batches(settings) * training.batch_size
+    train = Wanted(
+        root=cache_root(settings),
+        source=source,
+        tokenizer=tokenizer,
+        context_length=settings.training.context_length,
+        num_samples=num_samples,
+        stride=settings.data.stride,
+        tail=settings.data.tail,
+        fractions=fractions(validation),
+        validation=tuple(validation),
+    )
+    return replace(train, beside=_beside(train, validation, settings, memo))
+
+
+def _beside(
+    train: Wanted, validation: Mapping[str, What], settings: Settings, memo: Memo
+) -> dict[str, Wanted]:
+    own_text = {n: w for n, w in validation.items() if not isinstance(w, DocumentFraction)}
+    if not own_text:
+        return {}
+    tokenizer: TokenizerChoice = train.tokenizer
+    if isinstance(tokenizer, TrainedTokenizer):
+        tokenizer = TokenizerOfStore(tokenizer, train, memo)
+    found: dict[str, Wanted] = {}
+    contents = {"the training text": train.source.identity()}
+    for name, what in own_text.items():
+        source = _source_of(name, what, own_text, settings, memo)
+        identity = source.identity()
+        for other, content in contents.items():
+            if content == identity:
+                raise DataError(f"data.validation: {name} is the same text as {other}")
+        contents[name] = identity
+        found[name] = replace(
+            train,
+            source=source,
+            tokenizer=tokenizer,
+            num_samples=train.num_samples if source.endless else None,
+            tail="pad",
+            fractions={},
+            validation=(),
+        )
+    return found
+
+
+def _source_of(
+    name: str, what: What, validation: Mapping[str, What], settings: Settings, memo: Memo
+) -> Source:
+    data = settings.data
+    match what:
+        case TextPath(path=path):
+            place = Path(path).expanduser()
+            if not place.exists():
+                raise DataError(
+                    f"data.validation: {name}: no such file or directory ({place.absolute()})"
+                )
+            return LocalSource(place, data.text_column, memo)
+        case HubSplit(split=split):
+            return hub_split(settings, split, memo)
+        case RowsWith(column=column, value=value):
+            place = Path(data.dataset).expanduser()
+            if not place.exists():
+                raise ConfigError(
+                    f"data.validation: {name}={column}:{value}: only rows of local JSONL and "
+                    f"parquet are divided by a column, and data.dataset is {data.dataset!r}; a hub "
+                    "dataset has splits of its own (split:NAME)"
+                )
+            rows = RowRule(Value(column, value), earlier_values(name, validation))
+            return LocalSource(place, data.text_column, memo, rows, own_paths(validation))
+        case DocumentFraction():
+            raise AssertionError("a fraction has no text of its own")

@@ -1,0 +1,35 @@
+"""How a stream of tokens is cut into sequences. Pure, and without numpy.
+
+N tokens of a split, T tokens in a sequence, S the stride. Sequence i is the tokens
+[i*S, i*S + T + 1): T inputs, T labels. With S = T neighbours overlap by one token, so each token
+but the very first is a label exactly once.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Tail = Literal["drop", "pad"]
+
+
+@dataclass(frozen=True)
+class Windows:
+    context_length: int
+    stride: int
+    tail: Tail
+
+    def num_sequences(self, num_tokens: int) -> int:
+        """All whole windows; with `pad` one more for labels that none of them has."""
+        labels = num_tokens - 1
+        whole = max(0, (labels - self.context_length) // self.stride + 1)
+        return whole + (self.tail == "pad" and labels > self._num_labels(whole))
+
+    def num_used(self, num_sequences: int, num_tokens: int) -> int:
+        """Tokens that are in one of the first `num_sequences` windows."""
+        if num_sequences == 0:
+            return 0
+        return min(num_tokens, self._num_labels(num_sequences) + 1)
+
+    def _num_labels(self, num_sequences: int) -> int:
+        if num_sequences == 0:
+            return 0
+        return (num_sequences - 1) * self.stride + self.context_length

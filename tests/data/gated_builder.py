@@ -1,0 +1,87 @@
+"""A builder that stops wherever it is told to: `gated_builder.py ROOT TEXT TOKENIZER GATE`.
+
+GATE is a number (wait before the document with that number, from 0), `rename` (before the store is
+renamed into place) or `renamed` (right after). At the gate it says `at the gate` and waits until
+stdin ends. It says how many documents it has tokenized.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from model_check.data.filling import How
+from model_check.data.local_text import LocalSource
+from model_check.data.make import make
+from model_check.data.memo import Memo
+from model_check.data.sources import Source
+from model_check.data.tokenizer import TextTokenizer
+from model_check.data.wanted import Wanted
+
+ONE_DOCUMENT_A_TASK = How(save_every_s=0.0, task_bytes=1)
+
+
+def wait_at_the_gate() -> None:
+    print("at the gate", flush=True)
+    sys.stdin.read()
+
+
+class GatedTokenizer(TextTokenizer):
+    def __init__(self, path: Path, gate: str) -> None:
+        super().__init__(Tokenizer.from_file(str(path)), "gated")
+        self.num_texts = 0
+        self._gate = gate
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        if str(self.num_texts) == self._gate:
+            wait_at_the_gate()
+        self.num_texts += len(texts)
+        return super().encode(texts)
+
+
+class Choice:
+    """The tokenizer at `path`, which waits at `gate`."""
+
+    name = label = "gated"
+
+    def __init__(self, path: Path, gate: str = "never") -> None:
+        self.tokenizer = GatedTokenizer(path, gate)
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "gated", "content": self.tokenizer.to_json()}
+
+    def load(self, source: Source) -> TextTokenizer:
+        return self.tokenizer
+
+
+def wanted(root: Path, text: Path, choice: Choice) -> Wanted:
+    return Wanted(root, LocalSource(text, "text", Memo(root)), choice, 16, None)
+
+
+def gate_the_rename(gate: str) -> None:
+    """Only that of a token store: `tokens/<hash>`."""
+    rename = os.rename
+
+    def gated(source: Any, target: Any) -> None:
+        is_store = Path(target).parent.name == "tokens"
+        if is_store and gate == "rename":
+            wait_at_the_gate()
+        rename(source, target)
+        if is_store and gate == "renamed":
+            wait_at_the_gate()
+
+    os.rename = gated  # type: ignore[assignment]
+
+
+def main(root: str, text: str, tokenizer: str, gate: str) -> None:
+    gate_the_rename(gate)
+    choice = Choice(Path(tokenizer), gate)
+    make(wanted(Path(root), Path(text), choice), "size", print, ONE_DOCUMENT_A_TASK)
+    print(f"tokenized {choice.tokenizer.num_texts} documents", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

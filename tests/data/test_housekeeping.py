@@ -1,0 +1,121 @@
+"""prepare_dataset.py --list, --verify, --gc."""
+
+import os
+from pathlib import Path
+
+from filelock import UnixFileLock
+
+from model_check.data import publish
+from model_check.data.manifest import MANIFEST, shard_name
+from tests.data.lab import Lab, snapshot, start_builder
+
+YEARS_AGO = (1, 1)
+
+
+def keep_house(lab: Lab, *arguments: str) -> tuple[int, str]:
+    return start_builder(lab.cache, "embedded", *arguments).finish()
+
+
+def unused_for_long(*entries: Path) -> None:
+    for entry in entries:
+        os.utime(entry / MANIFEST, YEARS_AGO)
+
+
+def test_a_cache_that_does_not_exist_is_empty(lab: Lab) -> None:
+    assert keep_house(lab, "--list") == (0, f"0 entries, 0.0 MiB in {lab.cache}\n")
+    assert not lab.cache.exists()
+
+
+def test_list_names_every_entry_and_is_no_use_of_it(lab: Lab) -> None:
+    lab.prepare(lab.text())
+    unused_for_long(*lab.stores(), *lab.views())
+    (lab.cache / ".bad-20260101T000000-1-x").mkdir()
+    before = snapshot(lab.cache)
+    code, output = keep_house(lab, "--list")
+    assert code == 0, output
+    lines = output.splitlines()
+    assert [line.split()[0] for line in lines] == ["view", "tokens", "set", "3"]
+    assert lab.views()[0].name in lines[0]
+    assert "tokens of notes.txt, bpe300" in lines[1]
+    assert snapshot(lab.cache) == before
+    assert (lab.stores()[0] / MANIFEST).stat().st_atime == 1
+
+
+def test_verify_finds_the_changed_byte_and_names_the_file(lab: Lab) -> None:
+    lab.prepare(lab.text())
+    assert keep_house(lab, "--verify")[0] == 0
+    shard = lab.stores()[0] / shard_name(0)
+    content = bytearray(shard.read_bytes())
+    content[7] ^= 1
+    shard.write_bytes(content)
+    code, output = keep_house(lab, "--verify")
+    assert code == 2
+    assert f"{shard}: its content changed (sha256 differs)" in output
+    assert "error: " in output
+    assert "1 of 2 entries are not whole" in output
+
+
+def test_gc_keeps_what_is_used_and_what_it_needs(lab: Lab) -> None:
+    lab.prepare(lab.text())
+    unused_for_long(*lab.stores())
+    code, output = keep_house(lab, "--gc")
+    assert code == 0
+    assert "removed 0 entries" in output
+    assert len(lab.stores()) == len(lab.views()) == 1
+
+
+def test_gc_removes_what_was_not_used_for_long_and_says_how_big_it_was(lab: Lab) -> None:
+    text = lab.text()
+    lab.prepare(text)
+    kept = lab.prepare(text, "training.context_length=8").path
+    (old,) = [view for view in lab.views() if view != kept]
+    unused_for_long(old, *lab.stores())
+    code, output = keep_house(lab, "--gc", "--older-than", "7")
+    assert code == 0
+    assert f"removed {old.name}: " in output
+    assert lab.views() == [kept]
+    assert len(lab.stores()) == 1  # the other view needs it
+    unused_for_long(kept, *lab.stores())
+    keep_house(lab, "--gc")
+    assert (lab.stores(), lab.views()) == ([], [])
+
+
+def test_gc_removes_what_was_set_aside_and_what_the_dead_left(lab: Lab) -> None:
+    lab.prepare(lab.text())
+    (lab.cache / ".bad-20260101T000000-1-x").mkdir()
+    dead = lab.cache / f".tmp-0123456789abcdef-{publish.place_id()}-{os.getpid()}-12345-0"
+    dead.mkdir()
+    (dead / publish.UNFINISHED).write_text("{}")
+    with publish.beside(lab.cache, "feedfeedfeedfeed") as living:
+        code, output = keep_house(lab, "--gc")
+        assert code == 0
+        assert living.is_dir()
+    assert not dead.exists()
+    assert list(lab.cache.glob(".bad-*")) == []
+    assert len(lab.stores()) == len(lab.views()) == 1
+    assert "removed 2 entries" in output
+
+
+def test_gc_leaves_alone_what_somebody_builds(lab: Lab) -> None:
+    lab.prepare(lab.text())
+    unused_for_long(*lab.stores(), *lab.views())
+    (lock,) = (lab.cache / ".locks").glob("*.lock")
+    with UnixFileLock(lock):
+        code, output = keep_house(lab, "--gc")
+    assert code == 0
+    assert "somebody builds it" in output
+    assert len(lab.stores()) == len(lab.views()) == 1
+
+
+def test_gc_removes_nothing_that_is_not_ours(lab: Lab) -> None:
+    lab.text("mine", "cache/my__notes/manifest.json")
+    lab.text("mine", "cache/tokens/mine/manifest.json")
+    keep_house(lab, "--gc", "--older-than", "0")
+    assert (lab.cache / "my__notes/manifest.json").read_text() == "mine"
+    assert (lab.cache / "tokens/mine/manifest.json").read_text() == "mine"
+
+
+def test_two_wishes_at_once_are_refused(lab: Lab) -> None:
+    code, output = keep_house(lab, "--list", "--gc")
+    assert code == 2
+    assert "not allowed with" in output

@@ -1,0 +1,93 @@
+"""One cache, several users: a second user with other rights, an umask that hides things."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.data.lab import ROOT, WORDS, Builder, Lab, start_builder
+
+NOBODY = "65534"
+AS_NOBODY = ("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups")
+
+
+def can_be_nobody() -> bool:
+    """Root alone can become somebody else, who then must be able to run this Python."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        return False
+    code = f"import os, numpy, tokenizers; os.listdir({str(ROOT)!r})"
+    done = subprocess.run(
+        [*AS_NOBODY, sys.executable, "-c", code], capture_output=True, check=False
+    )
+    return done.returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not can_be_nobody(), reason="needs root, and setpriv")
+
+
+@pytest.fixture
+def shared() -> Iterator[Lab]:
+    """A directory that everybody reaches: pytest's own are its user's alone."""
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o755)
+    yield Lab(directory)
+    shutil.rmtree(directory)
+
+
+def build(shared: Lab, text: Path, *program: str, umask: int = 0o022) -> tuple[int, str]:
+    previous = os.umask(umask)
+    try:
+        builder: Builder = start_builder(
+            shared.cache, text, program=[*program, sys.executable], environ={"HOME": "/tmp"}
+        )
+    finally:
+        os.umask(previous)
+    return builder.finish()
+
+
+def test_a_second_user_reads_what_the_first_prepared(shared: Lab) -> None:
+    text = shared.text()
+    code, output = build(shared, text)
+    assert code == 0, output
+    code, output = build(shared, text, *AS_NOBODY)
+    assert code == 0, output
+    assert "data: found notes.txt" in output
+
+
+def test_a_second_user_who_may_not_write_is_told_the_cure(shared: Lab) -> None:
+    build(shared, shared.text())
+    code, output = build(shared, shared.text("another " * 99, "other.txt"), *AS_NOBODY)
+    assert code == 2
+    assert f"error: {shared.cache}" in output
+    assert "Permission denied; set data.cache_dir (or DATASET_CACHE_DIR)" in output
+    assert "Traceback" not in output
+
+
+def test_what_an_umask_hides_is_named_with_the_chmod_that_shows_it(shared: Lab) -> None:
+    text = shared.text()
+    build(shared, text, umask=0o077)
+    code, output = build(shared, text, *AS_NOBODY)
+    assert code == 2
+    assert "Permission denied" in output
+    assert f"chmod -R a+rX {shared.cache}" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o022, 0o002])
+def test_in_a_directory_for_all_two_users_build_and_read(shared: Lab, umask: int) -> None:
+    """Whoever opened the cache directory to others meant its contents, too."""
+    shared.cache.mkdir()
+    shared.cache.chmod(0o777)
+    mine, other = shared.text(), shared.text(WORDS * 30, "other.txt")
+    for program in ((), AS_NOBODY):
+        for text in (mine, other):
+            code, output = build(shared, text, *program, umask=umask)
+            assert code == 0, output
+        mine = shared.text(WORDS * 40, "third.txt")
+    assert "no lock" not in output
+    assert len(shared.stores()) == 3
