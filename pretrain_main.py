@@ -9,19 +9,27 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_check.config.arguments import Parser, add_settings_options, settings_request
-from model_check.config.drill import parse_drill
+from model_check.config.arguments import (
+    Parser,
+    add_resume_option,
+    add_settings_options,
+    resume_flag,
+    settings_request,
+)
+from model_check.config.drill import Drill, parse_drill
 from model_check.config.load import Loaded, load
+from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
 from model_check.engine.console import Console
 from model_check.engine.metrics import Meter, peak_memory_bytes
 from model_check.engine.stacks import offer_stacks
-from model_check.engine.stop import StopSignal, Terminated
+from model_check.engine.stop import EndedEarly, StopSignal, Terminated
 from model_check.errors import (
     EXIT_PASS,
     EXIT_SIGNAL_BASE,
@@ -29,12 +37,14 @@ from model_check.errors import (
     ModelCheckError,
     NoGpuError,
 )
-from model_check.events import SCHEMA, Done, EventSink, Phase, open_sink
+from model_check.events import SCHEMA, Done, EventSink, Phase, Scalar, open_sink
 from model_check.utils.worker_env import TOKEN_CACHE, WorkerEnv
 
 if TYPE_CHECKING:
     from model_check.data.loader import BatchLoader
     from model_check.data.token_cache import TokenCache
+    from model_check.engine.batches import Batch
+    from model_check.engine.evaluation import Splits
 
 EXIT_UNEXPECTED = 1
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
@@ -60,6 +70,8 @@ class Process:
 class Ending:
     exit_code: int
     error: str | None = None
+    early: str | None = None
+    """Why it ended well without all its steps."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -95,6 +107,9 @@ def ending_of(failure: BaseException | None, here: Process) -> Ending:
     match failure:
         case None:
             return Ending(EXIT_PASS)
+        case EndedEarly():
+            here.console.say(str(failure))
+            return Ending(EXIT_PASS, early=str(failure))
         case Terminated(signum=signum):
             return stopped(signum, here)
         case KeyboardInterrupt():
@@ -118,19 +133,25 @@ def stopped(signum: int, here: Process) -> Ending:
 
 def train(argv: Sequence[str], here: Process) -> None:
     """Settings, device, data, model, steps: in the order in which they are cheap to get wrong."""
-    loaded = load(settings_request(parser().read(argv), os.environ), has_gpu)
+    names = parser().read(argv)
+    loaded = load(settings_request(names, os.environ, resume_flag(names)), has_gpu)
     settings = loaded.settings
     refuse_missing_gpu(loaded, here)
     worker = name_worker(loaded, here)
     refuse_to_be_a_rank(here.env, os.environ)
-    text, max_steps = settings.debug.drill, settings.training.max_steps
-    drill = parse_drill(text, max_steps) if text else None
+    drill = wanted_drill(settings)
+    check_resume(settings.training.resume)
+    if settings.training.save_on_signal and not here.env.supervised:
+        here.stop.take_as_notice(signal.SIGTERM)
 
-    from model_check.engine.checkpoint import checkpoint_directory  # from here on: torch
+    from model_check.engine.assembly import build_trainer  # from here on: torch
+    from model_check.engine.checkpoint_files import checkpoint_directory
     from model_check.engine.device import pick_device, set_up_process
-    from model_check.engine.trainer import Surroundings, build_trainer
+    from model_check.engine.rng import seed_everything
+    from model_check.engine.surroundings import Surroundings
 
     set_up_process(settings.system, here.env.num_workers, os.environ)
+    seed_everything(settings.system.seed)
     device = pick_device(loaded.device, settings.system.device_id, here.env)
     cache = open_tokens(settings, here)
     surroundings = Surroundings(
@@ -142,14 +163,23 @@ def train(argv: Sequence[str], here: Process) -> None:
         sink=here.sink,
         stop=here.stop,
         meter=here.meter,
+        run_name=here.env.run_dir.name if here.env.run_dir else None,
+        splits=validation_splits(cache, settings, pin=device.type == "cuda"),
+        data=identity(cache),
     )
     source = batch_source(cache, settings, pin=device.type == "cuda")
     build_trainer(settings, source, cache.vocab_size, surroundings).run()
 
 
+def wanted_drill(settings: Settings) -> Drill | None:
+    text = settings.debug.drill
+    return parse_drill(text, settings.training.max_steps) if text else None
+
+
 def parser() -> Parser:
     parser = Parser(prog="pretrain_main.py", description="Train on one device.", epilog=EPILOG)
     add_settings_options(parser)
+    add_resume_option(parser)
     return parser
 
 
@@ -212,19 +242,53 @@ def open_tokens(settings: Settings, here: Process) -> "TokenCache":
     return cache
 
 
+def identity(cache: "TokenCache") -> dict[str, Scalar]:
+    """What a checkpoint remembers of its data."""
+    from model_check.data.manifest import short
+
+    view = cache.view
+    return {"cache": short(view.hash), "dataset": view.dataset, "tokenizer": view.tokenizer}
+
+
 def batch_source(cache: "TokenCache", settings: Settings, *, pin: bool) -> "BatchLoader":
     from model_check.data.loader import BatchLoader
 
     training = settings.training
     return BatchLoader(
-        cache, training.batch_size, settings.system.seed, training.num_workers, pin=pin
+        cache,
+        training.batch_size,
+        settings.system.seed,
+        training.num_workers,
+        pin=pin,
+        documents=settings.data.document_masking,
     )
+
+
+def validation_splits(cache: "TokenCache", settings: Settings, *, pin: bool) -> "Splits":
+    """Name -> its batches; nothing where evaluation was not asked for."""
+    from model_check.data.loader import evaluation_batches
+
+    training = settings.training
+    if training.eval_interval is None:
+        return {}
+
+    def batches(name: str) -> "Iterable[Batch]":
+        return evaluation_batches(
+            cache.split(name),
+            training.batch_size,
+            training.eval_batches,
+            pin=pin,
+            documents=settings.data.document_masking,
+        )
+
+    return {name: partial(batches, name) for name in cache.splits[1:]}  # the first is train
 
 
 def last_word(ending: Ending, meter: Meter) -> Done:
     return Done(
         exit_code=ending.exit_code,
         error=ending.error,
+        early=ending.early,
         steps=meter.num_steps,
         loss_first=None if meter.loss_first is None else meter.loss_first.hex(),
         loss_last=None if meter.loss_last is None else meter.loss_last.hex(),

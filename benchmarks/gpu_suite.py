@@ -1,15 +1,18 @@
-"""Runs whole training runs on a real GPU and tells what they did: one row a run, a table last.
+"""Runs whole training runs on a real GPU and tells what they did: one row a run, a table last;
+then benchmarks/trainer_gpu.py, the default workload variant by variant.
 
 Each row is a real `python -m launcher` (detection, pinning, supervision included). The suite claims
 only what it measured: tokens/s over all steps but the first, peak memory of the allocator, and
-whether two runs of the same settings on the same GPU gave the same bits.
+whether two runs of the same settings on the same GPU gave the same bits. `--self-test` takes the
+same way on a CPU with tiny models: its numbers mean nothing.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,49 +22,56 @@ RUN_LIMIT_S = 240
 
 @dataclass(frozen=True)
 class Case:
-    """One run: a name for the table, and the launcher's arguments."""
+    """One run: a name for the table, and what the launcher is told."""
 
     name: str
-    arguments: tuple[str, ...]
+    preset: str
+    settings: dict[str, str] = field(default_factory=dict)
     exit_code: int = 0
 
 
-PRODUCTION = ("--preset", "production", "--gpus", "auto", "--max-steps", "20")
-DEBUG = ("--debug", "--gpus", "auto")
+NUM_STEPS = {"production": "20", "debug": "10"}
+# The debug preset has a narrow model for CPUs.
+SELF_TEST = ("--preset", "debug", "--device", "cpu", "--workers", "1", "--max-steps", "4")
 CASES = [
-    Case("debug", DEBUG),
-    Case("debug again", DEBUG),
-    Case("production", PRODUCTION),
-    Case("production again", PRODUCTION),
-    Case("production, any kernel", (*PRODUCTION, "system.deterministic=false")),
-    Case("production, batch 2", (*PRODUCTION, "training.batch_size=2")),
-    Case("production, 4 micro-batches", (*PRODUCTION, "training.grad_accum_nums=4")),
-    Case("production, checkpointing", (*PRODUCTION, "training.gradient_checkpointing=true")),
+    Case("debug", "debug"),
+    Case("debug again", "debug"),
+    Case("production", "production"),
+    Case("production again", "production"),
+    Case("production, any kernel", "production", {"system.deterministic": "false"}),
+    Case("production, batch 2", "production", {"training.batch_size": "2"}),
+    Case("production, 4 micro-batches", "production", {"training.grad_accum_nums": "4"}),
+    Case("production, checkpointing", "production", {"training.gradient_checkpointing": "true"}),
+    Case("production, fp16", "production", {"training.precision": "fp16"}),
+    Case("production, compiled", "production", {"training.compile": "true"}),
     Case(
         "context 2048, eager",
-        (*PRODUCTION, "training.context_length=2048", "model.attention_backend=eager"),
+        "production",
+        {"training.context_length": "2048", "model.attention_backend": "eager"},
     ),
     Case(
         "context 2048, sdpa",
-        (*PRODUCTION, "training.context_length=2048", "model.attention_backend=sdpa"),
+        "production",
+        {"training.context_length": "2048", "model.attention_backend": "sdpa"},
     ),
-    Case("debug, NaN drill", (*DEBUG, "debug.drill=nan@3"), exit_code=20),
+    Case("debug, NaN drill", "debug", {"debug.drill": "nan@3"}, exit_code=20),
 ]
 SAME_BITS = [("debug", "debug again"), ("production", "production again")]
 
 
-def main(out: Path) -> int:
+def main(out: Path, *, self_test: bool) -> int:
     out.mkdir(parents=True, exist_ok=True)
     record_nvml(out / "nvml.json")
-    rows = [run_case(case, out) for case in CASES]
+    rows = [run_case(case, out, self_test=self_test) for case in CASES]
     print_versions()
     print_table(rows)
     well = all(row["exit"] == case.exit_code for row, case in zip(rows, CASES, strict=True))
     for first, second in SAME_BITS:
         same = step_bits(out, first) == step_bits(out, second) != []
-        print(f"{first!r} twice on one GPU: {'equal bit for bit' if same else 'DIFFERENT'}")
+        print(f"{first!r} twice on one device: {'equal bit for bit' if same else 'DIFFERENT'}")
         well &= same
-    print("all as expected" if well else "NOT AS EXPECTED: see the exit codes above")
+    well &= run_trainer_benchmark(out, self_test=self_test)
+    print("all as expected" if well else "NOT AS EXPECTED: see above")
     return 0 if well else 1
 
 
@@ -75,9 +85,29 @@ def record_nvml(path: Path) -> None:
     path.write_bytes(done.stdout or done.stderr)
 
 
-def run_case(case: Case, out: Path) -> dict[str, Any]:
+def arguments(case: Case, *, self_test: bool) -> list[str]:
+    settings = case.settings
+    if self_test:
+        settings = settings | {"training.context_length": "128"}
+        return [*SELF_TEST, *(f"{name}={value}" for name, value in settings.items())]
+    device = ["--preset", case.preset, "--gpus", "auto", "--max-steps", NUM_STEPS[case.preset]]
+    return [*device, *(f"{name}={value}" for name, value in settings.items())]
+
+
+def run_trainer_benchmark(out: Path, *, self_test: bool) -> bool:
+    """The default workload, variant by variant; its table ends what this prints."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "trainer_gpu.py")]
+    command += ["--self-test", "--steps", "2"] if self_test else []
+    with (out / "trainer_gpu.txt").open("w") as log:
+        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
+    print((out / "trainer_gpu.txt").read_text())
+    return code == 0
+
+
+def run_case(case: Case, out: Path, *, self_test: bool) -> dict[str, Any]:
     directory = out / slug(case.name)
-    command = [sys.executable, "-m", "launcher", "--run-dir", str(directory), *case.arguments]
+    command = [sys.executable, "-m", "launcher", "--run-dir", str(directory)]
+    command += arguments(case, self_test=self_test)
     command += [f"system.checkpoint_dir={directory}/checkpoints"]
     started = time.monotonic()
     with (out / f"{slug(case.name)}.txt").open("wb") as log:
@@ -100,7 +130,7 @@ def median_step_ms(directory: Path) -> float | None:
 
 
 def steps_of(directory: Path) -> list[dict[str, Any]]:
-    lines = [line for path in directory.glob("gpu*.events.jsonl") for line in path.open()]
+    lines = [line for path in directory.glob("[cg]pu*.events.jsonl") for line in path.open()]
     events = [json.loads(line) for line in lines]
     return [event for event in events if event["kind"] == "step"]
 
@@ -116,7 +146,8 @@ def slug(name: str) -> str:
 def print_versions() -> None:
     query = "name,driver_version,power.limit,clocks.max.sm,memory.total"
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
-    print(subprocess.run(command, capture_output=True, text=True).stdout.strip())
+    if shutil.which("nvidia-smi"):
+        print(subprocess.run(command, capture_output=True, text=True).stdout.strip())
     code = "import torch; print('torch', torch.__version__, 'CUDA', torch.version.cuda)"
     print(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
@@ -147,4 +178,4 @@ def cell(value: float | None, form: str) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(Path(sys.argv[1])))
+    raise SystemExit(main(Path(sys.argv[1]), self_test="--self-test" in sys.argv[2:]))

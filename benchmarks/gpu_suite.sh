@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Everything that needs a real GPU, in one go; a short table comes last. About 8 minutes on one H100.
-#   bash benchmarks/gpu_suite.sh [OUTPUT_DIR]
+# Everything that needs a real GPU, in one go: whole runs, then the trainer variant by variant.
+#   bash benchmarks/gpu_suite.sh [OUTPUT_DIR [--self-test]]
+# --self-test takes the same way on a CPU with tiny models. Never run on a GPU yet.
 # Takes the Python that is there (PYTHON=python3): nothing is installed. Never changes a GPU setting.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
-exec "${PYTHON:-python3}" "$root/benchmarks/gpu_suite.py" "${1:-gpu_suite_out}"
+exec "${PYTHON:-python3}" "$root/benchmarks/gpu_suite.py" "${1:-gpu_suite_out}" "${@:2}"

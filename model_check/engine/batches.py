@@ -1,5 +1,6 @@
 """What the engine reads: batches from a source, gathered into the micro-batches of one step."""
 
+import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +18,10 @@ class Batch(Protocol):
     def inputs(self) -> Tensor: ...
     @property
     def targets(self) -> Tensor: ...
+    @property
+    def documents(self) -> Tensor | None:
+        """Number of each position's document in its row; None: attention crosses documents."""
+        ...
 
 
 class BatchSource(Protocol):
@@ -30,24 +35,33 @@ class StepData:
     """Everything one optimizer step trains on, on the device."""
 
     step: int
-    micro_batches: list[tuple[Tensor, Tensor]]
+    micro_batches: list[tuple[Tensor, ...]]
+    """What the model is called with: inputs, targets and, where they are masked, documents."""
     num_positions: int
     """Tokens read."""
     num_targets: int
     """Tokens that count in the loss: the loss is their mean, however micro-batches divide them."""
+    wait_s: float = 0.0
+    """How long the step waited for its batches, seconds."""
 
 
 def gather(
     stream: Iterator[Batch], step: int, num_micro_batches: int, device: torch.device
 ) -> StepData:
+    started = time.perf_counter()
     batches = [next(stream) for _ in range(num_micro_batches)]
+    wait_s = time.perf_counter() - started
     return StepData(
         step=step,
-        micro_batches=[
-            (b.inputs.to(device, non_blocking=True), b.targets.to(device, non_blocking=True))
-            for b in batches
-        ],
+        micro_batches=[on_device(batch, device) for batch in batches],
         num_positions=sum(b.inputs.numel() for b in batches),
         # Counted where the batch lies, on the CPU: no wait for the device.
         num_targets=sum(int((b.targets != IGNORED).sum()) for b in batches),
+        wait_s=wait_s,
     )
+
+
+def on_device(batch: Batch, device: torch.device) -> tuple[Tensor, ...]:
+    """The arguments of the model's forward pass."""
+    tensors = (batch.inputs, batch.targets, batch.documents)
+    return tuple(t.to(device, non_blocking=True) for t in tensors if t is not None)

@@ -93,6 +93,11 @@ def describe_device(device: torch.device) -> dict[str, Scalar]:
     }
 
 
+def device_name(device: torch.device) -> str:
+    """What the driver, or /proc/cpuinfo, calls it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+
+
 def _be_deterministic() -> None:
     # cuBLAS reads it once, when its first handle is made.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

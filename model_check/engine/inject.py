@@ -31,6 +31,14 @@ class Injector:
         if self._drill:
             self._hook(self._drill, model)
 
+    def check_reached(self, from_step: int) -> None:
+        """Raises ConfigError when a resumed run begins behind the drill's step."""
+        if self._drill and self._drill.step < from_step:
+            raise ConfigError(
+                f"debug.drill: step {self._drill.step} is never reached: the resumed run goes on "
+                f"with step {from_step}"
+            )
+
     def before_step(self, step: int) -> None:
         """Step `step` begins: faults of weights and of the process happen now."""
         self.repeat(step)

@@ -1,12 +1,19 @@
-"""Out of memory, told in one line with what to change."""
+"""Out of memory, told in one line with what to change; a GPU leaves a snapshot of its allocator."""
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
-from model_check.config.schema import TrainingSettings
+from model_check.config.memory import advice, estimate_memory
+from model_check.config.schema import Settings
+from model_check.engine.surroundings import Surroundings
 from model_check.errors import ModelCheckError
+from model_check.events import Evidence
+
+SNAPSHOT = "oom_memory.pickle"
 
 
 class OutOfMemory(ModelCheckError):
@@ -16,27 +23,46 @@ class OutOfMemory(ModelCheckError):
 
 
 @contextmanager
-def explained(training: TrainingSettings, device: torch.device) -> Iterator[None]:
+def explained(settings: Settings, here: Surroundings) -> Iterator[None]:
     """Turn an allocator's failure inside into OutOfMemory."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise OutOfMemory(_advice(training, device, error)) from error
+        raise _explanation(settings, here, error) from error
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):  # the CPU allocator has no class of its own
             raise
-        raise OutOfMemory(_advice(training, device, error)) from error
+        raise _explanation(settings, here, error) from error
 
 
-def _advice(training: TrainingSettings, device: torch.device, error: BaseException) -> str:
+def _explanation(settings: Settings, here: Surroundings, error: BaseException) -> OutOfMemory:
     # The CPU allocator quotes its own source at length; the size stands behind "DefaultCPU".
     words = str(error).partition("DefaultCPUAllocator: ")[2] or str(error)
     why = words.splitlines()[0] if words else type(error).__name__
-    checkpointing = (
-        "" if training.gradient_checkpointing else ", or set training.gradient_checkpointing=true"
+    kind = "cuda" if here.device.type == "cuda" else "cpu"
+    needed = estimate_memory(settings, kind)
+    return OutOfMemory(
+        f"out of memory on {here.device}, where this run needs about {needed.describe()}; "
+        f"{advice(settings)}. {why}{_snapshot(here)}"
     )
-    return (
-        f"out of memory on {device}: lower training.batch_size ({training.batch_size}) or "
-        f"training.context_length ({training.context_length}){checkpointing}, or train fewer "
-        f"model.num_layers. {why}"
-    )
+
+
+def _snapshot(here: Surroundings) -> str:
+    """Leave what the allocator holds beside the checkpoints; the launcher keeps it in the run
+    directory. Where that fails, the failure itself is what matters. Never run on a GPU by us."""
+    if here.device.type != "cuda":
+        return ""
+    path = here.directory / SNAPSHOT
+    try:
+        write_snapshot(path, torch.cuda.memory._snapshot())
+    except (OSError, RuntimeError) as error:
+        return f" (no memory snapshot: {error})"
+    here.sink.emit(Evidence(path=str(path.absolute()), what="memory snapshot"))
+    return f" Memory snapshot: {path} (open it at pytorch.org/memory_viz)"
+
+
+def write_snapshot(path: Path, snapshot: object) -> None:
+    """In the form that pytorch.org/memory_viz reads."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        pickle.dump(snapshot, file)

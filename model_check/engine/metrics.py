@@ -4,6 +4,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+
+from model_check.events import Evaluation
 
 
 def step_line(
@@ -14,6 +17,19 @@ def step_line(
         f"Step [{step}/{max_steps}] | Loss: {loss:.4f} | LR: {lr:.2e} | "
         f"Grad Norm: {grad_norm:.4f} | ETA: {clock(eta_s)}"
     )
+
+
+def evaluation_line(evaluation: Evaluation) -> str:
+    """`Eval [5] full | Loss: 2.1000 | Perplexity: 8.17 | 12,000 tokens/s | best`."""
+    rate, perplexity = evaluation.tokens_per_s, evaluation.perplexity
+    parts = [
+        f"Eval [{evaluation.step}] {evaluation.split}",
+        f"Loss: {float.fromhex(evaluation.loss):.4f}",
+        f"Perplexity: {'n/a' if perplexity is None else f'{perplexity:.2f}'}",
+        *([] if rate is None else [f"{rate:,.0f} tokens/s"]),
+        *(["best"] if evaluation.best else []),
+    ]
+    return " | ".join(parts)
 
 
 def clock(seconds: float) -> str:
@@ -31,6 +47,8 @@ class Meter:
     num_steps: int = 0
     loss_first: float | None = None
     loss_last: float | None = None
+    total_tokens: int = 0
+    """Trained on, those of the run that this one resumes included."""
     _since: float = field(default=0.0, init=False)
     _first_s: float = field(default=0.0, init=False)
     _seconds: float = field(default=0.0, init=False)
@@ -52,6 +70,7 @@ class Meter:
             self._seconds += seconds
             self._tokens += num_tokens
         self.loss_last = loss
+        self.total_tokens += num_tokens
         self.num_steps += 1
         return seconds
 
@@ -67,10 +86,24 @@ class Meter:
 
 def peak_memory_bytes() -> int:
     """Peak of the device's allocator where this process uses a GPU, else of its resident set."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda.is_initialized():
-        return int(cuda.max_memory_allocated())
+    cuda = _cuda()
     # VmHWM and not ru_maxrss: that one is inherited from the process that spawned this one.
+    return _of_status("VmHWM:") if cuda is None else int(cuda.max_memory_allocated())
+
+
+def current_memory_bytes() -> int:
+    """As peak_memory_bytes, now."""
+    cuda = _cuda()
+    return _of_status("VmRSS:") if cuda is None else int(cuda.memory_allocated())
+
+
+def _cuda() -> Any:
+    """torch.cuda where this process uses a GPU."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+def _of_status(name: str) -> int:
     with open("/proc/self/status") as status:
-        line = next(line for line in status if line.startswith("VmHWM:"))
+        line = next(line for line in status if line.startswith(name))
     return int(line.split()[1]) * 1024

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from model_check.config.schema import TrainingSettings
+from model_check.engine.loss_scale import LossScale
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,15 @@ class AdamW:
     all later steps: the host learns of it late, and the evidence must still be there.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], training: TrainingSettings) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        training: TrainingSettings,
+        loss_scale: LossScale | None = None,
+    ) -> None:
         self.parameters = list(parameters)
+        self.loss_scale = loss_scale
+        """What gradients are too large by; None: they are as they are."""
         self.betas = (training.adam_beta1, training.adam_beta2)
         self.eps = training.adam_eps
         self.first_moments = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
@@ -53,17 +61,21 @@ class AdamW:
         return [p.grad for p in self.parameters if p.grad is not None]
 
     @torch.no_grad()
-    def step(self, lr: float, bad: Tensor, grad_divisor: Tensor | None) -> None:
-        """Update with gradients / `grad_divisor`, unless `bad` (a bool scalar) is or was true.
+    def step(
+        self, lr: float, bad: Tensor, grad_divisor: Tensor | None, skip: Tensor | None = None
+    ) -> None:
+        """Update with gradients / `grad_divisor`, unless `bad` (a bool scalar) is or was true, or
+        `skip` is.
 
-        Both stay on the device. The divided gradients are left in `.grad`; refused ones as they
+        All stay on the device. The divided gradients are left in `.grad`; refused ones as they
         were.
         """
         torch.maximum(self.refusing, bad.float(), out=self.refusing)
-        self.num_steps += 1 - self.refusing
+        gate = self.refusing if skip is None else torch.maximum(self.refusing, skip.float())
+        self.num_steps += 1 - gate
         for group in self._groups:
             if group.indices:
-                self._update(group, lr, grad_divisor)
+                self._update(group, lr, grad_divisor, gate)
 
     def state_dict(self) -> dict[str, Any]:
         """In the form of torch.optim.AdamW: moments and step by the parameter's number."""
@@ -82,12 +94,23 @@ class AdamW:
                 }
                 for group in self._groups
             ],
+            "loss_scale": self.loss_scale.state_dict() if self.loss_scale else None,
         }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over moments and step count of `state_dict`'s form, of the same parameters."""
+        for i, entry in state["state"].items():
+            self.first_moments[i].copy_(entry["exp_avg"])
+            self.second_moments[i].copy_(entry["exp_avg_sq"])
+            self.num_steps.copy_(entry["step"])
+        if self.loss_scale is not None and state.get("loss_scale") is not None:
+            self.loss_scale.load_state_dict(state["loss_scale"])
 
     def _group(self, indices: list[int], weight_decay: float) -> _Group:
         return _Group(indices, [self.parameters[i] for i in indices], weight_decay)
 
-    def _update(self, group: _Group, lr: float, grad_divisor: Tensor | None) -> None:
+    def _update(self, group: _Group, lr: float, grad_divisor: Tensor | None, gate: Tensor) -> None:
         torch._fused_adamw_(
             group.parameters,  # type: ignore[arg-type]
             [p.grad for p in group.parameters],  # type: ignore[misc]
@@ -103,7 +126,7 @@ class AdamW:
             amsgrad=False,
             maximize=False,
             grad_scale=grad_divisor,
-            found_inf=self.refusing,
+            found_inf=gate,
         )
 
 

@@ -4,23 +4,34 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from model_check.config.precision import precision
+from model_check.config.schema import TrainingSettings
 from model_check.errors import ConfigError
 
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
-def compute_dtype(use_amp: bool, device: torch.device) -> torch.dtype:
+
+def compute_dtype(training: TrainingSettings, device: torch.device) -> torch.dtype:
     """The products' dtype. Raises ConfigError where bfloat16 was asked for and is only emulated."""
-    if not use_amp:
-        return torch.float32
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+    dtype = _DTYPES[precision(training)]
+    emulated = dtype == torch.bfloat16 and device.type == "cuda"
+    if emulated and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ConfigError(
             f"training.use_amp = true: {torch.cuda.get_device_name(device)} has no bfloat16; set "
-            "training.use_amp=false"
+            "training.precision=fp16 or training.use_amp=false"
         )
-    return torch.bfloat16
+    return dtype
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """The context of a forward pass. No loss scaling: bfloat16 has float32's range."""
+    """The context of forward passes. It keeps the weights' 16-bit copies until it ends."""
     if dtype == torch.float32:
         return nullcontext()
     return torch.autocast(device.type, dtype=dtype)
+
+
+def no_autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
+    """The context of a backward pass within `autocast`: its products have their dtypes already."""
+    if dtype == torch.float32:
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)

@@ -20,6 +20,9 @@ class Reading:
     loss: float
     grad_norm: float
     bad: bool
+    skipped: bool = False
+    """Left out: gradients overflowed in float16."""
+    loss_scale: float | None = None
 
     @property
     def step(self) -> int:
@@ -31,7 +34,8 @@ class _Pending:
     data: StepData
     lr: float
     values: Tensor
-    """loss, grad_norm, bad; on its way to the host until `ready`."""
+    """loss, grad_norm, bad and, if there is a loss scale, skipped and it; on their way to the host
+    until `ready`."""
     ready: torch.cuda.Event | None
 
 
@@ -58,15 +62,20 @@ class Reader:
             pending = self._pending.popleft()
             if pending.ready is not None:
                 pending.ready.synchronize()  # sync
-            loss, grad_norm, bad = pending.values.tolist()
-            readings.append(Reading(pending.data, pending.lr, loss, grad_norm, bool(bad)))
+            loss, grad_norm, bad, *scaling = pending.values.tolist()
+            skipped, loss_scale = scaling or (False, None)
+            readings.append(
+                Reading(
+                    pending.data, pending.lr, loss, grad_norm, bool(bad), bool(skipped), loss_scale
+                )
+            )
         return readings
 
 
 def _start_copy(result: StepResult) -> tuple[Tensor, torch.cuda.Event | None]:
-    values = torch.stack(
-        [result.loss, result.grad_norm.to(result.loss), result.bad.to(result.loss)]
-    )
+    scaling = (result.skipped, result.loss_scale)
+    others = [t for t in (result.grad_norm, result.bad, *scaling) if t is not None]
+    values = torch.stack([result.loss, *(t.to(result.loss) for t in others)])
     if values.device.type != "cuda":
         return values, None
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from model_check.engine.batches import StepData
+from model_check.engine.loss_scale import LossScale
 from model_check.engine.optim import AdamW, clip_divisor
-from model_check.engine.precision import autocast
+from model_check.engine.precision import autocast, no_autocast
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,11 @@ class StepResult:
     """Before clipping."""
     bad: Tensor
     """Whether loss or norm is not finite; no weight has changed then."""
+    skipped: Tensor | None = None
+    """Whether gradients overflowed in float16, the loss being finite; no weight has changed then,
+    and the next step has half the scale."""
+    loss_scale: Tensor | None = None
+    """That this step had; both None where none is used."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,9 @@ class StepPlan:
     def forward_context(self) -> AbstractContextManager[object]:
         return autocast(self.device, self.dtype)
 
+    def backward_context(self) -> AbstractContextManager[object]:
+        return no_autocast(self.device, self.dtype)
+
 
 def train_step(
     model: nn.Module, data: StepData, optimizer: AdamW, lr: float, plan: StepPlan
@@ -42,24 +51,47 @@ def train_step(
     """One update over all micro-batches, without a host sync. A non-finite step leaves every weight
     as it was."""
     loss = accumulate(model, data, optimizer, plan)
+    if optimizer.loss_scale is not None:
+        return _scaled_update(loss, optimizer, optimizer.loss_scale, lr, plan)
     grad_norm = get_total_norm(optimizer.gradients())
     bad = ~(torch.isfinite(loss) & torch.isfinite(grad_norm))
     optimizer.step(lr, bad, clip_divisor(grad_norm, plan.max_grad_norm))
     return StepResult(loss, grad_norm, bad)
 
 
+def _scaled_update(
+    loss: Tensor, optimizer: AdamW, scale: LossScale, lr: float, plan: StepPlan
+) -> StepResult:
+    """As float16 needs it: gradients carry the loss scale, and their overflow only skips."""
+    used = scale.value.clone()
+    grad_norm = get_total_norm(optimizer.gradients()) / used
+    overflow = ~torch.isfinite(grad_norm)
+    bad = ~torch.isfinite(loss) | scale.exhausted(overflow)
+    divisor = clip_divisor(grad_norm, plan.max_grad_norm)
+    optimizer.step(lr, bad, used if divisor is None else used * divisor, skip=overflow)
+    scale.update(overflow)
+    return StepResult(loss, grad_norm, bad, skipped=overflow & ~bad, loss_scale=used)
+
+
 def accumulate(model: nn.Module, data: StepData, optimizer: AdamW, plan: StepPlan) -> Tensor:
-    """Fill `.grad` with the gradients of the step's mean loss and return that loss."""
+    """Fill `.grad` with the gradients of the step's mean loss (times the loss scale, where there is
+    one) and return that loss."""
     optimizer.zero_grad()
-    losses = [backward(model, *pair, data, plan) for pair in data.micro_batches]
+    with plan.forward_context():  # one for all: the weights are cast once a step
+        losses = [backward(model, pair, data, optimizer, plan) for pair in data.micro_batches]
     return torch.stack(losses).sum()
 
 
 def backward(
-    model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor, data: StepData, plan: StepPlan
+    model: nn.Module,
+    micro_batch: tuple[Tensor, ...],
+    data: StepData,
+    optimizer: AdamW,
+    plan: StepPlan,
 ) -> Tensor:
     """Add one micro-batch's gradients; its share of the step's mean loss."""
-    with plan.forward_context():
-        loss: Tensor = model(inputs_BT, targets_BT) / max(1, data.num_targets)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss: Tensor = model(*micro_batch) / max(1, data.num_targets)
+    with plan.backward_context():
+        scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale.value
+        scaled.backward()  # type: ignore[no-untyped-call]
     return loss.detach()

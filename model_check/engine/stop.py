@@ -1,5 +1,5 @@
 """SIGTERM and SIGINT: while training they are noted and the step is finished; elsewhere they end
-the work at once."""
+the work at once. SIGUSR1 is a notice: the run may end well, with a checkpoint, if it is set so."""
 
 import signal
 from collections.abc import Iterator
@@ -18,6 +18,11 @@ class Terminated(BaseException):
         self.signum = signum
 
 
+class EndedEarly(BaseException):
+    """This run ended well without training all its steps, because that was asked for; its text says
+    why. Not an Exception, as Terminated."""
+
+
 class StopSignal:
     """What was asked for. Install it once, in the main thread."""
 
@@ -27,7 +32,10 @@ class StopSignal:
         self.cut_short = False
         """A step was interrupted wherever it was: a lock that it held stays taken, so nobody may
         wait for other threads any more."""
+        self.notice: int | None = None
+        """What asked for an end with a checkpoint: SIGUSR1, or what `take_as_notice` names."""
         self._deferring = False
+        self._also_notice: int | None = None
 
     @contextmanager
     def installed(self) -> Iterator["StopSignal"]:
@@ -37,8 +45,8 @@ class StopSignal:
             wanted[signal.SIGINT] = self._on_stop
         before = {signum: signal.signal(signum, handler) for signum, handler in wanted.items()}
         # A notice that the launcher passes on (Slurm's USR1) must not kill, and blame, a worker.
-        for signum in (signal.SIGUSR1, signal.SIGUSR2):
-            before[signum] = signal.signal(signum, signal.SIG_IGN)
+        before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_notice)
+        before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         try:
             yield self
         finally:
@@ -56,12 +64,31 @@ class StopSignal:
         finally:
             self._deferring = False
 
+    @property
+    def notice_name(self) -> str:
+        return "request" if self.notice is None else signal.Signals(self.notice).name
+
+    def take_as_notice(self, signum: int) -> None:
+        """From now on, while deferring, the first `signum` is a notice, with no limit on the step
+        that is under way; the second stops as ever."""
+        self._also_notice = signum
+
+    def asked(self, on_notice: bool) -> bool:
+        """Whether the run shall end after this step; `on_notice`: a notice counts."""
+        return self.signum is not None or (on_notice and self.notice is not None)
+
     def check(self) -> None:
         """Raises Terminated if a signal has come."""
         if self.signum is not None:
             raise Terminated(self.signum)
 
+    def _on_notice(self, signum: int, _frame: FrameType | None) -> None:
+        self.notice = self.notice or signum
+
     def _on_stop(self, signum: int, _frame: FrameType | None) -> None:
+        if signum == self._also_notice and self._deferring and self.notice != signum:
+            self.notice = signum
+            return
         second = self.signum is not None
         self.signum = signum
         if second or not self._deferring:

@@ -1,90 +1,125 @@
-"""Causal attention: backends of one signature, and the choice among them.
+"""Causal attention: backends of one signature. Which one is used is `backends`' to decide.
 
 Shapes: B batch, H query heads, G key/value heads (H is a multiple of G), T time, D width of a head.
 """
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable
-from typing import Literal
+from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_check.errors import ConfigError
+AttentionFn = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""(q_BHTD, k_BGTD, v_BGTD, visible_B1TT) -> out_BHTD.
 
-AttentionFn = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(q_BHTD, k_BGTD, v_BGTD) -> out_BHTD."""
+`visible` says which earlier positions each position sees, itself always among them; None: all.
+"""
 
-BackendName = Literal["auto", "flash_attn", "sdpa", "eager"]
+FLASH_MODULES = {
+    "flash_attn_4": "flash_attn.cute",
+    "flash_attn_3": "flash_attn_interface",
+    "flash_attn_2": "flash_attn",
+}
+"""Where each generation of FlashAttention keeps its `flash_attn_func`, the newest first."""
 
 
-def eager(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
+def visible_within(documents_BT: Tensor) -> Tensor:
+    """bool [B, 1, T, T]: earlier positions of the same document, and itself."""
+    same_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
+    return same_BTT.tril().unsqueeze(1)
+
+
+def eager(
+    q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, visible_B1TT: Tensor | None = None
+) -> Tensor:
     """The definition, T x T scores and all: what the others are compared with."""
-    num_queries_per_kv = q_BHTD.shape[1] // k_BGTD.shape[1]
-    k_BHTD = k_BGTD.repeat_interleave(num_queries_per_kv, dim=1)
-    v_BHTD = v_BGTD.repeat_interleave(num_queries_per_kv, dim=1)
+    k_BHTD, v_BHTD = _repeated(k_BGTD, q_BHTD), _repeated(v_BGTD, q_BHTD)
     scores_BHTT = q_BHTD @ k_BHTD.transpose(-2, -1) / math.sqrt(q_BHTD.shape[-1])
-    time = q_BHTD.shape[2]
-    future_TT = torch.ones(time, time, dtype=torch.bool, device=q_BHTD.device).triu(1)
-    scores_BHTT = scores_BHTT.masked_fill(future_TT, float("-inf"))
+    if visible_B1TT is None:
+        time = q_BHTD.shape[2]
+        visible_B1TT = torch.ones(time, time, dtype=torch.bool, device=q_BHTD.device).tril()
+    scores_BHTT = scores_BHTT.masked_fill(~visible_B1TT, float("-inf"))
     return scores_BHTT.softmax(dim=-1).to(v_BHTD.dtype) @ v_BHTD
 
 
-def sdpa(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
+def sdpa(
+    q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, visible_B1TT: Tensor | None = None
+) -> Tensor:
     """torch's own choice of kernel; under strict determinism it leaves out those that vary."""
-    grouped = q_BHTD.shape[1] != k_BGTD.shape[1]
-    return F.scaled_dot_product_attention(
-        q_BHTD, k_BGTD, v_BGTD, is_causal=True, enable_gqa=grouped
-    )
+    if visible_B1TT is None:
+        grouped = q_BHTD.shape[1] != k_BGTD.shape[1]
+        return F.scaled_dot_product_attention(
+            q_BHTD, k_BGTD, v_BGTD, is_causal=True, enable_gqa=grouped
+        )
+    # The only GPU kernel that takes a mask and keeps no T x T scores knows no groups.
+    k_BHTD, v_BHTD = _repeated(k_BGTD, q_BHTD), _repeated(v_BGTD, q_BHTD)
+    return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=visible_B1TT)
 
 
-def flash_attn(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
-    """The flash-attn package (FlashAttention-2); CUDA, bfloat16 or float16."""
-    from flash_attn import flash_attn_func  # optional, and slow to import
+def cudnn(
+    q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, visible_B1TT: Tensor | None = None
+) -> Tensor:
+    """cuDNN's kernel through torch. torch itself prefers any other kernel to it: it is asked for by
+    name, and flash takes what it has no execution plan for. Never run on a GPU by us."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    out_BTHD: Tensor = flash_attn_func(
-        q_BHTD.transpose(1, 2),
-        k_BGTD.transpose(1, 2),
-        v_BGTD.transpose(1, 2),
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
+    with sdpa_kernel(order, set_priority=True):
+        return sdpa(q_BHTD, k_BGTD, v_BGTD, visible_B1TT)
+
+
+def flash_attn_2(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
+    """The flash-attn package. Never run on a GPU by us, nor are 3 and 4."""
+    return _flash("flash_attn_2", q, k, v, visible)
+
+
+def flash_attn_3(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
+    """FlashAttention-3: Hopper only."""
+    return _flash("flash_attn_3", q, k, v, visible)
+
+
+def flash_attn_4(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
+    """FlashAttention-4: Hopper and Blackwell."""
+    return _flash("flash_attn_4", q, k, v, visible)
+
+
+BACKENDS: dict[str, AttentionFn] = {
+    "eager": eager,
+    "sdpa": sdpa,
+    "cudnn": cudnn,
+    "flash_attn_2": flash_attn_2,
+    "flash_attn_3": flash_attn_3,
+    "flash_attn_4": flash_attn_4,
+}
+
+
+@cache
+def flash_function(name: str) -> tuple[Callable[..., Any], bool]:
+    """The package's function, and whether it can be told to be deterministic. Raises ImportError
+    (or what a package that was built for another torch raises)."""
+    function = importlib.import_module(FLASH_MODULES[name]).flash_attn_func
+    return function, "deterministic" in inspect.signature(function).parameters
+
+
+def _flash(name: str, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+    assert visible is None, "flash_attn is never chosen where documents are masked"
+    function, can_be_deterministic = flash_function(name)
+    options = {"deterministic": torch.are_deterministic_algorithms_enabled()}
+    out = function(
+        *(x.transpose(1, 2) for x in (q, k, v)),  # it takes [B, T, H, D]
         causal=True,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
+        **(options if can_be_deterministic else {}),
     )
+    out_BTHD: Tensor = out[0] if isinstance(out, tuple) else out  # 3 and 4 may add row sums
     return out_BTHD.transpose(1, 2)
 
 
-BACKENDS: dict[str, AttentionFn] = {"eager": eager, "sdpa": sdpa, "flash_attn": flash_attn}
-
-
-def resolve_backend(name: BackendName, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
-    """(backend, reason) for queries of `dtype` on `device`.
-
-    `auto` never fails; a name that cannot be had raises ConfigError with what to do.
-    """
-    if name in ("eager", "sdpa"):
-        return name, "as configured"
-    obstacle = _flash_attn_obstacle(device, dtype)
-    if obstacle is None:
-        return "flash_attn", "as configured" if name == "flash_attn" else "installed and usable"
-    if name == "auto":
-        return "sdpa", obstacle
-    raise ConfigError(
-        f"model.attention_backend = 'flash_attn': {obstacle}; set model.attention_backend=auto "
-        "to take it only where it can be had"
-    )
-
-
-def _flash_attn_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why flash_attn cannot be used here; None when it can."""
-    if device.type != "cuda":
-        return f"flash_attn needs a CUDA GPU, not {device.type}"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"flash_attn needs bfloat16, not {str(dtype).removeprefix('torch.')} (use_amp=true)"
-    try:
-        importlib.import_module("flash_attn")
-    except ModuleNotFoundError:
-        return "flash_attn is not installed (pip install flash-attn --no-build-isolation)"
-    except ImportError as error:  # built for another torch: an undefined symbol
-        return f"flash_attn is installed but broken: {error}"
-    return None
+def _repeated(x_BGTD: Tensor, q_BHTD: Tensor) -> Tensor:
+    """[B, H, T, D]: each key/value head once for every query head of its group."""
+    times = q_BHTD.shape[1] // x_BGTD.shape[1]
+    return x_BGTD if times == 1 else x_BGTD.repeat_interleave(times, dim=1)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model_check.config.derived import Geometry
-from model_check.models.attention import AttentionFn
+from model_check.models.attention import AttentionFn, visible_within
 from model_check.models.loss import linear_cross_entropy
-from model_check.models.rope import rotate
+from model_check.models.rope import positions_within, rotate
 
 
 class Linear(nn.Linear):
@@ -37,11 +37,14 @@ class Attention(nn.Module):
         self.wv = Linear(width, key_width, bias=False)
         self.wo = Linear(query_width, width, bias=False)
 
-    def forward(self, x_BTE: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    def forward(
+        self, x_BTE: Tensor, cos_TD: Tensor, sin_TD: Tensor, visible_B1TT: Tensor | None
+    ) -> Tensor:
+        x_BTE = cast_once(x_BTE)
         q_BHTD = rotate(self._heads(self.wq(x_BTE)), cos_TD, sin_TD)
         k_BGTD = rotate(self._heads(self.wk(x_BTE)), cos_TD, sin_TD)
         v_BGTD = self._heads(self.wv(x_BTE))
-        out_BHTD = self.attend(q_BHTD, k_BGTD, v_BGTD)
+        out_BHTD = self.attend(q_BHTD, k_BGTD, v_BGTD, visible_B1TT)
         out: Tensor = self.wo(out_BHTD.transpose(1, 2).flatten(2))
         return out
 
@@ -61,8 +64,18 @@ class FeedForward(nn.Module):
         self.w3 = Linear(geometry.hidden_size, geometry.intermediate_size, bias=False)
 
     def forward(self, x_BTE: Tensor) -> Tensor:
+        x_BTE = cast_once(x_BTE)
         out: Tensor = self.w2(nn.functional.silu(self.w1(x_BTE)) * self.w3(x_BTE))
         return out
+
+
+def cast_once(x: Tensor) -> Tensor:
+    """`x` in the dtype that products have here. Autocast would make, and keep for the backward
+    pass, a copy for each matrix that reads it."""
+    device = x.device.type
+    if x.is_meta or not torch.is_autocast_enabled(device):  # meta knows no autocast
+        return x
+    return x.to(torch.get_autocast_dtype(device))
 
 
 class Block(nn.Module):
@@ -73,8 +86,10 @@ class Block(nn.Module):
         self.ffn_norm = nn.RMSNorm(geometry.hidden_size, eps=norm_eps)
         self.feed_forward = FeedForward(geometry)
 
-    def forward(self, x_BTE: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-        x_BTE = x_BTE + self.attention(self.attention_norm(x_BTE), cos_TD, sin_TD)
+    def forward(
+        self, x_BTE: Tensor, cos_TD: Tensor, sin_TD: Tensor, visible_B1TT: Tensor | None
+    ) -> Tensor:
+        x_BTE = x_BTE + self.attention(self.attention_norm(x_BTE), cos_TD, sin_TD, visible_B1TT)
         out: Tensor = x_BTE + self.feed_forward(self.ffn_norm(x_BTE))
         return out
 
@@ -92,9 +107,11 @@ class BasicLlama(nn.Module):
         *,
         norm_eps: float = 1e-5,
         gradient_checkpointing: bool = False,
+        loss_chunk_rows: int = 2048,
     ) -> None:
         super().__init__()
         self.gradient_checkpointing = gradient_checkpointing
+        self.loss_chunk_rows = loss_chunk_rows
         self.tok_embed = Embedding(geometry.vocab_size, geometry.hidden_size)
         blocks = (Block(geometry, attend, norm_eps) for _ in range(geometry.num_layers))
         self.layers = nn.ModuleList(blocks)
@@ -114,30 +131,46 @@ class BasicLlama(nn.Module):
         self.register_buffer("rope_cos", cos_TD, persistent=False)
         self.register_buffer("rope_sin", sin_TD, persistent=False)
 
-    def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    def forward(
+        self, tokens_BT: Tensor, targets_BT: Tensor, documents_BT: Tensor | None = None
+    ) -> Tensor:
         """Summed cross entropy, a float32 scalar. `targets` are the next tokens already: position t
-        is scored against targets[t]."""
-        hidden_BTE = self.hidden(tokens_BT)
+        is scored against targets[t].
+
+        `documents`, int64: attention stays among neighbours of equal number, and positions start
+        again with each document.
+        """
+        hidden_BTE = self.hidden(tokens_BT, documents_BT)
         return linear_cross_entropy(
-            hidden_BTE.flatten(0, 1), self.head_weight, targets_BT.flatten()
+            hidden_BTE.flatten(0, 1), self.head_weight, targets_BT.flatten(), self.loss_chunk_rows
         )
 
-    def logits(self, tokens_BT: Tensor) -> Tensor:
+    def logits(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """[B, T, V]: position t's prediction of the token after it."""
-        return nn.functional.linear(self.hidden(tokens_BT), self.head_weight)
+        return nn.functional.linear(self.hidden(tokens_BT, documents_BT), self.head_weight)
 
-    def hidden(self, tokens_BT: Tensor) -> Tensor:
+    def hidden(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """[B, T, E]: what the head reads."""
-        time = tokens_BT.shape[1]
-        cos_TD, sin_TD = self.rope_cos[:time], self.rope_sin[:time]
+        context = self._context(tokens_BT, documents_BT)
         x_BTE = self.tok_embed(tokens_BT)
         for block in self.layers:
             if self.gradient_checkpointing and torch.is_grad_enabled():
                 # No dropout: no random state to put back for the recomputation.
                 x_BTE = checkpoint(
-                    block, x_BTE, cos_TD, sin_TD, use_reentrant=False, preserve_rng_state=False
+                    block, x_BTE, *context, use_reentrant=False, preserve_rng_state=False
                 )
             else:
-                x_BTE = block(x_BTE, cos_TD, sin_TD)
+                x_BTE = block(x_BTE, *context)
         out: Tensor = self.norm(x_BTE)
         return out
+
+    def _context(
+        self, tokens_BT: Tensor, documents_BT: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What all blocks share: cosines and sines of the positions, and who sees whom."""
+        if documents_BT is None:
+            time = tokens_BT.shape[1]
+            return self.rope_cos[:time], self.rope_sin[:time], None
+        positions_B1T = positions_within(documents_BT)[:, None]
+        cos_B1TD, sin_B1TD = self.rope_cos[positions_B1T], self.rope_sin[positions_B1T]
+        return cos_B1TD, sin_B1TD, visible_within(documents_BT)

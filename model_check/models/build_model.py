@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from model_check.config.derived import Geometry
+from model_check.config.derived import Geometry, loss_chunk_rows
 from model_check.config.schema import Settings
 from model_check.models.attention import AttentionFn
 from model_check.models.basic_llama import BasicLlama
@@ -41,6 +41,7 @@ def empty_model(
             attend,
             norm_eps=settings.model.rms_norm_eps,
             gradient_checkpointing=settings.training.gradient_checkpointing,
+            loss_chunk_rows=loss_chunk_rows(settings, geometry.vocab_size, device.type),
         )
 
 

@@ -29,6 +29,15 @@ def rope_tables(frequencies: Tensor, context_length: int) -> tuple[Tensor, Tenso
     return both_halves.cos(), both_halves.sin()
 
 
+def positions_within(documents_BT: Tensor) -> Tensor:
+    """int64 [B, T]: each position counted from the start of its document."""
+    positions_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
+    begins_BT = torch.ones_like(documents_BT, dtype=torch.bool)
+    begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
+    starts_BT = torch.where(begins_BT, positions_T, 0).cummax(dim=1).values
+    return positions_T - starts_BT
+
+
 def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     """Rotate each pair by its position's angle, in the tables' precision; the dtype of x stays."""
     first, second = x_BHTD.chunk(2, dim=-1)

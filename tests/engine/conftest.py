@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,10 +18,14 @@ from torch import Tensor
 from model_check.config.drill import parse_drill
 from model_check.config.load import Request, load
 from model_check.config.schema import Settings
+from model_check.engine.assembly import build_trainer
+from model_check.engine.evaluation import Splits
 from model_check.engine.metrics import Meter
+from model_check.engine.observer import Observer
 from model_check.engine.stop import StopSignal
-from model_check.engine.trainer import Surroundings, Trainer, build_trainer
-from model_check.events import Event, Step, decode, encode
+from model_check.engine.surroundings import Surroundings
+from model_check.engine.trainer import Trainer
+from model_check.events import Event, Scalar, Step, decode, encode
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 100  # only a hang takes as long
@@ -53,6 +57,7 @@ def make_settings(**changes: Any) -> Settings:
 class FakeBatch:
     inputs: Tensor
     targets: Tensor
+    documents: Tensor | None = None
 
 
 @dataclass
@@ -124,6 +129,10 @@ def tiny_run(tmp_path: Path) -> Callable[..., Run]:
         source: FakeSource | None = None,
         lag: int | None = None,
         worker: str = "GPU6",
+        directory: Path | None = None,
+        splits: Splits | None = None,
+        data: Mapping[str, Scalar] | None = None,
+        observers: tuple[Observer, ...] = (),
         **changes: Any,
     ) -> Run:
         settings = make_settings(**changes)
@@ -133,12 +142,15 @@ def tiny_run(tmp_path: Path) -> Callable[..., Run]:
         here = Surroundings(
             worker=worker,
             device=torch.device("cpu"),
-            directory=tmp_path / "checkpoints",
+            directory=directory or tmp_path / "checkpoints",
             drill=parse_drill(drill, training.max_steps) if drill else None,
             say=kept.say,
             sink=kept,
             stop=stop,
             meter=meter,
+            splits=splits or {},
+            data=data or {},
+            observers=observers,
         )
         trainer = build_trainer(settings, source, VOCABULARY, here, lag)
         return Run(trainer, kept, source, meter, stop)

@@ -1,63 +1,137 @@
-"""Checkpoint files: plain, whole, where they belong, and free of secrets."""
+"""Checkpoint files: plain, whole, verified, and where they belong."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
-from torch import nn
 
-from model_check.config.schema import Settings
-from model_check.engine.checkpoint import checkpoint_directory, save_checkpoint
-from model_check.engine.optim import AdamW
-from model_check.errors import StorageError
-
-
-def save(path: Path, **changes: Any) -> nn.Linear:
-    model = nn.Linear(3, 2)
-    state: dict[str, Any] = {"settings": Settings(), "step": 7, "loader_position": 14, "loss": 2.5}
-    optimizer = AdamW(model.parameters(), Settings().training)
-    save_checkpoint(path, model=model, optimizer=optimizer, **(state | changes))
-    return model
+from model_check.engine.checkpoint import SCHEMA, CheckpointError, read_checkpoint, write_checkpoint
+from model_check.engine.checkpoint_files import (
+    checkpoint_directory,
+    newest_first,
+    steps_of,
+    sweep_leftovers,
+)
+from model_check.errors import EXIT_USAGE, StorageError
 
 
-def test_it_loads_with_weights_only_and_has_all_that_resuming_needs(tmp_path: Path) -> None:
-    model = save(tmp_path / "new" / "step_7.pt")
-    loaded = torch.load(tmp_path / "new" / "step_7.pt", weights_only=True)
-    assert torch.equal(loaded["model"]["weight"], model.weight)
-    assert loaded["optimizer"]["state"].keys() == {0, 1}
-    assert loaded["settings"] == msgspec.to_builtins(Settings())
-    assert {"python", "numpy", "torch", "cuda"} == loaded["rng"].keys()
-    assert torch.equal(loaded["rng"]["torch"], torch.get_rng_state())
-    assert (loaded["schema"], loaded["step"], loaded["loader"], loaded["loss"]) == (
-        1,
-        7,
-        {"position": 14},
-        2.5,
-    )
+def state(**changes: Any) -> dict[str, Any]:
+    weights = torch.arange(64.0).reshape(8, 8)
+    return {"schema": SCHEMA, "step": 7, "model": {"weight": weights}, "loss": 2.5} | changes
 
 
-def test_a_loss_that_is_nan_is_kept(tmp_path: Path) -> None:
-    save(tmp_path / "a.pt", loss=float("nan"))
-    loss = torch.load(tmp_path / "a.pt", weights_only=True)["loss"]
-    assert loss != loss
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "new" / "step_7.pt", state())
+    read = read_checkpoint(tmp_path / "new" / "step_7.pt")
+    assert torch.equal(read.pop("model")["weight"], state()["model"]["weight"])
+    assert read == {"schema": SCHEMA, "step": 7, "loss": 2.5}
 
 
 def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"file/step_7\.pt: cannot be written.*checkpoint_dir"):
-        save(tmp_path / "file" / "step_7.pt")
+        write_checkpoint(tmp_path / "file" / "step_7.pt", state())
 
 
 def test_a_save_that_fails_leaves_the_older_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
-    save(path)
+    write_checkpoint(path, state())
     before = path.read_bytes()
     with pytest.raises((TypeError, AttributeError)):
-        save(path, loss=lambda: None)
+        write_checkpoint(path, state(loss=lambda: None))
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_flipped_byte_anywhere_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    path, spoilt = tmp_path / "last.pt", tmp_path / "spoilt.pt"
+    write_checkpoint(path, state())
+    content, messages = path.read_bytes(), []
+    for at in range(0, len(content), 7):
+        spoilt.write_bytes(content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :])
+        try:
+            read = read_checkpoint(spoilt)
+        except CheckpointError as error:
+            messages.append(str(error))
+            continue
+        assert torch.equal(read["model"]["weight"], state()["model"]["weight"]), at
+        assert (read["step"], read["loss"]) == (7, 2.5)
+    assert len(messages) > len(content) / 7 / 4
+    assert all(text.startswith(f"{spoilt}: ") and "\n" not in text for text in messages)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.9, 0.999])
+def test_a_torn_file_is_refused_in_one_line(tmp_path: Path, kept: float) -> None:
+    path = tmp_path / "last.pt"
+    write_checkpoint(path, state())
+    os.truncate(path, int(path.stat().st_size * kept))
+    with pytest.raises(CheckpointError, match=r"last\.pt: damaged: .*") as caught:
+        read_checkpoint(path)
+    assert caught.value.exit_code == EXIT_USAGE
+    assert "\n" not in str(caught.value)
+
+
+def test_other_files_are_told_for_what_they_are(tmp_path: Path) -> None:
+    torch.save({"schema": 1}, tmp_path / "old.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    torch.save({"schema": SCHEMA, "code": Path("x")}, tmp_path / "code.pt")
+    for name, words in {
+        "old.pt": r"another version \(schema 1",
+        "list.pt": r"another version \(schema None",
+        "code.pt": "not a checkpoint of ours",
+        "none.pt": "No such file",
+    }.items():
+        with pytest.raises(CheckpointError, match=words):
+            read_checkpoint(tmp_path / name)
+
+
+def test_the_newest_is_the_one_written_last_whatever_its_number(tmp_path: Path) -> None:
+    names = ["step_100.pt", "step_5.pt", "best.pt", "last.pt", "step_6.pt", "step_06.pt", "x.pt"]
+    for seconds, name in enumerate(names):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (seconds, seconds))
+    found = [path.name for path in newest_first(tmp_path)]
+    assert found == ["step_6.pt", "last.pt", "step_5.pt", "step_100.pt"]
+    assert newest_first(tmp_path / "none") == []
+    assert steps_of(Path("a/step_12.pt")) == 12
+
+
+LEFTOVER = ".step_5.pt.0123abcd.tmp"
+
+
+def test_leftovers_of_dead_writers_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    others = [".mine.tmp", "step_5.pt", ".step_5.pt.tmp", "notes.txt"]
+    for name in [*others, LEFTOVER, ".last.pt.ff.tmp", ".step_9.pt.77.tmp"]:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1, 1))
+    (tmp_path / ".step_9.pt.77.tmp").touch()  # just made: its writer may be about to lock it
+    sweep_leftovers(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*others, ".step_9.pt.77.tmp"])
+    sweep_leftovers(tmp_path / "none")
+
+
+def test_a_file_that_somebody_is_writing_stays(tmp_path: Path) -> None:
+    path = tmp_path / LEFTOVER
+    path.touch()
+    os.utime(path, (1, 1))
+    code = (
+        "import fcntl, sys; f = open(sys.argv[1], 'r+b'); fcntl.flock(f, fcntl.LOCK_EX);"
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"locked\n"
+        sweep_leftovers(tmp_path)
+        assert path.exists()
+        writer.communicate(timeout=60)
+    sweep_leftovers(tmp_path)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(("supervised", "expected"), [(False, "here"), (True, "here/gpu3")])

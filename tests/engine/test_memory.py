@@ -1,33 +1,59 @@
 """Out of memory is one line that names the settings to change."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
-from model_check.config.schema import TrainingSettings
-from model_check.engine.memory import OutOfMemory, explained
-
-CPU = torch.device("cpu")
+from model_check.config.schema import Settings, TrainingSettings
+from model_check.engine.memory import OutOfMemory, explained, write_snapshot
 
 
-def test_the_cpu_allocator_is_understood() -> None:
-    expected = r"batch_size \(3\) or training\.context_length.*gradient_checkpointing=true"
+def settings_with(**training: Any) -> Settings:
+    return Settings(training=TrainingSettings(**training))
+
+
+def test_the_cpu_allocator_is_understood(tiny_run: Callable[..., Any]) -> None:
+    here = tiny_run().trainer.here
+    expected = r"needs about .* GiB: weights .*batch_size \(3\).*gradient_checkpointing=true"
     with (
         pytest.raises(OutOfMemory, match=expected) as caught,
-        explained(TrainingSettings(batch_size=3), CPU),
+        explained(settings_with(batch_size=3), here),
     ):
         torch.empty(2**60)
     assert caught.value.exit_code == 1
     assert "\n" not in str(caught.value)
 
 
-def test_a_setting_that_is_on_already_is_not_advised() -> None:
-    training = TrainingSettings(gradient_checkpointing=True)
-    with pytest.raises(OutOfMemory) as caught, explained(training, CPU):
+def test_a_setting_that_is_on_already_is_not_advised(tiny_run: Callable[..., Any]) -> None:
+    settings = settings_with(gradient_checkpointing=True)
+    with pytest.raises(OutOfMemory) as caught, explained(settings, tiny_run().trainer.here):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12 GiB.\nmore")
     assert "gradient_checkpointing" not in str(caught.value)
     assert "Tried to allocate 12 GiB." in str(caught.value)
 
 
-def test_other_failures_pass_unchanged() -> None:
-    with pytest.raises(RuntimeError, match="shapes cannot"), explained(TrainingSettings(), CPU):
+def test_other_failures_pass_unchanged(tiny_run: Callable[..., Any]) -> None:
+    here = tiny_run().trainer.here
+    with pytest.raises(RuntimeError, match="shapes cannot"), explained(Settings(), here):
         torch.ones(2, 3) @ torch.ones(2, 3)
+
+
+def test_a_snapshot_is_a_plain_pickle(tmp_path: Path) -> None:
+    import pickle
+
+    write_snapshot(tmp_path / "new" / "oom.pickle", {"segments": []})
+    assert pickle.loads((tmp_path / "new" / "oom.pickle").read_bytes()) == {"segments": []}
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_is_full_leaves_a_snapshot(tiny_run: Callable[..., Any]) -> None:
+    import dataclasses
+
+    here = dataclasses.replace(tiny_run().trainer.here, device=torch.device("cuda"))
+    expected = r"Memory snapshot: .*oom_memory\.pickle"
+    with pytest.raises(OutOfMemory, match=expected), explained(Settings(), here):
+        torch.empty(2**50, device="cuda")
+    assert (here.directory / "oom_memory.pickle").is_file()

@@ -157,7 +157,7 @@ def test_drills_of_the_process_end_it_as_they_say(start: Start) -> None:
     assert last_word(raising).error == "RuntimeError: drill: raised at step 1"
     assert (leaving.finish(), killed.finish()) == (7, -signal.SIGKILL)
     for silent in (leaving, killed):
-        assert isinstance(silent.events[-1], Step), "it said something after its end"
+        assert not isinstance(silent.events[-1], Done), "it said something after its end"
 
 
 def test_a_reader_that_leaves_ends_it_without_a_traceback(start: Start) -> None:

@@ -39,3 +39,22 @@ def test_no_step_is_below_min_lr_not_even_in_the_warm_up() -> None:
 
 def test_a_warm_up_as_long_as_the_run_divides_by_nothing() -> None:
     assert rates(warmup_steps=10, lr_schedule="cosine")[9] == 1.0
+
+
+def test_wsd_is_stable_and_then_falls_in_a_line_to_min_lr() -> None:
+    got = rates(lr_schedule="wsd", wsd_decay_share=0.4, warmup_steps=2, min_lr=0.2)
+    assert got[:7] == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert got[7:] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.2])
+
+
+def test_wsd_never_falls_before_the_warm_up_is_over() -> None:
+    got = rates(lr_schedule="wsd", wsd_decay_share=1.0, warmup_steps=5)
+    assert got[:6] == [0.2, 0.4, 0.6, 0.8, 1.0, 1.0]
+    assert got[6:11] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.0])
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear", "wsd"])
+def test_every_schedule_keeps_within_its_bounds_and_starts_above_zero(schedule: str) -> None:
+    got = rates(lr_schedule=schedule, warmup_steps=3, min_lr=0.1)
+    assert got[0] == pytest.approx(1 / 3)
+    assert all(0.1 <= rate <= 1.0 for rate in got)

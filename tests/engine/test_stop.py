@@ -64,3 +64,31 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
             assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_usr1_is_noted_and_stops_nothing_by_itself() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    with StopSignal().installed() as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.notice == signal.SIGUSR1
+        assert (stop.asked(on_notice=False), stop.asked(on_notice=True)) == (False, True)
+        stop.check()
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_a_term_that_counts_as_a_notice_stops_only_the_second_time() -> None:
+    stop = StopSignal(finish_step_s=0.02)
+    with stop.installed(), stop.deferred():
+        stop.take_as_notice(signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        stop.check()
+        assert (stop.notice, stop.signum) == (signal.SIGTERM, None)
+        with pytest.raises(Terminated):
+            signal_and_wait(signal.SIGTERM)
+
+
+def test_outside_of_training_a_term_ends_at_once_whatever_it_counts_as() -> None:
+    stop = StopSignal()
+    stop.take_as_notice(signal.SIGTERM)
+    with stop.installed(), pytest.raises(Terminated):
+        signal_and_wait(signal.SIGTERM)

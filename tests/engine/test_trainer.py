@@ -227,7 +227,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tiny_run: MakeRun) -> None
 
 def test_a_model_that_does_not_fit_is_told_with_what_to_change(tiny_run: MakeRun) -> None:
     with pytest.raises(
-        OutOfMemory, match=r"out of memory on cpu: lower training\.batch_size \(2\)"
+        OutOfMemory, match=r"out of memory on cpu.*; lower training\.batch_size \(2\)"
     ):
         tiny_run(model__vocab_size=10**13)
 
@@ -245,23 +245,6 @@ def test_a_signal_ends_the_run_after_the_step_that_is_under_way(tiny_run: MakeRu
         run()
     assert len(run.bits()) == 4
     assert run.source.closed
-
-
-def test_a_new_run_from_a_checkpoint_of_its_weights_and_moments_gives_the_same_bits(
-    tiny_run: MakeRun, tmp_path: Path
-) -> None:
-    whole = tiny_run(training__max_steps=6, training__save_interval=3)()
-    saved = torch.load(tmp_path / "checkpoints" / "step_3.pt", weights_only=True)
-    rest = tiny_run(training__max_steps=3)
-    rest.trainer.model.load_state_dict(saved["model"])
-    optimizer = rest.trainer.optimizer
-    optimizer.num_steps.copy_(saved["optimizer"]["state"][0]["step"])
-    for index, entry in saved["optimizer"]["state"].items():
-        optimizer.first_moments[index].copy_(entry["exp_avg"])
-        optimizer.second_moments[index].copy_(entry["exp_avg_sq"])
-    position = saved["loader"]["position"]
-    rest.source.make = lambda number: FakeSource().random(number + position)
-    assert rest().bits() == whole.bits()[3:]
 
 
 def test_saves_come_when_asked_for_and_are_told(tiny_run: MakeRun, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from model_check.errors import ConfigError
-from model_check.models.attention import BACKENDS, eager, resolve_backend
+from model_check.models.attention import BACKENDS, eager
+from model_check.models.backends import resolve_backend
 
 CPU = torch.device("cpu")
 NO_FLASH_ATTN = importlib.util.find_spec("flash_attn") is None

@@ -1,0 +1,161 @@
+"""Our trainer as it is, or (`--bare`) its step without what watches it: no non-finite gate, no
+reading, no events, no log."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+from workload import (
+    BETAS,
+    EPS,
+    INIT_STD,
+    LEARNING_RATE,
+    MAX_GRAD_NORM,
+    NORM_EPS,
+    ROPE_THETA,
+    WEIGHT_DECAY,
+    Turn,
+    Workload,
+)
+
+from model_check.config.schema import LoggingSettings, ModelSettings, Settings, TrainingSettings
+from model_check.engine.assembly import build_trainer
+from model_check.engine.batches import StepData, on_device
+from model_check.engine.metrics import Meter
+from model_check.engine.observer import Observer
+from model_check.engine.optim import clip_divisor
+from model_check.engine.reading import Reading
+from model_check.engine.step import accumulate
+from model_check.engine.stop import StopSignal
+from model_check.engine.surroundings import Surroundings
+from model_check.engine.trainer import Trainer
+from model_check.events import SocketSink
+from model_check.models.loss import IGNORED
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    inputs: Tensor
+    targets: Tensor
+    documents: None = None
+
+
+@dataclass(frozen=True)
+class TokenSource:
+    """The workload's tokens; the last position of a sequence has no label, as in transformers."""
+
+    tokens: Tensor
+    batch_size: int
+
+    def batches(self, start: int = 0) -> Generator[TokenBatch, None, None]:
+        for inputs in self.tokens.split(self.batch_size)[start:]:
+            targets = torch.cat((inputs[:, 1:], torch.full_like(inputs[:, :1], IGNORED)), dim=1)
+            yield TokenBatch(inputs, targets)
+
+
+class Pace(Observer):
+    """Holds the trainer while it is not its turn."""
+
+    def __init__(self, turn: Turn, stop: StopSignal) -> None:
+        self._turn, self._stop = turn, stop
+
+    def before_step(self, step: int) -> None:
+        if not self._turn.begin_step():
+            raise SystemExit(0)
+
+    def on_reading(self, reading: Reading, seconds: float) -> None:
+        self._turn.end_step(lambda: reading.loss)
+
+
+def settings_of(work: Workload, num_steps: int) -> Settings:
+    return Settings(
+        model=ModelSettings(
+            num_layers=work.num_layers,
+            hidden_size=work.hidden_size,
+            intermediate_size=work.intermediate_size,
+            num_heads=work.num_heads,
+            num_kv_heads=work.num_kv_heads,
+            vocab_size=work.vocab_size,
+            rope_theta=ROPE_THETA,
+            rope_scaling=None,
+            rms_norm_eps=NORM_EPS,
+            init_std=INIT_STD,
+            attention_backend="sdpa",
+        ),
+        training=TrainingSettings(
+            max_steps=num_steps,
+            batch_size=work.batch_size,
+            grad_accum_nums=work.num_micro_batches,
+            context_length=work.context_length,
+            learning_rate=LEARNING_RATE,
+            max_grad_norm=MAX_GRAD_NORM,
+            weight_decay=WEIGHT_DECAY,
+            adam_beta1=BETAS[0],
+            adam_beta2=BETAS[1],
+            adam_eps=EPS,
+            use_amp=False,
+        ),
+        logging=LoggingSettings(log_interval=1),
+    )
+
+
+def build(work: Workload, num_steps: int, turn: Turn, *, watched: bool) -> Trainer:
+    """With a listener at the other end of its events, as under the launcher."""
+    ours, theirs = socket.socketpair()
+    subprocess.Popen(["cat"], stdin=theirs, stdout=subprocess.DEVNULL)
+    theirs.close()
+    stop = StopSignal()
+    here = Surroundings(
+        worker="CPU0",
+        device=CPU,
+        directory=Path(),
+        drill=None,
+        say=lambda text: print(text, file=sys.stderr),
+        sink=SocketSink(ours.detach()),
+        stop=stop,
+        meter=Meter(),
+        observers=(Pace(turn, stop),) if watched else (),
+    )
+    source = TokenSource(work.tokens(num_steps), work.batch_size)
+    return build_trainer(settings_of(work, num_steps), source, work.vocab_size, here)
+
+
+def run_unwatched(trainer: Trainer, work: Workload, turn: Turn) -> None:
+    optimizer, stream = trainer.optimizer, trainer.source.batches()
+    never = torch.tensor(False)
+    while turn.begin_step():
+        batches = [next(stream) for _ in range(work.num_micro_batches)]
+        num_targets = sum(int((b.targets != IGNORED).sum()) for b in batches)
+        data = StepData(0, [on_device(b, CPU) for b in batches], 0, num_targets)
+        loss = accumulate(trainer.model, data, optimizer, trainer.plan)
+        divisor = clip_divisor(get_total_norm(optimizer.gradients()), MAX_GRAD_NORM)
+        optimizer.step(LEARNING_RATE, never, divisor)
+        turn.end_step(loss.item)
+
+
+def main(work: Workload, num_steps: int, weights: Path, *, watched: bool) -> None:
+    torch.set_num_threads(work.num_threads)
+    turn = Turn()
+    trainer = build(work, num_steps, turn, watched=watched)
+    trainer.model.load_state_dict(torch.load(weights, weights_only=True))
+    if watched:
+        trainer.run()
+    else:
+        run_unwatched(trainer, work, turn)
+
+
+if __name__ == "__main__":
+    main(
+        Workload.parse(sys.argv[1]),
+        int(sys.argv[2]),
+        Path(sys.argv[3]),
+        watched="--bare" not in sys.argv,
+    )

@@ -1,0 +1,72 @@
+"""torch.compile, a block at a time: all blocks share one compiled graph, and parameters keep their
+names."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+
+import torch
+
+from model_check.engine.batches import StepData
+from model_check.engine.optim import AdamW
+from model_check.engine.step import StepPlan, accumulate
+from model_check.errors import ConfigError
+from model_check.events import EventSink, Phase
+from model_check.models.basic_llama import BasicLlama
+
+_COMPILERS = ("g++", "c++", "clang++", "gcc", "cc", "clang")
+
+
+def compile_blocks(
+    model: BasicLlama,
+    optimizer: AdamW,
+    plan: StepPlan,
+    batch_shape: tuple[int, int],
+    say: Callable[[str], None],
+    sink: EventSink,
+) -> None:
+    """Compile forward and backward pass now, on a micro-batch of zeros [batch, time], so that the
+    wait has its own phase and no step pays for it.
+
+    Leaves weights, gradients and random states as they were. Raises ConfigError where nothing can
+    be compiled.
+    """
+    _refuse_without_compiler()
+    sink.emit(Phase(name="compile"))
+    say(f"Compiling {len(model.layers)} blocks (training.compile=false: eager) ...")
+    started = time.monotonic()
+    _be_deterministic_too()
+    for block in model.layers:
+        block.compile()
+    tokens_BT = torch.zeros(batch_shape, dtype=torch.long, device=plan.device)
+    numel = tokens_BT.numel()
+    try:
+        accumulate(model, StepData(-1, [(tokens_BT, tokens_BT)], numel, numel), optimizer, plan)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        raise ConfigError(
+            f"training.compile = true: {_first_line(error)}; set training.compile=false"
+        ) from error
+    optimizer.zero_grad()
+    say(f"Compiled in {time.monotonic() - started:.0f} s")
+
+
+def _refuse_without_compiler() -> None:
+    named = os.environ.get("CXX") or os.environ.get("CC")
+    if not any(shutil.which(name) for name in ((named,) if named else _COMPILERS)):
+        raise ConfigError(
+            "training.compile = true: no C++ compiler found (apt install g++, or name one in CXX); "
+            "training.compile=false trains eagerly"
+        )
+
+
+def _be_deterministic_too() -> None:
+    """What torch.use_deterministic_algorithms would have told the compiler (see engine.device)."""
+    import torch._inductor.config  # 2 s, needed for compiling alone
+
+    if hasattr(torch._inductor.config, "deterministic"):
+        torch._inductor.config.deterministic = torch.are_deterministic_algorithms_enabled()
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

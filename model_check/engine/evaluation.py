@@ -1,0 +1,136 @@
+"""The loss on validation splits, without a trace in the training state."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from model_check.config.schema import TrainingSettings
+from model_check.engine.batches import Batch, on_device
+from model_check.engine.rng import kept_rng
+from model_check.engine.state import TrainingState
+from model_check.engine.step import StepPlan
+from model_check.errors import ConfigError
+from model_check.events import Beat, Evaluation, EventSink
+from model_check.models.loss import IGNORED
+
+Splits = Mapping[str, Callable[[], Iterable[Batch]]]
+"""Name -> its batches, from the first; the last may be smaller."""
+BEAT_S = 1.0
+"""A long evaluation says so often that it lives."""
+
+
+class Evaluator:
+    """Evaluates every split that it was given."""
+
+    def __init__(
+        self, state: TrainingState, plan: StepPlan, splits: Splits, sink: EventSink
+    ) -> None:
+        """Raises ConfigError where evaluation is asked for and cannot be."""
+        training = state.settings.training
+        check_evaluation(training, list(splits))
+        self._model, self._progress, self._meter = state.model, state.progress, state.meter
+        self._plan = plan
+        self._splits, self._interval, self._sink = splits, training.eval_interval, sink
+        self._best_split = training.best_split or next(iter(splits), None)
+
+    def due(self, num_done: int) -> bool:
+        return self._interval is not None and num_done % self._interval == 0
+
+    def due_at_end(self, num_done: int) -> bool:
+        """Whether the run's end is one more time to evaluate."""
+        return self._interval is not None and not self.due(num_done)
+
+    def evaluate(self, num_done: int, between: Callable[[], None]) -> Iterator[Evaluation]:
+        """Each split's evaluation. `between` is called between batches, and may raise."""
+        for name, batches in self._splits.items():
+            yield self._noted(self._evaluate(name, batches(), num_done, between))
+
+    def _evaluate(
+        self, name: str, batches: Iterable[Batch], num_done: int, between: Callable[[], None]
+    ) -> Evaluation:
+        now = self._meter.now
+        started = beaten = now()
+        total = torch.zeros((), dtype=torch.float64, device=self._plan.device)
+        num_targets = 0
+        with untouched(self._model):
+            for batch in batches:
+                between()
+                total += self._summed_loss(batch)
+                num_targets += int((batch.targets != IGNORED).sum())
+                if now() - beaten >= BEAT_S:
+                    self._sink.emit(Beat())
+                    beaten = now()
+        loss = total.item() / max(1, num_targets)  # sync
+        return Evaluation(
+            step=num_done,
+            split=name,
+            loss=loss.hex(),
+            perplexity=perplexity(loss),
+            tokens=num_targets,
+            tokens_per_s=num_targets / max(1e-9, now() - started),
+        )
+
+    def _summed_loss(self, batch: Batch) -> Tensor:
+        with self._plan.forward_context():
+            loss: Tensor = self._model(*on_device(batch, self._plan.device))
+        return loss
+
+    def _noted(self, evaluation: Evaluation) -> Evaluation:
+        """Remember it; marked if it is the best so far. What is not finite never is."""
+        progress, loss = self._progress, float.fromhex(evaluation.loss)
+        progress.val_loss[evaluation.split] = loss
+        if evaluation.split != self._best_split or not math.isfinite(loss):
+            return evaluation
+        same_split = progress.best_split == self._best_split
+        best = progress.best_val_loss if same_split else None
+        if best is not None and loss >= best:
+            return evaluation
+        progress.best_split, progress.best_val_loss = evaluation.split, loss
+        progress.best_step = evaluation.step
+        return msgspec.structs.replace(evaluation, best=True)
+
+
+def check_evaluation(training: TrainingSettings, splits: list[str]) -> None:
+    """Raises ConfigError for settings that could not act."""
+    if training.eval_interval is None:
+        for name in ("eval_batches", "best_split"):
+            if getattr(training, name) is not None:
+                raise ConfigError(f"training.{name}: needs training.eval_interval")
+        if training.save_best:
+            raise ConfigError("training.save_best = true: needs training.eval_interval")
+        return
+    if not splits:
+        raise ConfigError(
+            f"training.eval_interval = {training.eval_interval}: the data has no validation "
+            "split; name one with data.validation (held_out=0.01)"
+        )
+    if training.best_split is not None and training.best_split not in splits:
+        raise ConfigError(
+            f"training.best_split = {training.best_split}: the data has {', '.join(splits)}"
+        )
+
+
+def perplexity(loss: float) -> float | None:
+    """exp(loss); None where that is no finite number."""
+    try:
+        value = math.exp(loss)
+    except OverflowError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and no gradients inside; afterwards modes and random states as before."""
+    modes = [(module, module.training) for module in model.modules()]
+    with torch.no_grad(), kept_rng():
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode

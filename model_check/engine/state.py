@@ -1,0 +1,111 @@
+"""What a checkpoint holds: all that the next step depends on, and what a person asks of a file.
+
+`schema`, `step` (optimizer steps done), `model`, `optimizer`, `rng`, `loader` (`position`: batches
+consumed), `loss` (of the last step), `val_loss` (split -> the latest), `best_split`,
+`best_val_loss`, `best_step`, `total_tokens`, `settings`, `model_cfg` (the geometry), `data` (token
+cache, dataset, tokenizer), `logging` (what observers keep, a W&B run's id for one), `kept` (the
+`step_N.pt` of its run that were there; the saver adds it).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from model_check.config.derived import Geometry
+from model_check.config.schema import Settings
+from model_check.engine.checkpoint import SCHEMA
+from model_check.engine.metrics import Meter
+from model_check.engine.observer import Observer
+from model_check.engine.optim import AdamW
+from model_check.engine.rng import rng_states, set_rng_states
+from model_check.events import Scalar
+
+
+@dataclass
+class Progress:
+    """How far a run is, beside weights and moments."""
+
+    step: int = 0
+    """Optimizer steps done before this process's first."""
+    position: int = 0
+    """Batches consumed before it."""
+    val_loss: dict[str, float] = field(default_factory=dict)
+    best_split: str | None = None
+    best_val_loss: float | None = None
+    """Lowest loss of best_split, after best_step steps."""
+    best_step: int | None = None
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The parts of a run that a checkpoint is made of."""
+
+    settings: Settings
+    shape: Geometry
+    data: dict[str, Scalar]
+    model: nn.Module
+    optimizer: AdamW
+    meter: Meter
+    observers: Sequence[Observer]
+    progress: Progress = field(default_factory=Progress)
+
+    def capture(self, step: int, position: int, loss: float | None) -> dict[str, Any]:
+        """The state after `step` steps and `position` batches. Its tensors are the live ones."""
+        progress = self.progress
+        return {
+            "schema": SCHEMA,
+            "step": step,
+            "model": dict(self.model.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "rng": rng_states(),
+            "loader": {"position": position},
+            "loss": loss,
+            "val_loss": dict(progress.val_loss),
+            "best_split": progress.best_split,
+            "best_val_loss": progress.best_val_loss,
+            "best_step": progress.best_step,
+            "total_tokens": self.meter.total_tokens,
+            "settings": msgspec.to_builtins(self.settings),
+            "model_cfg": dataclasses.asdict(self.shape),
+            "data": self.data,
+            "logging": {name: value for o in self.observers for name, value in o.kept().items()},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Put back what `capture` gave, in place. It must fit: see `resume`."""
+        with torch.no_grad():
+            for name, value in self.model.state_dict().items():
+                value.copy_(state["model"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.meter.total_tokens = state["total_tokens"]
+        progress = self.progress
+        progress.step, progress.position = state["step"], state["loader"]["position"]
+        progress.val_loss = dict(state["val_loss"])
+        progress.best_split = state["best_split"]
+        progress.best_val_loss, progress.best_step = state["best_val_loss"], state["best_step"]
+        for observer in self.observers:
+            observer.restore(state["logging"])
+        set_rng_states(state["rng"])  # last: nothing above may draw from it
+
+
+def snapshot(state: Any) -> Any:
+    """A copy on the CPU that training does not change; tensors that share memory still do."""
+    return _copied(state, {})
+
+
+def _copied(value: Any, copies: dict[tuple[object, ...], Tensor]) -> Any:
+    if isinstance(value, dict):
+        return {name: _copied(inner, copies) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(inner, copies) for inner in value)
+    if not isinstance(value, Tensor):
+        return value
+    place = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+    if place not in copies:
+        copies[place] = value.detach().to("cpu", copy=True)
+    return copies[place]

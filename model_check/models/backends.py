@@ -1,0 +1,128 @@
+"""Which attention backend is used here, and why. The backends themselves are in `attention`."""
+
+import importlib
+from dataclasses import dataclass
+
+import torch
+
+from model_check.config.derived import backend_conflict
+from model_check.errors import ConfigError
+from model_check.models.attention import FLASH_MODULES, flash_function
+
+_HOPPER, _BLACKWELL = (9, 0), (10, 0)
+_INSTALL = {
+    "flash_attn_2": "pip install flash-attn --no-build-isolation",
+    "flash_attn_3": "build hopper/ of github.com/Dao-AILab/flash-attention, or take PyTorch's "
+    "wheel of flash-attn-3",
+    "flash_attn_4": "pip install --pre flash-attn-4",
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the kernels must do."""
+
+    device: torch.device
+    dtype: torch.dtype
+    deterministic: bool
+    documents: bool
+    """Attention stays within documents."""
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Of the GPU; (0, 0) where there is none to ask."""
+        usable = self.device.type == "cuda" and torch.cuda.is_available()
+        return torch.cuda.get_device_capability(self.device) if usable else (0, 0)
+
+
+def resolve_backend(
+    name: str, device: torch.device, dtype: torch.dtype, *, documents: bool = False
+) -> tuple[str, str]:
+    """(a key of BACKENDS, reason) for queries of `dtype` on `device`.
+
+    `auto` never fails; a name that cannot be had raises ConfigError with what to do.
+    """
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    wanted = Wanted(device, dtype, deterministic, documents)
+    if name == "auto":
+        return _best(wanted)
+    if name == "flash_attn":
+        return _newest_flash(wanted)
+    if obstacle := _obstacle(name, wanted):
+        raise _refusal(name, obstacle)
+    return name, "as configured"
+
+
+def _best(wanted: Wanted) -> tuple[str, str]:
+    """By speed on an H100, causal, head 128, forward at 8192 tokens: FlashAttention-3 602 TFLOP/s,
+    cuDNN 529, FlashAttention-2 333 (flash-attention's own chart); sdpa contains a
+    FlashAttention-2."""
+    if wanted.device.type != "cuda":
+        return "sdpa", f"flash_attn and cudnn need a CUDA GPU, not {wanted.device.type}"
+    obstacles = {}
+    for name in ("flash_attn_4", "flash_attn_3", "cudnn", "flash_attn_2"):
+        obstacle = _obstacle(name, wanted)
+        if obstacle is None:
+            return name, "the fastest that can be had here"
+        obstacles[name] = obstacle
+    return "sdpa", obstacles["flash_attn_2"]
+
+
+def _newest_flash(wanted: Wanted) -> tuple[str, str]:
+    obstacles = {name: _obstacle(name, wanted) for name in FLASH_MODULES}
+    for name, obstacle in obstacles.items():
+        if obstacle is None:
+            return name, "as configured, the newest that can be had here"
+    raise _refusal("flash_attn", str(obstacles["flash_attn_2"]))
+
+
+def _refusal(name: str, obstacle: str) -> ConfigError:
+    return ConfigError(
+        f"model.attention_backend = {name!r}: {obstacle}; set model.attention_backend=auto to take "
+        "it only where it can be had"
+    )
+
+
+def _obstacle(name: str, wanted: Wanted) -> str | None:
+    """Why `name` cannot be used here; None when it can."""
+    conflict = backend_conflict(
+        name,
+        wanted.device.type,
+        half=wanted.dtype in (torch.bfloat16, torch.float16),
+        deterministic=wanted.deterministic,
+        documents=wanted.documents,
+    )
+    if conflict or name in ("eager", "sdpa"):
+        return conflict
+    if name == "cudnn":
+        return _cudnn_obstacle()
+    return _generation_obstacle(name, wanted.capability) or _package_obstacle(name, wanted)
+
+
+def _cudnn_obstacle() -> str | None:
+    if not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
+        return f"torch {torch.__version__} has no cuDNN here"
+    return None
+
+
+def _generation_obstacle(name: str, capability: tuple[int, int]) -> str | None:
+    major_minor = ".".join(map(str, capability))
+    if name == "flash_attn_3" and not _HOPPER <= capability < _BLACKWELL:
+        return f"flash_attn_3 needs a Hopper GPU (9.0), not compute capability {major_minor}"
+    if name == "flash_attn_4" and capability < _HOPPER:
+        return f"flash_attn_4 needs compute capability 9.0 or newer, not {major_minor}"
+    return None
+
+
+def _package_obstacle(name: str, wanted: Wanted) -> str | None:
+    package = FLASH_MODULES[name]
+    try:
+        importlib.import_module(package)
+        _, can_be_deterministic = flash_function(name)
+    except ModuleNotFoundError:
+        return f"{name} is not installed ({_INSTALL[name]})"
+    except (ImportError, AttributeError, OSError) as error:  # built for another torch or CUDA
+        return f"{package} is installed but broken: {str(error).splitlines()[0]}"
+    if wanted.deterministic and not can_be_deterministic:
+        return f"this {package} cannot be deterministic (system.deterministic=false allows it)"
+    return None

@@ -1,0 +1,126 @@
+"""Weights of a transformers LLaMA into a model of ours: from a directory with safetensors, in one
+file or in shards."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from model_check.config.geometry import read_config
+from model_check.config.schema import ModelSettings
+from model_check.errors import ConfigError
+from model_check.models.hf_names import EMBEDDING, HEAD, INDEX, WEIGHTS, their_name
+
+_SHOWN = 4
+"""Names in a message; the rest is counted."""
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, settings: ModelSettings, directory: Path) -> None:
+    """Fill `model` from safetensors, one tensor at a time, in the model's own dtype.
+
+    Raises ConfigError when the directory holds another geometry; the model is then as it was.
+    """
+    _refuse_other_settings(settings, directory)
+    files = _files_of_tensors(directory)
+    parameters = {their_name(name): p for name, p in model.named_parameters()}
+    _refuse_other_tensors(parameters, files, directory)
+    for name, parameter in parameters.items():
+        parameter.copy_(_tensor(files[name], name))
+
+
+def _refuse_other_settings(settings: ModelSettings, directory: Path) -> None:
+    """What tensors cannot tell by their shapes, heads and rotary bases among it."""
+    file = directory / "config.json"
+    if not file.is_file():
+        return
+    theirs = read_config(file)
+    ours = msgspec.to_builtins(settings)
+    ours["head_dim"] = ours["head_dim"] or ours["hidden_size"] // ours["num_heads"]
+    theirs["head_dim"] = theirs["head_dim"] or theirs["hidden_size"] // theirs["num_heads"]
+    ours["vocab_size"] = ours["vocab_size"] or theirs["vocab_size"]
+    other = [
+        f"{key} {ours[key]} here, {value} there"
+        for key, value in theirs.items()
+        if ours[key] != value
+    ]
+    if other:
+        raise ConfigError(
+            f"model.init_from: {file} describes another model: {'; '.join(other)}; "
+            f"model.geometry={directory} takes all of it from there"
+        )
+
+
+def _refuse_other_tensors(
+    parameters: Mapping[str, Tensor], files: Mapping[str, Path], directory: Path
+) -> None:
+    known = {name for name in files if not name.endswith("rotary_emb.inv_freq")}  # older exports
+    if HEAD in known and HEAD not in parameters and _written_twice(files):
+        known -= {HEAD}
+    problems = [
+        _listed("missing", sorted(parameters.keys() - known)),
+        _listed("unexpected", sorted(known - parameters.keys())),
+        _listed("of another shape", sorted(_other_shapes(parameters, files))),
+    ]
+    if any(problems):
+        untied = HEAD in parameters.keys() - known
+        hint = "; a tied head needs model.tie_word_embeddings=true" if untied else ""
+        raise ConfigError(
+            f"model.init_from: {directory} does not fit the model: "
+            f"{'; '.join(problem for problem in problems if problem)}{hint}"
+        )
+
+
+def _written_twice(files: Mapping[str, Path]) -> bool:
+    """Whether a tied head is stored beside the embedding, as some exports do."""
+    embedding = files.get(EMBEDDING)
+    return embedding is not None and torch.equal(
+        _tensor(files[HEAD], HEAD), _tensor(embedding, EMBEDDING)
+    )
+
+
+def _other_shapes(parameters: Mapping[str, Tensor], files: Mapping[str, Path]) -> Iterator[str]:
+    for name, parameter in parameters.items():
+        if name in files:
+            with safe_open(files[name], framework="pt") as tensors:
+                found = list(tensors.get_slice(name).get_shape())
+            if found != list(parameter.shape):
+                yield f"{name} {found}, the model's is {list(parameter.shape)}"
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{what}: {', '.join(names[:_SHOWN])}{more}"
+
+
+def _files_of_tensors(directory: Path) -> dict[str, Path]:
+    """Tensor name -> the file it is in. Raises ConfigError."""
+    try:
+        if (directory / INDEX).is_file():
+            index = json.loads((directory / INDEX).read_text())["weight_map"]
+            files = {name: directory / file for name, file in index.items()}
+        else:
+            with safe_open(directory / WEIGHTS, framework="pt") as tensors:
+                files = dict.fromkeys(tensors.keys(), directory / WEIGHTS)
+    except (OSError, SafetensorError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"model.init_from: {directory}: no readable {WEIGHTS} or {INDEX}: {error}"
+        ) from error
+    if lost := sorted({str(file) for file in files.values() if not file.is_file()}):
+        raise ConfigError(f"model.init_from: {_listed('missing files', lost)} (see {INDEX})")
+    return files
+
+
+def _tensor(file: Path, name: str) -> Tensor:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            tensor: Tensor = tensors.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"model.init_from: {file}: {name}: {error}") from error
+    return tensor

@@ -1,0 +1,29 @@
+"""The profile: of the steps that were asked for, as a file that a browser opens."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from model_check.events import Note
+from tests.engine.conftest import Run
+
+MakeRun = Callable[..., Run]
+
+
+def test_the_steps_that_were_asked_for_are_profiled(tiny_run: MakeRun, tmp_path: Path) -> None:
+    run = tiny_run(debug__profile_steps="1-2")()
+    path = tmp_path / "checkpoints" / "profile" / "steps_1-2.json.gz"
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    assert sum(event["name"] == "aten::_fused_adamw_" for event in events) == 2 * 2  # two groups
+    (line,) = (line for line in run.kept.lines if line.startswith("Profile of steps 1 to 2:"))
+    assert str(path) in line
+    assert line in [event.text for event in run.kept.events if isinstance(event, Note)]
+
+
+def test_the_last_step_can_be_profiled_and_no_bit_changes(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    assert tiny_run(debug__profile_steps="3")().bits() == tiny_run()().bits()
+    assert (tmp_path / "checkpoints" / "profile" / "steps_3-3.json.gz").exists()

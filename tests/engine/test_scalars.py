@@ -1,0 +1,88 @@
+"""Speed, waiting, memory: measured over the steps since the last report, and told everywhere."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from model_check.engine.batches import StepData
+from model_check.engine.mfu import FlopsPerToken, Utilisation
+from model_check.engine.reading import Reading
+from model_check.engine.scalars import ScalarLog
+from model_check.events import Evaluation, Metrics
+from tests.engine.conftest import Kept, Run
+
+
+@dataclass
+class Written:
+    """A writer that keeps what it gets."""
+
+    scalars: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    closed: bool = False
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        self.scalars.append((step, scalars))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def reading(step: int, wait_s: float = 0.0) -> Reading:
+    data = StepData(step, [], num_positions=1000, num_targets=1000, wait_s=wait_s)
+    return Reading(data, lr=0.5, loss=2.0, grad_norm=1.0, bad=False)
+
+
+def metrics(kept: Kept) -> list[Metrics]:
+    return [event for event in kept.events if isinstance(event, Metrics)]
+
+
+def make(kept: Kept, written: Written, log_interval: int = 2) -> ScalarLog:
+    utilisation = Utilisation(FlopsPerToken(full=1e6, causal=5e5), peak=1e9)
+    return ScalarLog(5, log_interval, utilisation, kept.say, kept, [written])
+
+
+def test_each_report_covers_the_steps_since_the_last_and_never_the_first() -> None:
+    kept, written = Kept(), Written()
+    log = make(kept, written)
+    for step, seconds in enumerate([60.0, 4.0, 6.0, 5.0, 5.0]):
+        log.on_reading(reading(step, wait_s=1.0), seconds)
+    first, second, last = metrics(kept)
+    assert (first.step, first.tokens_per_s, first.mfu_full, first.data_wait) == (
+        0,
+        None,
+        None,
+        None,
+    )
+    assert (second.step, second.tokens_per_s, second.data_wait) == (2, 200.0, 0.2)
+    assert second.mfu_full == pytest.approx(0.2)
+    assert second.mfu_causal == pytest.approx(0.1)
+    assert (last.step, last.tokens_per_s) == (4, 200.0)
+    assert 0 < last.memory_bytes <= last.peak_memory_bytes
+    assert kept.lines == [
+        "MFU 20.0% (full attention), 10.0% (causal); waited for data: 20.0% of the time"
+    ]
+
+
+def test_writers_get_what_is_known_and_are_closed() -> None:
+    kept, written = Kept(), Written()
+    log = make(kept, written)
+    log.on_reading(reading(0), 1.0)
+    log.on_evaluation(Evaluation(step=1, split="held_out", loss=(1.5).hex(), tokens=10))
+    log.close()
+    (step, scalars), evaluation = written.scalars
+    assert step == 0
+    assert scalars.keys() == {
+        *("train/loss", "train/grad_norm", "train/learning_rate"),
+        *("memory/allocated_gib", "memory/peak_gib"),
+    }
+    assert evaluation == (1, {"eval/held_out/loss": 1.5})
+    assert written.closed
+
+
+def test_a_run_tells_its_speed_in_events(tiny_run: Callable[..., Run]) -> None:
+    run = tiny_run()()
+    told = metrics(run.kept)
+    assert [event.step for event in told] == [0, 1, 2, 3]
+    assert told[0].tokens_per_s is None
+    assert all(event.tokens_per_s and event.data_wait is not None for event in told[1:])
+    assert told[-1].mfu_full is None

@@ -1,0 +1,134 @@
+"""The choice of an attention backend: what it says, and what a FlashAttention package is given."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from model_check.config.load import Request, load
+from model_check.errors import ConfigError
+from model_check.models.attention import BACKENDS, FLASH_MODULES, eager, flash_function
+from model_check.models.backends import Wanted, _obstacle, resolve_backend
+
+CUDA = torch.device("cuda")
+
+PACKAGE = """
+import torch
+
+calls = []
+
+def flash_attn_func(q, k, v, softmax_scale=None, causal=False{extra}):
+    calls.append({{"shape": tuple(q.shape), "causal": causal, **{seen}}})
+    from model_check.models.attention import eager
+    out = eager(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+    return {result}
+"""
+"""A FlashAttention that computes with our definition: what matters is how it is called."""
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    flash_function.cache_clear()
+    yield tmp_path
+    flash_function.cache_clear()
+    for module in [name for name in sys.modules if name.split(".")[0].startswith("flash_attn")]:
+        del sys.modules[module]
+
+
+def write(path: Path, *, deterministic: bool, result: str = "out") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    extra, seen = (", deterministic=False", "{'deterministic': deterministic}")
+    text = PACKAGE.format(
+        extra=extra if deterministic else "", seen=seen if deterministic else "{}", result=result
+    )
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "deterministic", "result"),
+    [
+        ("flash_attn_2", "flash_attn/__init__.py", True, "out"),
+        ("flash_attn_3", "flash_attn_interface.py", True, "out"),
+        ("flash_attn_3", "flash_attn_interface.py", True, "(out, None)"),
+        ("flash_attn_4", "flash_attn/cute/__init__.py", False, "(out, None)"),
+    ],
+)
+def test_every_generation_is_called_in_its_own_way(
+    packages: Path, name: str, file: str, deterministic: bool, result: str
+) -> None:
+    (packages / "flash_attn").mkdir()
+    (packages / "flash_attn" / "__init__.py").touch()
+    write(packages / file, deterministic=deterministic, result=result)
+    q, k, v = torch.randn(2, 4, 8, 16), torch.randn(2, 2, 8, 16), torch.randn(2, 2, 8, 16)
+    assert torch.equal(BACKENDS[name](q, k, v, None), eager(q, k, v))
+    call = sys.modules[FLASH_MODULES[name]].calls[-1]
+    expected = {"shape": (2, 8, 4, 16), "causal": True}
+    assert call == (expected | {"deterministic": False} if deterministic else expected)
+
+
+def test_a_package_that_cannot_be_deterministic_is_refused_where_bits_count(
+    packages: Path,
+) -> None:
+    write(packages / "flash_attn" / "__init__.py", deterministic=False)
+    wanted = Wanted(CUDA, torch.bfloat16, deterministic=True, documents=False)
+    assert "system.deterministic=false" in str(_obstacle("flash_attn_2", wanted))
+
+
+def test_a_broken_package_is_no_missing_one(packages: Path) -> None:
+    (packages / "flash_attn").mkdir()
+    (packages / "flash_attn" / "__init__.py").write_text("raise ImportError('undefined symbol: x')")
+    with pytest.raises(ConfigError, match="installed but broken: undefined symbol: x"):
+        resolve_backend("flash_attn_2", CUDA, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["flash_attn", "flash_attn_2", "flash_attn_3", "cudnn"])
+def test_a_backend_of_gpus_is_refused_on_a_cpu_before_anything_starts(name: str) -> None:
+    request = Request(preset="cpu", overrides=(f"model.attention_backend={name}",))
+    expected = rf"model\.attention_backend={name}: .*{name} needs a CUDA GPU, not cpu"
+    with pytest.raises(ConfigError, match=expected):
+        load(request, lambda: False)
+
+
+def test_cudnn_where_bits_are_compared_is_refused_before_anything_starts() -> None:
+    request = Request(preset="production", overrides=("model.attention_backend=cudnn",))
+    with pytest.raises(ConfigError, match=r"not deterministic \(system\.deterministic=false"):
+        load(request, lambda: True)
+
+
+def test_flash_attention_takes_no_documents() -> None:
+    overrides = ("model.attention_backend=flash_attn", "data.document_masking=true")
+    with pytest.raises(ConfigError, match=r"data\.document_masking=true.*sdpa and eager do"):
+        load(Request(preset="production", overrides=overrides), lambda: True)
+    assert resolve_backend("auto", CUDA, torch.bfloat16, documents=True)[0] == "sdpa"
+
+
+def test_float32_leaves_only_sdpa_to_auto() -> None:
+    name, reason = resolve_backend("auto", CUDA, torch.float32)
+    assert name == "sdpa"
+    assert "use_amp=true" in reason
+
+
+def test_disabling_flash_attention_means_sdpa_on_every_entry_point() -> None:
+    from launcher.arguments import parse_run
+    from model_check.config.arguments import settings_request
+    from pretrain_main import parser
+
+    by_launcher = parse_run(["--disable-flash-attn"], {}).request
+    by_worker = settings_request(parser().read(["--disable_flash_attn"]), {})
+    for request in (by_launcher, by_worker):
+        got = load(request, lambda: False)
+        assert got.settings.model.attention_backend == "sdpa"
+        assert got.sources["model.attention_backend"] == "--disable-flash-attn"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["sdpa", "cudnn"])
+def test_kernels_of_the_gpu_equal_eager_within_their_precision(name: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(2, 4, 256, 64), (2, 2, 256, 64), (2, 2, 256, 64)]
+    q, k, v = (torch.randn(s, generator=generator).bfloat16().cuda() for s in shapes)
+    exact = eager(q.double(), k.double(), v.double())
+    assert (BACKENDS[name](q, k, v, None).double() - exact).abs().max() <= 0.03
