@@ -1,14 +1,16 @@
 """`python -m launcher`: the same as `bash run.sh`."""
 
 import gc
+import io
 import os
 import signal
 import sys
 from contextlib import suppress
 
 
-def open_closed_streams() -> None:
-    """Started with `>&-`, this process would open its lock and log files as its own output."""
+def open_streams() -> None:
+    """Started with `>&-`, this process would open its lock and log files as its own output. What a
+    terminal's encoding has no characters for is escaped."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -16,12 +18,14 @@ def open_closed_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":
     # A Ctrl-C while the rest is imported ends the process as one, without a traceback.
     handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    open_closed_streams()
+    open_streams()
     gc.disable()  # importing leaves no garbage, and looking for it takes a tenth of the time
     from launcher.cli import main
 

@@ -1,9 +1,10 @@
 """argv -> what was asked. Parses only; whether it can be done is decided by cli."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from model_check.config.arguments import (
     Parser,
@@ -40,8 +41,7 @@ _FLAGS = {
 }
 
 
-@dataclass(frozen=True)
-class RunArguments:
+class RunArguments(Struct, frozen=True):
     """`run.sh [OPTIONS] [section.key=value ...] [-- COMMAND ARG ...]`."""
 
     request: Request

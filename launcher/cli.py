@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from launcher.arguments import RunArguments, parse_run
@@ -17,35 +18,46 @@ from model_check.errors import (
     EXIT_PASS,
     EXIT_SIGNAL_BASE,
     ModelCheckError,
+    StorageError,
     UsageError,
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code that the contract promises, with everything
-    written that was printed."""
+    written that was printed, if anybody could take it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _dispatch(arguments, os.environ)
-        sys.stdout.flush()
-        return code
+        return _dispatch(arguments, os.environ)
     except ModelCheckError as error:
-        print(f"{LAUNCHER_PREFIX}error: {error}", file=sys.stderr)
+        _complain(f"error: {error}")
         return error.exit_code
-    except BrokenPipeError:  # `| head`: nobody reads on; the flush at exit must not complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `| head`: nobody reads on
         return EXIT_SIGNAL_BASE + signal.SIGPIPE
     except KeyboardInterrupt:
         return EXIT_SIGNAL_BASE + signal.SIGINT
     except Exception:  # our own fault: whole, for the bug report
         import traceback  # 5 ms that no start waits for
 
-        traceback.print_exc()
-        print(
-            f"{LAUNCHER_PREFIX}error: a fault of Model Check itself; please report it",
-            file=sys.stderr,
-        )
+        with suppress(OSError):
+            traceback.print_exc()
+        _complain("error: a fault of Model Check itself; please report it")
         return EXIT_INTERNAL
+
+
+def _complain(text: str) -> None:
+    with suppress(OSError):  # nobody reads it: the exit code still tells
+        print(f"{LAUNCHER_PREFIX}{text}", file=sys.stderr, flush=True)
+
+
+def _show(text: str) -> None:
+    """Print it, all of it. Raises BrokenPipeError; StorageError when its disk is full."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StorageError(f"standard output: {error.strerror}") from error
 
 
 def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
@@ -69,7 +81,7 @@ def _run(argv: list[str], environ: Mapping[str, str]) -> int:
     if arguments.dry_run:
         from launcher.dry_run import describe
 
-        print(describe(session, as_json=arguments.as_json))
+        _show(describe(session, as_json=arguments.as_json))
         return 0
     return run(session, argv, sys.stdout.fileno())
 
@@ -82,7 +94,7 @@ def _config(argv: list[str], environ: Mapping[str, str]) -> int:
         raise UsageError("config: the one thing to ask is `config show [OPTIONS]`")
     arguments = _only_settings(parse_run(argv[1:], environ, prog="run.sh config show"))
     loaded = load(arguments.request, Machine(NvmlProbe(), environ).has_gpu)
-    print(show(loaded, as_json=arguments.as_json))
+    _show(show(loaded, as_json=arguments.as_json))
     return 0
 
 
@@ -93,7 +105,7 @@ def _doctor(argv: list[str], environ: Mapping[str, str]) -> int:
     arguments = _only_settings(parse_run(argv, environ, prog="run.sh doctor"))
     cache_dir = Path(load(arguments.request, lambda: False).settings.data.cache_dir)
     return doctor(
-        NvmlProbe(), environ, Path.cwd(), cache_dir, as_json=arguments.as_json, write=print
+        NvmlProbe(), environ, Path.cwd(), cache_dir, as_json=arguments.as_json, write=_show
     )
 
 
@@ -107,6 +119,6 @@ def _report(argv: list[str]) -> int:
     from launcher.verdict.rebuild import USAGE, rebuild
 
     if argv in (["--help"], ["-h"]):
-        print(USAGE)
+        _show(USAGE)
         return EXIT_PASS
-    return rebuild(argv, print)
+    return rebuild(argv, _show)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
+from launcher.pidfd import pidfd_open, send_signal
+
 DEAD = "ZXx"
 """States of a process that has ended, whether its parent has taken note or not."""
 _PROC = "/proc"
@@ -140,6 +142,13 @@ def _descends(
     return process.pid not in family.spared
 
 
+def is_guest(process: Process, family: Family) -> bool:
+    """Whether a member of the family is in a session that is older than the run, which gave him the
+    family's environment: whoever else is in it is a stranger."""
+    leader = read_process(process.session)
+    return leader is not None and leader.started_ticks < family.since_ticks
+
+
 def process_table(since_ticks: int = 0) -> list[Process]:
     """All processes that started at `since_ticks` or later."""
     rows = map(read_process, listed_pids())
@@ -180,7 +189,7 @@ def is_tagged(pid: int, tag: str) -> bool:
 def hold(process: Process) -> int | None:
     """A pidfd of exactly this process; None: it is gone. Raises OSError (EMFILE)."""
     try:
-        pidfd = os.pidfd_open(process.pid)
+        pidfd = pidfd_open(process.pid)
     except ProcessLookupError:
         return None
     now = read_process(process.pid)
@@ -194,7 +203,7 @@ def send(pidfd: int, *signals: int) -> None:
     """Signal one process; one that is gone or another user's is left alone."""
     for signum in signals:
         try:
-            signal.pidfd_send_signal(pidfd, signum)
+            send_signal(pidfd, signum)
         except (ProcessLookupError, PermissionError):
             return
 

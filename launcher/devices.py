@@ -1,8 +1,9 @@
 """Which places this run uses: the GPUs that were asked for, or CPU slots where there is no GPU."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from launcher.gpus.broken import broken_wanted
 from launcher.gpus.choose import auto_count, choose, describe_choice, why_busy
@@ -65,8 +66,7 @@ class Machine:
         return self.snapshot.reason or "no GPU found"
 
 
-@dataclass(frozen=True)
-class Picked:
+class Picked(Struct, frozen=True):
     """The places of a run, and in words why these."""
 
     places: tuple[Place, ...]

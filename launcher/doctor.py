@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from launcher.checkup.cgroups import check_cgroups
 from launcher.checkup.finding import Finding
 from launcher.checkup.gpus import ask, check_gpus
 from launcher.checkup.health import check_health
@@ -42,6 +43,7 @@ def doctor(
         *check_packages(snapshot),
         *findings,
         *check_machine(environ),
+        check_cgroups(),
         *check_storage(environ, cwd, cache_dir),
     ]
     # A broken GPU (69) before a missing package (2): the higher code is the more specific one.

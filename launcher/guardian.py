@@ -17,35 +17,54 @@ BYE = b"bye"
 _LOOK_AGAIN_MS = 1000
 _EMPTY_WAIT_S = 10.0
 """When the supervisor is dead nobody waits for us."""
+_REQUESTS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 _MAX_BLANK_LOOKS = 50
 """In a row, that found nobody and yet prove nothing: strangers come and go, too."""
 
 
 def main(arguments: list[str]) -> None:
-    """`TAG SINCE_TICKS`; the lifeline is standard input."""
-    tag, since_ticks = arguments
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)  # it must outlive everyone, and ends by itself
+    """`TAG SINCE_TICKS SUPERVISOR_PID`; the lifeline is standard input."""
+    tag, since_ticks, supervisor = arguments[0], int(arguments[1]), int(arguments[2])
+    ignore_requests()  # it must outlive everyone, and ends by itself
     groups, is_orphaned = set(), False
-    shared = cgroup.make(cgroup_name(tag))
+    shared = cgroup.make(cgroup.name_for(tag))
     for line in sys.stdin.buffer:
         if line.strip() == BYE:
             break
         if line.endswith(b"\n"):  # a torn last line is no pid
             groups.add(int(line))
-            if shared is not None:
-                cgroup.add(shared, int(line))
+            if shared is not None and is_worker(int(line), supervisor, since_ticks):
+                shared.add(int(line))
     else:
         is_orphaned = True
         if shared is not None:
-            cgroup.kill(shared)
-        kill_all(Family(tag, int(since_ticks), None, 0, frozenset({os.getpid()})), groups)
+            shared.kill()
+        kill_all(Family(tag, since_ticks, None, 0, frozenset({os.getpid()})), groups)
     if shared is not None:
-        cgroup.remove(shared, _EMPTY_WAIT_S if is_orphaned else cgroup.EMPTY_WAIT_S)
+        shared.remove(_EMPTY_WAIT_S if is_orphaned else cgroup.EMPTY_WAIT_S)
 
 
-def cgroup_name(tag: str) -> str:
-    return f"model_check_{tag}"
+def ignore_requests() -> None:
+    """What asks a program to end, or to report, is the supervisor's to answer, also when a whole
+    job is sent it (`scancel`, `systemctl stop`)."""
+    for signum in _REQUESTS:
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def is_worker(pid: int, supervisor: int, since_ticks: int) -> bool:
+    """Whether this is a worker still: when we read of him late he may be gone, and his number a
+    stranger's."""
+    row = containment.read_process(pid)
+    if row is None or row.started_ticks < since_ticks:
+        return False
+    return row.ppid == supervisor and row.session == pid
 
 
 def kill_all(family: Family, groups: set[int]) -> None:
@@ -107,8 +126,9 @@ class Hunt:
         return is_known or containment.is_tagged(row.pid, self._family.tag)
 
     def _kill(self, row: Process) -> list[int]:
-        self._groups |= {row.group, row.session}
-        containment.send_group(row.group, signal.SIGKILL)
+        if not containment.is_guest(row, self._family):
+            self._groups |= {row.group, row.session}
+            containment.send_group(row.group, signal.SIGKILL)
         try:
             pidfd = containment.hold(row)
         except OSError:  # EMFILE: there are more of them than descriptors

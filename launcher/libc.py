@@ -1,6 +1,7 @@
 """The calls to the C library that Python has no name for. The trampoline waits for this import."""
 
 import ctypes
+import errno
 import os
 
 _PR_SET_PDEATHSIG = 1
@@ -10,6 +11,10 @@ _SIG_DFL = 0
 _SIG_SETMASK = 2
 _SIGSET_BYTES = 128
 _NUM_SIGNALS = 64
+_SYS_PIDFD_SEND_SIGNAL = 424
+_SYS_PIDFD_OPEN = 434
+"""System calls since 424 have one number on every machine (but Alpha)."""
+_MFD_CLOEXEC = 1
 
 
 def die_with_parent(signum: int) -> None:
@@ -43,6 +48,36 @@ def reset_signals() -> None:
     for signum in range(1, _NUM_SIGNALS + 1):
         libc.signal(signum, _SIG_DFL)  # refused for KILL, STOP and libc's own: nothing to reset
     libc.sigprocmask(_SIG_SETMASK, ctypes.create_string_buffer(_SIGSET_BYTES), None)
+
+
+def pidfd_open(pid: int) -> int:
+    """As `os.pidfd_open`, which a Python lacks that was built for an old C library."""
+    return _syscall(_SYS_PIDFD_OPEN, pid, 0)
+
+
+def pidfd_send_signal(pidfd: int, signum: int) -> None:
+    """As `signal.pidfd_send_signal`."""
+    _syscall(_SYS_PIDFD_SEND_SIGNAL, pidfd, signum, 0, 0)
+
+
+def memfd_create(name: str) -> int:
+    """A file in memory, close-on-exec, as `os.memfd_create`. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "memfd_create"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    return _checked(libc.memfd_create(name.encode(), _MFD_CLOEXEC))
+
+
+def _syscall(number: int, *arguments: int) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    return _checked(libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments)))
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result
 
 
 def _prctl(option: int, argument: int) -> None:

@@ -1,11 +1,13 @@
 """The supervisor's end of the pipe on which the guardian waits for its death."""
 
 import os
+import signal
 import subprocess
 import sys
 
-from launcher import cgroup, guardian
+from launcher import cgroup, containment, guardian
 from launcher.containment import Family
+from launcher.pidfd import pidfd_open
 
 _EXIT_WAIT_MS = 1000
 _KILL_WAIT_MS = 5000
@@ -15,13 +17,13 @@ class Lifeline:
     """A running guardian. Raises OSError when it cannot be started."""
 
     def __init__(self, family: Family, root: str) -> None:
-        self._cgroup = guardian.cgroup_name(family.tag)
+        self._cgroup = cgroup.name_for(family.tag)
         theirs, self._fd = os.pipe()
         start = f"import sys; sys.path.append({root!r}); from launcher.guardian import main; "
         command = (sys.executable, "-I", "-S", "-c", start + "main(sys.argv[1:])")
         try:
             self._guardian = subprocess.Popen(
-                (*command, family.tag, str(family.since_ticks)),
+                (*command, family.tag, str(family.since_ticks), str(os.getpid())),
                 stdin=theirs,
                 stdout=subprocess.DEVNULL,  # not the terminal: `run.sh | cat` ends when we do
                 stderr=subprocess.DEVNULL,
@@ -46,23 +48,35 @@ class Lifeline:
         """Everybody is gone: so may the guardian."""
         self._tell(guardian.BYE)
         os.close(self._fd)
-        pidfd = os.pidfd_open(self._guardian.pid)
-        if not guardian.wait_for_any([pidfd], _EXIT_WAIT_MS):
+        if not self._has_ended(_EXIT_WAIT_MS):
             self._guardian.kill()
-        os.close(pidfd)
-        self._guardian.wait()
-        cgroup.remove_named(self._cgroup)  # if somebody killed the guardian
+            self._has_ended(_KILL_WAIT_MS)
+        if self._guardian.returncode != 0:  # somebody killed it, or we did
+            cgroup.remove_named(self._cgroup)
+        self._let_go()
 
     def cut(self) -> None:
         """We can't go on: let the guardian kill everybody. Whom SIGKILL can't kill, it awaits
         without us."""
         os.close(self._fd)
-        pidfd = os.pidfd_open(self._guardian.pid)
-        if guardian.wait_for_any([pidfd], _KILL_WAIT_MS):
+        self._has_ended(_KILL_WAIT_MS)
+        self._let_go()
+
+    def _has_ended(self, timeout_ms: int) -> bool:
+        """Whether it ended in that time, and is reaped."""
+        pidfd = pidfd_open(self._guardian.pid)
+        try:
+            ended = guardian.wait_for_any([pidfd], timeout_ms)
+        finally:
+            os.close(pidfd)
+        if ended:
             self._guardian.wait()
-        else:
-            self._guardian.returncode = 0  # Popen must not warn that nobody waited
-        os.close(pidfd)
+        return ended
+
+    def _let_go(self) -> None:
+        if self._guardian.returncode is None:
+            self._guardian.returncode = -signal.SIGKILL  # Popen must not warn that nobody waited
+            containment.leave_behind([self._guardian.pid])
 
     def _tell(self, word: bytes) -> None:
         try:

@@ -1,7 +1,8 @@
 """What the supervisor says to whom: how a run ended, and each event while it runs. Values only."""
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from launcher.policy import Stop
 from launcher.worker import WorkerRecord
@@ -37,6 +38,9 @@ class Companion(Protocol):
 
     def tick(self, now: float) -> None: ...
 
+    def forgive_silence(self, now: float) -> None:
+        """Nobody of us ran until now."""
+
     def finish(self) -> None:
         """The workers are asked to end. Must not wait."""
 
@@ -44,8 +48,7 @@ class Companion(Protocol):
         """The workers are gone. May wait for a bounded time."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """How a run ended."""
 
     exit_code: int

@@ -1,8 +1,9 @@
 """Decide who runs what, where, with which environment. Pure: starts nothing, reads nothing."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from launcher.gpus.probe import Gpu
 from model_check.config.load import ENVIRONMENT
@@ -13,8 +14,7 @@ PYTHONPATH_BEFORE = "MODEL_CHECK_PYTHONPATH_BEFORE"
 """What PYTHONPATH was before run.sh put this project first: a foreign command gets it back."""
 
 
-@dataclass(frozen=True)
-class WorkerSpec:
+class WorkerSpec(Struct, frozen=True):
     """One process to start: what the supervisor must know, and nothing that it must guess."""
 
     name: str
@@ -33,8 +33,7 @@ class WorkerSpec:
     """CPU affinity; empty: inherited."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where one worker runs: a GPU, or a numbered slot of the CPU."""
 
     name: str
@@ -42,8 +41,7 @@ class Place:
     gpu: Gpu | None = None
 
 
-@dataclass(frozen=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True):
     """What every worker of a run has in common."""
 
     root: Path

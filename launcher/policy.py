@@ -3,18 +3,18 @@ views."""
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from model_check.errors import EXIT_HANG, EXIT_SIGNAL_BASE, describe_exit, exit_code_of
 
-START_UP_PATIENCE = 10.0
+PATIENCE = 10.0
 """How much longer silence may last while a worker imports, builds, compiles, saves, evaluates."""
 LINGER_S = 5.0
 """A worker that said how it failed gets this long to end by itself before it counts as failed."""
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """How long we wait for whom, in seconds."""
 
     grace_s: float
@@ -25,8 +25,7 @@ class Limits:
     """A worker that ended well so long before the others is worth a word."""
 
 
-@dataclass(frozen=True)
-class Confession:
+class Confession(Struct, frozen=True):
     """A worker's own word that it failed, which it may utter well before it ends."""
 
     at: float
@@ -38,16 +37,15 @@ class Confession:
     """It also said that it is done (a worker that only met a NaN may still be writing evidence)."""
 
 
-@dataclass(frozen=True)
-class WorkerView:
+class WorkerView(Struct, frozen=True):
     """What the policy knows of one worker. Times are monotonic seconds."""
 
     name: str
     started_at: float | None = None
     """None: not started yet."""
     last_heard: float = 0.0
-    patient: bool = False
-    """It is in a phase where silence is normal for long."""
+    patient_phase: str | None = None
+    """The phase it is in, when silence is normal for long there."""
     confession: Confession | None = None
     returncode: int | None = None
     """As in `subprocess.Popen`; None: not ended."""
@@ -61,20 +59,17 @@ class WorkerView:
     """It was killed by SIGKILL, and what the cgroup counted then."""
 
 
-@dataclass(frozen=True)
-class Continue:
+class Continue(Struct, frozen=True):
     """Nothing to do until `until` (monotonic seconds; None: until something happens)."""
 
     until: float | None = None
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(Struct, frozen=True):
     """Everybody ended with exit code 0."""
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """End the run now."""
 
     reason: str
@@ -170,13 +165,13 @@ def _exit_code(worker: WorkerView) -> int:
 
 def _stop_for_silence(worker: WorkerView, now: float, limits: Limits) -> Stop:
     silent_s, limit_s = now - worker.last_heard, _silence_limit_s(worker, limits)
-    phase = " of a start-up phase" if worker.patient else ""
-    reason = f"{worker.name} silent for {silent_s:.0f} s (limit{phase} {limit_s:.0f} s)"
+    where = f" in phase {worker.patient_phase}" if worker.patient_phase else ""
+    reason = f"{worker.name} silent for {silent_s:.0f} s{where} (limit {limit_s:.0f} s)"
     return Stop(reason, EXIT_HANG, (worker.name,), is_hang=True)
 
 
 def _silence_limit_s(worker: WorkerView, limits: Limits) -> float:
-    return limits.silence_s * (START_UP_PATIENCE if worker.patient else 1.0)
+    return limits.silence_s * (PATIENCE if worker.patient_phase else 1.0)
 
 
 def _silence_deadline(worker: WorkerView, limits: Limits) -> float:

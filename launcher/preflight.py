@@ -7,7 +7,8 @@ from pathlib import Path
 
 from launcher.checkup.storage import try_to_write
 from launcher.limits import check_open_files
-from launcher.memory_room import CgroupMemory, MemoryRoom
+from launcher.memory_cgroup import Membership
+from launcher.memory_room import MemoryRoom, memory_room
 from launcher.plan import Place
 from model_check.config.derived import geometry
 from model_check.config.drill import check_parameter, parse_drill
@@ -50,11 +51,11 @@ def check_worker_settings(settings: Settings, workers: Sequence[str]) -> None:
 
 
 def check_memory(
-    settings: Settings, num_workers: int, cgroup: CgroupMemory | None = None
+    settings: Settings, num_workers: int, membership: Membership | None = None
 ) -> list[str]:
     """Refuse CPU workers whose weights, gradients and moments alone exceed the memory that host
     and control group have left; a note when the estimate of all of it does."""
-    room = (cgroup or CgroupMemory()).room()
+    room = memory_room(membership)
     available = available_bytes(room)
     shape = geometry(settings.model, settings.data.bpe_vocab_size)
     held = "" if room is None or available < room.left_bytes else _limited(room)

@@ -18,8 +18,8 @@ from launcher.view import escape
 
 LAUNCHER_PREFIX = "[launcher] "
 DRAIN_S = 2.0
-_QUEUE_BYTES = 1 << 20
-_OWN_QUEUE_BYTES = 2 << 20
+_QUEUE_BYTES = 8 << 20
+_OWN_QUEUE_BYTES = 9 << 20
 """Our own lines still fit when the workers' no longer do: they say why the run ended."""
 _WRITE_BYTES = 1 << 16
 

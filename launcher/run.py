@@ -4,22 +4,22 @@ import shlex
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.masking import masked
 from launcher.plan import plan_prepare
-from launcher.policy import START_UP_PATIENCE, Stop
+from launcher.policy import PATIENCE, Stop
 from launcher.printer import Printer
 from launcher.session import Session
-from launcher.signals import TO_STOP
+from launcher.signals import TO_FORWARD, TO_STOP
 from launcher.supervisor import Outcome, Supervisor
 from launcher.trampoline import raise_file_limit
-from launcher.verdict import report
+from launcher.verdict import evidence, report
 from launcher.verdict.closing import closing_lines
 from launcher.verdict.health_result import with_health
 from launcher.verdict.history import History
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 def run(session: Session, argv: Sequence[str], printer_out: int) -> int:
     """Do it. Returns the exit code of the run; whatever stops it, its reports are written.
 
-    Signals to stop are the supervisor's to answer: between two of its runs, and while the reports
-    are written, they wait.
+    Signals to stop, and those to forward, are the supervisor's to answer: between two of its runs,
+    and while the reports are written, they wait.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, TO_STOP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*TO_STOP, *TO_FORWARD))
     raise_file_limit()  # five descriptors a worker
     directory = run_dir.create(session.around.run_dir)
     run_dir.link_latest(directory)
-    printer = Printer(printer_out, launcher_log=directory / "launcher.log")
+    printer = Printer(printer_out, launcher_log=directory / run_dir.LAUNCHER_LOG)
     try:
         return _run(session, argv, printer)
     finally:
@@ -107,7 +107,7 @@ def _prepare_and_train(
     monitor: "Monitor | None",
 ) -> Outcome:
     """One child builds or finds the token cache; then every worker opens it."""
-    patient = replace(session.limits, silence_s=session.limits.silence_s * START_UP_PATIENCE)
+    patient = replace(session.limits, silence_s=session.limits.silence_s * PATIENCE)
     prepared = Supervisor([plan_prepare(session.around)], patient, printer).run()
     if prepared.exit_code != 0:
         return prepared
@@ -172,7 +172,7 @@ def _greet(session: Session, printer: Printer) -> None:
 
 def _judge(facts: dict[str, Any], outcome: Outcome, watch: Watch) -> RunResult:
     watch.finish()
-    _keep_evidence(watch, Path(facts["run_dir"]))
+    evidence.keep(watch.histories, Path(facts["run_dir"]))
     workers = [
         Ended(
             name=record.name,
@@ -201,15 +201,6 @@ def _judge(facts: dict[str, Any], outcome: Outcome, watch: Watch) -> RunResult:
     facts["end"] = msgspec.to_builtins(end)  # what `report` needs to judge again
     facts["ended"] = msgspec.to_builtins(workers)
     return result
-
-
-def _keep_evidence(watch: Watch, directory: Path) -> None:
-    for name, history in watch.histories.items():
-        dossier = directory / "dossier" / name.lower()
-        history.evidence = [
-            msgspec.structs.replace(item, path=str(run_dir.keep(Path(item.path), dossier)))
-            for item in history.evidence
-        ]
 
 
 def _close(session: Session, printer: Printer, facts: dict[str, Any], result: RunResult) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import stat
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from model_check.errors import StorageError
 from model_check.utils.files import write_atomic
 
 SCHEMA = 1
+LAUNCHER_LOG = "launcher.log"
 
 
 def default_path(log_dir: str | None) -> Path:
@@ -27,13 +29,19 @@ def default_path(log_dir: str | None) -> Path:
 
 
 def create(path: Path) -> Path:
-    """Make the directory; one that exists must be empty. Raises StorageError."""
+    """Make the directory, for this launcher alone; one that exists must be empty. Raises
+    StorageError."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        occupied = any(path.iterdir())
+        if _is_strangers(path):
+            raise StorageError(
+                f"{path} belongs to another user, in a place where anybody may have made it "
+                "(give --run-dir another path)"
+            )
+        is_free = not any(path.iterdir()) and _claim(path / LAUNCHER_LOG)
     except OSError as error:
         raise _storage_error(path, error) from error
-    if occupied:
+    if not is_free:
         raise StorageError(
             f"{path}: a run directory must be new or empty; this one has files of another run "
             "(give --run-dir another path, or remove it)"
@@ -41,14 +49,30 @@ def create(path: Path) -> Path:
     return path
 
 
+def _is_strangers(path: Path) -> bool:
+    """Names below /tmp can be foreseen: whoever made it could lay links into it for our files."""
+    is_public = bool(path.parent.stat().st_mode & stat.S_IWOTH)
+    return is_public and path.stat().st_uid not in (os.geteuid(), 0)
+
+
+def _claim(log: Path) -> bool:
+    """Make the log; False: another launcher was quicker."""
+    try:
+        log.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 def write(path: Path, data: bytes | str | Mapping[str, Any]) -> None:
     """Write one file of the run directory whole. Raises StorageError."""
     if isinstance(data, Mapping):
-        data = (
-            msgspec.json.format(msgspec.json.encode({"schema": SCHEMA, **data}), indent=2) + b"\n"
-        )
+        document = msgspec.json.encode({"schema": SCHEMA, **_readable(data)})
+        content = msgspec.json.format(document, indent=2) + b"\n"
+    else:
+        content = data if isinstance(data, bytes) else _readable(data).encode()
     try:
-        write_atomic(path, data)
+        write_atomic(path, content)
     except OSError as error:
         raise _storage_error(path, error) from error
 
@@ -56,13 +80,16 @@ def write(path: Path, data: bytes | str | Mapping[str, Any]) -> None:
 def keep(evidence: Path, dossier: Path) -> Path:
     """Where evidence will still be when a later run has written over it: a hard link in `dossier`,
     or `evidence` itself where there can be none (another file system)."""
-    kept = dossier / evidence.name
-    try:
+    with suppress(OSError):
         dossier.mkdir(parents=True, exist_ok=True)
-        kept.hardlink_to(evidence)
-    except OSError:
-        return evidence
-    return kept
+        (dossier / evidence.name).hardlink_to(evidence)
+    return kept(evidence, dossier)
+
+
+def kept(evidence: Path, dossier: Path) -> Path:
+    """Where `keep` has put it, or left it."""
+    place = dossier / evidence.name
+    return place if place.exists() else evidence
 
 
 def telemetry_path(directory: Path, worker: str) -> Path:
@@ -93,6 +120,18 @@ def facts(argv: Sequence[str], **more: Any) -> dict[str, Any]:
         "python": sys.version.split()[0],
         **more,
     }
+
+
+def _readable(value: Any) -> Any:
+    """`value`, with each byte that is no UTF-8 written as `\\udcff`: commands and file names may
+    hold any, JSON and HTML none."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {_readable(key): _readable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_readable(item) for item in value]
+    return value
 
 
 def _storage_error(path: Path, error: OSError) -> StorageError:

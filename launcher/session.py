@@ -3,10 +3,10 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.arguments import RunArguments
@@ -20,8 +20,7 @@ from model_check.config.load import Loaded, load
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@dataclass(frozen=True)
-class Session:
+class Session(Struct, frozen=True):
     """A run that was asked for and can be done; nothing of it has started."""
 
     arguments: RunArguments
@@ -71,8 +70,8 @@ def open_session(
     machine = Machine(probe, environ)
     loaded = load(arguments.request, machine.has_gpu)
     picked = pick(loaded, machine, hold=hold)
-    system = msgspec.structs.replace(loaded.settings.system, device=loaded.device)
-    settings = msgspec.structs.replace(loaded.settings, system=system)
+    system = replace(loaded.settings.system, device=loaded.device)
+    settings = replace(loaded.settings, system=system)
     directory = arguments.run_dir or run_dir.default_path(settings.logging.log_dir)
     around = Surroundings(
         root=ROOT,

@@ -9,8 +9,9 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from launcher import containment, signals
 from launcher.containment import Family
@@ -50,6 +51,8 @@ from model_check.events import Event
 __all__ = ["Observer", "Outcome", "Supervisor", "WorkerRecord"]
 
 _NEVER = float("inf")
+ABSENT_S = 1.0
+"""A wake-up that is so late did not wait for a processor alone: nobody ran."""
 _NUM_RESERVED_FDS = 8
 """Kept free for the teardown, which must work when a start failed for want of descriptors."""
 
@@ -66,6 +69,7 @@ class Supervisor:
         *,
         companion: Companion | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        absent_s: float = ABSENT_S,
         spawn: Spawn = spawn,
         oom_counter: OomCounter | None = None,
     ) -> None:
@@ -75,6 +79,7 @@ class Supervisor:
         self._observer = observer
         self._companion = companion
         self._clock_ns = clock_ns
+        self._absent_s = absent_s
         self._spawn = spawn
         self._oom = OomWatch(oom_counter or CgroupOom())
         self._tag = os.urandom(16).hex()
@@ -196,7 +201,9 @@ class Supervisor:
         timeout_s = self._timeout_s(now) if may_wait else 0
         ready = self._loop.wait(timeout_s, hear_output=not self._ears.is_resting(now))
         self._wake += 1
-        self._woke_ns = self._clock_ns()
+        awake_before, self._woke_ns = self._now, self._clock_ns()
+        if timeout_s is not None and self._now - awake_before > timeout_s + self._absent_s:
+            self._forgive_silence()
         self._loop.serve(ready)
         self._judge()
         self._advance()
@@ -324,7 +331,16 @@ class Supervisor:
     def _resume(self) -> None:
         for worker in self._workers:
             worker.signal_group(signal.SIGCONT)
-            worker.last_heard_ns = max(worker.last_heard_ns, self._clock_ns())
+        self._forgive_silence()
+
+    def _forgive_silence(self) -> None:
+        """We did not run for a while (stopped, a frozen container, a machine that was paused), and
+        nor did they: every silence begins anew."""
+        now_ns = self._clock_ns()
+        for worker in self._workers:
+            worker.last_heard_ns = max(worker.last_heard_ns, now_ns)
+        if self._companion is not None:
+            self._companion.forgive_silence(now_ns / 1e9)
 
     def _reap_adopted(self) -> None:
         """Orphans that came back to us, each by its own pid; also asks again for workers whose end

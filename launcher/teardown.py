@@ -138,7 +138,8 @@ class Teardown:
     def _signal_strays(self, found: Sequence[Process]) -> None:
         """Everybody gets SIGTERM once, or SIGKILL as often as we look; they are waited for like
         workers. A whole group at once: of a session that one of us made, all are of the family."""
-        for group in {p.group for p in found} - self._groups:
+        hosts = [p for p in found if not containment.is_guest(p, self._family)]
+        for group in {p.group for p in hosts} - self._groups:
             if self.stage is Stage.KILLED:
                 containment.send_group(group, signal.SIGKILL)
             elif group not in self._asked:

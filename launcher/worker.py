@@ -7,11 +7,13 @@ import socket
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from msgspec import Struct
+
 from launcher import containment, threads, trampoline
+from launcher.pidfd import P_PIDFD, pidfd_open
 from launcher.plan import WorkerSpec
 from launcher.policy import Confession, WorkerView
 from model_check.errors import EXIT_INTERNAL, EXIT_NON_FINITE, ModelCheckError, describe_exit
@@ -40,8 +42,7 @@ class SpawnError(ModelCheckError):
         self.exit_code = exit_code
 
 
-@dataclass(frozen=True)
-class Spawned:
+class Spawned(Struct, frozen=True):
     """A started process and our ends of what connects us. The descriptors are the receiver's."""
 
     process: "subprocess.Popen[bytes]"
@@ -58,8 +59,7 @@ Spawn = Callable[[WorkerSpec, str], Spawned]
 """Start a worker with this run tag. Raises SpawnError."""
 
 
-@dataclass(frozen=True)
-class WorkerRecord:
+class WorkerRecord(Struct, frozen=True):
     """What is left of a worker when its run is over."""
 
     name: str
@@ -163,7 +163,7 @@ class Worker:
         if not self.alive or self.spawned is None:
             return False
         flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
-        ended = os.waitid(os.P_PIDFD, self.spawned.pidfd, flags)
+        ended = os.waitid(P_PIDFD, self.spawned.pidfd, flags)
         if ended is None:  # a debugger holds its end back; SIGCHLD follows when it lets go
             return False
         exited = ended.si_code == os.CLD_EXITED
@@ -218,13 +218,11 @@ class Worker:
             self.spawned.process.returncode = -signal.SIGKILL
 
     def view(self) -> WorkerView:
-        speaks = self._phase is not None  # a foreign command never tells a phase
-        starting = speaks and (not self._has_stepped or self._phase != "train")
         return WorkerView(
             name=self.spec.name,
             started_at=None if self._started_ns is None else self._started_ns / 1e9,
             last_heard=self.last_heard_ns / 1e9,
-            patient=starting,
+            patient_phase=self._patient_phase,
             confession=self._confession,
             returncode=self.returncode,
             ended_at=(self._ended_ns or 0) / 1e9,
@@ -233,6 +231,13 @@ class Worker:
             spawn_failed=self.spawn_error is not None,
             oom=self.oom,
         )
+
+    @property
+    def _patient_phase(self) -> str | None:
+        """None also for a foreign command, which never tells a phase."""
+        if self._phase != "train":
+            return self._phase
+        return None if self._has_stepped else "train, before its first step"
 
     def record(self) -> WorkerRecord:
         return WorkerRecord(
@@ -344,7 +349,7 @@ def _environment(spec: WorkerSpec, run_tag: str, events: int | None) -> dict[str
 
 def _pidfd(process: "subprocess.Popen[bytes]") -> int:
     try:
-        return os.pidfd_open(process.pid)
+        return pidfd_open(process.pid)
     except OSError:
         process.kill()
         process.wait()

@@ -81,7 +81,7 @@ class Metrics(_Event, frozen=True, kw_only=True, tag="metrics"):
     loss_scale: float | None = None
     """With float16."""
     skipped_steps: int = 0
-    """Of the run."""
+    """Of this process: a resumed run counts anew."""
 
 
 class Evaluation(_Event, frozen=True, kw_only=True, tag="eval"):

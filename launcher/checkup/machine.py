@@ -3,7 +3,6 @@
 import os
 import platform
 import resource
-import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,8 @@ import psutil
 from launcher import libc
 from launcher.checkup.finding import Finding, fail, ok, warn
 from launcher.limits import LOW_SHM_BYTES, shared_memory_bytes
-from launcher.memory_room import CgroupMemory
+from launcher.memory_room import memory_room
+from launcher.pidfd import pidfd_open, send_signal
 
 GIB = 1 << 30
 LOW_MEMORY_GIB = 4.0
@@ -40,8 +40,8 @@ def _kernel() -> Finding:
     """Everything that the supervisor needs of it, tried on this very process."""
     name = f"Linux {platform.release()}"
     try:
-        pidfd = os.pidfd_open(os.getpid())
-        signal.pidfd_send_signal(pidfd, 0)
+        pidfd = pidfd_open(os.getpid())
+        send_signal(pidfd, 0)
         os.close(pidfd)
     except OSError as error:
         return fail(
@@ -75,7 +75,7 @@ def _cores() -> Finding:
 def _memory() -> Finding:
     available = psutil.virtual_memory().available
     found = f"{available / GIB:.1f} GiB available"
-    if (room := CgroupMemory().room()) is not None:
+    if (room := memory_room()) is not None:
         found += f", {room.left_bytes / GIB:.1f} GiB left of this control group's "
         found += f"{room.limit_bytes / GIB:.1f} GiB"
         available = min(available, room.left_bytes)

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -29,11 +29,12 @@ Fields = dict[str, Any]
 
 
 def main() -> None:
-    """Print the answer. `sys.argv[1]`: seconds after which the kernel ends this process."""
+    """Print the answer. `sys.argv`: seconds after which the kernel ends this process; the GPUs to
+    leave alone (JSON: their indices)."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))  # no orphan of a killed launcher
     try:
-        answer = {"snapshot": read()}
+        answer = {"snapshot": read(json.loads(sys.argv[2]))}
     except CallFailed as failed:
         answer = {"failure": failed.fields()}
     _print("= " + json.dumps(answer))
@@ -84,8 +85,8 @@ class Nvml:
             return None
 
 
-def read() -> Fields:
-    """The fields of a Snapshot. Raises CallFailed."""
+def read(skipped: Collection[int]) -> Fields:
+    """The fields of a Snapshot, but for the GPUs of these indices. Raises CallFailed."""
     absent = _why_absent()
     if absent is not None:
         return {"reason": absent}
@@ -93,7 +94,7 @@ def read() -> Fields:
     cuda = nvml.ask("nvmlSystemGetCudaDriverVersion_v2")
     driver = nvml.ask("nvmlSystemGetDriverVersion")
     count = nvml.call("nvmlDeviceGetCount")
-    gpus, broken, notes = _gpus(nvml, count)
+    gpus, broken, notes = _gpus(nvml, [n for n in range(count) if n not in skipped])
     return {
         "driver_version": driver,
         "cuda_driver_version": None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
@@ -137,8 +138,9 @@ def _import_pynvml() -> Any:
     return pynvml
 
 
-def _gpus(nvml: Nvml, count: int) -> tuple[list[Fields], list[Fields], list[str]]:
-    """Every GPU; those that cannot answer; and a note for each one that this process may not touch.
+def _gpus(nvml: Nvml, indices: Sequence[int]) -> tuple[list[Fields], list[Fields], list[str]]:
+    """Each of these GPUs; those that cannot answer; and a note for each one that this process may
+    not touch.
 
     NVML counts GPUs that a device cgroup withholds and refuses their handle (its manual, at
     nvmlDeviceGetCount_v2): they are somebody else's, not lost. Raises CallFailed when none is left.
@@ -146,7 +148,7 @@ def _gpus(nvml: Nvml, count: int) -> tuple[list[Fields], list[Fields], list[str]
     gpus: list[Fields] = []
     refused: list[CallFailed] = []
     broken: list[CallFailed] = []
-    for index in range(count):
+    for index in indices:
         nvml.subject = f" on GPU {index}"
         bus_ids: list[str] = []
         try:

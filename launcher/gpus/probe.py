@@ -11,20 +11,23 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, Protocol
 
+from msgspec import Struct
+
 from launcher.gpus.cures import WITHOUT, cure_for
-from model_check.errors import InternalError, ModelCheckError, NoGpuError, describe_exit
+from model_check.errors import InternalError, NoGpuError, describe_exit
 
 ComputeMode = Literal["default", "exclusive_thread", "prohibited", "exclusive_process"]
 
 ANSWER = b"= "
 CALL = b"> "
-"""How the child's lines begin: the answer as JSON, or the name of the call it is about to make."""
+SUBJECT = " on GPU "
+"""How the child's lines begin: the answer as JSON, or the name of the call it is about to make,
+then the GPU that it is about, if any."""
 TOTAL_DEADLINES = 6
 """All calls together may take this many times the deadline of one: a GPU that wakes up without
 persistence mode takes a second or two, and a box has eight of them."""
@@ -39,8 +42,7 @@ class GpuProcess(NamedTuple):
     used_mib: int | None
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """One device a process can be pinned to, at one moment. None is always "not told" (N/A).
 
     With MIG enabled the GPU itself cannot be used: its instances can, and each is a `Gpu` with the
@@ -85,17 +87,15 @@ class Gpu:
         return f"{self.label.replace('GPU', 'GPU ', 1)} ({self.uuid[:12]})"
 
 
-@dataclass(frozen=True)
-class BrokenGpu:
-    """A GPU that NVML counts and that cannot answer: lost, or in need of a reset."""
+class BrokenGpu(Struct, frozen=True):
+    """A GPU that NVML counts and that cannot answer: lost, in need of a reset, or hanging."""
 
     index: int
     why: str
     """The whole message, with the cure."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """All GPUs of the machine at one moment, in PCI order, whatever CUDA_VISIBLE_DEVICES says."""
 
     driver_version: str | None = None
@@ -125,17 +125,51 @@ class NvmlProbe:
 
     def __init__(self, deadline_s: float = 5.0) -> None:
         self._deadline_s = deadline_s
+        self._given_up: dict[int, BrokenGpu] = {}
+        """Those about which a call never returned, or crashed: never asked again."""
 
     def snapshot(self) -> Snapshot:
-        with _child(self._deadline_s * (TOTAL_DEADLINES + 1)) as (child, output):
-            conversation = _Conversation(self._deadline_s)
-            conversation.hear(output)
-            if conversation.answer is None:
-                raise _died(child, conversation)
-        answer = json.loads(conversation.answer)
+        end = time.monotonic() + self._deadline_s * TOTAL_DEADLINES
+        while True:
+            try:
+                answer = self._ask(end)
+                break
+            except _NoAnswer as failed:
+                if failed.index is None or time.monotonic() >= end:
+                    raise NoGpuError(f"{failed} ({WITHOUT})") from None
+                self._given_up[failed.index] = BrokenGpu(failed.index, str(failed))
         if "failure" in answer:
             raise NoGpuError(_describe(**answer["failure"]))
-        return _snapshot(answer["snapshot"])
+        return self._snapshot(answer["snapshot"])
+
+    def _ask(self, end: float) -> dict[str, Any]:
+        """What a new child tells of all but those that were given up. Raises _NoAnswer."""
+        limit_s = self._deadline_s * (TOTAL_DEADLINES + 1)
+        with _child(limit_s, self._given_up) as (child, output):
+            conversation = _Conversation(self._deadline_s)
+            conversation.hear(output, end)
+            if conversation.answer is None:
+                raise _died(child, conversation)
+            answer: dict[str, Any] = json.loads(conversation.answer)
+            return answer
+
+    def _snapshot(self, fields: dict[str, Any]) -> Snapshot:
+        gpus = tuple(_gpu(gpu) for gpu in fields.pop("gpus", ()))
+        broken = {failure["index"]: _broken(failure) for failure in fields.pop("broken", ())}
+        broken |= self._given_up
+        if not gpus and broken:
+            raise NoGpuError(f"{broken[min(broken)].why} ({WITHOUT})")
+        in_order = tuple(broken[index] for index in sorted(broken))
+        return Snapshot(gpus=gpus, broken=in_order, notes=tuple(fields.pop("notes", ())), **fields)
+
+
+class _NoAnswer(Exception):
+    """The child said nothing more, or died; the text says in which call."""
+
+    def __init__(self, text: str, index: int | None) -> None:
+        super().__init__(text)
+        self.index = index
+        """The GPU that the call was about; None: NVML as a whole."""
 
 
 class _Conversation:
@@ -148,10 +182,15 @@ class _Conversation:
         self._deadline_s = deadline_s
         self._pending = b""
 
-    def hear(self, output: IO[bytes]) -> None:
-        """Until the answer or the end. Raises NoGpuError when a call, or all of them, take too
-        long."""
-        end = time.monotonic() + self._deadline_s * TOTAL_DEADLINES
+    @property
+    def index(self) -> int | None:
+        """The GPU that the call in flight is about."""
+        _, is_about, index = (self.in_flight or "").partition(SUBJECT)
+        return int(index) if is_about else None
+
+    def hear(self, output: IO[bytes], end: float) -> None:
+        """Until the answer or the end. Raises _NoAnswer when a call takes too long, or all of them
+        last until `end` (monotonic seconds)."""
         with selectors.DefaultSelector() as selector:
             selector.register(output, selectors.EVENT_READ)
             while self.answer is None:
@@ -159,7 +198,7 @@ class _Conversation:
                 if self.in_flight is not None:  # before the first call it is only Python starting
                     patience_s = min(patience_s, self._deadline_s)
                 if patience_s <= 0 or not selector.select(patience_s):
-                    raise NoGpuError(self._too_slow())
+                    raise _NoAnswer(self._too_slow(), self.index)
                 chunk = os.read(output.fileno(), 1 << 16)
                 if not chunk:
                     return
@@ -181,15 +220,17 @@ class _Conversation:
         return (
             f"the NVIDIA driver hangs: {self.in_flight} did not return within "
             f"{self._deadline_s:g} s; see `dmesg | grep -i -e nvrm -e xid`, then reset the GPU or "
-            f"reboot ({WITHOUT})"
+            "reboot"
         )
 
 
 @contextmanager
-def _child(limit_s: float) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+def _child(
+    limit_s: float, skipped: Collection[int]
+) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
     """The process that reads NVML; dead, or given up, on leaving."""
     child = subprocess.Popen(
-        _command(limit_s),
+        _command(limit_s, skipped),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -205,14 +246,14 @@ def _child(limit_s: float) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]
             child.wait(KILL_WAIT_S)
 
 
-def _command(limit_s: float) -> list[str]:
+def _command(limit_s: float, skipped: Collection[int]) -> list[str]:
     # -I -S: no site, no user's PYTHON* variables; a third of the start-up time of a plain start.
-    code = "import sys; sys.path[:0] = sys.argv[2:]; from launcher.gpus.nvml import main; main()"
+    code = "import sys; sys.path[:0] = sys.argv[3:]; from launcher.gpus.nvml import main; main()"
     paths = [str(Path(__file__).parents[2]), *filter(None, sys.path)]
-    return [sys.executable, "-I", "-S", "-c", code, str(limit_s), *paths]
+    return [sys.executable, "-I", "-S", "-c", code, str(limit_s), json.dumps([*skipped]), *paths]
 
 
-def _died(child: subprocess.Popen[bytes], conversation: _Conversation) -> ModelCheckError:
+def _died(child: subprocess.Popen[bytes], conversation: _Conversation) -> Exception:
     """The child ended without an answer: by a signal it was the driver's library, else our code."""
     with suppress(subprocess.TimeoutExpired):
         child.wait(KILL_WAIT_S)
@@ -221,10 +262,8 @@ def _died(child: subprocess.Popen[bytes], conversation: _Conversation) -> ModelC
         how = describe_exit(child.returncode)
         return InternalError(f"the reader of NVML failed in {where} ({how}): {words}")
     how = "closed its output" if child.returncode is None else describe_exit(child.returncode)
-    return NoGpuError(
-        f"NVML broke in {where} ({how}); `nvidia-smi` likely fails too: reinstall the driver or "
-        f"reboot ({WITHOUT})"
-    )
+    text = f"NVML broke in {where} ({how}); `nvidia-smi` likely fails too: reinstall the driver or "
+    return _NoAnswer(f"{text}reboot", conversation.index)
 
 
 def _describe(call: str, code: int | None, text: str, index: int | None, bus_id: str | None) -> str:
@@ -234,11 +273,8 @@ def _describe(call: str, code: int | None, text: str, index: int | None, bus_id:
     return f"{where} cannot be used: {call}: {text}{number}; {cure_for(code, index)}"
 
 
-def _snapshot(fields: dict[str, Any]) -> Snapshot:
-    gpus = tuple(_gpu(gpu) for gpu in fields.pop("gpus", ()))
-    failures = fields.pop("broken", ())
-    broken = tuple(BrokenGpu(failure["index"], _describe(**failure)) for failure in failures)
-    return Snapshot(gpus=gpus, broken=broken, notes=tuple(fields.pop("notes", ())), **fields)
+def _broken(failure: dict[str, Any]) -> BrokenGpu:
+    return BrokenGpu(failure["index"], _describe(**failure))
 
 
 def _gpu(fields: dict[str, Any]) -> Gpu:

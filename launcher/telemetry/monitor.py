@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher import run_dir
+from launcher import libc, run_dir
 from launcher.append_file import AppendFile
 from launcher.telemetry.sampler import ANNOUNCEMENT_BYTES
 from launcher.verdict.health import Record, describe_trouble
@@ -83,7 +83,7 @@ class Monitor:
     def start(self, now: float) -> None:
         """Start the sampler. From the main thread: its death would take the sampler along."""
         try:
-            self._announcement_fd = os.memfd_create("model_check_nvml", os.MFD_CLOEXEC)
+            self._announcement_fd = libc.memfd_create("model_check_nvml")
             self._sampler = subprocess.Popen(
                 command(self._uuids, self._announcement_fd, self._interval_s),
                 stdin=subprocess.PIPE,
@@ -123,6 +123,10 @@ class Monitor:
             silent_s = self._deadline_s + self._interval_s
             self._give_up(f"NVML was silent for {silent_s:g} s")
 
+    def forgive_silence(self, now: float) -> None:
+        """Nobody ran until now: the sampler gets its whole time again."""
+        self._last_heard = max(self._last_heard, now)
+
     def finish(self) -> None:
         """The workers are asked to end: have the sampler take its last look. Does not wait."""
         self._asked_at = self._asked_at or time.monotonic()
@@ -134,7 +138,7 @@ class Monitor:
         self.finish()
         until = (self._asked_at or 0.0) + wait_s
         while not self._is_over and self.fd is not None:
-            if select.select([self.fd], [], [], max(0.0, until - time.monotonic()))[0]:
+            if _is_readable(self.fd, until - time.monotonic()):
                 self.read(self._last_heard)
             else:
                 self._give_up(f"there was no last look within {wait_s:g} s")
@@ -209,6 +213,13 @@ class Monitor:
             self._sampler.kill()
             self._sampler.returncode = -signal.SIGKILL  # Popen must not warn that nobody waited
         self._sampler = None
+
+
+def _is_readable(fd: int, timeout_s: float) -> bool:
+    """Not by `select`, which knows 1024 descriptors: many workers take more."""
+    waiter = select.poll()
+    waiter.register(fd, select.POLLIN)
+    return bool(waiter.poll(max(0.0, timeout_s) * 1000))
 
 
 def command(uuids: Mapping[str, str], announcement_fd: int, interval_s: float) -> list[str]:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher.gpus.nvml import MIB, CallFailed, Nvml, open_nvml
+from launcher.guardian import ignore_requests
 from launcher.libc import die_with_parent
 
 ANNOUNCEMENT_BYTES = 128
@@ -35,12 +36,16 @@ _NVLINK_ERRORS = (38, 45, 52, 59)
 """Totals of all links: flit CRC, data CRC, replays, recoveries."""
 _POWER_POLICY, _THERMAL_POLICY = 0, 1
 
+_VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""Of nvmlValue_t, by the type that a field says it has; a newer driver may know more types."""
+
 Fields = dict[str, Any]
 
 
 def main() -> None:
     """`PARENT_PID ANNOUNCEMENT_FD INTERVAL_S DEVICES` (JSON: [[worker, uuid], ...])."""
     parent, announcement_fd, interval_s, devices = sys.argv[1:5]
+    ignore_requests()
     die_with_parent(signal.SIGKILL)
     if os.getppid() != int(parent):
         os._exit(1)  # it died before the line above
@@ -228,14 +233,13 @@ class Device:
     def _fields(self, *ids: int) -> list[int | None]:
         """Values of NVML fields, each with an answer of its own."""
         values = self._nvml.ask("nvmlDeviceGetFieldValues", self._board, list(ids))
-        return [None] * len(ids) if values is None else [_field(value) for value in values]
+        return [None] * len(ids) if values is None else [field_value(value) for value in values]
 
 
-def _field(value: Any) -> int | None:
-    if value.nvmlReturn != 0:
+def field_value(value: Any) -> int | None:
+    if value.nvmlReturn != 0 or value.valueType not in range(len(_VALUE_MEMBERS)):
         return None
-    members = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-    return int(getattr(value.value, members[value.valueType]))
+    return int(getattr(value.value, _VALUE_MEMBERS[value.valueType]))
 
 
 def _is_ours(event: Any, instance: int | None) -> bool:

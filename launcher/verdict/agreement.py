@@ -6,7 +6,8 @@ Workers are compared inside groups: two GPUs of different models may rightly rou
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from model_check.events import Step
 
@@ -15,8 +16,7 @@ PATIENCE_NS = 60 * 10**9
 """How long the rest of a group may take, after a difference was seen, to settle who is odd."""
 
 
-@dataclass(frozen=True)
-class Disagreement:
+class Disagreement(Struct, frozen=True):
     """The first step at which the bits of one group differ."""
 
     step: int
@@ -46,8 +46,7 @@ class Disagreement:
         return f"step {self.step}: {who} in the {what}: {values}"
 
 
-@dataclass
-class Agreement:
+class Agreement(Struct):
     """Holds a step until its whole group has reported it: memory grows with the stragglers only.
 
     A group that differs gets a minute for its stragglers to tell who is odd; one that never reports

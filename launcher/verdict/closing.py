@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
-from launcher.verdict.table import table
+from launcher.verdict.table import number, table
 
 
 def closing_lines(result: RunResult, directory: Path, tail_lines: int) -> Iterator[str]:
@@ -32,7 +32,7 @@ def _validation(workers: Sequence[WorkerResult]) -> Iterator[str]:
     sharing: dict[str, list[str]] = {}
     for worker in workers:
         parts = [
-            f"{split.split} {_loss(split.loss)}"
+            f"{split.split} {number(split.loss)}"
             + ("" if split.perplexity is None else f" (perplexity {split.perplexity:.2f})")
             for split in worker.validation
         ]
@@ -40,10 +40,6 @@ def _validation(workers: Sequence[WorkerResult]) -> Iterator[str]:
             text = f"validation after {worker.validation[-1].step} steps: {', '.join(parts)}"
             sharing.setdefault(text, []).append(worker.name)
     yield from (f"{', '.join(names)}: {text}" for text, names in sharing.items())
-
-
-def _loss(loss: float | str | None) -> str:
-    return f"{loss:.4f}" if isinstance(loss, float) else str(loss)
 
 
 def _warnings(workers: Sequence[WorkerResult]) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """What telemetry says of a GPU during a run: the figures, and the warnings they give. Pure."""
 
 from collections import Counter
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 from launcher.gpus.cures import WITHOUT, cure_for
 from launcher.verdict.xids import HARMLESS, describe_xid
@@ -87,8 +87,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """What NVML could not tell, and why."""
 
 
-@dataclass
-class Record:
+class Record(Struct):
     """What was told of one GPU so far, in bounded memory."""
 
     is_lost: bool = False

@@ -1,6 +1,6 @@
 """What each worker said of itself, kept small: the last of each kind, never every step."""
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from model_check.events import (
     Beat,
@@ -16,8 +16,7 @@ from model_check.events import (
 )
 
 
-@dataclass
-class History:
+class History(Struct):
     """One worker's run as its events told it."""
 
     phase: str | None = None

@@ -5,11 +5,14 @@ run. Every value goes through `_text`.
 """
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from launcher.verdict import gpu_table
-from launcher.verdict.results import RunResult, WorkerResult
-from launcher.verdict.table import COLUMNS, row
+from launcher.verdict.results import RunResult, Verdict, WorkerResult
+from launcher.verdict.table import COLUMNS, number, row
+
+_VALIDATION = ("worker", "split", "after steps", "loss", "perplexity", "tokens/s")
+_VERDICTS = {str(verdict) for verdict in Verdict}
 
 _STYLE = """\
 :root { color-scheme: light dark; --line: #8885; --bad: #c22; --good: #182; --odd: #a60; }
@@ -36,7 +39,8 @@ def _document(result: RunResult) -> Iterator[str]:
     yield f"<title>Model Check: {verdict}</title>\n<style>\n{_STYLE}</style>\n</head>\n<body>"
     yield f'<h1>Model Check: <span class="{verdict}">{verdict}</span></h1>'
     yield f"<p>{_text(result.summary)}</p>"
-    yield from _workers(result.workers)
+    yield from _table(COLUMNS, map(row, result.workers))
+    yield from _validation(result.workers)
     for worker in result.workers:
         if worker.cause or worker.evidence or worker.notes or worker.warnings:
             yield from _about(worker)
@@ -45,14 +49,23 @@ def _document(result: RunResult) -> Iterator[str]:
     yield "</body>\n</html>"
 
 
-def _workers(workers: Sequence[WorkerResult]) -> Iterator[str]:
-    heads = "".join(f'<th scope="col">{_text(column)}</th>' for column in COLUMNS)
-    yield f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>"
-    for worker in workers:
-        name, verdict, *rest = map(_text, row(worker))
-        cells = "".join(f"<td>{cell}</td>" for cell in rest)
-        yield f'<tr><td>{name}</td><td class="{verdict}">{verdict}</td>{cells}</tr>'
-    yield "</tbody>\n</table>"
+def _validation(workers: Sequence[WorkerResult]) -> Iterator[str]:
+    """Nothing where nothing was evaluated."""
+    rows = [
+        (
+            worker.name,
+            split.split,
+            str(split.step),
+            number(split.loss),
+            number(split.perplexity, "{:.2f}"),
+            number(split.tokens_per_s, "{:,.0f}"),
+        )
+        for worker in workers
+        for split in worker.validation
+    ]
+    if rows:
+        yield "<h2>Validation</h2>"
+        yield from _table(_VALIDATION, rows)
 
 
 def _about(worker: WorkerResult) -> Iterator[str]:
@@ -69,14 +82,23 @@ def _about(worker: WorkerResult) -> Iterator[str]:
 
 def _gpus(workers: Sequence[WorkerResult]) -> Iterator[str]:
     """What telemetry said; nothing where there was none."""
-    rows = gpu_table.rows(workers)
-    if not rows:
-        return
-    heads = "".join(f'<th scope="col">{_text(column)}</th>' for column in gpu_table.COLUMNS)
-    yield f"<h2>GPUs</h2>\n<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>"
+    if rows := gpu_table.rows(workers):
+        yield "<h2>GPUs</h2>"
+        yield from _table(gpu_table.COLUMNS, rows)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A cell that names a verdict has its colour."""
+    heads = "".join(f'<th scope="col">{_text(column)}</th>' for column in columns)
+    yield f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>"
     for cells in rows:
-        yield "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>"
+        yield "<tr>" + "".join(map(_cell, cells)) + "</tr>"
     yield "</tbody>\n</table>"
+
+
+def _cell(text: str) -> str:
+    colour = f' class="{text}"' if text in _VERDICTS else ""
+    return f"<td{colour}>{_text(text)}</td>"
 
 
 def _run(result: RunResult) -> Iterator[str]:

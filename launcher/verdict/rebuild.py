@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from launcher import run_dir
-from launcher.verdict import report
+from launcher.verdict import evidence, report
 from launcher.verdict.closing import closing_lines
 from launcher.verdict.health import Record
 from launcher.verdict.health_result import with_health
@@ -17,7 +17,7 @@ from launcher.verdict.history import History
 from launcher.verdict.judge import judge
 from launcher.verdict.results import Case, Ended, RunEnd, RunResult
 from launcher.verdict.watch import Watch
-from model_check.errors import EXIT_INTERNAL, EXIT_SIGNAL_BASE, UsageError
+from model_check.errors import EXIT_INTERNAL, EXIT_SIGNAL_BASE, StorageError, UsageError
 from model_check.events import decode, decode_gpu
 
 USAGE = """\
@@ -36,7 +36,10 @@ def rebuild(argv: Sequence[str], write: Callable[[str], None]) -> int:
         raise UsageError(f"report: give one run directory or more ({USAGE})")
     results = [(Path(name), _rebuilt(Path(name))) for name in argv]
     for directory, result in results:
-        report.write(result, directory)
+        try:
+            report.write(result, directory)
+        except StorageError as error:  # of somebody else, or an archive: the verdict stands
+            write(f"[launcher] no report: {error}")
         for line in closing_lines(result, directory, tail_lines=0):
             write(f"[launcher] {line}")
     return next((result.exit_code for _, result in results if result.exit_code), 0)
@@ -50,6 +53,7 @@ def _rebuilt(directory: Path) -> RunResult:
         for event in _lines(directory / f"{name.lower()}.events.jsonl", decode):
             watch.on_event(name, event)
     watch.finish()
+    evidence.find(watch.histories, directory.absolute())
     end, ended = _read_end(directory, run, watch)
     histories = {worker.name: watch.histories.get(worker.name, History()) for worker in ended}
     result = judge(Case(run, end, ended, histories, watch.agreed_steps))

@@ -1,11 +1,11 @@
 """What is known of a run that is over, and what is concluded from it: values only."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from launcher.verdict.agreement import Disagreement
 from launcher.verdict.health import Health
@@ -56,8 +56,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     """Lines that a slow terminal missed; the log files have them."""
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Struct, frozen=True):
     """All that a verdict is made of."""
 
     run: dict[str, Any]

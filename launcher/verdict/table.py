@@ -24,9 +24,9 @@ def row(worker: WorkerResult) -> tuple[str, ...]:
         worker.name,
         str(worker.verdict),
         str(worker.steps),
-        _loss(worker.loss_first),
-        _loss(worker.loss_last),
-        "n/a" if worker.tokens_per_s is None else f"{worker.tokens_per_s:,.0f}",
+        number(worker.loss_first),
+        number(worker.loss_last),
+        number(worker.tokens_per_s, "{:,.0f}"),
         "n/a"
         if worker.peak_memory_bytes is None
         else f"{worker.peak_memory_bytes / 2**30:.2f} GiB",
@@ -42,7 +42,8 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return _GAP.join(padded).rstrip()
 
 
-def _loss(value: float | str | None) -> str:
+def number(value: float | str | None, form: str = "{:.4f}") -> str:
+    """`form` of a figure; what is not finite is text already, what is not known is n/a."""
     if value is None:
         return "n/a"
-    return value if isinstance(value, str) else f"{value:.4f}"
+    return value if isinstance(value, str) else form.format(value)

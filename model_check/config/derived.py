@@ -2,7 +2,8 @@
 as given."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from model_check.config.precision import check_precision, precision
 from model_check.config.profile import parse_steps
@@ -11,8 +12,7 @@ from model_check.config.validation import parse_validation
 from model_check.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Geometry:
+class Geometry(Struct, frozen=True):
     """The model's sizes, all known."""
 
     num_layers: int

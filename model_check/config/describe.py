@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from model_check.config.aliases import ALIASES
 from model_check.config.fields import Field, all_fields, sections
 from model_check.config.load import ENVIRONMENT, Loaded, preset_names
 from model_check.config.memory import describe_size
-from model_check.config.schema import ALIASES
 
 _HEAD = f"""# Settings
 

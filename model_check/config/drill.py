@@ -1,7 +1,8 @@
 """What fault a drill injects, when, in which worker: the grammar of `debug.drill`. Pure."""
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from model_check.config.fields import all_fields, nearest
 from model_check.errors import ConfigError
@@ -14,8 +15,7 @@ _GRAMMAR = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Drill:
+class Drill(Struct, frozen=True):
     kind: str
     step: int
     worker: str | None

@@ -4,17 +4,17 @@ near misses."""
 import functools
 import math
 import types
-from dataclasses import dataclass
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Struct
 
-from model_check.config.schema import ALIASES, Settings
+from model_check.config.aliases import ALIASES
+from model_check.config.schema import Settings
 from model_check.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(Struct, frozen=True):
     """One setting: `training.max_steps`."""
 
     name: str

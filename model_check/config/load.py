@@ -6,11 +6,11 @@ which device exists is asked through a callback.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from model_check.config.derived import check_on_device, check_together, num_micro_batches
 from model_check.config.fields import all_fields, flatten, nearest, sections
@@ -33,8 +33,7 @@ _HUB_WORDS = {"1": "true", "ON": "true", "YES": "true", "TRUE": "true"}
 _HUB_WORDS |= {"0": "false", "OFF": "false", "NO": "false", "FALSE": "false"}
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True):
     """What a command line says about settings."""
 
     preset: str | None = None
@@ -46,8 +45,7 @@ class Request:
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     settings: Settings
     sources: Mapping[str, str]
     """Dotted name -> where its value came from: `default`, `preset debug`, `my.json`,

@@ -5,7 +5,7 @@ the forward pass, and the head's chunk of logits. tests/models/test_memory_estim
 activations against what torch really keeps.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from model_check.config.derived import (
     Geometry,
@@ -22,8 +22,7 @@ _RUNTIME_BYTES = {"cuda": 768 * 2**20, "cpu": 280 * 2**20}
 (measured, torch 2.13); cuda: what contexts of recent GPUs usually take, not measured by us."""
 
 
-@dataclass(frozen=True)
-class MemoryEstimate:
+class MemoryEstimate(Struct, frozen=True):
     """Bytes of one worker at the fullest moment of a step."""
 
     weights: int

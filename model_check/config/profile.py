@@ -7,8 +7,9 @@ from model_check.errors import ConfigError
 _GRAMMAR = re.compile(r"(\d+)(?:\s*-\s*(\d+))?")
 
 
-def parse_steps(text: str, max_steps: int) -> range:
-    """Read `FIRST-LAST` or one step, both counted; raises ConfigError for what never happens."""
+def parse_steps(text: str, max_steps: int, from_step: int = 0) -> range:
+    """Read `FIRST-LAST` or one step, both counted; raises ConfigError for what never happens in a
+    run of the steps `from_step` to `max_steps` - 1."""
     match = _GRAMMAR.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"debug.profile_steps = {text!r}: give FIRST-LAST or one step, as 3-5")
@@ -20,5 +21,10 @@ def parse_steps(text: str, max_steps: int) -> range:
         raise ConfigError(
             f"debug.profile_steps = {text!r}: step {last} is never reached (training.max_steps = "
             f"{max_steps}, steps count from 0)"
+        )
+    if last < from_step:
+        raise ConfigError(
+            f"debug.profile_steps = {text!r}: step {last} is never reached: the resumed run goes "
+            f"on with step {from_step}"
         )
     return range(first, last + 1)

@@ -1,7 +1,8 @@
 """The grammar of data.validation: `held_out=0.01,bach=composer:Bach,other=other.txt`. Pure."""
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from model_check.errors import ConfigError
 
@@ -11,30 +12,26 @@ _HUB_SPLIT = "split"
 _RESERVED = ("train",)
 
 
-@dataclass(frozen=True)
-class DocumentFraction:
+class DocumentFraction(Struct, frozen=True):
     """So many of the documents, between 0 and 1."""
 
     share: float
 
 
-@dataclass(frozen=True)
-class TextPath:
+class TextPath(Struct, frozen=True):
     """A file or a directory of text."""
 
     path: str
 
 
-@dataclass(frozen=True)
-class RowsWith:
+class RowsWith(Struct, frozen=True):
     """The rows whose `column` is `value`."""
 
     column: str
     value: str
 
 
-@dataclass(frozen=True)
-class HubSplit:
+class HubSplit(Struct, frozen=True):
     """A split of the hub dataset that is trained on."""
 
     split: str

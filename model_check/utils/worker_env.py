@@ -3,8 +3,9 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 EVENTS_FD = "MODEL_CHECK_EVENTS_FD"
 RUN_DIR = "MODEL_CHECK_RUN_DIR"
@@ -16,8 +17,7 @@ TOKEN_CACHE = "MODEL_CHECK_TOKEN_CACHE"
 GPU_RANK = "GPU_RANK"
 
 
-@dataclass(frozen=True)
-class WorkerEnv:
+class WorkerEnv(Struct, frozen=True):
     """A worker's place in its run. By hand, with nothing set, it is GPU0 (or CPU0) alone."""
 
     name: str | None

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
+from model_check.config.aliases import ALIASES
 from model_check.config.describe import reference_page, show
 from model_check.config.fields import all_fields
 from model_check.config.load import Request, load
-from model_check.config.schema import ALIASES
 
 PAGE = Path(__file__).parents[2] / "config" / "README.md"
 

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import ROOT
-from tests.nvml_fake.build import FakeGpu, build, environment, fake_gpu, fault, scenario
+from tests.nvml_fake.build import (
+    HANG,
+    FakeGpu,
+    build,
+    delay,
+    environment,
+    fake_gpu,
+    fault,
+    scenario,
+)
 
 DEADLINE_S = 60
 Launch = Callable[..., subprocess.CompletedProcess[str]]
@@ -202,6 +211,17 @@ def test_a_lost_gpu_that_nobody_asked_for_blocks_nothing_and_is_told(box: Any, w
     (line,) = [line for line in done.stdout.splitlines() if "GPU is lost" in line]
     assert line.startswith("[launcher] left out: GPU 5, PCI 00000000:20:00.0 cannot be used: ")
     assert "power-cycle" in line
+
+
+def test_a_gpu_whose_driver_calls_hang_keeps_nobody_from_the_others(box: Any) -> None:
+    launch = box(EIGHT[:2], [delay("DeviceGetMemoryInfo_v2", 1, HANG)])
+    done = launch("--gpus", "0", "--run-dir", "run", "--", "true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "hangs" in line]
+    assert line.startswith("[launcher] left out: the NVIDIA driver hangs: nvmlDeviceGetMemoryInfo ")
+    refused = launch("--dry-run")
+    assert (refused.returncode, refused.stdout) == (69, "")
+    assert "nvmlDeviceGetMemoryInfo on GPU 1 did not return" in refused.stderr
 
 
 @pytest.mark.parametrize("which", ["all", "5", "0,5", "GPU-aaaaaaaa"])

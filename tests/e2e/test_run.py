@@ -348,15 +348,19 @@ def test_secrets_reach_no_file_of_a_run(launcher: Launcher) -> None:
     assert secret not in run.output
 
 
-def test_reports_are_rebuilt_from_what_a_run_left_behind(launcher: Launcher) -> None:
-    run = launcher("--max-steps", "2")
+@pytest.mark.parametrize(("drill", "code"), [(None, 0), ("nan@1:CPU1", 20)])
+def test_reports_are_rebuilt_from_what_a_run_left_behind(
+    launcher: Launcher, drill: str | None, code: int
+) -> None:
+    run = launcher("--max-steps", "2", *([f"debug.drill={drill}"] if drill else []))
     before = (run.directory / "report.json").read_text()
     (run.directory / "report.json").unlink()
+    shutil.rmtree(run.cwd / ".checkpoints", ignore_errors=True)  # the dossier has the evidence
     command = [sys.executable, "-m", "launcher", "report", str(run.directory)]
     done = subprocess.run(
         command, env=launcher.env, capture_output=True, text=True, timeout=DEADLINE_S
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     rebuilt = json.loads((run.directory / "report.json").read_text())
     assert rebuilt["workers"] == json.loads(before)["workers"]
     assert rebuilt["summary"] == json.loads(before)["summary"]

@@ -1,12 +1,15 @@
 """The doctor's lines and exit code, for GPUs as a probe tells them."""
 
+import fcntl
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from launcher.checkup.cgroups import check_cgroups
 from launcher.checkup.packages import TorchBuild, check_torch, torch_build
 from launcher.checkup.storage import check_storage
 from launcher.doctor import doctor
@@ -244,3 +247,28 @@ def test_earlier_runs_are_counted_with_the_line_that_removes_them(tmp_path: Path
     found = check_storage({}, tmp_path, Path("cache"), runs)
     (line,) = [str(finding) for finding in found if finding.name == "run directories"]
     assert f"1 in {runs}, 1.0 MiB -> to remove them: rm -r {runs}/model_check_logs_*" in line
+
+
+def test_a_cgroup_that_a_run_left_behind_is_told_with_what_to_do(tmp_path: Path) -> None:
+    assert check_cgroups([str(tmp_path)]).found == "none left behind"
+    left = tmp_path / "user.slice" / f"model_check_{'a0' * 16}"
+    left.mkdir(parents=True)
+    (tmp_path / "user.slice" / "model_check_of_somebody").mkdir()
+    (left / "cgroup.procs").write_text("")
+    told = str(check_cgroups([str(tmp_path)]))
+    assert told.startswith("ok    cgroups of runs     1 left behind, empty -> ")
+    assert told.endswith(f"rmdir {left}")
+    (left / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    told = str(check_cgroups([str(tmp_path)]))
+    assert told.startswith("warn")
+    assert f"pid {os.getpid()} (state " in told
+
+
+def test_a_cgroup_that_somebody_holds_is_no_leftover(tmp_path: Path) -> None:
+    held = tmp_path / f"model_check_{'a0' * 16}"
+    held.mkdir()
+    fd = os.open(held, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    assert check_cgroups([str(tmp_path)]).found == "none left behind"
+    os.close(fd)
+    assert check_cgroups([str(tmp_path)]).found == "1 left behind, empty"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.memory_cgroup import Membership
 from launcher.oom import CgroupOom, OomCount
 
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
@@ -16,7 +17,7 @@ def cgroup(tmp_path: Path, membership: str, files: dict[str, str]) -> CgroupOom:
         path = tmp_path / "fs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return CgroupOom(tmp_path / "cgroup", tmp_path / "fs")
+    return CgroupOom(Membership(tmp_path / "cgroup", tmp_path / "fs"))
 
 
 def test_version_2(tmp_path: Path) -> None:
@@ -64,4 +65,4 @@ def test_where_there_is_no_counter_nothing_is_known(
 
 
 def test_no_file_at_all(tmp_path: Path) -> None:
-    assert CgroupOom(tmp_path / "cgroup", tmp_path / "fs").read() is None
+    assert CgroupOom(Membership(tmp_path / "cgroup", tmp_path / "fs")).read() is None

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.gpus.probe import Gpu
 from launcher.limits import LOW_SHM_BYTES, check_open_files, check_shared_memory
-from launcher.memory_room import CgroupMemory
+from launcher.memory_cgroup import Membership
 from launcher.plan import cpu_places, gpu_places
 from launcher.preflight import check_checkpoint_dir, check_gpu_memory, check_memory, check_training
 from model_check.config.schema import Settings
@@ -34,11 +34,11 @@ def cwd(tmp_path: Path) -> Iterator[Path]:
     os.chdir(before)
 
 
-def limited(tmp_path: Path, limit: int, used: int) -> CgroupMemory:
+def limited(tmp_path: Path, limit: int, used: int) -> Membership:
     (tmp_path / "cgroup").write_text("0::/\n")
     (tmp_path / "memory.max").write_text(str(limit))
     (tmp_path / "memory.current").write_text(str(used))
-    return CgroupMemory(tmp_path / "cgroup", tmp_path)
+    return Membership(tmp_path / "cgroup", tmp_path)
 
 
 def test_cpu_workers_that_fit_the_host_but_not_their_cgroup_are_refused(tmp_path: Path) -> None:

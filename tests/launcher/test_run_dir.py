@@ -1,5 +1,6 @@
 """The run directory: where it is, what is refused, what never gets into it."""
 
+import os
 import re
 from pathlib import Path
 
@@ -28,3 +29,38 @@ def test_a_place_that_cannot_be_made_says_where_and_what_next(tmp_path: Path) ->
     with pytest.raises(StorageError, match="--run-dir") as caught:
         run_dir.create(tmp_path / "file" / "run")
     assert str(tmp_path / "file" / "run") in str(caught.value)
+
+
+def test_of_two_launchers_in_one_directory_the_second_is_refused(tmp_path: Path) -> None:
+    """Before either has written a word."""
+    run_dir.create(tmp_path / "run")
+    with pytest.raises(StorageError, match="files of another run"):
+        run_dir.create(tmp_path / "run")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_that_somebody_else_laid_ready_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    (tmp_path / "run").mkdir()
+    os.chown(tmp_path / "run", 4711, 4711)
+    with pytest.raises(StorageError, match="belongs to another user"):
+        run_dir.create(tmp_path / "run")
+    tmp_path.chmod(0o700)
+    assert run_dir.create(tmp_path / "run")
+
+
+def test_evidence_is_found_where_it_was_kept_whatever_lies_at_its_old_place(tmp_path: Path) -> None:
+    original, dossier = tmp_path / "nan.pt", tmp_path / "dossier" / "gpu0"
+    original.write_text("weights")
+    kept = run_dir.keep(original, dossier)
+    original.unlink()
+    original.write_text("of a later run")
+    assert run_dir.kept(original, dossier) == kept
+    assert kept.read_text() == "weights"
+
+
+def test_evidence_that_was_not_kept_is_told_where_it_was(tmp_path: Path) -> None:
+    original, dossier = tmp_path / "nan.pt", tmp_path / "dossier" / "gpu0"
+    assert run_dir.keep(original, dossier) == original
+    original.write_text("of a later run")
+    assert run_dir.kept(original, dossier) == original

@@ -1,9 +1,9 @@
 """Which GPUs a selector takes, and which is the freest."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from launcher.gpus.choose import choose, describe_choice, rank_free, why_busy, why_unusable
 from launcher.gpus.probe import Gpu, GpuProcess

@@ -211,20 +211,64 @@ def test_no_permission_for_any_gpu_is_an_error(box: MakeBox) -> None:
     assert "/dev/nvidia*" in refused(box([fake_gpu(0), fake_gpu(1)], rules).snapshot())
 
 
+def test_a_driver_that_hangs_as_a_whole_is_given_up_and_the_call_is_named(box: MakeBox) -> None:
+    message = refused(box([fake_gpu(0)], [delay("InitWithFlags", "-", HANG)]).snapshot(1.0))
+    assert message.startswith(
+        "the NVIDIA driver hangs: nvmlInitWithFlags did not return within 1 s; "
+    )
+    assert message.endswith("(--device cpu trains without)")
+
+
 @pytest.mark.parametrize(
-    ("function", "device", "named"),
+    ("rules", "named"),
     [
-        ("InitWithFlags", "-", "nvmlInitWithFlags did not return"),
-        ("DeviceGetHandleByIndex_v2", "3", "nvmlDeviceGetHandleByIndex on GPU 3 did not return"),
-        ("DeviceGetMemoryInfo_v2", "0", "nvmlDeviceGetMemoryInfo on GPU 0 did not return"),
+        (
+            [delay("DeviceGetHandleByIndex_v2", 2, HANG)],
+            "the NVIDIA driver hangs: nvmlDeviceGetHandleByIndex on GPU 2 did not return within 1",
+        ),
+        (
+            [delay("DeviceGetMemoryInfo_v2", 2, HANG)],
+            "the NVIDIA driver hangs: nvmlDeviceGetMemoryInfo on GPU 2 did not return within 1 s",
+        ),
+        (
+            [crash("DeviceGetName", 2)],
+            "NVML broke in nvmlDeviceGetName on GPU 2 (killed by SIGSEGV (11)); ",
+        ),
     ],
 )
-def test_a_driver_that_hangs_is_given_up_and_the_call_is_named(
-    box: MakeBox, function: str, device: str, named: str
+def test_a_gpu_about_which_a_call_never_returns_is_named_and_the_others_are_read(
+    box: MakeBox, rules: list[str], named: str
 ) -> None:
     gpus = [fake_gpu(index) for index in range(4)]
-    message = refused(box(gpus, [delay(function, device, HANG)]).snapshot(deadline_s=1.0))
-    assert message.startswith(f"the NVIDIA driver hangs: {named} within 1 s")
+    snapshot = box(gpus, rules).snapshot(deadline_s=1.0)
+    index, message = the_broken_one(snapshot)
+    assert index == 2
+    assert message.startswith(named)
+    assert [gpu["index"] for gpu in snapshot["gpus"]] == [0, 1, 3]
+
+
+def test_a_gpu_that_was_given_up_is_not_asked_again(box: MakeBox) -> None:
+    """Each time would take as long."""
+    code = (
+        "from launcher.gpus.probe import NvmlProbe\n"
+        "probe = NvmlProbe(deadline_s=1.0)\n"
+        "probe.snapshot()\n"
+        "import json, os\n"
+        "rules = open(os.environ['NVML_FAKE_SCENARIO'], 'a')\n"
+        "rules.write('fault DeviceGetHandleByIndex_v2 0 999\\n'); rules.close()\n"
+        "seen = probe.snapshot()\n"
+        "print(len(seen.gpus), [gpu.why.split(':')[0] for gpu in seen.broken])\n"
+    )
+    machine = box([fake_gpu(0), fake_gpu(1)], [delay("DeviceGetHandleByIndex_v2", 0, HANG)])
+    assert machine.python(code).strip() == "1 ['the NVIDIA driver hangs']"
+
+
+def test_a_box_whose_every_gpu_hangs_is_refused_naming_the_first(box: MakeBox) -> None:
+    gpus = [fake_gpu(index) for index in range(2)]
+    rules = [delay("DeviceGetHandleByIndex_v2", "*", HANG)]
+    message = refused(box(gpus, rules).snapshot(deadline_s=0.5))
+    assert message.startswith("the NVIDIA driver hangs: nvmlDeviceGetHandleByIndex on GPU 0 did")
+    assert message.endswith("(--device cpu trains without)")
 
 
 def test_a_slow_call_within_the_deadline_is_waited_for(box: MakeBox) -> None:

@@ -3,9 +3,9 @@
 import json
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from launcher.gpus.probe import Gpu
 from launcher.gpus.visible import order_note, visible

@@ -1,10 +1,11 @@
 """Run a supervisor as a program: the plan is the only argument, the exit code is the run's."""
 
-import dataclasses
 import json
 import os
 import sys
 from pathlib import Path
+
+import msgspec
 
 from launcher.plan import WorkerSpec
 from launcher.policy import Limits
@@ -19,7 +20,7 @@ def main() -> int:
     outcome = Supervisor(_specs(plan["commands"], run_dir), Limits(**plan["limits"]), printer).run()
     if then := plan.get("then"):
         outcome = Supervisor(_specs(then, run_dir), Limits(**plan["limits"]), printer).run()
-    (run_dir / "outcome.json").write_text(json.dumps(dataclasses.asdict(outcome)))
+    (run_dir / "outcome.json").write_text(json.dumps(msgspec.to_builtins(outcome)))
     printer.close(0.2)
     return outcome.exit_code
 

@@ -5,10 +5,12 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from launcher import containment
 from launcher.plan import WorkerSpec
 from launcher.policy import Limits
 from launcher.printer import Printer
@@ -93,12 +95,14 @@ class Lab:
         grace_s: float = 30.0,
         silence_s: float = 0.0,
         observer: Observer | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> Outcome:
         """In this process; what the terminal would show is in `shown`."""
         fd = os.open(self.dir / "terminal", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         printer = Printer(fd, self.dir / "launcher.log")
         try:
-            return Supervisor(specs, Limits(grace_s, silence_s), printer, observer).run()
+            limits = Limits(grace_s, silence_s)
+            return Supervisor(specs, limits, printer, observer, clock_ns=clock_ns).run()
         finally:
             assert printer.close()
             os.close(fd)
@@ -138,6 +142,14 @@ class OwnProcess:
         if self.process.stdout is not None:
             self.process.stdout.read()
         return self.process.wait(DEADLINE_S)
+
+    @property
+    def guardian(self) -> int:
+        """The pid of its guardian."""
+        pids = containment.children(self.process.pid)
+        commands = {pid: containment.read_proc(pid, "cmdline") for pid in pids}
+        (guardian,) = [pid for pid, line in commands.items() if b"launcher.guardian" in line]
+        return guardian
 
     @property
     def outcome(self) -> dict:

@@ -41,7 +41,8 @@ def worker(name: str, code: str, offered: int | None = signal.SIGRTMIN + 7) -> t
 
 
 class Hours:
-    """A clock that jumps far beyond every limit once all of `num` workers have made a step."""
+    """A clock that jumps far beyond every limit once all of `num` workers have made a step: as if
+    they had been silent for so long, not as if nobody had run (`absent_s`)."""
 
     def __init__(self, num: int, then: Callable[[], None] = lambda: None) -> None:
         self._missing = num
@@ -66,7 +67,9 @@ def hang(
     fd = os.open(lab.dir / "terminal", os.O_WRONLY | os.O_CREAT)
     printer, specs = Printer(fd), lab.specs(*commands, events=True)
     limits = Limits(30.0, LIMIT_S)
-    outcome = Supervisor(specs, limits, printer, hours, clock_ns=hours.clock_ns).run()
+    outcome = Supervisor(
+        specs, limits, printer, hours, clock_ns=hours.clock_ns, absent_s=float("inf")
+    ).run()
     assert printer.close()
     os.close(fd)
     assert outcome.exit_code == 124

@@ -55,13 +55,21 @@ def test_no_process_left_for_a_worker_is_70_and_takes_the_others_down(
     assert not [pid for pid in lab.pids().values() if is_alive(pid)]
 
 
+@pytest.fixture
+def delegated() -> None:
+    if (made := cgroup.make("model_check_test")) is None:
+        pytest.skip("no cgroup of version 2 can be made here (needs root or delegation)")
+    made.remove()
+
+
+IN_ITS_CGROUP = "until grep -q model_check_ /proc/self/cgroup; do sleep 0.02; done"
+
+
+@pytest.mark.usefixtures("delegated")
 def test_a_cgroup_tells_who_is_ours_when_nothing_else_does(lab: Lab, launch: Launch) -> None:
     """No environment, no session of ours, and the supervisor is killed: no descent either."""
-    if (directory := cgroup.make("model_check_test")) is None:
-        pytest.skip("no cgroup of version 2 can be made here (needs root or delegation)")
-    cgroup.remove(directory)
     hides = sh(
-        "until grep -q model_check_ /proc/self/cgroup; do sleep 0.02; done; "
+        f"{IN_ITS_CGROUP}; "
         "env -i LAB=$LAB setsid sh -c 'echo $$ > $LAB/bare.pid; sleep 1000 & wait' & "
         "until [ -s $LAB/bare.pid ]; do sleep 0.02; done; echo up; exec sleep 1000"
     )
@@ -74,11 +82,41 @@ def test_a_cgroup_tells_who_is_ours_when_nothing_else_does(lab: Lab, launch: Lau
         os.sched_yield()  # the guardian takes it away last
 
 
+@pytest.mark.usefixtures("delegated")
+def test_an_empty_cgroup_that_nobody_was_left_to_remove_goes_with_the_next_run(
+    lab: Lab, launch: Launch
+) -> None:
+    run = launch(sh(f"{IN_ITS_CGROUP}; echo $$ > $LAB/up.pid; echo up; exec sleep 1000"))
+    run.wait_for("[W0] up")
+    (made,) = cgroups_of(lab.pids()["up"])
+    guardian = run.guardian
+    os.kill(guardian, signal.SIGKILL)
+    run.process.kill()
+    wait_until_dead([guardian, *lab.pids().values()])
+    while "populated 1" in (made / "cgroup.events").read_text():
+        os.sched_yield()  # the dead leave it a little later than they die
+    assert str(made) in cgroup.leftovers(str(made.parent))
+    assert lab.run(sh("true")).exit_code == 0
+    assert not made.exists()
+
+
+@pytest.mark.usefixtures("delegated")
+def test_a_cgroup_of_a_run_that_lives_is_nobodys_to_remove(lab: Lab, launch: Launch) -> None:
+    """It is empty for the moment before the first worker is moved into it."""
+    held = cgroup.make(cgroup.name_for("a0" * 16))
+    assert held is not None
+    assert lab.run(sh("true")).exit_code == 0
+    assert os.path.exists(held.directory)
+    held.remove()
+    assert not os.path.exists(held.directory)
+
+
 def cgroups_of(pid: int) -> list[Path]:
     """The directory of its cgroup of version 2, if it is one that we made."""
     lines = (Path("/proc") / str(pid) / "cgroup").read_text().splitlines()
     names = [line[3:] for line in lines if line.startswith("0::") and "/model_check_" in line]
-    return [Path(mount + name) for mount in cgroup.MOUNTS for name in names]
+    places = [Path(mount + name) for mount in cgroup.MOUNTS for name in names]
+    return [place for place in places if place.is_dir()]
 
 
 # -- a disk that hangs

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.memory_cgroup import Membership
 from launcher.oom import CgroupOom
 from launcher.policy import Limits
 from launcher.printer import Printer
@@ -21,7 +22,7 @@ def counter(lab: Lab) -> CgroupOom:
     (lab.dir / "membership").write_text("0::/\n")
     (lab.dir / "memory.events").write_text("oom_kill 5\n")
     (lab.dir / "memory.max").write_text(f"{3 << 30}\n")
-    return CgroupOom(lab.dir / "membership", lab.dir)
+    return CgroupOom(Membership(lab.dir / "membership", lab.dir))
 
 
 def supervise(
@@ -72,5 +73,5 @@ def test_a_worker_that_we_killed_was_not_out_of_memory(lab: Lab, counter: Cgroup
 
 
 def test_a_machine_without_the_counter_makes_no_claim(lab: Lab) -> None:
-    nowhere = CgroupOom(Path("/nonexistent"), Path("/nonexistent"))
+    nowhere = CgroupOom(Membership(Path("/nonexistent"), Path("/nonexistent")))
     assert supervise(lab, nowhere, sh("kill -9 $$")).workers[0].oom is None

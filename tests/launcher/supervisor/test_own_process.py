@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from launcher.containment import children, read_process
+from launcher import containment
+from launcher.guardian import is_worker
+from model_check.utils.worker_env import RUN_TAG
 from tests.launcher.supervisor.lab import (
     ROOT,
     Lab,
@@ -152,11 +155,88 @@ def test_a_supervisor_below_a_killed_supervisor_takes_its_workers_along(
 def test_a_killed_guardian_harms_no_run(lab: Lab, launch: Launch) -> None:
     run = launch(sh("trap 'exit 0' USR1; echo up; while :; do sleep 0.02; done"))
     run.wait_for("[W0] up")
-    rows = [row for pid in children(run.process.pid) if (row := read_process(pid))]
-    (guardian,) = [row.pid for row in rows if "guardian" in command_line(row.pid)]
-    os.kill(guardian, signal.SIGKILL)
+    os.kill(run.guardian, signal.SIGKILL)
     run.process.send_signal(signal.SIGUSR1)
     assert run.wait() == 0
+
+
+def test_a_stopped_guardian_harms_no_run(lab: Lab, launch: Launch) -> None:
+    run = launch(sh("trap 'exit 0' USR1; echo up; while :; do sleep 0.02; done"))
+    run.wait_for("[W0] up")
+    guardian = run.guardian
+    os.kill(guardian, signal.SIGSTOP)
+    run.process.send_signal(signal.SIGUSR1)
+    assert run.wait() == 0
+    assert not is_alive(guardian)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1])
+def test_what_a_whole_job_is_sent_does_not_end_the_guardian(
+    lab: Lab, launch: Launch, signum: signal.Signals
+) -> None:
+    run = launch(FAMILY)
+    run.wait_for("[W0] up")
+    os.kill(run.guardian, signum)
+    run.process.kill()
+    wait_until_dead(list(lab.pids().values()))
+
+
+def test_only_a_worker_is_moved_by_the_guardian(lab: Lab) -> None:
+    """The number of one that is gone may be a stranger's."""
+    me, now = os.getpid(), containment.now_ticks()
+    with (
+        subprocess.Popen(["sleep", "1000"], start_new_session=True) as worker,
+        subprocess.Popen(["sleep", "1000"]) as other,
+    ):
+        assert is_worker(worker.pid, me, now - 1)
+        assert not is_worker(other.pid, me, now - 1)
+        assert not is_worker(worker.pid, os.getppid(), now - 1)
+        assert not is_worker(worker.pid, me, now + 1_000)
+        worker.kill()
+        other.kill()
+    assert not is_worker(worker.pid, me, now - 1)
+
+
+@pytest.fixture
+def stranger(lab: Lab) -> Iterator["subprocess.Popen[bytes]"]:
+    """A daemon from before the run that starts what it is asked to, with the asker's environment,
+    in its own session and group (as batch systems and terminal servers do)."""
+    serves = (
+        "until [ -s $LAB/tag ]; do sleep 0.02; done; "
+        f"{RUN_TAG}=$(cat $LAB/tag) sleep 1000 & "
+        "echo $! > $LAB/guest.pid; wait; sleep 1000"
+    )
+    daemon = subprocess.Popen(
+        sh(serves), env={**os.environ, "LAB": str(lab.dir)}, start_new_session=True
+    )
+    born = containment.read_process(daemon.pid)
+    while born and containment.now_ticks() <= born.started_ticks:
+        os.sched_yield()
+    yield daemon
+    os.killpg(daemon.pid, signal.SIGKILL)
+    daemon.wait()
+
+
+ASKS = f"echo ${RUN_TAG} > $LAB/tag; until [ -s $LAB/guest.pid ]; do sleep 0.02; done; echo up; "
+
+
+def test_a_guest_in_a_strangers_session_is_ended_and_the_stranger_is_not(
+    lab: Lab, launch: Launch, stranger: "subprocess.Popen[bytes]"
+) -> None:
+    assert launch(sh(f"{ASKS} exit 3")).wait() == 3
+    assert not is_alive(lab.pids()["guest"])
+    assert stranger.poll() is None
+
+
+def test_a_guardian_spares_the_strangers_session_too(
+    lab: Lab, launch: Launch, stranger: "subprocess.Popen[bytes]"
+) -> None:
+    run = launch(sh(f"{ASKS} exec sleep 1000"))
+    run.wait_for("[W0] up")
+    guardian = run.guardian
+    run.process.kill()
+    wait_until_dead([lab.pids()["guest"], guardian])
+    assert stranger.poll() is None
 
 
 def test_workers_die_with_a_supervisor_whose_guardian_was_killed_before(
@@ -164,15 +244,9 @@ def test_workers_die_with_a_supervisor_whose_guardian_was_killed_before(
 ) -> None:
     run = launch(STUBBORN)
     run.wait_for("[W0] up")
-    rows = [row for pid in children(run.process.pid) if (row := read_process(pid))]
-    (guardian,) = [row.pid for row in rows if "guardian" in command_line(row.pid)]
-    os.kill(guardian, signal.SIGKILL)
+    os.kill(run.guardian, signal.SIGKILL)
     run.process.kill()
     wait_until_dead(list(lab.pids().values()))
-
-
-def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 @pytest.mark.parametrize("num_started", [1, 5])
@@ -255,7 +329,7 @@ def test_stop_and_continue_pass_to_the_workers(lab: Lab, launch: Launch) -> None
     signal_when_up(run, signal.SIGTSTP)
     os.waitpid(run.process.pid, os.WUNTRACED)  # we have stopped ourselves, after the workers
     (worker,) = lab.pids().values()
-    while (row := read_process(worker)) and row.state != "T":
+    while (row := containment.read_process(worker)) and row.state != "T":
         os.sched_yield()  # the kernel delivers it when the worker runs next
     run.process.send_signal(signal.SIGCONT)
     run.process.send_signal(signal.SIGUSR1)
@@ -263,13 +337,13 @@ def test_stop_and_continue_pass_to_the_workers(lab: Lab, launch: Launch) -> None
 
 
 def test_a_terminal_that_nobody_reads_delays_nothing(lab: Lab, launch: Launch) -> None:
-    code = "import sys\nfor i in range(20000): print('x' * 100)\nsys.exit(7)"
+    code = "import sys\nfor i in range(10000): print('x' * 999)\nsys.exit(7)"
     reader, writer = os.pipe()
     run = launch(python(code), SLEEP, stdout=writer)
     os.close(writer)
     assert run.wait() == 7
     os.close(reader)
-    assert lab.log("w0") == (b"x" * 100 + b"\n") * 20000
+    assert lab.log("w0") == (b"x" * 999 + b"\n") * 10000
     assert run.outcome["dropped_lines"] > 0
 
 

@@ -1,5 +1,7 @@
 """The policy, as histories."""
 
+import pytest
+
 from launcher.policy import (
     LINGER_S,
     Confession,
@@ -123,11 +125,12 @@ def test_a_silent_worker_stops_the_run() -> None:
     assert decide(views, 60.0, HALF_A_MINUTE) == expected
 
 
-def test_a_worker_that_starts_up_may_be_silent_ten_times_as_long() -> None:
-    views = [running("GPU0", last_heard=0.0, patient=True)]
+@pytest.mark.parametrize("phase", ["import", "compile", "save", "eval"])
+def test_a_worker_in_a_long_phase_may_be_silent_ten_times_as_long(phase: str) -> None:
+    views = [running("GPU0", last_heard=0.0, patient_phase=phase)]
     assert decide(views, 60.0, HALF_A_MINUTE) == Continue(until=300.0)
     stop = decide(views, 300.0, HALF_A_MINUTE)
-    reason = "GPU0 silent for 300 s (limit of a start-up phase 300 s)"
+    reason = f"GPU0 silent for 300 s in phase {phase} (limit 300 s)"
     assert stop == Stop(reason, 124, ("GPU0",), is_hang=True)
 
 

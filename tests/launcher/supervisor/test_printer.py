@@ -47,7 +47,7 @@ def test_a_terminal_that_nobody_reads_blocks_nobody_and_loses_are_counted(
     reader, writer = pipe
     printer = Printer(writer)
     line = "x" * 1000
-    for _ in range(5000):
+    for _ in range(20_000):
         printer.line("[GPU0] ", line)
     assert printer.dropped_lines > 3000
     assert not printer.close(timeout_s=0.01)
@@ -58,7 +58,7 @@ def test_a_terminal_that_nobody_reads_blocks_nobody_and_loses_are_counted(
 def test_a_slow_terminal_is_told_how_many_lines_it_missed(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     printer = Printer(writer)
-    for _ in range(5000):
+    for _ in range(20_000):
         printer.line("[GPU0] ", "x" * 1000)
     printer.say("the end")
     assert printer.dropped_lines > 0
@@ -76,7 +76,7 @@ def test_a_slow_terminal_is_told_how_many_lines_it_missed(pipe: tuple[int, int])
     )
     told = [int(match[1]) for line in lines if (match := notice.fullmatch(line))]
     assert sum(told) == printer.dropped_lines  # one notice a gap
-    assert len(lines) - len(told) + sum(told) == 5000
+    assert len(lines) - len(told) + sum(told) == 20_000
 
 
 def test_our_own_last_word_fits_when_the_workers_lines_no_longer_do(

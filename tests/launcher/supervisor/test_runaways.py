@@ -10,7 +10,7 @@ import pytest
 from launcher import containment
 from launcher.containment import Family
 from launcher.guardian import kill_all
-from tests.launcher.supervisor.lab import Lab, Launch, OwnProcess, is_alive, python, sh
+from tests.launcher.supervisor.lab import Lab, Launch, is_alive, python, sh
 
 RUNS = (
     "import os, signal, sys, time\n"
@@ -65,7 +65,7 @@ def test_a_run_with_runaways_that_are_asked_ends_before_its_grace(lab: Lab) -> N
 def test_a_runaway_does_not_outlive_a_killed_supervisor(lab: Lab, launch: Launch, how: str) -> None:
     run = launch(runs(lab, how, 0.003, "deaf", 0), sh("echo up; exec sleep 1000"))
     wait_for_beats(lab.dir / "beats")
-    guardian = guardian_of(run)
+    guardian = run.guardian
     run.process.kill()
     run.process.wait()
     wait_for_death(guardian)
@@ -75,14 +75,6 @@ def test_a_runaway_does_not_outlive_a_killed_supervisor(lab: Lab, launch: Launch
 def wait_for_beats(beats: Path) -> None:
     while not beats.exists() or beats.stat().st_size < 20:
         os.sched_yield()
-
-
-def guardian_of(run: OwnProcess) -> int:
-    command = {
-        pid: containment.read_proc(pid, "cmdline") for pid in containment.children(run.process.pid)
-    }
-    (pid,) = [pid for pid, line in command.items() if b"launcher.guardian" in line]
-    return pid
 
 
 def wait_for_death(pid: int) -> None:

@@ -1,6 +1,5 @@
 """Real workers, one supervisor, in this process: how runs end."""
 
-import dataclasses
 import os
 import re
 import shlex
@@ -10,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from launcher.plan import WorkerSpec
 from launcher.policy import Limits
@@ -188,7 +188,7 @@ def test_a_file_that_may_not_grow_does_not_end_a_run(lab: Lab, launch: Launch) -
 def test_a_log_directory_that_vanishes_does_not_end_a_run(lab: Lab) -> None:
     (logs := lab.dir / "logs").mkdir()
     code = "echo early; rm -r $LAB/logs; echo late; exit 6"
-    spec = dataclasses.replace(
+    spec = replace(
         lab.spec("W0", sh(code), events=True),
         log_path=logs / "w0.log",
         events_path=logs / "w0.events.jsonl",
@@ -308,6 +308,21 @@ def test_a_silent_worker_is_a_hang(lab: Lab) -> None:
     assert outcome.stop is not None
     assert outcome.stop.culprits == ("W1",)
     assert "W1 silent for 1 s (limit 1 s)" in outcome.stop.reason
+
+
+def test_a_pause_of_the_whole_machine_is_nobodys_silence(lab: Lab) -> None:
+    """A frozen container, a virtual machine that was paused: the clock went on, nobody ran."""
+    paused = lab.dir / "paused"
+    speaks = sh(
+        f"echo before; touch {paused}; echo after; until [ -e $LAB/go ]; do sleep 0.01; done"
+    )
+    silent = sh(f"until [ -e {paused} ]; do sleep 0.01; done; sleep 0.3; touch $LAB/go")
+
+    def clock_ns() -> int:
+        return time.monotonic_ns() + (1000 * 10**9 if paused.exists() else 0)
+
+    outcome = lab.supervise(lab.specs(speaks, silent), silence_s=30.0, clock_ns=clock_ns)
+    assert (outcome.exit_code, outcome.stop) == (0, None)
 
 
 def test_a_worker_that_ends_well_long_before_the_others_is_told_once(lab: Lab) -> None:
@@ -446,9 +461,9 @@ def test_patience_ends_with_the_first_step_and_returns_with_a_save(lab: Lab) -> 
     patience = []
     for event in (Phase(name="train"), step, Phase(name="save"), Phase(name="train"), Beat()):
         worker.hear(event, time.monotonic_ns())
-        patience.append(worker.view().patient)
-    assert patience == [True, False, True, False, False]
+        patience.append(worker.view().patient_phase)
+    assert patience == ["train, before its first step", None, "save", None, None]
 
 
 def test_a_command_without_events_gets_no_extra_patience(lab: Lab) -> None:
-    assert not Worker(lab.spec("GPU3", SLEEP)).view().patient
+    assert Worker(lab.spec("GPU3", SLEEP)).view().patient_phase is None

@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from launcher import containment
 from launcher.guardian import wait_for_any
+from launcher.telemetry.sampler import field_value
 from model_check.events import Counters, GpuEvent, Telemetry, Trouble, Watched, Xid, decode_gpu
 from tests.launcher.gpus.conftest import ROOT, Box
 from tests.launcher.telemetry.conftest import SUPERVISE, Supervise
@@ -140,6 +142,21 @@ def test_a_call_that_never_returns_is_named_and_the_run_goes_on(
     assert run["samples"] == {"GPU0": 3, "GPU1": 2}
 
 
+def test_a_pause_of_the_whole_machine_is_no_silence_of_nvml(box: MakeBox) -> None:
+    code = (
+        "import time\n"
+        "from launcher.telemetry.monitor import Monitor\n"
+        f"monitor = Monitor({{'GPU0': {fake_uuid(0)!r}}}, None, 1.0, print)\n"
+        "monitor.start(time.monotonic())\n"
+        "later = monitor.due + 1000\n"
+        "monitor.forgive_silence(later)\n"
+        "monitor.tick(later)\n"
+        "monitor.close(30)\n"
+        "print(monitor.records['GPU0'].is_lost)"
+    )
+    assert box([fake_gpu(0)]).python(code).split() == ["False"]
+
+
 def test_a_last_look_that_hangs_does_not_hold_up_the_end(
     box: MakeBox, supervise: Supervise
 ) -> None:
@@ -246,3 +263,29 @@ def test_one_look_tells_the_state_of_now(box: MakeBox) -> None:
         "print(counters.ecc_corrected, counters.remap_pending, record.health().samples)"
     )
     assert box([fake_gpu(0, more=more)]).python(code).split() == ["7", "True", "1"]
+
+
+def test_a_field_of_a_type_that_only_a_newer_driver_knows_is_not_told() -> None:
+    number = SimpleNamespace(uiVal=71)
+    known = SimpleNamespace(nvmlReturn=0, valueType=1, value=number)
+    assert field_value(known) == 71
+    assert field_value(SimpleNamespace(nvmlReturn=0, valueType=99, value=number)) is None
+    assert field_value(SimpleNamespace(nvmlReturn=3, valueType=1, value=number)) is None
+
+
+def test_what_a_whole_job_is_sent_does_not_end_the_sampler(
+    box: MakeBox, supervise: Supervise, tmp_path: Path
+) -> None:
+    """`scancel --signal`, `systemctl stop`: the launcher answers, and its workers may go on."""
+    find = "grep -l telemetry[.]sampler /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3"
+    script = (
+        f"{until('telemetry')}; for p in $({find}); do "
+        'if [ "$(cut -d" " -f4 /proc/$p/stat)" = $PPID ]; then kill -TERM $p; kill -USR1 $p; '
+        'echo $p > "$RUN_DIR/sampler"; fi; done; '
+        "seen=$(wc -l < $RUN_DIR/gpu0.telemetry.jsonl); "
+        'while [ "$(wc -l < $RUN_DIR/gpu0.telemetry.jsonl)" -lt $((seen + 5)) ]; '
+        "do sleep 0.01; done"
+    )
+    run = supervise(box([fake_gpu(0)]), {"GPU0": fake_uuid(0)}, script)
+    assert (run["exit_code"], run["said"], run["lost"]) == (0, [], [])
+    assert (tmp_path / "sampler").read_text().strip()

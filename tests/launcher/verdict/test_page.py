@@ -1,9 +1,10 @@
 """report.html shows what a worker said, and never as markup."""
 
 from html.parser import HTMLParser
+from typing import Any
 
 from launcher.verdict.page import page
-from launcher.verdict.results import RunResult, Verdict, WorkerResult
+from launcher.verdict.results import RunResult, SplitResult, Verdict, WorkerResult
 
 _VOID = {"meta"}
 
@@ -29,7 +30,7 @@ class Tags(HTMLParser):
         self.text += data
 
 
-def result(*last_lines: str) -> RunResult:
+def result(*last_lines: str, **more: Any) -> RunResult:
     worker = WorkerResult(
         name="GPU0",
         verdict=Verdict.FAIL,
@@ -44,6 +45,7 @@ def result(*last_lines: str) -> RunResult:
         notes=['a "note"'],
         evidence=["/run/dossier/gpu0/nan.pt"],
         last_lines=list(last_lines),
+        **more,
     )
     return RunResult(
         verdict=Verdict.FAIL,
@@ -76,3 +78,20 @@ def test_what_a_worker_printed_is_text_and_no_markup() -> None:
     tags = parsed(result("<script>alert(1)</script>", "</pre><img src=x>"))
     assert tags.names.isdisjoint({"script", "img", "b"})
     assert "<script>alert(1)</script>" in tags.text
+
+
+def test_every_split_has_its_row_and_without_any_there_is_no_table() -> None:
+    held_out = SplitResult(
+        split="held <i>out", step=30, loss=2.5, perplexity=12.1825, tokens_per_s=1234.5
+    )
+    broken = SplitResult(split="code", step=30, loss="nan", perplexity=None, tokens_per_s=None)
+    shown = parsed(result(validation=[held_out, broken]))
+    assert "GPU0held <i>out302.500012.181,234" in shown.text.replace("\n", "")
+    assert "GPU0code30nann/an/a" in shown.text.replace("\n", "")
+    assert "Validation" not in parsed(result()).text
+
+
+def test_a_verdict_has_its_colour() -> None:
+    text = page(result())
+    assert '<td class="FAIL">FAIL</td>' in text
+    assert "<td>GPU0</td>" in text

@@ -4,7 +4,6 @@ One process for many rounds, so that what a round leaves behind in it (a descrip
 thread, a handler) is seen; the test starts another one when a round has killed it.
 """
 
-import dataclasses
 import json
 import os
 import resource
@@ -13,6 +12,8 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from launcher import containment
 from launcher.plan import WorkerSpec
@@ -56,7 +57,7 @@ def run_round(plan: dict[str, Any]) -> dict[str, Any]:
     os.close(terminal)
     os.chdir("/")
     after = _belongings()
-    return {"outcome": dataclasses.asdict(outcome), "before": before, "after": after}
+    return {"outcome": msgspec.to_builtins(outcome), "before": before, "after": after}
 
 
 def _spec(name: str, argv: list[str], plan: dict[str, Any]) -> WorkerSpec:

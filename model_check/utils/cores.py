@@ -1,0 +1,17 @@
+"""How many cores this process may use."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def usable_cores(quota_file: Path = _QUOTA) -> int:
+    """Those of its affinity, no more than a container's CPU quota (cgroup v2) pays for: on a big
+    node with a small quota one process a core would only take memory."""
+    cores = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):  # no quota: no such file, or "max"
+        quota, period = map(int, quota_file.read_text().split())
+        return max(1, min(cores, -(-quota // period)))
+    return cores
