@@ -4,6 +4,7 @@
 The launcher runs it once before the workers start; by hand it prepares a machine in advance.
 """
 
+import io
 import json
 import os
 import shutil
@@ -43,6 +44,8 @@ class Stopped(BaseException):
 
 def main(argv: Sequence[str]) -> int:
     _stop_on_signals()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal's encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         arguments = _parser().read(argv)
         request = settings_request(arguments, os.environ, tool_flags(arguments))
@@ -59,6 +62,9 @@ def main(argv: Sequence[str]) -> int:
     except ModelCheckError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return EXIT_SIGNAL_BASE + signal.SIGPIPE
     except Stopped as stop:
         name = signal.Signals(stop.args[0]).name
         print(
@@ -138,10 +144,11 @@ def _bar(text: str) -> None:
 
 def _summary(prepared: Prepared) -> str:
     how = "found" if prepared.hit else "prepared"
+    dropped = sum(split.num_dropped for split in prepared.splits.values())
     return (
         f"data: {how} {prepared.dataset}: {prepared.num_sequences:,} sequences, "
-        f"{prepared.num_tokens:,} tokens, vocabulary {prepared.vocab_size:,}, "
-        f"{prepared.seconds:.2f} s ({prepared.path})"
+        f"{prepared.num_tokens:,} tokens ({dropped:,} of them dropped), "
+        f"vocabulary {prepared.vocab_size:,}, {prepared.seconds:.2f} s ({prepared.path})"
     )
 
 

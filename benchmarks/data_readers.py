@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from model_check.data.build import write_synced
 from model_check.data.manifest import (
     DOCUMENTS,
     MANIFEST,
@@ -28,6 +27,7 @@ from model_check.data.manifest import (
     shard_name,
     to_bytes,
 )
+from model_check.data.publish import write_synced
 from model_check.data.splits import view_of
 from model_check.data.text import Repairs
 from model_check.data.token_cache import TokenCache

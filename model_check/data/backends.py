@@ -1,4 +1,5 @@
-"""What turns text into ids: `tokenizers` always, a faster library where it gives the same ids.
+"""What turns text into ids: `tokenizers` always, with a memory of words where that can be; a faster
+library where it gives the same ids.
 
 The cache's key does not know which one it was: a backend is used only after it gave, on a probe
 text and on the first of the real text, the ids that `tokenizers` gives.
@@ -14,7 +15,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from model_check.data.byte_level import byte_letters
+from model_check.data.chunks import GPT_2, cut_for
+from model_check.data.progress import Say
 from model_check.data.tokenizer import TextTokenizer
+from model_check.data.word_memo import WordMemo
 from model_check.errors import DataError
 
 BackendName = Literal["auto", "tokenizers", "gigatoken", "tiktoken"]
@@ -25,8 +30,6 @@ Build = Callable[[TextTokenizer], Encode]
 
 _CHECKED_CHARACTERS = 1 << 16
 """So much of the real text is tokenized twice: 30 ms."""
-# The pattern of GPT-2, which a ByteLevel pre-tokenizer of `tokenizers` splits by.
-_BYTE_LEVEL = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
 
 class UnfitError(Exception):
@@ -42,13 +45,14 @@ class Backend:
     """For people: what was chosen, and what was not."""
     encode: Encode
     """The ids of each text, without any special token."""
+    has_memo: bool = False
 
 
 def choose_backend(wanted: BackendName, tokenizer: TextTokenizer) -> Backend:
     """`auto` takes the fastest that is installed and gives identical ids. Raises DataError when one
     asked for by name cannot be had or disagrees."""
     if wanted == "tokenizers":
-        return Backend(wanted, "tokenizers, as asked", plain(tokenizer))
+        return _tokenizers(tokenizer, "as asked")
     if wanted != "auto":
         try:
             return _tried(wanted, tokenizer)
@@ -62,7 +66,7 @@ def choose_backend(wanted: BackendName, tokenizer: TextTokenizer) -> Backend:
             return _tried(name, tokenizer)
         except UnfitError as error:
             refused.append(f"{name} {error}")
-    return Backend("tokenizers", f"tokenizers ({'; '.join(refused)})", plain(tokenizer))
+    return _tokenizers(tokenizer, "; ".join(refused))
 
 
 def plain(tokenizer: TextTokenizer) -> Encode:
@@ -71,27 +75,58 @@ def plain(tokenizer: TextTokenizer) -> Encode:
     return lambda texts: [np.asarray(array("I", ids)) for ids in tokenizer.encode(texts)]
 
 
-def checked(backend: Backend, tokenizer: TextTokenizer) -> Encode:
-    """`backend`, its first texts compared with what `tokenizers` says. Raises DataError."""
-    if backend.name == "tokenizers":
+def checked(backend: Backend, tokenizer: TextTokenizer, say: Say) -> Encode:
+    """`backend`, its first texts compared with what `tokenizers` says. If they differ, a word memo
+    is given up, and a line says so; for another library raises DataError."""
+    if backend.name == "tokenizers" and not backend.has_memo:
         return backend.encode
+    current, exact = backend.encode, plain(tokenizer)
     unchecked = _CHECKED_CHARACTERS
 
     def encode(texts: Sequence[str]) -> list[Ids]:
-        nonlocal unchecked
-        each = backend.encode(texts)
+        nonlocal current, unchecked
+        each = current(texts)
         for text, ids in zip(texts, each, strict=True):
             if unchecked <= 0:
                 break
-            unchecked -= len(text)
-            if not _same(ids, plain(tokenizer)([text])[0]):
-                raise DataError(
-                    f"{backend.name} gives other ids than tokenizers for a text that begins "
-                    f"{text[:40]!r}; set data.tokenizer_backend=tokenizers"
-                )
+            sample = text[:unchecked]  # one document may be gigabytes of memory for `tokenizers`
+            unchecked -= len(sample)
+            given = ids if sample == text else current([sample])[0]
+            if _same(given, exact([sample])[0]):
+                continue
+            if not backend.has_memo:
+                what = _disagreement(backend.name, text)
+                raise DataError(f"{what}; set data.tokenizer_backend=tokenizers")
+            say(f"data: {_disagreement('the word memo', text)}: tokenizing without it")
+            current, unchecked = exact, 0
+            return exact(texts)
         return each
 
     return encode
+
+
+def _disagreement(who: str, text: str) -> str:
+    return f"{who} gives other ids than tokenizers for a text that begins {text[:40]!r}"
+
+
+def _tokenizers(tokenizer: TextTokenizer, note: str) -> Backend:
+    """With a word memo, where that can be."""
+    try:
+        encode = _word_memo(tokenizer)
+    except UnfitError as error:
+        return Backend("tokenizers", f"tokenizers ({note}; a word memo {error})", plain(tokenizer))
+    return Backend("tokenizers", f"tokenizers with a word memo ({note})", encode, has_memo=True)
+
+
+def _word_memo(tokenizer: TextTokenizer) -> Encode:
+    """Raises UnfitError."""
+    document = json.loads(tokenizer.to_json())
+    _must_be_words_alone(document, "BPE", "WordPiece")
+    cut = cut_for(_pattern(_without_second_split(document)))
+    if cut is None:
+        raise UnfitError("knows no such pre-tokenizer")
+    _must_agree(WordMemo(cut, tokenizer.encode, max_new=1.0).encode, tokenizer)
+    return WordMemo(cut, tokenizer.encode).encode
 
 
 def _tried(name: BackendName, tokenizer: TextTokenizer) -> Backend:
@@ -99,9 +134,7 @@ def _tried(name: BackendName, tokenizer: TextTokenizer) -> Backend:
     try:
         encode = _FASTER[name](tokenizer)
         version = metadata.version(name)
-        texts = _probe_texts(tokenizer)
-        same = map(_same, encode(texts), plain(tokenizer)(texts))
-        differ = [text for text, equal in zip(texts, same, strict=True) if not equal]
+        _must_agree(encode, tokenizer)
     except UnfitError:
         raise
     except ImportError as error:
@@ -112,9 +145,16 @@ def _tried(name: BackendName, tokenizer: TextTokenizer) -> Backend:
             raise
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise UnfitError(f"cannot take this tokenizer: {first_line}") from error
+    return Backend(name, f"{name} {version}: the same ids as tokenizers on a probe text", encode)
+
+
+def _must_agree(encode: Encode, tokenizer: TextTokenizer) -> None:
+    """On the probe texts. Raises UnfitError."""
+    texts = _probe_texts(tokenizer)
+    same = map(_same, encode(texts), plain(tokenizer)(texts))
+    differ = [text for text, equal in zip(texts, same, strict=True) if not equal]
     if differ:
         raise UnfitError(f"gives other ids for a probe text that begins {differ[0][:20]!r}")
-    return Backend(name, f"{name} {version}: the same ids as tokenizers on a probe text", encode)
 
 
 def _of_library(error: BaseException) -> bool:
@@ -149,27 +189,47 @@ _FASTER: dict[BackendName, Build] = {"gigatoken": _gigatoken, "tiktoken": _tikto
 """Fastest first."""
 
 
-def _ranks(document: dict[str, Any]) -> dict[bytes, int]:
-    """Token bytes -> id. Raises UnfitError unless ids ascend in the order of the merges."""
-    model = document["model"]
-    if model.get("type") != "BPE" or document.get("normalizer") is not None:
-        raise UnfitError("needs a byte-level BPE without a normalizer")
-    added = {token["content"] for token in document.get("added_tokens", [])}
+def _must_be_words_alone(document: dict[str, Any], *models: str) -> None:
+    """Raises UnfitError unless the ids of a text follow from its pre-tokens, each by itself."""
+    model = document.get("model", {})
+    changes = model.get("dropout") or document.get("normalizer") is not None
+    if model.get("type") not in models or changes:
+        wanted = " or ".join(models)
+        raise UnfitError(f"needs a byte-level {wanted} without a normalizer and without dropout")
     if any(not token["special"] for token in document.get("added_tokens", [])):
         raise UnfitError("has no added tokens that are not special")
-    letters = _byte_of_letter()
+
+
+def _ranks(document: dict[str, Any]) -> dict[bytes, int]:
+    """Token bytes -> id, of which tiktoken takes it that they ascend in the order of the merges.
+    Raises UnfitError."""
+    _must_be_words_alone(document, "BPE")
+    added = {token["content"] for token in document.get("added_tokens", [])}
+    byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
     return {
-        bytes(letters[letter] for letter in token): number
-        for token, number in model["vocab"].items()
+        bytes(byte_of[letter] for letter in token): number
+        for token, number in document["model"]["vocab"].items()
         if token not in added
     }
+
+
+def _without_second_split(document: dict[str, Any]) -> dict[str, Any]:
+    """A Split that comes second sees words, one at a time: what a text is cut into comes before."""
+    match document.get("pre_tokenizer"):
+        case {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "ByteLevel"} as first, {"type": "Split"}],
+        }:
+            return {**document, "pre_tokenizer": first}
+        case _:
+            return document
 
 
 def _pattern(document: dict[str, Any]) -> str:
     """The regular expression that splits a text into words. Raises UnfitError."""
     match document.get("pre_tokenizer"):
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
-            return _BYTE_LEVEL
+            return GPT_2
         case {
             "type": "Sequence",
             "pretokenizers": [
@@ -185,15 +245,6 @@ def _pattern(document: dict[str, Any]) -> str:
             return pattern
         case _:
             raise UnfitError("knows no such pre-tokenizer")
-
-
-def _byte_of_letter() -> dict[str, int]:
-    """How a byte-level vocabulary spells bytes: printable ones as themselves, the others, in order,
-    as the letters from U+0100 on."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = (byte for byte in range(256) if byte not in printable)
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
 def _probe_texts(tokenizer: TextTokenizer) -> list[str]:

@@ -1,7 +1,6 @@
 """Documents -> a token store in a directory of the caller's. Memory stays bounded: a few batches of
 documents, never the text. A build that was killed goes on where it had come to."""
 
-import hashlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,12 @@ from model_check.data.manifest import (
     to_bytes,
 )
 from model_check.data.progress import Progress, Say
-from model_check.data.publish import UNFINISHED, storage_errors
+from model_check.data.publish import storage_errors, write_synced
 from model_check.data.sources import Source, nothing_usable
 from model_check.data.text import Repairs
 from model_check.data.tokenizer import TextTokenizer
 from model_check.data.unfinished import read
 from model_check.errors import ModelCheckError
-from model_check.utils.files import sync
 
 SHARD_TOKENS = 1 << 23
 """16 MiB of uint16. Readers take it from the manifest."""
@@ -60,6 +58,18 @@ def build_tokens(
     if found is not None:
         say(f"data: going on after {store.tokens.num_items:,} tokens, which are on the disk")
         progress.resume(store.num_bytes, store.tokens.num_items)
+    _fill(store, source, progress, say)
+    progress.finish()
+    _say_repairs(store.repairs(), say)
+    if not store.ends.num_items:
+        raise nothing_usable(source.name, store.repairs())
+    manifest = _manifest_of(store, key, source, tokenizer, tokenizer_file, shard_tokens)
+    write_synced(directory / MANIFEST, to_bytes(manifest))
+    _remove_strays(directory, manifest)
+    return manifest
+
+
+def _fill(store: Filling, source: Source, progress: Progress, say: Say) -> None:
     try:
         with store:
             for num_bytes in store.fill(source, say):
@@ -67,22 +77,14 @@ def build_tokens(
     except ModelCheckError:
         _say_repairs(store.repairs(), say)
         raise
-    progress.finish()
-    _say_repairs(store.repairs(), say)
-    if not store.ends.num_items:
-        raise nothing_usable(source.name, store.repairs())
-    manifest = _manifest_of(store, key, source, tokenizer, tokenizer_file, shard_tokens)
-    write_synced(directory / MANIFEST, to_bytes(manifest))
-    (directory / UNFINISHED).unlink(missing_ok=True)
-    return manifest
 
 
-def write_synced(path: Path, data: bytes) -> FileEntry:
-    """Write a whole new file of a directory that is being filled, fsync it. Raises StorageError."""
-    with storage_errors(path.parent.parent):
-        path.write_bytes(data)
-        sync(path)
-    return FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+def _remove_strays(directory: Path, manifest: TokensManifest) -> None:
+    """The notes of progress, and what a killed builder left that this store does not have."""
+    with storage_errors(directory.parent):
+        for file in directory.iterdir():
+            if file.name not in manifest.files and file.name != MANIFEST:
+                file.unlink()
 
 
 def _manifest_of(

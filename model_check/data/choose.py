@@ -68,19 +68,10 @@ def _named(name: str, settings: Settings, hub: Hub, memo: Memo) -> Source:
     return _hub_source(name, settings, hub)
 
 
-def hub_split(settings: Settings, split: str, memo: Memo) -> HubSource:
-    """Another split of the hub dataset that is trained on. Raises DataError where it is none."""
-    name = "wikitext" if settings.data.dataset == "auto" else settings.data.dataset
-    hub = Hub(settings.data.hub_timeout_s, settings.data.offline, memo)
-    if name == "embedded" or Path(name).expanduser().exists():
-        raise DataError(f"data.validation: split:{split} is for hub datasets, not for {name}")
-    return _hub_source(name, settings, hub, split)
-
-
-def _hub_source(name: str, settings: Settings, hub: Hub, split: str | None = None) -> HubSource:
+def _hub_source(name: str, settings: Settings, hub: Hub) -> HubSource:
     data = settings.data
     bounded = data.num_samples is not None
-    return HubSource(name, data.dataset_config, split or data.split, data.text_column, hub, bounded)
+    return HubSource(name, data.dataset_config, data.split, data.text_column, hub, bounded)
 
 
 def _tokenizer_or_trained(

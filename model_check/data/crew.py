@@ -6,12 +6,13 @@ Processes, not threads: each reads, parses, cleans and tokenizes with an interpr
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from model_check.data.encode import Done, Order, Task
@@ -19,6 +20,7 @@ from model_check.errors import InternalError, ModelCheckError, describe_exit
 
 _AHEAD = 2
 """Tasks for each worker, those it works on included: what bounds the memory."""
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ROOT = Path(__file__).parents[2]
 
 
@@ -34,9 +36,10 @@ class Crew:
         self._threads = ThreadPoolExecutor(self._num_workers, thread_name_prefix="crew")
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         try:
-            for _ in range(self._num_workers):
-                self._workers.append(_Worker(self._order))
-                self._idle.put(self._workers[-1])
+            with _signals_held():
+                for _ in range(self._num_workers):
+                    self._workers.append(_Worker(self._order))
+                    self._idle.put(self._workers[-1])
         except BaseException:
             self.__exit__()
             raise
@@ -73,13 +76,25 @@ def _result(task: Task, future: Future[Done] | None) -> tuple[Task, Done | None]
     return task, None if future is None else future.result()
 
 
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """What asks us to end waits until every worker is on record. A worker keeps it held: a Ctrl-C
+    goes to the whole group, and one that is still importing would die of it with a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Worker:
     """One process and its two pipes."""
 
     def __init__(self, order: Order) -> None:
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "model_check.data.encode_worker"],
+            # -P: what lies in the current directory is text, whatever its name is.
+            [sys.executable, "-P", "-m", "model_check.data.encode_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={

@@ -44,8 +44,12 @@ def coding_of(order: Order) -> Coding:
     from model_check.data.tokenizer import TextTokenizer
 
     tokenizer = TextTokenizer(Tokenizer.from_str(order.tokenizer_json), order.tokenizer_name)
-    encode = checked(choose_backend(order.backend, tokenizer), tokenizer)
+    encode = checked(choose_backend(order.backend, tokenizer), tokenizer, _say)
     return Coding(encode, tokenizer.end_id, order.dtype)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _answer(task: Task, coding: Coding, limit: int | None) -> Done | ModelCheckError:

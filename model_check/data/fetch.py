@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
     repo, name = argv
     try:
         data = load(Request(preset="cpu", environ=os.environ), lambda: False).settings.data
-        hub = Hub(data.hub_timeout_s, data.offline, Memo(Path(data.cache_dir)))
+        hub = Hub(data.hub_timeout_s, data.offline, Memo(Path(data.cache_dir).expanduser()))
         file = hub.model_files(repo, [name]) / name
         if not file.is_file():
             raise DataError(f"{repo}: has no {name} on {hub.endpoint}")

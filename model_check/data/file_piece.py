@@ -6,17 +6,26 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from model_check.data.memo import stat_signature
 from model_check.data.rows import EVERY_ROW, RowRule
-from model_check.data.spans import PIECE_BYTES, document_spans, line_spans
-from model_check.data.text import Repairs, clean, cut_into_documents, decode, without_bom
+from model_check.data.spans import PIECE_BYTES, document_spans, line_spans, read_line
+from model_check.data.text import (
+    Repairs,
+    clean,
+    cut_into_documents,
+    decode,
+    printable,
+    without_bom,
+)
 from model_check.errors import DataError
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 _PARQUET_ROWS = 1024
 _COLUMNS_IN_MESSAGE = 8
+_KEY_CHARACTERS = 40
 _LARGEST_ROW_GROUP = 32 * PIECE_BYTES
 """A larger one is streamed: a worker would hold its tokens all at once."""
 
@@ -48,11 +57,9 @@ class FilePiece:
             for text, place in self._texts(repairs):
                 if (document := clean(text, place, repairs)) is not None:
                     yield document
-            changed = stat_signature(self.file) != self.signature
+            check_unchanged(self.file, self.signature)
         except (OSError, EOFError, zlib.error) as error:  # gzip: torn or not gzip at all
             raise unreadable(error, self.file) from error
-        if changed:
-            raise DataError(f"{self.file}: changed while it was read; run again once it is at rest")
 
     def _texts(self, repairs: Repairs) -> Iterator[tuple[str, str]]:
         """(text, `file:line`) as it stands in the file."""
@@ -71,7 +78,8 @@ class FilePiece:
 
     def _lines(self) -> Iterator[bytes]:
         if suffix_of(self.file).endswith(".gz"):
-            with gzip.open(self.file) as lines:
+            with gzip.open(self.file) as packed:
+                lines = iter(lambda: read_line(packed, self.file), b"")
                 yield from without_bom(lines, self.name)
             return
         with self.file.open("rb") as file:
@@ -88,8 +96,8 @@ class FilePiece:
             repairs.add("line skipped: not JSON", place)
             return None
         if not isinstance(row, dict) or self.text_column not in row:
-            keys = ", ".join(list(row)[:_COLUMNS_IN_MESSAGE]) if isinstance(row, dict) else "none"
-            repairs.add(f"line skipped: no {self.text_column!r} in it", f"{place}, keys: {keys}")
+            where = f"{place}, keys: {_keys_of(row)}"
+            repairs.add(f"line skipped: no {self.text_column!r} in it", where)
             return None
         if not self.rows.keeps(row):
             return None
@@ -127,7 +135,8 @@ class FilePiece:
 
 
 def pieces_of(file: Path, name: str, text_column: str, signature: str) -> Iterator[FilePiece]:
-    """The whole file, piece by piece. Raises DataError, OSError."""
+    """The whole file, piece by piece. Raises DataError (also where it changed since it was hashed:
+    a file that grew or shrank has other pieces), OSError."""
     match suffix_of(file):
         case ".jsonl.gz":
             size = file.stat().st_size
@@ -146,6 +155,7 @@ def pieces_of(file: Path, name: str, text_column: str, signature: str) -> Iterat
             for span in spans:
                 start, end, first, size = *span, span.end - span.start
                 yield FilePiece(file, name, text_column, signature, start, end, first, size)
+    check_unchanged(file, signature)
 
 
 def _row_groups(file: Path, column: str) -> list[tuple[int, int]]:
@@ -169,6 +179,17 @@ def _row_groups(file: Path, column: str) -> list[tuple[int, int]]:
             return [(group.num_rows, group.total_byte_size) for group in groups]
     except pyarrow.ArrowException as error:
         raise _not_parquet(file, error) from error
+
+
+def _keys_of(row: object) -> str:
+    keys = islice(row, _COLUMNS_IN_MESSAGE) if isinstance(row, dict) else ()
+    return ", ".join(printable(key[:_KEY_CHARACTERS]) for key in keys) or "none"
+
+
+def check_unchanged(file: Path, signature: str) -> None:
+    """Raises DataError where a file is another one than when it was hashed, OSError."""
+    if stat_signature(file) != signature:
+        raise DataError(f"{file}: changed while it was read; run again once it is at rest")
 
 
 def suffix_of(file: Path) -> str:

@@ -1,6 +1,5 @@
 """The files of a token store while they are filled, and how far into the source they reach."""
 
-import os
 import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
@@ -23,10 +22,11 @@ from model_check.data.spans import PIECE_BYTES
 from model_check.data.text import Repairs
 from model_check.data.tokenizer import TextTokenizer
 from model_check.data.unfinished import Unfinished, save
+from model_check.utils.cores import usable_cores
 
 _TASKS_WORTH_A_WORKER: dict[BackendName, int] = {"tokenizers": 4, "tiktoken": 8, "gigatoken": 64}
 """A process needs 0.3 s to start: it is not for a text that is done by then. A task is 2 MiB; they
-take 2 to 4, 10, and 100 MB/s."""
+take 3 to 10, 10, and 100 MB/s. With fewer tasks there are fewer processes."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,13 @@ class Filling:
         backend = choose_backend(self._how.backend, self._tokenizer)
         say(f"data: tokenizing with {backend.why}")
         tasks = islice(tasks_of(source, self._how.task_bytes), self._num_tasks, None)
-        num_workers = self._how.num_workers or len(os.sched_getaffinity(0))
+        num_workers = self._how.num_workers or usable_cores()
         a_worker = self._how.tasks_a_worker or _TASKS_WORTH_A_WORKER[backend.name]
-        enough = a_worker * num_workers
-        first = list(islice(tasks, enough)) if num_workers > 1 else []
-        coding = Coding(checked(backend, self._tokenizer), self._tokenizer.end_id, self.dtype)
-        if num_workers == 1 or len(first) < enough:
+        first = list(islice(tasks, a_worker * num_workers)) if num_workers > 1 else []
+        num_workers = min(num_workers, len(first) // a_worker)
+        encode = checked(backend, self._tokenizer, say)
+        coding = Coding(encode, self._tokenizer.end_id, self.dtype)
+        if num_workers < 2:
             yield from self._here(chain(first, tasks), coding)
             return
         with Crew(num_workers, self._order(backend.name)) as crew:

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Iterator
+from copy import copy
 from functools import cached_property
 from typing import Any
 
 from model_check.data.hub import Hub, without_secrets
+from model_check.data.sources import BrokenOffError
 from model_check.data.text import Repairs, clean
 from model_check.errors import DataError, StorageError
 
@@ -41,6 +43,12 @@ class HubSource:
         self._streamed = bounded or self.endless
         short_name, named = self.name.rpartition("/")[2], self._config or ""
         self.label = named if named.startswith(short_name) else f"{short_name}-{named}"
+
+    def with_split(self, split: str) -> "HubSource":
+        """Another split of the same dataset, at the same commit, of the same hub."""
+        other = copy(self)
+        other._split = split
+        return other
 
     @property
     def endless(self) -> bool:
@@ -87,6 +95,7 @@ class HubSource:
         if online:
             self._hub.check_access(self.name)
         datasets = import_datasets()
+        begun = False
         try:
             table = datasets.load_dataset(
                 self.name,
@@ -97,11 +106,12 @@ class HubSource:
             )
             self._check(table, online)
             for batch in table.select_columns([self._text_column]).iter(batch_size=_ROWS):
+                begun = True
                 yield batch[self._text_column]
         except DataError:
             raise
         except Exception as error:  # datasets raises of every kind, also of packages it hides
-            raise self._explained(error) from error
+            raise self._explained(error, begun) from error
 
     def _check(self, table: Any, online: bool) -> None:
         """Raises DataError unless `table` has the column, and is of our commit: offline, datasets
@@ -118,7 +128,7 @@ class HubSource:
                 f"{self._commit[:12]}, and {self._hub.why_offline}"
             )
 
-    def _explained(self, error: Exception) -> DataError | StorageError:
+    def _explained(self, error: Exception, begun: bool) -> DataError | StorageError:
         import errno
 
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -131,7 +141,10 @@ class HubSource:
                 f"{self.name}: not in the hub cache of this machine, and {self._hub.why_offline}"
             )
         first_line = without_secrets(str(error).strip().split("\n", 1)[0])
-        return DataError(f"{self.name}: {type(error).__name__}: {first_line}")
+        text = f"{self.name}: {type(error).__name__}: {first_line}"
+        if begun:
+            return BrokenOffError(f"{text}; run again: it goes on from there")
+        return DataError(text)
 
 
 def import_datasets() -> Any:

@@ -16,15 +16,14 @@ import msgspec
 from model_check.data.manifest import (
     MANIFEST,
     TOKEN_STORES,
-    CorruptEntryError,
     TokensManifest,
-    Verify,
     ViewManifest,
     read_tokens,
     read_view,
     verify_files,
 )
-from model_check.data.publish import BAD_PREFIX, TMP_PREFIX, is_dead
+from model_check.data.publish import TMP_PREFIX, aside, is_dead, unfinished
+from model_check.errors import DataError
 
 Kind = Literal["view", "tokens", "set aside", "unfinished"]
 _DAY_S = 24 * 3600.0
@@ -64,18 +63,18 @@ def entries(root: Path) -> list[Entry]:
     return [*_views(root), *_stores(root), *_left(root)]
 
 
-def problem(entry: Entry, verify: Verify = "full") -> str | None:
-    """What is wrong with a view or a token store; None: nothing."""
+def problem(entry: Entry) -> str | None:
+    """What is wrong with a view or a token store, every checksum looked at; None: nothing."""
     try:
         if entry.kind == "view":
             view, _ = read_view(entry.path, "off")  # stores and other views have their own turn
-            verify_files(entry.path, view.files, verify)
+            verify_files(entry.path, view.files, "full")
         elif entry.kind == "tokens":
-            read_tokens(entry.path, verify)
-    except CorruptEntryError as error:
-        return str(error)
+            read_tokens(entry.path, "full")
     except FileNotFoundError:
         return None  # removed meanwhile
+    except DataError as error:  # not whole, or not to be read
+        return str(error)
     return None
 
 
@@ -97,9 +96,9 @@ def _stores(root: Path) -> Iterator[Entry]:
 
 
 def _left(root: Path) -> Iterator[Entry]:
-    for path in sorted(root.glob(f"{BAD_PREFIX}*")):
+    for path in aside(root):
         yield _entry(path, "set aside", None, "was not whole")
-    for path in sorted(root.glob(f"{TMP_PREFIX}*")):
+    for path in unfinished(root):
         with suppress(FileNotFoundError):
             dead = is_dead(path)
             store = path.name.removeprefix(TMP_PREFIX).partition("-")[0]

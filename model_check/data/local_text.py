@@ -12,7 +12,7 @@ from model_check.data.manifest import hash_of
 from model_check.data.memo import Memo, file_sha256, stat_signature
 from model_check.data.rows import EVERY_ROW, RowRule
 from model_check.data.sources import nothing_usable
-from model_check.data.text import Repairs
+from model_check.data.text import Repairs, printable
 from model_check.errors import DataError
 
 
@@ -40,7 +40,7 @@ class LocalSource:
         self._without = without
         self._signatures: dict[Path, str] = {}
         only = rows.only
-        self.name = (path.name or str(path)) + (f", {only}" if only else "")
+        self.name = printable(path.name or str(path)) + (f", {only}" if only else "")
         self.label = (path.name.split(".")[0] or "local") + (f"-{only.text}" if only else "")
 
     @property
@@ -48,7 +48,10 @@ class LocalSource:
         """None where compression hides it."""
         if any(suffix_of(file) in (".jsonl.gz", ".parquet") for file in self._files):
             return None
-        return sum(file.stat().st_size for file in self._files)
+        try:
+            return sum(file.stat().st_size for file in self._files)
+        except OSError as error:
+            raise unreadable(error) from error
 
     def identity(self) -> dict[str, Any]:
         try:
@@ -75,7 +78,8 @@ class LocalSource:
         for file in self._files:
             name = file.relative_to(self._path).as_posix() if file != self._path else file.name
             try:
-                pieces = pieces_of(file, name, self._text_column, self._signature(file))
+                signature = self._signature(file)
+                pieces = pieces_of(file, printable(name), self._text_column, signature)
                 yield from (replace(piece, rows=self._rows) for piece in pieces)
             except OSError as error:
                 raise unreadable(error, file) from error
@@ -87,6 +91,8 @@ class LocalSource:
     def _signature(self, file: Path) -> str:
         if file not in self._signatures:
             self._signatures[file] = stat_signature(file)
+            if not file.is_file():  # a pipe would be waited for
+                raise DataError(f"{file}: is no regular file")
         return self._signatures[file]
 
     @cached_property
@@ -96,7 +102,7 @@ class LocalSource:
                 raise DataError(f"{self._path}: text comes from {', '.join(SUFFIXES)} files")
             return [self._path]
         found = []
-        for parent, directories, names in os.walk(self._path):
+        for parent, directories, names in os.walk(self._path, onerror=_refuse):
             directories[:] = [name for name in directories if not name.startswith(".")]
             visible = (name for name in names if not name.startswith("."))
             found += [Path(parent, name) for name in visible if name.endswith(SUFFIXES)]
@@ -107,6 +113,11 @@ class LocalSource:
         if not found:
             raise DataError(f"{self._path}: no {', '.join(SUFFIXES)} file in it")
         return sorted(found, key=lambda file: file.relative_to(self._path).as_posix())
+
+
+def _refuse(error: OSError) -> None:
+    """A directory that cannot be listed must not look empty."""
+    raise unreadable(error) from error
 
 
 def _is_in(file: Path, places: list[Path]) -> bool:

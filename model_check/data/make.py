@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from model_check.data.build import AS_IT_COMES, build_tokens, write_synced
+from model_check.data.build import AS_IT_COMES, build_tokens
 from model_check.data.build_lock import build_lock
 from model_check.data.filling import How
 from model_check.data.manifest import (
@@ -27,6 +27,8 @@ from model_check.data.publish import (
     set_aside,
     storage_errors,
     sweep,
+    unfinished_bytes,
+    write_synced,
 )
 from model_check.data.sharing import make_shared
 from model_check.data.splits import view_of
@@ -124,4 +126,5 @@ def _check_room(wanted: Wanted, tokenizer: TextTokenizer) -> None:
         sizes.append(int(wanted.source.size_bytes / _BYTES_A_TOKEN))
     item_bytes = 2 if tokenizer.vocab_size <= MAX_UINT16_VOCAB else 4
     if known := [size for size in sizes if size is not None]:
-        check_room(wanted.root, int(min(known) * item_bytes * _ROOM))
+        there = unfinished_bytes(wanted.root, wanted.store_name)
+        check_room(wanted.root, int(min(known) * item_bytes * _ROOM) - there)

@@ -5,9 +5,11 @@ A token store `tokens/<hash>/` holds `tokens-00000.bin` ... (little-endian uint1
 65,536 ids; every shard but the last has `shard_tokens` tokens), `documents.bin` (uint64: where each
 document ends, its end token included), `tokenizer.json` and `manifest.json`.
 
-A view `<readable name>__<hash>/` holds a `manifest.json` alone: sequence i is the tokens
-[i*T, i*T + T + 1) of its store, T being the context length. Neighbours overlap by one token, so
-each token but the very first is a label exactly once; a tail of fewer than T labels is dropped.
+A view `<readable name>__<hash>/` holds a `manifest.json`: sequence i is the tokens
+[i*S, i*S + T + 1) of a split, T being the context length, S the stride (T, unless asked otherwise:
+then each token but the very first is a label exactly once). What is behind the last whole sequence
+is dropped or padded. A split is the store; or documents of it, listed in `<split>.runs.bin`; or
+another view, of another text.
 """
 
 import hashlib
@@ -100,7 +102,7 @@ class ViewManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     context_length: int
     num_sequences: int
     num_tokens: int
-    """Tokens in the store; the view uses `num_sequences * context_length + 1` of them."""
+    """Tokens in the store; which of them the view uses says `windows`."""
     vocab_size: int
     dataset: str
     tokenizer: str
@@ -159,11 +161,16 @@ def _verify_splits(directory: Path, view: ViewManifest, verify: Verify) -> None:
     for name, split in view.splits.items():
         if split.view is None:
             continue
-        beside = directory.parent / Path(split.view).name
+        beside = view_beside(directory, split.view)
         try:
             read_view(beside, verify)
         except FileNotFoundError as error:
             raise CorruptEntryError(f"{directory}: {beside}, its split {name}, is gone") from error
+
+
+def view_beside(directory: Path, name: str) -> Path:
+    """Another view of the same cache: a manifest leads nowhere else."""
+    return directory.parent / Path(name).name
 
 
 def store_of(directory: Path, view: ViewManifest) -> Path:

@@ -13,6 +13,7 @@ from model_check.config.prepared_dir import (
 )
 from model_check.config.schema import Settings
 from model_check.data.manifest import (
+    TOKEN_STORES,
     TOKENIZER,
     TRAIN,
     CorruptEntryError,
@@ -48,7 +49,8 @@ def check_output(directory: Path) -> None:
     """Raises DataError where files of somebody else would be replaced, ConfigError where our own
     cannot be understood."""
     theirs = [name for name in (TOKENIZER, METADATA) if (directory / name).exists()]
-    if theirs and read_metadata(directory) is None:
+    ours = read_metadata(directory) is not None or (directory / DATASET / TOKEN_STORES).is_dir()
+    if theirs and not ours:
         raise DataError(
             f"{directory}: has a {theirs[0]} and is no prepared directory; data.output_dir must "
             "be new, empty, or one that was prepared"

@@ -8,6 +8,7 @@ import errno
 import hashlib
 import itertools
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -15,12 +16,18 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from model_check.data.manifest import FileEntry
 from model_check.data.sharing import share_entry
+from model_check.data.sources import BrokenOffError
 from model_check.errors import DataError, StorageError
 from model_check.utils.files import sync
 
 TMP_PREFIX = ".tmp-"
 BAD_PREFIX = ".bad-"
+# The whole names, since people point a cache directory at their home, too: `.tmp-<what>-<place>-
+# <pid>-<start>-<number>` and `.bad-<when>-<pid>-<entry>` are ours, `.tmp-notes` is not.
+_TMP = re.compile(rf"{re.escape(TMP_PREFIX)}\w+-[0-9a-f]{{8}}-\d+-\d+-\w+")
+_BAD = re.compile(rf"{re.escape(BAD_PREFIX)}\d{{8}}T\d{{6}}-\d+-.+")
 UNFINISHED = "unfinished.json"
 """In a directory that is being filled: how far that has come."""
 _FOREIGN_TMP_AGE_S = 24 * 3600
@@ -46,8 +53,8 @@ def beside(root: Path, key_hash: str) -> Iterator[Path]:
 @contextmanager
 def going_on(root: Path, key_hash: str) -> Iterator[Path]:
     """Like `beside`, but with what a builder of the same key left that was killed. What is
-    unfinished at the end stays for the next one, unless an error says that it would end the same.
-    """
+    unfinished at the end stays for the next one, unless an error says that it would end the same
+    (a text that broke off may come back)."""
     directory = root / f"{TMP_PREFIX}{key_hash}-{_owner()}-{next(_serial)}"
     keep = False
     try:
@@ -56,8 +63,8 @@ def going_on(root: Path, key_hash: str) -> Iterator[Path]:
                 directory.mkdir()
         keep = True
         yield directory
-    except (DataError, StorageError):
-        keep = False
+    except (DataError, StorageError) as error:
+        keep = isinstance(error, BrokenOffError)
         raise
     finally:
         if not (keep and (directory / UNFINISHED).exists()):
@@ -65,10 +72,11 @@ def going_on(root: Path, key_hash: str) -> Iterator[Path]:
 
 
 def _take_over(root: Path, key_hash: str, directory: Path) -> bool:
-    """By a rename: of two who try, one has it."""
-    for left in sorted(root.glob(f"{TMP_PREFIX}{key_hash}-*"), key=_when_saved, reverse=True):
+    """By a rename: of two who try, one has it. Another user's files could not be written to."""
+    for left in sorted(unfinished(root, key_hash), key=_when_saved, reverse=True):
         with suppress(OSError):
-            if is_dead(left) and (left / UNFINISHED).exists():
+            ours = left.stat().st_uid == os.geteuid()
+            if ours and is_dead(left) and (left / UNFINISHED).exists():
                 left.rename(directory)
                 return True
     return False
@@ -78,6 +86,14 @@ def _when_saved(directory: Path) -> float:
     with suppress(OSError):
         return (directory / UNFINISHED).stat().st_mtime
     return 0.0
+
+
+def write_synced(path: Path, data: bytes) -> FileEntry:
+    """Write a whole new file of a directory that is being filled, fsync it. Raises StorageError."""
+    with storage_errors(path.parent.parent):
+        path.write_bytes(data)
+        sync(path)
+    return FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def publish(filled: Path, final: Path) -> bool:
@@ -96,17 +112,18 @@ def publish(filled: Path, final: Path) -> bool:
 
 
 def set_aside(root: Path, entry: Path) -> Path:
-    """Move a bad entry out of the way, kept for whoever wants to know what happened to it."""
+    """Move a bad entry out of the way, kept for whoever wants to know what happened to it; gone
+    already: somebody else does the same."""
     stamp = time.strftime("%Y%m%dT%H%M%S")
-    aside = root / f"{BAD_PREFIX}{stamp}-{os.getpid()}-{entry.name}"
-    with storage_errors(root):
-        entry.rename(aside)
-    return aside
+    place = root / f"{BAD_PREFIX}{stamp}-{os.getpid()}-{entry.name}"
+    with storage_errors(root), suppress(FileNotFoundError):
+        entry.rename(place)
+    return place
 
 
 def forget(root: Path, key_hash: str) -> None:
     """Remove what dead builders left of a store that is finished."""
-    for left in root.glob(f"{TMP_PREFIX}{key_hash}-*"):
+    for left in unfinished(root, key_hash):
         with suppress(OSError):
             if is_dead(left):
                 shutil.rmtree(left, ignore_errors=True)
@@ -114,10 +131,30 @@ def forget(root: Path, key_hash: str) -> None:
 
 def sweep(root: Path) -> None:
     """Remove what builders left that did not live to do it, and that nobody will go on with."""
-    for directory in root.glob(f"{TMP_PREFIX}*"):
+    for directory in unfinished(root):
         with suppress(OSError):  # somebody else sweeps too
             if is_dead(directory) and time.time() - _when_saved(directory) > _RESUMABLE_S:
                 shutil.rmtree(directory, ignore_errors=True)
+
+
+def unfinished(root: Path, key_hash: str = "*") -> list[Path]:
+    """Directories that were, or are, filled in `root`: of one key, or all."""
+    found = root.glob(f"{TMP_PREFIX}{key_hash}-*")
+    return sorted(path for path in found if _TMP.fullmatch(path.name))
+
+
+def unfinished_bytes(root: Path, key_hash: str) -> int:
+    """What lies on the disk already of a store that is not finished."""
+    total = 0
+    for directory in unfinished(root, key_hash):
+        with suppress(OSError):  # its builder works on it
+            total += sum(file.stat().st_size for file in directory.iterdir())
+    return total
+
+
+def aside(root: Path) -> list[Path]:
+    """What was set aside in `root`."""
+    return sorted(path for path in root.glob(f"{BAD_PREFIX}*") if _BAD.fullmatch(path.name))
 
 
 @contextmanager

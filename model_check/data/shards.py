@@ -97,7 +97,8 @@ class ShardWriter:
         self._digest = hashlib.sha256()
         if keep_bytes:
             os.truncate(path, keep_bytes)
-            self._digest.update(path.read_bytes())
+            with path.open("rb") as file:
+                self._digest = hashlib.file_digest(file, "sha256")
         self._file = path.open("ab" if keep_bytes else "wb")
         self._held = keep_bytes // self._dtype.itemsize
 

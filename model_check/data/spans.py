@@ -1,19 +1,26 @@
 """Where a file can be cut so that its parts are read on their own, by any number of workers: byte
-ranges that begin and end on borders of documents. They depend on the content alone."""
+ranges that begin and end on borders of documents. They depend on the content alone.
 
-import mmap
-import os
+Read, never mapped: a file that shrinks under a memory map kills the process.
+"""
+
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from model_check.data.text import CUT_AT_BLANK_LINE, CUT_AT_LINE_END
-
-Mapped = mmap.mmap | bytes
+from model_check.errors import DataError
 
 PIECE_BYTES = 2 << 20
 """A worker's portion: a second of work at the slowest, small beside any memory."""
+LONGEST_LINE = 512 << 20
+"""A longer one is no text (zeros without an end, a gzip bomb), and would fill the memory."""
+
+
+class Lines(Protocol):
+    """A file, packed or not."""
+
+    def readline(self, size: int, /) -> bytes: ...
 
 
 class Span(NamedTuple):
@@ -25,53 +32,46 @@ class Span(NamedTuple):
 
 
 def line_spans(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[Span]:
-    """Spans of whole lines, each of at least `piece_bytes` but the last. Raises OSError."""
-    with _mapped(path) as data:
+    """Spans of whole lines, each of at least `piece_bytes` but the last. Raises OSError,
+    DataError."""
+    with path.open("rb") as file:
         start, line = 0, 1
-        while start < len(data):
-            end = _after_line(data, start + piece_bytes - 1)
+        while part := file.read(piece_bytes):
+            rest = b"" if part.endswith(b"\n") else read_line(file, path)
+            end = start + len(part) + len(rest)
             yield Span(start, end, line)
-            line += _lines_in(data, start, end)
+            line += part.count(b"\n") + rest.count(b"\n")
             start = end
 
 
 def document_spans(path: Path) -> Iterator[Span]:
-    """A span for each document into which `text.cut_into_documents` cuts the file. OSError."""
-    with _mapped(path) as data:
-        start, line = 0, 1
-        while start < len(data):
-            end = _document_end(data, start)
-            yield Span(start, end, line)
-            line += _lines_in(data, start, end)
-            start = end
-
-
-def _document_end(data: Mapped, start: int) -> int:
-    """Only the lines past the first MiB are looked at, up to the first blank one."""
-    end = start + CUT_AT_BLANK_LINE - 1
-    begin = data.rfind(b"\n", start, end) + 1 or start
-    while begin < len(data):
-        end = _after_line(data, max(begin, end))
-        if end - start >= CUT_AT_LINE_END or not data[begin:end].strip():
-            return end
-        begin = end
-    return len(data)
-
-
-def _after_line(data: Mapped, position: int) -> int:
-    found = data.find(b"\n", position)
-    return len(data) if found < 0 else found + 1
-
-
-def _lines_in(data: Mapped, start: int, end: int) -> int:
-    return data[start:end].count(b"\n")
-
-
-@contextmanager
-def _mapped(path: Path) -> Iterator[Mapped]:
+    """A span for each document into which `text.cut_into_documents` cuts the file. Raises OSError,
+    DataError."""
     with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            yield b""  # an empty file cannot be mapped
-            return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            yield data
+        start, line = 0, 1
+        while head := file.read(CUT_AT_BLANK_LINE - 1):
+            size, num_lines = _rest_of_document(file, path, head)
+            yield Span(start, start + size, line)
+            start, line = start + size, line + num_lines
+
+
+def _rest_of_document(file: Lines, path: Path, head: bytes) -> tuple[int, int]:
+    """(bytes, lines) of the document that begins with `head`; read up to its end."""
+    size, num_lines = len(head), head.count(b"\n")
+    begun = head[head.rfind(b"\n") + 1 :]
+    while rest := read_line(file, path):
+        size, num_lines = size + len(rest), num_lines + rest.count(b"\n")
+        blank = not (begun.strip() or rest.strip())
+        if blank or size >= CUT_AT_LINE_END:
+            break
+        begun = b""
+    return size, num_lines
+
+
+def read_line(file: Lines, path: Path) -> bytes:
+    """The next line, its end included; empty at the end of the file. Raises DataError for one that
+    memory must not hold."""
+    line = file.readline(LONGEST_LINE + 1)
+    if len(line) > LONGEST_LINE:
+        raise DataError(f"{path}: a line of more than {LONGEST_LINE >> 20} MiB: this is no text")
+    return line

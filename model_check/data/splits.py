@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model_check.data.build import write_synced
 from model_check.data.document_hashes import document_hashes
 from model_check.data.manifest import (
     TOKEN_STORES,
@@ -25,9 +24,13 @@ from model_check.data.manifest import (
     read_view,
     runs_name,
 )
+from model_check.data.publish import write_synced
 from model_check.data.token_store import TokenStore
 from model_check.data.wanted import Wanted
 from model_check.errors import DataError
+
+_LEAST_TOKENS = 2
+"""An input and a label."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,12 @@ def _num_train_sequences(wanted: Wanted, tokens: TokensManifest, num_tokens: int
 
 def _inner_splits(wanted: Wanted, parts: Mapping[str, Part]) -> dict[str, SplitManifest]:
     windows = replace(wanted.windows, tail="pad")
+    for name in wanted.fractions:
+        if parts[name].num_tokens < _LEAST_TOKENS:
+            raise DataError(
+                f"data.validation: {name}: its {parts[name].num_documents} documents have no token "
+                "to predict; take a larger share, or a file of its own"
+            )
     return {
         name: SplitManifest(
             num_sequences=windows.num_sequences(parts[name].num_tokens),

@@ -44,11 +44,6 @@ class Repairs:
         repairs.counts, repairs._first = dict(counts), dict(places)
         return repairs
 
-    def clear(self) -> None:
-        """Start over: the same documents are about to be read again."""
-        self.counts.clear()
-        self._first.clear()
-
     def lines(self) -> list[str]:
         """`3 x invalid UTF-8 replaced (first at notes.txt:12)`, a line a kind."""
         return [
@@ -73,6 +68,12 @@ def clean(text: str, place: str, repairs: Repairs) -> str | None:
         repairs.add("empty document skipped", place)
         return None
     return text
+
+
+def printable(name: str) -> str:
+    """A name that somebody's data has, fit for one line and for JSON: file names can hold bytes
+    that are no text, keys of JSON line ends and lone surrogates."""
+    return name if name.isprintable() else ascii(name)[1:-1]
 
 
 def decode(raw: bytes, file: str, first_line: int, repairs: Repairs) -> str:

@@ -7,6 +7,7 @@ from importlib import metadata
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from model_check.data.byte_level import byte_letters
 from model_check.data.memo import Memo
 from model_check.data.sources import Source
 from model_check.data.tokenizer import PROBE, TextTokenizer
@@ -75,7 +76,7 @@ def converted(encoding: "Encoding") -> "Tokenizer":
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     ranks: dict[bytes, int] = encoding._mergeable_ranks
-    letters = _byte_letters()
+    letters = byte_letters()
     spelt = {token: "".join(letters[byte] for byte in token) for token in ranks}
     by_rank = sorted((rank, token) for token, rank in ranks.items() if len(token) > 1)
     merges = []
@@ -107,14 +108,6 @@ def _parts(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
         _, at = min(lower)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return parts
-
-
-def _byte_letters() -> list[str]:
-    """How the ByteLevel of `tokenizers` spells each byte: what can be printed as itself, the others
-    from U+0100 on."""
-    printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printed else next(others)) for byte in range(256)]
 
 
 def _content_of(encoding: "Encoding") -> str:

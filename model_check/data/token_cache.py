@@ -15,6 +15,7 @@ from model_check.data.manifest import (
     read_view,
     runs_name,
     store_of,
+    view_beside,
 )
 from model_check.data.token_split import Split, StoreSplit
 from model_check.data.token_store import TokenStore, map_items
@@ -57,7 +58,8 @@ class TokenCache:
         if entry is None:
             raise DataError(f"{self.path}: no split {name!r} (there are {', '.join(self.splits)})")
         if entry.view is not None:
-            return TokenCache.open(self.path.parent / entry.view, "off")  # verified with this view
+            # Verified with this view.
+            return TokenCache.open(view_beside(self.path, entry.view), "off")
         return self._over_store(name, "pad", entry.num_sequences, entry.num_tokens)
 
     @property

@@ -33,9 +33,9 @@ the pretraining one comes before a chat's."""
 
 TRAINING_CHARACTERS = 16 << 20
 """A tokenizer is trained on the first documents, up to so many characters: bounded memory."""
-_BPE_RECIPE = 2
+_RECIPE = 3
+"""Counts changes of what is trained on, and how, that change the result."""
 _ENDLESS_WORD = re.compile(r"\S{1000}(?=\S)")
-"""Counts changes of `_train` that change its result."""
 
 # Letters, numbers, indentation, scripts, an emoji, line ends: what tokenizers disagree about.
 PROBE = (
@@ -102,7 +102,7 @@ class TrainedTokenizer:
             "kind": "bpe",
             "vocab_size": self._vocab_size,
             "training_characters": TRAINING_CHARACTERS,
-            "recipe": _BPE_RECIPE,
+            "recipe": _RECIPE,
         }
 
     def load(self, source: Source) -> TextTokenizer:
@@ -223,11 +223,13 @@ def _parse(document: dict[str, Any], path: Path) -> "Tokenizer":
 
 
 def first_characters(documents: Iterable[str], limit: int) -> Iterator[str]:
-    total = 0
+    """The first documents, the last of them cut: one alone may be longer than all that memory
+    takes."""
+    left = limit
     for text in documents:
-        yield text
-        total += len(text)
-        if total >= limit:
+        yield text[:left]
+        left -= len(text)
+        if left <= 0:
             return
 
 

@@ -16,7 +16,8 @@ from model_check.config.validation import (
     fractions,
     parse_validation,
 )
-from model_check.data.choose import Say, choose, hub_split
+from model_check.data.choose import Say, choose
+from model_check.data.hub_text import HubSource
 from model_check.data.local_text import LocalSource
 from model_check.data.memo import Memo
 from model_check.data.rows import RowRule, Value, earlier_values, own_paths
@@ -69,8 +70,8 @@ def _beside(
         tokenizer = TokenizerOfStore(tokenizer, train, memo)
     found: dict[str, Wanted] = {}
     contents = {"the training text": train.source.identity()}
-    for name, what in own_text.items():
-        source = _source_of(name, what, own_text, settings, memo)
+    for name in own_text:
+        source = _source_of(name, own_text, train.source, settings, memo)
         identity = source.identity()
         for other, content in contents.items():
             if content == identity:
@@ -89,19 +90,26 @@ def _beside(
 
 
 def _source_of(
-    name: str, what: What, validation: Mapping[str, What], settings: Settings, memo: Memo
+    name: str, validation: Mapping[str, What], train: Source, settings: Settings, memo: Memo
 ) -> Source:
     data = settings.data
-    match what:
+    match validation[name]:
         case TextPath(path=path):
             place = Path(path).expanduser()
             if not place.exists():
                 raise DataError(
                     f"data.validation: {name}: no such file or directory ({place.absolute()})"
                 )
-            return LocalSource(place, data.text_column, memo)
+            others = (path.resolve() for path in own_paths(validation))
+            inner = tuple(path for path in others if place.resolve() in path.parents)
+            return LocalSource(place, data.text_column, memo, without=inner)
         case HubSplit(split=split):
-            return hub_split(settings, split, memo)
+            if not isinstance(train, HubSource):
+                raise DataError(
+                    f"data.validation: {name}=split:{split} is for hub datasets, not for "
+                    f"{train.name}"
+                )
+            return train.with_split(split)
         case RowsWith(column=column, value=value):
             place = Path(data.dataset).expanduser()
             if not place.exists():

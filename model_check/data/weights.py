@@ -29,7 +29,7 @@ def weights_directory(settings: Settings, say: Callable[[str], None]) -> Path | 
         return cached
     say(f"weights: fetching {source}")
     data = settings.data
-    hub = Hub(data.hub_timeout_s, data.offline, Memo(Path(data.cache_dir)))
+    hub = Hub(data.hub_timeout_s, data.offline, Memo(Path(data.cache_dir).expanduser()))
     directory = hub.model_files(source, _PATTERNS)
     if not _has_weights(directory):
         raise DataError(f"{source}: has no safetensors on {hub.endpoint}")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from model_check.data.filling import How
 from model_check.data.local_text import LocalSource
@@ -31,7 +31,9 @@ def wait_at_the_gate() -> None:
 
 class GatedTokenizer(TextTokenizer):
     def __init__(self, path: Path, gate: str) -> None:
-        super().__init__(Tokenizer.from_file(str(path)), "gated")
+        raw = Tokenizer.from_file(str(path))
+        raw.normalizer = normalizers.Sequence([])  # nothing, but so no word memo: each text comes
+        super().__init__(raw, "gated")
         self.num_texts = 0
         self._gate = gate
 

@@ -1,17 +1,21 @@
 """Faster libraries give the same ids or are not used."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from model_check.data.backends import Backend, checked, choose_backend, plain
+from model_check.data.text import Repairs
 from model_check.data.tokenizer import TextTokenizer
+from model_check.data.train_tokenizer import TrainedWordPiece
 from model_check.errors import DataError
 from tests.data.lab import WORDS, Lab, write_tokenizer
+from tests.data.odd_text import PATTERNS, odd_texts, pre_tokenizer
 
 ODD = [
     "before <|endoftext|> after </s>",
@@ -37,6 +41,27 @@ def wordpiece() -> TextTokenizer:
     return TextTokenizer(tokenizer, "pieces")
 
 
+def shaped(
+    pre: pre_tokenizers.PreTokenizer | None = None,
+    pattern: str | None = None,
+    normalizer: normalizers.Normalizer | None = None,
+    dropout: float | None = None,
+    added: str | None = None,
+) -> TextTokenizer:
+    """A byte-level BPE without merges."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate([*letters, "</s>"])}
+    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[], dropout=dropout))
+    pre = pre_tokenizer(pattern) if pattern else pre
+    if pre is not None:
+        raw.pre_tokenizer = pre
+    if normalizer is not None:
+        raw.normalizer = normalizer
+    if added is not None:
+        raw.add_tokens([added])
+    return TextTokenizer(raw, "shaped")
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_every_backend_gives_the_same_ids_and_they_are_the_text(tmp_path: Path, name: str) -> None:
     if name != "tokenizers":
@@ -44,7 +69,7 @@ def test_every_backend_gives_the_same_ids_and_they_are_the_text(tmp_path: Path, 
     tokenizer = byte_level(tmp_path / "t.json")
     backend = choose_backend(name, tokenizer)  # type: ignore[arg-type]
     assert backend.name == name
-    each = checked(backend, tokenizer)(ODD)
+    each = checked(backend, tokenizer, print)(ODD)
     decoder = Tokenizer.from_str(tokenizer.to_json())
     from tokenizers.decoders import ByteLevel
 
@@ -73,13 +98,95 @@ def test_a_vocabulary_of_word_pieces_is_for_tokenizers_alone() -> None:
     assert choose_backend("auto", wordpiece()).name == "tokenizers"
 
 
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_tokenizer_of_a_known_shape_has_a_word_memo(name: str) -> None:
+    backend = choose_backend("tokenizers", shaped(pre_tokenizer(PATTERNS[name])))
+    assert (backend.has_memo, backend.why) == (True, "tokenizers with a word memo (as asked)")
+
+
+def test_our_own_word_pieces_have_a_word_memo() -> None:
+    tokenizer = TrainedWordPiece(1100).load(OddText())
+    backend = choose_backend("auto", tokenizer)
+    assert backend.has_memo
+    encode = checked(backend, tokenizer, print)
+    texts = [*odd_texts(3, 10), "long word " + "x" * 1000]
+    for _ in range(2):
+        assert [ids.tolist() for ids in encode(texts)] == tokenizer.encode(texts)
+
+
+class OddText:
+    name = label = "odd"
+    size_bytes = None
+    endless = False
+
+    def identity(self) -> dict[str, Any]:
+        return {}
+
+    def documents(self, repairs: Repairs) -> Iterator[str]:
+        yield from [" ".join(ODD), *odd_texts(99, 5)]
+
+
+STRANGE = {
+    "another pattern": {"pattern": r"\w+|\W+"},
+    "a space before the text": {"pre": pre_tokenizers.ByteLevel(add_prefix_space=True)},
+    "no pre-tokenizer": {"pre": None},
+    "a normalizer": {"normalizer": normalizers.NFC()},
+    "dropout": {"dropout": 0.1},
+    "an added token": {"added": "user"},
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_a_tokenizer_of_another_shape_has_none(what: str) -> None:
+    tokenizer = shaped(**STRANGE[what])
+    backend = choose_backend("tokenizers", tokenizer)
+    assert not backend.has_memo
+    assert "tokenizers (as asked; a word memo " in backend.why
+    if what != "dropout":
+        same = zip(backend.encode(ODD), tokenizer.encode(ODD), strict=True)
+        assert all(ids.tolist() == expected for ids, expected in same)
+
+
+def test_a_word_memo_that_disagrees_is_given_up_in_one_line(tmp_path: Path) -> None:
+    def wrong(texts: Sequence[str]) -> list[np.ndarray]:  # type: ignore[type-arg]
+        return [np.zeros(3, np.uint32) for _ in texts]
+
+    tokenizer = byte_level(tmp_path / "t.json")
+    said: list[str] = []
+    encode = checked(Backend("tokenizers", "", wrong, has_memo=True), tokenizer, said.append)
+    for _ in range(2):
+        assert [ids.tolist() for ids in encode(ODD)] == tokenizer.encode(ODD)
+    (line,) = said
+    assert "the word memo gives other ids than tokenizers for a text that begins 'before" in line
+
+
+class Listening(TextTokenizer):
+    """Remembers the longest text that it was given."""
+
+    longest = 0
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        self.longest = max(self.longest, *map(len, texts))
+        return super().encode(texts)
+
+
+def test_of_a_long_document_only_the_beginning_is_compared(tmp_path: Path) -> None:
+    """125 bytes of memory a character is what `tokenizers` takes."""
+    path = tmp_path / "tokenizer.json"
+    fast = plain(byte_level(path))
+    slow = Listening(Tokenizer.from_file(str(path)), "slow")
+    encode = checked(Backend("gigatoken", "", fast), slow, print)
+    assert len(encode(["short", WORDS * 3000])) == 2
+    assert slow.longest == (1 << 16) - len("short")
+
+
 def test_a_backend_that_disagrees_about_the_text_stops_the_build(tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path / "t.json")
 
     def wrong(texts: Sequence[str]) -> list[np.ndarray]:  # type: ignore[type-arg]
         return [np.zeros(3, np.uint32) for _ in texts]
 
-    encode = checked(Backend("gigatoken", "", wrong), tokenizer)
+    encode = checked(Backend("gigatoken", "", wrong), tokenizer, print)
     with pytest.raises(
         DataError, match=r"gigatoken gives other ids .*tokenizer_backend=tokenizers"
     ):

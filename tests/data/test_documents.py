@@ -2,12 +2,15 @@
 
 import gzip
 import json
+import os
 import sys
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from model_check.data import spans
 from model_check.data.embedded import EmbeddedSource
 from model_check.data.local_text import LocalSource
 from model_check.data.memo import Memo
@@ -148,3 +151,61 @@ def test_a_literal_end_token_in_a_text_forges_no_end(lab: Lab) -> None:
     assert len(ends) == 4
     ended = [int(end) - 1 for end in ends if end <= tokens.size]
     assert np.flatnonzero(tokens == cache.end_id).tolist() == ended
+
+
+def test_names_that_are_no_text_are_escaped_wherever_they_are_told(lab: Lab) -> None:
+    """A file name of Latin-1 bytes, a key of half a character: neither fits JSON or a terminal."""
+    lines = [json.dumps({"text": WORDS * 9}), '{"\\ud800\\n\\u001b[2J": 1}']
+    lab.text("\n".join(lines), os.fsdecode(b"corpus/caf\xe9.jsonl"))
+    prepared = lab.prepare(lab.dir / "corpus")
+    place = r"(first at caf\udce9.jsonl:2, keys: \ud800\n\x1b[2J)"
+    line = f"data: 1 x line skipped: no 'text' in it {place}"
+    assert line in lab.said
+    assert prepared.num_sequences > 0
+    assert lab.prepare(lab.dir / "corpus").hit
+    assert line in lab.said
+
+
+def test_a_directory_that_cannot_be_listed_does_not_pass_for_an_empty_one(lab: Lab) -> None:
+    source = LocalSource(lab.dir / "gone", "text", Memo(lab.dir))
+    with pytest.raises(DataError, match="gone: cannot be read: No such file"):
+        source.identity()
+
+
+def test_a_pipe_among_the_texts_is_refused_and_not_waited_for(lab: Lab) -> None:
+    lab.text(WORDS, "corpus/a.txt")
+    os.mkfifo(lab.dir / "corpus/b.txt")
+    with pytest.raises(DataError, match=r"b.txt: is no regular file"):
+        read(lab.dir / "corpus")
+
+
+@pytest.mark.parametrize("change", ["grows", "shrinks", "is emptied", "vanishes"])
+@pytest.mark.parametrize("name", ["d.jsonl", "d.txt"])
+def test_a_file_that_changes_while_it_is_read_is_an_error(lab: Lab, name: str, change: str) -> None:
+    """After its first piece: what is cut off would else just not be there."""
+    path = lab.text(f'{{"text": "{WORDS}"}}\n\n' * 80_000, name)
+    source = LocalSource(path, "text", Memo(lab.dir))
+    source.identity()
+    pieces = source.pieces()
+    assert list(next(pieces).documents(Repairs()))
+    if change == "vanishes":
+        path.unlink()
+    else:
+        sizes = {"grows": 1 << 23, "shrinks": 1 << 12, "is emptied": 0}
+        os.truncate(path, sizes[change])
+    with pytest.raises(DataError, match=r"changed while it was read|cannot be read"):
+        list(chain.from_iterable(piece.documents(Repairs()) for piece in pieces))
+
+
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spans, "LONGEST_LINE", 1 << 20)
+    zeros = bytes(4 << 20)
+    for name, content in (
+        ("a.txt", zeros),
+        ("b.jsonl", zeros),
+        ("c.jsonl.gz", gzip.compress(zeros)),
+    ):
+        with pytest.raises(DataError, match=rf"{name}: a line of more than 1 MiB"):
+            read(lab.text(content, name))

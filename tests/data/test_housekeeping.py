@@ -110,9 +110,41 @@ def test_gc_leaves_alone_what_somebody_builds(lab: Lab) -> None:
 def test_gc_removes_nothing_that_is_not_ours(lab: Lab) -> None:
     lab.text("mine", "cache/my__notes/manifest.json")
     lab.text("mine", "cache/tokens/mine/manifest.json")
-    keep_house(lab, "--gc", "--older-than", "0")
+    for name in (".tmp-notes", ".tmp-old-drafts-of-2-books", ".bad-habits"):
+        lab.text("mine", f"cache/{name}/list.txt")
+        os.utime(lab.cache / name, YEARS_AGO)
+    lab.prepare(lab.text())
+    code, output = keep_house(lab, "--gc")
+    assert (code, output.count("\n")) == (0, 1)
+    assert "removed 0 entries" in output
     assert (lab.cache / "my__notes/manifest.json").read_text() == "mine"
     assert (lab.cache / "tokens/mine/manifest.json").read_text() == "mine"
+    for name in (".tmp-notes", ".tmp-old-drafts-of-2-books", ".bad-habits"):
+        assert (lab.cache / name / "list.txt").read_text() == "mine"
+
+
+def test_gc_takes_a_link_and_not_what_it_leads_to(lab: Lab) -> None:
+    theirs = lab.text("mine", "elsewhere/manifest.json")
+    lab.prepare(lab.text())
+    (lab.cache / "link__0123456789abcdef").symlink_to(theirs.parent)
+    os.utime(theirs, YEARS_AGO)
+    assert keep_house(lab, "--gc")[0] == 0
+    assert not (lab.cache / "link__0123456789abcdef").is_symlink()
+    assert theirs.read_text() == "mine"
+
+
+def test_verify_names_an_entry_that_cannot_be_read_and_goes_on(lab: Lab) -> None:
+    text = lab.text()
+    lab.prepare(text)
+    lab.prepare(text, "training.context_length=8")
+    view = lab.views()[0]
+    (view / MANIFEST).unlink()
+    (view / MANIFEST).mkdir()
+    code, output = keep_house(lab, "--verify")
+    assert code == 2
+    assert f"BAD    {view.name}" in output
+    assert "cannot be read: Is a directory" in output
+    assert "1 of 3 entries are not whole" in output
 
 
 def test_two_wishes_at_once_are_refused(lab: Lab) -> None:

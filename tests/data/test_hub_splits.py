@@ -43,4 +43,6 @@ def test_a_split_of_the_hub_validates(lab: Lab, hub: FakeHub) -> None:
     found = json.loads(result.read_text())
     counts = {name: split["num_documents"] for name, split in found["splits"].items()}
     assert counts == {"train": 7, "own": 9, "held": 2}
+    assert hub.requests.count("HEAD /") == 1  # asked once whether it answers
+    assert hub.requests.count("GET /api/datasets/acme/notes") == 1  # and once for the commit
     assert TokenCache.open(lab.cache / found["path"], "full").splits == ("train", "own", "held")

@@ -1,10 +1,11 @@
 """The command line of prepare_dataset.py."""
 
 import json
+import signal
 import subprocess
 import sys
 
-from tests.data.lab import ROOT, Lab, start_builder
+from tests.data.lab import DEADLINE_S, ROOT, Lab, start_builder
 
 
 def test_the_result_file_says_what_was_built_and_then_found(lab: Lab) -> None:
@@ -37,6 +38,21 @@ def test_a_hit_imports_nothing_heavy(lab: Lab) -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_who_stops_reading_what_it_says_ends_it_without_a_traceback(lab: Lab) -> None:
+    builder = start_builder(lab.cache, "embedded", "--list")
+    assert builder.process.stdout is not None
+    builder.process.stdout.close()
+    assert builder.process.wait(DEADLINE_S) == 128 + signal.SIGPIPE
+
+
+def test_a_name_that_the_terminal_cannot_show_is_escaped(lab: Lab) -> None:
+    text = lab.text(name="\u5b57.txt")
+    environ = {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
+    code, output = start_builder(lab.cache, text, environ=environ).finish()
+    assert code == 0, output
+    assert r"\u5b57.txt" in output
 
 
 def test_a_misspelt_setting_is_one_line_and_exit_code_2(lab: Lab) -> None:

@@ -138,6 +138,16 @@ def test_files_of_somebody_else_are_not_replaced(lab: Lab, corpus: Path) -> None
     assert theirs.read_text() == '{"mine": 1}'
 
 
+def test_a_directory_whose_tool_was_killed_at_the_end_is_gone_on_with(
+    lab: Lab, corpus: Path
+) -> None:
+    out = prepared(lab, corpus)
+    before = content_of(out)
+    (out / "metadata.json").unlink()  # it is written last
+    prepared(lab, corpus)
+    assert content_of(out) == before
+
+
 def test_a_damaged_directory_says_what_to_do(lab: Lab, corpus: Path) -> None:
     out = prepared(lab, corpus)
     settings = settings_from("--preprocessed-data", str(out))

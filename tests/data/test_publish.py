@@ -156,6 +156,13 @@ def test_a_changed_byte_is_set_aside_and_built_again(lab: Lab) -> None:
     assert lab.prepare(text, "data.verify=full").hit
 
 
+def test_two_who_set_the_same_aside_do_not_disturb_each_other(lab: Lab) -> None:
+    entry = lab.text("bad", "cache/entry/file").parent
+    first = publish.set_aside(lab.cache, entry)
+    publish.set_aside(lab.cache, entry)
+    assert list(lab.cache.iterdir()) == [first]
+
+
 @pytest.mark.parametrize("entry", ["stores", "views"])
 def test_an_entry_without_its_manifest_is_built_again(lab: Lab, entry: str) -> None:
     text = lab.text()

@@ -2,16 +2,23 @@
 killed at an exact document by a gate, not by luck."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from model_check.data import publish
 from model_check.data.make import make
 from model_check.data.publish import UNFINISHED
+from model_check.data.sources import BrokenOffError
+from model_check.data.text import Repairs
+from model_check.data.wanted import Wanted
 from tests.data.gated_builder import ONE_DOCUMENT_A_TASK, Choice, wanted
 from tests.data.lab import DEADLINE_S, ROOT, WORDS, Lab, write_tokenizer
 
@@ -123,6 +130,8 @@ def test_what_lies_behind_the_last_note_is_not_trusted(
     for name in ("tokens-00000.bin", "documents.bin"):
         with (left / name).open("ab") as file:
             file.write(b"half a write")
+    for name in ("tokens-00009.bin", ".unfinished.json.0badcafe.tmp"):
+        (left / name).write_bytes(b"never finished")
     assert build(lab, corpus, tokenizer) == NUM_DOCUMENTS - 10
     (store,) = lab.stores()
     assert files_of(store) == undisturbed
@@ -150,6 +159,50 @@ def test_what_another_key_left_is_never_used(lab: Lab, corpus: Path, tokenizer: 
     assert build(lab, corpus, tokenizer) == NUM_DOCUMENTS
 
 
+@dataclass
+class Streamed:
+    """A text that comes in one piece, and may break off."""
+
+    texts: list[str]
+    whole: bool
+    name = label = "streamed"
+    size_bytes = None
+    endless = False
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "streamed"}
+
+    def documents(self, repairs: Repairs) -> Iterator[str]:
+        yield from self.texts if self.whole else self.texts[:-1]
+        if not self.whole:
+            raise BrokenOffError("streamed: the line is dead")
+
+
+def test_a_stream_that_broke_off_is_gone_on_with(lab: Lab, tokenizer: Path) -> None:
+    texts = [f"{number} " + WORDS * 16_000 for number in range(2)]  # each a batch
+    choice = Choice(tokenizer)
+    broken, whole = (
+        Wanted(lab.cache, Streamed(texts, whole), choice, 16, None) for whole in (False, True)
+    )
+    with pytest.raises(BrokenOffError):
+        make(broken, "size", lab.said.append, ONE_DOCUMENT_A_TASK)
+    (left,) = lab.unfinished()
+    assert json.loads((left / UNFINISHED).read_text())["num_documents"] == 1
+    key = left.name.split("-")[1]
+    left.rename(lab.cache / f".tmp-{key}-{publish.place_id()}-{os.getpid()}-1-0")  # of the dead
+    make(whole, "size", lab.said.append, ONE_DOCUMENT_A_TASK)
+    assert any("going on after" in line for line in lab.said)
+    assert lab.unfinished() == []
+
+
+def test_what_is_on_the_disk_already_needs_no_room(lab: Lab, corpus: Path, tokenizer: Path) -> None:
+    kill(gated(lab, corpus, tokenizer, 10))
+    (left,) = lab.unfinished()
+    key = left.name.split("-")[1]
+    assert publish.unfinished_bytes(lab.cache, key) == sum(map(len, files_of(left).values()))
+    assert publish.unfinished_bytes(lab.cache, "0" * 16) == 0
+
+
 def test_a_living_builder_is_not_robbed(lab: Lab, corpus: Path, tokenizer: Path) -> None:
     """Its lock file is deleted, so a second builder comes in: the work is done twice, once kept."""
     first = gated(lab, corpus, tokenizer, 10)
@@ -164,8 +217,6 @@ def test_a_living_builder_is_not_robbed(lab: Lab, corpus: Path, tokenizer: Path)
 
 
 def test_left_over_work_waits_a_week_and_no_longer(lab: Lab, corpus: Path, tokenizer: Path) -> None:
-    import os
-
     kill(gated(lab, corpus, tokenizer, 10))
     (left,) = lab.unfinished()
     publish.sweep(lab.cache)

@@ -14,7 +14,7 @@ from tokenizers.decoders import ByteLevel
 from model_check.data.embedded import EmbeddedSource
 from model_check.data.text import Repairs
 from model_check.data.token_cache import TokenCache
-from tests.data.lab import WORDS, Lab
+from tests.data.lab import WORDS, FakeHub, Lab, start_builder
 
 TEXTS = [
     f"one {WORDS}",
@@ -74,6 +74,30 @@ def test_the_tokens_of_a_source_are_its_text(
     (store,) = lab.stores()
     assert documents_of(cache, store) == TEXTS
     assert any(f"tokenizing with {backend}" in line for line in lab.said)
+
+
+def test_a_prepared_directory_is_its_text(lab: Lab) -> None:
+    out = lab.dir / "out"
+    lab.prepare(as_txt(lab), f"data.output_dir={out}")
+    found = lab.prepare(out)
+    (store,) = (out / "dataset" / "tokens").iterdir()
+    assert found.hit
+    assert documents_of(TokenCache.open(found.path, "full"), store) == TEXTS
+
+
+def test_a_hub_dataset_is_its_text(lab: Lab, hub: FakeHub) -> None:
+    pytest.importorskip("datasets")
+    parquet = as_parquet(lab).read_bytes()
+    card = "---\nconfigs:\n- config_name: default\n  data_files: train-*\n---\n"
+    hub.repos["datasets/acme/notes"] = {
+        "README.md": card.encode(),
+        "train-00000-of-00001.parquet": parquet,
+    }
+    environ = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(lab.dir / "hf")}
+    code, output = start_builder(lab.cache, "acme/notes", environ=environ).finish()
+    assert code == 0, output
+    ((store,), (view,)) = lab.stores(), lab.views()
+    assert documents_of(TokenCache.open(view, "full"), store) == TEXTS
 
 
 def test_the_embedded_text_comes_back(lab: Lab) -> None:

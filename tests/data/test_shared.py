@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from model_check.data.publish import UNFINISHED, place_id
 from tests.data.lab import ROOT, WORDS, Builder, Lab, start_builder
 
 NOBODY = "65534"
@@ -76,6 +77,25 @@ def test_what_an_umask_hides_is_named_with_the_chmod_that_shows_it(shared: Lab) 
     assert "Permission denied" in output
     assert f"chmod -R a+rX {shared.cache}" in output
     assert "Traceback" not in output
+
+
+def test_what_another_users_killed_builder_left_is_no_obstacle(shared: Lab) -> None:
+    """It cannot be gone on with: its files are the other's."""
+    shared.cache.mkdir()
+    shared.cache.chmod(0o777)
+    text = shared.text()
+    code, output = build(shared, text)
+    assert code == 0, output
+    (store,) = shared.stores()
+    (view,) = shared.views()
+    shutil.rmtree(view)
+    left = shared.cache / f".tmp-{store.name}-{place_id()}-{os.getpid()}-1-0"
+    store.rename(left)
+    left.chmod(0o755)
+    (left / UNFINISHED).write_text("{}")
+    code, output = build(shared, text, *AS_NOBODY)
+    assert code == 0, output
+    assert len(shared.stores()) == len(shared.views()) == 1
 
 
 @pytest.mark.parametrize("umask", [0o077, 0o022, 0o002])

@@ -131,9 +131,28 @@ def test_the_number_of_a_document_follows_from_its_tokens_alone(tmp_path: Path) 
         assert document_hashes(store, chunk_tokens).tolist() == hashes.tolist()
 
 
+@pytest.mark.parametrize("share", ["0.999999", "0.000001"])
+def test_a_share_at_the_edge_leaves_a_document_on_each_side_or_is_refused(
+    lab: Lab, share: str
+) -> None:
+    text = lab.text(lines_of("bach"), "notes.jsonl")
+    if share == "0.000001":
+        splits = lab.prepare(text, f"data.validation=held={share}").splits
+        assert (splits["train"].num_documents, splits["held"].num_documents) == (39, 1)
+        return
+    with pytest.raises(DataError, match=r"the text has 40 documents, too few for 0.999999"):
+        lab.prepare(text, f"data.validation=held={share}")
+
+
 def test_too_few_documents_to_hold_some_out_is_refused(lab: Lab) -> None:
     with pytest.raises(DataError, match="the text has 1 documents, too few"):
         lab.prepare(lab.text(), "data.validation=held=0.1")
+
+
+def test_a_split_without_a_token_to_predict_is_refused(tmp_path: Path) -> None:
+    text = NumberText(range(0), range(5))  # a normalizer may leave nothing of a document
+    with pytest.raises(DataError, match="held: its 1 documents have no token to predict"):
+        number_cache(tmp_path, text, 2, fractions={"held": 0.5})
 
 
 def lines_of(*composers: str, count: int = 40) -> str:
@@ -200,6 +219,15 @@ def test_a_file_of_the_training_directory_validates_and_is_not_trained_on(lab: L
     assert decoded(cache, "held").count("never") == 20
 
 
+def test_a_split_inside_the_directory_of_another_is_not_in_that_one_too(lab: Lab) -> None:
+    lab.text("inner words " * 20, "held/inner/a.txt")
+    lab.text("outer words " * 20, "held/b.txt")
+    asked = f"data.validation=outer={lab.dir}/held,inner={lab.dir}/held/inner"
+    cache = TokenCache.open(lab.prepare(lab.text(WORDS * 20), asked).path)
+    assert "inner" not in decoded(cache, "outer")
+    assert decoded(cache, "inner").count("inner") == 20
+
+
 def test_what_is_trained_on_all_the_same_is_counted(lab: Lab) -> None:
     train = lab.text(lines_of("bach"), "train.jsonl")
     held = lab.text(lines_of("bach", count=3) + lines_of("liszt", count=2), "held.jsonl")
@@ -213,7 +241,7 @@ def test_what_is_trained_on_all_the_same_is_counted(lab: Lab) -> None:
         ("held=missing.txt", DataError, "held: no such file"),
         ("held={text}", DataError, "is the same text as the training text"),
         ("bach=composer:Bacch", DataError, "composer = Bacch: no usable text"),
-        ("validation=split:validation", DataError, "split:validation is for hub datasets"),
+        ("val=split:validation", DataError, "split:validation is for hub datasets, not for notes"),
     ],
 )
 def test_what_cannot_validate_is_refused(

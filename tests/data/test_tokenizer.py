@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from model_check.data.embedded import EmbeddedSource
 from model_check.data.memo import Memo
-from model_check.data.tokenizer import GivenTokenizer
+from model_check.data.tokenizer import GivenTokenizer, first_characters
 from model_check.errors import ConfigError, DataError
 from tests.data.lab import WORDS, Lab, write_tokenizer
 
@@ -88,6 +88,12 @@ def test_a_tokenizer_that_is_not_there_is_refused(lab: Lab) -> None:
 def test_a_model_with_fewer_rows_than_ids_is_refused(lab: Lab) -> None:
     with pytest.raises(ConfigError, match=r"model.vocab_size = 100 is too small"):
         lab.prepare(lab.text(), "model.vocab_size=100")
+
+
+def test_what_is_trained_on_is_bounded_however_long_a_document_is() -> None:
+    assert list(first_characters(["abc", "defg", "hij"], 5)) == ["abc", "de"]
+    assert list(first_characters(["abc", "de", "f"], 5)) == ["abc", "de"]
+    assert list(first_characters(["abc"], 5)) == ["abc"]
 
 
 def test_one_endless_word_does_not_stop_the_training(lab: Lab) -> None:

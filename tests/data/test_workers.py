@@ -5,12 +5,16 @@ import gzip
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from model_check.data import filling
 from model_check.data.build import build_tokens
 from model_check.data.crew import Crew
 from model_check.data.encode import Order, Task, tasks_of
@@ -23,7 +27,8 @@ from model_check.data.spans import document_spans, line_spans
 from model_check.data.text import CUT_AT_BLANK_LINE, Repairs, cut_into_documents
 from model_check.data.tokenizer import TextTokenizer
 from model_check.errors import DataError, InternalError
-from tests.data.lab import WORDS, Lab, write_tokenizer
+from model_check.utils.cores import usable_cores
+from tests.data.lab import ROOT, WORDS, Lab, wait_until, write_tokenizer
 
 
 def corpus(lab: Lab) -> Path:
@@ -81,6 +86,25 @@ def test_any_number_of_processes_gives_the_same_bytes(lab: Lab, max_tokens: int 
         assert any("line skipped: not JSON (first at rows.jsonl:41)" in line for line in said[0])
 
 
+@pytest.mark.parametrize(("num_tasks", "num_workers"), [(3, 0), (4, 2), (7, 3), (99, 5)])
+def test_there_are_as_many_processes_as_have_enough_to_do(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, num_tasks: int, num_workers: int
+) -> None:
+    started = []
+
+    class Recorded(Crew):
+        def __init__(self, num_workers: int, order: Order) -> None:
+            started.append(num_workers)
+            super().__init__(1, order)
+
+    monkeypatch.setattr(filling, "Crew", Recorded)
+    for number in range(num_tasks):
+        lab.text(WORDS, f"corpus/{number}.txt")
+    source = LocalSource(lab.dir / "corpus", "text", Memo(lab.dir))
+    build(lab, source, How(num_workers=5, task_bytes=1, tasks_a_worker=2))
+    assert started == [num_workers] * bool(num_workers)
+
+
 def test_a_killed_process_is_named_and_nothing_hangs(lab: Lab) -> None:
     tokenizer = tokenizer_of(lab)
     source = LocalSource(corpus(lab), "text", Memo(lab.dir))
@@ -97,9 +121,69 @@ def test_a_killed_process_is_named_and_nothing_hangs(lab: Lab) -> None:
     assert children() == []
 
 
+def test_a_ctrl_c_does_not_reach_a_process_that_only_starts(lab: Lab) -> None:
+    tokenizer = tokenizer_of(lab)
+    source = LocalSource(corpus(lab), "text", Memo(lab.dir))
+    order = Order(tokenizer.to_json(), "tiny", "tokenizers", "uint16", None)
+    tasks = bounded(tasks_of(source, 1))
+    with Crew(2, order) as crew:
+        for pid in children():
+            os.kill(pid, signal.SIGINT)
+            os.kill(pid, signal.SIGTERM)
+        assert len(list(crew.results(tasks))) == len(tasks)
+    assert children() == []
+
+
+CREW_OF_TWO = """
+import os, sys
+from model_check.data.crew import Crew
+from model_check.data.encode import Order
+with Crew(2, Order("{}", "tiny", "tokenizers", "uint16", None)):
+    print(open(f"/proc/self/task/{os.getpid()}/children").read(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_no_process_outlives_a_builder_that_was_killed() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CREW_OF_TWO],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as builder:
+        assert builder.stdout is not None
+        pids = [int(pid) for pid in builder.stdout.readline().split()]
+        builder.kill()
+    assert len(pids) == 2
+    wait_until(lambda: not any(map(lives, pids)), "the end of what a dead builder started")
+
+
+def lives(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return not stat.rpartition(")")[2].startswith(" Z")
+
+
+def test_a_text_file_named_like_a_module_is_not_imported(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("numpy", "pickle", "tokenizers"):
+        lab.text("raise SystemExit('was imported')", f"{name}.py")
+    monkeypatch.chdir(lab.dir)
+    tokenizer = tokenizer_of(lab)
+    source = LocalSource(corpus(lab), "text", Memo(lab.dir))
+    order = Order(tokenizer.to_json(), "tiny", "tokenizers", "uint16", None)
+    with Crew(1, order) as crew:
+        assert list(crew.results(bounded(tasks_of(source, 1))))
+
+
 def test_what_a_process_refuses_is_raised_here(lab: Lab) -> None:
     path = lab.text(WORDS * 10)
-    (piece,) = pieces_of(path, "notes.txt", "text", "another signature")
+    (piece,) = pieces_of(path, "notes.txt", "text", stat_signature(path))
+    piece = replace(piece, signature="another")
     tokenizer = tokenizer_of(lab)
     order = Order(tokenizer.to_json(), "tiny", "tokenizers", "uint16", None)
     with (
@@ -111,6 +195,18 @@ def test_what_a_process_refuses_is_raised_here(lab: Lab) -> None:
 
 def bounded(tasks: object) -> list[Task]:
     return [task for task in tasks if task.bounded]  # type: ignore[attr-defined]
+
+
+def test_a_quota_of_a_container_bounds_the_processes(tmp_path: Path) -> None:
+    cores = usable_cores(tmp_path / "none")
+    quota = tmp_path / "cpu.max"
+    for text, expected in (
+        ("max 100000\n", cores),
+        ("50000 100000\n", 1),
+        ("100000000 100000\n", cores),
+    ):
+        quota.write_text(text)
+        assert usable_cores(quota) == expected
 
 
 def children() -> list[int]:

@@ -1,0 +1,99 @@
+"""Cut a text where a byte-level tokenizer is sure to cut it, with one regular expression of Python.
+
+A pre-tokenizer of the two kinds below reads from left to right, takes at each place the first
+alternative of its pattern that matches, and looks at nothing behind that place; each alternative
+takes one character at least and the last ones take any. So once a place is a border of pre-tokens,
+what follows depends on what follows. Call a cut at q after a border p sound when q is a border of
+the whole text's pre-tokens, too, and [p, q) alone has the pre-tokens that it has within the text. A
+text begins at a border; by induction, if every cut is sound, the pre-tokens of a text are those of
+its chunks in a row, and so are the ids: no model of `tokenizers` looks beyond a pre-token.
+
+Python's `re` knows neither \\p{L} nor the same blanks, so this one decides about characters that
+every version of Unicode agrees on: sure letters (L below), ASCII digits (N), sure other signs (O),
+ASCII blanks (S, of which H end no line). All others are unsure (U). Two ways to cut:
+
+*One pre-token.* The pattern's own alternatives with L, N, O, S for its classes, each where those
+before it in the pattern surely do not match, and only if no U stands where its run could have
+gone on. Then the chunk is what the pre-tokenizer takes at p. Alone it is taken whole, too: a run is
+a run without what ends it, and blanks at the end of a text are taken together.
+
+*Several pre-tokens,* where U is involved: from p up to the first place q where the character before
+is surely no blank (B, nearly all of Unicode), and
+- a blank of S follows (Llama 3: one of H), or the text ends. No alternative takes a blank after
+  something else, but for line ends after signs in Llama 3. So q is a border. The only look ahead,
+  `\\s+(?!\\S)`, is from the end of a run of blanks; those before q end before that B.
+- or, Llama 3 only, q stands behind line ends, and before another B. A line end is taken only by
+  `[\\r\\n]*` after signs and by the alternatives of blanks: none goes on with a B. Blanks before q
+  end in a line end, so `\\s*[\\r\\n]+` takes them, and it does not look ahead.
+Where there is no such q, up to the end of the text.
+"""
+
+import re
+from collections.abc import Iterator
+
+GPT_2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+"""What a ByteLevel pre-tokenizer of `tokenizers` splits by."""
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+# Without U+017F, an s to (?i:'s).
+_L = (
+    r"A-Za-z\xc0-\xd6\xd8-\xf6\xf8-\u017e\u0180-\u0233\u0388-\u038a\u038e-\u03a1\u03a3-\u03ce"
+    r"\u0400-\u0481\u048a-\u0513\u05d0-\u05ea\u0621-\u063a\u0641-\u064a\u3041-\u3094\u30a1-\u30fa"
+    r"\u4e00-\u9fa5\uac00-\ud7a3"
+)
+_N = "0-9"
+_O = (
+    r"!-/:-@\[-`{-~\xa1-\xa9\xab\xac\xae-\xb1\xb6-\xb8\xbb\xbf\xd7\xf7\u2010-\u2027\u2030-\u205e"
+    r"\u20a0-\u20b1\u2190-\u2426\u2500-\u2767\u3001-\u3003\u3008-\u3020\uff01-\uff0f\uff1a-\uff20"
+)
+_H = r" \t\v\f"
+_S = _H + r"\r\n"
+_U = rf"[^{_L}{_N}{_O}{_S}]"
+_END = rf"(?!{_U})"
+# What some engine, some day, could take for a blank; not the letters and signs between them.
+_DOUBTFUL = (
+    r"\x1c-\x1f\x85\xa0\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff\ufff0-\uffff"
+)
+_B = rf"[^{_S}{_DOUBTFUL}]"
+_SEVERAL = rf"(?:[{_S}]*+[^{_S}]++)+?"
+_REST = r"[\s\S]++"
+
+_CUTS = {
+    GPT_2: (
+        rf"'(?:[sdmt]|ll|ve|re)| ?(?:[{_L}]++|[{_N}]++|[{_O}]++){_END}"
+        rf"|[{_S}]++\Z|[{_S}]+(?=[{_S}][{_L}{_N}{_O}])|[\t\v\f\r\n](?=[{_L}{_N}{_O}])"
+        rf"|{_SEVERAL}(?<={_B})|{_REST}"
+    ),
+    LLAMA_3: (
+        rf"'(?:[sdmtSDMT]|[lL][lL]|[vV][eE]|[rR][eE])|[{_H}{_O}]?[{_L}]++{_END}|[{_N}]{{1,3}}+{_END}"
+        rf"|(?: [{_O}]|[{_O}](?![{_L}]))[{_O}]*+{_END}[\r\n]*+"
+        rf"|[{_S}]*[\r\n](?=[{_H}]*+(?:[{_L}{_N}{_O}]|\Z))"
+        rf"|[{_H}]++\Z|[{_H}]+(?=[{_H}][{_L}{_N}{_O}])|[{_H}](?=[{_N}])|[\t\v\f](?=[{_O}])"
+        rf"|{_SEVERAL}(?:(?<={_B})(?=[{_H}]|\Z)|[\r\n]++(?={_B}))|{_REST}"
+    ),
+}
+
+WINDOW = 1 << 20
+"""Characters that `windows` gives at a time, about."""
+_BEFORE_A_BLANK = rf"{_B}(?= )"
+
+
+def cut_for(pattern: str) -> re.Pattern[str] | None:
+    """The expression whose `findall` cuts a text into chunks; None where `pattern`, by which a
+    pre-tokenizer splits, is none of ours."""
+    cut = _CUTS.get(pattern)
+    return None if cut is None else re.compile(cut)  # not at import: 10 ms
+
+
+def windows(text: str) -> Iterator[str]:
+    """The text in parts of about a million characters, so that the chunks of a long one are never
+    all there at once. The cuts are sound for both patterns; a text without a blank is one part."""
+    before_a_blank = re.compile(_BEFORE_A_BLANK)
+    start = 0
+    while found := before_a_blank.search(text, start + WINDOW):
+        yield text[start : found.end()]
+        start = found.end()
+    yield text[start:]
