@@ -146,7 +146,7 @@ def train(argv: Sequence[str], here: Process) -> None:
 
     from model_check.engine.assembly import build_trainer  # from here on: torch
     from model_check.engine.checkpoint_files import checkpoint_directory
-    from model_check.engine.device import pick_device, set_up_process
+    from model_check.engine.device import keep_freed_memory, pick_device, set_up_process
     from model_check.engine.rng import seed_everything
     from model_check.engine.surroundings import Surroundings
 
@@ -168,6 +168,8 @@ def train(argv: Sequence[str], here: Process) -> None:
         data=identity(cache),
     )
     source = batch_source(cache, settings, pin=device.type == "cuda")
+    if device.type == "cpu":
+        keep_freed_memory()
     build_trainer(settings, source, cache.vocab_size, surroundings).run()
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a real GPU, in one go: whole runs, then the trainer variant by variant.
-#   bash benchmarks/gpu_suite.sh [OUTPUT_DIR [--self-test]]
+#   bash benchmarks/gpu_suite.sh [OUTPUT_DIR [--self-test] [--only WORD]]
 # --self-test takes the same way on a CPU with tiny models. Never run on a GPU yet.
 # Takes the Python that is there (PYTHON=python3): nothing is installed. Never changes a GPU setting.
 set -euo pipefail

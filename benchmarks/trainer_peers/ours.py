@@ -1,6 +1,6 @@
-"""Our trainer as it is, or (`--bare`) its step without what watches it: no non-finite gate, no
-reading, no events, no log."""
+"""Our trainer as it is: its process set up, its events and its log written."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 from workload import (
     BETAS,
     EPS,
@@ -26,12 +25,10 @@ from workload import (
 
 from model_check.config.schema import LoggingSettings, ModelSettings, Settings, TrainingSettings
 from model_check.engine.assembly import build_trainer
-from model_check.engine.batches import StepData, on_device
+from model_check.engine.device import keep_freed_memory, set_up_process
 from model_check.engine.metrics import Meter
 from model_check.engine.observer import Observer
-from model_check.engine.optim import clip_divisor
 from model_check.engine.reading import Reading
-from model_check.engine.step import accumulate
 from model_check.engine.stop import StopSignal
 from model_check.engine.surroundings import Surroundings
 from model_check.engine.trainer import Trainer
@@ -64,8 +61,8 @@ class TokenSource:
 class Pace(Observer):
     """Holds the trainer while it is not its turn."""
 
-    def __init__(self, turn: Turn, stop: StopSignal) -> None:
-        self._turn, self._stop = turn, stop
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
 
     def before_step(self, step: int) -> None:
         if not self._turn.begin_step():
@@ -107,12 +104,14 @@ def settings_of(work: Workload, num_steps: int) -> Settings:
     )
 
 
-def build(work: Workload, num_steps: int, turn: Turn, *, watched: bool) -> Trainer:
-    """With a listener at the other end of its events, as under the launcher."""
+def build(work: Workload, num_steps: int, observer: Observer) -> Trainer:
+    """In a process that is set up as a worker's, with a listener at the other end of its events."""
+    settings = settings_of(work, num_steps)
+    set_up_process(settings.system, 1, os.environ)
+    keep_freed_memory()
     ours, theirs = socket.socketpair()
     subprocess.Popen(["cat"], stdin=theirs, stdout=subprocess.DEVNULL)
     theirs.close()
-    stop = StopSignal()
     here = Surroundings(
         worker="CPU0",
         device=CPU,
@@ -120,42 +119,20 @@ def build(work: Workload, num_steps: int, turn: Turn, *, watched: bool) -> Train
         drill=None,
         say=lambda text: print(text, file=sys.stderr),
         sink=SocketSink(ours.detach()),
-        stop=stop,
+        stop=StopSignal(),
         meter=Meter(),
-        observers=(Pace(turn, stop),) if watched else (),
+        observers=(observer,),
     )
     source = TokenSource(work.tokens(num_steps), work.batch_size)
-    return build_trainer(settings_of(work, num_steps), source, work.vocab_size, here)
+    return build_trainer(settings, source, work.vocab_size, here)
 
 
-def run_unwatched(trainer: Trainer, work: Workload, turn: Turn) -> None:
-    optimizer, stream = trainer.optimizer, trainer.source.batches()
-    never = torch.tensor(False)
-    while turn.begin_step():
-        batches = [next(stream) for _ in range(work.num_micro_batches)]
-        num_targets = sum(int((b.targets != IGNORED).sum()) for b in batches)
-        data = StepData(0, [on_device(b, CPU) for b in batches], 0, num_targets)
-        loss = accumulate(trainer.model, data, optimizer, trainer.plan)
-        divisor = clip_divisor(get_total_norm(optimizer.gradients()), MAX_GRAD_NORM)
-        optimizer.step(LEARNING_RATE, never, divisor)
-        turn.end_step(loss.item)
-
-
-def main(work: Workload, num_steps: int, weights: Path, *, watched: bool) -> None:
-    torch.set_num_threads(work.num_threads)
+def main(work: Workload, num_steps: int, weights: Path) -> None:
     turn = Turn()
-    trainer = build(work, num_steps, turn, watched=watched)
+    trainer = build(work, num_steps, Pace(turn))
     trainer.model.load_state_dict(torch.load(weights, weights_only=True))
-    if watched:
-        trainer.run()
-    else:
-        run_unwatched(trainer, work, turn)
+    trainer.run()
 
 
 if __name__ == "__main__":
-    main(
-        Workload.parse(sys.argv[1]),
-        int(sys.argv[2]),
-        Path(sys.argv[3]),
-        watched="--bare" not in sys.argv,
-    )
+    main(Workload.parse(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

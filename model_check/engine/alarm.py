@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import torch
 from torch import nn
 
 from model_check.engine.checkpoint import storing
@@ -61,11 +62,12 @@ class Alarm:
             self._keep("Debug tensors", tensors, lambda path: dump_tensors(path, self.model))
 
     def _keep(self, what: str, path: Path, write: Callable[[Path], None]) -> None:
-        """A full disk must not hide the finding: it is told, and the exit code stays 20."""
+        """A full disk, or a GPU that fails for good, must not hide the finding: it is told, and the
+        exit code stays 20."""
         try:
             with storing(path):
                 write(path)
-        except StorageError as error:
+        except (StorageError, torch.AcceleratorError) as error:
             self.say(f"{what} not saved: {error}")
             return
         self.say(f"{what} saved: {path}")

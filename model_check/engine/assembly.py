@@ -48,16 +48,16 @@ def build_trainer(
         take_initial_weights(model, settings, here.say)
         optimizer = AdamW(model.parameters(), training, loss_scale(dtype, here.device))
     plan = StepPlan(here.device, dtype, training.max_grad_norm)
-    if training.compile:
-        with explained(settings, here):
-            batch_shape = (training.batch_size, training.context_length)
-            compile_blocks(model, optimizer, plan, batch_shape, here.say, here.sink)
     reader = Reader((1 if here.device.type == "cuda" else 0) if lag is None else lag)
     log = StepLog(settings, here.meter, here.say, here.sink)
     observers = (log, *run_observers(settings, shape, dtype, here), *here.observers)
     data = dict(here.data)
     state = TrainingState(settings, shape, data, model, optimizer, here.meter, observers)
-    return Trainer(state, source, plan, reader, here)
+    trainer = Trainer(state, source, plan, reader, here)
+    if training.compile:  # last: what else is wrong is told before the wait
+        with explained(settings, here):
+            compile_blocks(model, optimizer, plan, settings, here.say, here.sink)
+    return trainer
 
 
 def check_vocabulary(shape: Geometry, tokenizer_vocab_size: int) -> None:

@@ -3,9 +3,7 @@ in them is `state`'s."""
 
 import fcntl
 import pickle
-import struct
-import zipfile
-import zlib
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,22 +12,14 @@ from typing import Any
 import torch
 
 from model_check.errors import StorageError, UsageError
+from model_check.utils.archive import DAMAGE, damage_of
 from model_check.utils.files import replacing
+from model_check.utils.words import first_line
 
 SCHEMA = 2
 
-# What zipfile raises for archives that are cut off or have flipped bytes, depending on where.
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    ValueError,
-    OverflowError,
-    KeyError,
-)
+_TORCH_WRITER = "inline_container.cc"
+"""torch.save, where a write falls short, says only where in its own source it noticed."""
 
 
 class CheckpointError(UsageError):
@@ -54,8 +44,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         schema = state.get("schema") if isinstance(state, dict) else None
-    except (pickle.UnpicklingError, OSError, AttributeError, *_DAMAGE) as error:
-        raise CheckpointError(f"{path}: not a checkpoint of ours: {_first_line(error)}") from error
+    except (pickle.UnpicklingError, OSError, AttributeError, *DAMAGE) as error:
+        raise CheckpointError(f"{path}: not a checkpoint of ours: {first_line(error)}") from error
     if schema != SCHEMA:
         raise CheckpointError(
             f"{path}: written by another version (schema {schema}, this one reads {SCHEMA})"
@@ -65,30 +55,31 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Turn a failure to write `path` into StorageError."""
+    """Turn a failure to write `path` into StorageError; a GPU's failure, which a copy to the host
+    may be the first to meet, stays what it is."""
     try:
         yield
+    except torch.AcceleratorError:
+        raise
     except (OSError, RuntimeError) as error:  # torch.save has no class of its own for a full disk
         raise StorageError(
-            f"{path}: cannot be written: {_first_line(error)}; free space there, or set "
+            f"{path}: cannot be written: {_why(error, path)}; free space there, or set "
             "system.checkpoint_dir"
         ) from error
 
 
+def _why(error: Exception, path: Path) -> str:
+    if _TORCH_WRITER not in str(error):
+        return first_line(error)
+    free_mib = shutil.disk_usage(path.parent).free / 2**20
+    return f"it could not be written to its end ({free_mib:,.1f} MiB free)"
+
+
 def _verify(path: Path) -> None:
-    """Every record against its checksum. torch.load itself ignores them (tried: a flipped weight
-    loads without a word)."""
+    """torch.load itself ignores checksums (tried: a flipped weight loads without a word)."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
+        damage = damage_of(path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except _DAMAGE as error:
-        raise CheckpointError(f"{path}: damaged: {_first_line(error)}") from error
-    if damaged is not None:
-        raise CheckpointError(f"{path}: damaged: record {damaged} does not match its checksum")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
+    if damage is not None:
+        raise CheckpointError(f"{path}: damaged: {damage}")

@@ -36,11 +36,10 @@ def newest_first(directory: Path) -> list[Path]:
     """`last.pt` and every `step_N.pt`, by the time of writing: an earlier run may have left higher
     numbers here. `best.pt` is where nobody stopped, so it is not among them."""
     found = []
-    with suppress(FileNotFoundError, NotADirectoryError):
-        for entry in os.scandir(directory):
-            path = Path(entry)
-            if entry.name == LAST or steps_of(path) is not None:
-                found.append((entry.stat().st_mtime_ns, steps_of(path) or 0, path))
+    for path in directory.iterdir() if directory.is_dir() else ():
+        if path.name == LAST or steps_of(path) is not None:
+            with suppress(FileNotFoundError):  # somebody's keep_last has just removed it
+                found.append((path.stat().st_mtime_ns, steps_of(path) or 0, path))
     return [path for *_, path in sorted(found, reverse=True)]
 
 

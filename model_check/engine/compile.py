@@ -8,12 +8,15 @@ from collections.abc import Callable
 
 import torch
 
+from model_check.config.schema import Settings
 from model_check.engine.batches import StepData
 from model_check.engine.optim import AdamW
+from model_check.engine.rng import kept_rng
 from model_check.engine.step import StepPlan, accumulate
 from model_check.errors import ConfigError
 from model_check.events import EventSink, Phase
 from model_check.models.basic_llama import BasicLlama
+from model_check.utils.words import first_line
 
 _COMPILERS = ("g++", "c++", "clang++", "gcc", "cc", "clang")
 
@@ -22,12 +25,12 @@ def compile_blocks(
     model: BasicLlama,
     optimizer: AdamW,
     plan: StepPlan,
-    batch_shape: tuple[int, int],
+    settings: Settings,
     say: Callable[[str], None],
     sink: EventSink,
 ) -> None:
-    """Compile forward and backward pass now, on a micro-batch of zeros [batch, time], so that the
-    wait has its own phase and no step pays for it.
+    """Compile forward and backward pass now, on a micro-batch of zeros, so that the wait has its
+    own phase and no step pays for it.
 
     Leaves weights, gradients and random states as they were. Raises ConfigError where nothing can
     be compiled.
@@ -39,16 +42,23 @@ def compile_blocks(
     _be_deterministic_too()
     for block in model.layers:
         block.compile()
-    tokens_BT = torch.zeros(batch_shape, dtype=torch.long, device=plan.device)
-    numel = tokens_BT.numel()
     try:
-        accumulate(model, StepData(-1, [(tokens_BT, tokens_BT)], numel, numel), optimizer, plan)
+        with kept_rng():
+            accumulate(model, _step_of_zeros(settings, plan.device), optimizer, plan)
     except torch._dynamo.exc.TorchDynamoException as error:
         raise ConfigError(
-            f"training.compile = true: {_first_line(error)}; set training.compile=false"
+            f"training.compile = true: {first_line(error)}; set training.compile=false"
         ) from error
     optimizer.zero_grad()
     say(f"Compiled in {time.monotonic() - started:.0f} s")
+
+
+def _step_of_zeros(settings: Settings, device: torch.device) -> StepData:
+    """One micro-batch, of the shapes and kinds of tensors that every step will have."""
+    shape = (settings.training.batch_size, settings.training.context_length)
+    tokens_BT = torch.zeros(shape, dtype=torch.long, device=device)
+    num_tensors = 3 if settings.data.document_masking else 2  # inputs, targets, documents
+    return StepData(-1, [(tokens_BT,) * num_tensors], tokens_BT.numel(), tokens_BT.numel())
 
 
 def _refuse_without_compiler() -> None:
@@ -66,7 +76,3 @@ def _be_deterministic_too() -> None:
 
     if hasattr(torch._inductor.config, "deterministic"):
         torch._inductor.config.deterministic = torch.are_deterministic_algorithms_enabled()
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -9,9 +9,8 @@ from torch import nn
 from model_check.config.schema import Settings
 from model_check.data.weights import weights_directory
 from model_check.engine.checkpoint import read_checkpoint
+from model_check.engine.misfit import misfit
 from model_check.errors import ConfigError
-
-_SHOWN = 4
 
 
 def take_initial_weights(model: nn.Module, settings: Settings, say: Callable[[str], None]) -> None:
@@ -34,17 +33,8 @@ def take_initial_weights(model: nn.Module, settings: Settings, say: Callable[[st
 def _take_checkpoint(model: nn.Module, path: Path) -> None:
     saved = read_checkpoint(path)["model"]
     own = model.state_dict()
-    problems = list(own.keys() ^ saved.keys())
-    problems += [
-        f"{name} {list(saved[name].shape)}, the model's is {list(value.shape)}"
-        for name, value in own.items()
-        if name in saved and saved[name].shape != value.shape
-    ]
-    if problems:
-        more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        raise ConfigError(
-            f"model.init_from: {path} does not fit the model: "
-            f"{', '.join(sorted(problems)[:_SHOWN])}{more}"
-        )
+    problem = misfit(saved, own)
+    if problem is not None:
+        raise ConfigError(f"model.init_from: {path} does not fit the model: {problem}")
     for name, value in own.items():
         value.copy_(saved[name])

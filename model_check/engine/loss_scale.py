@@ -38,13 +38,15 @@ class LossScale:
         return overflow & (self.value <= SMALLEST_SCALE)
 
     @torch.no_grad()
-    def update(self, overflow: Tensor) -> None:
-        """The scale of the next step."""
-        self.num_good.add_(1).mul_(~overflow)
-        doubled = self.num_good >= self._steps_until_doubled
+    def update(self, overflow: Tensor, refused: Tensor) -> None:
+        """The scale of the next step; this one's where the step is `refused` (bool scalars both):
+        the evidence is to be computed as it was."""
+        num_good = (self.num_good + 1) * ~overflow
+        doubled = num_good >= self._steps_until_doubled
         factor = torch.where(overflow, 0.5, torch.where(doubled, 2.0, 1.0))
-        self.value.mul_(factor).clamp_(SMALLEST_SCALE, LARGEST_SCALE)
-        self.num_good.mul_(~doubled)
+        value = (self.value * factor).clamp(SMALLEST_SCALE, LARGEST_SCALE)
+        self.value.copy_(torch.where(refused, self.value, value))
+        self.num_good.copy_(torch.where(refused, self.num_good, num_good * ~doubled))
 
     def state_dict(self) -> dict[str, Any]:
         return {"value": self.value, "num_good": self.num_good}

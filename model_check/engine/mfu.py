@@ -15,27 +15,22 @@ import torch
 
 from model_check.config.derived import Geometry
 
-# Dense 16-bit tensor-core TFLOP/s with float32 accumulation, from the vendor's data sheets (where a
-# sheet gives the rate with sparsity: half of it). By the name that the driver gives.
+# Dense bfloat16 tensor-core TFLOP/s, by the name that the driver gives; float16 has the same. The
+# source of each was looked up, often a copy of NVIDIA's sheet; a GPU without one is not here.
 _PEAK_TFLOPS = {
-    "NVIDIA A100-SXM4-40GB": 312.0,
+    "NVIDIA A100-SXM4-40GB": 312.0,  # A100 data sheet and product page, SXM and PCIe alike
     "NVIDIA A100-SXM4-80GB": 312.0,
     "NVIDIA A100-PCIE-40GB": 312.0,
     "NVIDIA A100 80GB PCIe": 312.0,
-    "NVIDIA A30": 165.0,
-    "NVIDIA A10": 125.0,
-    "NVIDIA A40": 149.7,
-    "NVIDIA RTX A6000": 154.8,
-    "NVIDIA L4": 121.0,
-    "NVIDIA L40": 181.0,
-    "NVIDIA L40S": 362.0,
-    "NVIDIA H100 80GB HBM3": 989.4,
-    "NVIDIA H100 PCIe": 756.0,
-    "NVIDIA H100 NVL": 835.0,
-    "NVIDIA H200": 989.4,
-    "NVIDIA H200 NVL": 835.0,
-    "NVIDIA GH200 480GB": 989.4,
-    "NVIDIA B200": 2250.0,
+    "NVIDIA A40": 149.7,  # A40 data sheet: "BF16 with FP32 accumulate 149.7 | 299.4 with sparsity"
+    "NVIDIA L4": 121.0,  # L4 data sheet: 242 with sparsity, so half of it
+    "NVIDIA L40": 181.05,  # L40 data sheet: 181.05 | 362.1 with sparsity
+    "NVIDIA L40S": 362.05,  # L40S data sheet: 362.05 | 733 with sparsity
+    "NVIDIA H100 80GB HBM3": 989.4,  # H100 product page: 1,979 with sparsity
+    "NVIDIA H100 PCIe": 756.0,  # H100 product page as torchtitan reads it: 1,513 with sparsity
+    "NVIDIA H100 NVL": 835.0,  # the same: 1,671 with sparsity
+    "NVIDIA H200": 989.4,  # H200 product page: 1,979 with sparsity
+    "NVIDIA B200": 2250.0,  # HGX B200 data sheet: 4,500 with sparsity, at 1000 W
 }
 
 
@@ -59,7 +54,7 @@ def flops_per_token(shape: Geometry, context_length: int) -> FlopsPerToken:
 
 
 def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
-    """FLOP/s; None where no data sheet was read, or products are in float32."""
+    """FLOP/s; None where the table has no source, or products are in float32."""
     tflops = _PEAK_TFLOPS.get(device_name) if dtype != torch.float32 else None
     return None if tflops is None else tflops * 1e12
 

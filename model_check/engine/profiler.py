@@ -9,12 +9,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from model_check.engine.checkpoint import storing
 from model_check.engine.observer import Observer
+from model_check.errors import StorageError
 from model_check.events import EventSink, Note
 
 
 class Profiler(Observer):
-    """Records `steps` and writes `profile/steps_3-5.json.gz`; a run that ends earlier leaves what
-    it has. The profiled steps are slower than others."""
+    """Records `steps` and writes `profile/steps_3-5.json.gz`; a run that begins among them, or ends
+    there, leaves what it has, named by it. The profiled steps are slower than others."""
 
     def __init__(
         self,
@@ -27,27 +28,38 @@ class Profiler(Observer):
         self._steps, self._directory, self._device = steps, directory, device
         self._say, self._sink = say, sink
         self._profile: Any = None
+        self._recorded: list[int] = []
 
     def before_step(self, step: int) -> None:
-        if step == self._steps.start:
-            self._start()
-        elif step == self._steps.stop:
+        if step not in self._steps:
             self.close()
+            return
+        if self._profile is None:
+            self._start()
+        self._recorded.append(step)
 
     def close(self) -> None:
+        """A profile that cannot be written is told: the training does not end for it."""
         if self._profile is None:
             return
-        recorded, self._profile = self._profile, None
+        finished, self._profile = self._profile, None
         self._wait()  # sync
-        recorded.stop()
-        path = self._directory / "profile" / f"steps_{self._steps[0]}-{self._steps[-1]}.json.gz"
-        with storing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            recorded.export_chrome_trace(str(path))
-        text = (
-            f"Profile of steps {self._steps[0]} to {self._steps[-1]}: {path} (drop the file on "
+        finished.stop()
+        first, last = self._recorded[0], self._recorded[-1]
+        path = self._directory / "profile" / f"steps_{first}-{last}.json.gz"
+        try:
+            with storing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                finished.export_chrome_trace(str(path))
+        except StorageError as failure:
+            self._tell(f"Profile of steps {first} to {last} not saved: {failure}")
+            return
+        self._tell(
+            f"Profile of steps {first} to {last}: {path} (drop the file on "
             "https://ui.perfetto.dev, or load it in chrome://tracing)"
         )
+
+    def _tell(self, text: str) -> None:
         self._say(text)
         self._sink.emit(Note(text=text))
 

@@ -1,19 +1,19 @@
 """Which checkpoint a run goes on from, and whether the two belong together."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
+from model_check.config.profile import parse_steps
 from model_check.config.resume import AUTO, changes, forbidden
+from model_check.config.schema import Settings
 from model_check.engine.checkpoint import CheckpointError, read_checkpoint
 from model_check.engine.checkpoint_files import newest_first
+from model_check.engine.misfit import misfit
 from model_check.engine.saver import Saver
 from model_check.engine.state import TrainingState
 
 Say = Callable[[str], None]
-_NUM_NAMED = 3
 
 
 def resume(state: TrainingState, wanted: str, saver: Saver, say: Say) -> None:
@@ -25,8 +25,9 @@ def resume(state: TrainingState, wanted: str, saver: Saver, say: Say) -> None:
     path, saved = found
     _refuse_misfit(path, saved, state)
     _refuse_another_run(path, saved, state)
+    _refuse_to_profile_the_past(saved["step"], state.settings)
     state.restore(saved)
-    saver.adopt(path, saved["kept"])
+    saver.adopt(path, saved.get("kept", []))  # an alarm's checkpoint says nothing of others
     told = changes(saved["settings"], state.settings)
     if told:
         say(f"Resumed with other settings: {', '.join(told)}")
@@ -67,28 +68,11 @@ def _newest_sound(directory: Path, say: Say) -> tuple[Path, dict[str, Any]] | No
 
 def _refuse_misfit(path: Path, saved: dict[str, Any], state: TrainingState) -> None:
     """Raises CheckpointError that says which tensors, and which settings made them differ."""
-    theirs, ours = saved["model"], state.model.state_dict()
-    kinds = {
-        "missing": sorted(ours.keys() - theirs.keys()),
-        "unexpected": sorted(theirs.keys() - ours.keys()),
-        "of another shape": list(_reshaped(theirs, ours)),
-    }
-    misfits = [f"{_few(names)} {what}" for what, names in kinds.items() if names]
-    if misfits:
-        geometry = [text for text in changes(saved["settings"], state.settings, "model.")]
+    problem = misfit(saved["model"], state.model.state_dict())
+    if problem is not None:
+        geometry = changes(saved["settings"], state.settings, "model.")
         why = f"; settings that differ: {', '.join(geometry)}" if geometry else ""
-        raise CheckpointError(f"{path}: does not fit this model: {'; '.join(misfits)}{why}")
-
-
-def _reshaped(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> Iterator[str]:
-    for name in ours.keys() & theirs.keys():
-        if ours[name].shape != theirs[name].shape:
-            yield f"{name} {list(theirs[name].shape)} (here {list(ours[name].shape)})"
-
-
-def _few(names: list[str]) -> str:
-    more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
-    return f"{', '.join(names[:_NUM_NAMED])}{more}"
+        raise CheckpointError(f"{path}: does not fit this model: {problem}{why}")
 
 
 def _refuse_another_run(path: Path, saved: dict[str, Any], state: TrainingState) -> None:
@@ -102,6 +86,11 @@ def _refuse_another_run(path: Path, saved: dict[str, Any], state: TrainingState)
             f"{path}: of another run, which cannot go on exactly: {', '.join(found)} "
             "(training.resume_anyway=true resumes nevertheless)"
         )
+
+
+def _refuse_to_profile_the_past(step: int, settings: Settings) -> None:
+    if settings.debug.profile_steps is not None:
+        parse_steps(settings.debug.profile_steps, settings.training.max_steps, from_step=step)
 
 
 def _described(data: dict[str, Any]) -> str:

@@ -90,10 +90,11 @@ class Saver:
         else:
             copy = snapshot(state)
             # A daemon: a process that must end at once does not wait for a disk.
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._write_beside, args=(path, copy), name="save", daemon=True
             )
-            self._thread.start()
+            thread.start()
+            self._thread = thread
         return path
 
     def wait(self) -> None:

@@ -8,19 +8,27 @@ from model_check.engine.metrics import current_memory_bytes, peak_memory_bytes
 from model_check.engine.mfu import Utilisation
 from model_check.engine.observer import Observer
 from model_check.engine.reading import Reading
+from model_check.errors import StorageError
 from model_check.events import Evaluation, EventSink, Metrics, Note
 
 
 class ScalarWriter(Protocol):
     """Where scalars go for people to look at."""
 
-    def write(self, step: int, scalars: dict[str, float]) -> None: ...
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        """Raises StorageError."""
+        ...
+
     def close(self) -> None: ...
 
 
 class ScalarLog(Observer):
     """Measures over the steps since the last report, one report every `log_interval` steps. The
-    first step pays for warm-up: no rate counts it."""
+    first step pays for warm-up: no rate counts it.
+
+    A writer that cannot begin raises StorageError: nobody would see what was asked for. One that
+    fails later is told and left out: training is worth more than its log.
+    """
 
     def __init__(
         self,
@@ -33,7 +41,7 @@ class ScalarLog(Observer):
     ) -> None:
         self._max_steps, self._log_interval = max_steps, log_interval
         self._utilisation, self._say, self._sink = utilisation, say, sink
-        self._writers = writers
+        self._writers, self._has_written = list(writers), False
         self._run, self._lately = _Span(), _Span()
         self._num_read = 0
         self._num_skipped = 0
@@ -54,8 +62,7 @@ class ScalarLog(Observer):
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         loss = float.fromhex(evaluation.loss)
-        for writer in self._writers:
-            writer.write(evaluation.step, {f"eval/{evaluation.split}/loss": loss})
+        self._write(evaluation.step, {f"eval/{evaluation.split}/loss": loss})
 
     def close(self) -> None:
         for writer in self._writers:
@@ -67,8 +74,7 @@ class ScalarLog(Observer):
             f"step {reading.step} skipped: its gradients overflow in float16 at a loss scale of "
             f"{reading.loss_scale:g}; halved, as it should be ({self._num_skipped} so far)"
         )
-        self._say(text)
-        self._sink.emit(Note(text=text))
+        self._tell(text)
 
     def _report(self, reading: Reading) -> None:
         rate = self._lately.tokens_per_s
@@ -85,9 +91,22 @@ class ScalarLog(Observer):
         )
         self._sink.emit(metrics)
         if self._writers:
-            scalars = scalars_of(reading, metrics)
-            for writer in self._writers:
-                writer.write(reading.step, scalars)
+            self._write(reading.step, scalars_of(reading, metrics))
+
+    def _write(self, step: int, scalars: dict[str, float]) -> None:
+        for writer in [*self._writers]:
+            try:
+                writer.write(step, scalars)
+            except StorageError as failure:
+                if not self._has_written:
+                    raise
+                self._writers.remove(writer)
+                self._tell(f"from step {step} on no longer logged: {failure}")
+        self._has_written = True
+
+    def _tell(self, text: str) -> None:
+        self._say(text)
+        self._sink.emit(Note(text=text))
 
     def _conclusion(self) -> str:
         wait = self._run.data_wait

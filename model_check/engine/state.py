@@ -7,7 +7,6 @@ cache, dataset, tokenizer), `logging` (what observers keep, a W&B run's id for o
 `step_N.pt` of its run that were there; the saver adds it).
 """
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,7 +70,7 @@ class TrainingState:
             "best_step": progress.best_step,
             "total_tokens": self.meter.total_tokens,
             "settings": msgspec.to_builtins(self.settings),
-            "model_cfg": dataclasses.asdict(self.shape),
+            "model_cfg": msgspec.to_builtins(self.shape),
             "data": self.data,
             "logging": {name: value for o in self.observers for name, value in o.kept().items()},
         }

@@ -69,7 +69,7 @@ def _scaled_update(
     bad = ~torch.isfinite(loss) | scale.exhausted(overflow)
     divisor = clip_divisor(grad_norm, plan.max_grad_norm)
     optimizer.step(lr, bad, used if divisor is None else used * divisor, skip=overflow)
-    scale.update(overflow)
+    scale.update(overflow, refused=optimizer.refusing > 0)
     return StepResult(loss, grad_norm, bad, skipped=overflow & ~bad, loss_scale=used)
 
 

@@ -80,6 +80,11 @@ class Trainer:
         if num_done < self.training.max_steps:
             done = f"{num_done} of {self.training.max_steps} steps, saved"
             raise EndedEarly(f"ended early by {here.stop.notice_name}: {done}")
+        if not self.optimizer.num_steps.item():  # sync; a run like this must prove nothing
+            raise EndedEarly(
+                f"changed no weight: gradients overflowed in float16 in all of {num_done} steps, "
+                "which is usual only at the start; train more steps, or training.precision=bf16"
+            )
 
     def _loop(self, stream: Iterator[Batch]) -> int:
         """Steps done when it ends: all, or as many as there was time for."""

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from model_check.engine.observer import Observer
-from model_check.errors import ConfigError
+from model_check.errors import ConfigError, StorageError
 from model_check.events import Scalar
+from model_check.utils.words import first_line
 
 API_KEY = "WANDB_API_KEY"
 
@@ -56,9 +57,11 @@ class WandbRun(Observer):
             self._begin()
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
-        if self._run is None:
-            self._begin()
-        self._run.log(scalars, step=step)
+        """Raises StorageError: whatever wandb raises, it is only its log that is lost."""
+        try:
+            self._run.log(scalars, step=step)
+        except Exception as error:
+            raise StorageError(f"W&B: {first_line(error)}") from error
 
     def kept(self) -> dict[str, Scalar]:
         return self._kept
@@ -67,14 +70,30 @@ class WandbRun(Observer):
         self._kept = {n: kept[n] for n in ("wandb", "wandb_id") if n in kept}
 
     def close(self) -> None:
-        if self._run is not None:
-            self._run.finish()
-            self._run = None
+        run, self._run = self._run, None
+        if run is None:
+            return
+        try:
+            run.finish()
+        except Exception as error:  # the training is over: it keeps its own end
+            self._say(f"W&B: not everything was sent: {first_line(error)}")
 
     def _begin(self) -> None:
+        """Raises ConfigError where wandb cannot begin: no network, a key that is refused."""
         wandb: Any = importlib.import_module("wandb")  # 1 s, and not installed everywhere
+        try:
+            self._run = self._init(wandb)
+        except Exception as error:
+            raise ConfigError(
+                f"logging.wandb = {self._place.mode}: {first_line(error)}; logging.wandb=offline "
+                "keeps the run on disk, logging.wandb=off does without"
+            ) from error
+        self._kept = {"wandb": self._run.url or None, "wandb_id": self._run.id}
+        self._say(f"W&B: {self._run.url or self._run.dir} ({self._place.mode})")
+
+    def _init(self, wandb: Any) -> Any:
         place = self._place
-        self._run = wandb.init(
+        return wandb.init(
             project=place.project,
             group=place.group,
             name=place.name,
@@ -88,8 +107,6 @@ class WandbRun(Observer):
                 console="off", disable_git=True, save_code=False, x_disable_meta=True, silent=True
             ),
         )
-        self._kept = {"wandb": self._run.url or None, "wandb_id": self._run.id}
-        self._say(f"W&B: {self._run.url or self._run.dir} ({place.mode})")
 
 
 def _has_key() -> bool:

@@ -8,8 +8,10 @@ import torch
 from model_check.config.derived import backend_conflict
 from model_check.errors import ConfigError
 from model_check.models.attention import FLASH_MODULES, flash_function
+from model_check.utils.words import first_line
 
-_HOPPER, _BLACKWELL = (9, 0), (10, 0)
+_UNKNOWN, _AMPERE, _HOPPER, _BLACKWELL = (0, 0), (8, 0), (9, 0), (10, 0)
+"""Compute capabilities."""
 _INSTALL = {
     "flash_attn_2": "pip install flash-attn --no-build-isolation",
     "flash_attn_3": "build hopper/ of github.com/Dao-AILab/flash-attention, or take PyTorch's "
@@ -30,9 +32,9 @@ class Wanted:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Of the GPU; (0, 0) where there is none to ask."""
+        """Of the GPU; _UNKNOWN where there is none to ask."""
         usable = self.device.type == "cuda" and torch.cuda.is_available()
-        return torch.cuda.get_device_capability(self.device) if usable else (0, 0)
+        return torch.cuda.get_device_capability(self.device) if usable else _UNKNOWN
 
 
 def resolve_backend(
@@ -94,9 +96,9 @@ def _obstacle(name: str, wanted: Wanted) -> str | None:
     )
     if conflict or name in ("eager", "sdpa"):
         return conflict
-    if name == "cudnn":
-        return _cudnn_obstacle()
-    return _generation_obstacle(name, wanted.capability) or _package_obstacle(name, wanted)
+    if obstacle := _generation_obstacle(name, wanted.capability):
+        return obstacle
+    return _cudnn_obstacle() if name == "cudnn" else _package_obstacle(name, wanted)
 
 
 def _cudnn_obstacle() -> str | None:
@@ -107,6 +109,8 @@ def _cudnn_obstacle() -> str | None:
 
 def _generation_obstacle(name: str, capability: tuple[int, int]) -> str | None:
     major_minor = ".".join(map(str, capability))
+    if name in ("cudnn", "flash_attn_2") and _UNKNOWN < capability < _AMPERE:
+        return f"{name} needs compute capability 8.0 or newer, not {major_minor}"
     if name == "flash_attn_3" and not _HOPPER <= capability < _BLACKWELL:
         return f"flash_attn_3 needs a Hopper GPU (9.0), not compute capability {major_minor}"
     if name == "flash_attn_4" and capability < _HOPPER:
@@ -122,7 +126,7 @@ def _package_obstacle(name: str, wanted: Wanted) -> str | None:
     except ModuleNotFoundError:
         return f"{name} is not installed ({_INSTALL[name]})"
     except (ImportError, AttributeError, OSError) as error:  # built for another torch or CUDA
-        return f"{package} is installed but broken: {str(error).splitlines()[0]}"
+        return f"{package} is installed but broken: {first_line(error)}"
     if wanted.deterministic and not can_be_deterministic:
         return f"this {package} cannot be deterministic (system.deterministic=false allows it)"
     return None

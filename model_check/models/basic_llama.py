@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from model_check.config.derived import Geometry
 from model_check.models.attention import AttentionFn, visible_within
 from model_check.models.loss import linear_cross_entropy
+from model_check.models.products import linear
 from model_check.models.rope import positions_within, rotate
 
 
@@ -18,6 +19,9 @@ class Linear(nn.Linear):
     def reset_parameters(self) -> None:
         """Left as allocated: `build_model` fills every matrix. (torch's own filling takes seconds,
         and on the meta device imports torch._dynamo.)"""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight)
 
 
 class Embedding(nn.Embedding):

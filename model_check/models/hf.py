@@ -21,10 +21,12 @@ from model_check.config.arguments import Parser
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError, ModelCheckError, StorageError
 from model_check.models.hf_names import EMBEDDING, INDEX, WEIGHTS, their_name
+from model_check.utils.archive import DAMAGE, damage_of
 from model_check.utils.files import sync
+from model_check.utils.words import first_line
 
-_NO_CHECKPOINT = (OSError, RuntimeError, ValueError, TypeError, KeyError, EOFError, UnpicklingError)
-"""What torch.load raises for files that are something else, or cut short."""
+_NO_CHECKPOINT = (OSError, TypeError, AttributeError, UnpicklingError, *DAMAGE)
+"""What reading raises for files that are something else."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -46,7 +48,7 @@ def export(
         their_name(name): value.to(_DTYPES[dtype]).contiguous()
         for name, value in state["model"].items()
     }
-    settings = msgspec.convert(state["settings"], Settings)
+    settings = _settings_of(state, checkpoint)
     with _new_directory(out) as beside:
         _write_json(beside / "config.json", config_json(settings, len(weights[EMBEDDING]), dtype))
         _write_shards(beside, weights, max_shard_bytes)
@@ -96,15 +98,25 @@ def config_json(settings: Settings, vocab_size: int, dtype: str) -> dict[str, An
 
 def _read_checkpoint(path: Path) -> dict[str, Any]:
     try:
+        if (damage := damage_of(path)) is not None:  # torch.load does not look
+            raise ConfigError(f"{path}: damaged, or not a checkpoint of Model Check: {damage}")
         state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         state["model"], state["settings"]
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such checkpoint") from error
     except _NO_CHECKPOINT as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise ConfigError(f"{path}: not a checkpoint of Model Check: {lines[0]}") from error
+        raise ConfigError(
+            f"{path}: not a checkpoint of Model Check: {first_line(error)}"
+        ) from error
     checkpoint: dict[str, Any] = state
     return checkpoint
+
+
+def _settings_of(state: Mapping[str, Any], path: Path) -> Settings:
+    try:
+        return msgspec.convert(state["settings"], Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: written by another version: {error}") from error
 
 
 def _tokenizer_of(state: Mapping[str, Any]) -> Path | None:

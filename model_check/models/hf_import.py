@@ -14,9 +14,7 @@ from model_check.config.geometry import read_config
 from model_check.config.schema import ModelSettings
 from model_check.errors import ConfigError
 from model_check.models.hf_names import EMBEDDING, HEAD, INDEX, WEIGHTS, their_name
-
-_SHOWN = 4
-"""Names in a message; the rest is counted."""
+from model_check.utils.words import few
 
 
 @torch.no_grad()
@@ -93,10 +91,7 @@ def _other_shapes(parameters: Mapping[str, Tensor], files: Mapping[str, Path]) -
 
 
 def _listed(what: str, names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{what}: {', '.join(names[:_SHOWN])}{more}"
+    return f"{what}: {few(names)}" if names else ""
 
 
 def _files_of_tensors(directory: Path) -> dict[str, Path]:

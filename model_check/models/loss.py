@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from model_check.models.products import by_onednn, product
+
 IGNORED = -100
 """A target that counts for nothing."""
 
@@ -55,11 +57,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, len(targets_N), chunk_rows):
             rows = slice(start, start + chunk_rows)
             hidden, targets = hidden_NH[rows].to(dtype), targets_N[rows]
-            loss, logits_grad = _loss_and_gradient(hidden @ weight.T, targets, wanted)
+            loss, logits_grad = _loss_and_gradient(product(hidden, weight.T), targets, wanted)
             total = loss if total is None else total + loss
             if hidden_grad is not None and logits_grad is not None:
                 ignored = (targets == IGNORED)[:, None]  # masked here: H is narrower than V
-                hidden_grad[rows] = (logits_grad @ weight).masked_fill_(ignored, 0.0)
+                hidden_grad[rows] = product(logits_grad, weight).masked_fill_(ignored, 0.0)
                 hidden = hidden.masked_fill(ignored, 0.0)
                 weight_grad = _add_product(weight_grad, logits_grad, hidden, weight_VH.dtype)
         ctx.hidden_grad, ctx.weight_grad = hidden_grad, weight_grad
@@ -98,10 +100,10 @@ def _loss_and_gradient(
 def _add_product(
     total_VH: Tensor | None, logits_grad_NV: Tensor, hidden_NH: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """total + logits_grad.T @ hidden, in `dtype`; in place, and one kernel where no cast is
-    needed."""
+    """total + logits_grad.T @ hidden, in `dtype`; in place, and in one kernel where there is
+    one."""
     if total_VH is None:
-        return (logits_grad_NV.T @ hidden_NH).to(dtype)
-    if logits_grad_NV.dtype == dtype:
+        return product(logits_grad_NV.T, hidden_NH).to(dtype)
+    if logits_grad_NV.dtype == dtype and not by_onednn(logits_grad_NV):
         return total_VH.addmm_(logits_grad_NV.T, hidden_NH)
-    return total_VH.add_(logits_grad_NV.T @ hidden_NH)
+    return total_VH.add_(product(logits_grad_NV.T, hidden_NH))

@@ -1,34 +1,80 @@
 """torch.compile by block: the same training, within its rounding; parameters keep their names."""
 
 import shutil
+import signal
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from model_check.engine.checkpoint import CheckpointError
 from model_check.errors import ConfigError
 from model_check.events import Phase
-from tests.engine.conftest import Run
+from tests.engine.conftest import FakeBatch, FakeSource, Run, Worker
 
 MakeRun = Callable[..., Run]
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
-@pytest.mark.filterwarnings("default")  # the compiler's own
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.timeout(400)
-def test_compiled_blocks_train_as_eager_ones(tiny_run: MakeRun) -> None:
-    eager, compiled = (
-        tiny_run(model__num_layers=2)(),
-        tiny_run(model__num_layers=2, training__compile="true"),
-    )
+@pytest.mark.parametrize(
+    ("changes", "tolerance"),
+    [({}, 1e-4), ({"training__use_amp": "true", "training__gradient_checkpointing": "true"}, 2e-2)],
+    ids=["float32", "bfloat16 and checkpointing"],
+)
+def test_compiled_blocks_train_as_eager_ones(
+    tiny_run: MakeRun, changes: dict[str, Any], tolerance: float
+) -> None:
+    changes = changes | {"model__num_layers": 2}
+    eager, compiled = tiny_run(**changes)(), tiny_run(**changes, training__compile="true")
     assert compiled.weights().keys() == eager.weights().keys()
     assert all(p.grad is None for p in compiled.trainer.model.parameters())
     compiled()
     for ours, theirs in zip(compiled.bits(), eager.bits(), strict=True):
         for one, other in zip(ours, theirs, strict=True):
-            assert float.fromhex(one) == pytest.approx(float.fromhex(other), rel=1e-4)
+            assert float.fromhex(one) == pytest.approx(float.fromhex(other), rel=tolerance)
     phases = [event.name for event in compiled.kept.events if isinstance(event, Phase)]
     assert phases == ["build", "compile", "train"]
+
+
+def with_documents(number: int) -> FakeBatch:
+    batch = FakeSource().random(number)
+    return FakeBatch(batch.inputs, batch.targets, torch.arange(16).repeat(2, 1) // 5)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(400)
+def test_no_step_compiles_again_where_documents_are_masked(tiny_run: MakeRun) -> None:
+    run = tiny_run(
+        FakeSource(make=with_documents), data__document_masking="true", training__compile="true"
+    )
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        run()
+    assert len(run.bits()) == 4
+
+
+def test_a_checkpoint_that_cannot_be_resumed_is_refused_before_the_wait(
+    tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")  # compiling would be refused
+    (tmp_path / "torn.pt").write_bytes(b"PK")
+    with pytest.raises(CheckpointError, match="damaged"):
+        tiny_run(training__compile="true", training__resume=tmp_path / "torn.pt")
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+def test_a_signal_ends_the_compiling_at_once(start: Callable[..., Worker]) -> None:
+    worker = start("training.compile=true", OMP_NUM_THREADS="1")
+    assert any(isinstance(e, Phase) and e.name == "compile" for e in worker.listen())
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.finish() == 143, worker.output
+    assert worker.output.splitlines()[-1] == "[CPU0] stopped by SIGTERM after 0 steps"
+    assert "Traceback" not in worker.output
 
 
 def test_without_a_compiler_the_hint_says_what_to_do(

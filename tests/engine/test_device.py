@@ -1,5 +1,9 @@
 """Which device, how many threads, and whether it is the GPU that was meant."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,6 +12,7 @@ from model_check.errors import NoGpuError
 from model_check.utils.worker_env import WorkerEnv
 
 UUID = "7f3b1c1e-0d5c-4a1b-9a55-0123456789ab"
+ROOT = Path(__file__).parents[2]
 ALONE = WorkerEnv.from_environ({})
 
 
@@ -43,3 +48,26 @@ def test_a_device_is_described_for_the_comparison_of_workers() -> None:
     assert detail["torch"] == torch.__version__
     assert detail["num_threads"] == torch.get_num_threads()
     assert detail["device_name"]
+
+
+TAKE_AND_FREE = """
+import resource
+import torch
+from model_check.engine.device import keep_freed_memory
+torch.set_num_threads(2)
+keep_freed_memory()
+for _ in range(5):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensors = [torch.ones(2**20) for _ in range(16)]
+    del tensors
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_memory_that_was_freed_is_taken_again_without_the_kernel() -> None:
+    command = [sys.executable, "-c", TAKE_AND_FREE]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True
+    )
+    faults = [int(line) for line in done.stdout.splitlines()]
+    assert faults[-1] < faults[0] / 4, faults

@@ -174,12 +174,13 @@ def test_what_could_not_act_is_refused(
 
 
 class Products(TorchDispatchMode):
-    """Counts matrix products."""
+    """Counts matrix products, whoever computes them."""
 
+    names = ("aten::mm", "mkldnn::_linear_pointwise")
     count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.aten.mm.default
+        self.count += func.name() in self.names
         return func(*args, **(kwargs or {}))
 
 

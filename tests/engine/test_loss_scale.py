@@ -7,13 +7,14 @@ from model_check.engine.loss_scale import LARGEST_SCALE, LossScale, loss_scale
 from model_check.engine.optim import AdamW
 
 CPU = torch.device("cpu")
+YES, NO = torch.tensor(True), torch.tensor(False)
 
 
 def history(scale: LossScale, overflows: str) -> list[float]:
     """The scale after each step; `x` is one that overflows."""
     values = []
     for overflow in overflows:
-        scale.update(torch.tensor(overflow == "x"))
+        scale.update(torch.tensor(overflow == "x"), refused=NO)
         values.append(scale.value.item())
     return values
 
@@ -36,12 +37,19 @@ def test_it_never_leaves_its_bounds() -> None:
 
 
 def test_it_is_exhausted_only_when_gradients_overflow_at_the_smallest_scale() -> None:
-    yes, no = torch.tensor(True), torch.tensor(False)
     scale = LossScale(CPU, first=2.0)
-    assert not scale.exhausted(yes)
-    scale.update(yes)
-    assert scale.exhausted(yes)
-    assert not scale.exhausted(no)
+    assert not scale.exhausted(YES)
+    scale.update(YES, refused=NO)
+    assert scale.exhausted(YES)
+    assert not scale.exhausted(NO)
+
+
+def test_a_step_that_is_refused_leaves_it_as_it_was() -> None:
+    scale = LossScale(CPU, first=8.0, steps_until_doubled=3)
+    history(scale, "..")
+    scale.update(YES, refused=YES)
+    scale.update(NO, refused=YES)
+    assert (scale.value.item(), scale.num_good.item()) == (8.0, 2.0)
 
 
 def test_a_checkpoint_keeps_it() -> None:

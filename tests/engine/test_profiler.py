@@ -5,6 +5,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from model_check.errors import NonFiniteError
 from model_check.events import Note
 from tests.engine.conftest import Run
 
@@ -27,3 +30,22 @@ def test_the_last_step_can_be_profiled_and_no_bit_changes(
 ) -> None:
     assert tiny_run(debug__profile_steps="3")().bits() == tiny_run()().bits()
     assert (tmp_path / "checkpoints" / "profile" / "steps_3-3.json.gz").exists()
+
+
+def test_a_run_that_ends_while_it_is_profiled_leaves_what_it_has(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    with pytest.raises(NonFiniteError):
+        tiny_run(debug__profile_steps="0-3", debug__drill="nan@1")()
+    assert (tmp_path / "checkpoints" / "profile" / "steps_0-1.json.gz").exists()
+
+
+def test_a_profile_that_cannot_be_written_hides_no_failure(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "profile").write_text("a file where the directory should be")
+    run = tiny_run(debug__profile_steps="0-3", debug__drill="nan@1")
+    with pytest.raises(NonFiniteError):
+        run()
+    assert any(line.startswith("Profile of steps 0 to 1 not saved: ") for line in run.kept.lines)

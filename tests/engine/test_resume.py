@@ -13,7 +13,7 @@ from model_check.engine.checkpoint import CheckpointError, read_checkpoint
 from model_check.engine.evaluation import Splits
 from model_check.engine.observer import Observer
 from model_check.engine.stop import EndedEarly
-from model_check.errors import ConfigError
+from model_check.errors import ConfigError, NonFiniteError
 from model_check.events import Evaluation, Phase, Scalar
 from tests.engine.conftest import FakeBatch, FakeSource, Run
 
@@ -173,7 +173,7 @@ def test_a_checkpoint_of_another_model_names_tensors_and_settings(tiny_run: Make
         tiny_run(training__resume="auto", model__num_layers=2, model__intermediate_size=48)
     text = str(caught.value)
     assert "does not fit this model: layers.1.attention.wk.weight, " in text
-    assert "and 6 more missing; " in text
+    assert "and 5 more missing; " in text
     assert "layers.0.feed_forward.w1.weight [64, 32] (here [48, 32])" in text
     assert "settings that differ: model.num_layers 1 -> 2, model.intermediate_size 64 -> 48" in text
     assert "\n" not in text
@@ -198,6 +198,45 @@ def test_a_checkpoint_of_another_run_names_what_differs_unless_that_was_asked_fo
     )
     run = tiny_run(**other, training__resume_anyway="true", training__max_steps=6)()
     assert [step.step for step in run.kept.steps()] == [4, 5]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("step", [0, 3])
+def test_what_an_alarm_saved_can_be_resumed_and_repeats_the_step(
+    tiny_run: MakeRun, tmp_path: Path, lag: int, step: int
+) -> None:
+    common = {"training__max_steps": 5, "training__learning_rate": 0.01}
+    clean = tiny_run(**common)()
+    with pytest.raises(NonFiniteError):
+        tiny_run(**common, lag=lag, debug__drill=f"nan@{step}")()
+    evidence = tmp_path / "checkpoints" / f"nan_grad_step_{step}.pt"
+    again = tiny_run(**common, training__resume=evidence)()
+    assert again.bits() == clean.bits()[step:]
+
+
+def test_the_evidence_of_float16_has_the_loss_scale_of_its_step(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    half = {"training__use_amp": "true", "training__precision": "fp16", "training__max_steps": 5}
+    tiny_run(**half, training__save_interval=3)()
+    with pytest.raises(NonFiniteError):
+        tiny_run(**half, lag=1, debug__drill="loss_nan@3")()
+    directory = tmp_path / "checkpoints"
+    saved, evidence = (
+        read_checkpoint(directory / name) for name in ("step_3.pt", "nan_grad_step_3.pt")
+    )
+    assert evidence["optimizer"]["loss_scale"] == saved["optimizer"]["loss_scale"]
+
+
+def test_a_profile_that_lies_behind_is_refused_and_one_that_has_begun_goes_on(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    tiny_run(training__save_last="true")()
+    again = {"training__resume": "auto", "training__max_steps": 8}
+    with pytest.raises(ConfigError, match="step 3 is never reached: the resumed run goes on with"):
+        tiny_run(**again, debug__profile_steps="2-3")
+    tiny_run(**again, debug__profile_steps="3-5")()
+    assert (tmp_path / "checkpoints" / "profile" / "steps_4-5.json.gz").exists()
 
 
 def test_a_drill_that_lies_behind_is_refused(tiny_run: MakeRun) -> None:

@@ -52,10 +52,12 @@ def wait_for(found: Callable[[], bool], what: str) -> None:
         assert time.monotonic() < deadline, what
 
 
+@pytest.mark.parametrize("beside", ["false", "true"], ids=["training waits", "beside training"])
 def test_a_process_killed_while_it_saves_is_resumed_to_the_bit(
-    start: Start, tmp_path: Path
+    start: Start, tmp_path: Path, beside: str
 ) -> None:
     saving = (*LARGER, "training.save_interval=2", "training.save_last=true", "--max-steps=9")
+    saving += (f"training.async_save={beside}",)
     whole = train(start, *saving, "system.checkpoint_dir=whole")
     killed = start(*saving, "--max-steps=9", OMP_NUM_THREADS="1")
     directory = tmp_path / ".checkpoints"
@@ -71,6 +73,18 @@ def test_a_process_killed_while_it_saves_is_resumed_to_the_bit(
     assert "[CPU0] Step [2/9]" in rest.output
     assert not leftover.exists()
     assert_same_state(tmp_path / "whole" / "last.pt", directory / "last.pt")
+
+
+def test_two_processes_in_one_directory_leave_only_whole_files(
+    start: Start, tmp_path: Path
+) -> None:
+    saving = ("training.save_interval=1", "training.keep_last=2", "training.save_last=true")
+    workers = [start(*saving, "--max-steps=25", OMP_NUM_THREADS="1") for _ in range(2)]
+    for worker in workers:
+        assert worker.finish() == 0, worker.output
+    left = list((tmp_path / ".checkpoints").iterdir())
+    assert tmp_path / ".checkpoints" / "last.pt" in left
+    assert all(path.suffix == ".pt" and read_checkpoint(path) for path in left), left
 
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGTERM], ids=["USR1", "TERM"])

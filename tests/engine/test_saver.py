@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_check.engine.checkpoint import read_checkpoint
+from model_check.engine.checkpoint import read_checkpoint, storing
 from model_check.engine.state import snapshot
 from model_check.engine.stop import EndedEarly, Terminated
 from model_check.errors import NonFiniteError, StorageError
@@ -86,6 +86,39 @@ def test_a_write_that_fails_ends_the_run(tiny_run: MakeRun, tmp_path: Path, besi
     assert len(run.bits()) < 4
 
 
+LARGE = {"model__hidden_size": 64, "model__intermediate_size": 96}
+"""About 420 KB a checkpoint: two fit a disk of 1 MiB, the third is cut short."""
+
+
+@pytest.mark.parametrize("beside", ["true", "false"])
+def test_a_disk_that_fills_up_ends_the_run_and_leaves_what_is_whole(
+    tiny_run: MakeRun, small_disk: Path, beside: str
+) -> None:
+    run = tiny_run(
+        directory=small_disk, training__save_interval=1, training__async_save=beside, **LARGE
+    )
+    with pytest.raises(StorageError, match=r"step_3\.pt: .* its end \([\d.]+ MiB free\)"):
+        run()
+    assert names(small_disk) == ["step_1.pt", "step_2.pt"]
+    resumed = tiny_run(directory=small_disk, training__resume="auto", **LARGE)
+    assert resumed.trainer.state.progress.step == 2
+
+
+def test_a_full_disk_does_not_hide_a_nan(tiny_run: MakeRun, small_disk: Path) -> None:
+    (small_disk / "others").write_bytes(b"x" * (900 << 10))
+    run = tiny_run(directory=small_disk, debug__drill="nan@1", debug__dump_tensors="true", **LARGE)
+    with pytest.raises(NonFiniteError, match="step 1"):
+        run()
+    told = [line.split(" not saved")[0] for line in run.kept.lines if "not saved" in line]
+    assert told == ["Checkpoint", "Debug tensors"]
+    assert names(small_disk) == ["debug", "others"]
+
+
+def test_a_gpu_that_fails_while_it_is_saved_is_not_called_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(torch.AcceleratorError, match="illegal"), storing(tmp_path / "last.pt"):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
 def test_a_write_that_fails_hides_no_other_failure(tiny_run: MakeRun, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where the directory should be")
     run = tiny_run(training__save_interval=3, training__async_save="true", debug__drill="nan@3")
@@ -128,6 +161,23 @@ def test_a_notice_ends_the_run_well_with_a_checkpoint_to_go_on_from(
     assert run.source.closed
     rest = tiny_run(training__max_steps=6, training__resume="auto")()
     assert run.bits() + rest.bits() == whole.bits()
+
+
+def test_a_run_that_is_cut_short_while_it_writes_waits_for_the_file(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    run = tiny_run(training__save_interval=2, training__async_save="true", training__max_steps=6)
+
+    def stopping(number: int) -> FakeBatch:
+        if number == 2:  # the writer of step_2.pt has just begun
+            raise Terminated(15)
+        return FakeSource().random(number)
+
+    run.source.make = stopping
+    with pytest.raises(Terminated):
+        run()
+    assert names(tmp_path / "checkpoints") == ["step_2.pt"]
+    assert read_checkpoint(tmp_path / "checkpoints" / "step_2.pt")["step"] == 2
 
 
 def test_a_signal_to_stop_saves_nothing(tiny_run: MakeRun, tmp_path: Path) -> None:

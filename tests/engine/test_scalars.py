@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,8 @@ from model_check.engine.batches import StepData
 from model_check.engine.mfu import FlopsPerToken, Utilisation
 from model_check.engine.reading import Reading
 from model_check.engine.scalars import ScalarLog
-from model_check.events import Evaluation, Metrics
+from model_check.errors import StorageError
+from model_check.events import Evaluation, Metrics, Note
 from tests.engine.conftest import Kept, Run
 
 
@@ -77,6 +79,40 @@ def test_writers_get_what_is_known_and_are_closed() -> None:
     }
     assert evaluation == (1, {"eval/held_out/loss": 1.5})
     assert written.closed
+
+
+class Failing(Written):
+    """Writes so often, and then its disk is full."""
+
+    num_good = 1
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        if len(self.scalars) == self.num_good:
+            raise StorageError("log: cannot be written: No space left on device")
+        super().write(step, scalars)
+
+
+def test_a_log_that_fails_later_is_told_once_and_left_out() -> None:
+    kept, written, failing = Kept(), Written(), Failing()
+    log = make(kept, written, log_interval=1)
+    log._writers.append(failing)
+    for step in range(4):
+        log.on_reading(reading(step), 1.0)
+    assert [step for step, _ in failing.scalars] == [0]
+    assert [step for step, _ in written.scalars] == [0, 1, 2, 3]
+    notes = [event.text for event in kept.events if isinstance(event, Note)]
+    assert notes == [line for line in kept.lines if "no longer logged" in line]
+    assert notes == [
+        "from step 1 on no longer logged: log: cannot be written: No space left on device"
+    ]
+
+
+def test_a_log_that_cannot_begin_ends_the_run(tiny_run: Callable[..., Run], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    run = tiny_run(logging__tensorboard_dir=str(tmp_path / "file" / "logs"))
+    with pytest.raises(StorageError, match="cannot be written"):
+        run()
+    assert len(run.kept.steps()) == 1
 
 
 def test_a_run_tells_its_speed_in_events(tiny_run: Callable[..., Run]) -> None:

@@ -13,6 +13,7 @@ from model_check.engine.batches import StepData
 from model_check.engine.loss_scale import FIRST_SCALE, loss_scale
 from model_check.engine.reading import Reader
 from model_check.engine.step import StepPlan, accumulate, train_step
+from model_check.engine.stop import EndedEarly
 from model_check.errors import NonFiniteError
 from model_check.events import Note
 from tests.engine.conftest import VOCABULARY, FakeBatch, FakeSource, Run
@@ -78,6 +79,19 @@ def test_the_blocks_weights_are_cast_as_often_for_four_micro_batches_as_for_one(
             )
         counts.append(sum(address in weights for address in calls.cast))
     assert counts == [7, 7]  # wq, wk, wv, wo, w1, w2, w3
+
+
+def test_the_copies_of_one_step_are_not_those_of_the_next(tiny_run: MakeRun) -> None:
+    run, fresh = tiny_run(training__use_amp="true"), tiny_run(training__use_amp="true")
+    model, optimizer, plan = run.trainer.model, run.trainer.optimizer, run.trainer.plan
+    before = run.weights()
+    for _ in range(2):
+        train_step(model, micro_batches(2), optimizer, 0.1, plan)
+    assert not torch.equal(run.weights()[WEIGHT], before[WEIGHT])
+    fresh.trainer.model.load_state_dict(model.state_dict())
+    for trainer in (run.trainer, fresh.trainer):
+        accumulate(trainer.model, micro_batches(2), trainer.optimizer, plan)
+    assert all(torch.equal(a, b) for a, b in zip(gradients(run), gradients(fresh), strict=True))
 
 
 WAITING = {
@@ -167,6 +181,15 @@ def test_gradients_that_overflow_at_the_smallest_scale_are_a_failure(tiny_run: M
     assert scale is not None
     scale.value.fill_(1.0)
     with pytest.raises(NonFiniteError, match="step 2"):
+        run()
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_run_whose_every_step_was_skipped_proves_nothing(tiny_run: MakeRun, lag: int) -> None:
+    run = fp16(tiny_run, lag=lag, training__max_steps=3)
+    weight = run.trainer.model.get_parameter(WEIGHT)
+    weight.register_hook(lambda gradient: gradient * float("nan"))  # as a broken GPU would
+    with pytest.raises(EndedEarly, match=r"changed no weight: .* in all of 3 steps"):
         run()
 
 

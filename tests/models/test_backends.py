@@ -10,7 +10,12 @@ import torch
 from model_check.config.load import Request, load
 from model_check.errors import ConfigError
 from model_check.models.attention import BACKENDS, FLASH_MODULES, eager, flash_function
-from model_check.models.backends import Wanted, _obstacle, resolve_backend
+from model_check.models.backends import (
+    Wanted,
+    _generation_obstacle,
+    _obstacle,
+    resolve_backend,
+)
 
 CUDA = torch.device("cuda")
 
@@ -82,6 +87,26 @@ def test_a_broken_package_is_no_missing_one(packages: Path) -> None:
     (packages / "flash_attn" / "__init__.py").write_text("raise ImportError('undefined symbol: x')")
     with pytest.raises(ConfigError, match="installed but broken: undefined symbol: x"):
         resolve_backend("flash_attn_2", CUDA, torch.bfloat16)
+
+
+TURING, AMPERE, HOPPER, BLACKWELL = (7, 5), (8, 0), (9, 0), (10, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "runs_on"),
+    [
+        ("cudnn", {AMPERE, HOPPER, BLACKWELL}),
+        ("flash_attn_2", {AMPERE, HOPPER, BLACKWELL}),
+        ("flash_attn_3", {HOPPER}),
+        ("flash_attn_4", {HOPPER, BLACKWELL}),
+    ],
+)
+def test_each_is_chosen_only_on_gpus_that_have_its_kernels(
+    name: str, runs_on: set[tuple[int, int]]
+) -> None:
+    every = {TURING, AMPERE, HOPPER, BLACKWELL}
+    assert {c for c in every if _generation_obstacle(name, c) is None} == runs_on
+    assert "7.5" in str(_generation_obstacle(name, TURING))
 
 
 @pytest.mark.parametrize("name", ["flash_attn", "flash_attn_2", "flash_attn_3", "cudnn"])

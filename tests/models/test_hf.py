@@ -170,3 +170,21 @@ def test_the_command_tells_what_it_wrote(
     (tmp_path / "text.pt").write_text("not a checkpoint")
     assert main(["export", str(tmp_path / "text.pt"), str(tmp_path / "b")]) == 2
     assert "not a checkpoint of Model Check" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_or_one_of_another_version_is_never_exported(
+    settings: Make, tmp_path: Path
+) -> None:
+    wanted = settings()
+    model = built(wanted)
+    checkpoint = saved(model, wanted, tmp_path / "last.pt")
+    content = checkpoint.read_bytes()
+    at = content.index(model.tok_embed.weight.detach().numpy().tobytes()[:64])
+    checkpoint.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    with pytest.raises(ConfigError, match=r"damaged, .* does not match its checksum"):
+        export(checkpoint, tmp_path / "out")
+    state = {"model": model.state_dict(), "settings": {"model": {"num_moons": 2}}}
+    torch.save(state, tmp_path / "other.pt")
+    with pytest.raises(ConfigError, match=r"another version: .*num_moons"):
+        export(tmp_path / "other.pt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,94 @@
+"""What it costs to watch a step: our step as it is beside the same without the non-finite gate, the
+reading, event and line; in turns within one process, the order changing from pair to pair.
+
+Prints one JSON line, in milliseconds of CPU. Arguments: workload, number of pairs.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from ours import CPU, build
+from torch.nn.utils import get_total_norm
+from workload import LEARNING_RATE, MAX_GRAD_NORM, Workload
+
+from model_check.engine.batches import StepData, gather
+from model_check.engine.observer import Observer
+from model_check.engine.optim import clip_divisor
+from model_check.engine.reading import Reading
+from model_check.engine.step import accumulate, train_step
+from model_check.engine.trainer import Trainer
+
+WARM_UP_PAIRS = 3
+DIRECT_ROUNDS = 300
+
+
+class Watching:
+    """One trainer, its steps taken by hand."""
+
+    def __init__(self, work: Workload, num_pairs: int) -> None:
+        num_steps = 2 * (num_pairs + WARM_UP_PAIRS) + 1
+        self.trainer: Trainer = build(work, num_steps, Observer())
+        self.work = work
+        self._stream = self.trainer.source.batches()
+        self.trainer.here.meter.start()
+
+    def data(self) -> StepData:
+        return gather(self._stream, 0, self.work.num_micro_batches, CPU)
+
+    def watched(self) -> None:
+        """What Trainer does of a step."""
+        trainer, data = self.trainer, self.data()
+        result = train_step(trainer.model, data, trainer.optimizer, LEARNING_RATE, trainer.plan)
+        self.take(trainer.reader.push(data, LEARNING_RATE, result))
+
+    def take(self, readings: list[Reading]) -> None:
+        for reading in readings:
+            seconds = self.trainer.here.meter.finish_step(reading.loss, reading.data.num_positions)
+            for observer in self.trainer.observers:
+                observer.on_reading(reading, seconds)
+
+    def bare(self) -> None:
+        trainer, data = self.trainer, self.data()
+        accumulate(trainer.model, data, trainer.optimizer, trainer.plan)
+        divisor = clip_divisor(get_total_norm(trainer.optimizer.gradients()), MAX_GRAD_NORM)
+        with torch.no_grad():
+            trainer.optimizer.num_steps += 1
+            for group in trainer.optimizer._groups:
+                trainer.optimizer._update(group, LEARNING_RATE, divisor, None)
+
+    def pair(self, number: int) -> tuple[float, float]:
+        """CPU milliseconds of a watched and of a bare step."""
+        if number % 2:
+            return cpu_ms(self.watched), cpu_ms(self.bare)
+        bare = cpu_ms(self.bare)
+        return cpu_ms(self.watched), bare
+
+    def direct(self) -> float:
+        """CPU milliseconds of the gate, the reading, the event and the line by themselves."""
+        trainer, data = self.trainer, self.data()
+        result = train_step(trainer.model, data, trainer.optimizer, LEARNING_RATE, trainer.plan)
+
+        def watch() -> None:
+            _ = ~(torch.isfinite(result.loss) & torch.isfinite(result.grad_norm))
+            self.take(trainer.reader.push(data, LEARNING_RATE, result))
+
+        return cpu_ms(lambda: [watch() for _ in range(DIRECT_ROUNDS)]) / DIRECT_ROUNDS
+
+
+def cpu_ms(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return 1000 * (time.process_time() - started)
+
+
+def main(work: Workload, num_pairs: int) -> None:
+    steps = Watching(work, num_pairs)
+    pairs = [steps.pair(number) for number in range(WARM_UP_PAIRS + num_pairs)][WARM_UP_PAIRS:]
+    print(json.dumps({"pairs": pairs, "direct_ms": steps.direct()}))
+
+
+if __name__ == "__main__":
+    main(Workload.parse(sys.argv[1]), int(sys.argv[2]))
