@@ -1,7 +1,15 @@
 #!/usr/bin/env bash
 # All checks, in the environment that they are pinned to (made once): format, lint, types, tests.
-# Arguments go to pytest: bash check.sh tests/test_layers.py
+# With arguments only pytest runs, with them: bash check.sh tests/test_layers.py
 set -euo pipefail
+
+if [[ ${1-} == --help || ${1-} == -h ]]; then
+    printf '%s\n' 'usage: bash check.sh [PYTEST ARGUMENTS]' \
+        'Without: ruff format --check, ruff check, mypy, pytest; ends with the first that fails.' \
+        'With: only pytest, with them (bash check.sh tests/test_layers.py -k start).' \
+        'Installs the pinned environment first, where it is missing (.venv, or MODEL_CHECK_VENV).'
+    exit 0
+fi
 
 self=$(readlink -f -- "${BASH_SOURCE[0]}")
 root=${self%/*}
@@ -12,7 +20,9 @@ find_python
 PYTHONPATH=$root "$python" -P -m launcher.environment check
 python=$(readlink -f -- "$venv/bin")/python
 cd -- "$root"
-"$python" -m ruff format --check .
-"$python" -m ruff check .
-"$python" -m mypy
+if ((!$#)); then
+    "$python" -m ruff format --check .
+    "$python" -m ruff check .
+    "$python" -m mypy
+fi
 exec "$python" -m pytest "$@"

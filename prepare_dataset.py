@@ -19,6 +19,8 @@ import msgspec
 
 from model_check.config.arguments import Parser, add_settings_options, settings_request
 from model_check.config.load import load
+from model_check.config.prepared_dir import DATASET, read_metadata
+from model_check.config.schema import Settings
 from model_check.data.housekeeping import (
     UNUSED_DAYS,
     collect_garbage,
@@ -27,8 +29,9 @@ from model_check.data.housekeeping import (
 )
 from model_check.data.prepare import Prepared, prepare
 from model_check.data.tool import add_tool_options, tool_flags
+from model_check.data.want import cache_root
 from model_check.data.weights import weights_directory
-from model_check.errors import EXIT_SIGNAL_BASE, ModelCheckError, StorageError
+from model_check.errors import EXIT_SIGNAL_BASE, ModelCheckError, StorageError, UsageError
 from model_check.utils.files import write_atomic
 
 _EPILOG = """\
@@ -50,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         arguments = _parser().read(argv)
         request = settings_request(arguments, os.environ, tool_flags(arguments))
         settings = load(request, _has_gpu).settings
-        if _keep_house(arguments, Path(settings.data.cache_dir).expanduser()):
+        if _keep_house(arguments, settings):
             return 0
         weights_directory(settings, _say)  # fetched here, once: workers only ever open it
         prepared = prepare(settings, _say, _bar if sys.stdout.isatty() else None)
@@ -83,8 +86,12 @@ def _parser() -> Parser:
         "--result", metavar="FILE", type=Path, help="write what was found or built, as JSON"
     )
     house = parser.add_mutually_exclusive_group()
-    house.add_argument("--list", action="store_true", help="what lies in data.cache_dir")
-    house.add_argument("--verify", action="store_true", help="check every checksum in there")
+    house.add_argument(
+        "--list", action="store_true", help="what lies in data.cache_dir, or in --output-dir"
+    )
+    house.add_argument(
+        "--verify", action="store_true", help="check every checksum in there, set aside what is bad"
+    )
     house.add_argument(
         "--gc",
         action="store_true",
@@ -94,20 +101,27 @@ def _parser() -> Parser:
         "--older-than",
         metavar="DAYS",
         type=float,
-        default=UNUSED_DAYS,
-        help="how long that is (%(default)s days)",
+        help=f"how long that is ({UNUSED_DAYS} days)",
     )
     return parser
 
 
-def _keep_house(arguments: Namespace, cache: Path) -> bool:
-    """Whether the command line asks for that, instead of data. Raises DataError, StorageError."""
+def _keep_house(arguments: Namespace, settings: Settings) -> bool:
+    """Whether the command line asks for that, instead of data. Raises UsageError, StorageError."""
+    if arguments.older_than is not None and not arguments.gc:
+        raise UsageError("--older-than: is for --gc alone")
+    older_than = UNUSED_DAYS if arguments.older_than is None else arguments.older_than
+    if not older_than >= 0:  # nan is not
+        raise UsageError(f"--older-than {older_than:g}: days, 0 or more")
+    cache = cache_root(settings)
+    if settings.data.output_dir is None and read_metadata(Path(settings.data.dataset).expanduser()):
+        cache = Path(settings.data.dataset).expanduser() / DATASET
     if arguments.list:
         list_cache(cache, _say)
     elif arguments.verify:
         verify_cache(cache, _say)
     elif arguments.gc:
-        collect_garbage(cache, arguments.older_than, _say)
+        collect_garbage(cache, older_than, _say)
     return bool(arguments.list or arguments.verify or arguments.gc)
 
 

@@ -4,13 +4,18 @@ Runs alone (`CUDA_VISIBLE_DEVICES=3 GPU_RANK=3 python3 pretrain_main.py --debug`
 launcher, and under a profiler. Its last word to a supervisor, however it ends, is a `done` event.
 """
 
+import signal
+
+if __name__ == "__main__":  # one that comes while the rest is imported waits, and kills nobody
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
+
 import faulthandler
 import os
-import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +29,7 @@ from model_check.config.arguments import (
 )
 from model_check.config.drill import Drill, parse_drill
 from model_check.config.load import Loaded, load
+from model_check.config.memory import check_host_memory
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
 from model_check.engine.console import Console
@@ -38,6 +44,8 @@ from model_check.errors import (
     NoGpuError,
 )
 from model_check.events import SCHEMA, Done, EventSink, Phase, Scalar, open_sink
+from model_check.utils.host_memory import host_memory_bytes
+from model_check.utils.standard_streams import open_missing_streams
 from model_check.utils.worker_env import TOKEN_CACHE, WorkerEnv
 
 if TYPE_CHECKING:
@@ -49,6 +57,13 @@ if TYPE_CHECKING:
 EXIT_UNEXPECTED = 1
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """One of them is there where torch could use a GPU: NVIDIA, the same under WSL, AMD."""
+NO_MORE_THREADS = "can't start new thread"
+"""What Python says of it; there is no class of its own."""
+THREADS_ADVICE = (
+    "no further thread can be started: the limit of this user's processes (ulimit -u) or of the "
+    "control group's (pids.max) is reached; raise it, or lower system.num_threads and "
+    "training.num_workers"
+)
 
 EPILOG = """exit codes:
   0 trained to the end    2 usage or configuration    20 NaN or Inf    69 no usable GPU
@@ -64,6 +79,7 @@ class Process:
     console: Console
     stop: StopSignal
     meter: Meter
+    started_at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,7 @@ class Ending:
 
 
 def main(argv: Sequence[str]) -> int:
+    open_missing_streams()
     faulthandler.enable()
     env = WorkerEnv.from_environ()
     here = Process(env, open_sink(env.events_fd), Console(), StopSignal(), Meter())
@@ -120,6 +137,9 @@ def ending_of(failure: BaseException | None, here: Process) -> Ending:
         case BrokenPipeError():  # `| head`: nobody reads on
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return Ending(EXIT_SIGNAL_BASE + signal.SIGPIPE, "standard output was closed")
+        case RuntimeError() if NO_MORE_THREADS in str(failure):
+            here.console.complain(f"error: {THREADS_ADVICE}")
+            return Ending(EXIT_UNEXPECTED, THREADS_ADVICE)
         case _:
             here.console.complain("".join(traceback.format_exception(failure)).rstrip())
             return Ending(EXIT_UNEXPECTED, f"{type(failure).__name__}: {failure}")
@@ -140,7 +160,7 @@ def train(argv: Sequence[str], here: Process) -> None:
     worker = name_worker(loaded, here)
     refuse_to_be_a_rank(here.env, os.environ)
     drill = wanted_drill(settings)
-    check_resume(settings.training.resume)
+    refuse_what_cannot_be(loaded)
     if settings.training.save_on_signal and not here.env.supervised:
         here.stop.take_as_notice(signal.SIGTERM)
 
@@ -163,14 +183,22 @@ def train(argv: Sequence[str], here: Process) -> None:
         sink=here.sink,
         stop=here.stop,
         meter=here.meter,
+        started_at=here.started_at,
         run_name=here.env.run_dir.name if here.env.run_dir else None,
         splits=validation_splits(cache, settings, pin=device.type == "cuda"),
         data=identity(cache),
     )
-    source = batch_source(cache, settings, pin=device.type == "cuda")
     if device.type == "cpu":
         keep_freed_memory()
+    source = batch_source(cache, settings, pin=device.type == "cuda")
     build_trainer(settings, source, cache.vocab_size, surroundings).run()
+
+
+def refuse_what_cannot_be(loaded: Loaded) -> None:
+    """Nothing to resume from, or more than this machine's memory. Raises ConfigError."""
+    check_resume(loaded.settings.training.resume)
+    if loaded.device == "cpu":
+        check_host_memory(loaded.settings, 1, host_memory_bytes())
 
 
 def wanted_drill(settings: Settings) -> Drill | None:

@@ -3,6 +3,7 @@
 # launcher: no process of ours stays between it and its caller, so exit codes and signals are its own.
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@" # started as `sh run.sh`
 set -euo pipefail
+trap '' USR1 USR2 # for the workers, not for us: until the launcher takes them they must not kill
 
 self=$(readlink -f -- "${BASH_SOURCE[0]}")
 root=${self%/*}

@@ -23,6 +23,8 @@ def open_streams() -> None:
 
 
 if __name__ == "__main__":
+    # What a run passes on to its workers waits until there is one: by default it would kill.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
     # A Ctrl-C while the rest is imported ends the process as one, without a traceback.
     handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
     open_streams()

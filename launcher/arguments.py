@@ -13,6 +13,7 @@ from model_check.config.arguments import (
     resume_flag,
     settings_request,
 )
+from model_check.config.fields import nearest
 from model_check.config.load import Request
 from model_check.errors import UsageError
 
@@ -27,7 +28,12 @@ verbs:
   doctor                       what of this machine is fine, what is not, what to do
   config show                  every setting, its value and where it came from
   report RUN_DIR ...           rebuild the reports of finished runs
+  prepare [OPTIONS]            the token cache alone: build, --list, --verify, --gc
+  export CHECKPOINT OUT        what transformers loads, made of a checkpoint
 """
+
+VERBS = ("doctor", "config", "report", "prepare", "export")
+"""They come first on a command line."""
 
 # option -> the setting that it stands for
 _FLAGS = {
@@ -59,6 +65,7 @@ def parse_run(
     own, command = _split_command(argv)
     parser = _parser(prog)
     names = parser.read(own)
+    _refuse_words(names.overrides)
     if names.gpu is not None:
         if names.gpus is not None:
             raise UsageError("--gpu and --gpus are the same option: give one of them")
@@ -75,6 +82,15 @@ def parse_run(
         dry_run=names.dry_run,
         as_json=names.json,
     )
+
+
+def _refuse_words(overrides: Sequence[str]) -> None:
+    """What stands among the settings and is none may be a verb, misspelt or misplaced."""
+    for word in overrides:
+        if word in VERBS:
+            raise UsageError(f"{word}: a verb comes first: run.sh {word} ... (--help lists them)")
+        if "=" not in word and (near := nearest(word, list(VERBS))):
+            raise UsageError(f"{word!r}: no such verb; did you mean {near}? (--help lists them)")
 
 
 def _parser(prog: str) -> Parser:

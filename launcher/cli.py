@@ -6,13 +6,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from launcher.arguments import RunArguments, parse_run
 from launcher.devices import Machine
 from launcher.gpus.probe import NvmlProbe
 from launcher.printer import LAUNCHER_PREFIX
 from launcher.run import run
-from launcher.session import open_session
+from launcher.session import ROOT, open_session
+from launcher.signals import TO_FORWARD
 from model_check.errors import (
     EXIT_INTERNAL,
     EXIT_PASS,
@@ -68,14 +70,40 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
             return _config(rest, environ)
         case ["report", *rest]:
             return _report(rest)
+        case ["prepare", *rest]:
+            _become(str(ROOT / "prepare_dataset.py"), *rest)
+        case ["export", *rest]:
+            _become("-P", "-m", "model_check.models.hf", "export", *rest)
         case _:
             return _run(argv, environ)
+
+
+def _become(*arguments: str) -> NoReturn:
+    """Another program of ours, in the environment that was found."""
+    _refuse_lost_directory()
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    for signum in TO_FORWARD:  # held back for workers that do not come
+        signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_FORWARD)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    os.execve(sys.executable, [sys.executable, *arguments], env)
+
+
+def _refuse_lost_directory() -> None:
+    """Every relative path would mean nothing. Raises UsageError."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            f"the working directory is gone ({error.strerror}): cd to one that exists"
+        ) from error
 
 
 def _run(argv: list[str], environ: Mapping[str, str]) -> int:
     arguments = parse_run(argv, environ)
     if arguments.as_json and not arguments.dry_run:
         raise UsageError("--json goes with --dry-run; a run leaves report.json in its directory")
+    _refuse_lost_directory()
     probe = NvmlProbe()
     session = open_session(arguments, probe, environ, hold=not arguments.dry_run)
     if arguments.dry_run:
@@ -103,6 +131,7 @@ def _doctor(argv: list[str], environ: Mapping[str, str]) -> int:
     from model_check.config.load import load
 
     arguments = _only_settings(parse_run(argv, environ, prog="run.sh doctor"))
+    _refuse_lost_directory()
     cache_dir = Path(load(arguments.request, lambda: False).settings.data.cache_dir)
     return doctor(
         NvmlProbe(), environ, Path.cwd(), cache_dir, as_json=arguments.as_json, write=_show

@@ -6,7 +6,7 @@ from functools import cached_property
 from msgspec import Struct
 
 from launcher.gpus.broken import broken_wanted
-from launcher.gpus.choose import auto_count, choose, describe_choice, why_busy
+from launcher.gpus.choose import auto_count, check_selector, choose, describe_choice, why_busy
 from launcher.gpus.probe import BrokenGpu, Gpu, GpuProbe, Snapshot
 from launcher.gpus.reservation import Reservation, holders, look_auto, reserve, reserve_auto
 from launcher.gpus.visible import order_note, visible
@@ -83,6 +83,7 @@ class Picked(Struct, frozen=True):
 
 def pick(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
     """Choose (and with `hold` reserve) what the settings ask for. Raises UsageError, NoGpuError."""
+    check_selector(loaded.settings.launch.gpus)
     _refuse_contradictions(loaded, machine)
     if loaded.device == "cpu":
         return _pick_cpu(loaded, machine)
@@ -111,7 +112,10 @@ def _refuse_without_gpus(loaded: Loaded, machine: Machine) -> None:
         asked = f"{loaded.sources[name]}: GPUs were asked for ({name} = {loaded.value(name)!r}), "
         if loaded.settings.system.device == "cpu":
             raise ConfigError(f"{asked}but system.device is cpu: give one of the two")
-        raise NoGpuError(f"{asked}but there is none: {machine.why_no_gpu()}")
+        raise NoGpuError(
+            f"{asked}but there is none: {machine.why_no_gpu()} (--device cpu instead trains "
+            "without; run.sh doctor looks at the machine)"
+        )
 
 
 def _pick_cpu(loaded: Loaded, machine: Machine) -> Picked:

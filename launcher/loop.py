@@ -7,6 +7,10 @@ from enum import IntEnum
 _Key = selectors.SelectorKey
 
 
+MAX_WAIT_S = 3600.0
+"""epoll counts milliseconds in an int: a longer wait would overflow it."""
+
+
 class Urgency(IntEnum):
     """Who is served first within one wake-up: a flood of output must not delay a death."""
 
@@ -38,9 +42,11 @@ class Loop:
                 selector.unregister(fd)
 
     def wait(self, timeout_s: float | None, *, hear_output: bool = True) -> list[_Key]:
-        """What is ready, most urgent first; empty after `timeout_s` (None: no limit). Without
-        `hear_output`, output neither wakes us nor is it among what is ready."""
+        """What is ready, most urgent first; empty after `timeout_s` (None: no limit), or earlier.
+        Without `hear_output`, output neither wakes us nor is it among what is ready."""
         self._hear_output(hear_output)
+        if timeout_s is not None:
+            timeout_s = min(timeout_s, MAX_WAIT_S)
         ready = [key for key, _ in self._selector.select(timeout_s) if key.data is not None]
         if hear_output:
             ready += [key for key, _ in self._outputs.select(0)]

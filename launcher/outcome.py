@@ -61,3 +61,5 @@ class Outcome(Struct, frozen=True):
     """How many signals we were sent."""
     dropped_lines: int
     """Lines that the terminal was too slow to show."""
+    kept_signals: tuple[int, ...] = ()
+    """Those to pass on that came where nobody is for whom they are meant."""

@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from launcher.gpus.probe import Gpu
 from model_check.config.load import ENVIRONMENT
 from model_check.utils import worker_env
 
+_INTERACTIVE = ("PYTHONINSPECT", "PYTHONSTARTUP")
+"""They would keep a Python alive that has ended, at a prompt that nobody sees."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PYTHONPATH_BEFORE = "MODEL_CHECK_PYTHONPATH_BEFORE"
 """What PYTHONPATH was before run.sh put this project first: a foreign command gets it back."""
@@ -31,6 +34,8 @@ class WorkerSpec(Struct, frozen=True):
     """What every line of it begins with on the terminal; empty: `[name] `."""
     cpus: frozenset[int] = field(default_factory=frozenset)
     """CPU affinity; empty: inherited."""
+    announces_itself: bool = False
+    """Its first event says that it can take signals; before it, they would kill it."""
 
 
 class Place(Struct, frozen=True):
@@ -66,7 +71,11 @@ def plan_training(places: Sequence[Place], around: Surroundings) -> list[WorkerS
     script, config = around.root / "pretrain_main.py", around.run_dir / "config.json"
     argv = (around.python, str(script), "--config", str(config))
     return [
-        _spec(place, argv, _trainer_env(place, len(places), around), around) for place in places
+        replace(
+            _spec(place, argv, _trainer_env(place, len(places), around), around),
+            announces_itself=True,
+        )
+        for place in places
     ]
 
 
@@ -122,7 +131,8 @@ def _trainer_env(place: Place, num_workers: int, around: Surroundings) -> dict[s
 def _own_env(env: dict[str, str]) -> dict[str, str]:
     """Without the variables that are settings: they are in config.json, and a command line that
     overrode them must not be overridden again."""
-    return {name: value for name, value in env.items() if name not in ENVIRONMENT}
+    left_out = (*ENVIRONMENT, *_INTERACTIVE)
+    return {name: value for name, value in env.items() if name not in left_out}
 
 
 def _command_env(place: Place, num_workers: int, around: Surroundings) -> dict[str, str]:

@@ -12,10 +12,11 @@ from launcher.memory_room import MemoryRoom, memory_room
 from launcher.plan import Place
 from model_check.config.derived import geometry
 from model_check.config.drill import check_parameter, parse_drill
-from model_check.config.memory import advice, estimate_memory
+from model_check.config.memory import advice, check_host_memory, estimate_memory
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError, StorageError
+from model_check.utils.host_memory import host_memory_bytes
 
 GIB = 1 << 30
 
@@ -67,6 +68,7 @@ def check_memory(
             f"{_gib(available)} are available{held} (a smaller model.*, fewer --workers, "
             "or --preset cpu)"
         )
+    check_host_memory(settings, num_workers, host_memory_bytes())
     estimate = estimate_memory(settings, "cpu").total * num_workers
     if estimate <= available:
         return []

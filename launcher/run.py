@@ -1,5 +1,6 @@
 """One run from its first line to its exit code: directory, data, workers, verdict, reports."""
 
+import json
 import shlex
 import signal
 import time
@@ -11,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from launcher import run_dir
+from launcher.checkpoints import resume_line
 from launcher.masking import masked
 from launcher.plan import plan_prepare
 from launcher.policy import PATIENCE, Stop
@@ -28,7 +30,7 @@ from launcher.verdict.results import Case, Ended, RunEnd, RunResult
 from launcher.verdict.watch import Watch
 from launcher.versions import versions
 from model_check.config.load import to_json
-from model_check.errors import InternalError, ModelCheckError, StorageError
+from model_check.errors import EXIT_SIGNAL_BASE, InternalError, ModelCheckError, StorageError
 
 if TYPE_CHECKING:
     from launcher.telemetry.monitor import Monitor
@@ -108,21 +110,29 @@ def _prepare_and_train(
 ) -> Outcome:
     """One child builds or finds the token cache; then every worker opens it."""
     patient = replace(session.limits, silence_s=session.limits.silence_s * PATIENCE)
-    prepared = Supervisor([plan_prepare(session.around)], patient, printer).run()
+    prepare = plan_prepare(session.around)
+    prepared = Supervisor([prepare], patient, printer, keep_signals=True).run()
     if prepared.exit_code != 0:
         return prepared
     data = _read_data(session.around.run_dir / "data.json")
     facts["data"] = data
     around = replace(session.around, token_cache=Path(data["path"]))
     ready = replace(session, around=around)
-    return Supervisor(ready.specs, session.limits, printer, watch, companion=monitor).run()
+    return Supervisor(
+        ready.specs,
+        session.limits,
+        printer,
+        watch,
+        companion=monitor,
+        kept_signals=prepared.kept_signals,
+    ).run()
 
 
 def _read_data(path: Path) -> dict[str, Any]:
     try:
-        data: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        data: dict[str, Any] = json.loads(path.read_bytes())  # msgspec: no path of any bytes
         data["path"]
-    except (OSError, KeyError, msgspec.DecodeError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise InternalError(f"{path}: the preparer left no usable answer: {error!r}") from error
     return data
 
@@ -210,6 +220,16 @@ def _close(session: Session, printer: Printer, facts: dict[str, Any], result: Ru
         report.write(result, directory)
     except StorageError as error:  # a disk that filled up meanwhile: the verdict stands without it
         printer.say(f"no report: {error}")
+    if facts["end"]["exit_code"] > EXIT_SIGNAL_BASE and not result.culprits:
+        _tell_what_is_left(session, printer)
     tail = session.loaded.settings.logging.tail_lines
     for line in closing_lines(result, directory, tail):
+        printer.say(line)
+
+
+def _tell_what_is_left(session: Session, printer: Printer) -> None:
+    """Of a training that somebody stopped."""
+    names = [place.name for place in session.picked.places]
+    line = resume_line(session.loaded.settings, names)
+    if line is not None and not session.arguments.command:
         printer.say(line)

@@ -15,6 +15,7 @@ import msgspec
 
 from launcher.masking import masked
 from model_check.errors import StorageError
+from model_check.events import readable
 from model_check.utils.files import write_atomic
 
 SCHEMA = 1
@@ -43,8 +44,8 @@ def create(path: Path) -> Path:
         raise _storage_error(path, error) from error
     if not is_free:
         raise StorageError(
-            f"{path}: a run directory must be new or empty; this one has files of another run "
-            "(give --run-dir another path, or remove it)"
+            f"{path}: a run directory must be new or empty; this one is not empty "
+            "(give --run-dir another path)"
         )
     return path
 
@@ -67,10 +68,10 @@ def _claim(log: Path) -> bool:
 def write(path: Path, data: bytes | str | Mapping[str, Any]) -> None:
     """Write one file of the run directory whole. Raises StorageError."""
     if isinstance(data, Mapping):
-        document = msgspec.json.encode({"schema": SCHEMA, **_readable(data)})
+        document = msgspec.json.encode({"schema": SCHEMA, **readable(data)})
         content = msgspec.json.format(document, indent=2) + b"\n"
     else:
-        content = data if isinstance(data, bytes) else _readable(data).encode()
+        content = data if isinstance(data, bytes) else readable(data).encode()
     try:
         write_atomic(path, content)
     except OSError as error:
@@ -120,18 +121,6 @@ def facts(argv: Sequence[str], **more: Any) -> dict[str, Any]:
         "python": sys.version.split()[0],
         **more,
     }
-
-
-def _readable(value: Any) -> Any:
-    """`value`, with each byte that is no UTF-8 written as `\\udcff`: commands and file names may
-    hold any, JSON and HTML none."""
-    if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()
-    if isinstance(value, Mapping):
-        return {_readable(key): _readable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_readable(item) for item in value]
-    return value
 
 
 def _storage_error(path: Path, error: OSError) -> StorageError:

@@ -35,6 +35,7 @@ from launcher.policy import (
 )
 from launcher.printer import Printer
 from launcher.signals import SignalInbox
+from launcher.spare_fds import SpareFds
 from launcher.teardown import Stage, Teardown
 from launcher.worker import (
     ROOT,
@@ -53,8 +54,6 @@ __all__ = ["Observer", "Outcome", "Supervisor", "WorkerRecord"]
 _NEVER = float("inf")
 ABSENT_S = 1.0
 """A wake-up that is so late did not wait for a processor alone: nobody ran."""
-_NUM_RESERVED_FDS = 8
-"""Kept free for the teardown, which must work when a start failed for want of descriptors."""
 
 
 class Supervisor:
@@ -68,12 +67,19 @@ class Supervisor:
         observer: Observer | None = None,
         *,
         companion: Companion | None = None,
+        keep_signals: bool = False,
+        kept_signals: Sequence[int] = (),
         clock_ns: Callable[[], int] = time.monotonic_ns,
         absent_s: float = ABSENT_S,
         spawn: Spawn = spawn,
         oom_counter: OomCounter | None = None,
     ) -> None:
+        """`keep_signals`: what else is passed on to the workers is not meant for these; it is kept
+        for the next supervisor, as its `kept_signals`."""
         self._workers = [Worker(spec) for spec in specs]
+        for worker in self._workers:
+            for signum in kept_signals:
+                worker.forward(signal.Signals(signum))
         self._limits = limits
         self._printer = printer
         self._observer = observer
@@ -87,7 +93,7 @@ class Supervisor:
         self._ears = Ears(self._loop, printer, lambda: self._woke_ns)
         self._unsure: set[Worker] = set()  # a debugger holds back how they ended
         self._told_early: set[str] = set()
-        self._reserved_fds: list[int] = []
+        self._spare_fds = SpareFds()
         self._lifeline: Lifeline | None = None
         self._inquest: Inquest | None = None
         self._teardown: Teardown | None = None
@@ -96,6 +102,8 @@ class Supervisor:
         self._woke_ns = 0
         self._must_judge = True
         self._judge_at = _NEVER
+        self._keeps_signals = keep_signals
+        self._kept_signals: list[signal.Signals] = []
         self._num_signals = 0
         self._num_impatient = 0
 
@@ -124,8 +132,8 @@ class Supervisor:
                 self._inbox = stack.enter_context(SignalInbox())
                 self._loop.watch(self._inbox.fileno(), self._act_on_signals, Urgency.SIGNAL)
                 stack.callback(set_child_subreaper, set_child_subreaper(True))
-                stack.callback(self._free_fds)
-                self._reserve_fds()
+                stack.callback(self._spare_fds.free)
+                self._spare_fds.take()
                 self._family = self._found_family()
             except OSError as error:
                 raise spawn_error("the supervisor cannot start", error) from error
@@ -303,12 +311,19 @@ class Supervisor:
             if signum in signals.TO_STOP:
                 self._asked_to_stop(signum)
             elif signum in signals.TO_FORWARD:
-                for worker in self._workers:
-                    worker.forward(signum)
+                self._pass_on(signum)
             elif signum == signal.SIGTSTP and self._teardown is None:
                 self._suspend()
             elif signum == signal.SIGCONT:
                 self._resume()
+
+    def _pass_on(self, signum: signal.Signals) -> None:
+        if not self._keeps_signals:
+            for worker in self._workers:
+                worker.forward(signum)
+        elif signum not in self._kept_signals:
+            self._kept_signals.append(signum)
+            self._printer.say(f"{signum.name} received: it is passed on when the workers run")
 
     def _asked_to_stop(self, signum: signal.Signals) -> None:
         self._num_impatient += signum in signals.IMPATIENT
@@ -358,7 +373,7 @@ class Supervisor:
         self._stop = stop
         if stop.is_hang and self._teardown is None:
             self._printer.say(f"{stop.reason}: saving what everybody is doing")
-            self._free_fds()
+            self._spare_fds.free()
             self._inquest = Inquest(self._workers, self._printer.say)
             self._inquest.begin(self._now)
         else:
@@ -388,7 +403,7 @@ class Supervisor:
         self._wake += 1  # whoever is found dead now died after what made us stop, but by itself
         for worker in self._workers:
             self._has_ended(worker)
-        self._free_fds()
+        self._spare_fds.free()
         self._teardown = Teardown(self._workers, self._family, self._loop, self._printer.say)
         self._teardown.begin(self._now, self._limits.grace_s)
         if self._companion is not None:
@@ -425,12 +440,5 @@ class Supervisor:
             leftovers=self._teardown.leftovers if self._teardown else (),
             signals=self._num_signals,
             dropped_lines=self._printer.dropped_lines - dropped_before,
+            kept_signals=tuple(self._kept_signals),
         )
-
-    def _reserve_fds(self) -> None:
-        for _ in range(_NUM_RESERVED_FDS):
-            self._reserved_fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-
-    def _free_fds(self) -> None:
-        while self._reserved_fds:
-            os.close(self._reserved_fds.pop())

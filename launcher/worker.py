@@ -107,7 +107,7 @@ class Worker:
         self._phase: str | None = None
         self._has_stepped = False
         self._stacks_signal: int | None = None
-        self._held_back: list[signal.Signals] | None = []  # until the command runs; then None
+        self._held_back: list[signal.Signals] | None = []  # until it can take them; then None
 
     @property
     def pid(self) -> int | None:
@@ -134,9 +134,8 @@ class Worker:
 
     def command_runs(self) -> None:
         """The trampoline is gone: signals that would have killed it can be passed on."""
-        held_back, self._held_back = self._held_back or [], None
-        for signum in held_back:
-            self.forward(signum)
+        if not self.spec.announces_itself:
+            self._take_signals()
 
     def forward(self, signum: signal.Signals) -> None:
         """Pass a signal to the command itself, not to its group: its helpers may not expect it."""
@@ -144,6 +143,11 @@ class Worker:
             self._held_back.append(signum)
         elif self.alive and self.spawned:
             containment.send(self.spawned.pidfd, signum)
+
+    def _take_signals(self) -> None:
+        held_back, self._held_back = self._held_back or [], None
+        for signum in held_back:
+            self.forward(signum)
 
     def ask_for_stacks(self) -> bool:
         """Have it write its stacks, if it offered that; whether it was asked. The signal kills
@@ -185,6 +189,8 @@ class Worker:
     def hear(self, event: Event, now_ns: int) -> None:
         """Learn from what it said."""
         self.last_heard_ns = now_ns
+        if self._held_back is not None:
+            self._take_signals()
         now_s = now_ns / 1e9
         # A stamp from before its start or from the future proves nothing.
         stamp_s = event.t / 1e9 if (self._started_ns or 0) <= event.t <= now_ns else now_s

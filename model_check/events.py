@@ -8,7 +8,8 @@ CLOCK_MONOTONIC nanoseconds: comparable between processes of one machine.
 
 import socket
 import time
-from typing import Annotated, Literal, Protocol
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
@@ -244,7 +245,22 @@ def encode(event: Event | GpuEvent) -> bytes:
     """One line, newline included; `t` is stamped now when it is 0."""
     if event.t == 0:
         event = msgspec.structs.replace(event, t=time.monotonic_ns())
-    return _encoder.encode(event) + b"\n"
+    try:
+        return _encoder.encode(event) + b"\n"
+    except UnicodeEncodeError:  # a path, or a message that names one
+        return _encoder.encode(readable(msgspec.to_builtins(event))) + b"\n"
+
+
+def readable(value: Any) -> Any:
+    """`value`, with each byte that is no UTF-8 written as `\\udcff`: commands and file names may
+    hold any, JSON and HTML none."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {readable(key): readable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [readable(item) for item in value]
+    return value
 
 
 def decode(line: bytes) -> Event:

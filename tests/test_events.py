@@ -7,7 +7,17 @@ import socket
 import msgspec
 import pytest
 
-from model_check.events import Done, NonFinite, NullSink, Phase, Step, decode, encode, open_sink
+from model_check.events import (
+    Done,
+    Evidence,
+    NonFinite,
+    NullSink,
+    Phase,
+    Step,
+    decode,
+    encode,
+    open_sink,
+)
 
 STEP = Step(step=7, loss=(0.1).hex(), grad_norm="nan", lr=1e-5, ms=412.3, tokens=8192)
 
@@ -26,6 +36,12 @@ def test_an_event_comes_back_as_it_was_and_is_one_line(event: object) -> None:
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     assert msgspec.structs.replace(decode(line), t=0) == event
+
+
+def test_a_path_of_any_bytes_is_told_escaped() -> None:
+    sent = decode(encode(Evidence(path=os.fsdecode(b"/b\xff"), what="checkpoint")))
+    assert isinstance(sent, Evidence)
+    assert sent.path == "/b\\udcff"
 
 
 def test_the_time_is_stamped_once() -> None:

@@ -19,6 +19,7 @@ def choose(selector: str, visible: Sequence[Gpu], physical: Sequence[Gpu]) -> li
     indices. Raises UsageError for a selector that makes no sense, NoGpuError for a GPU that is not
     there, hidden or not usable.
     """
+    check_selector(selector)
     count = auto_count(selector)
     if count is not None:
         return sorted(take(rank_free(visible), count, visible), key=_position)
@@ -28,6 +29,15 @@ def choose(selector: str, visible: Sequence[Gpu], physical: Sequence[Gpu]) -> li
     for gpu in chosen:
         _require_usable(gpu)
     return chosen
+
+
+def check_selector(selector: str) -> None:
+    """Raises UsageError for what means nothing on any machine."""
+    if auto_count(selector) is not None or selector.strip() == "all":
+        return
+    for token in (part.strip() for part in selector.split(",")):
+        if not re.fullmatch(r"[0-9]+|(GPU|MIG)-.*", token, re.IGNORECASE):
+            raise UsageError(f"--gpus {selector}: {token!r} is not a GPU: {GRAMMAR}")
 
 
 def auto_count(selector: str) -> int | None:
@@ -131,10 +141,8 @@ def _resolve(token: str, selector: str, physical: Sequence[Gpu]) -> tuple[Gpu, .
         matches = [gpu for gpu in physical if gpu.index == int(token)]
     elif token.upper().startswith("GPU-"):
         matches = _starting_with(token, physical)
-    elif token.upper().startswith("MIG-"):
-        matches = _starting_with(token, mig_devices(physical))
     else:
-        raise UsageError(f"--gpus {selector}: {token!r} is not a GPU: {GRAMMAR}")
+        matches = _starting_with(token, mig_devices(physical))
     if len(matches) > 1:
         names = ", ".join(f"{gpu.index}: {gpu.uuid}" for gpu in matches)
         raise UsageError(f"--gpus {selector}: {token} is ambiguous: {names}")

@@ -62,12 +62,13 @@ def _what_is_missing(case: Case, results: Sequence[WorkerResult]) -> str:
     for result in results:
         if result.verdict is not Verdict.PASS:
             causes.setdefault(str(result.cause), []).append(result.name)
-    missing = "; ".join(f"{_and(names)} {cause}" for cause, names in causes.items())
+    missing = "; ".join(f"{_and(those)} {cause}" for cause, those in causes.items())
     steps = min((result.steps for result in results), default=0)
     unproven = any(result.verdict is Verdict.INCONCLUSIVE for result in results)
     if unproven or steps == 0:
         return missing
-    return f"{missing}; {_what_was_compared(case, [result.name for result in results], steps)}"
+    names = [result.name for result in results]
+    return f"{missing}; {_what_was_compared(case, names, f'{steps} steps')}"
 
 
 def _what_passed(case: Case, results: Sequence[WorkerResult]) -> str:
@@ -75,13 +76,19 @@ def _what_passed(case: Case, results: Sequence[WorkerResult]) -> str:
     steps = min(result.steps for result in results)
     if steps == 0:
         return f"{_and(names)} ended with exit code 0"
-    tokens = min(history.tokens for history in case.histories.values())
-    unit = "step" if steps == 1 else "steps"
-    ran = f"{_and(names)} trained {steps} {unit}, {tokens:,} tokens each"
-    return f"{ran}; {_what_was_compared(case, names, steps)}"
+    sharing: dict[str, list[str]] = {}
+    for result in results:
+        unit = "step" if result.steps == 1 else "steps"
+        tokens = case.histories[result.name].tokens
+        text = f"trained {result.steps} {unit}, {tokens:,} tokens"
+        sharing.setdefault(text, []).append(result.name)
+    ran = "; ".join(f"{_and(those)} {text}" for text, those in sharing.items())
+    if len(sharing) == 1:
+        return f"{ran} each; {_what_was_compared(case, names, f'{steps} steps')}"
+    return f"{ran}; {_what_was_compared(case, names, f'the {steps} that each trained')}"
 
 
-def _what_was_compared(case: Case, names: Sequence[str], steps: int) -> str:
+def _what_was_compared(case: Case, names: Sequence[str], steps: str) -> str:
     if len(names) == 1:
         return "one worker, so nothing to compare it with"
     if (reason := case.run.get("not_compared")) is not None:
@@ -92,7 +99,7 @@ def _what_was_compared(case: Case, names: Sequence[str], steps: int) -> str:
         return "no two of them are alike, so nothing was compared"
     agreed = min(case.agreed_steps[name] for name in compared)
     whose = f" of {_and(compared)}" if alone else ""
-    text = f"loss and gradient norm{whose} equal bit for bit in {agreed} of {steps} steps"
+    text = f"loss and gradient norm{whose} equal bit for bit in {agreed} of {steps}"
     if alone:
         text += f"; {_and(alone)} {'has' if len(alone) == 1 else 'have'} no equal here"
     return text

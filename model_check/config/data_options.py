@@ -26,10 +26,15 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
 
 
 def data_flags(names: argparse.Namespace) -> Flags:
-    """Raises UsageError for options that do not go together, or a directory that is not a prepared
-    one."""
+    """Raises UsageError for options that do not go together, paths that do not exist, or a
+    directory that is not a prepared one."""
     if names.force_preprocess and names.preprocessed_data and names.raw_data is None:
         raise UsageError("--force-preprocess: give the text to prepare again too (--raw-data PATH)")
+    if names.raw_data and names.preprocessed_data and not names.force_preprocess:
+        raise UsageError(
+            "--raw-data and --preprocessed-data: give one; with --force-preprocess the text is "
+            "prepared into the directory again"
+        )
     flags = _places(names.raw_data, names.preprocessed_data, names.output_dir)
     if names.force_preprocess:
         flags["data.force_preprocess"] = ("--force-preprocess", "true")
@@ -42,10 +47,12 @@ def _places(raw: str | None, ready: str | None, output: str | None) -> Flags:
     if ready is not None and output is not None:
         raise UsageError("--preprocessed-data and --output-dir name the same thing: give one")
     if raw is not None:
+        _must_exist("--raw-data", raw)
         target = ready or output or DEFAULT_OUTPUT_DIR
         flag = "--output-dir" if ready is None else "--preprocessed-data"
         return {"data.dataset": ("--raw-data", raw), "data.output_dir": (flag, target)}
     if ready is not None:
+        _must_exist("--preprocessed-data", ready)
         if read_metadata(Path(ready).expanduser()) is None:
             raise UsageError(
                 f"--preprocessed-data {ready}: not a prepared directory (no metadata.json); "
@@ -53,3 +60,8 @@ def _places(raw: str | None, ready: str | None, output: str | None) -> Flags:
             )
         return {"data.dataset": ("--preprocessed-data", ready)}
     return {} if output is None else {"data.output_dir": ("--output-dir", output)}
+
+
+def _must_exist(option: str, path: str) -> None:
+    if not Path(path).expanduser().exists():
+        raise UsageError(f"{option} {path}: no such file or directory")

@@ -83,9 +83,22 @@ def check(field: Field, value: Any, where: str, *, text: bool = False) -> Any:
         raise ConfigError(f"{where}: {field.name} = {value!r}: expected {reason}") from error
     if converted == "":
         raise ConfigError(f"{where}: {field.name} is empty")
+    if isinstance(converted, str) and not _is_unicode(converted):
+        raise ConfigError(
+            f"{where}: {field.name} = {value!r}: not valid UTF-8 (settings are written to JSON)"
+        )
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ConfigError(f"{where}: {field.name} = {value!r}: must be a finite number")
     return converted
+
+
+def _is_unicode(text: str) -> bool:
+    """False for a file name's bytes that are no UTF-8, and for half a pair of surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def nearest(name: str, candidates: list[str]) -> str | None:
@@ -173,7 +186,11 @@ def _members(hint: Any) -> list[Any]:
 def _limits(meta: Any) -> list[str]:
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     limits = [(sign, getattr(meta, name, None)) for name, sign in signs.items()]
-    return [f"{sign} {limit:g}" for sign, limit in limits if limit is not None]
+    return [
+        f"{sign} {limit if isinstance(limit, int) else format(limit, 'g')}"
+        for sign, limit in limits
+        if limit is not None
+    ]
 
 
 def _doc_of(hint: Any) -> str:

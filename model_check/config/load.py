@@ -1,8 +1,8 @@
 """Sources -> one checked Settings: defaults < preset < file < environment < section.key=value <
 flag.
 
-Pure but for reading the preset, the settings file and what a prepared directory says of itself;
-which device exists is asked through a callback.
+Pure but for reading the preset, the settings file and what a prepared directory says of itself, and
+a look whether text that validates is there; which device exists is asked through a callback.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct, field
 
 from model_check.config.derived import check_on_device, check_together, num_micro_batches
+from model_check.config.evaluation import check_evaluation, check_validation_text
 from model_check.config.fields import all_fields, flatten, nearest, sections
 from model_check.config.files import read_settings_file
 from model_check.config.geometry import SIZES, geometry_values
@@ -83,6 +84,9 @@ def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
         check_fits(*prepared, values, sources)
     settings = msgspec.convert(_nest(values), Settings)
     check_together(settings, sources)
+    check_evaluation(settings, sources)
+    if prepared is None:  # a prepared directory holds what validates; its text may be gone
+        check_validation_text(settings, sources)
     check_on_device(settings, sources, device)
     return Loaded(settings, sources, preset, device)
 
@@ -152,10 +156,9 @@ def _below_model(name: str) -> str:
 def _parse_override(override: str) -> dict[str, Any]:
     name, equals, value = override.partition("=")
     if not equals or "." not in name:
-        raise ConfigError(
-            f"{override!r}: not an option, and not section.key=value (for example "
-            f"training.max_steps=20)"
-        )
+        near = nearest(name.strip(), list(all_fields())) if equals else None
+        example = f"did you mean {near}?" if near else "for example training.max_steps=20"
+        raise ConfigError(f"{override!r}: not an option, and not section.key=value ({example})")
     return flatten({name.strip(): value.strip()}, "command line", text=True)
 
 

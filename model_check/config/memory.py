@@ -15,6 +15,7 @@ from model_check.config.derived import (
 )
 from model_check.config.precision import precision
 from model_check.config.schema import Settings
+from model_check.errors import ConfigError
 
 _FLOAT32, _HALF = 4, 2
 _RUNTIME_BYTES = {"cuda": 768 * 2**20, "cpu": 280 * 2**20}
@@ -106,6 +107,19 @@ def describe_size(settings: Settings, device: str) -> str:
     )
     estimate = estimate_memory(settings, device).describe()
     return f"{shape.num_parameters:,} parameters{assumed}; a worker takes about {estimate}"
+
+
+def check_host_memory(settings: Settings, num_workers: int, host_bytes: int) -> None:
+    """Refuse CPU workers that no machine with `host_bytes` could hold: what is counted without the
+    runtime, which they share. Raises ConfigError."""
+    estimate = estimate_memory(settings, "cpu")
+    needed = (estimate.total - estimate.runtime) * num_workers
+    if needed > host_bytes:
+        each = f"{num_workers} CPU workers" if num_workers > 1 else "training"
+        raise ConfigError(
+            f"{each} cannot fit: about {needed / 2**30:,.1f} GiB are needed, and this machine has "
+            f"{host_bytes / 2**30:,.1f} GiB; {advice(settings)}"
+        )
 
 
 def advice(settings: Settings) -> str:

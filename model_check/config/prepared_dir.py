@@ -16,13 +16,14 @@ METADATA = "metadata.json"
 DATASET = "dataset"
 
 
-class SplitCount(msgspec.Struct, frozen=True, kw_only=True):
+class SplitCount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One split of the data: `num_tokens` = those in its sequences + `num_dropped`."""
 
     num_sequences: int
     num_documents: int
-    num_trained_on: int
-    """Documents of a validation split that are trained on too, word for word."""
+    num_trained_on: int | None = None
+    """Documents of a validation split that are trained on too, word for word; None: it is `train`.
+    """
     num_tokens: int
     num_dropped: int
 
@@ -73,7 +74,8 @@ def read_metadata(directory: Path) -> Metadata | None:
         return msgspec.json.decode(raw, type=Metadata)
     except msgspec.DecodeError as error:
         raise ConfigError(
-            f"{path}: not the metadata of a prepared directory ({error}); prepare it again"
+            f"{path}: not the metadata of a prepared directory ({error}); prepare it again with "
+            "--force-preprocess (data.force_preprocess)"
         ) from error
 
 

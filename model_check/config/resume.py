@@ -1,8 +1,8 @@
 """Which settings of a checkpoint may be other ones when it is resumed. Pure, but for the look
 whether there is something to resume."""
 
+import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,7 +33,7 @@ _MAY_CHANGE = (
 
 def check_resume(resume: str | None) -> None:
     """Raises ConfigError for a path at which there is nothing."""
-    if resume is not None and resume != AUTO and not Path(resume).exists():
+    if resume is not None and resume != AUTO and not os.path.exists(resume):
         raise ConfigError(
             f"training.resume = {resume}: no such file or directory (auto: the newest of "
             "system.checkpoint_dir)"

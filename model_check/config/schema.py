@@ -9,7 +9,12 @@ from msgspec import Meta
 Natural = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 Size = Annotated[int, Meta(ge=2)]
+Items = Annotated[int, Meta(ge=1, le=2**31)]  # of a batch or a sequence
+Threads = Annotated[int, Meta(ge=1, le=4096)]
+Helpers = Annotated[int, Meta(ge=0, le=256)]  # background threads
 ByteVocabulary = Annotated[int, Meta(ge=300)]  # 256 bytes, the special tokens, and some merges
+Workers = Annotated[int, Meta(ge=1, le=1024)]  # each is a process of its own
+Interval = Annotated[float, Meta(ge=0, le=3600)]
 TailLines = Annotated[int, Meta(ge=0, le=50)]  # the supervisor keeps no more
 NonNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -105,16 +110,16 @@ class TrainingSettings(_Section, frozen=True):
     """One optimizer step and how many of them."""
 
     max_steps: Annotated[Count, _doc("Optimizer steps.")] = 100
-    batch_size: Annotated[Count, _doc("Sequences in a micro-batch of one worker.")] = 1
+    batch_size: Annotated[Items, _doc("Sequences in a micro-batch of one worker.")] = 1
     grad_accum_nums: Annotated[Count, _doc("Micro-batches in an optimizer step.")] = 1
     global_batch_size: Annotated[
-        Count | None,
+        Items | None,
         _doc(
             "Sequences in an optimizer step; null: batch_size x grad_accum_nums. Given, it "
             "replaces grad_accum_nums."
         ),
     ] = None
-    context_length: Annotated[Count, _doc("Tokens in a sequence.")] = 8192
+    context_length: Annotated[Items, _doc("Tokens in a sequence.")] = 8192
     learning_rate: Annotated[Positive, _doc("Peak learning rate of AdamW.")] = 1e-5
     min_lr: Annotated[NonNegative, _doc("The schedule never goes below this.")] = 0.0
     warmup_steps: Annotated[
@@ -168,7 +173,7 @@ class TrainingSettings(_Section, frozen=True):
         ),
     ] = None
     num_workers: Annotated[
-        Natural, _doc("Background threads that prepare batches ahead; 0: none.")
+        Helpers, _doc("Background threads that prepare batches ahead; 0: none.")
     ] = 1
     save_interval: Annotated[
         Count | None, _doc("Write step_N.pt every so many steps; null: never.")
@@ -338,7 +343,7 @@ class SystemSettings(_Section, frozen=True):
         bool, _doc("Only deterministic kernels, so that identical runs give identical bits.")
     ] = True
     num_threads: Annotated[
-        Count | None, _doc("CPU threads of a worker; null: the cores divided among the workers.")
+        Threads | None, _doc("CPU threads of a worker; null: the cores divided among the workers.")
     ] = None
     checkpoint_dir: Annotated[
         str,
@@ -409,7 +414,7 @@ class LaunchSettings(_Section, frozen=True):
     require_idle: Annotated[
         bool, _doc("Refuse a GPU that runs or holds somebody else's work; false: say so and share.")
     ] = False
-    workers: Annotated[Count, _doc("CPU workers, where no GPU is used.")] = 2
+    workers: Annotated[Workers, _doc("CPU workers, where no GPU is used.")] = 2
     mode: Annotated[
         Literal["replicate"], _doc("replicate: one isolated, identical run a worker.")
     ] = "replicate"
@@ -417,7 +422,7 @@ class LaunchSettings(_Section, frozen=True):
         10.0
     )
     telemetry_interval_s: Annotated[
-        NonNegative,
+        Interval,
         _doc("How often NVML is asked for the state of the GPUs of a run, seconds; 0: never."),
     ] = 1.0
     fail_on_health: Annotated[

@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
+from model_check.config.fields import nearest
 from model_check.config.schema import Settings
 from model_check.config.validation import parse_validation
 from model_check.data.embedded import EmbeddedSource
@@ -65,7 +66,17 @@ def _named(name: str, settings: Settings, hub: Hub, memo: Memo) -> Source:
         return LocalSource(path, settings.data.text_column, memo, rows, without)
     if name.endswith(SUFFIXES) or name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
         raise DataError(f"data.dataset = {name!r}: no such file or directory ({path.absolute()})")
-    return _hub_source(name, settings, hub)
+    return _maybe_misspelt(_hub_source(name, settings, hub), name)
+
+
+def _maybe_misspelt(source: HubSource, name: str) -> HubSource:
+    """Raises DataError for what the hub does not give and is nearly a word of ours."""
+    if "/" not in name and (near := nearest(name, ["auto", "embedded", *KNOWN])):
+        try:
+            source.identity()
+        except DataError as error:
+            raise DataError(f"{error}; did you mean data.dataset={near}?") from error
+    return source
 
 
 def _hub_source(name: str, settings: Settings, hub: Hub) -> HubSource:

@@ -5,10 +5,12 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from model_check.config.prepared_dir import DATASET, METADATA, read_metadata
 from model_check.data.build_lock import if_idle
 from model_check.data.inventory import Entry, entries, problem
-from model_check.data.publish import beside, storage_errors
-from model_check.errors import DataError
+from model_check.data.manifest import CorruptEntryError, read_view
+from model_check.data.publish import beside, set_aside, storage_errors
+from model_check.errors import DataError, StorageError
 
 UNUSED_DAYS = 30
 _DAY_S = 24 * 3600.0
@@ -17,7 +19,9 @@ Say = Callable[[str], None]
 
 
 def list_cache(root: Path, say: Say) -> None:
-    """One line an entry: kind, size, days since its last use, name, what it holds."""
+    """One line an entry: kind, size, days since its last use, name, what it holds. Raises DataError
+    where there is no such directory."""
+    _must_exist(root)
     found = entries(root)
     for entry in found:
         say(entry.line(root))
@@ -25,34 +29,63 @@ def list_cache(root: Path, say: Say) -> None:
 
 
 def verify_cache(root: Path, say: Say) -> None:
-    """Every checksum of every entry. Raises DataError when one is not whole."""
+    """Every checksum of every entry; a bad one is set aside, so that the next preparation makes it
+    again whatever it checks. Raises DataError when one is not whole, or there is no `root`."""
+    _must_exist(root)
     found = [entry for entry in entries(root) if entry.kind in ("view", "tokens")]
     bad = 0
     for entry in found:
         wrong = problem(entry)
         bad += wrong is not None
         say(f"{'BAD' if wrong else 'whole':<6} {entry.path.relative_to(root)}")
-        if wrong:
+        if wrong is not None:
             say(f"       {wrong}")
+            say(f"       {_out_of_the_way(root, entry, wrong)}")
     if bad:
+        again = f"prepare {root.parent} again" if _is_prepared(root) else "prepare again"
         raise DataError(
-            f"{root}: {bad} of {len(found)} entries are not whole; the next preparation sets a bad "
-            "one aside and builds it again (data.verify=full checks every checksum then, too)"
+            f"{root}: {bad} of {len(found)} entries are not whole; {again}: what was set aside is "
+            "built anew (--gc removes the bad one)"
         )
     say(f"{len(found)} entries are whole in {root}")
 
 
+def _must_exist(root: Path) -> None:
+    if not root.is_dir():
+        raise DataError(
+            f"{root}: no such directory, so nothing was prepared there (data.cache_dir; "
+            "--output-dir for a prepared directory)"
+        )
+
+
+def _out_of_the_way(root: Path, entry: Entry, wrong: DataError) -> str:
+    """What became of an entry that is not whole."""
+    if not isinstance(wrong, CorruptEntryError):
+        return "left there: it may be whole for who can read it"
+    with if_idle(root, entry.store or "verify") as idle:
+        if not idle:
+            return "left there: somebody builds it, or no lock can be had"
+        if problem(entry) is None:
+            return "somebody built it anew meanwhile"
+        try:
+            return f"set aside as {set_aside(root, entry.path)}"
+        except StorageError as error:
+            return f"left there: {error}"
+
+
 def collect_garbage(root: Path, older_than_days: float, say: Say) -> None:
     """Remove what was set aside, what dead builders left, views that were not used for so long,
-    and token stores that no view needs any more and that were not used for so long either.
+    and token stores that no view needs any more and that were not used for so long either. What a
+    prepared directory holds stays.
 
-    Raises StorageError. What somebody builds now, or might (no lock to be had), stays.
+    Raises StorageError, ConfigError. What somebody builds now, or might (no lock to be had), stays.
     """
-    found = entries(root)
+    found, kept = entries(root), _views_of_prepared(root)
     oldest = time.time() - older_than_days * _DAY_S
     gone: list[Entry] = []
     left = [entry for entry in found if entry.kind == "set aside" or entry.dead]
-    old_views = [entry for entry in found if entry.kind == "view" and entry.last_use <= oldest]
+    views = [entry for entry in found if entry.kind == "view" and entry.path.name not in kept]
+    old_views = [entry for entry in views if entry.last_use <= oldest]
     for entry in left + old_views:
         if _removed(root, entry, say):
             gone.append(entry)
@@ -62,6 +95,24 @@ def collect_garbage(root: Path, older_than_days: float, say: Say) -> None:
         if entry.kind == "tokens" and unused and _removed(root, entry, say):
             gone.append(entry)
     say(f"removed {_together(gone)} from {root} (unused: {older_than_days:g} days)")
+
+
+def _is_prepared(root: Path) -> bool:
+    return root.name == DATASET and (root.parent / METADATA).exists()
+
+
+def _views_of_prepared(root: Path) -> set[str]:
+    """The views that a prepared directory around `root` is made of: they are never unused. Raises
+    ConfigError where it cannot be understood."""
+    metadata = read_metadata(root.parent) if root.name == DATASET else None
+    if metadata is None:
+        return set()
+    name = Path(metadata.view).name
+    try:
+        view, _ = read_view(root / name, "off")
+    except (FileNotFoundError, CorruptEntryError):
+        return {name}
+    return {name, *(split.view for split in view.splits.values() if split.view is not None)}
 
 
 def _removed(root: Path, entry: Entry, say: Say) -> bool:

@@ -53,7 +53,8 @@ class Entry:
     def line(self, root: Path) -> str:
         days = max(0, int((time.time() - self.last_use) / _DAY_S))
         name = self.path.relative_to(root)
-        size = f"{self.size_bytes / 2**20:,.1f} MiB"
+        kib = self.size_bytes / 2**10
+        size = f"{kib / 2**10:,.1f} MiB" if kib >= 2**10 else f"{kib:,.1f} KiB"
         return f"{self.kind:<10} {size:>14} {days:>4} d  {name}  ({self.about})"
 
 
@@ -63,7 +64,7 @@ def entries(root: Path) -> list[Entry]:
     return [*_views(root), *_stores(root), *_left(root)]
 
 
-def problem(entry: Entry) -> str | None:
+def problem(entry: Entry) -> DataError | None:
     """What is wrong with a view or a token store, every checksum looked at; None: nothing."""
     try:
         if entry.kind == "view":
@@ -74,15 +75,18 @@ def problem(entry: Entry) -> str | None:
     except FileNotFoundError:
         return None  # removed meanwhile
     except DataError as error:  # not whole, or not to be read
-        return str(error)
+        return error
     return None
 
 
 def _views(root: Path) -> Iterator[Entry]:
     for path in sorted(path for path in root.glob("[!.]*") if _VIEW.fullmatch(path.name)):
         view = _manifest(path, ViewManifest)
-        about = f"{view.num_sequences:,} sequences of {view.context_length}" if view else "damaged"
-        yield _entry(path, "view", Path(view.tokens).name if view else None, about)
+        store = Path(view.tokens).name if view else None
+        about = "damaged"
+        if view:
+            about = f"{view.num_sequences:,} sequences of {view.context_length} from {store}"
+        yield _entry(path, "view", store, about)
 
 
 def _stores(root: Path) -> Iterator[Entry]:

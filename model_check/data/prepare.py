@@ -10,12 +10,19 @@ from model_check.config.prepared_dir import SplitCount
 from model_check.config.schema import Settings
 from model_check.data.discard import discard
 from model_check.data.manifest import CorruptEntryError, TokensManifest, ViewManifest, read_view
-from model_check.data.prepared import check_output, counts_of, find_prepared, write_prepared
+from model_check.data.prepared import (
+    check_output,
+    check_same,
+    counts_of,
+    find_prepared,
+    write_prepared,
+)
+from model_check.data.publish import PlaceError
 from model_check.data.text import Repairs
 from model_check.data.tokenizer import use_threads
 from model_check.data.want import want
 from model_check.data.wanted import Wanted
-from model_check.errors import ConfigError
+from model_check.errors import ConfigError, DataError, StorageError
 
 Say = Callable[[str], None]
 
@@ -49,17 +56,31 @@ def prepare(settings: Settings, say: Say, bar: Say | None = None) -> Prepared:
     if (ready := find_prepared(settings)) is not None:
         _tell_what_is_not_used(settings, say)
         return _prepared(*ready, hit=True, started=started)
-    output_dir = settings.data.output_dir and Path(settings.data.output_dir).expanduser()
-    if output_dir:
-        check_output(output_dir)
-    wanted = want(settings, say)
-    view, tokens, hit = _found_or_made(wanted, settings, say, bar)
-    _check_vocabulary(settings, view)
-    if wanted.num_samples is not None and view.num_sequences < wanted.num_samples:
-        say(f"data: {view.num_sequences:,} sequences: {view.dataset} has no more{_but_for(view)}")
-    if output_dir:
-        write_prepared(output_dir, wanted.view, view, tokens, settings)
+    if settings.data.output_dir is None:
+        wanted = want(settings, say)
+        view, tokens, hit = _found_or_made(wanted, settings, say, bar)
+    else:
+        wanted, view, tokens, hit = _laid_out(Path(settings.data.output_dir), settings, say, bar)
     return _prepared(wanted.view, view, tokens, hit=hit, started=started)
+
+
+def _laid_out(
+    output_dir: Path, settings: Settings, say: Say, bar: Say | None
+) -> tuple[Wanted, ViewManifest, TokensManifest, bool]:
+    """Like `_found_or_made`, in a prepared directory."""
+    output_dir, force = output_dir.expanduser(), settings.data.force_preprocess
+    check_output(output_dir, force=force)
+    wanted = want(settings, say)
+    if not force:
+        check_same(output_dir, wanted.view)
+    try:
+        view, tokens, hit = _found_or_made(wanted, settings, say, bar)
+        write_prepared(output_dir, wanted.view, view, tokens, settings)
+    except PlaceError as error:
+        raise StorageError(
+            f"{error.problem}; set --output-dir (data.output_dir) to a directory {error.which}"
+        ) from error
+    return wanted, view, tokens, hit
 
 
 def _tell_what_is_not_used(settings: Settings, say: Say) -> None:
@@ -83,17 +104,26 @@ def _found_or_made(
         discard(wanted)
     try:
         view, tokens = read_view(wanted.view, verify)
+        hit = True
         for line in Repairs.of(tokens.repairs, tokens.repair_places).lines():
             say(f"data: {line}")
-        return view, tokens, True
     except (FileNotFoundError, CorruptEntryError):
         # numpy and filelock: only who builds pays for them.
         from model_check.data.filling import How
         from model_check.data.make import make
 
         how = How(settings.data.tokenizer_backend, settings.data.num_proc)
-        _, hit = make(wanted, verify, say, how, bar)
-        return *read_view(wanted.view, "off"), hit
+        try:
+            _, hit = make(wanted, verify, say, how, bar)
+            view, tokens = read_view(wanted.view, "off")
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{error}: was removed meanwhile (by --gc --older-than 0?); prepare again"
+            ) from error
+    _check_vocabulary(settings, view)
+    if wanted.num_samples is not None and view.num_sequences < wanted.num_samples:
+        say(f"data: {view.num_sequences:,} sequences: {view.dataset} has no more{_but_for(view)}")
+    return view, tokens, hit
 
 
 def _prepared(

@@ -45,16 +45,37 @@ def find_prepared(settings: Settings) -> tuple[Path, ViewManifest, TokensManifes
         raise DataError(f"{error}; prepare {directory} again") from error
 
 
-def check_output(directory: Path) -> None:
+def check_output(directory: Path, *, force: bool) -> None:
     """Raises DataError where files of somebody else would be replaced, ConfigError where our own
-    cannot be understood."""
+    cannot be understood, unless that is meant (`force`)."""
     theirs = [name for name in (TOKENIZER, METADATA) if (directory / name).exists()]
-    ours = read_metadata(directory) is not None or (directory / DATASET / TOKEN_STORES).is_dir()
+    ours = (directory / DATASET / TOKEN_STORES).is_dir()
+    if not force:
+        ours = read_metadata(directory) is not None or ours
     if theirs and not ours:
         raise DataError(
             f"{directory}: has a {theirs[0]} and is no prepared directory; data.output_dir must "
             "be new, empty, or one that was prepared"
         )
+
+
+def check_same(directory: Path, view: Path) -> None:
+    """Raises DataError where `directory` holds another preparation than `view`."""
+    metadata = read_metadata(directory)
+    if metadata is None or _hash_in(metadata.view) == _hash_in(view.name):
+        return
+    validation = f", validation {metadata.validation}" if metadata.validation else ""
+    raise DataError(
+        f"{directory}: holds {metadata.num_documents:,} documents of {metadata.dataset}, tokenizer "
+        f"{metadata.tokenizer}, {metadata.max_length} tokens a sequence{validation}, which is not "
+        "what is asked for now; --force-preprocess (data.force_preprocess) replaces it, another "
+        "--output-dir (data.output_dir) leaves it"
+    )
+
+
+def _hash_in(view: str) -> str:
+    """The rest of a view's name is for people."""
+    return view.rpartition("__")[2]
 
 
 def write_prepared(
@@ -100,7 +121,7 @@ def _count(
     num_sequences: int,
     num_tokens: int,
     num_documents: int,
-    num_trained_on: int = 0,
+    num_trained_on: int | None = None,
 ) -> SplitCount:
     used = windows.num_used(num_sequences, num_tokens)
     return SplitCount(

@@ -61,7 +61,11 @@ class Progress:
     def finish(self) -> None:
         if self._bar is not None:
             self._bar("")
-        self._say(f"data: tokenized, {self._amounts()}, {self._speed(self._clock())}")
+        stopped = self._max_tokens is not None and self._num_tokens >= self._max_tokens
+        if self._size_bytes and not stopped:
+            self._num_bytes = self._size_bytes  # what held no document was read, too
+        read = f"the first {self._amounts()}" if self._size_bytes and stopped else self._amounts()
+        self._say(f"data: tokenized, {read}, {self._speed(self._clock())}")
 
     def _drawing(self, now: float) -> str:
         """Fits 80 columns."""
@@ -86,7 +90,8 @@ class Progress:
         return f"ETA {int(left_s) // 60}:{int(left_s) % 60:02}"
 
     def _amounts(self) -> str:
-        of = f" of {self._size_bytes / _MB:,.1f}" if self._size_bytes else ""
+        partly = self._size_bytes and self._num_bytes != self._size_bytes
+        of = f" of {self._size_bytes / _MB:,.1f}" if self._size_bytes and partly else ""
         return f"{self._num_bytes / _MB:,.1f}{of} MB, {self._num_tokens:,} tokens"
 
     def _speed(self, now: float) -> str:

@@ -35,7 +35,17 @@ _FOREIGN_TMP_AGE_S = 24 * 3600
 _RESUMABLE_S = 7 * 24 * 3600
 """So long an unfinished directory waits for somebody who goes on with it."""
 _serial = itertools.count()
-_CURE = "set data.cache_dir (or DATASET_CACHE_DIR) to a directory"
+
+
+class PlaceError(StorageError):
+    """The directory of the entries cannot be written to, or has too little room."""
+
+    def __init__(self, problem: str, which: str) -> None:
+        """`which` directory to take instead: one `that can`, or `with more room`."""
+        self.problem = problem
+        self.which = which
+        cure = f"set data.cache_dir (or DATASET_CACHE_DIR) to a directory {which}"
+        super().__init__(f"{problem}; {cure}")
 
 
 @contextmanager
@@ -159,24 +169,23 @@ def aside(root: Path) -> list[Path]:
 
 @contextmanager
 def storage_errors(root: Path) -> Iterator[None]:
-    """Any OSError inside becomes a StorageError that names the directory and the cure."""
+    """Any OSError inside becomes a PlaceError that names the directory and the cure."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            text = f"the disk is full ({_mib(free_bytes(root))} free); {_CURE} with more room"
+            text, which = f"the disk is full ({_mib(free_bytes(root))} free)", "with more room"
         else:
-            text = f"cannot be written: {error.strerror or error}; {_CURE} that can"
-        raise StorageError(f"{root}: {text}") from error
+            text, which = f"cannot be written: {error.strerror or error}", "that can"
+        raise PlaceError(f"{root}: {text}", which) from error
 
 
 def check_room(root: Path, needed: int) -> None:
-    """Raises StorageError when `needed` bytes will not fit: before the work, not after it."""
+    """Raises PlaceError when `needed` bytes will not fit: before the work, not after it."""
     free = free_bytes(root)
     if needed > free:
-        raise StorageError(
-            f"{root}: needs about {_mib(needed)}, has {_mib(free)} free; {_CURE} with more room"
-        )
+        text = f"{root}: needs about {_mib(needed)}, has {_mib(free)} free"
+        raise PlaceError(text, "with more room")
 
 
 def free_bytes(root: Path) -> int:

@@ -54,17 +54,16 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def storing(path: Path) -> Iterator[None]:
-    """Turn a failure to write `path` into StorageError; a GPU's failure, which a copy to the host
-    may be the first to meet, stays what it is."""
+def storing(path: Path, setting: str = "system.checkpoint_dir") -> Iterator[None]:
+    """Turn a failure to write `path`, which lies where `setting` says, into StorageError; a GPU's
+    failure, which a copy to the host may be the first to meet, stays what it is."""
     try:
         yield
     except torch.AcceleratorError:
         raise
     except (OSError, RuntimeError) as error:  # torch.save has no class of its own for a full disk
         raise StorageError(
-            f"{path}: cannot be written: {_why(error, path)}; free space there, or set "
-            "system.checkpoint_dir"
+            f"{path}: cannot be written: {_why(error, path)}; free space there, or set {setting}"
         ) from error
 
 
@@ -72,7 +71,7 @@ def _why(error: Exception, path: Path) -> str:
     if _TORCH_WRITER not in str(error):
         return first_line(error)
     free_mib = shutil.disk_usage(path.parent).free / 2**20
-    return f"it could not be written to its end ({free_mib:,.1f} MiB free)"
+    return f"not to its end: the disk may be full ({free_mib:,.1f} MiB free)"
 
 
 def _verify(path: Path) -> None:

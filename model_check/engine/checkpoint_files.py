@@ -11,6 +11,7 @@ LAST = "last.pt"
 BEST = "best.pt"
 _STEP = re.compile(r"step_(0|[1-9]\d*)\.pt")
 _LEFTOVER = re.compile(r"\.(last|best|(nan_grad_)?step_\d+)\.pt\.\w+\.tmp")
+_WORKER = re.compile(r"[cg]pu\d+\w*")
 _LEFTOVER_AGE_S = 10.0
 """A younger one may belong to a writer that has not locked it yet."""
 
@@ -35,12 +36,49 @@ def steps_of(path: Path) -> int | None:
 def newest_first(directory: Path) -> list[Path]:
     """`last.pt` and every `step_N.pt`, by the time of writing: an earlier run may have left higher
     numbers here. `best.pt` is where nobody stopped, so it is not among them."""
+    return [path for *_, path in sorted(_written(directory), reverse=True)]
+
+
+def directories_beside(directory: Path, worker: str, before: float) -> list[Path]:
+    """Those of other workers that have checkpoints from `before` (seconds since the epoch): later
+    ones may be of this very run, whose workers do not wait for each other."""
+    parent = directory.parent if directory.name == worker.lower() else directory
+    others = [
+        path
+        for path in (parent.iterdir() if parent.is_dir() else ())
+        if _WORKER.fullmatch(path.name) and path.name != directory.name and path.is_dir()
+    ]
+    return sorted(path for path in others if any(ns < before * 1e9 for ns, *_ in _written(path)))
+
+
+def keep_earlier(path: Path) -> Path | None:
+    """Move an earlier run's file out of the way of ours: `last.pt` is then `last.earlier.pt`, in
+    place of an older one of that name. None: there was none. Raises OSError."""
+    earlier = path.with_name(f"{path.stem}.earlier{path.suffix}")
+    try:
+        path.rename(earlier)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return earlier
+
+
+def _written(directory: Path) -> list[tuple[int, int, Path]]:
+    """When, which step, which file: what a run could go on from."""
     found = []
     for path in directory.iterdir() if directory.is_dir() else ():
         if path.name == LAST or steps_of(path) is not None:
             with suppress(FileNotFoundError):  # somebody's keep_last has just removed it
-                found.append((path.stat().st_mtime_ns, steps_of(path) or 0, path))
-    return [path for *_, path in sorted(found, reverse=True)]
+                found.append((_written_ns(path), steps_of(path) or 0, path))
+    return found
+
+
+def _written_ns(path: Path) -> int:
+    """Of a link that leads nowhere, its own time: it is told, not passed over in silence. Raises
+    FileNotFoundError where not even that is there."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return path.lstat().st_mtime_ns
 
 
 def sweep_leftovers(directory: Path) -> None:

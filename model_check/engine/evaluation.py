@@ -8,12 +8,10 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from model_check.config.schema import TrainingSettings
 from model_check.engine.batches import Batch, on_device
 from model_check.engine.rng import kept_rng
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan
-from model_check.errors import ConfigError
 from model_check.events import Beat, Evaluation, EventSink
 from model_check.models.loss import IGNORED
 
@@ -29,9 +27,7 @@ class Evaluator:
     def __init__(
         self, state: TrainingState, plan: StepPlan, splits: Splits, sink: EventSink
     ) -> None:
-        """Raises ConfigError where evaluation is asked for and cannot be."""
         training = state.settings.training
-        check_evaluation(training, list(splits))
         self._model, self._progress, self._meter = state.model, state.progress, state.meter
         self._plan = plan
         self._splits, self._interval, self._sink = splits, training.eval_interval, sink
@@ -92,26 +88,6 @@ class Evaluator:
         progress.best_split, progress.best_val_loss = evaluation.split, loss
         progress.best_step = evaluation.step
         return msgspec.structs.replace(evaluation, best=True)
-
-
-def check_evaluation(training: TrainingSettings, splits: list[str]) -> None:
-    """Raises ConfigError for settings that could not act."""
-    if training.eval_interval is None:
-        for name in ("eval_batches", "best_split"):
-            if getattr(training, name) is not None:
-                raise ConfigError(f"training.{name}: needs training.eval_interval")
-        if training.save_best:
-            raise ConfigError("training.save_best = true: needs training.eval_interval")
-        return
-    if not splits:
-        raise ConfigError(
-            f"training.eval_interval = {training.eval_interval}: the data has no validation "
-            "split; name one with data.validation (held_out=0.01)"
-        )
-    if training.best_split is not None and training.best_split not in splits:
-        raise ConfigError(
-            f"training.best_split = {training.best_split}: the data has {', '.join(splits)}"
-        )
 
 
 def perplexity(loss: float) -> float | None:

@@ -1,6 +1,7 @@
 """Which checkpoint a run goes on from, and whether the two belong together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +9,20 @@ from model_check.config.profile import parse_steps
 from model_check.config.resume import AUTO, changes, forbidden
 from model_check.config.schema import Settings
 from model_check.engine.checkpoint import CheckpointError, read_checkpoint
-from model_check.engine.checkpoint_files import newest_first
+from model_check.engine.checkpoint_files import directories_beside, newest_first
 from model_check.engine.misfit import misfit
 from model_check.engine.saver import Saver
 from model_check.engine.state import TrainingState
+from model_check.engine.surroundings import Surroundings
 
 Say = Callable[[str], None]
 
 
-def resume(state: TrainingState, wanted: str, saver: Saver, say: Say) -> None:
+def resume(state: TrainingState, wanted: str, saver: Saver, here: Surroundings) -> None:
     """Put `state` where the checkpoint left off that `wanted` (training.resume) means; leave it as
     it is where there is none to find. Raises CheckpointError."""
-    found = find(wanted, saver.directory, say)
+    say = here.say
+    found = find(wanted, here)
     if found is None:
         return
     path, saved = found
@@ -34,25 +37,50 @@ def resume(state: TrainingState, wanted: str, saver: Saver, say: Say) -> None:
     say(f"Resumed from {path}: {saved['step']} steps done, {saved['total_tokens']:,} tokens")
 
 
-def find(wanted: str, directory: Path, say: Say) -> tuple[Path, dict[str, Any]] | None:
+def find(wanted: str, here: Surroundings) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint that `wanted` means, verified and read. Raises CheckpointError."""
-    path = Path(wanted)
+    path, directory, say = Path(wanted), here.directory, here.say
     if wanted == AUTO:
         if found := _newest_sound(directory, say):
             return found
+        _refuse_to_leave_others(here)
         say(f"Nothing to resume in {directory}: starting at step 0")
         return None
     if not path.is_dir():
-        return path, read_checkpoint(path)
+        return path, _named(path)
     own = path / directory.name if (path / directory.name).is_dir() else path
     if found := _newest_sound(own, say):
         return found
     raise CheckpointError(f"training.resume = {wanted}: {own} holds no last.pt or step_N.pt")
 
 
+def _named(path: Path) -> dict[str, Any]:
+    try:
+        return read_checkpoint(path)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}; `--resume {path.parent}` takes the newest sound last.pt or step_N.pt there"
+        ) from error
+
+
+def _refuse_to_leave_others(here: Surroundings) -> None:
+    """Another GPU was chosen than before, or one more: starting at step 0 beside checkpoints is not
+    what was asked for."""
+    with _reading(here.directory):
+        others = directories_beside(here.directory, here.worker, here.started_at)
+    if others:
+        names = ", ".join(str(path) for path in others)
+        raise CheckpointError(
+            f"training.resume = auto: {here.directory} holds no last.pt or step_N.pt, but {names} "
+            f"does; `--resume {others[0]}` goes on from there, no --resume starts at step 0"
+        )
+
+
 def _newest_sound(directory: Path, say: Say) -> tuple[Path, dict[str, Any]] | None:
     failures = []
-    for path in newest_first(directory):
+    with _reading(directory):
+        candidates = newest_first(directory)
+    for path in candidates:
         try:
             return path, read_checkpoint(path)
         except CheckpointError as error:
@@ -64,6 +92,16 @@ def _newest_sound(directory: Path, say: Say) -> tuple[Path, dict[str, Any]] | No
             "them away to start afresh"
         )
     return None
+
+
+@contextmanager
+def _reading(directory: Path) -> Iterator[None]:
+    """Raises CheckpointError where the names of checkpoints cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or directory
+        raise CheckpointError(f"{where}: cannot be read: {error.strerror}") from error
 
 
 def _refuse_misfit(path: Path, saved: dict[str, Any], state: TrainingState) -> None:

@@ -11,8 +11,8 @@ from typing import Any, Self
 import torch
 
 from model_check.config.schema import TrainingSettings
-from model_check.engine.checkpoint import write_checkpoint
-from model_check.engine.checkpoint_files import steps_of, sweep_leftovers
+from model_check.engine.checkpoint import storing, write_checkpoint
+from model_check.engine.checkpoint_files import keep_earlier, steps_of, sweep_leftovers
 from model_check.engine.state import snapshot
 from model_check.errors import StorageError
 
@@ -37,6 +37,10 @@ class Saver:
         self._failure: StorageError | None = None
         self._kept: list[Path] = []
         """This run's `step_N.pt`, oldest first."""
+        self._own: set[Path] = set()
+        """What this run has written."""
+        self._goes_on = False
+        """Whether what was in the directory before is this run's as well."""
 
     def __enter__(self) -> Self:
         sweep_leftovers(self.directory)
@@ -50,6 +54,7 @@ class Saver:
     ) -> None:
         """A run that fails for another reason keeps that reason; this one is told."""
         self.wait()
+        sweep_leftovers(self.directory)  # some were too young to be judged when this run began
         if error is None:
             self.check()
         elif self._failure is not None:
@@ -63,6 +68,7 @@ class Saver:
         """Count the resumed checkpoint, and those that its run had kept, as this run's; not if they
         lie elsewhere. Every other file here is somebody else's."""
         if resumed.parent.absolute() == self.directory.absolute():
+            self._goes_on = True
             names = [name for name in (*kept, resumed.name) if Path(name).name == name]
             paths = [self.directory / name for name in dict.fromkeys(names)]
             self._kept = [path for path in paths if steps_of(path) is not None and path.exists()]
@@ -84,6 +90,7 @@ class Saver:
         self.wait()
         self.check()
         path = self.directory / name
+        self._keep_earlier(path)
         state = state | {"kept": [kept.name for kept in self._kept]}
         if wait or not self._beside:
             self._write(path, state)
@@ -102,6 +109,16 @@ class Saver:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def _keep_earlier(self, path: Path) -> None:
+        """What a run that was not resumed left under this name is not lost at once."""
+        if self._goes_on or path in self._own:
+            return
+        with storing(path):
+            earlier = keep_earlier(path)
+        if earlier is not None:
+            self._say(f"An earlier run's {path.name} is kept as {earlier}")
+        self._own.add(path)
 
     def _write_beside(self, path: Path, state: dict[str, Any]) -> None:
         try:

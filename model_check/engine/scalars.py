@@ -111,9 +111,10 @@ class ScalarLog(Observer):
     def _conclusion(self) -> str:
         wait = self._run.data_wait
         waited = "n/a" if wait is None else f"{wait:.1%} of the time"
-        return (
-            f"MFU {self._utilisation.describe(self._run.tokens_per_s)}; waited for data: {waited}"
-        )
+        if self._utilisation.peak is None:
+            return f"Waited for data: {waited}"
+        share = self._utilisation.describe(self._run.tokens_per_s)
+        return f"MFU {share}; waited for data: {waited}"
 
 
 class _Span:

@@ -39,7 +39,8 @@ class StopSignal:
 
     @contextmanager
     def installed(self) -> Iterator["StopSignal"]:
-        """SIGINT stays ignored where it was: a job in a shell's background."""
+        """SIGINT stays ignored where it was: a job in a shell's background. A notice that was
+        blocked until now counts; on leaving it is blocked again."""
         wanted = {signal.SIGTERM: self._on_stop, signal.SIGALRM: self._on_alarm}
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             wanted[signal.SIGINT] = self._on_stop
@@ -47,10 +48,13 @@ class StopSignal:
         # A notice that the launcher passes on (Slurm's USR1) must not kill, and blame, a worker.
         before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_notice)
         before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        notices = (signal.SIGUSR1, signal.SIGUSR2)
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, notices)
         try:
             yield self
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for signum, handler in before.items():
                 signal.signal(signum, handler)
 

@@ -1,5 +1,6 @@
 """What a run has of its process."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,5 +35,7 @@ class Surroundings:
     """What the batches come from; a checkpoint of other data is refused."""
     run_name: str | None = None
     """What the workers of one launch have in common; None: it runs alone."""
+    started_at: float = field(default_factory=time.time)
+    """When this process began, seconds since the epoch."""
     observers: tuple[Observer, ...] = ()
     """Told of every step and evaluation, after the run's own log; closed when the run is over."""

@@ -15,24 +15,26 @@ from pathlib import Path
 
 from model_check.engine.checkpoint import storing
 
+SETTING = "logging.tensorboard_dir"
 _POLYNOMIAL = 0x82F63B78
 """CRC-32C (Castagnoli), bits reversed."""
 _DOUBLE, _VARINT, _BYTES, _FLOAT = 1, 0, 2, 5
 
 
 class TensorBoardWriter:
-    """One file in `directory`, made at the first write; nothing is held back."""
+    """One file in `directory`; nothing is held back."""
 
     def __init__(self, directory: Path) -> None:
+        """Makes it. Raises StorageError."""
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         self.path = directory / name
+        with storing(self.path, SETTING):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._append(_record(_head()))
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """Raises StorageError."""
-        with storing(self.path):
-            if not self.path.exists():
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._append(_record(_head()))
+        with storing(self.path, SETTING):
             self._append(_record(_event(step, scalars)))
 
     def close(self) -> None:

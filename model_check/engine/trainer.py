@@ -54,7 +54,7 @@ class Trainer:
             save=self._save_evidence,
         )
         if self.training.resume is not None:
-            resume(state, self.training.resume, self.saver, here.say)
+            resume(state, self.training.resume, self.saver, here)
             self.injector.check_reached(from_step=state.progress.step)
 
     def run(self) -> None:

@@ -4,12 +4,13 @@
 
 import json
 import shutil
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -27,7 +28,15 @@ from model_check.utils.words import first_line
 
 _NO_CHECKPOINT = (OSError, TypeError, AttributeError, UnpicklingError, *DAMAGE)
 """What reading raises for files that are something else."""
+TOKENIZER = "tokenizer.json"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class EndToken(NamedTuple):
+    """What stands behind each document; None: not known."""
+
+    text: str | None
+    id: int | None
 
 
 def export(
@@ -41,7 +50,8 @@ def export(
     """The files of a new directory `out`; it appears whole or not at all. Raises StorageError,
     ConfigError.
 
-    `tokenizer`: a tokenizer.json to put in; None: the run's, where its token cache still is.
+    `tokenizer`: a tokenizer.json to put in; None: the run's, where its token cache still is, with
+    what transformers' AutoTokenizer needs beside it.
     """
     state = _read_checkpoint(checkpoint)
     weights = {
@@ -49,16 +59,23 @@ def export(
         for name, value in state["model"].items()
     }
     settings = _settings_of(state, checkpoint)
+    store = _token_store(state)
+    end = _end_of(tokenizer, store)
     with _new_directory(out) as beside:
-        _write_json(beside / "config.json", config_json(settings, len(weights[EMBEDDING]), dtype))
+        config = config_json(settings, len(weights[EMBEDDING]), dtype, end.id)
+        _write_json(beside / "config.json", config)
         _write_shards(beside, weights, max_shard_bytes)
-        if (tokenizer := tokenizer or _tokenizer_of(state)) is not None:
-            shutil.copyfile(tokenizer, beside / "tokenizer.json")
+        if (file := tokenizer or (store and store / TOKENIZER)) is not None:
+            shutil.copyfile(file, beside / TOKENIZER)
+            _write_json(beside / "tokenizer_config.json", tokenizer_config_json(settings, end.text))
     return sorted(out.iterdir())
 
 
-def config_json(settings: Settings, vocab_size: int, dtype: str) -> dict[str, Any]:
-    """transformers' config.json, in the keys that its versions 4 and 5 both read."""
+def config_json(
+    settings: Settings, vocab_size: int, dtype: str, end_id: int | None = None
+) -> dict[str, Any]:
+    """transformers' config.json, in the keys that its versions 4 and 5 both read. `end_id`: of the
+    token behind each document; what follows one is the beginning of the next."""
     model = settings.model
     context, scaling = settings.training.context_length, model.rope_scaling
     longest = int(scaling.factor * scaling.original_context_length) if scaling else context
@@ -67,8 +84,8 @@ def config_json(settings: Settings, vocab_size: int, dtype: str) -> dict[str, An
         "model_type": "llama",
         "attention_bias": False,
         "attention_dropout": 0.0,
-        "bos_token_id": None,
-        "eos_token_id": None,
+        "bos_token_id": end_id,
+        "eos_token_id": end_id,
         "head_dim": model.head_dim or model.hidden_size // model.num_heads,
         "hidden_act": "silu",
         "hidden_size": model.hidden_size,
@@ -96,6 +113,17 @@ def config_json(settings: Settings, vocab_size: int, dtype: str) -> dict[str, An
     }
 
 
+def tokenizer_config_json(settings: Settings, end_token: str | None) -> dict[str, Any]:
+    """transformers' tokenizer_config.json: tokenizer.json says the rest."""
+    end = {} if end_token is None else {"bos_token": end_token, "eos_token": end_token}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": settings.training.context_length,
+        **end,
+    }
+
+
 def _read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         if (damage := damage_of(path)) is not None:  # torch.load does not look
@@ -119,16 +147,31 @@ def _settings_of(state: Mapping[str, Any], path: Path) -> Settings:
         raise ConfigError(f"{path}: written by another version: {error}") from error
 
 
-def _tokenizer_of(state: Mapping[str, Any]) -> Path | None:
-    """The tokenizer.json of the run's token cache, where it still is: the entry's manifest says in
-    which token store it lies."""
+def _token_store(state: Mapping[str, Any]) -> Path | None:
+    """That of the run's token cache with its tokenizer.json, where it still is: the entry's
+    manifest says where it lies."""
     key = str(state.get("data", {}).get("cache", ""))[:16]
     root = Path(state["settings"]["data"]["cache_dir"])
     for manifest in root.glob(f"*__{key}/manifest.json") if key else ():
-        file = root / str(json.loads(manifest.read_text()).get("tokens")) / "tokenizer.json"
-        if file.is_file():
-            return file
+        store = root / str(json.loads(manifest.read_text()).get("tokens"))
+        if (store / TOKENIZER).is_file():
+            return store
     return None
+
+
+def _end_of(tokenizer: Path | None, store: Path | None) -> EndToken:
+    """The token that ends a document, as the token store says; of another tokenizer than the run's
+    own nobody knows it."""
+    if tokenizer is not None or store is None:
+        return EndToken(None, None)
+    try:
+        manifest = json.loads((store / "manifest.json").read_text())
+        return EndToken(manifest["end_token"], manifest["end_id"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"{store}: does not say which token ends a document: {first_line(error)}; "
+            "name a --tokenizer"
+        ) from error
 
 
 @contextmanager
@@ -155,15 +198,23 @@ def _write_shards(directory: Path, weights: Mapping[str, Tensor], max_shard_byte
     """One file, or numbered ones with an index where it would be larger than `max_shard_bytes`."""
     shards = _shards(weights, max_shard_bytes)
     if len(shards) == 1:
-        save_file(shards[0], directory / WEIGHTS, metadata={"format": "pt"})
+        _save(shards[0], directory / WEIGHTS)
         return
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_file(shard, directory / file, metadata={"format": "pt"})
+        _save(shard, directory / file)
         places |= dict.fromkeys(shard, file)
     total = sum(value.nbytes for value in weights.values())
     _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """With the mode of any new file: safetensors' own is for the owner alone."""
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def _shards(weights: Mapping[str, Tensor], max_shard_bytes: int) -> list[dict[str, Tensor]]:

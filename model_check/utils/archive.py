@@ -1,5 +1,6 @@
 """Zip archives, which checkpoints are: whole or not, by their own checksums."""
 
+import stat
 import struct
 import zipfile
 import zlib
@@ -22,6 +23,8 @@ DAMAGE = (
 def damage_of(path: Path) -> str | None:
     """What is wrong with the archive, each record held against its checksum; None: it is whole.
     Raises OSError where it cannot be read."""
+    if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would be waited for
+        return "not a regular file"
     try:
         with zipfile.ZipFile(path) as archive:
             record = archive.testzip()

@@ -3,17 +3,20 @@
 import os
 from pathlib import Path
 
+import pytest
 from filelock import UnixFileLock
 
 from model_check.data import publish
 from model_check.data.manifest import MANIFEST, shard_name
-from tests.data.lab import Lab, snapshot, start_builder
+from tests.data.lab import Lab, run_tool, snapshot, start_builder
 
 YEARS_AGO = (1, 1)
 
 
-def keep_house(lab: Lab, *arguments: str) -> tuple[int, str]:
-    return start_builder(lab.cache, "embedded", *arguments).finish()
+def keep_house(lab: Lab, *arguments: str, dataset: str | None = "embedded") -> tuple[int, str]:
+    if dataset is None:
+        return run_tool(*arguments, f"data.cache_dir={lab.cache}")
+    return start_builder(lab.cache, dataset, *arguments).finish()
 
 
 def unused_for_long(*entries: Path) -> None:
@@ -21,9 +24,19 @@ def unused_for_long(*entries: Path) -> None:
         os.utime(entry / MANIFEST, YEARS_AGO)
 
 
-def test_a_cache_that_does_not_exist_is_empty(lab: Lab) -> None:
-    assert keep_house(lab, "--list") == (0, f"0 entries, 0.0 MiB in {lab.cache}\n")
+@pytest.mark.parametrize("wish", ["--list", "--verify"])
+def test_a_cache_that_does_not_exist_is_said(lab: Lab, wish: str) -> None:
+    code, output = keep_house(lab, wish)
+    assert code == 2
+    assert output.startswith(f"error: {lab.cache}: no such directory")
+    assert output.count("\n") == 1
     assert not lab.cache.exists()
+
+
+def flip(shard: Path) -> None:
+    content = bytearray(shard.read_bytes())
+    content[7] ^= 1
+    shard.write_bytes(content)
 
 
 def test_list_names_every_entry_and_is_no_use_of_it(lab: Lab) -> None:
@@ -36,6 +49,8 @@ def test_list_names_every_entry_and_is_no_use_of_it(lab: Lab) -> None:
     lines = output.splitlines()
     assert [line.split()[0] for line in lines] == ["view", "tokens", "set", "3"]
     assert lab.views()[0].name in lines[0]
+    assert "KiB" in lines[0]
+    assert f"sequences of 16 from {lab.stores()[0].name}" in lines[0]
     assert "tokens of notes.txt, bpe300" in lines[1]
     assert snapshot(lab.cache) == before
     assert (lab.stores()[0] / MANIFEST).stat().st_atime == 1
@@ -45,14 +60,54 @@ def test_verify_finds_the_changed_byte_and_names_the_file(lab: Lab) -> None:
     lab.prepare(lab.text())
     assert keep_house(lab, "--verify")[0] == 0
     shard = lab.stores()[0] / shard_name(0)
-    content = bytearray(shard.read_bytes())
-    content[7] ^= 1
-    shard.write_bytes(content)
+    flip(shard)
     code, output = keep_house(lab, "--verify")
     assert code == 2
     assert f"{shard}: its content changed (sha256 differs)" in output
     assert "error: " in output
     assert "1 of 2 entries are not whole" in output
+
+
+def test_what_verify_finds_bad_is_set_aside_and_built_again_by_the_next_preparation(
+    lab: Lab,
+) -> None:
+    text = lab.text()
+    lab.prepare(text)
+    (store,) = lab.stores()
+    good = (store / shard_name(0)).read_bytes()
+    flip(store / shard_name(0))
+    output = keep_house(lab, "--verify")[1]
+    (aside,) = lab.cache.glob(".bad-*")
+    assert f"set aside as {aside}" in output
+    assert not store.exists()
+    assert not lab.prepare(text).hit  # data.verify=size
+    assert (store / shard_name(0)).read_bytes() == good
+    assert keep_house(lab, "--verify")[0] == 0
+
+
+def test_a_bad_prepared_directory_is_made_again_after_verify(lab: Lab) -> None:
+    text, out = lab.text(), lab.dir / "out"
+    lab.prepare(text, f"data.output_dir={out}")
+    (store,) = (out / "dataset" / "tokens").iterdir()
+    flip(store / shard_name(0))
+    for where in (["--output-dir", str(out)], ["--preprocessed-data", str(out)]):
+        code, output = keep_house(lab, "--verify", *where, dataset=None)
+        assert code == 2, output
+        assert f"prepare {out} again" in output
+    assert not lab.prepare(text, f"data.output_dir={out}").hit
+    assert keep_house(lab, "--verify", "--output-dir", str(out))[0] == 0
+
+
+def test_verify_leaves_what_somebody_builds(lab: Lab) -> None:
+    lab.prepare(lab.text())
+    (store,) = lab.stores()
+    flip(store / shard_name(0))
+    (lock,) = (lab.cache / ".locks").glob("*.lock")
+    with UnixFileLock(lock):
+        code, output = keep_house(lab, "--verify")
+    assert code == 2
+    assert "left there: somebody builds it" in output
+    assert store.is_dir()
 
 
 def test_gc_keeps_what_is_used_and_what_it_needs(lab: Lab) -> None:
@@ -94,6 +149,36 @@ def test_gc_removes_what_was_set_aside_and_what_the_dead_left(lab: Lab) -> None:
     assert list(lab.cache.glob(".bad-*")) == []
     assert len(lab.stores()) == len(lab.views()) == 1
     assert "removed 2 entries" in output
+
+
+def test_gc_keeps_what_a_prepared_directory_is_and_takes_what_it_was(lab: Lab) -> None:
+    out, held = lab.dir / "out", lab.text("held out. " * 40, "held.txt")
+    keys = (f"data.output_dir={out}", f"data.validation=held={held}")
+    lab.prepare(lab.text(), keys[0])
+    old = lab.prepare(lab.text(), keys[0], "data.force_preprocess=true").path
+    lab.prepare(lab.text(), *keys, "data.force_preprocess=true")
+    code, output = keep_house(lab, "--gc", "--output-dir", str(out), "--older-than", "0")
+    assert code == 0, output
+    assert f"removed {old.name}" in output
+    assert not old.exists()
+    assert keep_house(lab, "--verify", "--output-dir", str(out))[0] == 0
+    assert lab.prepare(lab.text(), *keys).hit
+
+
+def test_an_age_is_for_gc_alone(lab: Lab) -> None:
+    for wish in ([], ["--list"], ["--verify"]):
+        code, output = keep_house(lab, *wish, "--older-than", "3")
+        assert code == 2
+        assert "--older-than: is for --gc" in output
+
+
+@pytest.mark.parametrize("days", ["nan", "-1"])
+def test_an_age_that_is_none_removes_nothing(lab: Lab, days: str) -> None:
+    lab.prepare(lab.text())
+    code, output = keep_house(lab, "--gc", f"--older-than={days}")
+    assert code == 2, output
+    assert f"--older-than {float(days):g}: days, 0 or more" in output
+    assert len(lab.views()) == 1
 
 
 def test_gc_leaves_alone_what_somebody_builds(lab: Lab) -> None:

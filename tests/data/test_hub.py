@@ -269,6 +269,14 @@ def test_a_dataset_that_is_not_there_never_falls_back(
     assert "acme/nothing: no such dataset" in error
 
 
+def test_a_misspelt_name_of_ours_is_suggested_when_the_hub_does_not_know_it(
+    lab: Lab, hub: FakeHub, environ: dict[str, str]
+) -> None:
+    error = error_of(build(lab, "wikitxt", environ=environ))
+    assert "wikitxt: no such dataset" in error
+    assert error.endswith("; did you mean data.dataset=wikitext?")
+
+
 def test_auto_without_an_answer_is_embedded_and_says_why(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def test_a_hit_imports_nothing_heavy(lab: Lab) -> None:
 
 
 def test_who_stops_reading_what_it_says_ends_it_without_a_traceback(lab: Lab) -> None:
+    lab.cache.mkdir()
     builder = start_builder(lab.cache, "embedded", "--list")
     assert builder.process.stdout is not None
     builder.process.stdout.close()

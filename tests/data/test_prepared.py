@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from model_check.config.load import Request, load
 from model_check.config.schema import Settings
 from model_check.data.prepare import prepare
 from model_check.data.token_cache import TokenCache
-from model_check.errors import ConfigError, DataError, UsageError
+from model_check.errors import ConfigError, DataError, StorageError, UsageError
 from tests.data.lab import WORDS, Lab, run_tool
 
 CORPUS = 12
@@ -53,6 +54,7 @@ def test_the_tool_of_the_guide_leaves_tokenizer_dataset_and_metadata(
     assert (metadata["overlap"], metadata["stride"]) == (16, 48)
     assert metadata["num_documents"] == CORPUS
     counts = metadata["splits"]["train"]
+    assert "num_trained_on" not in counts
     assert counts["num_tokens"] + counts["num_dropped"] == metadata["num_tokens"]
     settings = settings_from("--data_dir", str(out))
     cache = TokenCache.open(prepare(settings, print).path, "full")
@@ -99,6 +101,17 @@ def test_a_prepared_directory_is_found_whole_and_brings_its_settings(
     assert not lab.cache.joinpath("tokens").exists()
 
 
+def test_a_prepared_directory_needs_none_of_the_texts_that_it_was_made_from(
+    lab: Lab, corpus: Path
+) -> None:
+    held = lab.text("held out. " * 40, "held.txt")
+    out = prepared(lab, corpus, f"data.validation=held={held}")
+    held.unlink()
+    shutil.rmtree(corpus)
+    found = prepare(settings_from("--preprocessed-data", str(out)), print)
+    assert list(found.splits) == ["train", "held"]
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -131,11 +144,60 @@ def test_a_second_preparation_finds_the_first_and_a_forced_one_does_not(
     assert content_of(out) == before
 
 
+@pytest.mark.parametrize(
+    "other",
+    ["training.context_length=8", "data.bpe_vocab_size=310", "data.validation=held=0.2", "text"],
+)
+def test_another_preparation_is_not_replaced_unless_somebody_says_so(
+    lab: Lab, corpus: Path, other: str
+) -> None:
+    out = prepared(lab, corpus)
+    before = content_of(out)
+    overrides = [other]
+    if other == "text":
+        (corpus / "00.txt").write_text(f"{WORDS * 12}\n")
+        overrides = []
+    with pytest.raises(DataError, match=r"holds 12 documents of raw, .* --force-preprocess"):
+        prepared(lab, corpus, *overrides)
+    assert content_of(out) == before
+    prepared(lab, corpus, *overrides, "data.force_preprocess=true")
+    assert content_of(out)["metadata.json"] != before["metadata.json"]
+    assert prepared(lab, corpus, *overrides) == out
+
+
+def test_a_text_that_only_moved_is_the_same_preparation(lab: Lab, corpus: Path) -> None:
+    out = prepared(lab, corpus)
+    prepared(lab, corpus.rename(lab.dir / "moved"))
+    assert settings_from("--preprocessed-data", str(out)).data.dataset == str(out)
+
+
+def test_a_forced_preparation_replaces_metadata_that_nobody_understands(
+    lab: Lab, corpus: Path
+) -> None:
+    out = prepared(lab, corpus)
+    (out / "metadata.json").write_text("{}")
+    with pytest.raises(ConfigError, match="--force-preprocess"):
+        prepared(lab, corpus)
+    prepared(lab, corpus, "data.force_preprocess=true")
+    assert json.loads((out / "metadata.json").read_text())["num_documents"] == CORPUS
+
+
 def test_files_of_somebody_else_are_not_replaced(lab: Lab, corpus: Path) -> None:
     theirs = lab.text('{"mine": 1}', "out/tokenizer.json")
     with pytest.raises(DataError, match=r"has a tokenizer.json and is no prepared directory"):
         prepared(lab, corpus)
     assert theirs.read_text() == '{"mine": 1}'
+
+
+def test_an_output_directory_that_cannot_be_made_names_its_own_option(
+    lab: Lab, corpus: Path
+) -> None:
+    out = lab.text("a file", "blocked") / "out"
+    with pytest.raises(StorageError) as refused:
+        lab.prepare(corpus, f"data.output_dir={out}")
+    assert str(refused.value).startswith(f"{out}/dataset: cannot be written: Not a directory; ")
+    assert "set --output-dir (data.output_dir) to a directory that can" in str(refused.value)
+    assert "cache_dir" not in str(refused.value)
 
 
 def test_a_directory_whose_tool_was_killed_at_the_end_is_gone_on_with(
@@ -165,14 +227,18 @@ def test_the_flags_of_the_workflow_guide_are_settings(tmp_path: Path) -> None:
     assert (data.dataset, data.output_dir) == (str(tmp_path), "preprocessed_data")
     assert data.force_preprocess
     assert data.offline
-    again = settings_from("--raw-data", str(tmp_path), "--preprocessed-data", "there").data
-    assert (again.dataset, again.output_dir) == (str(tmp_path), "there")
+    again = ("--raw-data", str(tmp_path), "--preprocessed-data", "there", "--force-preprocess")
+    data = settings_from(*again).data
+    assert (data.dataset, data.output_dir) == (str(tmp_path), "there")
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--preprocessed-data", "nowhere"], "nowhere: not a prepared directory"),
+        (["--preprocessed-data", "nowhere"], "nowhere: no such file or directory"),
+        (["--preprocessed-data", "."], r"\.: not a prepared directory"),
+        (["--raw-data", "wikitext"], "--raw-data wikitext: no such file or directory"),
+        (["--raw-data", ".", "--preprocessed-data", "a"], "with --force-preprocess the text"),
         (["--preprocessed-data", "a", "--output-dir", "b"], "name the same thing"),
         (["--preprocessed-data", "a", "--force-preprocess"], "give the text to prepare again"),
     ],

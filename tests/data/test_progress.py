@@ -20,7 +20,23 @@ def test_without_a_terminal_lines_come_and_grow_rarer() -> None:
     assert said[0].startswith("data: tokenizing, 2%, 2.0 of 100.0 MB, 300,000 tokens, 1.0 MB/s, ")
     assert said[0].endswith(" tokens/s, ETA 1:38")
     progress.finish()
-    assert said[-1].startswith("data: tokenized, 100.0 of 100.0 MB, 300,000 tokens, 1.0 MB/s, ")
+    assert said[-1].startswith("data: tokenized, 100.0 MB, 300,000 tokens, 1.0 MB/s, ")
+
+
+def test_the_end_reads_as_the_end_although_blank_documents_were_not_counted() -> None:
+    said: list[str] = []
+    progress = Progress(100_000_000, 400_000, said.append, clock=Clock())
+    progress.advance(97_000_000, 300_000)
+    progress.finish()
+    assert said[-1].startswith("data: tokenized, 100.0 MB, 300,000 tokens, ")
+
+
+def test_a_text_that_was_not_read_to_its_end_says_how_far() -> None:
+    said: list[str] = []
+    progress = Progress(100_000_000, 300_000, said.append, clock=Clock())
+    progress.advance(20_000_000, 300_000)
+    progress.finish()
+    assert said[-1].startswith("data: tokenized, the first 20.0 of 100.0 MB, 300,000 tokens, ")
 
 
 def test_on_a_terminal_a_bar_is_drawn_and_removed() -> None:

@@ -1,6 +1,7 @@
 """Validation splits: by document, disjoint, every token accounted for."""
 
 import json
+import shutil
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -11,12 +12,13 @@ import pytest
 from model_check.data.document_hashes import document_hashes
 from model_check.data.loader import evaluation_batches
 from model_check.data.manifest import runs_name, store_of
+from model_check.data.prepare import prepare
 from model_check.data.token_cache import TokenCache
 from model_check.data.token_split import PADDING, Split
 from model_check.data.token_store import TokenStore
 from model_check.data.windows import Windows
 from model_check.errors import ConfigError, DataError, ModelCheckError
-from tests.data.lab import WORDS, Lab
+from tests.data.lab import WORDS, Lab, settings_for
 from tests.data.numbers import END_ID, NumberText, number_cache
 
 TWENTY = NumberText(*(range(10 * n, 10 * n + 3 + n % 5) for n in range(20)))
@@ -238,7 +240,7 @@ def test_what_is_trained_on_all_the_same_is_counted(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("validation", "error", "message"),
     [
-        ("held=missing.txt", DataError, "held: no such file"),
+        ("held=missing.txt", ConfigError, "held = missing.txt: no such file"),
         ("held={text}", DataError, "is the same text as the training text"),
         ("bach=composer:Bacch", DataError, "composer = Bacch: no usable text"),
         ("val=split:validation", DataError, "split:validation is for hub datasets, not for notes"),
@@ -250,6 +252,22 @@ def test_what_cannot_validate_is_refused(
     text = lab.text(lines_of("bach"), "notes.jsonl")
     with pytest.raises(error, match=message):
         lab.prepare(text, f"data.validation={validation.format(text=text)}")
+
+
+def test_a_split_that_is_removed_while_the_next_one_is_made_is_one_message(lab: Lab) -> None:
+    train, first, second = (
+        lab.text(f"{name} {'some text. ' * 60}", f"{name}.txt") for name in ("t", "first", "second")
+    )
+    validation = f"data.validation=a={first},b={second}"
+
+    def collect_too_early(line: str) -> None:
+        if "preparing second.txt" in line:
+            (view,) = lab.views()
+            shutil.rmtree(view)
+
+    with pytest.raises(DataError, match=r"first__.*: was removed meanwhile .*; prepare again"):
+        prepare(settings_for(lab.cache, train, validation), collect_too_early)
+    assert not lab.prepare(train, validation).hit
 
 
 def test_columns_do_not_divide_what_has_none(lab: Lab) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -243,6 +244,15 @@ def test_a_notice_by_sigusr1_kills_and_blames_no_worker(launcher: Launcher) -> N
     process.send_signal(signal.SIGUSR1)
     run = launcher.finish(process, seen)
     assert run.exit_code == 0, run.output
+
+
+def test_a_working_directory_of_any_bytes_hides_no_nan(launcher: Launcher) -> None:
+    cwd = launcher.cwd / os.fsdecode(b"b\xff")
+    cwd.mkdir()
+    other = replace(launcher, cwd=cwd)
+    run = other("debug.drill=nan@1:CPU1", "data.cache_dir=cache")
+    assert run.exit_code == 20, run.output
+    assert run.verdicts()["CPU1"] == "FAIL"
 
 
 def test_closed_standard_streams_do_not_disturb_a_run(launcher: Launcher) -> None:

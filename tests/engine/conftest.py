@@ -135,6 +135,8 @@ def tiny_run(tmp_path: Path) -> Callable[..., Run]:
         observers: tuple[Observer, ...] = (),
         **changes: Any,
     ) -> Run:
+        if splits:
+            changes["data__validation"] = ",".join(f"{name}=0.1" for name in splits)
         settings = make_settings(**changes)
         training, drill = settings.training, settings.debug.drill
         source = source or FakeSource(training.batch_size, training.context_length)
@@ -199,10 +201,13 @@ def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., Worker]]:
     config = tmp_path / "tiny.json"
     config.write_text(json.dumps(nested(TINY | {"training.context_length": 32})))
 
-    def run(*arguments: str, prefix: tuple[str, ...] = (), **environ: str) -> Worker:
+    def run(
+        *arguments: str, prefix: tuple[str, ...] = (), redirect: str = "", **environ: str
+    ) -> Worker:
         ours, theirs = socket.socketpair()
         process = subprocess.Popen(
             [
+                *("sh", "-c", f'exec "$@" {redirect}', "sh"),
                 sys.executable,
                 *prefix,
                 str(ROOT / "pretrain_main.py"),

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from model_check.engine.evaluation import perplexity
 from model_check.engine.rng import rng_states
 from model_check.engine.stop import Terminated
-from model_check.errors import ConfigError
 from model_check.events import Beat, Evaluation, Note, Phase
 from model_check.models.loss import IGNORED
 from tests.engine.conftest import FakeBatch, FakeSource, Run
@@ -152,25 +151,6 @@ def test_a_loss_that_is_nan_is_told_and_never_the_best(tiny_run: MakeRun) -> Non
     assert "Eval [1] full | Loss: nan | Perplexity: n/a" in run.kept.lines[-2]
     notes = [event.text for event in run.kept.events if isinstance(event, Note)]
     assert notes == ["validation loss of full is nan after 1 steps"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"training__eval_interval": 2}, "the data has no validation split"),
-        ({"training__eval_batches": 2}, "eval_batches: needs training.eval_interval"),
-        ({"training__save_best": "true"}, "save_best = true: needs training.eval_interval"),
-        (
-            {"training__eval_interval": 2, "training__best_split": "b", "splits": SPLITS},
-            "best_split = b: the data has full, bach",
-        ),
-    ],
-)
-def test_what_could_not_act_is_refused(
-    tiny_run: MakeRun, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        tiny_run(**changes)
 
 
 class Products(TorchDispatchMode):

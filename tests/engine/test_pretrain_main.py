@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from model_check.engine.console import Console
+from model_check.engine.metrics import Meter
+from model_check.engine.stop import StopSignal
 from model_check.events import Done, Evidence, NonFinite, Phase, Step
-from tests.engine.conftest import Worker
+from model_check.utils.worker_env import WorkerEnv
+from pretrain_main import Process, ending_of
+from tests.engine.conftest import Kept, Worker
 
 Start = Callable[..., Worker]
 WQ = "layers.0.attention.wq.weight"
@@ -172,6 +177,31 @@ def test_a_reader_that_leaves_ends_it_without_a_traceback(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "early"),
+    [("true", "ended early by SIGUSR1: 1 of 4 steps, saved"), ("false", None)],
+)
+def test_a_notice_that_comes_while_it_starts_kills_nobody_and_is_not_lost(
+    start: Start, asked: str, early: str | None
+) -> None:
+    worker = start(f"training.save_on_signal={asked}", prefix=("-X", "importtime"))
+    assert worker.process.stdout is not None
+    assert any(line.endswith(" msgspec\n") for line in worker.process.stdout)
+    worker.process.send_signal(signal.SIGUSR1)
+    output = worker.process.stdout.read()  # before the events, which are few
+    assert worker.finish() == 0, output
+    assert last_word(worker).early == early
+    assert len(bits(worker)) == (1 if early else 4)
+
+
+@pytest.mark.parametrize("redirect", ["2>&-", "<&- >&- 2>&-"])
+def test_it_trains_without_standard_streams(start: Start, redirect: str) -> None:
+    worker = start(redirect=redirect)
+    assert worker.finish() == 0, worker.output
+    assert len(bits(worker)) == 4
+    assert last_word(worker).error is None
+
+
+@pytest.mark.parametrize(
     ("argument", "message"),
     [
         ("training.max_step=3", "no such setting; did you mean 'training.max_steps'?"),
@@ -186,6 +216,17 @@ def test_a_mistake_is_one_line_and_exit_code_2(start: Start, argument: str, mess
     assert message in line
     assert "| torch\n" not in worker.output, "torch was imported for nothing"
     assert message in (last_word(worker).error or "")
+
+
+def test_no_more_threads_is_one_line_that_names_the_limits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    here = Process(WorkerEnv.from_environ({}), Kept(), Console(), StopSignal(), Meter())
+    ending = ending_of(RuntimeError("can't start new thread"), here)
+    assert ending.exit_code == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told == [f"error: {ending.error}"]
+    assert "(ulimit -u)" in told[0]
 
 
 def test_it_does_not_pretend_to_be_a_rank(start: Start) -> None:

@@ -1,5 +1,6 @@
 """Ten steps are five steps, a checkpoint, and five steps in a new trainer: to the bit."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -144,8 +145,65 @@ def test_a_damaged_newest_one_falls_back_to_the_newest_sound_one(
     ]
     assert "step_4.pt: damaged" in notes[0]
     assert "last.pt: damaged: record" in notes[1]
-    with pytest.raises(CheckpointError, match=r"last\.pt: damaged"):
+    with pytest.raises(
+        CheckpointError, match=r"last\.pt: damaged.*`--resume .*/checkpoints` takes"
+    ):
         tiny_run(training__resume=tmp_path / "checkpoints" / "last.pt")
+
+
+@pytest.mark.parametrize("odd", ["dangling", "loop", "fifo", "directory"])
+def test_what_is_no_file_is_told_and_hides_no_checkpoint(
+    tiny_run: MakeRun, tmp_path: Path, odd: str
+) -> None:
+    tiny_run(training__save_interval=4)()
+    path = tmp_path / "checkpoints" / "last.pt"
+    os.utime(path.with_name("step_4.pt"), (1, 1))
+    match odd:
+        case "dangling":
+            path.symlink_to("gone.pt")
+        case "loop":
+            path.symlink_to("last.pt")
+        case "fifo":
+            os.mkfifo(path)
+        case "directory":
+            path.mkdir()
+    run = tiny_run(training__resume="auto", training__max_steps=5)
+    assert run.trainer.state.progress.step == 4
+    told = [line for line in run.kept.lines if line.startswith("Not resumed: ")]
+    assert len(told) == 1
+    assert told[0].startswith(f"Not resumed: {path}: ")
+    with pytest.raises(CheckpointError, match=r"last\.pt"):
+        tiny_run(training__resume=path)
+
+
+def test_auto_never_starts_afresh_beside_another_workers_checkpoints(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    parent = tmp_path / "checkpoints"
+    whole = tiny_run(training__max_steps=6, directory=tmp_path / "whole")()
+    tiny_run(training__save_last="true", worker="GPU3", directory=parent / "gpu3")()
+    os.utime(parent / "gpu3" / "last.pt", (1, 1))
+    for worker, directory in (("GPU5", parent / "gpu5"), ("CPU0", parent)):
+        with pytest.raises(CheckpointError, match=rf"auto: .*`--resume {parent}/gpu3` goes on"):
+            tiny_run(training__resume="auto", worker=worker, directory=directory)
+    rest = tiny_run(
+        training__max_steps=6,
+        training__resume=parent / "gpu3",
+        worker="GPU5",
+        directory=parent / "gpu5",
+    )()
+    assert rest.bits() == whole.bits()[4:]
+
+
+def test_a_worker_of_the_same_run_that_saved_first_is_no_reason_not_to_start(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    parent = tmp_path / "checkpoints"
+    (parent / "gpu3").mkdir(parents=True)
+    (parent / "gpu3" / "last.pt").touch()
+    os.utime(parent / "gpu3" / "last.pt", (2**32, 2**32))
+    run = tiny_run(training__resume="auto", worker="GPU5", directory=parent / "gpu5")
+    assert run.trainer.state.progress.step == 0
 
 
 def test_damaged_ones_alone_are_an_error_and_stay(tiny_run: MakeRun, tmp_path: Path) -> None:

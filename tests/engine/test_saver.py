@@ -55,6 +55,30 @@ def test_a_resumed_run_goes_on_counting_what_it_wrote_before(
     assert names(directory) == ["step_1.pt", "step_6.pt", "step_8.pt"]
 
 
+@pytest.mark.parametrize("beside", ["true", "false"])
+def test_a_fresh_run_keeps_what_an_earlier_one_left_under_the_same_name(
+    tiny_run: MakeRun, tmp_path: Path, beside: str
+) -> None:
+    directory = tmp_path / "checkpoints"
+    saving = {
+        "training__save_interval": 2,
+        "training__save_last": "true",
+        "training__async_save": beside,
+    }
+    tiny_run(**saving)()
+    before = {name: (directory / name).read_bytes() for name in names(directory)}
+    run = tiny_run(**saving, system__seed=7)()
+    kept = {f"{Path(name).stem}.earlier.pt": content for name, content in before.items()}
+    assert {name: (directory / name).read_bytes() for name in kept} == kept
+    assert names(directory) == sorted([*before, *kept])
+    told = [line for line in run.kept.lines if "is kept as" in line]
+    assert told[-1] == f"An earlier run's last.pt is kept as {directory}/last.earlier.pt"
+    assert len(told) == 3
+    again = tiny_run(**saving, system__seed=7, training__resume=directory / "step_2.pt")()
+    assert not [line for line in again.kept.lines if "is kept as" in line]
+    assert {name: (directory / name).read_bytes() for name in kept} == kept
+
+
 def test_both_ways_of_writing_write_the_same(tiny_run: MakeRun, tmp_path: Path) -> None:
     states = []
     for beside in ("true", "false"):
@@ -97,7 +121,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_leaves_what_is_whole(
     run = tiny_run(
         directory=small_disk, training__save_interval=1, training__async_save=beside, **LARGE
     )
-    with pytest.raises(StorageError, match=r"step_3\.pt: .* its end \([\d.]+ MiB free\)"):
+    with pytest.raises(StorageError, match=r"step_3\.pt: .*the disk may be full \([\d.]+ MiB"):
         run()
     assert names(small_disk) == ["step_1.pt", "step_2.pt"]
     resumed = tiny_run(directory=small_disk, training__resume="auto", **LARGE)
@@ -140,6 +164,24 @@ def noticing(run: Run, at: int) -> Callable[[int], FakeBatch]:
         return FakeSource().random(number)
 
     return make
+
+
+def test_a_young_leftover_is_removed_once_it_is_old_enough(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    leftover = tmp_path / "checkpoints" / ".step_9.pt.77.tmp"
+    leftover.parent.mkdir()
+    leftover.touch()
+    run = tiny_run()
+
+    def ageing(number: int) -> FakeBatch:
+        assert leftover.exists()
+        os.utime(leftover, (1, 1))
+        return FakeSource().random(number)
+
+    run.source.make = ageing
+    run()
+    assert not leftover.exists()
 
 
 def test_a_notice_is_acted_on_only_where_that_was_asked_for(tiny_run: MakeRun) -> None:

@@ -88,4 +88,4 @@ def test_both_entry_points_take_the_flag_of_the_guide() -> None:
 def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
-        TensorBoardWriter(tmp_path / "file" / "logs").write(0, {})
+        TensorBoardWriter(tmp_path / "file" / "logs")

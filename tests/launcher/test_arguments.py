@@ -46,6 +46,8 @@ def test_everything_after_two_dashes_is_the_command_to_the_letter() -> None:
         (["--"], "nothing after --"),
         (["--gpus"], "expected one argument"),
         (["--pre", "debug"], "no such option"),
+        (["--preset", "debug", "config", "show"], "a verb comes first: run.sh config"),
+        (["dokter"], "did you mean doctor"),
     ],
 )
 def test_what_is_not_understood_is_one_message(argv: list[str], message: str) -> None:

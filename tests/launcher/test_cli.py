@@ -95,3 +95,63 @@ def test_a_report_that_cannot_be_written_is_told_all_the_same(tmp_path: Path) ->
     assert done.returncode == 7, done.stderr
     assert b"[launcher] no report: run/report.json: cannot write" in done.stdout
     assert done.stdout.splitlines()[-1].endswith(b"(exit code 7)")
+
+
+@pytest.mark.parametrize("verb", [("--dry-run",), ("doctor",), ("prepare",), ("--", "true")])
+def test_a_working_directory_that_is_gone_is_told(tmp_path: Path, verb: tuple[str, ...]) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f'rmdir "$PWD"; exec "{sys.executable}" -P -m launcher "$@"'
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", *verb],
+        cwd=gone,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"[launcher] error: the working directory is gone (No such file")
+
+
+def test_verbs_become_the_programs_that_they_name(tmp_path: Path) -> None:
+    helped = start(tmp_path, "prepare", "--help")
+    assert (helped.returncode, helped.stderr) == (0, b"")
+    assert b"--verify" in helped.stdout
+    refused = start(tmp_path, "prepare", "--no-such-option")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(b"error: --no-such-option: no such option")
+    missing = start(tmp_path, "export", "nowhere.pt", "out")
+    assert missing.returncode == 2, missing.stderr
+    assert b"nowhere.pt" in missing.stderr
+
+
+def test_gpus_that_are_not_there_are_refused_with_a_next_step(tmp_path: Path) -> None:
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    none = start(tmp_path, "--gpus", "auto", "--dry-run", **hidden)
+    assert none.returncode == 69
+    assert b"--device cpu instead trains without; run.sh doctor" in none.stderr
+    malformed = start(tmp_path, "--gpus", "0,a", "--dry-run", **hidden)
+    assert malformed.returncode == 2
+    assert b"'a' is not a GPU" in malformed.stderr
+
+
+def test_a_setting_without_its_section_is_recognised(tmp_path: Path) -> None:
+    done = start(tmp_path, "max_steps=3", "--dry-run")
+    assert done.returncode == 2
+    assert b"did you mean training.max_steps?" in done.stderr
+
+
+def test_more_cpu_workers_than_any_machine_has_are_refused(tmp_path: Path) -> None:
+    done = start(tmp_path, "--workers", "99999999", "--device", "cpu", "--", "true")
+    assert done.returncode == 2
+    assert b"launch.workers = '99999999'" in done.stderr
+
+
+def test_a_setting_of_any_bytes_is_refused_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "half.json").write_text('{"data": {"dataset": "\\ud800"}}')
+    for arguments in ((b"data.dataset=/tmp/\xff",), ("--config", "half.json")):
+        done = start(tmp_path, "--device", "cpu", *arguments)
+        assert done.returncode == 2
+        assert done.stderr.count(b"\n") == 1
+        assert b"not valid UTF-8" in done.stderr

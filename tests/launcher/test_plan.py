@@ -35,6 +35,14 @@ def around(**environ: str) -> Surroundings:
     )
 
 
+def test_an_interactive_python_is_nothing_for_our_children_but_for_foreign_commands() -> None:
+    wanted = {"PYTHONINSPECT": "1", "PYTHONSTARTUP": "rc.py"}
+    for spec in (*plan_training(cpu_places(1), around(**wanted)), plan_prepare(around(**wanted))):
+        assert not wanted.keys() & spec.env.keys()
+    (spec,) = plan_command(cpu_places(1), ["tool"], around(**wanted))
+    assert wanted.items() <= spec.env.items()
+
+
 def test_a_gpu_worker_is_pinned_by_uuid_and_named_by_index() -> None:
     (spec,) = plan_training(gpu_places([H100]), around())
     assert spec.name == "GPU3"

@@ -55,6 +55,11 @@ def test_what_fits_without_activations_only_is_a_note_with_what_to_change(tmp_pa
     assert "this control group's limit of 1.0 GiB; lower training.context_length" in note
 
 
+def test_a_batch_that_no_machine_holds_is_refused_before_its_workers_start() -> None:
+    with pytest.raises(ConfigError, match=r"cannot fit: .* lower training\.batch_size \(100000000"):
+        check_memory(settings(model=TINY, training={"batch_size": 100_000_000}), 2)
+
+
 def gpu(free_mib: int | None) -> Gpu:
     total = None if free_mib is None else 81559
     return Gpu(0, "GPU-0123456789", "H100", total_mib=total, used_mib=81559 - (free_mib or 0))

@@ -34,7 +34,7 @@ def test_a_place_that_cannot_be_made_says_where_and_what_next(tmp_path: Path) ->
 def test_of_two_launchers_in_one_directory_the_second_is_refused(tmp_path: Path) -> None:
     """Before either has written a word."""
     run_dir.create(tmp_path / "run")
-    with pytest.raises(StorageError, match="files of another run"):
+    with pytest.raises(StorageError, match="is not empty"):
         run_dir.create(tmp_path / "run")
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from model_check.config.derived import geometry
 from model_check.config.geometry import geometry_values
@@ -128,24 +129,43 @@ def test_an_untied_model_tells_that_the_weights_are_tied(settings: Make, tmp_pat
         load_weights(built(untied), untied.model, tmp_path / "out")
 
 
-def test_an_export_brings_the_tokenizer_of_its_token_cache(settings: Make, tmp_path: Path) -> None:
-    store = tmp_path / "cache" / "tokens" / "abc"
-    view = tmp_path / "cache" / "text__0123456789abcdef"
+def trained_on_a_cache(wanted: Settings, root: Path) -> Path:
+    """A checkpoint whose run had this token cache, with a tokenizer of its own."""
+    store = root / "cache" / "tokens" / "abc"
+    view = root / "cache" / "text__0123456789abcdef"
     store.mkdir(parents=True)
     view.mkdir()
-    (store / "tokenizer.json").write_text("{}")
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "<end>": 2}, []))
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(store / "tokenizer.json"))
+    (store / "manifest.json").write_text(json.dumps({"end_token": "<end>", "end_id": 2}))
     (view / "manifest.json").write_text(json.dumps({"tokens": "tokens/abc"}))
-    wanted = settings()
-    data = msgspec.structs.replace(wanted.data, cache_dir=str(tmp_path / "cache"))
-    wanted = msgspec.structs.replace(wanted, data=data)
+    data = msgspec.structs.replace(wanted.data, cache_dir=str(root / "cache"))
     state = {
         "model": built(wanted).state_dict(),
-        "settings": msgspec.to_builtins(wanted),
+        "settings": msgspec.to_builtins(msgspec.structs.replace(wanted, data=data)),
         "data": {"cache": "0123456789abcdef" + "0" * 48},
     }
-    torch.save(state, tmp_path / "last.pt")
-    export(tmp_path / "last.pt", tmp_path / "out")
-    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+    torch.save(state, root / "last.pt")
+    return root / "last.pt"
+
+
+def test_an_export_brings_the_tokenizer_of_its_token_cache(settings: Make, tmp_path: Path) -> None:
+    export(trained_on_a_cache(settings(), tmp_path), tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<end>", 2)
+    assert tokenizer("ab<end>")["input_ids"] == [0, 1, 2]
+    assert tokenizer.decode([0, 1, 2], skip_special_tokens=True).replace(" ", "") == "ab"
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "out")
+    assert (model.config.eos_token_id, model.config.bos_token_id) == (2, 2)
+
+
+def test_others_may_read_an_export_as_they_may_read_any_new_file(
+    settings: Make, tmp_path: Path
+) -> None:
+    files = export(trained_on_a_cache(settings(), tmp_path), tmp_path / "out")
+    (tmp_path / "new").touch()
+    assert {file.stat().st_mode for file in files} == {(tmp_path / "new").stat().st_mode}
 
 
 def test_an_export_never_overwrites_and_leaves_no_half(settings: Make, tmp_path: Path) -> None:

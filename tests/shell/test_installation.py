@@ -127,11 +127,21 @@ def test_the_checks_run_in_order_and_the_first_bad_one_ends_them(ready: Tree) ->
     done = ready("-k", "one test", script=".ci/run")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["ruff format --check .", "ruff check .", "mypy", "pytest"]
-    done = ready("-k", "one test", script="check.sh", BAD="mypy")
+    done = ready(script="check.sh", BAD="mypy")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "mypy"
-    assert ready("-k", "one test", script="check.sh").stdout.endswith("pytest -k one test\n")
     assert ready("x").stderr == ""  # the environment of the checks is one to run in, too
+
+
+def test_arguments_of_the_checks_are_for_the_tests_alone(ready: Tree) -> None:
+    assert ready("-k", "one test", script="check.sh").stdout == "pytest -k one test\n"
+
+
+def test_the_checks_explain_themselves_without_installing_anything(bare: Tree) -> None:
+    done = bare("--help", script="check.sh")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: bash check.sh")
+    assert not bare.venv.exists()
 
 
 def put_distribution(site: Path, name: str, version: str) -> None:

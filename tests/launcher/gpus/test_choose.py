@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launcher.gpus.choose import choose, describe_choice, rank_free, why_busy, why_unusable
+from launcher.gpus.choose import (
+    check_selector,
+    choose,
+    describe_choice,
+    rank_free,
+    why_busy,
+    why_unusable,
+)
 from launcher.gpus.probe import Gpu, GpuProcess
 from launcher.gpus.visible import visible
 from model_check.errors import NoGpuError, UsageError
@@ -221,3 +228,14 @@ def test_a_mig_parent_without_instances_is_refused() -> None:
 def test_a_machine_without_gpus_is_told() -> None:
     with pytest.raises(NoGpuError, match="no GPU found"):
         chosen("all", [])
+
+
+@pytest.mark.parametrize("selector", ["0,a", "abc", "auto:x", "auto:0", "0,,1", "all,0"])
+def test_a_selector_that_means_nothing_is_refused_on_any_machine(selector: str) -> None:
+    with pytest.raises(UsageError, match="--gpus"):
+        check_selector(selector)
+
+
+@pytest.mark.parametrize("selector", ["all", "auto", "auto:2", "0", "0, 2,5", "gpu-8f", "MIG-1"])
+def test_a_selector_that_means_something_somewhere_is_let_through(selector: str) -> None:
+    check_selector(selector)

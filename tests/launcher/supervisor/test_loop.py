@@ -87,3 +87,8 @@ def test_what_is_unwatched_meanwhile_is_not_served(desk: Desk) -> None:
     desk.loop.serve(ready)
     assert desk.served == []
     assert desk.turn() == []
+
+
+def test_a_wait_may_be_longer_than_the_kernel_can_count(desk: Desk) -> None:
+    os.write(desk.pipe("end", Urgency.DEATH)[1], b"x")
+    assert len(desk.loop.wait(1e300)) == 1

@@ -467,3 +467,46 @@ def test_patience_ends_with_the_first_step_and_returns_with_a_save(lab: Lab) -> 
 
 def test_a_command_without_events_gets_no_extra_patience(lab: Lab) -> None:
     assert Worker(lab.spec("GPU3", SLEEP)).view().patient_phase is None
+
+
+def test_limits_of_any_length_keep_the_code_of_who_failed(lab: Lab) -> None:
+    outcome = lab.run(sh("exit 3"), SLEEP, grace_s=1e300, silence_s=3e6)
+    assert outcome.exit_code == 3
+
+
+TAKES_USR1 = python(
+    "import os, signal, sys\n"
+    "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n"
+    f"{SAYS}"
+    "while True: signal.pause()",
+    repr(encode(Phase(name="import"))),
+)
+
+
+def test_a_signal_waits_until_a_worker_has_announced_that_it_can_take_it(lab: Lab) -> None:
+    (spec,) = lab.specs(TAKES_USR1, events=True)
+    fd = os.open(lab.dir / "terminal", os.O_WRONLY | os.O_CREAT)
+    printer = Printer(fd, lab.dir / "launcher.log")
+    try:
+        specs = [replace(spec, announces_itself=True)]
+        kept = (signal.SIGUSR1,)
+        outcome = Supervisor(specs, Limits(5, 0), printer, kept_signals=kept).run()
+    finally:
+        printer.close()
+        os.close(fd)
+    assert outcome.workers[0].returncode == 0
+
+
+def test_a_signal_for_later_is_kept_and_told_once(lab: Lab) -> None:
+    tell = "import os, signal\nfor _ in range(2): os.kill(os.getppid(), signal.SIGUSR1)"
+    fd = os.open(lab.dir / "terminal", os.O_WRONLY | os.O_CREAT)
+    printer = Printer(fd, lab.dir / "launcher.log")
+    try:
+        outcome = Supervisor(
+            lab.specs(python(tell)), Limits(5, 0), printer, keep_signals=True
+        ).run()
+    finally:
+        printer.close()
+        os.close(fd)
+    assert (outcome.exit_code, outcome.kept_signals) == (0, (signal.SIGUSR1,))
+    assert lab.shown.count("[launcher] SIGUSR1 received: it is passed on when the workers run") == 1

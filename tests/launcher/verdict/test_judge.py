@@ -50,6 +50,17 @@ def spoiled(step: int = 2, grad_norm: str = "nan") -> History:
     return history
 
 
+def test_workers_that_resumed_at_different_steps_are_each_told_with_their_own() -> None:
+    histories = {"GPU0": trained(2), "GPU1": trained(10)}
+    agreed = {"GPU0": 2, "GPU1": 2}
+    result = judged(RunEnd(exit_code=0), [ended("GPU0"), ended("GPU1")], histories, agreed)
+    assert [worker.steps for worker in result.workers] == [2, 10]
+    assert result.summary == (
+        "GPU0 trained 2 steps, 200 tokens; GPU1 trained 10 steps, 1,000 tokens; "
+        "loss and gradient norm equal bit for bit in 2 of the 2 that each trained"
+    )
+
+
 def test_a_clean_run_passes_and_says_what_was_run() -> None:
     histories = {"GPU0": trained(), "GPU1": trained()}
     result = judged(

@@ -1,0 +1,19 @@
+"""Standard input, output and error of a process that was started without some of them (`2>&-`)."""
+
+import os
+import sys
+
+
+def open_missing_streams() -> None:
+    """Lead those that are closed nowhere: the next file that is opened would get their number, and
+    what a library writes to standard error would end in a checkpoint."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.set_inheritable(fd, True)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)

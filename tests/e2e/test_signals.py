@@ -1,0 +1,87 @@
+"""Signals to a whole run, from its first instant to its last: nobody dies of a notice, none is
+lost, and whoever is stopped is told how to go on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import DEADLINE_S, ROOT, Launcher
+
+MANY = "--max-steps=100000"
+
+
+def wait_until_held(pid: int, signum: int, *masks: str) -> None:
+    """Until this process holds the signal back, by one of these masks of /proc."""
+    until = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        if any(int(status[mask], 16) >> (signum - 1) & 1 for mask in masks):
+            return
+        os.sched_yield()
+    raise AssertionError(f"pid {pid} never held back signal {signum}")
+
+
+def read_until_both_step(process: subprocess.Popen[str]) -> str:
+    """What a launcher of two workers says until both have trained two steps."""
+    assert process.stdout is not None
+    seen = ""
+    waiting = {"[CPU0] Step [2/", "[CPU1] Step [2/"}
+    for line in process.stdout:
+        seen += line
+        waiting = {words for words in waiting if not line.startswith(words)}
+        if not waiting:
+            break
+    return seen
+
+
+def test_a_notice_before_there_are_workers_reaches_them_when_they_run(launcher: Launcher) -> None:
+    process = launcher.start(MANY, "training.save_on_signal=true")
+    wait_until_held(process.pid, signal.SIGUSR1, "SigBlk")
+    process.send_signal(signal.SIGUSR1)
+    run = launcher.finish(process)
+    assert run.exit_code == 0, run.output
+    assert "[launcher] SIGUSR1 received: it is passed on when the workers run" in run.output
+    assert set(run.verdicts().values()) == {"STOPPED"}
+    for worker in ("cpu0", "cpu1"):
+        assert (launcher.cwd / ".checkpoints" / worker / "last.pt").exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
+def test_notices_from_the_first_line_on_kill_no_start(launcher: Launcher, signum: int) -> None:
+    process = subprocess.Popen(
+        ["bash", str(ROOT / "run.sh"), *launcher.arguments("--dry-run")[3:]],
+        cwd=launcher.cwd,
+        env=launcher.env | {"MODEL_CHECK_PYTHON": sys.executable},
+        stdout=subprocess.DEVNULL,
+    )
+    wait_until_held(process.pid, signum, "SigIgn", "SigBlk")
+    until = time.monotonic() + DEADLINE_S
+    while process.poll() is None and time.monotonic() < until:
+        process.send_signal(signum)
+        time.sleep(0.001)
+    assert process.wait(DEADLINE_S) == 0
+
+
+def test_who_stops_a_training_that_saves_is_told_how_to_go_on(launcher: Launcher) -> None:
+    process = launcher.start(MANY, "training.save_interval=1", "training.keep_last=1")
+    seen = read_until_both_step(process)
+    process.send_signal(signal.SIGINT)
+    run = launcher.finish(process, seen)
+    assert run.exit_code == 130, run.output
+    (line,) = [line for line in run.lines("[launcher] ") if "--resume auto" in line]
+    assert line.startswith("[launcher] checkpoints in .checkpoints: step_")
+
+
+def test_who_stops_a_training_that_saves_nothing_is_told_nothing(launcher: Launcher) -> None:
+    process = launcher.start(MANY)
+    seen = read_until_both_step(process)
+    process.send_signal(signal.SIGTERM)
+    run = launcher.finish(process, seen)
+    assert run.exit_code == 143, run.output
+    assert "checkpoint" not in run.output
