@@ -1,14 +1,12 @@
-"""What follows from the settings: sizes, counts, and whether they fit together. The settings stay
-as given."""
+"""What follows from the settings: sizes, counts, what a device can do. The settings stay as they
+are given."""
 
 from collections.abc import Mapping
 
 from msgspec import Struct
 
-from model_check.config.precision import check_precision, precision
-from model_check.config.profile import parse_steps
+from model_check.config.precision import precision
 from model_check.config.schema import ModelSettings, Settings
-from model_check.config.validation import parse_validation
 from model_check.errors import ConfigError
 
 
@@ -118,71 +116,3 @@ def check_on_device(settings: Settings, sources: Mapping[str, str], device: str)
             f"{source}: model.attention_backend = {name!r}: {conflict}; "
             "set model.attention_backend=auto to take it only where it can be had"
         )
-
-
-def check_together(settings: Settings, sources: Mapping[str, str]) -> None:
-    """Refuse settings that are fine alone and impossible together. Raises ConfigError."""
-    model, training = settings.model, settings.training
-    check_precision(training, sources)
-    if settings.debug.profile_steps is not None:
-        parse_steps(settings.debug.profile_steps, training.max_steps)
-
-    def refuse(name: str, text: str, *others: str) -> None:
-        """Blame the setting that a person touched: presets and defaults fit together."""
-        given = {n: sources.get(n, "settings") for n in (name, *others)}
-        own = [s for s in given.values() if not s.startswith(("default", "preset"))]
-        raise ConfigError(f"{own[0] if own else given[name]}: {name} {text}")
-
-    if model.num_heads % model.num_kv_heads:
-        refuse(
-            "model.num_kv_heads",
-            f"= {model.num_kv_heads} must divide num_heads = {model.num_heads}",
-            "model.num_heads",
-        )
-    if model.head_dim is None and model.hidden_size % model.num_heads:
-        refuse(
-            "model.num_heads",
-            f"= {model.num_heads} must divide hidden_size = {model.hidden_size} (or set head_dim)",
-            "model.hidden_size",
-        )
-    if (model.head_dim or model.hidden_size // model.num_heads) % 2:
-        refuse("model.head_dim", "must be even: rotary embedding turns pairs")
-    if (
-        model.rope_scaling
-        and model.rope_scaling.high_freq_factor <= model.rope_scaling.low_freq_factor
-    ):
-        refuse("model.rope_scaling.high_freq_factor", "must be above low_freq_factor")
-    if training.min_lr > training.learning_rate:
-        refuse(
-            "training.min_lr",
-            f"= {training.min_lr} is above learning_rate = {training.learning_rate}",
-            "training.learning_rate",
-        )
-    if settings.data.stride is not None and settings.data.stride > training.context_length:
-        refuse(
-            "data.stride",
-            f"= {settings.data.stride} is more than context_length = {training.context_length}: "
-            "tokens between the sequences would never be read",
-            "training.context_length",
-        )
-    parse_validation(settings.data.validation)
-    if training.warmup_steps > training.max_steps:
-        refuse(
-            "training.warmup_steps",
-            f"= {training.warmup_steps} is more than max_steps = {training.max_steps}",
-            "training.max_steps",
-        )
-    if training.global_batch_size is not None:
-        if sources.get("training.grad_accum_nums", "default") != "default" and (
-            training.global_batch_size != training.batch_size * training.grad_accum_nums
-        ):
-            refuse(
-                "training.global_batch_size",
-                "excludes training.grad_accum_nums: give one of the two",
-            )
-        if training.global_batch_size % training.batch_size:
-            refuse(
-                "training.global_batch_size",
-                f"= {training.global_batch_size} is not a multiple of batch_size = "
-                f"{training.batch_size}",
-            )

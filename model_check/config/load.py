@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from model_check.config.derived import check_on_device, check_together, num_micro_batches
+from model_check.config.conflicts import check_together
+from model_check.config.derived import check_on_device, num_micro_batches
 from model_check.config.evaluation import check_evaluation, check_validation_text
 from model_check.config.fields import all_fields, flatten, nearest, sections
 from model_check.config.files import read_settings_file

@@ -62,9 +62,10 @@ def onednn_product(a: Tensor, b: Tensor) -> Tensor:
 @cache
 def _onednn_is_faster() -> bool:
     """On AMD's CPUs with AVX-512; on others it was not measured. ATEN_CPU_CAPABILITY=avx2 in the
-    environment makes it False."""
+    environment makes it False, and so does a torch without this operator, which is private."""
     return (
-        torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
     )
