@@ -63,10 +63,10 @@ class Random:
         return {"kind": "random"}
 
     def documents(self, repairs: Repairs) -> Iterator[str]:
-        raise NotImplementedError
+        raise AssertionError("the store is written directly")
 
     def load(self, source: object) -> TextTokenizer:
-        raise NotImplementedError
+        raise AssertionError("the store is written directly")
 
 
 def make_cache(root: Path, num_tokens: int) -> Path:
