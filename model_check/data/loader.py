@@ -26,8 +26,8 @@ _SEED_WORD = 0xFFFF_FFFF
 
 @dataclass(frozen=True)
 class Batch:
-    """int64 [B, T] each; `targets[b, t]` is the token after `inputs[b, t]`, or -100 where none
-    counts."""
+    """int64 [B, T] each, no two in the same memory; `targets[b, t]` is the token after
+    `inputs[b, t]`, or -100 where none counts."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
@@ -125,12 +125,18 @@ def _read(split: Split, indices: NDArray[np.int64], documents: bool, pin: bool) 
             f"{split}: sequences {indices.tolist()} hold token {largest}, the vocabulary is "
             f"{split.vocab_size}: the cache is damaged (data.verify=full rebuilds it)"
         )
-    inputs_BT = windows_BW[:, :-1].contiguous()
+    inputs_BT, targets_BT = _copied(windows_BW[:, :-1]), _copied(windows_BW[:, 1:])
     if bool((windows_BW[:, -1] == PADDING).any()):
         inputs_BT[inputs_BT == PADDING] = split.end_id  # its targets count for nothing
     numbers = torch.from_numpy(split.documents(indices)) if documents else None
-    batch = Batch(inputs_BT, windows_BW[:, 1:].contiguous(), numbers)
+    batch = Batch(inputs_BT, targets_BT, numbers)
     return _pinned(batch) if pin else batch
+
+
+def _copied(view: torch.Tensor) -> torch.Tensor:
+    """In memory of its own. `.contiguous()` copies nothing of a slice of one row: inputs and targets
+    would share their memory, and what is written into one would appear in the other."""
+    return view.clone(memory_format=torch.contiguous_format)
 
 
 def _pinned(batch: Batch) -> Batch:
