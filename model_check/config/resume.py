@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from model_check.config.architecture import KEYS, differences
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
 
@@ -20,13 +21,15 @@ _MUST_STAY = (
     "data.document_masking",
     "system.seed",
 )
-"""With another one the next batches are not those that the interrupted run would have read."""
+"""With another one the next batches are not those that the interrupted run would have read. Nor are
+the weights those of the same model with another architecture."""
 _MAY_CHANGE = (
     *("logging.", "debug.", "launch.", "data."),  # what the data is, its own identity tells
     *("system.device", "system.device_id", "system.checkpoint_dir"),
     *("training.num_workers", "training.resume", "training.resume_anyway"),
     *("training.save_", "training.keep_last", "training.async_save", "training.eval_"),
-    *("training.best_split", "model.model_path", "model.init_", *_MUST_STAY),
+    *("training.best_split", "model.model_path", "model.init_", "model.geometry", *_MUST_STAY),
+    *(f"model.{key}" for key in KEYS),
 )
 """Beginnings of the names that are not worth a word: they change no step, or are refused anyway."""
 
@@ -42,16 +45,21 @@ def check_resume(resume: str | None) -> None:
 
 def forbidden(saved: Mapping[str, Any], settings: Settings) -> list[str]:
     """`training.batch_size 2 -> 4`, for each setting that must be the checkpoint's."""
-    return [text for name, text in _compared(saved, settings) if name in _MUST_STAY]
+    batches = [text for name, text in _compared(saved, settings) if name in _MUST_STAY]
+    return architecture_changes(saved, settings) + batches
 
 
-def changes(saved: Mapping[str, Any], settings: Settings, prefix: str = "") -> list[str]:
-    """The same for settings that make the steps other ones and may be changed on purpose."""
+def architecture_changes(saved: Mapping[str, Any], settings: Settings) -> list[str]:
+    """Those of them that make the same weights another model."""
     return [
-        text
-        for name, text in _compared(saved, settings)
-        if name.startswith(prefix) and not name.startswith(_MAY_CHANGE)
+        f"model.{key} {_text(theirs)} -> {_text(ours)}"
+        for key, theirs, ours in differences(saved["model"], settings.model)
     ]
+
+
+def changes(saved: Mapping[str, Any], settings: Settings) -> list[str]:
+    """The same for settings that make the steps other ones and may be changed on purpose."""
+    return [text for name, text in _compared(saved, settings) if not name.startswith(_MAY_CHANGE)]
 
 
 def _compared(saved: Mapping[str, Any], settings: Settings) -> Iterator[tuple[str, str]]:

@@ -99,9 +99,10 @@ class ModelSettings(_Section, frozen=True):
             "eager",
         ],
         _doc(
-            "auto: the fastest that package, device, dtype and system.deterministic allow "
-            "(FlashAttention 4 or 3, cuDNN, FlashAttention 2, sdpa). flash_attn: the newest "
-            "FlashAttention that is installed. By name: that or an error."
+            "auto: sdpa with system.deterministic=true, else the fastest that package, device and "
+            "dtype allow (FlashAttention 4 or 3, cuDNN, FlashAttention 2, sdpa). flash_attn: the "
+            "newest FlashAttention that is installed; with system.deterministic=true that is 2, "
+            "since 3 and 4 are not known to be deterministic. By name: that or an error."
         ),
     ] = "auto"
 
@@ -210,8 +211,8 @@ class TrainingSettings(_Section, frozen=True):
     resume_anyway: Annotated[
         bool,
         _doc(
-            "Resume although batch, seed or data are not the checkpoint's; the run is then no "
-            "longer the one that was interrupted."
+            "Resume although architecture, batch, seed or data are not the checkpoint's; the run "
+            "is then no longer the one that was interrupted."
         ),
     ] = False
     eval_interval: Annotated[

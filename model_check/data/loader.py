@@ -134,8 +134,8 @@ def _read(split: Split, indices: NDArray[np.int64], documents: bool, pin: bool) 
 
 
 def _copied(view: torch.Tensor) -> torch.Tensor:
-    """In memory of its own. `.contiguous()` copies nothing of a slice of one row: inputs and targets
-    would share their memory, and what is written into one would appear in the other."""
+    """In memory of its own: `.contiguous()` copies nothing of a slice of one row, and what is
+    written into the inputs would appear in the targets."""
     return view.clone(memory_format=torch.contiguous_format)
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from model_check.config.schema import Settings
+from model_check.config.architecture import differences
+from model_check.config.schema import ModelSettings, Settings
 from model_check.data.weights import weights_directory
 from model_check.engine.checkpoint import read_checkpoint
 from model_check.engine.misfit import misfit
@@ -25,16 +26,20 @@ def take_initial_weights(model: nn.Module, settings: Settings, say: Callable[[st
 
         load_weights(model, settings.model, directory)
     else:
-        _take_checkpoint(model, Path(source))
+        _take_checkpoint(model, settings.model, Path(source))
     say(f"weights: taken from {source}")
 
 
 @torch.no_grad()
-def _take_checkpoint(model: nn.Module, path: Path) -> None:
-    saved = read_checkpoint(path)["model"]
-    own = model.state_dict()
-    problem = misfit(saved, own)
+def _take_checkpoint(model: nn.Module, settings: ModelSettings, path: Path) -> None:
+    saved, own = read_checkpoint(path), model.state_dict()
+    problem = misfit(saved["model"], own)
     if problem is not None:
         raise ConfigError(f"model.init_from: {path} does not fit the model: {problem}")
+    if other := differences(saved["settings"]["model"], settings):
+        raise ConfigError(
+            f"model.init_from: {path} holds the weights of another model: "
+            f"{', '.join(map(str, other))}; give these settings of [model] the checkpoint's values"
+        )
     for name, value in own.items():
-        value.copy_(saved[name])
+        value.copy_(saved["model"][name])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from model_check.config.profile import parse_steps
-from model_check.config.resume import AUTO, changes, forbidden
+from model_check.config.resume import AUTO, architecture_changes, changes, forbidden
 from model_check.config.schema import Settings
 from model_check.engine.checkpoint import CheckpointError, read_checkpoint
 from model_check.engine.checkpoint_files import directories_beside, newest_first
@@ -31,7 +31,10 @@ def resume(state: TrainingState, wanted: str, saver: Saver, here: Surroundings) 
     _refuse_to_profile_the_past(saved["step"], state.settings)
     state.restore(saved)
     saver.adopt(path, saved.get("kept", []))  # an alarm's checkpoint says nothing of others
-    told = changes(saved["settings"], state.settings)
+    told = [
+        *forbidden(saved["settings"], state.settings),
+        *changes(saved["settings"], state.settings),
+    ]
     if told:
         say(f"Resumed with other settings: {', '.join(told)}")
     say(f"Resumed from {path}: {saved['step']} steps done, {saved['total_tokens']:,} tokens")
@@ -108,8 +111,8 @@ def _refuse_misfit(path: Path, saved: dict[str, Any], state: TrainingState) -> N
     """Raises CheckpointError that says which tensors, and which settings made them differ."""
     problem = misfit(saved["model"], state.model.state_dict())
     if problem is not None:
-        geometry = changes(saved["settings"], state.settings, "model.")
-        why = f"; settings that differ: {', '.join(geometry)}" if geometry else ""
+        settings = architecture_changes(saved["settings"], state.settings)
+        why = f"; settings that differ: {', '.join(settings)}" if settings else ""
         raise CheckpointError(f"{path}: does not fit this model: {problem}{why}")
 
 

@@ -5,11 +5,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from model_check.config.architecture import differences
 from model_check.config.geometry import read_config
 from model_check.config.schema import ModelSettings
 from model_check.errors import ConfigError
@@ -36,19 +36,10 @@ def _refuse_other_settings(settings: ModelSettings, directory: Path) -> None:
     file = directory / "config.json"
     if not file.is_file():
         return
-    theirs = read_config(file)
-    ours = msgspec.to_builtins(settings)
-    ours["head_dim"] = ours["head_dim"] or ours["hidden_size"] // ours["num_heads"]
-    theirs["head_dim"] = theirs["head_dim"] or theirs["hidden_size"] // theirs["num_heads"]
-    ours["vocab_size"] = ours["vocab_size"] or theirs["vocab_size"]
-    other = [
-        f"{key} {ours[key]} here, {value} there"
-        for key, value in theirs.items()
-        if ours[key] != value
-    ]
+    other = differences(read_config(file), settings)
     if other:
         raise ConfigError(
-            f"model.init_from: {file} describes another model: {'; '.join(other)}; "
+            f"model.init_from: {file} describes another model: {', '.join(map(str, other))}; "
             f"model.geometry={directory} takes all of it from there"
         )
 

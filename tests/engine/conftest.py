@@ -45,6 +45,15 @@ TINY: dict[str, Any] = {
     "system.device": "cpu",
 }
 
+OTHER_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "num_heads": {"model__num_heads": 4, "model__num_kv_heads": 2},
+    "head_dim": {"model__head_dim": 8, "model__num_heads": 4, "model__num_kv_heads": 2},
+    "rope_theta": {"model__rope_theta": 20000.0},
+    "rope_scaling": {"model__rope_scaling__factor": 4.0},
+    "rms_norm_eps": {"model__rms_norm_eps": 1e-3},
+}
+"""Every tensor has the shape that it has in TINY, but the model computes something else."""
+
 
 def make_settings(**changes: Any) -> Settings:
     """TINY with changes; `training__max_steps=3`."""

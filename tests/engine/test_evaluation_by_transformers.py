@@ -14,7 +14,7 @@ from tests.engine.conftest import Worker
 
 CONTEXT = 64
 TEXT = "\n".join(
-    f"On day {n} the box held {n * n % 17} units, of which {n % 5} had failed; unit {n % 7} was odd."
+    f"On day {n} the box held {n * n % 17} units, of which {n % 5} had failed; {n % 7} was odd."
     for n in range(160)
 )
 """No multiple of the context when tokenized, so the last window is padded."""

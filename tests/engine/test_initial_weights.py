@@ -10,7 +10,7 @@ import torch
 from model_check.data.weights import weights_directory
 from model_check.errors import ConfigError, DataError
 from model_check.models.hf import export
-from tests.engine.conftest import FakeBatch, FakeSource, make_settings
+from tests.engine.conftest import OTHER_ARCHITECTURES, FakeBatch, FakeSource, make_settings
 
 MakeRun = Callable[..., Any]
 
@@ -43,6 +43,21 @@ def test_a_checkpoint_of_another_shape_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=r"does not fit.*layers\.1\..* more"):
         tiny_run(model__init_from=trained[0], model__num_layers=2)
+
+
+@pytest.mark.parametrize("key", OTHER_ARCHITECTURES)
+def test_a_checkpoint_of_another_architecture_with_equal_shapes_is_refused(
+    tiny_run: MakeRun, trained: tuple[Path, dict[str, torch.Tensor]], key: str
+) -> None:
+    expected = rf"holds the weights of another model: .*\b{key} .* here, .* there"
+    with pytest.raises(ConfigError, match=expected):
+        tiny_run(model__init_from=trained[0], **OTHER_ARCHITECTURES[key])
+
+
+def test_a_head_width_that_is_spelt_out_is_the_same_model(
+    tiny_run: MakeRun, trained: tuple[Path, dict[str, torch.Tensor]]
+) -> None:
+    tiny_run(model__init_from=trained[0], model__head_dim=16, model__vocab_size=31)
 
 
 def test_weights_that_are_nowhere_are_refused() -> None:

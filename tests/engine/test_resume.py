@@ -16,7 +16,7 @@ from model_check.engine.observer import Observer
 from model_check.engine.stop import EndedEarly
 from model_check.errors import ConfigError, NonFiniteError
 from model_check.events import Evaluation, Phase, Scalar
-from tests.engine.conftest import FakeBatch, FakeSource, Run
+from tests.engine.conftest import OTHER_ARCHITECTURES, FakeBatch, FakeSource, Run
 
 MakeRun = Callable[..., Run]
 
@@ -235,6 +235,19 @@ def test_a_checkpoint_of_another_model_names_tensors_and_settings(tiny_run: Make
     assert "layers.0.feed_forward.w1.weight [64, 32] (here [48, 32])" in text
     assert "settings that differ: model.num_layers 1 -> 2, model.intermediate_size 64 -> 48" in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize("key", OTHER_ARCHITECTURES)
+def test_a_checkpoint_of_another_architecture_with_equal_shapes_is_refused(
+    tiny_run: MakeRun, key: str
+) -> None:
+    tiny_run(training__save_last="true")()
+    again = {"training__resume": "auto", **OTHER_ARCHITECTURES[key]}
+    with pytest.raises(CheckpointError, match=rf"cannot go on exactly: .*\bmodel\.{key} .* -> "):
+        tiny_run(**again)
+    anyway = tiny_run(**again, training__resume_anyway="true")
+    (told,) = [line for line in anyway.kept.lines if line.startswith("Resumed with other settings")]
+    assert f"model.{key} " in told
 
 
 def test_a_checkpoint_of_another_run_names_what_differs_unless_that_was_asked_for(
