@@ -1,6 +1,5 @@
 """Capabilities that a test asks for by a mark; without them it is skipped, and says so."""
 
-import importlib.util
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ def num_gpus() -> int:
 CAPABILITIES = {
     "gpu": lambda: num_gpus() >= 1,
     "two_gpus": lambda: num_gpus() >= 2,
-    "flash_attn": lambda: importlib.util.find_spec("flash_attn") is not None,
 }
 
 

@@ -82,6 +82,17 @@ def loss_chunk_rows(settings: Settings, vocab_size: int, device: str) -> int:
     return max(128, min(2048, 2**21 // vocab_size))
 
 
+_VARYING = {
+    "cudnn": "cudnn's backward pass is not deterministic",
+    "flash_attn_3": "flash_attn_3 is not known to be deterministic",
+    "flash_attn_4": "flash_attn_4 is not known to be deterministic",
+}
+"""Attention kernels that may give other bits each time, so a healthy GPU would be a suspect.
+FlashAttention 3 and 4 have taken `deterministic=True` and ignored it (flash-attention #1596: a
+Hopper build with the flag compiled out; #2510: grouped heads, mended 2026-04), so a parameter of
+that name proves nothing."""
+
+
 def backend_conflict(
     name: str, device: str, *, half: bool, deterministic: bool, documents: bool
 ) -> str | None:
@@ -95,8 +106,8 @@ def backend_conflict(
         return f"{name} needs bfloat16 or float16, not float32 (training.use_amp=true)"
     if documents:
         return f"{name} takes no mask (data.document_masking=true); sdpa and eager do"
-    if name == "cudnn" and deterministic:
-        return "cudnn's backward pass is not deterministic (system.deterministic=false allows it)"
+    if deterministic and name in _VARYING:
+        return f"{_VARYING[name]} (system.deterministic=false allows it)"
     return None
 
 

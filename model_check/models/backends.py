@@ -57,10 +57,12 @@ def resolve_backend(
 
 def _best(wanted: Wanted) -> tuple[str, str]:
     """By speed on an H100, causal, head 128, forward at 8192 tokens: FlashAttention-3 602 TFLOP/s,
-    cuDNN 529, FlashAttention-2 333 (flash-attention's own chart); sdpa contains a
-    FlashAttention-2."""
+    cuDNN 529, FlashAttention-2 333 (flash-attention's own chart). Where bits are compared it is
+    sdpa, which contains a FlashAttention-2."""
     if wanted.device.type != "cuda":
         return "sdpa", f"flash_attn and cudnn need a CUDA GPU, not {wanted.device.type}"
+    if wanted.deterministic:
+        return "sdpa", "bits are compared, and torch refuses the kernels of its own that vary"
     obstacles = {}
     for name in ("flash_attn_4", "flash_attn_3", "cudnn", "flash_attn_2"):
         obstacle = _obstacle(name, wanted)
@@ -74,7 +76,8 @@ def _newest_flash(wanted: Wanted) -> tuple[str, str]:
     obstacles = {name: _obstacle(name, wanted) for name in FLASH_MODULES}
     for name, obstacle in obstacles.items():
         if obstacle is None:
-            return name, "as configured, the newest that can be had here"
+            newest = "the newest that is deterministic" if wanted.deterministic else "the newest"
+            return name, f"as configured, {newest} and can be had here"
     raise _refusal("flash_attn", str(obstacles["flash_attn_2"]))
 
 

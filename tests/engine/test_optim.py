@@ -13,15 +13,17 @@ TRAINING = TrainingSettings(learning_rate=1e-2, weight_decay=0.3)
 NO, YES = torch.tensor(False), torch.tensor(True)
 
 
-def parameters() -> list[nn.Parameter]:
+def parameters(device: str = "cpu") -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn(s, generator=generator)) for s in [(5, 7), (7,), (3, 5)]]
+    values = [torch.randn(s, generator=generator) for s in [(5, 7), (7,), (3, 5)]]
+    return [nn.Parameter(value.to(device)) for value in values]
 
 
 def give_gradients(owners: list[nn.Parameter], step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     for parameter in owners:
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
+        gradient = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = gradient.to(parameter.device)
 
 
 def torchs_own(owners: list[nn.Parameter]) -> torch.optim.AdamW:
@@ -32,13 +34,14 @@ def torchs_own(owners: list[nn.Parameter]) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, fused=True)
 
 
-def test_ten_steps_equal_torchs_fused_adamw_bit_for_bit() -> None:
-    ours, theirs = parameters(), parameters()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_ten_steps_equal_torchs_fused_adamw_bit_for_bit(device: str) -> None:
+    ours, theirs = parameters(device), parameters(device)
     optimizer, reference = AdamW(ours, TRAINING), torchs_own(theirs)
     for step in range(10):
         give_gradients(ours, step)
         give_gradients(theirs, step)
-        optimizer.step(1e-2, NO, None)
+        optimizer.step(1e-2, NO.to(device), None)
         reference.step()
     for parameter, wanted in zip(ours, theirs, strict=True):
         assert torch.equal(parameter, wanted)

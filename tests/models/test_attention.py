@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from model_check.errors import ConfigError
-from model_check.models.attention import BACKENDS, eager
+from model_check.models.attention import BACKENDS, FLASH_MODULES, eager
 from model_check.models.backends import resolve_backend
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NO_FLASH_ATTN = importlib.util.find_spec("flash_attn") is None
 
 
@@ -66,22 +66,29 @@ def test_flash_attn_on_a_cpu_is_refused() -> None:
 
 def test_flash_attn_in_float32_names_the_setting() -> None:
     with pytest.raises(ConfigError, match="use_amp=true"):
-        resolve_backend("flash_attn", torch.device("cuda"), torch.float32)
+        resolve_backend("flash_attn", CUDA, torch.float32)
 
 
 @pytest.mark.skipif(not NO_FLASH_ATTN, reason="flash_attn is installed")
 def test_a_missing_package_tells_how_to_install_it() -> None:
-    cuda = torch.device("cuda")
     with pytest.raises(ConfigError, match="pip install flash-attn --no-build-isolation"):
-        resolve_backend("flash_attn", cuda, torch.bfloat16)
-    assert resolve_backend("auto", cuda, torch.bfloat16)[0] == "sdpa"
+        resolve_backend("flash_attn", CUDA, torch.bfloat16)
+
+
+@pytest.mark.skipif(not NO_FLASH_ATTN, reason="flash_attn is installed")
+def test_auto_without_a_package_is_a_kernel_of_torch() -> None:
+    assert resolve_backend("auto", CUDA, torch.bfloat16)[0] in ("cudnn", "sdpa")
 
 
 @pytest.mark.gpu
-@pytest.mark.flash_attn
-def test_flash_attn_equals_eager_within_its_precision() -> None:
+@pytest.mark.parametrize("name", FLASH_MODULES)
+def test_flash_attn_equals_eager_within_its_precision(name: str) -> None:
+    try:
+        resolve_backend(name, CUDA, torch.bfloat16)
+    except ConfigError as error:
+        pytest.skip(str(error))
     q, k, v = (x.detach().bfloat16().cuda() for x in inputs(2))
     exact = eager(q.double(), k.double(), v.double())
-    error = (BACKENDS["flash_attn"](q, k, v).double() - exact).abs().max()
-    torch_error = (BACKENDS["sdpa"](q, k, v).double() - exact).abs().max()
+    error = (BACKENDS[name](q, k, v, None).double() - exact).abs().max()
+    torch_error = (BACKENDS["sdpa"](q, k, v, None).double() - exact).abs().max()
     assert error <= 2 * torch_error + 1e-3

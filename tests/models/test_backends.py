@@ -12,12 +12,15 @@ from model_check.errors import ConfigError
 from model_check.models.attention import BACKENDS, FLASH_MODULES, eager, flash_function
 from model_check.models.backends import (
     Wanted,
+    _best,
     _generation_obstacle,
+    _newest_flash,
     _obstacle,
     resolve_backend,
 )
 
 CUDA = torch.device("cuda")
+TURING, AMPERE, HOPPER, BLACKWELL = (7, 5), (8, 0), (9, 0), (10, 0)
 
 PACKAGE = """
 import torch
@@ -52,6 +55,15 @@ def write(path: Path, *, deterministic: bool, result: str = "out") -> None:
     path.write_text(text)
 
 
+@pytest.fixture
+def every_flash_attention(packages: Path) -> Path:
+    """All three generations, each with a parameter `deterministic`."""
+    for file in ("flash_attn/__init__.py", "flash_attn/cute/__init__.py"):
+        write(packages / file, deterministic=True)
+    write(packages / "flash_attn_interface.py", deterministic=True)
+    return packages
+
+
 @pytest.mark.parametrize(
     ("name", "file", "deterministic", "result"),
     [
@@ -82,14 +94,38 @@ def test_a_package_that_cannot_be_deterministic_is_refused_where_bits_count(
     assert "system.deterministic=false" in str(_obstacle("flash_attn_2", wanted))
 
 
+class OnHopper(Wanted):
+    """What is wanted of an H100, wherever the test runs."""
+
+    capability = HOPPER
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_where_bits_are_compared_auto_is_sdpa_whatever_is_installed(
+    every_flash_attention: Path, dtype: torch.dtype, documents: bool
+) -> None:
+    name, reason = _best(OnHopper(CUDA, dtype, deterministic=True, documents=documents))
+    assert name == "sdpa"
+    assert "bits are compared" in reason
+
+
+def test_flash_attention_3_and_4_are_not_believed_deterministic(
+    every_flash_attention: Path,
+) -> None:
+    compared = OnHopper(CUDA, torch.bfloat16, deterministic=True, documents=False)
+    for name in ("flash_attn_3", "flash_attn_4"):
+        assert "not known to be deterministic (system.determ" in str(_obstacle(name, compared))
+    assert _newest_flash(compared)[0] == "flash_attn_2"
+    quick = OnHopper(CUDA, torch.bfloat16, deterministic=False, documents=False)
+    assert _newest_flash(quick)[0] == _best(quick)[0] == "flash_attn_4"
+
+
 def test_a_broken_package_is_no_missing_one(packages: Path) -> None:
     (packages / "flash_attn").mkdir()
     (packages / "flash_attn" / "__init__.py").write_text("raise ImportError('undefined symbol: x')")
     with pytest.raises(ConfigError, match="installed but broken: undefined symbol: x"):
         resolve_backend("flash_attn_2", CUDA, torch.bfloat16)
-
-
-TURING, AMPERE, HOPPER, BLACKWELL = (7, 5), (8, 0), (9, 0), (10, 0)
 
 
 @pytest.mark.parametrize(
@@ -109,18 +145,21 @@ def test_each_is_chosen_only_on_gpus_that_have_its_kernels(
     assert "7.5" in str(_generation_obstacle(name, TURING))
 
 
+@pytest.mark.parametrize("name", ["flash_attn_3", "flash_attn_4", "cudnn"])
+def test_a_kernel_that_varies_is_refused_where_bits_are_compared_before_anything_starts(
+    name: str,
+) -> None:
+    request = Request(preset="production", overrides=(f"model.attention_backend={name}",))
+    with pytest.raises(ConfigError, match=r"deterministic \(system\.deterministic=false allows it"):
+        load(request, lambda: True)
+
+
 @pytest.mark.parametrize("name", ["flash_attn", "flash_attn_2", "flash_attn_3", "cudnn"])
 def test_a_backend_of_gpus_is_refused_on_a_cpu_before_anything_starts(name: str) -> None:
     request = Request(preset="cpu", overrides=(f"model.attention_backend={name}",))
     expected = rf"model\.attention_backend={name}: .*{name} needs a CUDA GPU, not cpu"
     with pytest.raises(ConfigError, match=expected):
         load(request, lambda: False)
-
-
-def test_cudnn_where_bits_are_compared_is_refused_before_anything_starts() -> None:
-    request = Request(preset="production", overrides=("model.attention_backend=cudnn",))
-    with pytest.raises(ConfigError, match=r"not deterministic \(system\.deterministic=false"):
-        load(request, lambda: True)
 
 
 def test_flash_attention_takes_no_documents() -> None:
