@@ -125,7 +125,7 @@ def _create(venv: Path, lock: int) -> None:
     for entry in venv.iterdir():
         if entry.name != LOCK:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    command = [sys.executable, "-m", "venv", "--without-pip"]
+    command = [sys.executable, "-P", "-m", "venv", "--without-pip"]
     if sys.prefix == sys.base_prefix and _met_here("torch") and _met_here("numpy"):
         command.append("--system-site-packages")
     if _call([*command, str(venv)], lock) != 0:
@@ -186,14 +186,14 @@ def _pip_install(
 
 def _pip(python: Path, lock: int) -> list[str]:
     """A pip that installs for `python`: its own, else the one of the interpreter that runs this."""
-    own = [str(python), "-m", "pip"]
+    own = [str(python), "-P", "-m", "pip"]
     if _succeeds(python, "import pip"):
         return own
     if _succeeds(python, "import ensurepip"):
-        if _call([str(python), "-m", "ensurepip", "--default-pip"], lock) == 0:
+        if _call([str(python), "-P", "-m", "ensurepip", "--default-pip"], lock) == 0:
             return own
     elif _succeeds(Path(sys.executable), "import pip"):
-        return [sys.executable, "-m", "pip", "--python", str(python)]
+        return [sys.executable, "-P", "-m", "pip", "--python", str(python)]
     raise UsageError(
         f"{sys.executable} has no pip to install with (on Debian and Ubuntu: apt install "
         "python3-venv)"
@@ -205,6 +205,8 @@ def _call(command: Sequence[str], lock: int) -> int:
     start waits for it instead of installing beside it."""
     env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_PIP}
     env["PIP_USER"] = "0"  # a `user = true` in somebody's pip.conf fails in a venv
+    # As -P, for the Pythons that pip and ensurepip start: the working directory may hold a pip.py.
+    env["PYTHONSAFEPATH"] = "1"
     done = subprocess.run(
         command, env=env, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(lock,), check=False
     )

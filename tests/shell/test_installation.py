@@ -5,11 +5,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+import pytest
 
 from tests.shell.tree import BASE_PYTHON, WHEELS, FirstStart, Tree, write_constraints
 
@@ -21,6 +24,18 @@ def test_the_first_start_installs_and_then_runs(first_start: FirstStart) -> None
     assert f"[launcher] installing into {tree.venv} (once; packages: 3 and what" in done.stderr
     assert "Successfully installed alpha-1.0" in done.stderr  # pip is heard
     assert done.stderr.splitlines()[-1].startswith("[launcher] installed in ")
+
+
+@pytest.mark.parametrize("script", ["run.sh", "check.sh"])
+def test_the_first_start_imports_nothing_of_the_working_directory(bare: Tree, script: str) -> None:
+    imported = bare.root.parent / "imported"
+    ours = ("launcher", "model_check", "pip", "setuptools", "sitecustomize", "usercustomize")
+    for name in (*sys.stdlib_module_names, *ours):
+        told = f"open({str(imported)!r}, 'a').write({name!r} + '\\n')\n"
+        (bare.cwd / f"{name}.py").write_text(told)
+    done = bare(script=script)
+    assert not imported.exists(), imported.read_text()
+    assert done.returncode == 0, done.stderr
 
 
 def test_changed_pins_are_installed(ready: Tree) -> None:
