@@ -15,7 +15,7 @@ class AppendFile:
         self._lost_bytes = 0
         self._fd: int | None = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(0o700, parents=True, exist_ok=True)
             # O_NONBLOCK is without effect on a regular file; a FIFO without a reader is refused.
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
             self._fd = os.open(path, flags, 0o666)

@@ -20,6 +20,8 @@ from model_check.utils.files import write_atomic
 
 SCHEMA = 1
 LAUNCHER_LOG = "launcher.log"
+PRIVATE = 0o700
+"""Command lines, logs and, as hard links, weights out of a private home: for their owner alone."""
 
 
 def default_path(log_dir: str | None) -> Path:
@@ -30,10 +32,10 @@ def default_path(log_dir: str | None) -> Path:
 
 
 def create(path: Path) -> Path:
-    """Make the directory, for this launcher alone; one that exists must be empty. Raises
-    StorageError."""
+    """Make the directory, for this launcher alone and readable by its user alone; one that exists
+    must be empty, and keeps its mode: who made it chose who may read. Raises StorageError."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(PRIVATE, parents=True, exist_ok=True)
         if _is_strangers(path):
             raise StorageError(
                 f"{path} belongs to another user, in a place where anybody may have made it "
@@ -51,9 +53,10 @@ def create(path: Path) -> Path:
 
 
 def _is_strangers(path: Path) -> bool:
-    """Names below /tmp can be foreseen: whoever made it could lay links into it for our files."""
+    """Names below /tmp can be foreseen: whoever made it could lay links into it for our files, or
+    make it a link itself."""
     is_public = bool(path.parent.stat().st_mode & stat.S_IWOTH)
-    return is_public and path.stat().st_uid not in (os.geteuid(), 0)
+    return is_public and path.lstat().st_uid not in (os.geteuid(), 0)
 
 
 def _claim(log: Path) -> bool:
@@ -73,6 +76,7 @@ def write(path: Path, data: bytes | str | Mapping[str, Any]) -> None:
     else:
         content = data if isinstance(data, bytes) else readable(data).encode()
     try:
+        path.parent.mkdir(PRIVATE, parents=True, exist_ok=True)  # somebody deleted it meanwhile
         write_atomic(path, content)
     except OSError as error:
         raise _storage_error(path, error) from error

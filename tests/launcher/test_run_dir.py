@@ -2,12 +2,19 @@
 
 import os
 import re
+import shutil
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from launcher import run_dir
 from model_check.errors import StorageError
+
+ROOT = Path(__file__).parents[2]
+NOBODY = 65534
 
 
 def test_the_default_is_named_by_process_and_time(tmp_path: Path) -> None:
@@ -22,6 +29,58 @@ def test_a_directory_with_files_of_another_run_is_refused(tmp_path: Path) -> Non
     (tmp_path / "new" / "gpu0.log").touch()
     with pytest.raises(StorageError, match="must be new or empty"):
         run_dir.create(tmp_path / "new")
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_we_make_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        path = run_dir.create(tmp_path / "parent" / "run")
+        assert mode_of(path) == 0o700
+        (path / run_dir.LAUNCHER_LOG).unlink()
+        path.rmdir()  # while the run goes on
+        run_dir.write(path / "report.json", b"{}")
+        assert mode_of(path) == 0o700
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_reads_nothing_of_a_run(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "launcher", "--workers", "1", "--", "echo", "hello")
+    umask = {"umask": 0, "cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, **umask)  # type: ignore[call-overload]
+    assert run.returncode == 0, run.stdout
+    (directory,) = re.findall(r"run directory (/tmp/\S+)", run.stdout)
+    try:
+        assert (Path(directory) / "cpu0.log").read_text() == "hello\n"
+        for seen in (directory, f"{directory}/cpu0.log", f"{directory}/run.json"):
+            other = subprocess.run(
+                ["find", seen], user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True
+            )
+            assert b"Permission denied" in other.stderr
+            assert other.stdout in (b"", f"{directory}\n".encode())
+    finally:
+        shutil.rmtree(directory)
+
+
+def test_a_directory_that_was_laid_ready_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o750)
+    assert mode_of(run_dir.create(tmp_path / "run")) == 0o750
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_link_that_somebody_else_laid_ready_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "mine")
+    os.lchown(tmp_path / "run", 4711, 4711)
+    with pytest.raises(StorageError, match="belongs to another user"):
+        run_dir.create(tmp_path / "run")
 
 
 def test_a_place_that_cannot_be_made_says_where_and_what_next(tmp_path: Path) -> None:
