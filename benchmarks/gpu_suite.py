@@ -1,5 +1,6 @@
 """Runs whole training runs on a real GPU and tells what they did: one row a run, a table last;
-then benchmarks/trainer_gpu.py, the default workload variant by variant.
+then the tests that are marked `gpu`, and benchmarks/trainer_gpu.py, the default workload variant by
+variant. Its last lines say what this machine left out, and why.
 
 Each row is a real `python -m launcher` (detection, pinning, supervision included). The suite claims
 only what it measured: tokens/s over all steps but the first, peak memory of the allocator, and
@@ -10,6 +11,7 @@ are parts of it, for a machine that is lent by the minute.
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,8 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher.requirements import lacking, required
+
 ROOT = Path(__file__).resolve().parents[1]
 RUN_LIMIT_S = 240
+TEST_LIMIT_S = 300
+GPU_TESTS = "tests marked gpu"
+NO_PYTEST = "No module named pytest"
+NOT_RUN = ": not run: "
+"""In trainer_gpu's lines, between a variant and the reason."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,10 @@ SAME_BITS = [("debug", "debug again"), ("production", "production again")]
 
 def main() -> int:
     options = parse()
+    if missing := lacking(required()):
+        names = ", ".join(map(str, missing))
+        print(f"{sys.executable} lacks {names}: put their unpacked wheels on PYTHONPATH")
+        return 2
     out, self_test = options.out, options.self_test
     out.mkdir(parents=True, exist_ok=True)
     record_nvml(out / "nvml.json")
@@ -77,7 +90,12 @@ def main() -> int:
             same = step_bits(out, first) == step_bits(out, second) != []
             print(f"{first!r} twice on one device: {'equal bit for bit' if same else 'DIFFERENT'}")
             well &= same
-    well &= run_trainer_benchmark(options)
+    tests, variants = out / "tests.txt", out / "trainer_gpu.txt"
+    tests.unlink(missing_ok=True)
+    if options.only in GPU_TESTS:
+        well &= run_gpu_tests(tests)
+    well &= run_trainer_benchmark(options, variants)
+    print_left_out(variants, tests)
     print("all as expected" if well else "NOT AS EXPECTED: see above")
     return 0 if well else 1
 
@@ -109,11 +127,29 @@ def arguments(case: Case, *, self_test: bool) -> list[str]:
     return [*device, *(f"{name}={value}" for name, value in settings.items())]
 
 
-def run_trainer_benchmark(options: argparse.Namespace) -> bool:
+def run_gpu_tests(log: Path) -> bool:
+    """pytest on what is marked `gpu`. True also where there is no pytest: that is left out."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "--timeout", str(TEST_LIMIT_S)]
+    with log.open("w") as output:
+        code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output).returncode
+    text = log.read_text()
+    print(f"{GPU_TESTS}: {(text.splitlines() or ['no output'])[-1].strip('= ')}", flush=True)
+    return code == 0 or NO_PYTEST in text
+
+
+def print_left_out(variants: Path, tests: Path) -> None:
+    """Variants and tests that this machine has no package, kernel or memory for, each with why."""
+    lines = variants.read_text().splitlines()
+    rows = [line.replace(NOT_RUN, ": ") for line in lines if NOT_RUN in line]
+    said = tests.read_text() if tests.exists() else ""
+    rows += re.findall(rf"^SKIPPED .+|{NO_PYTEST}", said, re.MULTILINE)
+    print("\n".join(["left out on this machine:", *(f"  {row}" for row in rows or ["nothing"])]))
+
+
+def run_trainer_benchmark(options: argparse.Namespace, text: Path) -> bool:
     """The default workload, variant by variant; its table ends what this prints."""
     command = [sys.executable, str(ROOT / "benchmarks" / "trainer_gpu.py"), "--only", options.only]
     command += ["--self-test", "--steps", "2"] if options.self_test else []
-    text = options.out / "trainer_gpu.txt"
     with text.open("w") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
     print(text.read_text())

@@ -2,7 +2,8 @@
 # Everything that needs a real GPU, in one go: whole runs, then the trainer variant by variant.
 #   bash benchmarks/gpu_suite.sh [OUTPUT_DIR [--self-test] [--only WORD]]
 # --self-test takes the same way on a CPU with tiny models. Never run on a GPU yet.
-# Takes the Python that is there (PYTHON=python3): nothing is installed. Never changes a GPU setting.
+# Takes the Python that is there (PYTHON=python3), with torch 2.11 or newer: nothing is installed, what
+# it lacks is told, and the last lines say which paths were left out. Never changes a GPU setting.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
