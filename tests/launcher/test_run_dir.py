@@ -15,6 +15,7 @@ from model_check.errors import StorageError
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
+ONE = ("--device", "cpu", "--workers", "1")
 
 
 def test_the_default_is_named_by_process_and_time(tmp_path: Path) -> None:
@@ -50,7 +51,7 @@ def test_what_we_make_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_reads_nothing_of_a_run(tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "launcher", "--workers", "1", "--", "echo", "hello")
+    command = (sys.executable, "-m", "launcher", *ONE, "--", "echo", "hello")
     umask = {"umask": 0, "cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, **umask)  # type: ignore[call-overload]
     assert run.returncode == 0, run.stdout
