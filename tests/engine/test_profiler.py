@@ -12,6 +12,7 @@ from model_check.events import Note
 from tests.engine.conftest import Run
 
 MakeRun = Callable[..., Run]
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11
 
 
 def test_the_steps_that_were_asked_for_are_profiled(tiny_run: MakeRun, tmp_path: Path) -> None:
