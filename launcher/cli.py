@@ -132,9 +132,9 @@ def _doctor(argv: list[str], environ: Mapping[str, str]) -> int:
 
     arguments = _only_settings(parse_run(argv, environ, prog="run.sh doctor"))
     _refuse_lost_directory()
-    cache_dir = Path(load(arguments.request, lambda: False).settings.data.cache_dir)
+    settings = load(arguments.request, lambda: False).settings
     return doctor(
-        NvmlProbe(), environ, Path.cwd(), cache_dir, as_json=arguments.as_json, write=_show
+        NvmlProbe(), environ, Path.cwd(), settings, as_json=arguments.as_json, write=_show
     )
 
 

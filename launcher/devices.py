@@ -7,9 +7,10 @@ from msgspec import Struct
 
 from launcher.gpus.broken import broken_wanted
 from launcher.gpus.choose import auto_count, check_selector, choose, describe_choice, why_busy
+from launcher.gpus.cures import MISSING
 from launcher.gpus.probe import BrokenGpu, Gpu, GpuProbe, Snapshot
 from launcher.gpus.reservation import Reservation, holders, look_auto, reserve, reserve_auto
-from launcher.gpus.visible import order_note, visible
+from launcher.gpus.visible import Mask, names_in, order_note, read_mask, titles, visible
 from launcher.plan import Place, cpu_places, gpu_places
 from model_check.config.fields import all_fields
 from model_check.config.load import Loaded
@@ -32,9 +33,13 @@ class Machine:
         return self._probe.snapshot()
 
     @cached_property
+    def mask(self) -> Mask:
+        return read_mask(self.snapshot.gpus, self._mask)
+
+    @property
     def visible(self) -> list[Gpu]:
         """What CUDA_VISIBLE_DEVICES leaves, in its order."""
-        return visible(self.snapshot.gpus, self._mask)
+        return self.mask.devices
 
     def fresh_visible(self) -> list[Gpu]:
         """The same, asked again: memory and processes change."""
@@ -58,9 +63,27 @@ class Machine:
         """What a person should know of the GPUs here."""
         note = order_note(self.snapshot.gpus, self._mask, self._order)
         left_out = [f"left out: {gpu.why}" for gpu in self.snapshot.broken]
-        return [*self.snapshot.notes, *left_out, *([note] if note else [])]
+        of_mask = (self.mask.lacks, self.mask.ignores, note)
+        return [*self.snapshot.notes, *left_out, *filter(None, of_mask)]
+
+    def losses(self) -> list[str]:
+        """What is known of GPUs that should be here and are not."""
+        broken = (gpu.why for gpu in self.snapshot.broken)
+        return [*broken, *self.snapshot.notes, *filter(None, [self.mask.lacks])]
+
+    def unused_mask(self) -> str | None:
+        """A line for a run on the CPU whose environment names GPUs where there is no driver. Slurm
+        and containers leave such a mask on machines without GPUs, so it is no error."""
+        if self.snapshot.driver_version is not None or not names_in(self._mask or "")[0]:
+            return None
+        return (
+            f"CUDA_VISIBLE_DEVICES={self._mask!r} names GPUs, and this run uses none "
+            "(--device cuda refuses to run without)"
+        )
 
     def why_no_gpu(self) -> str:
+        if self.snapshot.gpus and self.mask.lacks:
+            return self.mask.lacks
         if self.snapshot.gpus:
             return f"CUDA_VISIBLE_DEVICES={self._mask!r} hides all {len(self.snapshot.gpus)} GPUs"
         return self.snapshot.reason or "no GPU found"
@@ -106,8 +129,9 @@ def _refuse_contradictions(loaded: Loaded, machine: Machine) -> None:
 
 def _refuse_without_gpus(loaded: Loaded, machine: Machine) -> None:
     """A run on the CPU that was told which GPUs to use, or how."""
-    for name in ("launch.gpus", "launch.require_idle", "launch.fail_on_health"):
-        if not _asked(loaded, name):
+    names = ("gpus", "require_idle", "expect_gpus", "fail_on_health")
+    for name in (f"launch.{name}" for name in names):
+        if not (_asked(loaded, name) and loaded.value(name)):
             continue
         asked = f"{loaded.sources[name]}: GPUs were asked for ({name} = {loaded.value(name)!r}), "
         if loaded.settings.system.device == "cpu":
@@ -122,17 +146,18 @@ def _pick_cpu(loaded: Loaded, machine: Machine) -> Picked:
     places = cpu_places(loaded.settings.launch.workers)
     asked = loaded.settings.system.device == "cpu"
     why = "system.device is cpu" if asked else machine.why_no_gpu()
-    return Picked(tuple(places), why, dict.fromkeys((place.name for place in places), "cpu"))
+    groups = dict.fromkeys((place.name for place in places), "cpu")
+    notes = () if asked else tuple(filter(None, [machine.unused_mask()]))
+    return Picked(tuple(places), why, groups, notes)
 
 
 def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
     selector = loaded.settings.launch.gpus
     auto = auto_count(selector) is not None
     _refuse_blind_health(loaded)
-    if broken := machine.broken(selector):
-        raise NoGpuError(f"{broken[0].why} (--gpus with the others runs without it)")
+    _refuse_missing(loaded, machine)
     reservation: Reservation | None = None
-    notes: list[str] = []
+    notes = _told_of_settings(loaded, machine)
     if hold and auto:
         gpus, reservation = reserve_auto(selector, machine.fresh_visible)
     elif auto:
@@ -141,7 +166,7 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
         gpus = choose(selector, machine.visible, machine.snapshot.gpus)
         reservation = reserve(gpus) if hold else None
         if not hold:
-            notes = holders(gpus)
+            notes += holders(gpus)
     if loaded.settings.launch.require_idle:
         _require_idle(gpus)
     if auto:
@@ -157,6 +182,42 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
         cuda_driver_version=machine.snapshot.cuda_driver_version,
         reservation=reservation,
     )
+
+
+def _refuse_missing(loaded: Loaded, machine: Machine) -> None:
+    """A GPU that was named, or all of them, and that is not here. `launch.expect_gpus` says how
+    many are all; without it nothing may be missing. Raises NoGpuError."""
+    launch, num = loaded.settings.launch, len(machine.visible)
+    expected, wanted = launch.expect_gpus, auto_count(launch.gpus)
+    if expected is not None and num < expected:
+        raise NoGpuError(_too_few(f"launch.expect_gpus = {expected}", machine))
+    if wanted is not None and num < wanted:
+        raise NoGpuError(_too_few(f"--gpus {launch.gpus}", machine))
+    takes_all = launch.gpus.strip() == "all"
+    if takes_all and expected is not None:
+        return
+    if broken := machine.broken(launch.gpus):
+        raise NoGpuError(f"{broken[0].why} (--gpus with the others runs without it)")
+    if takes_all and machine.mask.lacks:
+        lost = "; ".join([machine.mask.lacks, *machine.snapshot.notes])
+        raise NoGpuError(f"{lost} ({MISSING}; launch.expect_gpus={num} runs without it)")
+
+
+def _too_few(asked: str, machine: Machine) -> str:
+    parts = [f"{asked}, found {_found(machine)}", *machine.losses()]
+    return f"{'; '.join(parts)} ({MISSING})"
+
+
+def _found(machine: Machine) -> str:
+    return f"{len(machine.visible)}: {titles(machine.visible)}" if machine.visible else "none"
+
+
+def _told_of_settings(loaded: Loaded, machine: Machine) -> list[str]:
+    launch, num = loaded.settings.launch, len(machine.visible)
+    notes = []
+    if launch.expect_gpus is not None and num > launch.expect_gpus:
+        notes.append(f"launch.expect_gpus = {launch.expect_gpus}, found {_found(machine)}")
+    return notes
 
 
 def _refuse_blind_health(loaded: Loaded) -> None:

@@ -16,6 +16,7 @@ from launcher.gpus.probe import GpuProbe, Snapshot
 from launcher.gpus.visible import pinnable
 from launcher.telemetry.monitor import look
 from launcher.verdict.health import Record
+from model_check.config.schema import Settings
 
 SCHEMA = 1
 Look = Callable[[Mapping[str, str]], Mapping[str, Record]]
@@ -26,7 +27,7 @@ def doctor(
     probe: GpuProbe,
     environ: Mapping[str, str],
     cwd: Path,
-    cache_dir: Path,
+    settings: Settings,
     *,
     as_json: bool,
     write: Callable[[str], None],
@@ -34,17 +35,18 @@ def doctor(
 ) -> int:
     """Write one line a finding (or one JSON document); returns 0, or what the worst FAIL asks for.
 
-    `cache_dir`: where token caches lie, relative to `cwd` or absolute.
+    `settings`: where token caches lie (relative to `cwd` or absolute), how many GPUs to expect.
     """
     snapshot, findings = ask(probe)
     if snapshot is not None:
-        findings = [*check_gpus(snapshot, environ), *_health(snapshot, look)]
+        expected = settings.launch.expect_gpus
+        findings = [*check_gpus(snapshot, environ, expected), *_health(snapshot, look)]
     findings = [
         *check_packages(snapshot),
         *findings,
         *check_machine(environ),
         check_cgroups(),
-        *check_storage(environ, cwd, cache_dir),
+        *check_storage(environ, cwd, Path(settings.data.cache_dir)),
     ]
     # A broken GPU (69) before a missing package (2): the higher code is the more specific one.
     exit_code = max(finding.exit_code for finding in findings)

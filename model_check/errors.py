@@ -49,7 +49,8 @@ class NonFiniteError(ModelCheckError):
 
 
 class NoGpuError(ModelCheckError):
-    """No usable GPU, or NVML cannot answer although GPUs were asked for."""
+    """No usable GPU, one that was named is missing, or NVML cannot answer although GPUs were asked
+    for."""
 
     exit_code = EXIT_NO_GPU
 

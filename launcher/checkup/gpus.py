@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 
 from launcher.checkup.finding import Finding, fail, ok, warn
+from launcher.devices import NO_GPU_WANTED
 from launcher.gpus.choose import why_busy, why_unusable
+from launcher.gpus.cures import MISSING, WITHOUT
 from launcher.gpus.probe import Gpu, GpuProbe, Snapshot
-from launcher.gpus.visible import order_note, pinnable, visible
+from launcher.gpus.visible import Mask, order_note, pinnable, read_mask, titles
 from model_check.errors import EXIT_NO_GPU, ModelCheckError
+
+_LOOK = f"{MISSING}, or correct CUDA_VISIBLE_DEVICES"
 
 
 def ask(probe: GpuProbe) -> tuple[Snapshot | None, list[Finding]]:
@@ -17,20 +21,31 @@ def ask(probe: GpuProbe) -> tuple[Snapshot | None, list[Finding]]:
         return None, [fail("GPUs", str(error), "", error.exit_code)]
 
 
-def check_gpus(snapshot: Snapshot, environ: Mapping[str, str]) -> list[Finding]:
-    """What this machine has, and what of it a run would use."""
+def check_gpus(
+    snapshot: Snapshot, environ: Mapping[str, str], expect_gpus: int | None
+) -> list[Finding]:
+    """What this machine has, and what of it a run would use. `expect_gpus`: the setting."""
     findings = [_driver(snapshot)] if snapshot.driver_version else []
+    mask = environ.get("CUDA_VISIBLE_DEVICES")
     if not snapshot.gpus:
-        reason = snapshot.reason or "no reason given"
-        return [*findings, warn("GPUs", f"none: {reason}", "runs train small CPU workers")]
+        return [*findings, _none(snapshot, mask, expect_gpus)]
     cure = "the other GPUs can be used: choose them with --gpus"
     findings += [fail(f"GPU{gpu.index}", gpu.why, cure, EXIT_NO_GPU) for gpu in snapshot.broken]
-    mask = environ.get("CUDA_VISIBLE_DEVICES")
-    left = visible(snapshot.gpus, mask)
+    read = read_mask(snapshot.gpus, mask)
+    left = read.devices
     findings += [_gpu(device, device in left) for gpu in snapshot.gpus for device in pinnable(gpu)]
-    findings.append(_mask(mask, left))
+    findings.append(_mask(mask, read, expect_gpus))
     order = order_note(snapshot.gpus, mask, environ.get("CUDA_DEVICE_ORDER"))
     return findings + [warn("GPUs", note, "") for note in (*snapshot.notes, order) if note]
+
+
+def _none(snapshot: Snapshot, mask: str | None, expect_gpus: int | None) -> Finding:
+    """A machine with a driver should have GPUs: a run would not take its CPU for them."""
+    found = f"none: {snapshot.reason or 'no reason given'}"
+    has_driver = snapshot.driver_version is not None and mask not in NO_GPU_WANTED
+    if has_driver or expect_gpus is not None:
+        return fail("GPUs", found, f"{MISSING}; {WITHOUT}", EXIT_NO_GPU)
+    return warn("GPUs", found, "runs train small CPU workers")
 
 
 def _driver(snapshot: Snapshot) -> Finding:
@@ -59,12 +74,21 @@ def _number(value: int | None) -> str:
     return "N/A" if value is None else str(value)
 
 
-def _mask(mask: str | None, left: list[Gpu]) -> Finding:
-    name = "visible GPUs"
-    if mask is None:
+def _mask(value: str | None, read: Mask, expect_gpus: int | None) -> Finding:
+    name, num = "visible GPUs", len(read.devices)
+    if expect_gpus is not None and num < expect_gpus:
+        found = f"launch.expect_gpus = {expect_gpus}, found {num}: {titles(read.devices)}"
+        return fail(name, "; ".join(filter(None, [found, read.lacks])), _LOOK, EXIT_NO_GPU)
+    if read.lacks and expect_gpus is None:
+        return fail(name, read.lacks, _LOOK, EXIT_NO_GPU)
+    if value is None:
         return ok(name, "all: CUDA_VISIBLE_DEVICES is not set")
-    labels = ", ".join(gpu.label for gpu in left)
-    found = f"{labels or 'none'}: CUDA_VISIBLE_DEVICES={mask!r}"
-    if left:
+    labels = ", ".join(gpu.label for gpu in read.devices)
+    found = f"{labels or 'none'}: CUDA_VISIBLE_DEVICES={value!r}"
+    if num and (said := read.lacks or read.ignores):
+        return warn(name, f"{labels}: {said}", "")
+    if num:
         return ok(name, found)
+    if value not in NO_GPU_WANTED:
+        return fail(name, found, "correct CUDA_VISIBLE_DEVICES", EXIT_NO_GPU)
     return warn(name, found, "unset CUDA_VISIBLE_DEVICES to use the GPUs")

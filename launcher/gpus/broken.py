@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from launcher.gpus.choose import auto_count
 from launcher.gpus.probe import BrokenGpu, Gpu, Snapshot
-from launcher.gpus.visible import mig_devices, numbers_in
+from launcher.gpus.visible import mig_devices, names_in
 
 
 def broken_wanted(selector: str, mask: str | None, snapshot: Snapshot) -> list[BrokenGpu]:
@@ -29,7 +29,7 @@ def broken_wanted(selector: str, mask: str | None, snapshot: Snapshot) -> list[B
         if any(_is_nobodys(token, snapshot.gpus) for token in tokens):
             return list(snapshot.broken)
     else:
-        indices = set(numbers_in(value))
+        indices = {int(name) for name in names_in(value)[0]}
     return [gpu for gpu in snapshot.broken if gpu.index in indices]
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from launcher.gpus.probe import Gpu
-from launcher.gpus.visible import mig_devices, pinnable
+from launcher.gpus.visible import inventory, mig_devices, pinnable
 from model_check.errors import NoGpuError, UsageError
 
 GRAMMAR = "all | auto | auto:N | 0,2,5 | GPU-<uuid prefix>[,...] | MIG-<uuid prefix>[,...]"
@@ -147,7 +147,7 @@ def _resolve(token: str, selector: str, physical: Sequence[Gpu]) -> tuple[Gpu, .
         names = ", ".join(f"{gpu.index}: {gpu.uuid}" for gpu in matches)
         raise UsageError(f"--gpus {selector}: {token} is ambiguous: {names}")
     if not matches:
-        raise NoGpuError(f"--gpus {selector}: there is no GPU {token}; {_inventory(physical)}")
+        raise NoGpuError(f"--gpus {selector}: there is no GPU {token}; {inventory(physical)}")
     return pinnable(matches[0])
 
 
@@ -164,18 +164,11 @@ def _require_usable(gpu: Gpu) -> None:
 def _none_visible(physical: Sequence[Gpu]) -> str:
     if not physical:
         return "no GPU found"
-    return f"CUDA_VISIBLE_DEVICES hides every GPU; {_inventory(physical)}"
+    return f"CUDA_VISIBLE_DEVICES hides every GPU; {inventory(physical)}"
 
 
 def _hidden(gpu: Gpu, visible: Sequence[Gpu]) -> str:
-    return f"{gpu.title} is hidden by CUDA_VISIBLE_DEVICES; {_inventory(visible)}"
-
-
-def _inventory(gpus: Sequence[Gpu]) -> str:
-    """What there is, for a message: `there are 0 (GPU-5d1c92ab), 1 (GPU-77aa0b1c)`."""
-    devices: list[Gpu] = [device for gpu in gpus for device in pinnable(gpu)]
-    text = ", ".join(device.title.removeprefix("GPU ") for device in devices)
-    return f"there {'is' if len(devices) == 1 else 'are'} {text}" if text else "there is none"
+    return f"{gpu.title} is hidden by CUDA_VISIBLE_DEVICES; {inventory(visible)}"
 
 
 def _gib(mib: int | None) -> str:

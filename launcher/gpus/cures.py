@@ -1,6 +1,8 @@
 """What to do about each way NVML fails. Pure."""
 
 WITHOUT = "--device cpu trains without"
+MISSING = "see `nvidia-smi -L` and `dmesg | grep -i -e nvrm -e xid`"
+"""Where a GPU that is missing may have left a trace."""
 
 _CURES = {
     4: "this user may not open /dev/nvidia*: check their permissions; in a container restart it "

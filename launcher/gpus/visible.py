@@ -13,23 +13,63 @@ against the reading of torch. Two things differ from what one CUDA process would
 import re
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from launcher.gpus.probe import Gpu
+
+_UUID_KINDS = ("GPU-", "MIG-")
+
+
+class Mask(Struct, frozen=True):
+    """What CUDA_VISIBLE_DEVICES leaves of the machine's GPUs."""
+
+    devices: list[Gpu]
+    """In its order. GPUs in MIG mode are replaced by their instances; one without instances stays,
+    unusable."""
+    lacks: str | None = None
+    """What it names and cannot have, and why; None: it has all that it names."""
+    ignores: str | None = None
+    """What stands in it and CUDA does not read, and why."""
+
+
+def read_mask(gpus: Sequence[Gpu], value: str | None) -> Mask:
+    """`value`: of CUDA_VISIBLE_DEVICES; None: it is unset."""
+    if value is None:
+        return Mask(_pinnable(gpus))
+    names, rest = names_in(value)
+    found: list[Gpu] = []
+    lacks = _twice(names)
+    for name in [] if lacks else names:
+        matches = _matches(name, gpus)
+        if len(matches) != 1:  # CUDA stops here
+            lacks = _lacks(names[names.index(name) :], gpus)
+            break
+        if matches[0] in found:
+            found, lacks = [], _twice([name, name])
+            break
+        found.append(matches[0])
+    says = f"CUDA_VISIBLE_DEVICES={value!r}"
+    return Mask(
+        _pinnable(found),
+        f"{says} names {lacks}" if lacks else None,
+        f"{says}: {ignored}" if (ignored := _ignored(names, rest)) else None,
+    )
 
 
 def visible(gpus: Sequence[Gpu], value: str | None) -> list[Gpu]:
-    """The devices that CUDA_VISIBLE_DEVICES=`value` leaves (None: unset), in its order.
+    """The devices that CUDA_VISIBLE_DEVICES=`value` leaves (None: unset), in its order."""
+    return read_mask(gpus, value).devices
 
-    GPUs in MIG mode are replaced by their instances; one without instances stays, unusable.
-    """
-    if value is None:
-        named = list(gpus)
-    elif value.startswith("GPU-"):
-        named = _by_uuid(gpus, _tokens_with(value, "GPU-"))
-    elif value.startswith("MIG-"):
-        named = _by_uuid(mig_devices(gpus), _tokens_with(value, "MIG-"))
-    else:
-        named = _by_number(gpus, value)
-    return [device for gpu in named for device in pinnable(gpu)]
+
+def inventory(gpus: Sequence[Gpu]) -> str:
+    """What there is, for a message: `there are 0 (GPU-5d1c92ab), 1 (GPU-77aa0b1c)`."""
+    num = len(_pinnable(gpus))
+    return f"there {'is' if num == 1 else 'are'} {titles(gpus)}" if num else "there is none"
+
+
+def titles(gpus: Sequence[Gpu]) -> str:
+    """`0 (GPU-5d1c92ab), 1 (GPU-77aa0b1c)`: each one, or its MIG instances."""
+    return ", ".join(device.title.removeprefix("GPU ") for device in _pinnable(gpus))
 
 
 def pinnable(gpu: Gpu) -> tuple[Gpu, ...]:
@@ -46,7 +86,7 @@ def order_note(gpus: Sequence[Gpu], value: str | None, device_order: str | None)
 
     `device_order`: what CUDA_DEVICE_ORDER says.
     """
-    numbers = value is not None and not value.startswith(("GPU-", "MIG-")) and visible(gpus, value)
+    numbers = value is not None and not value.startswith(_UUID_KINDS) and visible(gpus, value)
     models = sorted({gpu.name for gpu in gpus})
     if not numbers or device_order == "PCI_BUS_ID" or len(models) < 2:
         return None
@@ -57,52 +97,67 @@ def order_note(gpus: Sequence[Gpu], value: str | None, device_order: str | None)
     )
 
 
-def _tokens_with(value: str, prefix: str) -> list[str]:
-    """The tokens up to the first one of another kind; none when one is given twice."""
-    tokens: list[str] = []
-    for token in value.split(","):
-        if token in tokens:
-            return []
-        if not token.startswith(prefix):
+def names_in(value: str) -> tuple[list[str], list[str]]:
+    """The tokens of CUDA_VISIBLE_DEVICES of the first one's kind (UUID prefixes, or numbers in
+    plain digits), and from the first of another kind on those that CUDA does not read."""
+    kind = next((kind for kind in _UUID_KINDS if value.startswith(kind)), None)
+    tokens = value.split(",")
+    names: list[str] = []
+    for token in tokens:
+        name = _number(token) if kind is None else token if token.startswith(kind) else None
+        if name is None:
             break
-        tokens.append(token)
-    return tokens
+        names.append(name)
+    return names, tokens[len(names) :]
 
 
-def _by_uuid(devices: Sequence[Gpu], prefixes: Sequence[str]) -> list[Gpu]:
-    """Each prefix's device, up to the first unknown or ambiguous one; none when one comes twice."""
-    found: list[Gpu] = []
-    for prefix in prefixes:
-        matches = [device for device in devices if device.uuid.startswith(prefix)]
-        if len(matches) != 1:
-            break
-        if matches[0] in found:
-            return []
-        found.append(matches[0])
-    return found
+def _number(token: str) -> str | None:
+    """As `strtoul` reads it: digits count until something else comes (`2ampere` is 2)."""
+    digits = re.match(r"[+-]?[0-9]+", token.strip())
+    number = int(digits.group()) if digits else -1
+    return None if number < 0 else str(number)
 
 
-def _by_number(gpus: Sequence[Gpu], value: str) -> list[Gpu]:
-    numbers = numbers_in(value)
-    by_index = {gpu.index: gpu for gpu in gpus}
-    found: list[Gpu] = []
-    for number in numbers:
-        if number not in by_index:
-            break
-        found.append(by_index[number])
-    return found
+def _matches(name: str, gpus: Sequence[Gpu]) -> list[Gpu]:
+    if name.startswith("GPU-"):
+        return [gpu for gpu in gpus if gpu.uuid.startswith(name)]
+    if name.startswith("MIG-"):
+        return [device for device in mig_devices(gpus) if device.uuid.startswith(name)]
+    return [gpu for gpu in gpus if gpu.index == int(name)]
 
 
-def numbers_in(value: str) -> list[int]:
-    """The numbers up to the first token of another kind; none when one is given twice. Read as
-    `strtoul` does: digits count until something else comes (`2ampere` is 2)."""
-    numbers: list[int] = []
-    for token in value.split(","):
-        digits = re.match(r"[+-]?[0-9]+", token.strip())
-        number = int(digits.group()) if digits else -1
-        if number in numbers:
-            return []
-        if number < 0:
-            break
-        numbers.append(number)
-    return numbers
+def _twice(names: Sequence[str]) -> str | None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    return None if twice is None else f"{_called(twice)} twice, and CUDA then sees no GPU"
+
+
+def _lacks(names: Sequence[str], gpus: Sequence[Gpu]) -> str:
+    """`names`: from the first one on that cannot be had; CUDA reads no further."""
+    first = _matches(names[0], gpus)
+    if first:
+        return f"{names[0]}, which fits several: {titles(first)}"
+    missing = [name for name in names if not _matches(name, gpus)]
+    after = [name for name in names if name not in missing]
+    cut = f"; CUDA ignores what follows it ({','.join(after)})" if after else ""
+    counted = f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
+    whom = " and ".join(map(_called, missing))
+    is_are = "is" if len(missing) == 1 else "are"
+    return f"{whom}, which {is_are} missing: NVML lists {counted}, {titles(gpus)}{cut}"
+
+
+def _called(name: str) -> str:
+    return f"GPU {name}" if name.isdigit() else name
+
+
+def _ignored(names: Sequence[str], rest: Sequence[str]) -> str | None:
+    """What follows a terminator; a value that begins with one, or ends with a comma, is meant."""
+    if not names or not any(rest):
+        return None
+    if re.match(r"\s*-[0-9]", rest[0]):
+        after = ",".join(rest[1:])
+        return f"CUDA ignores what follows {rest[0].strip()} ({after})" if after else None
+    return f"CUDA stops at {rest[0]!r}, which is no name of the first one's kind"
+
+
+def _pinnable(gpus: Sequence[Gpu]) -> list[Gpu]:
+    return [device for gpu in gpus for device in pinnable(gpu)]

@@ -426,6 +426,14 @@ class LaunchSettings(_Section, frozen=True):
         Interval,
         _doc("How often NVML is asked for the state of the GPUs of a run, seconds; 0: never."),
     ] = 1.0
+    expect_gpus: Annotated[
+        Count | None,
+        _doc(
+            "How many GPUs (or MIG instances) CUDA_VISIBLE_DEVICES must leave this run: fewer end "
+            "it with exit code 69; a GPU missing besides is told. null: every GPU that the machine "
+            "or CUDA_VISIBLE_DEVICES names must be there."
+        ),
+    ] = None
     fail_on_health: Annotated[
         bool,
         _doc(

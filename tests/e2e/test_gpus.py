@@ -18,6 +18,7 @@ from tests.nvml_fake.build import (
     delay,
     environment,
     fake_gpu,
+    fake_mig,
     fault,
     scenario,
 )
@@ -178,8 +179,165 @@ def test_a_box_that_lost_its_gpus_is_not_passed_by_its_cpu(box: Any) -> None:
     assert (lost.returncode, lost.stdout) == (69, "")
     assert "reports no GPU" in lost.stderr
     assert box([])("--dry-run", "--device", "cpu").returncode == 0
-    nonsense = box(EIGHT[:2])("--dry-run", CUDA_VISIBLE_DEVICES="1,1")
-    assert nonsense.returncode == 69
+
+
+SEVEN = EIGHT[:7]
+LISTED = "NVML lists 7 GPUs, 0 (GPU-5d1c92ab), 1 (GPU-6e2da3bc), "
+MISSING = {
+    "one more than there are": ("0,1,2,3,4,5,6,7", f"names GPU 7, which is missing: {LISTED}"),
+    "a wrong index": ("0,99,1", "names GPU 99, which is missing: "),
+    "two": ("6,7,8", "names GPU 7 and GPU 8, which are missing: "),
+    "a UUID that is gone": (f"{EIGHT[0].uuid},{EIGHT[7].uuid}", f"names {EIGHT[7].uuid}, which is"),
+    "nothing but missing ones": ("7", "names GPU 7, which is missing: "),
+    "no UUID that is there": (EIGHT[7].uuid, f"names {EIGHT[7].uuid}, which is missing: "),
+    "no MIG instance that is there": ("MIG-1,MIG-2", "names MIG-1 and MIG-2, which are missing: "),
+    "one twice": ("1,1", "names GPU 1 twice, and CUDA then sees no GPU"),
+    "a prefix of several": ("GPU-", "names GPU-, which fits several: 0 (GPU-5d1c92ab), 1 ("),
+    "another prefix of several": (f"{EIGHT[0].uuid},GPU-", "names GPU-, which fits several: "),
+}
+
+
+@pytest.mark.parametrize("what", MISSING)
+def test_a_gpu_that_the_mask_names_and_the_machine_lacks_is_exit_69_naming_it(
+    box: Any, what: str
+) -> None:
+    mask, words = MISSING[what]
+    launch = box(SEVEN)
+    commands = (["--run-dir", "run", "--", "true"], ["--dry-run", "--device", "cuda"])
+    for arguments in commands:
+        done = launch(*arguments, CUDA_VISIBLE_DEVICES=mask)
+        assert (done.returncode, done.stdout) == (69, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("[launcher] error: ")
+        assert f"CUDA_VISIBLE_DEVICES={mask!r} {words}" in line
+    doctor = launch("doctor", CUDA_VISIBLE_DEVICES=mask)
+    assert (doctor.returncode, words in doctor.stdout) == (69, True)
+
+
+def test_expecting_fewer_gpus_lets_a_run_go_without_the_missing_one_and_tells_it(box: Any) -> None:
+    launch = box(SEVEN)
+    env = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+    plan = plan_of(launch("launch.expect_gpus=7", "--dry-run", "--json", **env))
+    assert len(plan["workers"]) == 7
+    (note,) = plan["notes"]
+    assert "names GPU 7, which is missing" in note
+    run = launch("launch.expect_gpus=7", "--run-dir", "run", "--", "true", **env)
+    assert run.returncode == 0
+    assert run.stdout.count("names GPU 7, which is missing") == 1
+    doctor = launch("doctor", "launch.expect_gpus=7", **env)
+    assert doctor.returncode != 69
+    assert "names GPU 7, which is missing" in doctor.stdout
+
+
+@pytest.mark.parametrize("which", ["all", "auto", "0", "auto:3"])
+def test_fewer_gpus_than_expected_are_exit_69_whatever_is_taken(box: Any, which: str) -> None:
+    launch = box(SEVEN)
+    few = launch("launch.expect_gpus=8", "--gpus", which, "--dry-run")
+    assert (few.returncode, few.stdout) == (69, "")
+    (line,) = few.stderr.splitlines()
+    assert line.startswith("[launcher] error: launch.expect_gpus = 8, found 7: 0 (GPU-5d1c92a")
+    assert "dmesg" in line
+    assert launch("doctor", "launch.expect_gpus=8").returncode == 69
+    more = launch("launch.expect_gpus=6", "--gpus", which, "--dry-run")
+    assert more.returncode == 0
+    assert more.stdout.count("launch.expect_gpus = 6, found 7: 0 (GPU-5d1c92ab), 1 (") == 1
+
+
+def test_mig_instances_count_as_gpus(box: Any) -> None:
+    gpus = [fake_gpu(0), fake_gpu(1, mig_mode=1, migs=[fake_mig(1, 0), fake_mig(1, 1)])]
+    command = ("--run-dir", "run", "--", "true")
+    assert box(gpus)("launch.expect_gpus=3", *command).returncode == 0
+    few = box(gpus)("launch.expect_gpus=4", "--dry-run")
+    assert few.returncode == 69
+    assert "found 3: 0 (GPU-5d1c92ab), 1.0 (MIG-00010000), 1.1 (MIG-00010001)" in few.stderr
+
+
+def test_expecting_gpus_where_there_is_none_is_exit_69(box: Any) -> None:
+    for mask in ("", "-1"):
+        done = box(SEVEN)("launch.expect_gpus=1", "--dry-run", CUDA_VISIBLE_DEVICES=mask)
+        assert (done.returncode, done.stdout) == (69, "")
+        assert "launch.expect_gpus=1: GPUs were asked for" in done.stderr
+    refused = box(SEVEN)("launch.expect_gpus=1", "--device", "cpu", "--dry-run")
+    assert refused.returncode == 2
+
+
+def test_what_follows_a_terminator_is_told_and_no_error(box: Any) -> None:
+    done = box(SEVEN)("--dry-run", CUDA_VISIBLE_DEVICES="0,-1,1")
+    assert done.returncode == 0
+    (line,) = [line for line in done.stdout.splitlines() if "CUDA ignores" in line]
+    assert line == "[launcher] CUDA_VISIBLE_DEVICES='0,-1,1': CUDA ignores what follows -1 (1)"
+    quiet = box(SEVEN)("--dry-run", CUDA_VISIBLE_DEVICES="0,1,")
+    assert "CUDA_VISIBLE_DEVICES='0" not in quiet.stdout
+    mixed = box(SEVEN)("--dry-run", CUDA_VISIBLE_DEVICES="0,GPU-")
+    assert mixed.returncode == 0
+    assert "CUDA stops at 'GPU-', which is no name of the first one's kind" in mixed.stdout
+
+
+@pytest.mark.parametrize("which", ["0", "auto"])
+def test_a_missing_gpu_keeps_nobody_from_one_that_was_asked_for_and_is_told(
+    box: Any, which: str
+) -> None:
+    done = box(SEVEN)("--gpus", which, "--dry-run", CUDA_VISIBLE_DEVICES="0,1,7")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("names GPU 7, which is missing") == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "rules", "mask", "words"),
+    [
+        (SEVEN, [], "0,1,2,3,4,5,6,7", "names GPU 7, which is missing"),
+        (EIGHT, [fault("DeviceGetHandleByIndex_v2", 5, 15)], None, "GPU 5 cannot be used: nvmlD"),
+        (EIGHT, [fault("DeviceGetHandleByIndex_v2", 5, 4)], None, "GPU 5 is left out: this proce"),
+        (SEVEN, [], None, "dmesg"),
+    ],
+)
+def test_fewer_gpus_than_auto_wants_are_exit_69_naming_the_lost_one(
+    box: Any, gpus: list[FakeGpu], rules: list[str], mask: str | None, words: str
+) -> None:
+    env = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    for more in (["--dry-run"], ["--run-dir", "run", "--", "true"]):
+        done = box(gpus, rules)("--gpus", "auto:8", *more, **env)
+        assert (done.returncode, done.stdout) == (69, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("[launcher] error: --gpus auto:8, found 7: 0 (GPU-5d1c92ab), 1")
+        assert words in line
+
+
+def test_a_lost_gpu_may_be_left_out_of_all_by_number(box: Any) -> None:
+    launch = box(EIGHT, [fault("DeviceGetHandleByIndex_v2", 5, 15)])
+    assert launch("--dry-run").returncode == 69
+    plan = plan_of(launch("launch.expect_gpus=7", "--dry-run", "--json"))
+    assert [worker["name"] for worker in plan["workers"]] == [
+        f"GPU{n}" for n in (0, 1, 2, 3, 4, 6, 7)
+    ]
+    assert plan["notes"][0].startswith("left out: GPU 5 cannot be used")
+    assert launch("launch.expect_gpus=7", "--gpus", "5", "--dry-run").returncode == 69
+
+
+def test_a_gpu_that_does_not_exist_is_named_with_those_that_do(box: Any) -> None:
+    done = box(SEVEN)("--gpus", "7", "--dry-run")
+    assert done.returncode == 69
+    assert "--gpus 7: there is no GPU 7; there are 0 (GPU-5d1c92ab), 1 (" in done.stderr
+
+
+def test_a_mask_where_there_is_no_driver_is_told(tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    env |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "0"}
+
+    def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "launcher", "--dry-run", *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=DEADLINE_S
+        )
+
+    done = launch()
+    if "device cpu" not in done.stdout:
+        pytest.skip("this machine has an NVIDIA driver")
+    assert done.returncode == 0
+    assert "[launcher] CUDA_VISIBLE_DEVICES='0' names GPUs, and this run uses none" in done.stdout
+    assert launch("--device", "cuda").returncode == 69
+    assert launch("--gpus", "0").returncode == 69
+    assert "names GPUs" not in launch("--device", "cpu").stdout
 
 
 @pytest.mark.parametrize(("code", "cure"), [(9, "modprobe"), (18, "reboot"), (999, "nvidia-smi")])

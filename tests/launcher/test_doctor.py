@@ -15,6 +15,7 @@ from launcher.checkup.storage import check_storage
 from launcher.doctor import doctor
 from launcher.gpus.probe import BrokenGpu, Gpu, GpuProcess, Snapshot
 from launcher.verdict.health import Record
+from model_check.config.schema import DataSettings, LaunchSettings, Settings
 from model_check.errors import NoGpuError
 from model_check.events import Counters, GpuEvent, Telemetry, Trouble
 
@@ -27,7 +28,9 @@ BUSY = Gpu(
     used_mib=30_720,
     processes=(GpuProcess(4711, 30_720),),
 )
-HEALTHY = Counters(t=1, ecc_corrected=3, ecc_uncorrected=0, remapped_corrected=0)
+HEALTHY = Counters(
+    t=1, ecc_corrected=3, ecc_uncorrected=0, remapped_corrected=0, remap_failed=False
+)
 CPU_TORCH = TorchBuild("2.13.0+cpu", None, None)
 CUDA_TORCH = TorchBuild("2.13.0", "13.0", None)
 
@@ -55,6 +58,7 @@ class Office:
         self.cwd = cwd
         self.lines: list[str] = []
         self.telemetry: list[GpuEvent] = [HEALTHY]
+        self.expect_gpus: int | None = None
 
     def visit(self, answer: Snapshot | NoGpuError, *, as_json: bool = False, **env: str) -> int:
         self.lines = []
@@ -62,7 +66,10 @@ class Office:
             Probe(answer),
             {"HOME": str(self.cwd), **env},
             self.cwd,
-            Path("cache"),
+            Settings(
+                data=DataSettings(cache_dir="cache"),
+                launch=LaunchSettings(expect_gpus=self.expect_gpus),
+            ),
             as_json=as_json,
             write=self.lines.append,
             look=self.look,
@@ -171,7 +178,7 @@ def test_where_a_token_was_found_is_told(office: Office) -> None:
 
 
 def test_prepared_data_is_counted(office: Office) -> None:
-    assert office.visit(snapshot()) in (0, 2)
+    assert office.visit(Snapshot(reason="no NVIDIA driver")) in (0, 2)
     assert "none in" in office.line("prepared data")
     entry = office.cwd / "cache" / "embedded__12345678"
     entry.mkdir(parents=True)
@@ -182,7 +189,7 @@ def test_prepared_data_is_counted(office: Office) -> None:
 
 def test_a_place_that_cannot_be_written_fails(office: Office) -> None:
     (office.cwd / "cache").symlink_to("/proc")  # where nobody can create a file
-    assert office.visit(snapshot()) == 2
+    assert office.visit(Snapshot(reason="no NVIDIA driver")) == 2
     assert office.line("token caches").startswith("FAIL")
 
 
@@ -233,8 +240,38 @@ def test_a_gpu_that_is_not_well_is_a_warning(office: Office, event: GpuEvent, wo
     assert words in office.line("GPU0 health")
 
 
+@pytest.mark.parametrize(
+    ("mask", "expected", "status", "code", "words"),
+    [
+        ("0,7", None, "FAIL", 69, "names GPU 7, which is missing: NVML lists 1 GPU, 0 (GPU-0000"),
+        ("0,7", 1, "warn", 0, "GPU0: CUDA_VISIBLE_DEVICES='0,7' names GPU 7"),
+        ("0,-1,7", None, "warn", 0, "CUDA ignores what follows -1 (7)"),
+        ("0,0", None, "FAIL", 69, "names GPU 0 twice, and CUDA then sees no GPU"),
+        ("none", None, "FAIL", 69, "CUDA_VISIBLE_DEVICES='none'"),
+        (None, 2, "FAIL", 69, "launch.expect_gpus = 2, found 1: 0 (GPU-0000"),
+        (None, 1, "ok", 0, "CUDA_VISIBLE_DEVICES is not set"),
+    ],
+)
+def test_a_gpu_that_is_missing_is_told_as_a_run_would(
+    office: Office, mask: str | None, expected: int | None, status: str, code: int, words: str
+) -> None:
+    office.expect_gpus = expected
+    env = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    assert office.visit(snapshot(IDLE), **env) in (code, max(code, 2))  # 2: a package is missing
+    assert office.line("visible GPUs").startswith(status)
+    assert words in office.line("visible GPUs")
+
+
+def test_a_driver_without_gpus_is_exit_code_69_unless_none_are_wanted(office: Office) -> None:
+    gone = Snapshot("580", reason="NVIDIA driver 580 is loaded and reports no GPU")
+    assert office.visit(gone) == 69
+    assert office.visit(gone, CUDA_VISIBLE_DEVICES="") != 69
+    office.expect_gpus = 8
+    assert office.visit(Snapshot(reason="no NVIDIA driver")) == 69
+
+
 def test_the_power_cap_and_idleness_are_no_warning(office: Office) -> None:
-    office.telemetry = [Telemetry(t=1, clocks_event_reasons=0x5, pcie_gen=1)]
+    office.telemetry = [HEALTHY, Telemetry(t=1, clocks_event_reasons=0x5, pcie_gen=1)]
     office.visit(snapshot(IDLE))
     assert "clocks: idle, power cap" in office.line("GPU0 health")
     assert office.line("GPU0 health").startswith("ok")

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.gpus.probe import Gpu
-from launcher.gpus.visible import order_note, visible
+from launcher.gpus.visible import order_note, read_mask, visible
 from tests.launcher.gpus.conftest import Box
 from tests.nvml_fake.build import fake_gpu
 
@@ -54,6 +54,47 @@ def indices(value: str | None, gpus: list[Gpu] = FOUR) -> list[int]:
 )
 def test_the_same_devices_in_the_same_order_as_cuda(value: str | None, expected: list[int]) -> None:
     assert indices(value) == expected
+
+
+LISTED = "NVML lists 4 GPUs, 0 (GPU-ab120000), 1 (GPU-ab340000), 2 (GPU-cd000000), 3 (GPU-ef000000)"
+
+
+@pytest.mark.parametrize(
+    ("value", "lacks", "ignores"),
+    [
+        (None, None, None),
+        ("", None, None),
+        (" ", None, None),
+        ("-1", None, None),
+        ("-1,0", None, None),
+        ("NoDevFiles", None, None),
+        ("1,", None, None),
+        ("0,-1", None, None),
+        ("2,0", None, None),
+        ("2ampere", None, None),
+        ("0,-1,1", None, "CUDA ignores what follows -1 (1)"),
+        ("0, -1,99", None, "CUDA ignores what follows -1 (99)"),
+        ("1,GPU-ef", None, "CUDA stops at 'GPU-ef', which is no name of the first one's kind"),
+        ("GPU-ef,1", None, "CUDA stops at '1', which is no name of the first one's kind"),
+        ("1,x,2", None, "CUDA stops at 'x', which is no name of the first one's kind"),
+        ("1,1", "GPU 1 twice, and CUDA then sees no GPU", None),
+        ("007,7", "GPU 7 twice, and CUDA then sees no GPU", None),
+        ("GPU-ef,GPU-ef00", "GPU-ef00 twice, and CUDA then sees no GPU", None),
+        ("4", f"GPU 4, which is missing: {LISTED}", None),
+        ("0,99,1", f"GPU 99, which is missing: {LISTED}; CUDA ignores what follows it (1)", None),
+        ("3,4,5", f"GPU 4 and GPU 5, which are missing: {LISTED}", None),
+        ("GPU-ef,GPU-99", f"GPU-99, which is missing: {LISTED}", None),
+        ("GPU-ef,GPU-ab", "GPU-ab, which fits several: 0 (GPU-ab120000), 1 (GPU-ab340000)", None),
+        ("MIG-1", f"MIG-1, which is missing: {LISTED}", None),
+        ("0,9,-1,1", f"GPU 9, which is missing: {LISTED}", "CUDA ignores what follows -1 (1)"),
+    ],
+)
+def test_what_a_mask_names_and_cannot_have_is_told(
+    value: str | None, lacks: str | None, ignores: str | None
+) -> None:
+    mask, says = read_mask(FOUR, value), f"CUDA_VISIBLE_DEVICES={value!r}"
+    assert mask.lacks == (lacks and f"{says} names {lacks}")
+    assert mask.ignores == (ignores and f"{says}: {ignores}")
 
 
 def test_torch_reads_every_mask_the_same_way(box: Callable[..., Box]) -> None:
