@@ -20,7 +20,7 @@ from model_check.errors import UsageError
 EXIT_CODES = """\
 exit codes:
   0 every worker passed        2 usage or configuration     20 NaN or Inf
-  21 workers disagree          22 health or speed           69 no usable GPU, or
+  21 workers disagree          22 health (launch.fail_on)   69 no usable GPU, or
                                                             one is missing
   70 our own fault             124 hang                     128+N ended by signal N
   else the exit code of the worker that failed first

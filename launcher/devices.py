@@ -129,7 +129,7 @@ def _refuse_contradictions(loaded: Loaded, machine: Machine) -> None:
 
 def _refuse_without_gpus(loaded: Loaded, machine: Machine) -> None:
     """A run on the CPU that was told which GPUs to use, or how."""
-    names = ("gpus", "require_idle", "expect_gpus", "fail_on_health")
+    names = ("gpus", "require_idle", "expect_gpus", "fail_on", "fail_on_health")
     for name in (f"launch.{name}" for name in names):
         if not (_asked(loaded, name) and loaded.value(name)):
             continue
@@ -217,16 +217,20 @@ def _told_of_settings(loaded: Loaded, machine: Machine) -> list[str]:
     notes = []
     if launch.expect_gpus is not None and num > launch.expect_gpus:
         notes.append(f"launch.expect_gpus = {launch.expect_gpus}, found {_found(machine)}")
+    if "speed" in launch.fail_on:
+        notes.append("launch.fail_on holds speed: the speed of workers is not judged yet")
     return notes
 
 
 def _refuse_blind_health(loaded: Loaded) -> None:
-    launch = loaded.settings.launch
-    if launch.fail_on_health and launch.telemetry_interval_s == 0:
-        raise ConfigError(
-            f"{loaded.sources['launch.telemetry_interval_s']}: launch.telemetry_interval_s = 0 "
-            "leaves launch.fail_on_health nothing to judge by: give one of the two"
-        )
+    if loaded.settings.launch.telemetry_interval_s > 0:
+        return
+    for name in ("launch.fail_on", "launch.fail_on_health"):
+        if _asked(loaded, name) and loaded.value(name) not in (False, (), ("speed",)):
+            raise ConfigError(
+                f"{loaded.sources['launch.telemetry_interval_s']}: launch.telemetry_interval_s = 0 "
+                f"leaves {name} nothing to judge by: give one of the two"
+            )
 
 
 def _require_idle(gpus: Sequence[Gpu]) -> None:

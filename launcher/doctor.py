@@ -13,7 +13,7 @@ from launcher.checkup.machine import check_machine
 from launcher.checkup.packages import check_packages
 from launcher.checkup.storage import check_storage
 from launcher.gpus.probe import GpuProbe, Snapshot
-from launcher.gpus.visible import pinnable
+from launcher.gpus.visible import pinnable, visible
 from launcher.telemetry.monitor import look
 from launcher.verdict.health import Record
 from model_check.config.schema import Settings
@@ -40,7 +40,7 @@ def doctor(
     snapshot, findings = ask(probe)
     if snapshot is not None:
         expected = settings.launch.expect_gpus
-        findings = [*check_gpus(snapshot, environ, expected), *_health(snapshot, look)]
+        findings = [*check_gpus(snapshot, environ, expected), *_health(snapshot, environ, look)]
     findings = [
         *check_packages(snapshot),
         *findings,
@@ -59,12 +59,16 @@ def doctor(
     return exit_code
 
 
-def _health(snapshot: Snapshot, look: Look) -> list[Finding]:
+def _health(snapshot: Snapshot, environ: Mapping[str, str], look: Look) -> list[Finding]:
     devices = {device.label: device for gpu in snapshot.gpus for device in pinnable(gpu)}
     if not devices:
         return []
+    left = visible(snapshot.gpus, environ.get("CUDA_VISIBLE_DEVICES"))
     records = look({label: device.uuid for label, device in devices.items()})
-    return [check_health(device, records[label]) for label, device in devices.items()]
+    return [
+        check_health(device, records[label], is_visible=device in left)
+        for label, device in devices.items()
+    ]
 
 
 def _document(findings: Sequence[Finding], exit_code: int) -> str:

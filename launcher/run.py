@@ -29,6 +29,7 @@ from launcher.verdict.judge import judge
 from launcher.verdict.results import Case, Ended, RunEnd, RunResult
 from launcher.verdict.watch import Watch
 from launcher.versions import versions
+from model_check.config.derived import failing_severities
 from model_check.config.load import to_json
 from model_check.errors import EXIT_SIGNAL_BASE, InternalError, ModelCheckError, StorageError
 
@@ -64,8 +65,8 @@ def _run(session: Session, argv: Sequence[str], printer: Printer) -> int:
     outcome = _execute(session, printer, watch, facts, monitor)
     facts["duration_s"] = round(time.monotonic() - started, 3)
     result = _judge(facts, outcome, watch)
-    if monitor is not None:
-        result = with_health(result, monitor.records, facts["fail_on_health"])
+    records = {} if monitor is None else monitor.records
+    result = with_health(result, records, facts["fail_on"])
     _close(session, printer, facts, result)
     return result.exit_code
 
@@ -152,7 +153,8 @@ def _facts(session: Session, argv: Sequence[str]) -> dict[str, Any]:
         workers=[place.name for place in session.picked.places],
         groups=dict(session.groups),
         not_compared=session.not_compared,
-        fail_on_health=session.loaded.settings.launch.fail_on_health,
+        fail_on=failing_severities(session.loaded.settings.launch),
+        telemetry_interval_s=session.loaded.settings.launch.telemetry_interval_s,
         versions=_versions(session),
         gpus=gpus,
     )

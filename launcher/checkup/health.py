@@ -1,28 +1,30 @@
 """The state of each GPU's memory, clocks and link, as telemetry tells it in one look."""
 
-from launcher.checkup.finding import Finding, ok, warn
+from launcher.checkup.finding import Finding, fail, ok, warn
 from launcher.gpus.probe import Gpu
-from launcher.verdict.health import Record, throttle_reasons, warnings
+from launcher.verdict.health import Record, symptoms, throttle_reasons
+from model_check.errors import EXIT_HEALTH
 from model_check.events import Counters, Telemetry
 
 _HELD_BACK = ("hardware", "software thermal", "power brake")
 """Beginnings of the reasons that a healthy, idle GPU does not have."""
 
 
-def check_health(gpu: Gpu, record: Record) -> Finding:
-    """`gpu`: of which `record` was told."""
+def check_health(gpu: Gpu, record: Record, *, is_visible: bool = True) -> Finding:
+    """`gpu`: of which `record` was told. What would fail a run on it is a FAIL."""
     name = f"{gpu.label} health"
-    health, counters = record.health(), record.counters or Counters()
-    if health is None:
-        return warn(name, "nothing was told", "see what `nvidia-smi -q` says")
-    found = _describe(counters, record.sample or Telemetry())
-    advice = [text.removeprefix(f"{gpu.label}: ") for text in warnings(gpu.label, health)]
+    counters, sample = record.counters or Counters(), record.sample or Telemetry()
+    found_symptoms = symptoms(gpu.label, record.health())
+    advice = [str(symptom) for symptom in found_symptoms]
     if counters.ecc_uncorrected:
         advice.append("uncorrected memory errors since the driver was loaded: reset it when idle")
-    reasons = throttle_reasons((record.sample or Telemetry()).clocks_event_reasons or 0)
+    reasons = throttle_reasons(sample.clocks_event_reasons or 0)
     if any(reason.startswith(_HELD_BACK) for reason in reasons):
         advice.append("its clocks are held back now: check its cooling and its power supply")
-    return warn(name, found, "; ".join(advice)) if advice else ok(name, found)
+    found, what_to_do = _describe(counters, sample), "; ".join(advice)
+    if is_visible and any(symptom.is_hard for symptom in found_symptoms):
+        return fail(name, found, what_to_do, EXIT_HEALTH)
+    return warn(name, found, what_to_do) if advice else ok(name, found)
 
 
 def _describe(counters: Counters, sample: Telemetry) -> str:

@@ -22,8 +22,8 @@ import msgspec
 from launcher import libc, run_dir
 from launcher.append_file import AppendFile
 from launcher.telemetry.sampler import ANNOUNCEMENT_BYTES
-from launcher.verdict.health import Record, describe_trouble
-from launcher.verdict.xids import describe_xid
+from launcher.verdict.health import Record, trouble_symptom
+from launcher.verdict.xids import xid_symptom
 from model_check.events import SCHEMA, GpuEvent, Trouble, Watched, Xid, encode
 
 DEADLINE_S = 10.0
@@ -82,6 +82,8 @@ class Monitor:
 
     def start(self, now: float) -> None:
         """Start the sampler. From the main thread: its death would take the sampler along."""
+        if self._directory is not None:
+            self._open_files(self._directory)
         try:
             self._announcement_fd = libc.memfd_create("model_check_nvml")
             self._sampler = subprocess.Popen(
@@ -96,8 +98,6 @@ class Monitor:
             self._blind(f"its process cannot be started ({error.strerror})")
             return
         self._is_over, self._last_heard = False, now
-        if self._directory is not None:
-            self._open_files(self._directory)
 
     def _open_files(self, directory: Path) -> None:
         for worker, uuid in self._uuids.items():
@@ -169,16 +169,26 @@ class Monitor:
     def _tell(self, worker: str, event: GpuEvent) -> None:
         match event:
             case Xid() if self.records[worker].num_seen(event.xid) == 1:  # it may repeat for ever
-                self._say(f"{worker}: {describe_xid(event.xid)}")
+                self._say(f"{worker}: {xid_symptom(event.xid)}")
             case Trouble():
-                self._say(f"{worker or 'NVML'}: {describe_trouble(worker, event)}")
+                self._say(f"{worker or 'NVML'}: {trouble_symptom(worker, event)}")
 
     def _has_ended(self) -> None:
-        """The sampler closed its output: by itself only when asked, or when all GPUs are lost."""
-        is_expected = self._asked_at or all(record.is_lost for record in self.records.values())
+        """The sampler closed its output: by itself only after the last look that it was asked for,
+        or when all GPUs are lost."""
+        is_asked = self._asked_at is not None and self._ended_well()
+        is_expected = is_asked or all(record.is_lost for record in self.records.values())
         if not self._is_over and not is_expected:
             self._blind(f"its process ended{self._in_flight()}")
         self._is_over = True
+
+    def _ended_well(self) -> bool:
+        """A driver that crashes it in its last look leaves the end of the run untold."""
+        if self._sampler is None:
+            return True
+        with suppress(subprocess.TimeoutExpired):
+            self._sampler.wait(_REAP_WAIT_S)
+        return not self._sampler.returncode
 
     def _give_up(self, why: str) -> None:
         self._blind(why + self._in_flight())
@@ -190,8 +200,9 @@ class Monitor:
         """One line, and every GPU's record, say that telemetry ends."""
         goes_on = "; the run goes on" if self._asked_at is None else ""
         self._say(f"no more telemetry: {why}{goes_on}")
+        trouble = Trouble(t=time.monotonic_ns(), call="telemetry", text=why, lost=True)
         for worker in self._uuids:
-            self._keep(worker, Trouble(call="telemetry", text=why, lost=True))
+            self._keep(worker, trouble)
 
     def _in_flight(self) -> str:
         """The call that has not returned, as the sampler announced it."""

@@ -1,4 +1,4 @@
-"""What telemetry says of a GPU during a run: the figures, and the warnings they give. Pure."""
+"""What telemetry says of a GPU during a run: the figures, and the symptoms they are. Pure."""
 
 from collections import Counter
 
@@ -6,7 +6,8 @@ import msgspec
 from msgspec import Struct, field
 
 from launcher.gpus.cures import WITHOUT, cure_for
-from launcher.verdict.xids import HARMLESS, describe_xid
+from launcher.verdict.severity import CauseClass, Severity, Symptom
+from launcher.verdict.xids import HARMLESS, xid_symptom
 from model_check.events import Counters, GpuEvent, Telemetry, Trouble, Watched, Xid
 
 SLOW_PERCENT = 1.0
@@ -15,6 +16,22 @@ MIN_SAMPLES = 3
 """A share of fewer samples, or a link that was seen less often under load, proves nothing."""
 _LOADED_PERCENT = 10
 _COUNTER_SLACK = 1.1
+_GPU_IS_LOST, _RESET_REQUIRED, _NOT_FOUND = 15, 16, 6
+_COUNTED = (
+    "energy_mj",
+    "power_violation_ns",
+    "thermal_violation_ns",
+    "sw_thermal_ns",
+    "hw_thermal_ns",
+    "power_brake_ns",
+    "ecc_corrected",
+    "ecc_uncorrected",
+    "ecc_corrected_total",
+    "ecc_uncorrected_total",
+    "pcie_replays",
+    "nvlink_errors",
+)
+"""The members of Counters that only grow."""
 
 _COOL = "check its fans, the air flow and the temperature of the room"
 _SLOWDOWNS = (
@@ -93,6 +110,9 @@ class Record(Struct):
     is_lost: bool = False
     _first: Counters | None = None
     _last: Counters | None = None
+    _told: dict[str, int] = field(default_factory=dict)
+    """Each member of Counters as it was told last: a GPU in trouble may tell it no more."""
+    _gained: dict[str, int] = field(default_factory=dict)
     _xids: Counter[int] = field(default_factory=Counter)
     _troubles: list[Trouble] = field(default_factory=list)
     _num_samples: int = 0
@@ -109,6 +129,7 @@ class Record(Struct):
                 self._sample(event)
             case Counters():
                 self._first, self._last = self._first or event, event
+                self._count(event)
             case Xid():
                 self._xids[event.xid] += 1
             case Watched():
@@ -116,6 +137,18 @@ class Record(Struct):
             case Trouble():
                 self._troubles.append(event)
                 self.is_lost = self.is_lost or event.lost
+
+    def _count(self, counters: Counters) -> None:
+        """A counter that began anew gained what it shows."""
+        for name in counters.__struct_fields__:
+            value = getattr(counters, name)
+            if value is None:
+                continue
+            before = self._told.get(name)
+            self._told[name] = value
+            if before is not None and name in _COUNTED:
+                gained = value - before if value >= before else value
+                self._gained[name] = self._gained.get(name, 0) + gained
 
     def _sample(self, sample: Telemetry) -> None:
         self._num_samples += 1
@@ -162,7 +195,7 @@ class Record(Struct):
         """None: nothing was told at all."""
         if not (self._num_samples or self._last or self._troubles or self._xids):
             return None
-        latest, last = self._latest or Telemetry(), self._last or Counters()
+        latest, told = self._latest or Telemetry(), self._told.get
         return Health(
             samples=self._num_samples,
             samples_loaded=self._num_loaded,
@@ -181,20 +214,20 @@ class Record(Struct):
             power_violation_percent=self._percent_of_time("power_violation_ns"),
             thermal_violation_percent=self._percent_of_time("thermal_violation_ns"),
             ecc_corrected_new=self._new("ecc_corrected"),
-            ecc_uncorrected_new=self._new("ecc_uncorrected"),
-            ecc_corrected_total=last.ecc_corrected_total,
-            ecc_uncorrected_total=last.ecc_uncorrected_total,
-            remapped_corrected=last.remapped_corrected,
-            remapped_uncorrected=last.remapped_uncorrected,
-            remap_pending=last.remap_pending,
-            remap_failed=last.remap_failed,
+            ecc_uncorrected_new=self._new_uncorrected(),
+            ecc_corrected_total=told("ecc_corrected_total"),
+            ecc_uncorrected_total=told("ecc_uncorrected_total"),
+            remapped_corrected=told("remapped_corrected"),
+            remapped_uncorrected=told("remapped_uncorrected"),
+            remap_pending=self._state("remap_pending"),
+            remap_failed=self._state("remap_failed"),
             pcie_gen=self._whole("pcie_gen"),
-            pcie_max_gen=last.pcie_max_gen,
+            pcie_max_gen=told("pcie_max_gen"),
             pcie_width=self._whole("pcie_width"),
-            pcie_max_width=last.pcie_max_width,
+            pcie_max_width=told("pcie_max_width"),
             pcie_replays_new=self._new("pcie_replays"),
             nvlink_errors_new=self._new("nvlink_errors"),
-            xids=dict(self._xids) if self._xids or last.watches_xids else None,
+            xids=dict(self._xids) if self._xids or told("watches_xids") else None,
             trouble=list(self._troubles),
         )
 
@@ -207,15 +240,17 @@ class Record(Struct):
         return round(total / count, 1) if count else None
 
     def _new(self, name: str) -> int | None:
-        """What a counter gained; one that began anew gained what it shows."""
-        before, after = self._ends(name)
-        if before is None or after is None:
-            return None
-        return after - before if after >= before else after
+        """What a counter gained; None: it was not told twice."""
+        return self._gained.get(name)
 
-    def _ends(self, name: str) -> tuple[int | None, int | None]:
-        first, last = self._first or Counters(), self._last or Counters()
-        return getattr(first, name), getattr(last, name)
+    def _new_uncorrected(self) -> int | None:
+        """A device that does not tell the errors since load may tell those of its life."""
+        since_load = self._new("ecc_uncorrected")
+        return self._new("ecc_uncorrected_total") if since_load is None else since_load
+
+    def _state(self, name: str) -> bool | None:
+        value = self._told.get(name)
+        return None if value is None else bool(value)
 
     @property
     def _seconds(self) -> float:
@@ -255,16 +290,35 @@ class Record(Struct):
         return found
 
 
-def warnings(worker: str, health: Health) -> list[str]:
-    """What is wrong with a worker's GPU: the GPU, the figure, and what to do. A line each."""
+def symptoms(worker: str, health: Health | None) -> list[Symptom]:
+    """What is wrong with a worker's GPU, or not known of it. None: nothing was told."""
+    if health is None:
+        return [_not_known("nothing was heard of it: its health is not known")]
     index = worker.removeprefix("GPU").partition(".")[0]
     found = [
-        *_memory_warnings(health, index),
-        *(describe_xid(xid) for xid in health.xids or {} if xid not in HARMLESS),
-        *_speed_warnings(health),
-        *(describe_trouble(worker, trouble) for trouble in health.trouble),
+        *_memory_symptoms(health, index),
+        *(xid_symptom(xid) for xid in health.xids or {} if xid not in HARMLESS),
+        *_speed_symptoms(health),
+        *(trouble_symptom(worker, trouble) for trouble in health.trouble),
     ]
-    return [f"{worker}: {text}" for text in found]
+    if _tells_no_fault(health) and not health.trouble:
+        found.append(_not_known("it tells neither memory errors nor Xids: its health is not known"))
+    return found
+
+
+def _not_known(figure: str) -> Symptom:
+    return Symptom(Severity.MONITOR, figure, "see what `nvidia-smi -q` says", CauseClass.UNKNOWN)
+
+
+def _tells_no_fault(health: Health) -> bool:
+    """Whether no figure was told that could condemn it. Not told is not healthy."""
+    figures = (
+        health.ecc_uncorrected_new,
+        health.remap_pending,
+        health.remap_failed,
+        health.xids,
+    )
+    return all(figure is None for figure in figures)
 
 
 def throttle_reasons(bits: int) -> list[str]:
@@ -272,25 +326,29 @@ def throttle_reasons(bits: int) -> list[str]:
     return [reason for bit, reason in _REASONS.items() if bits & bit]
 
 
-def _memory_warnings(health: Health, index: str) -> list[str]:
+def _memory_symptoms(health: Health, index: str) -> list[Symptom]:
+    # The severities are DCGM's (dcgm_errors.c), but for a pending remap: NVIDIA's memory error
+    # management asks for a reset there and lets work go on until then.
     reset = f"end what runs on it, then `nvidia-smi --gpu-reset -i {index}` or reboot"
     found = []
-    if health.ecc_uncorrected_new:
-        found.append(
-            f"{health.ecc_uncorrected_new} new uncorrected memory errors (ECC) during this run: "
-            f"distrust its results; {reset}; if they come back, have the board replaced"
-        )
+    if count := health.ecc_uncorrected_new:
+        figure = f"{count} new uncorrected memory errors (ECC) during this run"
+        cure = f"distrust its results; {reset}; if they come back, have the board replaced"
+        found.append(Symptom(Severity.ISOLATE, figure, cure))
     if health.remap_failed:
-        found.append("a row of its memory could not be remapped: have the board replaced")
+        figure = "a row of its memory could not be remapped"
+        found.append(Symptom(Severity.ISOLATE, figure, "have the board replaced"))
     if health.remap_pending:
-        found.append(f"a row of its memory waits to be remapped: {reset}")
+        found.append(Symptom(Severity.RESET, "a row of its memory waits to be remapped", reset))
     return found
 
 
-def _speed_warnings(health: Health) -> list[str]:
+def _speed_symptoms(health: Health) -> list[Symptom]:
     cures = {what: cure for what, _, _, cure in _SLOWDOWNS}
     found = [
-        f"{what} for {percent:g} % of the run{_hottest(health)}: {cures[what]}"
+        Symptom(
+            Severity.MONITOR, f"{what} for {percent:g} % of the run{_hottest(health)}", cures[what]
+        )
         for what, percent in health.slowed_percent.items()
     ]
     slow = []
@@ -300,7 +358,8 @@ def _speed_warnings(health: Health) -> list[str]:
     if health.pcie_width and health.pcie_max_width and health.pcie_width < health.pcie_max_width:
         slow.append(f"width x{health.pcie_width} of x{health.pcie_max_width}")
     if slow:
-        found.append(f"PCIe link at {', '.join(slow)}: reseat the board, check riser and slot")
+        cure = "reseat the board, check riser and slot"
+        found.append(Symptom(Severity.MONITOR, f"PCIe link at {', '.join(slow)}", cure))
     return found
 
 
@@ -308,14 +367,30 @@ def _hottest(health: Health) -> str:
     return "" if health.temperature_max_c is None else f" (up to {health.temperature_max_c} C)"
 
 
-def describe_trouble(worker: str, trouble: Trouble) -> str:
-    """In words, with the cure. `worker`: whose GPU; empty: NVML itself."""
+def trouble_symptom(worker: str, trouble: Trouble) -> Symptom:
+    """`worker`: whose GPU; empty: NVML itself."""
     if trouble.code is None:
-        return f"telemetry ended: {trouble.text}"
+        cure = "its health from then on is not known"
+        figure = f"telemetry ended: {trouble.text}"
+        return Symptom(Severity.MONITOR, figure, cure, CauseClass.UNKNOWN)
     number = worker.removeprefix("GPU").partition(".")[0]
     cure = cure_for(trouble.code, int(number) if number else None).removesuffix(f" ({WITHOUT})")
     effect = "telemetry of it ends" if trouble.lost else "telemetry has a gap"
-    return f"{trouble.call}: {trouble.text} (NVML {trouble.code}); {effect}; {cure}"
+    figure = f"{trouble.call}: {trouble.text} (NVML {trouble.code})"
+    severity = _severity_of(trouble)
+    cause_class = CauseClass.UNKNOWN if severity is Severity.MONITOR else CauseClass.HARDWARE
+    return Symptom(severity, figure, f"{effect}; {cure}", cause_class)
+
+
+def _severity_of(trouble: Trouble) -> Severity:
+    """What NVML cannot tell condemns a GPU only where NVML says that the GPU is lost."""
+    if trouble.call.startswith("nvmlInit"):
+        return Severity.MONITOR
+    # The probe knew this UUID a moment ago.
+    is_gone = trouble.code == _NOT_FOUND and trouble.call == "nvmlDeviceGetHandleByUUID"
+    if trouble.code == _GPU_IS_LOST or is_gone:
+        return Severity.ISOLATE
+    return Severity.RESET if trouble.code == _RESET_REQUIRED else Severity.MONITOR
 
 
 def _percent(part: float, whole: float) -> float:

@@ -21,7 +21,7 @@ table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
 th, td { text-align: right; padding: .35rem .6rem; border-bottom: 1px solid var(--line); }
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
 .PASS { color: var(--good); } .FAIL { color: var(--bad); }
-.SUSPECT, .INCONCLUSIVE { color: var(--odd); }
+.WARN, .SUSPECT, .INCONCLUSIVE { color: var(--odd); }
 pre { overflow-x: auto; padding: .6rem; border: 1px solid var(--line); }
 dt { font-weight: 600; } dd { margin: 0 0 .4rem 0; overflow-wrap: anywhere; }
 """
@@ -42,7 +42,7 @@ def _document(result: RunResult) -> Iterator[str]:
     yield from _table(COLUMNS, map(row, result.workers))
     yield from _validation(result.workers)
     for worker in result.workers:
-        if worker.cause or worker.evidence or worker.notes or worker.warnings:
+        if worker.cause or worker.evidence or worker.notes or worker.warnings or worker.symptoms:
             yield from _about(worker)
     yield from _gpus(result.workers)
     yield from _run(result)
@@ -70,7 +70,8 @@ def _validation(workers: Sequence[WorkerResult]) -> Iterator[str]:
 
 def _about(worker: WorkerResult) -> Iterator[str]:
     yield f"<h2>{_text(worker.name)}</h2>"
-    for told in (worker.cause, *worker.warnings, *worker.notes):
+    told_once = dict.fromkeys((worker.cause, *worker.symptoms, *worker.warnings, *worker.notes))
+    for told in told_once:
         if told:
             yield f"<p>{_text(told)}</p>"
     if worker.evidence:

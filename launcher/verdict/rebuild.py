@@ -17,6 +17,7 @@ from launcher.verdict.history import History
 from launcher.verdict.judge import judge
 from launcher.verdict.results import Case, Ended, RunEnd, RunResult
 from launcher.verdict.watch import Watch
+from model_check.config.schema import FAIL_ON
 from model_check.errors import EXIT_INTERNAL, EXIT_SIGNAL_BASE, StorageError, UsageError
 from model_check.events import decode, decode_gpu
 
@@ -57,8 +58,14 @@ def _rebuilt(directory: Path) -> RunResult:
     end, ended = _read_end(directory, run, watch)
     histories = {worker.name: watch.histories.get(worker.name, History()) for worker in ended}
     result = judge(Case(run, end, ended, histories, watch.agreed_steps))
-    records = {name: _record(run_dir.telemetry_path(directory, name)) for name in run["groups"]}
-    return with_health(result, records, bool(run.get("fail_on_health")))
+    return with_health(result, _records(directory, run), run.get("fail_on", FAIL_ON))
+
+
+def _records(directory: Path, run: dict[str, Any]) -> dict[str, Record]:
+    """Of the workers that were to be watched."""
+    if run.get("telemetry_interval_s") == 0:
+        return {}
+    return {name: _record(run_dir.telemetry_path(directory, name)) for name in run.get("gpus", {})}
 
 
 def _record(path: Path) -> Record:

@@ -10,11 +10,15 @@ from msgspec import Struct
 from launcher.verdict.agreement import Disagreement
 from launcher.verdict.health import Health
 from launcher.verdict.history import History
+from launcher.verdict.severity import CauseClass, Severity
 from model_check.events import Scalar
 
 
 class Verdict(StrEnum):
     PASS = "PASS"
+    WARN = "WARN"
+    """Nothing failed, and something of its GPU is to be watched, or is not known. Of a run: a GPU
+    failed that launch.fail_on lets pass."""
     FAIL = "FAIL"
     SUSPECT = "SUSPECT"
     """Differs from the majority of its equals."""
@@ -101,7 +105,12 @@ class WorkerResult(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: Health | None = None
     """What NVML said of its GPU; None: there was no telemetry."""
     warnings: list[str] = []
-    """What is wrong with its GPU, and what to do."""
+    """What of its GPU is to be watched, or is not known, and what to do."""
+    cause_class: CauseClass | None = None
+    severity: Severity | None = None
+    """Of the gravest symptom of its GPU, where it decided the verdict or stands behind it."""
+    symptoms: list[str] = []
+    """What condemns its GPU, and what to do; the run's summary tells it, too."""
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):

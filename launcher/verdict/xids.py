@@ -5,6 +5,8 @@ After NVIDIA's catalogue of Xid errors; the words are ours.
 
 from typing import NamedTuple
 
+from launcher.verdict.severity import Severity, Symptom
+
 _DRAIN = "end what runs on it, then reset it (`nvidia-smi --gpu-reset`) or reboot"
 _REPLACE = "if it comes back after a reset, have the board replaced"
 _PROGRAM = "usually the program's fault; on one GPU of several that run the same, suspect the GPU"
@@ -43,13 +45,24 @@ _MEANINGS = {
     140: _Meaning("unrecovered memory error", f"{_DRAIN}; {_REPLACE}"),
 }
 
+# Those that DCGM always fails (DcgmHealthWatch.cpp: 48, 74, 79, 95, 140) or fails and warns of as
+# memory errors (63, 64, 94). 63 asks for a reset, as a pending remap does.
+_ISOLATE = {48, 64, 74, 79, 94, 95, 140}
+_RESET = {63}
 HARMLESS = {45}
 """Follow from another error, or from our own end of a worker: worth a line, no warning."""
 
 
-def describe_xid(xid: int) -> str:
+def xid_symptom(xid: int) -> Symptom:
     """`Xid 79 (the GPU has fallen off the bus): power-cycle; ...`."""
     meaning = _MEANINGS.get(xid)
     if meaning is None:
-        return f"Xid {xid}: see NVIDIA's catalogue of Xid errors and `dmesg | grep -i xid`"
-    return f"Xid {xid} ({meaning.text})" + (f": {meaning.cure}" if meaning.cure else "")
+        cure = "see NVIDIA's catalogue of Xid errors and `dmesg | grep -i xid`"
+        return Symptom(Severity.MONITOR, f"Xid {xid}", cure)
+    return Symptom(_severity(xid), f"Xid {xid} ({meaning.text})", meaning.cure)
+
+
+def _severity(xid: int) -> Severity:
+    if xid in _ISOLATE:
+        return Severity.ISOLATE
+    return Severity.RESET if xid in _RESET else Severity.MONITOR

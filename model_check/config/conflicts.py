@@ -4,7 +4,13 @@ from collections.abc import Callable, Mapping
 
 from model_check.config.precision import check_precision
 from model_check.config.profile import parse_steps
-from model_check.config.schema import ModelSettings, Settings, TrainingSettings
+from model_check.config.schema import (
+    EVERY_FAILING,
+    LaunchSettings,
+    ModelSettings,
+    Settings,
+    TrainingSettings,
+)
 from model_check.config.validation import parse_validation
 from model_check.errors import ConfigError
 
@@ -29,6 +35,7 @@ def check_together(settings: Settings, sources: Mapping[str, str]) -> None:
     _check_training(settings.training, refuse)
     _check_batch(settings.training, sources, refuse)
     _check_stride(settings, refuse)
+    _check_fail_on(settings.launch, sources, refuse)
 
 
 def _check_model(model: ModelSettings, refuse: Refuse) -> None:
@@ -90,4 +97,14 @@ def _check_stride(settings: Settings, refuse: Refuse) -> None:
             f"= {stride} is more than context_length = {context_length}: tokens between the "
             "sequences would never be read",
             "training.context_length",
+        )
+
+
+def _check_fail_on(launch: LaunchSettings, sources: Mapping[str, str], refuse: Refuse) -> None:
+    is_given = sources.get("launch.fail_on", "default") != "default"
+    if launch.fail_on_health and is_given and set(launch.fail_on) != set(EVERY_FAILING):
+        refuse(
+            "launch.fail_on_health",
+            f"= true means launch.fail_on = {','.join(EVERY_FAILING)}, and "
+            f"{','.join(launch.fail_on) or 'none'} is given: give one of the two",
         )

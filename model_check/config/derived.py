@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from model_check.config.precision import precision
-from model_check.config.schema import ModelSettings, Settings
+from model_check.config.schema import (
+    EVERY_FAILING,
+    Failing,
+    LaunchSettings,
+    ModelSettings,
+    Settings,
+)
 from model_check.errors import ConfigError
 
 
@@ -51,6 +57,11 @@ def geometry(model: ModelSettings, tokenizer_vocab_size: int) -> Geometry:
         vocab_size=model.vocab_size or tokenizer_vocab_size,
         tied=model.tie_word_embeddings,
     )
+
+
+def failing_severities(launch: LaunchSettings) -> tuple[Failing, ...]:
+    """What launch.fail_on and its older name ask for."""
+    return EVERY_FAILING if launch.fail_on_health else launch.fail_on
 
 
 def num_micro_batches(settings: Settings) -> int:

@@ -28,6 +28,10 @@ class Field(Struct, frozen=True):
         return type(None) in _members(self.type)
 
     @property
+    def is_list(self) -> bool:
+        return any(get_origin(_bare(member)) is tuple for member in _members(self.type))
+
+    @property
     def type_name(self) -> str:
         """`int or null`, `"auto" or "cuda"`: for people."""
         names = [_describe(member) for member in _members(self.type)]
@@ -74,8 +78,9 @@ def check(field: Field, value: Any, where: str, *, text: bool = False) -> Any:
     """`value` as `field` wants it. Raises ConfigError: where, name, what was expected."""
     if text and isinstance(value, str) and field.optional and value.lower() in ("null", "none"):
         return None
+    plain = _items(value) if field.is_list and isinstance(value, str) else value
     try:
-        converted = msgspec.convert(value, field.type, strict=not (text and isinstance(value, str)))
+        converted = msgspec.convert(plain, field.type, strict=not (text and isinstance(plain, str)))
     except msgspec.ValidationError as error:
         reason = str(error).replace("`", "").removeprefix("Expected ")
         if text or reason.startswith("Invalid"):  # typed by hand, everything is a str
@@ -90,6 +95,15 @@ def check(field: Field, value: Any, where: str, *, text: bool = False) -> Any:
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ConfigError(f"{where}: {field.name} = {value!r}: must be a finite number")
     return converted
+
+
+def _items(text: str) -> list[str]:
+    """`isolate,reset`, also as `[isolate, reset]`. Only `[]` is none: an empty text may be a shell
+    variable that nobody set."""
+    if text.replace(" ", "") == "[]":
+        return []
+    inner = text.strip().removeprefix("[").removesuffix("]")
+    return [item.strip().strip("\"'") for item in inner.split(",")]
 
 
 def _is_unicode(text: str) -> bool:
@@ -183,6 +197,10 @@ def _members(hint: Any) -> list[Any]:
     return [hint]
 
 
+def _bare(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
 def _limits(meta: Any) -> list[str]:
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     limits = [(sign, getattr(meta, name, None)) for name, sign in signs.items()]
@@ -206,6 +224,8 @@ def _describe(member: Any) -> str:
     if get_origin(member) is Annotated:
         base, *metas = get_args(member)
         return " ".join([_describe(base), *(limit for meta in metas for limit in _limits(meta))])
+    if get_origin(member) is tuple:
+        return f"list of {_describe(get_args(member)[0])}"
     if (choices := get_args(member)) and get_origin(member) is not None:
         return " or ".join(f'"{choice}"' for choice in choices)
     return str(member.__name__)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct, field
 
 from model_check.config.conflicts import check_together
-from model_check.config.derived import check_on_device, num_micro_batches
+from model_check.config.derived import check_on_device, failing_severities, num_micro_batches
 from model_check.config.evaluation import check_evaluation, check_validation_text
 from model_check.config.fields import all_fields, flatten, nearest, sections
 from model_check.config.files import read_settings_file
@@ -95,14 +95,15 @@ def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
 def to_json(settings: Settings) -> bytes:
     """The whole tree as a settings file with its schema number: loading it alone gives the same
     training again."""
-    # Both ways to count a batch, and to say the precision, are written in agreement, since a reader
-    # may give only one.
+    # Both ways to count a batch, to say the precision, and what fails a run, are written in
+    # agreement, since a reader may give only one.
     training = msgspec.structs.replace(
         settings.training,
         grad_accum_nums=num_micro_batches(settings),
         use_amp=precision(settings.training) != "fp32",
     )
-    resolved = msgspec.structs.replace(settings, training=training)
+    launch = msgspec.structs.replace(settings.launch, fail_on=failing_severities(settings.launch))
+    resolved = msgspec.structs.replace(settings, training=training, launch=launch)
     tree = {"schema": SCHEMA, **msgspec.to_builtins(resolved)}
     return msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n"
 

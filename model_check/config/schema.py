@@ -23,6 +23,10 @@ AboveOne = Annotated[float, Meta(gt=1)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
+Failing = Literal["isolate", "reset", "monitor", "speed"]
+EVERY_FAILING: tuple[Failing, ...] = ("isolate", "reset", "monitor", "speed")
+FAIL_ON: tuple[Failing, ...] = ("isolate", "reset")
+
 
 def _doc(text: str) -> Meta:
     return Meta(description=text)
@@ -434,12 +438,18 @@ class LaunchSettings(_Section, frozen=True):
             "or CUDA_VISIBLE_DEVICES names must be there."
         ),
     ] = None
-    fail_on_health: Annotated[
-        bool,
+    fail_on: Annotated[
+        tuple[Failing, ...],
         _doc(
-            "A warning about a GPU (memory errors, Xid, slowed down by heat, a slow PCIe link, no "
-            "telemetry) fails the run with exit code 22; false: it is told, and passes."
+            "Which symptoms of a GPU end a run with exit code 22 that did not fail otherwise; []: "
+            "none, they are only told. isolate: uncorrected memory errors, a failed remap, a GPU "
+            "that is lost; reset: a remap that waits for one; monitor: heat, power brake, a slow "
+            "PCIe link, other Xids, and health that could not be told; speed: slower than its "
+            "equals (not judged yet)."
         ),
+    ] = FAIL_ON
+    fail_on_health: Annotated[
+        bool, _doc("true: launch.fail_on with all four; false: launch.fail_on decides.")
     ] = False
     hang_timeout_s: Annotated[
         NonNegative,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from model_check.config.derived import failing_severities
 from model_check.config.load import Loaded, Request, load, to_json
 from model_check.errors import ConfigError
 
@@ -237,3 +238,51 @@ def test_a_callback_for_the_gpu_is_not_asked_when_the_device_is_given() -> None:
 def test_the_hubs_own_words_for_offline_are_understood(word: str) -> None:
     assert resolve(environ={"HF_HUB_OFFLINE": word}).settings.data.offline
     assert not resolve(environ={"HF_HUB_OFFLINE": "0"}).settings.data.offline
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("launch.fail_on=isolate", ("isolate",)),
+        ("launch.fail_on=isolate, monitor", ("isolate", "monitor")),
+        ("launch.fail_on=[reset]", ("reset",)),
+        ("launch.fail_on=[\"reset\", 'speed']", ("reset", "speed")),
+        ("launch.fail_on=[]", ()),
+        ("launch.fail_on=[ ]", ()),
+    ],
+)
+def test_a_list_is_written_with_commas_on_the_command_line(
+    text: str, value: tuple[str, ...]
+) -> None:
+    assert resolve(text).settings.launch.fail_on == value
+
+
+@pytest.mark.parametrize("text", ["", "isolat", "isolate,", "null", "1", "isolate;reset"])
+def test_a_list_of_anything_else_is_refused_with_the_choices(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"launch.fail_on = '{text}': expected list of \"isolate"):
+        resolve(f"launch.fail_on={text}")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", '{"launch": {"fail_on": ["reset", "monitor"]}}'),
+        ("a.yaml", "launch: {fail_on: [reset, monitor]}"),
+        ("b.yaml", "launch:\n  fail_on: reset, monitor"),
+        ("a.toml", '[launch]\nfail_on = ["reset", "monitor"]'),
+    ],
+)
+def test_a_list_comes_from_every_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
+    loaded = resolve(config_file=written(tmp_path / name, text))
+    assert loaded.settings.launch.fail_on == ("reset", "monitor")
+
+
+def test_the_older_name_of_all_that_fails_a_run_survives_a_round_trip(tmp_path: Path) -> None:
+    loaded = resolve("launch.fail_on_health=true")
+    assert failing_severities(loaded.settings.launch) == ("isolate", "reset", "monitor", "speed")
+    path = tmp_path / "config.json"
+    path.write_bytes(to_json(loaded.settings))
+    again = resolve(config_file=path)
+    assert again.settings.launch.fail_on == ("isolate", "reset", "monitor", "speed")
+    with pytest.raises(ConfigError, match="give one of the two"):
+        resolve("launch.fail_on=isolate", config_file=path)

@@ -431,11 +431,37 @@ def test_failing_on_health_needs_telemetry_and_gpus(box: Any) -> None:
 
 def test_the_doctor_tells_the_health_of_every_gpu(box: Any) -> None:
     more: dict[str, int | str] = {"ecc_uncorrected": 0, "remap_pending": 1, "remapped_corrected": 1}
-    done = box([fake_gpu(0), fake_gpu(1, more=more), *EIGHT[2:6]], [LOST])("doctor")
+    well: dict[str, int | str] = {"event_types": 31}
+    done = box([fake_gpu(0, more=well), fake_gpu(1, more=more), *EIGHT[2:6]], [LOST])("doctor")
     assert done.returncode == 69, done.stdout
     lines = {line[6:24].strip(): line for line in done.stdout.splitlines()}
     assert lines["GPU0 health"].startswith("ok ")
     assert "N/A" in lines["GPU0 health"]
-    assert lines["GPU1 health"].startswith("warn")
+    assert lines["GPU1 health"].startswith("FAIL")
     assert "nvidia-smi --gpu-reset -i 1" in lines["GPU1 health"]
+    assert lines["GPU2 health"].startswith("warn")
+    assert "its health is not known" in lines["GPU2 health"]
     assert lines["GPU5"].startswith("FAIL")
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "words"),
+    [
+        (["launch.fail_on_health=true", "launch.fail_on=isolate"], 2, "give one of the two"),
+        (["launch.fail_on_health=true", "launch.fail_on=speed,monitor,reset,isolate"], 0, ""),
+        (["launch.fail_on=isolat"], 2, 'expected list of "isolate" or "reset" or "monitor"'),
+        (["launch.fail_on="], 2, 'expected list of "isolate" or "reset" or "monitor"'),
+        (["launch.fail_on=speed"], 0, "the speed of workers is not judged yet"),
+        (["launch.fail_on=monitor", "launch.telemetry_interval_s=0"], 2, "nothing to judge by"),
+        (["launch.fail_on=isolate", "launch.telemetry_interval_s=0"], 2, "nothing to judge by"),
+        (["launch.fail_on=[]", "launch.telemetry_interval_s=0"], 0, ""),
+        (["launch.fail_on=isolate", "--device", "cpu"], 2, "give one of the two"),
+        (["launch.fail_on=[]", "--device", "cpu"], 0, ""),
+    ],
+)
+def test_what_fails_a_run_is_a_list_of_known_words(
+    box: Any, settings: list[str], code: int, words: str
+) -> None:
+    done = box(EIGHT[:1])(*settings, "--dry-run")
+    assert done.returncode == code, done.stderr
+    assert words in done.stdout + done.stderr

@@ -15,7 +15,7 @@ import pytest
 
 from model_check.events import decode_gpu
 from tests.e2e.conftest import ROOT
-from tests.nvml_fake.build import FakeGpu, build, environment, fake_gpu, fault, scenario, xid
+from tests.nvml_fake.build import FakeGpu, build, crash, environment, fake_gpu, fault, scenario, xid
 
 DEADLINE_S = 60
 WELL: dict[str, int | str] = {
@@ -62,7 +62,27 @@ class Run:
     def warnings(self) -> list[str]:
         return [line for line in self.lines if line.startswith("[launcher] warning: ")]
 
+    def verdicts(self) -> list[str]:
+        return [worker["verdict"] for worker in self.report()["workers"]]
 
+    def rebuilt(self) -> int:
+        """The exit code of `report`, which must give the same report and say the same."""
+        first = self.report()
+        again = subprocess.run(
+            [sys.executable, "-m", "launcher", "report", str(self.directory)],
+            env={"PYTHONPATH": str(ROOT), "PATH": ""},
+            cwd=self.directory.parent,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert self.report() == first
+        assert any(first["summary"] in line for line in again.stdout.splitlines()), again.stderr
+        return again.returncode
+
+
+ALL = "launch.fail_on_health=true"
 Launch = Callable[..., Run]
 
 
@@ -113,69 +133,187 @@ def test_a_healthy_box_has_telemetry_in_its_reports_and_no_warning(launch: Launc
 def test_a_sick_box_passes_with_warnings_that_say_what_to_do(launch: Launch) -> None:
     gpus = [
         gpu(0),
-        gpu(1, ecc_uncorrected="0|2", remap_pending=1),
+        gpu(1, ecc_corrected="0|900", clocks_event_reasons="0x80"),
         gpu(2, clocks_event_reasons="0x48"),
         gpu(3, pcie_width=8),
         gpu(4),
     ]
-    run = launch(gpus, SAMPLED, rules=[xid(4, 79), fault("*", 4, 15, "40+")])
+    run = launch(gpus, SAMPLED, rules=[xid(4, 13)])
     warnings = [line.removeprefix("[launcher] warning: ") for line in run.warnings]
     beginnings = [
-        "GPU1: 2 new uncorrected memory errors (ECC) during this run: distrust its results",
-        "GPU1: a row of its memory waits to be remapped",
+        "GPU1: power brake for 100 % of the run",
         "GPU2: hardware thermal slowdown for 100 % of the run (up to 64 C)",
         "GPU3: PCIe link at width x8 of x16",
-        "GPU4: Xid 79 (the GPU has fallen off the bus)",
-        "GPU4: nvmlDevice",
+        "GPU4: Xid 13 (graphics engine exception)",
     ]
     assert [w[: len(b)] for w, b in zip(warnings, beginnings, strict=True)] == beginnings
     assert run.exit_code == 0
-    assert "6 warnings about GPU1, GPU2, GPU3, GPU4 (exit code 0)" in run.lines[-1]
-    assert any(line.startswith("[launcher] GPU4: Xid 79") for line in run.lines)
+    assert run.verdicts() == ["PASS", "WARN", "WARN", "WARN", "WARN"]
+    assert {(row["cause_class"], row["severity"]) for row in run.report()["workers"][1:]} == {
+        ("hardware", "MONITOR")
+    }
+    assert "4 warnings about GPU1, GPU2, GPU3, GPU4 (exit code 0)" in run.lines[-1]
+    assert any(line.startswith("[launcher] GPU4: Xid 13") for line in run.lines)
+    assert run.rebuilt() == run.exit_code
 
 
-def test_a_warning_fails_the_run_with_22_when_the_settings_say_so(launch: Launch) -> None:
-    run = launch([gpu(0), gpu(1, remap_failed=1)], SAMPLED, "launch.fail_on_health=true")
-    assert run.exit_code == 22
-    report = run.report()
-    assert [worker["verdict"] for worker in report["workers"]] == ["PASS", "FAIL"]
-    assert report["culprits"] == ["GPU1"]
-    assert "GPU1: a row of its memory could not be remapped" in run.lines[-1]
+GONE = fault("DeviceGetHandleByUUID", 1, 6)
+HARD: dict[str, tuple[dict[str, int | str], list[str], str, str]] = {
+    "uncorrected": (
+        {"ecc_uncorrected": "0|2"},
+        [],
+        "ISOLATE",
+        "2 new uncorrected memory errors (ECC) during this run: distrust its results; end what "
+        "runs on it, then `nvidia-smi --gpu-reset -i 1`",
+    ),
+    "failed remap": (
+        {"remap_failed": 1},
+        [],
+        "ISOLATE",
+        "a row of its memory could not be remapped: have the board replaced",
+    ),
+    "pending remap": (
+        {"remap_pending": 1},
+        [],
+        "RESET",
+        "a row of its memory waits to be remapped: end what runs on it, then `nvidia-smi",
+    ),
+    "lost": ({}, [fault("*", 1, 15, "40+")], "ISOLATE", "GPU is lost (NVML 15): telemetry of it"),
+    "needs a reset": ({}, [fault("*", 1, 16, "40+")], "RESET", "(NVML 16): telemetry of it ends"),
+    "gone": ({}, [GONE], "ISOLATE", "nvmlDeviceGetHandleByUUID: Not Found (NVML 6): "),
+    "Xid 48": ({}, [xid(1, 48)], "ISOLATE", "Xid 48 (double-bit memory error (uncorrectable)): "),
+    "Xid 63": ({}, [xid(1, 63)], "RESET", "Xid 63 (a row of memory was remapped, or will be): "),
+    "Xid 64": ({}, [xid(1, 64)], "ISOLATE", "Xid 64 (a row of memory could not be remapped): "),
+    "Xid 74": ({}, [xid(1, 74)], "ISOLATE", "Xid 74 (NVLink error): check bridges and seating"),
+    "Xid 79": ({}, [xid(1, 79)], "ISOLATE", "Xid 79 (the GPU has fallen off the bus): power-cycle"),
+    "Xid 94": ({}, [xid(1, 94)], "ISOLATE", "Xid 94 (contained memory error: one program was"),
+    "Xid 95": ({}, [xid(1, 95)], "ISOLATE", "Xid 95 (uncontained memory error): end what runs"),
+}
 
 
-def test_a_failed_command_keeps_its_exit_code_beside_a_warning(launch: Launch) -> None:
-    script = f"{SAMPLED}; exit 7"
-    run = launch([gpu(0, remap_failed=1)], script, "launch.fail_on_health=true")
-    assert run.exit_code == 7
-    assert len(run.warnings) == 1
+@pytest.mark.parametrize("what", HARD)
+def test_a_gpu_that_is_condemned_is_never_a_green_pass(launch: Launch, what: str) -> None:
+    more, rules, severity, words = HARD[what]
+    run = launch([gpu(0), gpu(1, **more)], SAMPLED, rules=rules)
+    assert run.exit_code == 22, run.lines
+    assert run.verdicts() == ["PASS", "FAIL"]
+    assert run.lines[-1].startswith("[launcher] FAIL: GPU1: ")
+    assert words in run.lines[-1]
+    assert run.lines[-1].endswith("(exit code 22)")
+    (row,) = [row for row in run.report()["workers"] if row["name"] == "GPU1"]
+    assert (row["cause_class"], row["severity"]) == ("hardware", severity)
+    assert words in row["cause"]
+    assert ["GPU1", "FAIL"] in [line.split()[1:3] for line in run.lines]
+    assert '<span class="FAIL">' in (run.directory / "report.html").read_text()
+    assert run.report()["culprits"] == ["GPU1"]
+    assert run.rebuilt() == 22
 
 
-def test_an_interval_of_zero_asks_nothing(launch: Launch) -> None:
+WAIT_FOR_XID = wait_for("gpu0.telemetry.jsonl", '"xid":79')
+DEATHS = {
+    "its own failure": (f"{WAIT_FOR_XID}; echo CUDA error >&2; exit 7", (), 7, "exit code 7"),
+    "a hang": (f"{WAIT_FOR_XID}; sleep 600", ("--hang-timeout", "2"), 124, "silent for"),
+    "a signal to the launcher": (
+        f"{WAIT_FOR_XID}; kill -TERM $PPID; sleep 600",
+        (),
+        143,
+        "SIGTERM received",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", DEATHS)
+def test_the_first_culprit_decides_and_the_lost_gpu_is_told_beside_it(
+    launch: Launch, how: str
+) -> None:
+    script, options, code, words = DEATHS[how]
+    run = launch([gpu(0)], script, *options, rules=[xid(0, 79)])
+    assert run.exit_code == code, run.lines
+    headline = next(line for line in run.lines if line.endswith(f"(exit code {code})"))
+    assert words in headline
+    assert headline.count("Xid 79 (the GPU has fallen off the bus): power-cycle") == 1
+    (row,) = run.report()["workers"]
+    assert (row["verdict"], row["cause_class"], row["severity"]) == ("FAIL", "hardware", "ISOLATE")
+    assert run.rebuilt() == code
+
+
+@pytest.mark.parametrize(
+    ("setting", "code", "verdict"),
+    [
+        ("launch.fail_on=monitor", 22, "FAIL"),
+        ("launch.fail_on=[isolate, reset, monitor]", 22, "FAIL"),
+        ("launch.fail_on_health=true", 22, "FAIL"),
+        ("launch.fail_on=isolate,reset,speed", 0, "PASS"),
+        ("launch.fail_on=[]", 0, "PASS"),
+    ],
+)
+def test_a_slow_link_fails_a_run_only_where_the_settings_say_so(
+    launch: Launch, setting: str, code: int, verdict: str
+) -> None:
+    run = launch([gpu(0), gpu(1, pcie_width=8)], SAMPLED, setting)
+    assert (run.exit_code, run.report()["verdict"]) == (code, verdict)
+    assert run.verdicts() == ["PASS", "WARN"]
+    assert "GPU1" in run.lines[-1]
+    assert ("launch.fail_on makes this a failure" in run.lines[-1]) is (code == 22)
+    assert run.rebuilt() == code
+
+
+def test_a_condemned_gpu_that_the_settings_let_pass_is_no_green_pass(launch: Launch) -> None:
+    run = launch([gpu(0, remap_failed=1)], SAMPLED, "launch.fail_on=reset")
+    assert (run.exit_code, run.verdicts(), run.report()["verdict"]) == (0, ["FAIL"], "WARN")
+    assert "could not be remapped: have the board replaced; launch.fail_on lets it" in run.lines[-1]
+    assert run.rebuilt() == 0
+
+
+def test_a_remap_of_before_the_run_counts_and_errors_of_before_it_do_not(launch: Launch) -> None:
+    old = gpu(0, ecc_uncorrected=7, ecc_uncorrected_total=9, remapped_uncorrected=3)
+    run = launch([old], SAMPLED)
+    assert (run.exit_code, run.verdicts()) == (0, ["PASS"])
+
+
+def test_an_interval_of_zero_asks_nothing_and_says_so(launch: Launch) -> None:
     run = launch([gpu(0, remap_failed=1)], "true", "launch.telemetry_interval_s=0")
     assert (run.exit_code, run.warnings) == (0, [])
+    assert "; nobody watched the health of the GPUs (launch.telemetry_int" in run.lines[-1]
+    assert run.rebuilt() == 0
     assert list(run.directory.glob("*.telemetry.jsonl")) == []
     assert run.report()["workers"][0]["telemetry"] is None
 
 
-def test_the_report_made_again_is_the_same(launch: Launch, tmp_path: Path) -> None:
-    run = launch([gpu(0), gpu(1, ecc_uncorrected="0|1")], SAMPLED, "launch.fail_on_health=true")
-    first = run.report()
-    again = subprocess.run(
-        [sys.executable, "-m", "launcher", "report", str(run.directory)],
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert again.returncode == 22, again.stderr
-    assert run.report() == first
-
-
-def test_a_device_that_tells_nothing_is_watched_without_a_word(launch: Launch) -> None:
+@pytest.mark.parametrize(("setting", "code"), [("launch.fail_on=isolate,reset", 0), (ALL, 22)])
+def test_a_device_that_tells_nothing_is_not_told_as_healthy(
+    launch: Launch, setting: str, code: int
+) -> None:
     mute = fake_gpu(0, temperature=None, utilization=None)
-    run = launch([mute], SAMPLED)
-    assert (run.exit_code, run.warnings) == (0, [])
-    told = run.report()["workers"][0]["telemetry"]
+    run = launch([mute], SAMPLED, setting)
+    (warning,) = run.warnings
+    assert warning.startswith(
+        "[launcher] warning: GPU0: it tells neither memory errors nor Xids: its health is not known"
+    )
+    assert (run.exit_code, run.verdicts()) == (code, ["WARN"])
+    (row,) = run.report()["workers"]
+    assert (row["cause_class"], row["severity"]) == ("unknown", "MONITOR")
+    told = row["telemetry"]
     assert (told["ecc_uncorrected_new"], told["xids"], told["power_mean_w"]) == (None, None, None)
+    assert run.rebuilt() == code
+
+
+def test_telemetry_that_breaks_is_not_told_as_healthy(launch: Launch) -> None:
+    broken = [crash("DeviceGetPowerUsage", 0)]
+    script = wait_for("gpu0.telemetry.jsonl", "trouble")
+    run = launch([gpu(0)], script, rules=broken)
+    assert (run.exit_code, run.verdicts()) == (0, ["WARN"])
+    assert "telemetry ended: its process ended" in run.warnings[0]
+    assert run.lines[-1].endswith("1 warning about GPU0 (exit code 0)")
+    assert run.rebuilt() == 0
+    assert launch([gpu(0)], script, ALL, "--run-dir", "again", rules=broken).exit_code == 22
+
+
+def test_a_driver_that_crashes_in_the_last_look_is_not_told_as_healthy(launch: Launch) -> None:
+    """The counters of the end of the run are those that tell the errors of the run."""
+    at_the_end = "crash DeviceGetTotalEnergyConsumption 0 0 2"  # once at the start, once at the end
+    run = launch([gpu(0, ecc_uncorrected="0|2")], SAMPLED, rules=[at_the_end])
+    assert (run.exit_code, run.verdicts()) == (0, ["WARN"])
+    assert "telemetry ended: its process ended" in run.warnings[0]
+    assert run.report()["workers"][0]["telemetry"]["ecc_uncorrected_new"] is None
+    assert run.rebuilt() == 0

@@ -224,20 +224,30 @@ def test_what_telemetry_knows_is_told_and_what_it_does_not_is_na(office: Office)
 
 
 @pytest.mark.parametrize(
-    ("event", "words"),
+    ("event", "status", "words"),
     [
-        (Counters(t=1, remap_pending=True), "pending; clocks: N/A"),
-        (Counters(t=1, remap_failed=True), "have the board replaced"),
-        (Counters(t=1, ecc_uncorrected=1), "uncorrected memory errors since the driver"),
-        (Telemetry(t=1, clocks_event_reasons=0x48), "its clocks are held back now"),
-        (Trouble(t=1, call="nvmlX", code=15, text="lost", lost=True), "power-cycle the machine"),
+        (Counters(t=1, remap_pending=True), "FAIL", "pending; clocks: N/A"),
+        (Counters(t=1, remap_failed=True), "FAIL", "have the board replaced"),
+        (Counters(t=1, ecc_uncorrected=1), "warn", "uncorrected memory errors since the driver"),
+        (Telemetry(t=1, clocks_event_reasons=0x48), "warn", "its clocks are held back now"),
+        (Telemetry(t=1), "warn", "it tells neither memory errors nor Xids"),
+        (
+            Trouble(t=1, call="nvmlDeviceX", code=15, text="lost", lost=True),
+            "FAIL",
+            "power-cycle the machine",
+        ),
     ],
 )
-def test_a_gpu_that_is_not_well_is_a_warning(office: Office, event: GpuEvent, words: str) -> None:
+def test_what_would_fail_a_run_is_a_fail_with_its_exit_code(
+    office: Office, event: GpuEvent, status: str, words: str
+) -> None:
     office.telemetry = [event]
-    office.visit(snapshot(IDLE))
-    assert office.line("GPU0 health").startswith("warn")
+    code = office.visit(snapshot(IDLE))
+    assert office.line("GPU0 health").startswith(status)
     assert words in office.line("GPU0 health")
+    assert code == (22 if status == "FAIL" else code)
+    assert office.visit(snapshot(IDLE), CUDA_VISIBLE_DEVICES="") != 22  # nothing would run on it
+    assert office.line("GPU0 health").startswith("warn")
 
 
 @pytest.mark.parametrize(

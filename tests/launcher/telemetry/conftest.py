@@ -34,14 +34,17 @@ specs = [
 limits = Limits(grace_s=5.0, silence_s=0.0)
 outcome = Supervisor(specs, limits, printer, companion=monitor).run()
 printer.close()
-from launcher.verdict.health import warnings
+from launcher.verdict.health import symptoms
 healths = {name: record.health() for name, record in monitor.records.items()}
 print(json.dumps({
     "exit_code": outcome.exit_code,
     "leftovers": outcome.leftovers,
     "lost": [name for name, record in monitor.records.items() if record.is_lost],
     "samples": {name: health.samples if health else None for name, health in healths.items()},
-    "warnings": [w for name, health in healths.items() if health for w in warnings(name, health)],
+    "symptoms": [
+        f"{name}: {found}" for name, health in healths.items() if health
+        for found in symptoms(name, health)
+    ],
     "children": open(f"/proc/self/task/{os.getpid()}/children").read().split(),
 }))
 """

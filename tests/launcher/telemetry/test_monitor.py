@@ -36,6 +36,10 @@ from tests.nvml_fake.build import (
 MakeBox = Callable[..., Box]
 DEADLINE_S = 60
 UUIDS = {"GPU0": fake_uuid(0), "GPU1": fake_uuid(1)}
+BLIND = (
+    "GPU0: it tells neither memory errors nor Xids: its health is not known: "
+    "see what `nvidia-smi -q` says"
+)
 
 
 def until(pattern: str, worker: str = "gpu0", count: int = 1) -> str:
@@ -75,7 +79,8 @@ def test_what_a_device_does_not_tell_is_absent_and_never_zero(
 ) -> None:
     silent = fake_gpu(0, temperature=None, utilization=None, used_mib=None)
     run = supervise(box([silent]), {"GPU0": fake_uuid(0)}, until("telemetry"))
-    assert (run["said"], run["warnings"], run["lost"]) == ([], [], [])
+    assert (run["said"], run["lost"]) == ([], [])
+    assert run["symptoms"] == [BLIND]
     (sample, *_) = [event for event in told(tmp_path) if isinstance(event, Telemetry)]
     assert sample == Telemetry(t=sample.t)
     (counters, *_) = [event for event in told(tmp_path) if isinstance(event, Counters)]
@@ -97,8 +102,8 @@ def test_an_xid_is_told_when_it_comes_with_its_meaning(
     codes = [event.xid for event in told(tmp_path, "gpu1") if isinstance(event, Xid)]
     assert codes == [45, 79]
     assert "[launcher] GPU1: Xid 79 (the GPU has fallen off the bus): power-cycle" in run["said"][1]
-    (warning,) = run["warnings"]  # 45 follows from other errors
-    assert warning.startswith("GPU1: Xid 79")
+    (symptom,) = [line for line in run["symptoms"] if line != BLIND]  # 45 follows from others
+    assert symptom.startswith("GPU1: Xid 79")
 
 
 def test_a_gpu_lost_in_the_middle_is_named_once_and_the_others_are_watched_on(
@@ -109,7 +114,7 @@ def test_a_gpu_lost_in_the_middle_is_named_once_and_the_others_are_watched_on(
     run = supervise(box(gpus, [fault("*", 0, 15, "60+")]), UUIDS, script)
     (line,) = run["said"]
     assert line.startswith("[launcher] GPU0: nvmlDevice")
-    assert "GPU is lost (NVML 15); telemetry of it ends; it fell off the bus" in line
+    assert "GPU is lost (NVML 15): telemetry of it ends; it fell off the bus" in line
     assert (run["exit_code"], run["lost"]) == (0, ["GPU0"])
     assert run["samples"]["GPU1"] >= 12 > run["samples"]["GPU0"] >= 1
     assert isinstance(told(tmp_path)[-1], Trouble)
@@ -122,10 +127,10 @@ def test_an_unknown_error_leaves_a_gap_and_is_told_once(
     script = until("trouble") + "; " + until("telemetry", count=4)
     run = supervise(box([fake_gpu(0)], rules), {"GPU0": fake_uuid(0)}, script)
     (line,) = run["said"]
-    assert "nvmlDeviceGetPowerUsage: Unknown Error (NVML 999); telemetry has a gap; " in line
+    assert "nvmlDeviceGetPowerUsage: Unknown Error (NVML 999): telemetry has a gap; " in line
     assert "nvidia-smi" in line
     assert run["lost"] == []
-    assert run["warnings"] == [line.removeprefix("[launcher] ")]
+    assert run["symptoms"] == [line.removeprefix("[launcher] ")]
 
 
 def test_a_call_that_never_returns_is_named_and_the_run_goes_on(
@@ -211,25 +216,28 @@ def test_a_mig_instance_has_its_own_memory_and_its_boards_health(
     assert (sample.memory_used_mib, sample.temperature_c, sample.power_w) == (1500, 66, 300.0)
     (counters, *_) = [e for e in told(tmp_path, "gpu0.1") if isinstance(e, Counters)]
     assert counters.remapped_corrected == 2
-    assert run["warnings"][0].startswith("GPU0.0: Xid 94 (contained memory error")
+    assert run["symptoms"][0].startswith("GPU0.0: Xid 94 (contained memory error")
 
 
-def test_a_sampler_that_cannot_be_started_costs_only_telemetry(box: MakeBox) -> None:
+def test_a_sampler_that_cannot_be_started_costs_only_telemetry(
+    box: MakeBox, tmp_path: Path
+) -> None:
     machine = box([fake_gpu(0)])
     code = (
         "import resource, sys, time\n"
         "from pathlib import Path\n"
         "from launcher.telemetry.monitor import Monitor\n"
         "monitor = Monitor({'GPU0': 'GPU-1'}, Path(sys.argv[1]), 1.0, print)\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (5, 5))\n"
         "monitor.start(time.monotonic()); monitor.close()\n"
         "print(monitor.fd, monitor.pid, monitor.records['GPU0'].is_lost)\n"
     )
-    *lines, last = machine.python(code, ".").splitlines()
+    *lines, last = machine.python(code, str(tmp_path)).splitlines()
     assert [line.split(" (")[0] for line in lines] == [
         "no more telemetry: its process cannot be started"
     ]
     assert last == "None None True"
+    assert [type(event) for event in told(tmp_path)] == [Watched, Trouble]  # `report` reads it
 
 
 def sampler_of(pid: int) -> int | None:

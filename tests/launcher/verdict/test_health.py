@@ -1,15 +1,17 @@
-"""What telemetry comes down to, and what of it is worth a warning."""
+"""What telemetry comes down to, what of it is a symptom, and what that does to a verdict."""
 
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from launcher.verdict.closing import closing_lines
-from launcher.verdict.health import Health, Record, warnings
+from launcher.verdict.health import Health, Record, symptoms
 from launcher.verdict.health_result import with_health
 from launcher.verdict.page import page
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
-from launcher.verdict.xids import describe_xid
+from launcher.verdict.severity import CauseClass, Severity, Symptom
+from launcher.verdict.xids import xid_symptom
 from model_check.events import Counters, GpuEvent, Telemetry, Trouble, Xid
 
 SECOND = 10**9
@@ -29,8 +31,12 @@ def health_of(*events: GpuEvent) -> Health:
     return health
 
 
+def found_in(*events: GpuEvent) -> list[Symptom]:
+    return symptoms("GPU3", health_of(Counters(t=0, watches_xids=True), *events))
+
+
 def warned(*events: GpuEvent) -> list[str]:
-    return warnings("GPU3", health_of(*events))
+    return [str(symptom) for symptom in found_in(*events)]
 
 
 def run_of(before: Counters, after: Counters, seconds: float = 100) -> list[str]:
@@ -53,13 +59,32 @@ def test_nothing_told_is_no_health_and_not_a_healthy_gpu() -> None:
     unknown = [health.ecc_uncorrected_new, health.remap_pending, health.throttled_percent]
     assert unknown == [None, None, None]
     assert health.xids is None
-    assert warnings("GPU3", health) == []
+    for nothing in (None, health):
+        (symptom,) = symptoms("GPU3", nothing)
+        assert symptom.figure.endswith("its health is not known")
+        assert (symptom.severity, symptom.cause_class) == (Severity.MONITOR, CauseClass.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    "told_it",
+    [
+        [Counters(t=1, remap_failed=False)],
+        [Counters(t=1, remap_pending=False)],
+        [Counters(t=1, watches_xids=True)],
+        [Counters(t=1, ecc_uncorrected=0), Counters(t=2, ecc_uncorrected=0)],
+        [Counters(t=1, ecc_uncorrected_total=4), Counters(t=2, ecc_uncorrected_total=4)],
+    ],
+)
+def test_one_figure_that_could_condemn_a_gpu_is_enough_to_know_its_health(
+    told_it: list[GpuEvent],
+) -> None:
+    assert symptoms("GPU3", health_of(*told_it)) == []
 
 
 def test_errors_of_before_the_run_are_no_warning_and_new_ones_are() -> None:
     assert run_of(Counters(ecc_uncorrected=2), Counters(ecc_uncorrected=2)) == []
     (line,) = run_of(Counters(ecc_uncorrected=2), Counters(ecc_uncorrected=3))
-    assert line.startswith("GPU3: 1 new uncorrected memory errors (ECC)")
+    assert line.startswith("1 new uncorrected memory errors (ECC)")
     assert "nvidia-smi --gpu-reset -i 3" in line
 
 
@@ -70,14 +95,64 @@ def test_a_counter_that_began_anew_counts_what_it_shows() -> None:
 
 def test_a_counter_that_was_told_once_only_has_no_difference() -> None:
     assert health_of(Counters(t=1), Counters(t=2, ecc_corrected=7)).ecc_corrected_new is None
+    assert health_of(Counters(t=1, ecc_uncorrected=7)).ecc_uncorrected_new is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "new"),
+    [((0, 2, None), 2), ((0, 2, 0), 2), ((None, 1, 3, None), 2), ((5, 5, 5), 0), ((1, 4, 2), 5)],
+)
+def test_errors_that_were_told_once_are_never_taken_back(
+    counts: tuple[int | None, ...], new: int
+) -> None:
+    """A GPU in trouble may tell no more, or count anew after a reset."""
+    events = [Counters(t=at, ecc_uncorrected=count) for at, count in enumerate(counts, 1)]
+    assert health_of(*events).ecc_uncorrected_new == new
+
+
+def test_a_failed_remap_is_remembered_when_the_gpu_tells_no_more() -> None:
+    health = health_of(Counters(t=1, remap_failed=True), Counters(t=2))
+    assert health.remap_failed is True
+
+
+def test_a_gpu_that_tells_only_the_errors_of_its_life_is_judged_by_them() -> None:
+    counters = [Counters(t=at, ecc_uncorrected_total=7 + at) for at in (1, 2)]
+    assert found_in(*counters)[0].severity is Severity.ISOLATE
+
+
+LOST = Trouble(t=1, call="nvmlDeviceGetTemperature", code=15, text="GPU is lost", lost=True)
+
+
+@pytest.mark.parametrize(
+    ("event", "severity"),
+    [
+        *((Xid(t=1, xid=xid), Severity.ISOLATE) for xid in (48, 64, 74, 79, 94, 95, 140)),
+        (Xid(t=1, xid=63), Severity.RESET),
+        *((Xid(t=1, xid=xid), Severity.MONITOR) for xid in (13, 31, 43, 92, 119, 4711)),
+        (Counters(t=1, remap_failed=True), Severity.ISOLATE),
+        (Counters(t=1, remap_pending=True), Severity.RESET),
+        (LOST, Severity.ISOLATE),
+        (Trouble(t=1, call="nvmlEventSetWait_v2", code=15, text="lost"), Severity.ISOLATE),
+        (Trouble(t=1, call="nvmlDeviceGetName", code=16, text="reset"), Severity.RESET),
+        (Trouble(t=1, call="nvmlDeviceGetHandleByUUID", code=6, text="?"), Severity.ISOLATE),
+        (Trouble(t=1, call="nvmlDeviceGetName", code=999, text="Unknown"), Severity.MONITOR),
+        (Trouble(t=1, call="nvmlInitWithFlags", code=15, text="?"), Severity.MONITOR),
+        (Trouble(t=1, call="telemetry", text="silent", lost=True), Severity.MONITOR),
+        (Telemetry(t=1, pcie_width=8), Severity.MONITOR),
+    ],
+)
+def test_each_cause_has_its_severity(event: GpuEvent, severity: Severity) -> None:
+    (symptom,) = found_in(Counters(t=1, pcie_max_width=16), event)
+    assert symptom.severity is severity
+    assert symptom.is_hard is (severity is not Severity.MONITOR)
+    assert symptom.figure
+    assert symptom.cure
 
 
 def test_rows_that_wait_or_could_not_be_remapped_are_told_although_they_are_old() -> None:
     pending, failed = Counters(t=1, remap_pending=True), Counters(t=1, remap_failed=True)
     assert "waits to be remapped: end what runs on it" in warned(pending)[0]
-    assert warned(failed) == [
-        "GPU3: a row of its memory could not be remapped: have the board replaced"
-    ]
+    assert warned(failed) == ["a row of its memory could not be remapped: have the board replaced"]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +166,7 @@ def test_rows_that_wait_or_could_not_be_remapped_are_told_although_they_are_old(
 def test_time_that_was_lost_to_heat_or_power_is_a_share_of_the_run(name: str, what: str) -> None:
     start = Counters(**{name: 5 * SECOND})
     (line,) = run_of(start, Counters(**{name: 17 * SECOND}))
-    assert line.startswith(f"GPU3: {what} for 12 % of the run: ")
+    assert line.startswith(f"{what} for 12 % of the run: ")
     assert run_of(start, Counters(**{name: 5 * SECOND + SECOND // 2})) == []
 
 
@@ -100,7 +175,7 @@ def test_without_a_counter_the_samples_tell_and_few_samples_tell_nothing() -> No
     cool = Telemetry(t=1, clocks_event_reasons=SW_POWER_CAP, temperature_c=60)
     assert warned(hot, hot, cool) == []
     (line,) = warned(hot, hot, hot, cool)  # the bit of hardware slowdown only repeats it
-    assert line.startswith("GPU3: hardware thermal slowdown for 75 % of the run (up to 93 C)")
+    assert line.startswith("hardware thermal slowdown for 75 % of the run (up to 93 C)")
 
 
 def test_a_counter_that_ran_faster_than_time_counts_something_else() -> None:
@@ -116,9 +191,8 @@ def test_what_samples_saw_is_not_hidden_by_a_counter_that_stands_still() -> None
 
 def test_the_power_limit_and_an_idle_gpu_are_no_warning() -> None:
     samples = [Telemetry(t=1, clocks_event_reasons=bits) for bits in (SW_POWER_CAP, IDLE) * 5]
-    health = health_of(*samples)
-    assert health.throttled_percent == {"power cap": 50.0, "idle": 50.0}
-    assert warnings("GPU3", health) == []
+    assert health_of(*samples).throttled_percent == {"power cap": 50.0, "idle": 50.0}
+    assert warned(*samples) == []
 
 
 def link(gen: int, width: int = 16, utilization: int | None = 99) -> Telemetry:
@@ -130,7 +204,7 @@ BEST_LINK = Counters(t=1, pcie_max_gen=5, pcie_max_width=16)
 
 def test_a_slow_link_under_load_is_told_and_an_idle_one_may_be_slow() -> None:
     (line,) = warned(BEST_LINK, *[link(3)] * 3)
-    assert line == "GPU3: PCIe link at generation 3 of 5: reseat the board, check riser and slot"
+    assert line == "PCIe link at generation 3 of 5: reseat the board, check riser and slot"
     assert warned(BEST_LINK, *[link(1, utilization=0)] * 9) == []
     assert warned(BEST_LINK, *[link(1, utilization=None)] * 9) == []
     assert warned(BEST_LINK, link(1, utilization=0), link(5), link(5), link(5)) == []
@@ -143,14 +217,14 @@ def test_a_narrow_link_is_told_whatever_the_load() -> None:
 
 def test_xids_are_told_once_each_and_what_our_own_kill_causes_is_not() -> None:
     lines = warned(Xid(t=1, xid=45), Xid(t=1, xid=13), Xid(t=1, xid=13), Xid(t=1, xid=4711))
-    assert [line.split(":")[1].split("(")[0].strip() for line in lines] == ["Xid 13", "Xid 4711"]
+    assert [line.split(":")[0].split("(")[0].strip() for line in lines] == ["Xid 13", "Xid 4711"]
 
 
 def test_every_known_xid_reads_as_a_sentence() -> None:
-    assert describe_xid(79) == (
+    assert str(xid_symptom(79)) == (
         "Xid 79 (the GPU has fallen off the bus): power-cycle; check power, cooling and seating"
     )
-    assert describe_xid(45).endswith("was killed)")
+    assert str(xid_symptom(45)).endswith("was killed)")
 
 
 def test_mean_power_is_energy_over_time_where_the_device_counts_it() -> None:
@@ -194,51 +268,148 @@ def result_of(*verdicts: Verdict, exit_code: int = 0) -> RunResult:
     )
 
 
-SICK = told(Counters(t=1, remap_failed=True))
+FAILED_REMAP = told(Counters(t=1, remap_failed=True))
+PENDING = told(Counters(t=1, remap_pending=True))
+NARROW = told(Counters(t=1, pcie_max_width=16, remap_failed=False), Telemetry(t=1, pcie_width=8))
 WELL = told(Counters(t=1, remap_failed=False), BUSY)
+SILENT = told(Trouble(t=1, call="telemetry", text="NVML was silent for 11 s", lost=True))
+DEFAULT, ALL = ("isolate", "reset"), ("isolate", "reset", "monitor", "speed")
+PASS = Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("record", "fail_on", "exit_code", "run", "row", "severity"),
+    [
+        (FAILED_REMAP, DEFAULT, 22, Verdict.FAIL, Verdict.FAIL, Severity.ISOLATE),
+        (PENDING, DEFAULT, 22, Verdict.FAIL, Verdict.FAIL, Severity.RESET),
+        (PENDING, ("isolate",), 0, Verdict.WARN, Verdict.FAIL, Severity.RESET),
+        (FAILED_REMAP, (), 0, Verdict.WARN, Verdict.FAIL, Severity.ISOLATE),
+        (FAILED_REMAP, ("speed",), 0, Verdict.WARN, Verdict.FAIL, Severity.ISOLATE),
+        (NARROW, DEFAULT, 0, PASS, Verdict.WARN, Severity.MONITOR),
+        (NARROW, ("monitor",), 22, Verdict.FAIL, Verdict.WARN, Severity.MONITOR),
+        (SILENT, DEFAULT, 0, PASS, Verdict.WARN, Severity.MONITOR),
+        (SILENT, ALL, 22, Verdict.FAIL, Verdict.WARN, Severity.MONITOR),
+        (Record(), DEFAULT, 0, PASS, Verdict.WARN, Severity.MONITOR),
+        (Record(), ALL, 22, Verdict.FAIL, Verdict.WARN, Severity.MONITOR),
+        (WELL, ALL, 0, PASS, PASS, None),
+    ],
+)
+def test_what_a_symptom_does_to_a_run_that_nothing_else_failed(
+    record: Record,
+    fail_on: tuple[str, ...],
+    exit_code: int,
+    run: Verdict,
+    row: Verdict,
+    severity: Severity | None,
+) -> None:
+    result = with_health(result_of(PASS, PASS), {"GPU0": WELL, "GPU1": record}, fail_on)
+    assert (result.exit_code, result.verdict) == (exit_code, run)
+    assert [worker.verdict for worker in result.workers] == [PASS, row]
+    assert result.workers[1].severity is severity
+    assert result.culprits == (["GPU1"] if exit_code else [])
+    assert ("GPU1" in result.summary) is (severity is not None)
+
+
+def test_the_summary_names_gpu_figures_and_one_cure() -> None:
+    many = told(
+        Counters(t=1, ecc_uncorrected=0, remap_pending=False),
+        Xid(t=1, xid=63),
+        Xid(t=1, xid=48),
+        Counters(t=2, ecc_uncorrected=2, remap_pending=True),
+    )
+    result = with_health(result_of(PASS), {"GPU0": many}, DEFAULT)
+    assert result.summary == (
+        "GPU0: 2 new uncorrected memory errors (ECC) during this run, a row of its memory waits to "
+        "be remapped, Xid 63 (a row of memory was remapped, or will be), Xid 48 (double-bit memory "
+        "error (uncorrectable)): distrust its results; end what runs on it, then `nvidia-smi "
+        "--gpu-reset -i 0` or reboot; if they come back, have the board replaced"
+    )
+    (worker,) = result.workers
+    assert (worker.cause_class, worker.severity) == (CauseClass.HARDWARE, Severity.ISOLATE)
+    assert f"GPU0: {worker.cause}" == result.summary
+    assert len(worker.symptoms) == 4
 
 
 def test_a_warning_passes_and_is_counted_in_the_last_line() -> None:
-    result = with_health(result_of(*[Verdict.PASS] * 2), {"GPU0": WELL, "GPU1": SICK}, fails=False)
-    assert (result.verdict, result.exit_code) == (Verdict.PASS, 0)
+    result = with_health(result_of(PASS, PASS), {"GPU0": WELL, "GPU1": NARROW}, DEFAULT)
     assert result.summary == "as it was; 1 warning about GPU1"
     assert [len(worker.warnings) for worker in result.workers] == [0, 1]
 
 
-def test_a_warning_fails_a_run_when_the_settings_say_so() -> None:
-    result = with_health(result_of(*[Verdict.PASS] * 2), {"GPU0": WELL, "GPU1": SICK}, fails=True)
-    assert (result.verdict, result.exit_code, result.culprits) == (Verdict.FAIL, 22, ["GPU1"])
-    assert [worker.verdict for worker in result.workers] == [Verdict.PASS, Verdict.FAIL]
-    assert "could not be remapped" in result.summary
-    assert "launch.fail_on_health" in result.summary
-
-
-def test_a_gpu_that_nobody_could_watch_fails_such_a_run_too() -> None:
-    silent = told(Trouble(t=1, call="telemetry", text="NVML was silent for 11 s", lost=True))
-    result = with_health(result_of(Verdict.PASS), {"GPU0": silent}, fails=True)
-    assert (result.exit_code, result.workers[0].warnings) == (
-        22,
-        ["GPU0: telemetry ended: NVML was silent for 11 s"],
+def test_a_gpu_that_the_settings_let_pass_is_told_all_the_same() -> None:
+    result = with_health(result_of(PASS), {"GPU0": FAILED_REMAP}, ())
+    assert result.summary == (
+        "as it was; GPU0: a row of its memory could not be remapped: have the board replaced; "
+        "launch.fail_on lets it pass"
     )
-    unheard = with_health(result_of(Verdict.PASS), {"GPU0": Record()}, fails=True)
-    assert unheard.exit_code == 22
 
 
-def test_a_run_that_failed_keeps_its_own_exit_code() -> None:
-    result = with_health(result_of(Verdict.FAIL, exit_code=7), {"GPU0": SICK}, fails=True)
+@pytest.mark.parametrize("exit_code", [7, 20, 21, 124, 143])
+def test_a_run_that_ended_otherwise_keeps_its_exit_code_and_tells_both(exit_code: int) -> None:
+    before = result_of(Verdict.FAIL, Verdict.STOPPED, exit_code=exit_code)
+    records = {"GPU0": WELL, "GPU1": FAILED_REMAP}
+    result = with_health(before, records, ALL)
+    assert (result.exit_code, result.verdict, result.culprits) == (exit_code, before.verdict, [])
+    assert result.summary == (
+        "as it was; GPU1: a row of its memory could not be remapped: have the board replaced"
+    )
+    assert [worker.verdict for worker in result.workers] == [Verdict.FAIL, Verdict.FAIL]
+    assert [worker.cause_class for worker in result.workers] == [None, CauseClass.HARDWARE]
+
+
+def test_what_is_not_proven_is_decided_by_a_symptom() -> None:
+    unproven = replace(result_of(Verdict.INCONCLUSIVE, exit_code=70), verdict=Verdict.INCONCLUSIVE)
+    result = with_health(unproven, {"GPU0": FAILED_REMAP}, DEFAULT)
+    assert (result.exit_code, result.verdict) == (22, Verdict.FAIL)
+    assert result.summary.endswith("have the board replaced; as it was")
+    assert with_health(unproven, {"GPU0": WELL}, DEFAULT).exit_code == 70
+
+
+def test_a_gpu_that_nobody_watches_is_never_told_as_healthy() -> None:
+    (worker,) = result_of(PASS).workers
+    watched = replace(worker, gpu={"uuid": "GPU-0"})
+    result = with_health(replace(result_of(PASS), workers=[watched]), {}, DEFAULT)
+    assert (result.exit_code, result.workers[0].verdict) == (0, PASS)
+    assert result.summary == (
+        "as it was; nobody watched the health of the GPUs (launch.telemetry_interval_s = 0)"
+    )
+    assert with_health(result_of(PASS), {}, DEFAULT).summary == "as it was"  # a CPU has none
+
+
+def test_a_run_that_failed_before_it_was_watched_says_nothing_of_it() -> None:
+    result = with_health(result_of(Verdict.FAIL, exit_code=7), {"GPU0": Record()}, ALL)
     assert (result.exit_code, result.summary) == (7, "as it was")
+    assert result.workers[0].warnings == []
+
+
+def test_a_failed_worker_keeps_its_cause_and_carries_the_class_of_its_gpu() -> None:
+    failed = replace(result_of(Verdict.FAIL, exit_code=7), culprits=["GPU0"])
+    own = [replace(worker, cause="exit code 7") for worker in failed.workers]
+    result = with_health(replace(failed, workers=own), {"GPU0": told(Xid(t=1, xid=79))}, DEFAULT)
+    (worker,) = result.workers
+    assert (worker.cause, worker.severity) == ("exit code 7", Severity.ISOLATE)
+    assert worker.symptoms[0].startswith("Xid 79 (the GPU has fallen off the bus)")
+    assert (result.exit_code, result.culprits) == (7, ["GPU0"])
 
 
 def test_what_is_wrong_with_several_gpus_alike_is_one_line() -> None:
-    silent = told(Trouble(t=1, call="telemetry", text="NVML was silent for 11 s", lost=True))
-    result = with_health(result_of(*[Verdict.PASS] * 2), {"GPU0": silent, "GPU1": silent}, False)
+    records = {"GPU0": SILENT, "GPU1": SILENT}
+    result = with_health(result_of(PASS, PASS), records, DEFAULT)
     lines = [line for line in closing_lines(result, Path("run"), 0) if "warning: " in line]
-    assert lines == ["warning: GPU0, GPU1: telemetry ended: NVML was silent for 11 s"]
+    assert lines == [
+        "warning: GPU0, GPU1: telemetry ended: NVML was silent for 11 s: its health from then on "
+        "is not known"
+    ]
+    lost = {"GPU0": FAILED_REMAP, "GPU1": FAILED_REMAP}
+    summary = with_health(result_of(PASS, PASS), lost, DEFAULT).summary
+    assert summary == (
+        "GPU0, GPU1: a row of its memory could not be remapped: have the board replaced"
+    )
 
 
 def test_the_page_has_a_row_for_each_gpu_and_says_what_is_not_known() -> None:
-    records = {"GPU0": told(BUSY, Counters(t=1, ecc_corrected=0)), "GPU1": SICK}
-    html = page(with_health(result_of(*[Verdict.PASS] * 2), records, fails=False))
+    records = {"GPU0": told(BUSY, Counters(t=1, ecc_corrected=0)), "GPU1": FAILED_REMAP}
+    html = page(with_health(result_of(PASS, PASS), records, DEFAULT))
     assert "<h2>GPUs</h2>" in html
     assert html.count("n/a (n/a)") == 2
     assert "could not be remapped" in html

@@ -1,0 +1,44 @@
+"""How grave a symptom of a GPU is, and whose matter: the words that operators use. Values only."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class Severity(StrEnum):
+    """The graver first: a tie goes to the first."""
+
+    ISOLATE = "ISOLATE"
+    """Take the GPU out of service: its results cannot be trusted, or it is gone."""
+    RESET = "RESET"
+    """Usable again after a reset."""
+    MONITOR = "MONITOR"
+    """Usable; watch it."""
+
+
+class CauseClass(StrEnum):
+    HARDWARE = "hardware"
+    UNKNOWN = "unknown"
+
+
+class Symptom(Struct, frozen=True):
+    """One thing that is wrong with a GPU, or that could not be told of it."""
+
+    severity: Severity
+    figure: str
+    cure: str = ""
+    cause_class: CauseClass = CauseClass.HARDWARE
+
+    @property
+    def is_hard(self) -> bool:
+        """Whether it condemns the GPU."""
+        return self.severity is not Severity.MONITOR
+
+    def __str__(self) -> str:
+        return f"{self.figure}: {self.cure}" if self.cure else self.figure
+
+
+def worst(symptoms: Sequence[Symptom]) -> Symptom:
+    """The gravest, and the first of those."""
+    return min(symptoms, key=lambda symptom: list(Severity).index(symptom.severity))
