@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from model_check.utils.held import hold
+
 
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Replace `path` by a file holding `data`; a reader sees the old content or the new, never a
@@ -12,8 +14,9 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
     Raises OSError (disk full, no permission); the old file then stays as it was.
     """
-    with replacing(path) as beside:
-        beside.write_bytes(data.encode() if isinstance(data, str) else data)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with hold(path.parent) as directory:
+        directory.replace(path.name, data.encode() if isinstance(data, str) else data)
 
 
 @contextmanager

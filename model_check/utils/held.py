@@ -1,0 +1,252 @@
+"""Directories held by their descriptor, where other users may write, too.
+
+Whoever can write to a directory can rename, replace or link any name in it at any moment: a path
+that was looked at leads elsewhere when it is used. Here a name is one component, looked up in a
+directory that is held, and a link is never followed. What is no plain file is not opened: a pipe
+would block, a hard link is somebody's file elsewhere. Every method raises OSError.
+"""
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from io import BufferedReader, BufferedWriter
+from pathlib import Path
+
+_DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+OTHERS_WRITE = 0o022
+_DEEPEST = 8
+"""Ours are two deep. Whoever nests them a thousand deep wants a RecursionError."""
+
+
+class NotPlainError(OSError):
+    """A name leads to a link, a pipe, or whatever else is not opened here."""
+
+
+class HeldDirectory:
+    """A directory that stays the same one, whatever becomes of its name."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        """Owns the descriptor. `path` is for messages."""
+        self.descriptor = descriptor
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"<HeldDirectory {self.path}>"
+
+    def __enter__(self) -> "HeldDirectory":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    # Directories
+
+    def directory(self, *names: str) -> "HeldDirectory":
+        """A directory below, through directories alone: NotPlainError for a link."""
+        if not names:
+            return HeldDirectory(os.dup(self.descriptor), self.path)
+        held = HeldDirectory(self._open_directory(names[0]), self.path / names[0])
+        if not names[1:]:
+            return held
+        with held:
+            return held.directory(*names[1:])
+
+    def directory_or_own_link(self, name: str) -> "HeldDirectory":
+        """Like `directory`, but a link that we or root made is followed."""
+        try:
+            return self.directory(name)
+        except NotPlainError:
+            target = self._target_of_own_link(name)
+            if target is None:
+                raise
+        return HeldDirectory(_open_directory(target, 0, self.descriptor), self.path / name)
+
+    def make_directory(self, name: str, mode: int = 0o777) -> None:
+        """Raises FileExistsError for whatever has that name."""
+        os.mkdir(_component(name), mode, dir_fd=self.descriptor)
+
+    def _open_directory(self, name: str) -> int:
+        try:
+            return _open_directory(_component(name), os.O_NOFOLLOW, self.descriptor)
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise _not_plain("is no directory (links are not followed here)", error) from error
+            raise
+
+    def _target_of_own_link(self, name: str) -> str | None:
+        link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.descriptor)
+        try:
+            status = os.fstat(link)
+            own = stat.S_ISLNK(status.st_mode) and status.st_uid in (0, os.geteuid())
+            return os.readlink("", dir_fd=link) if own else None
+        finally:
+            os.close(link)
+
+    # Looking
+
+    def status(self) -> os.stat_result:
+        return os.fstat(self.descriptor)
+
+    def names(self) -> list[str]:
+        listed = os.open(".", os.O_RDONLY | _DIRECTORY, dir_fd=self.descriptor)
+        try:
+            return sorted(os.listdir(listed))
+        finally:
+            os.close(listed)
+
+    def lstat(self, name: str) -> os.stat_result:
+        """Of whatever has that name."""
+        return os.stat(_component(name), dir_fd=self.descriptor, follow_symlinks=False)
+
+    def plain(self, name: str) -> os.stat_result:
+        """Of a plain file."""
+        return self._checked(self.lstat(name))
+
+    def has(self, name: str) -> bool:
+        """Whether there is a plain file of that name."""
+        with suppress(OSError):
+            self.plain(name)
+            return True
+        return False
+
+    def leads_to(self, name: str, status: os.stat_result) -> bool:
+        """Whether a name still is that very file or directory."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(self.lstat(name), status)
+        return False
+
+    # Files
+
+    def open(self, name: str, flags: int = 0) -> BufferedReader:
+        """A plain file, to read."""
+        return os.fdopen(self._open_plain(name, os.O_RDONLY | flags), "rb")
+
+    def append(self, name: str) -> BufferedWriter:
+        """A plain file, to write behind its end."""
+        return os.fdopen(self._open_plain(name, os.O_WRONLY | os.O_APPEND), "ab")
+
+    def create(self, name: str) -> BufferedWriter:
+        """A new file, to write; whatever had its name loses it."""
+        with suppress(FileNotFoundError):
+            self.unlink(name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        return os.fdopen(os.open(name, flags | _FILE, 0o666, dir_fd=self.descriptor), "wb")
+
+    def read(self, name: str, limit: int, flags: int = 0) -> bytes:
+        """A plain file of at most `limit` bytes."""
+        with self.open(name, flags) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise NotPlainError(errno.EFBIG, f"is larger than {limit:,} bytes")
+            return file.read(size)
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Whoever reads sees the old content or the new, never a part; synced."""
+        beside = f".{name}.{os.urandom(8).hex()}.tmp"
+        try:
+            with self.create(beside) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            self.rename(beside, self, name)
+            self.sync()
+        except BaseException:
+            with suppress(OSError):
+                self.unlink(beside)
+            raise
+
+    def _open_plain(self, name: str, flags: int) -> int:
+        try:
+            descriptor = os.open(_component(name), flags | _FILE, dir_fd=self.descriptor)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # the latter: a socket, a pipe to write
+                raise _not_plain("is no plain file (links are not followed here)", error) from error
+            raise
+        try:
+            self._checked(os.fstat(descriptor))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _checked(self, status: os.stat_result) -> os.stat_result:
+        if stat.S_ISDIR(status.st_mode):
+            raise NotPlainError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(status.st_mode):
+            raise _not_plain("is no plain file (links are not followed here)")
+        if status.st_nlink > 1 and self._may_be_planted(status):
+            raise _not_plain("is a hard link, which another user may have made")
+        return status
+
+    def _may_be_planted(self, status: os.stat_result) -> bool:
+        """Where the kernel lets everybody link everything (fs.protected_hardlinks=0)."""
+        directory = self.status()
+        return bool(directory.st_mode & OTHERS_WRITE) or directory.st_uid != status.st_uid
+
+    # Changing
+
+    def unlink(self, name: str) -> None:
+        os.unlink(_component(name), dir_fd=self.descriptor)
+
+    def rename(self, name: str, to: "HeldDirectory", new: str) -> None:
+        """A link is renamed itself."""
+        names = _component(name), _component(new)
+        os.rename(*names, src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
+
+    def sync(self) -> None:
+        os.fsync(self.descriptor)
+
+    def remove(self, name: str, depth: int = 0) -> None:
+        """Whatever has that name, and all that is in it. Of a link, the link."""
+        try:
+            held = self.directory(name)
+        except NotPlainError:
+            self.unlink(name)
+            return
+        with held:
+            self.remove_held(held, depth)
+
+    def remove_held(self, held: "HeldDirectory", depth: int = 0) -> None:
+        """A directory of this one, if its name still leads to it, and all that is in it."""
+        if self.leads_to(held.path.name, held.status()):
+            held.clear(depth)
+            os.rmdir(held.path.name, dir_fd=self.descriptor)
+
+    def clear(self, depth: int = 0) -> None:
+        """Remove all that is in this directory."""
+        if depth > _DEEPEST:
+            raise OSError(errno.EINVAL, f"{self.path}: directories in directories, too deep")
+        for name in self.names():
+            with suppress(FileNotFoundError):  # somebody else removes it, too
+                self.remove(name, depth + 1)
+
+
+def hold(path: Path) -> HeldDirectory:
+    """A directory at a path of the user's own choice: links in it are followed, once, here."""
+    return HeldDirectory(_open_directory(str(path), 0, None), path)
+
+
+def _open_directory(path: str, flags: int, directory: int | None) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | flags | _DIRECTORY, dir_fd=directory)
+    except PermissionError:  # one that may be passed through, not listed
+        return os.open(path, os.O_PATH | flags | _DIRECTORY, dir_fd=directory)
+
+
+def _component(name: str) -> str:
+    """Manifests of others name files: `../../x` is none."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise _not_plain("is no name of a file here")
+    return name
+
+
+def _not_plain(problem: str, error: OSError | None = None) -> NotPlainError:
+    return NotPlainError(error.errno if error else errno.EINVAL, problem)
