@@ -376,15 +376,17 @@ def cache_of(directory: Path, num_tokens: int) -> Path:
         to_bytes,
     )
     from model_check.data.shards import ShardWriter
+    from model_check.utils.held import hold
 
     store = directory / "tokens" / "0123456789abcdef"
     store.mkdir(parents=True)
     rng = np.random.default_rng(1)
     shard_tokens = 1 << 23
-    with ShardWriter(store, shard_name, "uint16", shard_tokens) as writer:
-        writer.write(rng.integers(0, 50_000, num_tokens, np.uint16))
-    with ShardWriter(store, lambda _: "documents.bin", "uint64", None) as ends:
-        ends.write(np.array([num_tokens], np.uint64))
+    with hold(store) as held:
+        with ShardWriter(held, shard_name, "uint16", shard_tokens) as writer:
+            writer.write(rng.integers(0, 50_000, num_tokens, np.uint16))
+        with ShardWriter(held, lambda _: "documents.bin", "uint64", None) as ends:
+            ends.write(np.array([num_tokens], np.uint64))
     common: dict[str, Any] = {"vocab_size": 50_000, "dataset": "random", "tokenizer": "none"}
     tokens = TokensManifest(
         hash=hash_of({}),

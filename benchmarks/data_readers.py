@@ -33,6 +33,7 @@ from model_check.data.text import Repairs
 from model_check.data.token_cache import TokenCache
 from model_check.data.tokenizer import TextTokenizer
 from model_check.data.wanted import Wanted
+from model_check.utils.held import HeldDirectory, hold
 
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 1 << 20
@@ -74,21 +75,22 @@ def make_cache(root: Path, num_tokens: int) -> Path:
     wanted = Wanted(root, Random(), Random(), CONTEXT_LENGTH, None)
     wanted.store.mkdir(parents=True)
     wanted.view.mkdir()
-    tokens = write_store(wanted, num_tokens)
-    (wanted.view / MANIFEST).write_bytes(to_bytes(view_of(wanted, tokens, wanted.view)))
+    with hold(wanted.store) as store, hold(wanted.view) as directory:
+        tokens = write_store(wanted, store, num_tokens)
+        view = view_of(wanted, tokens, directory)
+    (wanted.view / MANIFEST).write_bytes(to_bytes(view))
     return wanted.view
 
 
-def write_store(wanted: Wanted, num_tokens: int) -> TokensManifest:
+def write_store(wanted: Wanted, store: HeldDirectory, num_tokens: int) -> TokensManifest:
     random = np.random.default_rng(0)
     files: dict[str, FileEntry] = {}
     for number in range(-(-num_tokens // SHARD_TOKENS)):
         count = min(SHARD_TOKENS, num_tokens - number * SHARD_TOKENS)
         ids = random.integers(0, 50_000, count, np.uint16)
-        path = wanted.store / shard_name(number)
-        files[path.name] = write_synced(path, ids.tobytes())
+        files[shard_name(number)] = write_synced(store, shard_name(number), ids.tobytes())
     ends = np.array([num_tokens], "<u8").tobytes()
-    files[DOCUMENTS] = write_synced(wanted.store / DOCUMENTS, ends)
+    files[DOCUMENTS] = write_synced(store, DOCUMENTS, ends)
     manifest = TokensManifest(
         hash=hash_of(wanted.tokens_key),
         key=wanted.tokens_key,

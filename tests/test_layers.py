@@ -14,7 +14,7 @@ FLOOR = {"model_check.config", "model_check.errors", "model_check.events", "mode
 # package -> what of this project it may import besides itself
 ALLOWED = {
     "launcher": FLOOR,
-    "model_check.config": {"model_check.errors"},
+    "model_check.config": {"model_check.errors", "model_check.utils"},
     "model_check.errors": set(),
     "model_check.events": set(),
     "model_check.utils": set(),

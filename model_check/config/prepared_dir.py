@@ -11,9 +11,11 @@ from typing import Any, Literal
 import msgspec
 
 from model_check.errors import ConfigError
+from model_check.utils.held import hold
 
 METADATA = "metadata.json"
 DATASET = "dataset"
+_LONGEST = 1 << 20
 
 
 class SplitCount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -62,17 +64,18 @@ def read_metadata(directory: Path) -> Metadata | None:
     """None where `directory` is not a prepared one; raises ConfigError where it says so and cannot
     be understood."""
     path = directory / METADATA
-    if not (directory / DATASET).is_dir():
-        return None
     try:
-        raw = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+        if not (directory / DATASET).is_dir():
+            return None
+        with hold(directory) as held:
+            raw = held.read(METADATA, _LONGEST)
+    except FileNotFoundError:
         return None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     try:
         return msgspec.json.decode(raw, type=Metadata)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path}: not the metadata of a prepared directory ({error}); prepare it again with "
             "--force-preprocess (data.force_preprocess)"

@@ -2,7 +2,6 @@
 documents, never the text. A build that was killed goes on where it had come to."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from model_check.data.text import Repairs
 from model_check.data.tokenizer import TextTokenizer
 from model_check.data.unfinished import read
 from model_check.errors import ModelCheckError
+from model_check.utils.held import HeldDirectory
 
 SHARD_TOKENS = 1 << 23
 """16 MiB of uint16. Readers take it from the manifest."""
@@ -31,7 +31,7 @@ AS_IT_COMES = How()
 
 
 def build_tokens(
-    directory: Path,
+    directory: HeldDirectory,
     source: Source,
     tokenizer: TextTokenizer,
     key: dict[str, Any],
@@ -49,7 +49,7 @@ def build_tokens(
     """
     progress = progress or Progress(source.size_bytes, max_tokens, say)
     found = read(directory, hash_of(key), shard_tokens, how.task_bytes)
-    tokenizer_file = write_synced(directory / TOKENIZER, tokenizer.to_json().encode())
+    tokenizer_file = write_synced(directory, TOKENIZER, tokenizer.to_json().encode())
     if found is not None and found.tokenizer != tokenizer_file:
         found = None
     store = Filling(
@@ -64,7 +64,7 @@ def build_tokens(
     if not store.ends.num_items:
         raise nothing_usable(source.name, store.repairs())
     manifest = _manifest_of(store, key, source, tokenizer, tokenizer_file, shard_tokens)
-    write_synced(directory / MANIFEST, to_bytes(manifest))
+    write_synced(directory, MANIFEST, to_bytes(manifest))
     _remove_strays(directory, manifest)
     return manifest
 
@@ -79,12 +79,12 @@ def _fill(store: Filling, source: Source, progress: Progress, say: Say) -> None:
         raise
 
 
-def _remove_strays(directory: Path, manifest: TokensManifest) -> None:
+def _remove_strays(directory: HeldDirectory, manifest: TokensManifest) -> None:
     """The notes of progress, and what a killed builder left that this store does not have."""
-    with storage_errors(directory.parent):
-        for file in directory.iterdir():
-            if file.name not in manifest.files and file.name != MANIFEST:
-                file.unlink()
+    with storage_errors(directory.path.parent):
+        for name in directory.names():
+            if name not in manifest.files and name != MANIFEST:
+                directory.unlink(name)
 
 
 def _manifest_of(

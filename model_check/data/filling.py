@@ -5,7 +5,6 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +22,7 @@ from model_check.data.text import Repairs
 from model_check.data.tokenizer import TextTokenizer
 from model_check.data.unfinished import Unfinished, save
 from model_check.utils.cores import usable_cores
+from model_check.utils.held import HeldDirectory
 
 _TASKS_WORTH_A_WORKER: dict[BackendName, int] = {"tokenizers": 4, "tiktoken": 8, "gigatoken": 64}
 """A process needs 0.3 s to start: it is not for a text that is done by then. A task is 2 MiB; they
@@ -49,7 +49,7 @@ class Filling:
 
     def __init__(
         self,
-        directory: Path,
+        directory: HeldDirectory,
         key_hash: str,
         tokenizer: TextTokenizer,
         tokenizer_file: FileEntry,

@@ -1,6 +1,5 @@
 """What people ask of a cache directory: list it, verify it, throw away what nobody needs."""
 
-import shutil
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,7 +8,7 @@ from model_check.config.prepared_dir import DATASET, METADATA, read_metadata
 from model_check.data.build_lock import if_idle
 from model_check.data.inventory import Entry, entries, problem
 from model_check.data.manifest import CorruptEntryError, read_view
-from model_check.data.publish import beside, set_aside, storage_errors
+from model_check.data.publish import set_aside, take_away
 from model_check.errors import DataError, StorageError
 
 UNUSED_DAYS = 30
@@ -121,13 +120,8 @@ def _removed(root: Path, entry: Entry, say: Say) -> bool:
         if not idle:
             say(f"kept    {name}: somebody builds it, or no lock can be had")
             return False
-        # First out of sight, in one step: nobody ever opens half of it.
-        with storage_errors(root), beside(root, "gc") as directory:
-            try:
-                entry.path.rename(directory / "entry")
-            except FileNotFoundError:
-                return False
-            shutil.rmtree(directory)
+        if not take_away(root, "gc", entry.path):
+            return False
     say(f"removed {name}: {entry.size_bytes / 2**20:,.1f} MiB ({entry.about})")
     return True
 

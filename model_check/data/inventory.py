@@ -14,20 +14,24 @@ from typing import Literal, TypeVar
 import msgspec
 
 from model_check.data.manifest import (
+    LONGEST,
     MANIFEST,
     TOKEN_STORES,
     TokensManifest,
     ViewManifest,
+    hold_view,
     read_tokens,
     read_view,
     verify_files,
 )
 from model_check.data.publish import TMP_PREFIX, aside, is_dead, unfinished
+from model_check.data.sharing import hold_cache
 from model_check.errors import DataError
+from model_check.utils.held import HeldDirectory, NotPlainError
 
 Kind = Literal["view", "tokens", "set aside", "unfinished"]
 _DAY_S = 24 * 3600.0
-_VIEW = re.compile(r".+__[0-9a-f]{16}")
+_VIEW = re.compile(r"[^.].*__[0-9a-f]{16}")
 _STORE = re.compile(r"[0-9a-f]{16}")
 """Whatever else lies in the directory is not ours."""
 
@@ -48,7 +52,7 @@ class Entry:
     about: str
     """For people."""
     dead: bool = False
-    """Nobody works on it (unfinished ones only)."""
+    """Nobody works on it, or it is a link in place of an entry."""
 
     def line(self, root: Path) -> str:
         days = max(0, int((time.time() - self.last_use) / _DAY_S))
@@ -60,8 +64,14 @@ class Entry:
 
 def entries(root: Path) -> list[Entry]:
     """All of them: views, token stores, unfinished ones, what was set aside. None in a directory
-    that does not exist."""
-    return [*_views(root), *_stores(root), *_left(root)]
+    that does not exist. Raises DataError."""
+    try:
+        with hold_cache(root) as cache:
+            return [*_views(cache), *_stores(cache), *_left(cache)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DataError(f"{root}: cannot be read: {error.strerror}") from error
 
 
 def problem(entry: Entry) -> DataError | None:
@@ -69,7 +79,8 @@ def problem(entry: Entry) -> DataError | None:
     try:
         if entry.kind == "view":
             view, _ = read_view(entry.path, "off")  # stores and other views have their own turn
-            verify_files(entry.path, view.files, "full")
+            with hold_view(entry.path) as directory:
+                verify_files(directory, view.files, "full")
         elif entry.kind == "tokens":
             read_tokens(entry.path, "full")
     except FileNotFoundError:
@@ -79,72 +90,86 @@ def problem(entry: Entry) -> DataError | None:
     return None
 
 
-def _views(root: Path) -> Iterator[Entry]:
-    for path in sorted(path for path in root.glob("[!.]*") if _VIEW.fullmatch(path.name)):
-        view = _manifest(path, ViewManifest)
+def _views(cache: HeldDirectory) -> Iterator[Entry]:
+    for name in filter(_VIEW.fullmatch, cache.names()):
+        view = _manifest(cache, name, ViewManifest)
         store = Path(view.tokens).name if view else None
         about = "damaged"
         if view:
             about = f"{view.num_sequences:,} sequences of {view.context_length} from {store}"
-        yield _entry(path, "view", store, about)
+        yield _entry(cache, name, "view", store, about)
 
 
-def _stores(root: Path) -> Iterator[Entry]:
-    stores = (root / TOKEN_STORES).glob("[!.]*")
-    for path in sorted(path for path in stores if _STORE.fullmatch(path.name)):
-        tokens = _manifest(path, TokensManifest)
-        about = "damaged"
-        if tokens:
-            about = f"{tokens.num_tokens:,} tokens of {tokens.dataset}, {tokens.tokenizer}"
-        yield _entry(path, "tokens", path.name, about)
+def _stores(cache: HeldDirectory) -> Iterator[Entry]:
+    with suppress(FileNotFoundError, NotPlainError), cache.directory(TOKEN_STORES) as stores:
+        for name in filter(_STORE.fullmatch, stores.names()):
+            tokens = _manifest(stores, name, TokensManifest)
+            about = "damaged"
+            if tokens:
+                about = f"{tokens.num_tokens:,} tokens of {tokens.dataset}, {tokens.tokenizer}"
+            yield _entry(stores, name, "tokens", name, about)
 
 
-def _left(root: Path) -> Iterator[Entry]:
-    for path in aside(root):
-        yield _entry(path, "set aside", None, "was not whole")
-    for path in unfinished(root):
+def _left(cache: HeldDirectory) -> Iterator[Entry]:
+    for name in aside(cache):
+        yield _entry(cache, name, "set aside", None, "was not whole")
+    for name in unfinished(cache):
         with suppress(FileNotFoundError):
-            dead = is_dead(path)
-            store = path.name.removeprefix(TMP_PREFIX).partition("-")[0]
+            dead = is_dead(cache, name)
+            store = name.removeprefix(TMP_PREFIX).partition("-")[0]
             about = "left by a builder that is gone" if dead else "being built"
-            yield _entry(path, "unfinished", store, about, dead=dead)
+            yield _entry(cache, name, "unfinished", store, about, dead=dead)
 
 
-def _entry(path: Path, kind: Kind, store: str | None, about: str, *, dead: bool = False) -> Entry:
-    return Entry(path, kind, _size(path), _last_use(path), store, about, dead)
+def _entry(
+    place: HeldDirectory,
+    name: str,
+    kind: Kind,
+    store: str | None,
+    about: str,
+    *,
+    dead: bool = False,
+) -> Entry:
+    try:
+        with place.directory(name) as directory:
+            size, last_use = _size(directory), _last_use(directory)
+    except NotPlainError:
+        about, dead = "no directory, so no entry", True
+        size, last_use = 0, place.lstat(name).st_mtime
+    except OSError:  # it goes while we look, or is not to be looked at
+        size, last_use = 0, time.time()
+    return Entry(place.path / name, kind, size, last_use, store, about, dead)
 
 
-def _size(path: Path) -> int:
+def _size(directory: HeldDirectory) -> int:
+    """Ours hold files alone."""
     total = 0
-    for file in path.rglob("*"):
+    for name in directory.names():
         with suppress(OSError):  # it goes while we look
-            status = file.lstat()
+            status = directory.lstat(name)
             total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total
 
 
-def _last_use(path: Path) -> float:
-    for place in (path / MANIFEST, path):
-        with suppress(OSError):
-            status = place.stat()
-            return max(status.st_atime, status.st_mtime) if place != path else status.st_mtime
-    return time.time()
+def _last_use(directory: HeldDirectory) -> float:
+    with suppress(OSError):
+        status = directory.plain(MANIFEST)
+        return max(status.st_atime, status.st_mtime)
+    return directory.status().st_mtime
 
 
 M = TypeVar("M", ViewManifest, TokensManifest)
 
 
-def _manifest(path: Path, kind: type[M]) -> M | None:
-    with suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(_read_unnoticed(path / MANIFEST), type=kind)
+def _manifest(place: HeldDirectory, name: str, kind: type[M]) -> M | None:
+    with suppress(OSError, ValueError, RecursionError), place.directory(name) as directory:
+        return msgspec.json.decode(_read_unnoticed(directory), type=kind)
     return None
 
 
-def _read_unnoticed(path: Path) -> bytes:
+def _read_unnoticed(directory: HeldDirectory) -> bytes:
     """Without changing when it was last read, where we may (its owner may)."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOATIME)
+        return directory.read(MANIFEST, LONGEST, os.O_NOATIME)
     except PermissionError:
-        return path.read_bytes()
-    with open(descriptor, "rb") as file:
-        return file.read()
+        return directory.read(MANIFEST, LONGEST)

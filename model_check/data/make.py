@@ -30,7 +30,7 @@ from model_check.data.publish import (
     unfinished_bytes,
     write_synced,
 )
-from model_check.data.sharing import make_shared
+from model_check.data.sharing import shared_directory
 from model_check.data.splits import view_of
 from model_check.data.tokenizer import TextTokenizer
 from model_check.data.wanted import Wanted
@@ -50,7 +50,7 @@ def make(
     """
     root = wanted.root
     with storage_errors(root):
-        make_shared(root, root / TOKEN_STORES)
+        shared_directory(root, TOKEN_STORES).close()
         sweep(root)
     if wanted.beside:
         _make_beside(wanted, verify, say, how, bar)
@@ -113,7 +113,7 @@ def _sound_view(wanted: Wanted, tokens: TokensManifest, verify: Verify, say: Say
         say(f"data: {error}; set aside as {set_aside(wanted.root, wanted.view)}")
     with beside(wanted.root, wanted.store_name) as directory:
         view = view_of(wanted, tokens, directory)
-        write_synced(directory / MANIFEST, to_bytes(view))
+        write_synced(directory, MANIFEST, to_bytes(view))
         if publish(directory, wanted.view):
             return view
     return read_view(wanted.view, verify)[0]

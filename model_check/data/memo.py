@@ -8,8 +8,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from model_check.data.sharing import make_shared, share
+from model_check.data.sharing import hold_cache, share, shared_directory
 
+_DIRECTORY = ".memo"
+_LONGEST = 1 << 16
 _SMALL_BYTES = 1 << 20
 _SETTLED_S = 2.0
 
@@ -19,26 +21,28 @@ class Memo:
 
     def __init__(self, cache_dir: Path) -> None:
         self._cache_dir = cache_dir
-        self._directory = cache_dir / ".memo"
 
     def get(self, signature: str) -> str | None:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            entry = json.loads(self._path(signature).read_bytes())
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            with hold_cache(self._cache_dir) as cache, cache.directory(_DIRECTORY) as memo:
+                entry = json.loads(memo.read(_name_of(signature), _LONGEST))
             if entry["signature"] == signature and isinstance(entry["value"], str):
                 return str(entry["value"])
         return None
 
     def put(self, signature: str, value: str) -> None:
-        path = self._path(signature)
-        beside = path.with_name(f"{path.name}.{os.getpid()}")
-        with suppress(OSError):  # a read-only cache
-            make_shared(self._cache_dir, self._directory)
-            beside.write_text(json.dumps({"signature": signature, "value": value}))
-            share(self._cache_dir, beside)
-            beside.replace(path)
+        name = _name_of(signature)
+        beside = f"{name}.{os.getpid()}"
+        content = json.dumps({"signature": signature, "value": value}).encode()
+        with suppress(OSError), shared_directory(self._cache_dir, _DIRECTORY) as memo:
+            with memo.create(beside) as file:
+                file.write(content)
+                share(memo, file.fileno())
+            memo.rename(beside, memo, name)
 
-    def _path(self, signature: str) -> Path:
-        return self._directory / hashlib.sha256(signature.encode()).hexdigest()[:32]
+
+def _name_of(signature: str) -> str:
+    return hashlib.sha256(signature.encode()).hexdigest()[:32]
 
 
 def stat_signature(path: Path) -> str:

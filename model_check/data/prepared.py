@@ -1,6 +1,7 @@
 """Prepared directories: `tokenizer.json`, `dataset/` (a token cache of its own) and
 `metadata.json`, written last."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from model_check.config.prepared_dir import (
@@ -19,13 +20,14 @@ from model_check.data.manifest import (
     CorruptEntryError,
     TokensManifest,
     ViewManifest,
+    read_tokenizer,
     read_view,
     store_of,
 )
 from model_check.data.publish import storage_errors
 from model_check.data.windows import Windows
 from model_check.errors import DataError
-from model_check.utils.files import write_atomic
+from model_check.utils.held import HeldDirectory, hold
 
 
 def find_prepared(settings: Settings) -> tuple[Path, ViewManifest, TokensManifest] | None:
@@ -83,13 +85,18 @@ def write_prepared(
 ) -> None:
     """Lay the rest of a prepared directory around the entry in its `dataset/`. What is there
     already is left alone. Raises StorageError."""
-    tokenizer = (store_of(view_path, view) / TOKENIZER).read_bytes()
+    tokenizer = read_tokenizer(store_of(view_path, view))
     metadata = to_bytes(_metadata(view_path, view, tokens, settings))
-    with storage_errors(directory):
+    with storage_errors(directory), hold(directory) as held:
         for name, content in ((TOKENIZER, tokenizer), (METADATA, metadata)):
-            path = directory / name
-            if not path.exists() or path.read_bytes() != content:
-                write_atomic(path, content)
+            if not _holds(held, name, content):
+                held.replace(name, content)
+
+
+def _holds(directory: HeldDirectory, name: str, content: bytes) -> bool:
+    with suppress(OSError):
+        return directory.read(name, len(content)) == content
+    return False
 
 
 def counts_of(view: ViewManifest, tokens: TokensManifest) -> dict[str, SplitCount]:

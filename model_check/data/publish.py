@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,10 +16,10 @@ from functools import cache
 from pathlib import Path
 
 from model_check.data.manifest import FileEntry
-from model_check.data.sharing import share_entry
+from model_check.data.sharing import hold_cache, share_entry
 from model_check.data.sources import BrokenOffError
 from model_check.errors import DataError, StorageError
-from model_check.utils.files import sync
+from model_check.utils.held import OTHERS_WRITE, HeldDirectory
 
 TMP_PREFIX = ".tmp-"
 BAD_PREFIX = ".bad-"
@@ -34,6 +33,7 @@ _FOREIGN_TMP_AGE_S = 24 * 3600
 """Another machine's unfinished directory is taken for dead after so long; ours when it is."""
 _RESUMABLE_S = 7 * 24 * 3600
 """So long an unfinished directory waits for somebody who goes on with it."""
+_NOBODY_ELSE_WRITES = 0o755
 _serial = itertools.count()
 
 
@@ -49,75 +49,145 @@ class PlaceError(StorageError):
 
 
 @contextmanager
-def beside(root: Path, key_hash: str) -> Iterator[Path]:
+def beside(root: Path, key_hash: str) -> Iterator[HeldDirectory]:
     """A new directory to fill; it is gone at the end unless it was published."""
-    directory = root / f"{TMP_PREFIX}{key_hash}-{_owner()}-{next(_serial)}"
-    try:  # entered before the directory exists: a signal may raise between any two lines
-        with storage_errors(root):
-            directory.mkdir()
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with _opened(root) as cache, _staging(root, cache, key_hash) as directory:
+        try:
+            yield directory
+        finally:
+            _remove(cache, directory)
 
 
 @contextmanager
-def going_on(root: Path, key_hash: str) -> Iterator[Path]:
+def going_on(root: Path, key_hash: str) -> Iterator[HeldDirectory]:
     """Like `beside`, but with what a builder of the same key left that was killed. What is
     unfinished at the end stays for the next one, unless an error says that it would end the same
     (a text that broke off may come back)."""
-    directory = root / f"{TMP_PREFIX}{key_hash}-{_owner()}-{next(_serial)}"
-    keep = False
-    try:
-        with storage_errors(root):
-            if not _take_over(root, key_hash, directory):
-                directory.mkdir()
+    with _opened(root) as cache, _staging(root, cache, key_hash, resume=True) as directory:
         keep = True
+        try:
+            yield directory
+        except (DataError, StorageError) as error:
+            keep = isinstance(error, BrokenOffError)
+            raise
+        finally:
+            if not (keep and directory.has(UNFINISHED)):
+                _remove(cache, directory)
+
+
+@contextmanager
+def _opened(root: Path) -> Iterator[HeldDirectory]:
+    with storage_errors(root):
+        cache = hold_cache(root)
+    with cache:
+        yield cache
+
+
+@contextmanager
+def _staging(
+    root: Path, cache: HeldDirectory, key_hash: str, *, resume: bool = False
+) -> Iterator[HeldDirectory]:
+    name = f"{TMP_PREFIX}{key_hash}-{_owner()}-{next(_serial)}"
+    with storage_errors(root):
+        directory = _taken_over(cache, key_hash, name) if resume else None
+        directory = directory or _made(cache, name)
+    with directory:
         yield directory
-    except (DataError, StorageError) as error:
-        keep = isinstance(error, BrokenOffError)
+
+
+def _made(cache: HeldDirectory, name: str) -> HeldDirectory:
+    """A new directory in which nobody else can make a link."""
+    cache.make_directory(name, _NOBODY_ELSE_WRITES)
+    directory = cache.directory(name)
+    try:
+        if not _is_ours(directory) or directory.names():
+            raise PermissionError(errno.EPERM, f"another user replaced {name}")
+    except BaseException:
+        directory.close()
         raise
-    finally:
-        if not (keep and (directory / UNFINISHED).exists()):
-            shutil.rmtree(directory, ignore_errors=True)
+    return directory
 
 
-def _take_over(root: Path, key_hash: str, directory: Path) -> bool:
-    """By a rename: of two who try, one has it. Another user's files could not be written to."""
-    for left in sorted(unfinished(root, key_hash), key=_when_saved, reverse=True):
+def _is_ours(directory: HeldDirectory) -> bool:
+    """Who "we" are the file system says: NFS makes root nobody, others know one owner only."""
+    owner = directory.status().st_uid
+    return owner == os.geteuid() or owner == _owner_of_new_file(directory)
+
+
+def _owner_of_new_file(directory: HeldDirectory) -> int:
+    name = f".owner-{os.urandom(8).hex()}"
+    with directory.create(name) as file:
+        directory.unlink(name)
+        return os.fstat(file.fileno()).st_uid
+
+
+def _taken_over(cache: HeldDirectory, key_hash: str, name: str) -> HeldDirectory | None:
+    left = sorted(unfinished(cache, key_hash), key=lambda name: _saved(cache, name), reverse=True)
+    for old in left:
         with suppress(OSError):
-            ours = left.stat().st_uid == os.geteuid()
-            if ours and is_dead(left) and (left / UNFINISHED).exists():
-                left.rename(directory)
-                return True
-    return False
+            directory = _claimed(cache, old, name) if is_dead(cache, old) else None
+            if directory is not None:
+                return directory
+    return None
 
 
-def _when_saved(directory: Path) -> float:
-    with suppress(OSError):
-        return (directory / UNFINISHED).stat().st_mtime
+def _claimed(cache: HeldDirectory, old: str, name: str) -> HeldDirectory | None:
+    """By a rename: of two who try, one has it. Only our own, into which nobody else could write."""
+    with cache.directory(old) as left:
+        if not _resumable(left):
+            return None
+        cache.rename(old, cache, name)
+        directory = cache.directory(name)
+        if os.path.samestat(directory.status(), left.status()):
+            return directory
+    directory.close()
+    return None
+
+
+def _resumable(directory: HeldDirectory) -> bool:
+    status = directory.status()
+    private = status.st_uid == os.geteuid() and not status.st_mode & OTHERS_WRITE
+    return private and directory.has(UNFINISHED)
+
+
+def _saved(cache: HeldDirectory, name: str) -> float:
+    """When the last note of progress was made; 0: there is none."""
+    with suppress(OSError), cache.directory(name) as directory:
+        return directory.lstat(UNFINISHED).st_mtime
     return 0.0
 
 
-def write_synced(path: Path, data: bytes) -> FileEntry:
+def _remove(cache: HeldDirectory, directory: HeldDirectory) -> None:
+    """What was filled, unless its name is gone (it was published) or leads elsewhere by now."""
+    with suppress(OSError):
+        cache.remove_held(directory)
+
+
+def write_synced(directory: HeldDirectory, name: str, data: bytes) -> FileEntry:
     """Write a whole new file of a directory that is being filled, fsync it. Raises StorageError."""
-    with storage_errors(path.parent.parent):
-        path.write_bytes(data)
-        sync(path)
+    with storage_errors(directory.path.parent), directory.create(name) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
     return FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
-def publish(filled: Path, final: Path) -> bool:
+def publish(filled: HeldDirectory, final: Path) -> bool:
     """Make `filled`, its files synced, appear as `final`; False when somebody else was first."""
-    with storage_errors(final.parent):
-        share_entry(filled.parent, filled)
-        sync(filled)
+    root, name = filled.path.parent, filled.path.name
+    with storage_errors(root), hold_cache(root) as cache, _parent(cache, final) as place:
+        share_entry(cache, filled)
+        filled.sync()
         try:
-            filled.rename(final)
+            cache.rename(name, place, final.name)
         except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 return False
-            raise
-        sync(final.parent)
+            if error.errno != errno.ENOENT:
+                raise
+        if not place.leads_to(final.name, filled.status()):
+            raise PermissionError(errno.EPERM, f"another user replaced {name}")
+        place.sync()
     return True
 
 
@@ -125,46 +195,72 @@ def set_aside(root: Path, entry: Path) -> Path:
     """Move a bad entry out of the way, kept for whoever wants to know what happened to it; gone
     already: somebody else does the same."""
     stamp = time.strftime("%Y%m%dT%H%M%S")
-    place = root / f"{BAD_PREFIX}{stamp}-{os.getpid()}-{entry.name}"
-    with storage_errors(root), suppress(FileNotFoundError):
-        entry.rename(place)
-    return place
+    name = f"{BAD_PREFIX}{stamp}-{os.getpid()}-{entry.name}"
+    with (
+        storage_errors(root),
+        suppress(FileNotFoundError),
+        hold_cache(root) as cache,
+        _parent(cache, entry) as place,
+    ):
+        place.rename(entry.name, cache, name)
+    return root / name
+
+
+def take_away(root: Path, key_hash: str, entry: Path) -> bool:
+    """Remove an entry; False: it is gone already. Raises StorageError."""
+    # First out of sight, in one step: nobody ever opens half of it.
+    with beside(root, key_hash) as directory, storage_errors(root), hold_cache(root) as cache:
+        try:
+            with _parent(cache, entry) as place:
+                place.rename(entry.name, directory, "entry")
+        except FileNotFoundError:
+            return False
+        directory.clear()
+    return True
+
+
+def _parent(cache: HeldDirectory, entry: Path) -> HeldDirectory:
+    """The directory of an entry: the cache itself, or one in it."""
+    return cache.directory(*entry.parent.relative_to(cache.path).parts)
 
 
 def forget(root: Path, key_hash: str) -> None:
     """Remove what dead builders left of a store that is finished."""
-    for left in unfinished(root, key_hash):
-        with suppress(OSError):
-            if is_dead(left):
-                shutil.rmtree(left, ignore_errors=True)
+    with suppress(OSError), hold_cache(root) as cache:
+        for left in unfinished(cache, key_hash):
+            with suppress(OSError):
+                if is_dead(cache, left):
+                    cache.remove(left)
 
 
 def sweep(root: Path) -> None:
     """Remove what builders left that did not live to do it, and that nobody will go on with."""
-    for directory in unfinished(root):
-        with suppress(OSError):  # somebody else sweeps too
-            if is_dead(directory) and time.time() - _when_saved(directory) > _RESUMABLE_S:
-                shutil.rmtree(directory, ignore_errors=True)
+    with hold_cache(root) as cache:
+        for left in unfinished(cache):
+            with suppress(OSError):  # somebody else sweeps too
+                if is_dead(cache, left) and time.time() - _saved(cache, left) > _RESUMABLE_S:
+                    cache.remove(left)
 
 
-def unfinished(root: Path, key_hash: str = "*") -> list[Path]:
-    """Directories that were, or are, filled in `root`: of one key, or all."""
-    found = root.glob(f"{TMP_PREFIX}{key_hash}-*")
-    return sorted(path for path in found if _TMP.fullmatch(path.name))
+def unfinished(cache: HeldDirectory, key_hash: str = "") -> list[str]:
+    """Names of directories that were, or are, filled in a cache: of one key, or all."""
+    start = f"{TMP_PREFIX}{key_hash}-" if key_hash else TMP_PREFIX
+    return [name for name in cache.names() if name.startswith(start) and _TMP.fullmatch(name)]
 
 
 def unfinished_bytes(root: Path, key_hash: str) -> int:
     """What lies on the disk already of a store that is not finished."""
     total = 0
-    for directory in unfinished(root, key_hash):
-        with suppress(OSError):  # its builder works on it
-            total += sum(file.stat().st_size for file in directory.iterdir())
+    with suppress(OSError), hold_cache(root) as cache:
+        for left in unfinished(cache, key_hash):
+            with suppress(OSError), cache.directory(left) as directory:  # its builder works on it
+                total += sum(directory.lstat(name).st_size for name in directory.names())
     return total
 
 
-def aside(root: Path) -> list[Path]:
-    """What was set aside in `root`."""
-    return sorted(path for path in root.glob(f"{BAD_PREFIX}*") if _BAD.fullmatch(path.name))
+def aside(cache: HeldDirectory) -> list[str]:
+    """Names of what was set aside in a cache."""
+    return [name for name in cache.names() if _BAD.fullmatch(name)]
 
 
 @contextmanager
@@ -218,13 +314,13 @@ def _owner() -> str:
     return f"{place_id()}-{os.getpid()}-{start_time(os.getpid())}"
 
 
-def is_dead(directory: Path) -> bool:
+def is_dead(cache: HeldDirectory, name: str) -> bool:
     """Whether the builder that a directory's name tells of is gone. Raises OSError."""
-    match directory.name.removeprefix(TMP_PREFIX).split("-"):
+    match name.removeprefix(TMP_PREFIX).split("-"):
         case [_, place, pid, started, *_] if place == place_id() and pid.isdigit():
             return start_time(int(pid)) != started
         case _:
-            return time.time() - directory.stat().st_mtime > _FOREIGN_TMP_AGE_S
+            return time.time() - cache.lstat(name).st_mtime > _FOREIGN_TMP_AGE_S
 
 
 def _mib(size: int) -> str:

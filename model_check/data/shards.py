@@ -5,7 +5,6 @@ import hashlib
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from model_check.data.manifest import FileEntry
 from model_check.data.publish import storage_errors
+from model_check.utils.held import HeldDirectory
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class ShardWriter:
 
     def __init__(
         self,
-        directory: Path,
+        directory: HeldDirectory,
         name_of: Callable[[int], str],
         dtype: str,
         shard_items: int | None,
@@ -50,7 +50,7 @@ class ShardWriter:
         self._keep_bytes = written.last.size if written else 0
 
     def __enter__(self) -> "ShardWriter":
-        with storage_errors(self._directory.parent):
+        with storage_errors(self._directory.path.parent):
             self._open(self._keep_bytes)
         return self
 
@@ -59,12 +59,12 @@ class ShardWriter:
             with suppress(OSError):  # what is buffered may not fit either
                 self._file.close()
             return
-        with storage_errors(self._directory.parent):
+        with storage_errors(self._directory.path.parent):
             self._close()
 
     def write(self, items: NDArray[Any]) -> None:
         """Raises StorageError."""
-        with storage_errors(self._directory.parent):
+        with storage_errors(self._directory.path.parent):
             while self._shard_items and self._held + items.size > self._shard_items:
                 room = self._shard_items - self._held
                 self._append(items[:room])
@@ -75,7 +75,7 @@ class ShardWriter:
 
     def save(self) -> Written:
         """Everything so far, synced. Raises StorageError."""
-        with storage_errors(self._directory.parent):
+        with storage_errors(self._directory.path.parent):
             self._file.flush()
             os.fsync(self._file.fileno())
             last = FileEntry(size=self._file.tell(), sha256=self._digest.hexdigest())
@@ -93,13 +93,14 @@ class ShardWriter:
     def _open(self, keep_bytes: int = 0) -> None:
         """The next file, or, of the one that another process began, the first `keep_bytes`."""
         self._name = self._name_of(len(self.files))
-        path = self._directory / self._name
         self._digest = hashlib.sha256()
         if keep_bytes:
-            os.truncate(path, keep_bytes)
-            with path.open("rb") as file:
+            self._file = self._directory.append(self._name)
+            self._file.truncate(keep_bytes)
+            with self._directory.open(self._name) as file:
                 self._digest = hashlib.file_digest(file, "sha256")
-        self._file = path.open("ab" if keep_bytes else "wb")
+        else:
+            self._file = self._directory.create(self._name)
         self._held = keep_bytes // self._dtype.itemsize
 
     def _close(self) -> None:
@@ -110,18 +111,18 @@ class ShardWriter:
         self.files[self._name] = FileEntry(size=size, sha256=self._digest.hexdigest())
 
 
-def intact(directory: Path, name_of: Callable[[int], str], written: Written) -> bool:
+def intact(directory: HeldDirectory, name_of: Callable[[int], str], written: Written) -> bool:
     """Whether all that was promised is on the disk, byte for byte. Raises OSError."""
     begun = {name_of(len(written.closed)): written.last}
     return all(
-        _begins_with(directory / name, entry) for name, entry in (written.closed | begun).items()
+        _begins_with(directory, name, entry) for name, entry in (written.closed | begun).items()
     )
 
 
-def _begins_with(path: Path, entry: FileEntry) -> bool:
+def _begins_with(directory: HeldDirectory, name: str, entry: FileEntry) -> bool:
     digest = hashlib.sha256()
     left = entry.size
-    with path.open("rb") as file:
+    with directory.open(name) as file:
         while left and (part := file.read(min(left, 1 << 20))):
             digest.update(part)
             left -= len(part)

@@ -1,37 +1,56 @@
-"""Rights in a cache that several users share. Whoever made its directory writable for a group or
-for all meant what is in it, too, whatever the umask of the one who prepares."""
+"""A cache that several users share: how its directories are opened, and which rights what we make
+in it gets. Whoever made it writable for a group or for all meant what is in it, too, whatever the
+umask of the one who prepares."""
 
 import os
 import stat
 from contextlib import suppress
 from pathlib import Path
 
-_FOR_OTHERS_TO_WRITE = 0o022
+from model_check.config.prepared_dir import DATASET
+from model_check.utils.held import OTHERS_WRITE, HeldDirectory, hold
+
 _DIRECTORY = 0o2777
 """Not the sticky bit: under it a lock file of another user cannot be opened (protected_regular)."""
 
 
-def make_shared(root: Path, directory: Path) -> None:
-    """Make a directory of the cache `root`, unless it is there. Raises OSError."""
-    if not directory.is_dir():
-        directory.mkdir(parents=True, exist_ok=True)
-        share(root, directory)
+def hold_cache(root: Path) -> HeldDirectory:
+    """The directory of the entries. Where it is the user's own choice it may be a link; inside of a
+    prepared directory, which is that choice, others may have planted it. Raises OSError."""
+    if root.name != DATASET:
+        return hold(root)
+    with hold(root.parent) as prepared:
+        return prepared.directory_or_own_link(DATASET)
 
 
-def share(root: Path, path: Path, *, writable: bool = True) -> None:
-    """Give a file or directory that we made the rights of `root`, where that is shared."""
-    with suppress(OSError):  # not ours, or a file system without rights
-        rights = stat.S_IMODE(os.stat(root).st_mode)
-        if not rights & _FOR_OTHERS_TO_WRITE:
+def shared_directory(root: Path, name: str) -> HeldDirectory:
+    """A directory of the cache `root` for all who use that; both are made unless they are there.
+    Raises OSError."""
+    root.mkdir(parents=True, exist_ok=True)
+    with hold_cache(root) as cache:
+        try:
+            cache.make_directory(name)
+        except FileExistsError:
+            return cache.directory(name)
+        held = cache.directory(name)
+        share(cache, held.descriptor)
+        return held
+
+
+def share(directory: HeldDirectory, descriptor: int, *, writable: bool = True) -> None:
+    """Give an open file or directory that is ours the rights of `directory`, where that is
+    shared."""
+    with suppress(OSError):  # a file system without rights
+        rights, status = stat.S_IMODE(directory.status().st_mode), os.fstat(descriptor)
+        if not rights & OTHERS_WRITE or status.st_uid != os.geteuid():
             return
-        if path.is_dir():
-            path.chmod(rights & _DIRECTORY)
-        else:
-            path.chmod(rights & (0o666 if writable else 0o644))
+        for_files = 0o666 if writable else 0o644
+        os.fchmod(descriptor, rights & (_DIRECTORY if stat.S_ISDIR(status.st_mode) else for_files))
 
 
-def share_entry(root: Path, directory: Path) -> None:
+def share_entry(root: HeldDirectory, entry: HeldDirectory) -> None:
     """A finished entry: its directory like the cache's, its files to be read."""
-    for file in directory.iterdir():
-        share(root, file, writable=False)
-    share(root, directory)
+    for name in entry.names():
+        with entry.open(name) as file:
+            share(root, file.fileno(), writable=False)
+    share(root, entry.descriptor)

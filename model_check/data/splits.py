@@ -6,7 +6,6 @@ and the order of a text does not matter. Nothing is copied: a split is runs of t
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from model_check.data.publish import write_synced
 from model_check.data.token_store import TokenStore
 from model_check.data.wanted import Wanted
 from model_check.errors import DataError
+from model_check.utils.held import HeldDirectory
 
 _LEAST_TOKENS = 2
 """An input and a label."""
@@ -43,7 +43,7 @@ class Part:
     """See StoreSplit."""
 
 
-def view_of(wanted: Wanted, tokens: TokensManifest, directory: Path) -> ViewManifest:
+def view_of(wanted: Wanted, tokens: TokensManifest, directory: HeldDirectory) -> ViewManifest:
     """The view's manifest; the files of its splits are written to `directory`. Raises DataError
     where a split has too little text, StorageError."""
     parts = _parts(wanted, tokens) if wanted.fractions else {}
@@ -153,6 +153,6 @@ def _splits_beside(wanted: Wanted, tokens: TokensManifest) -> dict[str, SplitMan
     return found
 
 
-def _write_runs(directory: Path, name: str, part: Part) -> FileEntry:
+def _write_runs(directory: HeldDirectory, name: str, part: Part) -> FileEntry:
     runs: NDArray[Any] = part.runs.astype("<i8")
-    return write_synced(directory / runs_name(name), runs.tobytes())
+    return write_synced(directory, runs_name(name), runs.tobytes())

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from model_check.data.manifest import TOKENIZER
-from model_check.data.memo import Memo
+from model_check.data.manifest import TOKENIZER, read_tokenizer
 from model_check.data.sources import Source
-from model_check.data.tokenizer import GivenTokenizer, TextTokenizer, TrainedTokenizer
+from model_check.data.tokenizer import TextTokenizer, TrainedTokenizer, document_in, parse
 from model_check.data.wanted import Wanted
 
 
@@ -13,16 +12,16 @@ class TokenizerOfStore:
     """`trained`, as it came out of the training text `train`, whose store must be there when it is
     loaded."""
 
-    def __init__(self, trained: TrainedTokenizer, train: Wanted, memo: Memo) -> None:
+    def __init__(self, trained: TrainedTokenizer, train: Wanted) -> None:
         self.name = trained.name
         self.label = trained.label
         self._trained = trained
         self._train = train
-        self._memo = memo
 
     def identity(self) -> dict[str, Any]:
         return {"trained on": self._train.source.identity(), **self._trained.identity()}
 
     def load(self, source: Source) -> TextTokenizer:
-        file = self._train.store / TOKENIZER
-        return GivenTokenizer(file, self.name, self._memo).load(source)
+        store = self._train.store
+        document = document_in(read_tokenizer(store), store / TOKENIZER)
+        return TextTokenizer(parse(document, store / TOKENIZER), self.name)

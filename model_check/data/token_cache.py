@@ -12,13 +12,14 @@ from model_check.data.manifest import (
     TokensManifest,
     Verify,
     ViewManifest,
+    hold_view,
     read_view,
     runs_name,
     store_of,
     view_beside,
 )
 from model_check.data.token_split import Split, StoreSplit
-from model_check.data.token_store import TokenStore, map_items
+from model_check.data.token_store import TokenStore, map_files
 from model_check.data.windows import Tail, Windows
 from model_check.errors import DataError
 
@@ -122,6 +123,7 @@ class TokenCache:
     def _over_store(self, name: str, tail: Tail, num_sequences: int, num_tokens: int) -> StoreSplit:
         runs = None
         if (file := runs_name(name)) in self.view.files:
-            runs = map_items(self.path / file, "<i8").reshape(2, -1)
+            (runs,) = map_files(hold_view, self.path, [file], "<i8")
+            runs = runs.reshape(2, -1)
         windows = Windows(self.context_length, self.stride, tail)
         return StoreSplit(name, self.path, self._store, windows, num_sequences, num_tokens, runs)

@@ -1,5 +1,6 @@
 """A token store, opened to read: any stretch of its tokens, and where its documents end."""
 
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model_check.data.manifest import DOCUMENTS, TokensManifest
+from model_check.data.manifest import DOCUMENTS, TokensManifest, hold_store
 from model_check.errors import DataError
+from model_check.utils.held import HeldDirectory
 
 
 class TokenStore:
@@ -21,7 +23,7 @@ class TokenStore:
     @cached_property
     def document_ends(self) -> NDArray[np.uint64]:
         """Where each document ends, its end token included: positions, ascending."""
-        return map_items(self.path / DOCUMENTS, "<u8")
+        return map_files(hold_store, self.path, [DOCUMENTS], "<u8")[0]
 
     def read(self, position: int, out: NDArray[np.int64]) -> None:
         """Fill `out` with the tokens from `position` on; they may lie across shards."""
@@ -55,12 +57,23 @@ class TokenStore:
     @cached_property
     def _shards(self) -> list[NDArray[Any]]:
         dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
-        return [map_items(self.path / name, dtype) for name in self.manifest.shard_names()]
+        return map_files(hold_store, self.path, self.manifest.shard_names(), dtype)
 
 
-def map_items(path: Path, dtype: Any) -> NDArray[Any]:
-    """A file's items, mapped read-only. Raises DataError."""
+def map_files(
+    hold_entry: Callable[[Path], HeldDirectory], entry: Path, names: Iterable[str], dtype: Any
+) -> list[NDArray[Any]]:
+    """Files of an entry, mapped read-only. Raises DataError."""
     try:
-        return np.memmap(path, dtype, mode="r")
+        with hold_entry(entry) as directory:
+            return [_map_items(directory, name, dtype) for name in names]
+    except FileNotFoundError as error:
+        raise DataError(f"{entry}: is gone; prepare it again") from error
+
+
+def _map_items(directory: HeldDirectory, name: str, dtype: Any) -> NDArray[Any]:
+    try:
+        with directory.open(name) as file:
+            return np.memmap(file, dtype, mode="r")
     except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
-        raise DataError(f"{path}: cannot be mapped: {error}") from error
+        raise DataError(f"{directory.path / name}: cannot be mapped: {error}") from error

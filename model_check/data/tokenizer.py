@@ -126,7 +126,7 @@ class GivenTokenizer:
         return {"kind": "tokenizer.json", "content": content, "probe": self._probe(content)}
 
     def load(self, source: Source) -> TextTokenizer:
-        return TextTokenizer(_parse(self._document, self._path), self.name)
+        return TextTokenizer(parse(self._document, self._path), self.name)
 
     @cached_property
     def _content_hash(self) -> str:
@@ -143,16 +143,10 @@ class GivenTokenizer:
 
     @cached_property
     def _document(self) -> dict[str, Any]:
-        """The file without what a caller sets for a moment: padding and truncation."""
         try:
-            document = json.loads(self._path.read_bytes())
+            return document_in(self._path.read_bytes(), self._path)
         except OSError as error:
             raise _unreadable(self._path, error) from error
-        except ValueError as error:
-            raise DataError(f"{self._path}: not JSON: {error}") from error
-        if not isinstance(document, dict) or "model" not in document:
-            raise DataError(f"{self._path}: not a tokenizer.json: it has no model")
-        return {**document, "padding": None, "truncation": None}
 
     def _probe(self, content: str) -> str:
         import tokenizers
@@ -160,7 +154,7 @@ class GivenTokenizer:
         signature = f"probe {content} {tokenizers.__version__}"
         if known := self._memo.get(signature):
             return known
-        tokenizer = TextTokenizer(_parse(self._document, self._path), self.name)
+        tokenizer = TextTokenizer(parse(self._document, self._path), self.name)
         probe = hash_of(tokenizer.encode([PROBE])[0])
         self._memo.put(signature, probe)
         return probe
@@ -213,7 +207,20 @@ def _for_text(raw: "Tokenizer", end_token: str) -> "Tokenizer":
     return tokenizer
 
 
-def _parse(document: dict[str, Any], path: Path) -> "Tokenizer":
+def document_in(content: bytes, path: Path) -> dict[str, Any]:
+    """The file at `path` without what a caller sets for a moment: padding and truncation. Raises
+    DataError."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON: {error}") from error
+    if not isinstance(document, dict) or "model" not in document:
+        raise DataError(f"{path}: not a tokenizer.json: it has no model")
+    return {**document, "padding": None, "truncation": None}
+
+
+def parse(document: dict[str, Any], path: Path) -> "Tokenizer":
+    """Raises DataError."""
     from tokenizers import Tokenizer
 
     try:

@@ -2,16 +2,15 @@
 by whoever builds the same store after a kill."""
 
 from contextlib import suppress
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from model_check.data.manifest import DOCUMENTS, TOKENIZER, FileEntry, shard_name
+from model_check.data.manifest import DOCUMENTS, LONGEST, TOKENIZER, FileEntry, shard_name
 from model_check.data.publish import UNFINISHED, storage_errors
 from model_check.data.shards import Written, intact
 from model_check.data.text import Repairs
-from model_check.utils.files import write_atomic
+from model_check.utils.held import HeldDirectory
 
 _RECIPE = 1
 """Counts changes of how a source is divided into tasks."""
@@ -42,16 +41,18 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
         return Repairs.of(self.repairs, self.repair_places)
 
 
-def save(directory: Path, unfinished: Unfinished) -> None:
+def save(directory: HeldDirectory, unfinished: Unfinished) -> None:
     """Raises StorageError."""
-    with storage_errors(directory.parent):
-        write_atomic(directory / UNFINISHED, msgspec.json.encode(unfinished))
+    with storage_errors(directory.path.parent):
+        directory.replace(UNFINISHED, msgspec.json.encode(unfinished))
 
 
-def read(directory: Path, key_hash: str, shard_tokens: int, task_bytes: int) -> Unfinished | None:
+def read(
+    directory: HeldDirectory, key_hash: str, shard_tokens: int, task_bytes: int
+) -> Unfinished | None:
     """What `directory` holds of this very store, every byte of it checked; None: nothing."""
-    with suppress(OSError, msgspec.DecodeError):
-        found = msgspec.json.decode((directory / UNFINISHED).read_bytes(), type=Unfinished)
+    with suppress(OSError, ValueError):
+        found = msgspec.json.decode(directory.read(UNFINISHED, LONGEST), type=Unfinished)
         divided = (found.recipe, found.shard_tokens, found.task_bytes)
         ours = divided == (_RECIPE, shard_tokens, task_bytes) and found.hash == key_hash
         if ours and _whole(directory, found):
@@ -59,7 +60,7 @@ def read(directory: Path, key_hash: str, shard_tokens: int, task_bytes: int) -> 
     return None
 
 
-def _whole(directory: Path, found: Unfinished) -> bool:
+def _whole(directory: HeldDirectory, found: Unfinished) -> bool:
     tokenizer = Written(0, {}, found.tokenizer)
     return (
         intact(directory, shard_name, found.tokens)

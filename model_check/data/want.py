@@ -67,7 +67,7 @@ def _beside(
         return {}
     tokenizer: TokenizerChoice = train.tokenizer
     if isinstance(tokenizer, TrainedTokenizer):
-        tokenizer = TokenizerOfStore(tokenizer, train, memo)
+        tokenizer = TokenizerOfStore(tokenizer, train)
     found: dict[str, Wanted] = {}
     contents = {"the training text": train.source.identity()}
     for name in own_text:

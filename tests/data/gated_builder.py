@@ -67,11 +67,11 @@ def gate_the_rename(gate: str) -> None:
     """Only that of a token store: `tokens/<hash>`."""
     rename = os.rename
 
-    def gated(source: Any, target: Any) -> None:
-        is_store = Path(target).parent.name == "tokens"
+    def gated(source: Any, target: Any, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        is_store = os.readlink(f"/proc/self/fd/{dst_dir_fd}").endswith("/tokens")
         if is_store and gate == "rename":
             wait_at_the_gate()
-        rename(source, target)
+        rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
         if is_store and gate == "renamed":
             wait_at_the_gate()
 

@@ -13,6 +13,7 @@ from model_check.data.token_cache import TokenCache
 from model_check.data.tokenizer import TextTokenizer
 from model_check.data.wanted import Wanted
 from model_check.data.windows import Tail
+from model_check.utils.held import hold
 
 END_ID = 999
 
@@ -81,15 +82,16 @@ def number_cache(
     )
     wanted.store.mkdir(parents=True)
     wanted.view.mkdir()
-    tokens = build_tokens(
-        wanted.store,
-        source,
-        NumberTokenizer(),
-        wanted.tokens_key,
-        max_tokens,
-        lambda line: None,
-        shard_tokens=7,
-    )
-    view = view_of(wanted, tokens, wanted.view)
+    with hold(wanted.store) as store, hold(wanted.view) as directory:
+        tokens = build_tokens(
+            store,
+            source,
+            NumberTokenizer(),
+            wanted.tokens_key,
+            max_tokens,
+            lambda line: None,
+            shard_tokens=7,
+        )
+        view = view_of(wanted, tokens, directory)
     (wanted.view / MANIFEST).write_bytes(to_bytes(view))
     return TokenCache.open(wanted.view, "full")

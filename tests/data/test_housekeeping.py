@@ -144,7 +144,7 @@ def test_gc_removes_what_was_set_aside_and_what_the_dead_left(lab: Lab) -> None:
     with publish.beside(lab.cache, "feedfeedfeedfeed") as living:
         code, output = keep_house(lab, "--gc")
         assert code == 0
-        assert living.is_dir()
+        assert living.path.is_dir()
     assert not dead.exists()
     assert list(lab.cache.glob(".bad-*")) == []
     assert len(lab.stores()) == len(lab.views()) == 1

@@ -107,8 +107,8 @@ def test_directories_of_living_builders_are_not_swept(lab: Lab) -> None:
     lab.cache.mkdir()
     with publish.beside(lab.cache, "key") as ours:
         publish.sweep(lab.cache)
-        assert ours.is_dir()
-    assert not ours.exists()
+        assert ours.path.is_dir()
+    assert not ours.path.exists()
 
 
 def test_the_directory_of_a_pid_that_lives_again_is_swept(lab: Lab) -> None:
@@ -136,7 +136,7 @@ def test_who_renames_second_keeps_the_first_ones_work(lab: Lab) -> None:
     final = lab.cache / "entry"
     for content, won in (("first", True), ("second", False)):
         with publish.beside(lab.cache, "key") as directory:
-            (directory / "file").write_text(content)
+            (directory.path / "file").write_text(content)
             assert publish.publish(directory, final) is won
     assert (final / "file").read_text() == "first"
 

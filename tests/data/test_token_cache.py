@@ -15,6 +15,7 @@ from model_check.data.manifest import (
 )
 from model_check.data.token_cache import TokenCache
 from model_check.errors import DataError
+from model_check.utils.held import hold
 from tests.data.lab import Lab
 from tests.data.numbers import END_ID, NumberText, NumberTokenizer, number_cache
 
@@ -60,7 +61,8 @@ def test_ids_take_four_bytes_once_two_do_not_hold_them(
 ) -> None:
     numbers = NumberText(range(vocab_size - 20, vocab_size))
     tokenizer = NumberTokenizer(vocab_size)
-    manifest = build_tokens(tmp_path, numbers, tokenizer, {}, None, lambda line: None)
+    with hold(tmp_path) as directory:
+        manifest = build_tokens(directory, numbers, tokenizer, {}, None, lambda line: None)
     assert manifest.dtype == dtype
     ids = np.fromfile(tmp_path / shard_name(0), dtype)
     assert ids.tolist() == [*range(vocab_size - 20, vocab_size), END_ID]

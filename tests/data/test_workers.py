@@ -28,6 +28,7 @@ from model_check.data.text import CUT_AT_BLANK_LINE, Repairs, cut_into_documents
 from model_check.data.tokenizer import TextTokenizer
 from model_check.errors import DataError, InternalError
 from model_check.utils.cores import usable_cores
+from model_check.utils.held import hold
 from tests.data.lab import ROOT, WORDS, Lab, wait_until, write_tokenizer
 
 
@@ -58,7 +59,8 @@ def build(
     directory = lab.dir / f"store{next(_serial)}"
     directory.mkdir()
     say = lab.said.append
-    build_tokens(directory, source, tokenizer_of(lab), {}, max_tokens, say, 4096, how)
+    with hold(directory) as held:
+        build_tokens(held, source, tokenizer_of(lab), {}, max_tokens, say, 4096, how)
     files = {path.name: path.read_bytes() for path in directory.iterdir()}
     if max_tokens is not None:
         del files[MANIFEST]  # it counts the repairs of all that was read, some of it in vain
