@@ -4,11 +4,15 @@
 The launcher runs it once before the workers start; by hand it prepares a machine in advance.
 """
 
+import signal
+
+if __name__ == "__main__":  # a notice to the run, not to us: one to the whole job kills nobody
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
+
 import io
 import json
 import os
 import shutil
-import signal
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -134,15 +138,17 @@ def _has_gpu() -> bool:
 
 
 def _stop_on_signals() -> None:
-    """The first SIGTERM or SIGINT unwinds, so that unfinished work goes; a second one kills."""
+    """The first SIGTERM or SIGINT unwinds, so that unfinished work goes; a second one kills. SIGINT
+    stays ignored where it was: a job in a shell's background."""
 
     def stop(signum: int, frame: FrameType | None) -> None:
         signal.signal(signum, signal.SIG_DFL)
         raise Stopped(signum)
 
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, stop)
-    for signum in (signal.SIGUSR1, signal.SIGUSR2):  # a notice to the run, not to us
+    signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, stop)
+    for signum in (signal.SIGUSR1, signal.SIGUSR2):  # nor to the processes that we start
         signal.signal(signum, signal.SIG_IGN)
 
 

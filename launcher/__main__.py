@@ -25,8 +25,11 @@ def open_streams() -> None:
 if __name__ == "__main__":
     # What a run passes on to its workers waits until there is one: by default it would kill.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
-    # A Ctrl-C while the rest is imported ends the process as one, without a traceback.
-    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # A Ctrl-C while the rest is imported ends the process as one, without a traceback. Ignored (a
+    # job in the background of a script), it stays so.
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     open_streams()
     gc.disable()  # importing leaves no garbage, and looking for it takes a tenth of the time
     from launcher.cli import main

@@ -16,7 +16,8 @@ from model_check.errors import ModelCheckError
 
 def main(argv: Sequence[str]) -> int:
     """Returns an exit code only when there is nothing to become, or nothing to become it in."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C during the installation: no traceback
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C: no traceback
     purpose, *arguments = argv
     try:
         python = find(purpose, Path(os.environ.get("MODEL_CHECK_VENV") or ROOT / ".venv"))

@@ -12,19 +12,12 @@ import sys
 
 from launcher import cgroup, containment
 from launcher.containment import DEAD, Family, Process
+from launcher.signals import REQUESTS
 
 BYE = b"bye"
 _LOOK_AGAIN_MS = 1000
 _EMPTY_WAIT_S = 10.0
 """When the supervisor is dead nobody waits for us."""
-_REQUESTS = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
 _MAX_BLANK_LOOKS = 50
 """In a row, that found nobody and yet prove nothing: strangers come and go, too."""
 
@@ -52,9 +45,8 @@ def main(arguments: list[str]) -> None:
 
 
 def ignore_requests() -> None:
-    """What asks a program to end, or to report, is the supervisor's to answer, also when a whole
-    job is sent it (`scancel`, `systemctl stop`)."""
-    for signum in _REQUESTS:
+    """Those that came during the start are blocked (`requests_held`), and go with this."""
+    for signum in REQUESTS:
         signal.signal(signum, signal.SIG_IGN)
 
 

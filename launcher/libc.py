@@ -7,7 +7,8 @@ import os
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
-_SIG_DFL = 0
+_SIG_DFL, _SIG_IGN = 0, 1
+_SIGHUP, _SIGINT, _SIGQUIT = 1, 2, 3
 _SIG_SETMASK = 2
 _SIGSET_BYTES = 128
 _NUM_SIGNALS = 64
@@ -38,7 +39,8 @@ def set_child_subreaper(wanted: bool) -> bool:
 
 
 def reset_signals() -> None:
-    """Every signal to its default action, none blocked: for a process about to exec.
+    """Every signal to its default action, none blocked: for a process about to exec. What a shell
+    has its children ignore (`nohup`, a job in the background of a script) stays ignored.
 
     Done here rather than by the `signal` module, whose import costs a third of the trampoline.
     """
@@ -46,7 +48,9 @@ def reset_signals() -> None:
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     libc.signal.restype = ctypes.c_void_p
     for signum in range(1, _NUM_SIGNALS + 1):
-        libc.signal(signum, _SIG_DFL)  # refused for KILL, STOP and libc's own: nothing to reset
+        before = libc.signal(signum, _SIG_DFL)  # refused for KILL, STOP and libc's own
+        if before == _SIG_IGN and signum in (_SIGHUP, _SIGINT, _SIGQUIT):
+            libc.signal(signum, _SIG_IGN)
     libc.sigprocmask(_SIG_SETMASK, ctypes.create_string_buffer(_SIGSET_BYTES), None)
 
 

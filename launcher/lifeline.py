@@ -8,6 +8,7 @@ import sys
 from launcher import cgroup, containment, guardian
 from launcher.containment import Family
 from launcher.pidfd import pidfd_open
+from launcher.signals import requests_held
 
 _EXIT_WAIT_MS = 1000
 _KILL_WAIT_MS = 5000
@@ -22,14 +23,15 @@ class Lifeline:
         start = f"import sys; sys.path.append({root!r}); from launcher.guardian import main; "
         command = (sys.executable, "-I", "-S", "-c", start + "main(sys.argv[1:])")
         try:
-            self._guardian = subprocess.Popen(
-                (*command, family.tag, str(family.since_ticks), str(os.getpid())),
-                stdin=theirs,
-                stdout=subprocess.DEVNULL,  # not the terminal: `run.sh | cat` ends when we do
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                cwd="/",
-            )
+            with requests_held():
+                self._guardian = subprocess.Popen(
+                    (*command, family.tag, str(family.since_ticks), str(os.getpid())),
+                    stdin=theirs,
+                    stdout=subprocess.DEVNULL,  # not the terminal: `run.sh | cat` ends when we do
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    cwd="/",
+                )
         except OSError:
             os.close(self._fd)
             raise

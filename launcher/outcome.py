@@ -62,4 +62,6 @@ class Outcome(Struct, frozen=True):
     dropped_lines: int
     """Lines that the terminal was too slow to show."""
     kept_signals: tuple[int, ...] = ()
-    """Those to pass on that came where nobody is for whom they are meant."""
+    """SIGUSR1/2 that came during preparation; the next supervisor forwards them."""
+    requests: tuple[int, ...] = ()
+    """The requests to end or to report that we got, each once."""

@@ -2,16 +2,21 @@
 views."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 
+from launcher.signals import REQUESTS
 from model_check.errors import EXIT_HANG, EXIT_SIGNAL_BASE, describe_exit, exit_code_of
 
 PATIENCE = 10.0
 """How much longer silence may last while a worker imports, builds, compiles, saves, evaluates."""
 LINGER_S = 5.0
 """A worker that said how it failed gets this long to end by itself before it counts as failed."""
+HOLD_S = 0.2
+"""A worker that ended as a request asks may have got it before us: whoever signals a whole job
+(`systemctl stop`, `scancel`, `killall`) signals one process after the other. We wait this long for
+our own copy before the worker is blamed."""
 
 
 class Limits(Struct, frozen=True):
@@ -76,15 +81,20 @@ class Stop(Struct, frozen=True):
     """A sentence for people."""
     exit_code: int
     culprits: tuple[str, ...]
-    """Names of workers: more than one is a tie; none: nobody's fault (a signal to us)."""
+    """Names of the workers that are blamed; none: nobody's fault (a signal to us), or a tie."""
     is_hang: bool = False
     """What the workers are doing is worth saving before anybody is stopped."""
+    tied: tuple[str, ...] = ()
+    """Names of the workers that failed first together: nobody knows which, so none is blamed."""
 
 
-def decide(workers: Sequence[WorkerView], now: float, limits: Limits) -> Continue | Stop | Done:
-    """The first failure wins; silence is a failure too."""
+def decide(
+    workers: Sequence[WorkerView], now: float, limits: Limits, received: Collection[int] = ()
+) -> Continue | Stop | Done:
+    """The first failure wins; silence is a failure too. `received`: the requests that we got and
+    that do not end a run by themselves."""
     if any(_has_failed(worker, now) for worker in workers):
-        return _stop_for_failure(_first_failures(workers))
+        return _judge_failure(_first_failures(workers), now, received)
     if all(worker.returncode == 0 for worker in workers):
         return Done()
     running = [w for w in workers if w.started_at is not None and w.returncode is None]
@@ -101,6 +111,13 @@ def ended_early(workers: Sequence[WorkerView], now: float, limits: Limits) -> li
         return []
     ended = [worker for worker in workers if worker.returncode == 0]
     return [worker for worker in ended if now >= worker.ended_at + limits.early_s]
+
+
+def request_of(code: int) -> signal.Signals | None:
+    """The request that a process which ended with `code` seems to have followed: by its default
+    action (-N), or in a handler (128+N)."""
+    signum = exit_code_of(code) - EXIT_SIGNAL_BASE
+    return signal.Signals(signum) if signum in REQUESTS else None
 
 
 def stop_for_signal(signum: int) -> Stop:
@@ -125,6 +142,37 @@ def _first_failures(workers: Sequence[WorkerView]) -> list[WorkerView]:
     return [w for w in suspects if w.confession is None and w.wake == first.wake]
 
 
+def _judge_failure(
+    first: Sequence[WorkerView], now: float, received: Collection[int]
+) -> Continue | Stop:
+    """Blame the first to fail, unless it did as it was asked. Whoever failed later changes nothing:
+    it may have followed the same request in its own way, or died of the first."""
+    followed = {worker.name: request for worker in first if (request := _followed(worker))}
+    if len(followed) == len(first) and received and set(followed.values()) <= set(received):
+        return _stop_for_followers(followed)
+    held_until = max((_known_at(w) + HOLD_S for w in first if w.name in followed), default=now)
+    return Continue(until=held_until) if now < held_until else _stop_for_failure(first)
+
+
+def _followed(worker: WorkerView) -> signal.Signals | None:
+    """Its own word counts more than how it ended: a NaN is no request, whoever kills it then."""
+    code = worker.confession.exit_code if worker.confession else worker.returncode
+    return None if code is None else request_of(code)
+
+
+def _known_at(worker: WorkerView) -> float:
+    """When we learned that it failed."""
+    if worker.returncode is None and worker.confession is not None:
+        return worker.confession.heard_at
+    return worker.ended_at
+
+
+def _stop_for_followers(followed: Mapping[str, signal.Signals]) -> Stop:
+    """What we were to pass on ended workers that have no handler for it: nobody's fault."""
+    names, (signum, *_) = ", ".join(followed), followed.values()
+    return Stop(f"{signum.name} received, which ended {names}", EXIT_SIGNAL_BASE + signum, ())
+
+
 def _failed_at(worker: WorkerView) -> float:
     return worker.confession.at if worker.confession else worker.ended_at
 
@@ -135,7 +183,8 @@ def _stop_for_failure(culprits: Sequence[WorkerView]) -> Stop:
     if len(culprits) == 1:
         return Stop(_describe(culprits[0]), exit_code, names)
     each = ", ".join(f"{w.name} ({_how(w)}{_oom(w)})" for w in culprits)
-    return Stop(f"failed in the same instant, so none is blamed: {each}", exit_code, names)
+    reason = f"failed in the same instant, so none is blamed: {each}"
+    return Stop(reason, exit_code, (), tied=names)
 
 
 def _describe(worker: WorkerView) -> str:

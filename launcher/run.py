@@ -31,7 +31,7 @@ from launcher.verdict.watch import Watch
 from launcher.versions import versions
 from model_check.config.derived import failing_severities
 from model_check.config.load import to_json
-from model_check.errors import EXIT_SIGNAL_BASE, InternalError, ModelCheckError, StorageError
+from model_check.errors import InternalError, ModelCheckError, StorageError
 
 if TYPE_CHECKING:
     from launcher.telemetry.monitor import Monitor
@@ -203,6 +203,8 @@ def _judge(facts: dict[str, Any], outcome: Outcome, watch: Watch) -> RunResult:
         exit_code=outcome.exit_code,
         reason=outcome.stop.reason if outcome.stop else None,
         culprits=list(outcome.stop.culprits) if outcome.stop else [],
+        tied=list(outcome.stop.tied) if outcome.stop else [],
+        requests=list(outcome.requests),
         is_hang=outcome.stop is not None and outcome.stop.is_hang,
         disagreement=watch.disagreement,
         leftovers=list(outcome.leftovers),
@@ -222,7 +224,7 @@ def _close(session: Session, printer: Printer, facts: dict[str, Any], result: Ru
         report.write(result, directory)
     except StorageError as error:  # a disk that filled up meanwhile: the verdict stands without it
         printer.say(f"no report: {error}")
-    if facts["end"]["exit_code"] > EXIT_SIGNAL_BASE and not result.culprits:
+    if msgspec.convert(facts["end"], RunEnd).is_by_signal:
         _tell_what_is_left(session, printer)
     tail = session.loaded.settings.logging.tail_lines
     for line in closing_lines(result, directory, tail):

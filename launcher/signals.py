@@ -2,19 +2,27 @@
 
 import os
 import signal
-import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
 
-TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
+"""SIGXCPU: the CPU time that a batch system or `ulimit -t` grants is used up."""
 IMPATIENT = (signal.SIGINT, signal.SIGQUIT)
 """From a person at a terminal: the second one kills at once."""
 TO_FORWARD = (signal.SIGUSR1, signal.SIGUSR2)
+REQUESTS = (*TO_STOP, *TO_FORWARD)
+"""What asks a program to end, or to report. A whole job may be sent it (`scancel`, `systemctl
+stop`): it is the supervisor's to answer."""
 _ALWAYS_OURS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
-_OURS_UNLESS_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
-"""Whoever started us ignored them on purpose (nohup, a background job): they stay ignored."""
+_OURS_UNLESS_IGNORED = (
+    *(signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU),
+    signal.SIGTSTP,
+)
+"""Whoever started us ignored them on purpose (nohup, a background job): they stay ignored, by us
+and by the workers."""
 _CONTINUED = signal.SIGCONT
 
 
@@ -23,14 +31,12 @@ class SignalInbox:
     wake-up descriptor and the mask are as before. For the main thread."""
 
     def __init__(self) -> None:
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._received: list[signal.Signals] = []
         self._handlers: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
-        self._wakeup_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._wakeup_fd = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         kept = [s for s in _OURS_UNLESS_IGNORED if signal.getsignal(s) is not signal.SIG_IGN]
         # CHLD too: inherited as ignored, it makes the kernel throw our children's exit codes away.
         for signum in (*_ALWAYS_OURS, *kept, _CONTINUED):
@@ -48,11 +54,11 @@ class SignalInbox:
         for signum, handler in self._handlers.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._wakeup_fd)
-        self._reader.close()
-        self._writer.close()
+        os.close(self._reader)
+        os.close(self._writer)
 
     def fileno(self) -> int:
-        return self._reader.fileno()
+        return self._reader
 
     def take(self) -> list[signal.Signals]:
         """What was received since the last call, in order; a stop that was taken back by a later
@@ -68,6 +74,17 @@ class SignalInbox:
 
     def _record(self, signum: int, frame: FrameType | None) -> None:
         self._received.append(signal.Signals(signum))
+
+
+@contextmanager
+def requests_held() -> Iterator[None]:
+    """A helper that is started inside keeps requests blocked: none kills it before it can ignore
+    them."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def in_order(received: Sequence[signal.Signals], arrived: bytes) -> list[signal.Signals]:

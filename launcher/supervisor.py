@@ -104,6 +104,7 @@ class Supervisor:
         self._judge_at = _NEVER
         self._keeps_signals = keep_signals
         self._kept_signals: list[signal.Signals] = []
+        self._requests = dict.fromkeys(kept_signals)
         self._num_signals = 0
         self._num_impatient = 0
 
@@ -247,15 +248,22 @@ class Supervisor:
         return self._inquest.deadline if self._inquest is not None else self._judge_at
 
     def _judge(self) -> None:
-        is_ending = self._teardown is not None or self._stop is not None
-        if is_ending or not (self._must_judge or self._now >= self._judge_at):
+        if self._is_ending or not (self._must_judge or self._now >= self._judge_at):
             return
         if any(worker.returncode for worker in self._workers):
             # What was said before the first death was seen may tell more than the order of deaths.
             self._ears.hear_events()
-        self._must_judge = False
-        views = [worker.view() for worker in self._workers]
-        match decide(views, self._now, self._limits):
+        self._act_on_signals()  # one that came since we woke up may be why they died
+        if not self._is_ending:
+            self._must_judge = False
+            self._act_on_views([worker.view() for worker in self._workers])
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._teardown is not None or self._stop is not None
+
+    def _act_on_views(self, views: Sequence[WorkerView]) -> None:
+        match decide(views, self._now, self._limits, self._requests):
             case Stop() as stop:
                 self._end(stop)
             case Done():
@@ -294,7 +302,7 @@ class Supervisor:
         return True
 
     def _hear(self, worker: Worker, event: Event) -> None:
-        worker.hear(event, self._woke_ns)
+        worker.hear(event, self._clock_ns())  # written after the wake-up, perhaps
         self._must_judge = True
         stop = self._observer.on_event(worker.spec.name, event) if self._observer else None
         if stop is not None:
@@ -308,6 +316,8 @@ class Supervisor:
                 self._reap_adopted()
                 continue
             self._num_signals += 1
+            if signum in signals.REQUESTS:
+                self._requests[signum] = None
             if signum in signals.TO_STOP:
                 self._asked_to_stop(signum)
             elif signum in signals.TO_FORWARD:
@@ -327,7 +337,7 @@ class Supervisor:
 
     def _asked_to_stop(self, signum: signal.Signals) -> None:
         self._num_impatient += signum in signals.IMPATIENT
-        if self._stop is None:
+        if not self._is_ending:
             self._end(stop_for_signal(signum))
         elif self._teardown is None:  # whoever is told to end does not wait for evidence
             self._stop_everybody()
@@ -441,4 +451,5 @@ class Supervisor:
             signals=self._num_signals,
             dropped_lines=self._printer.dropped_lines - dropped_before,
             kept_signals=tuple(self._kept_signals),
+            requests=tuple(self._requests),
         )

@@ -21,6 +21,7 @@ import msgspec
 
 from launcher import libc, run_dir
 from launcher.append_file import AppendFile
+from launcher.signals import requests_held
 from launcher.telemetry.sampler import ANNOUNCEMENT_BYTES
 from launcher.verdict.health import Record, trouble_symptom
 from launcher.verdict.xids import xid_symptom
@@ -86,14 +87,15 @@ class Monitor:
             self._open_files(self._directory)
         try:
             self._announcement_fd = libc.memfd_create("model_check_nvml")
-            self._sampler = subprocess.Popen(
-                command(self._uuids, self._announcement_fd, self._interval_s),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C is the supervisor's to answer
-                pass_fds=(self._announcement_fd,),
-            )
+            with requests_held():
+                self._sampler = subprocess.Popen(
+                    command(self._uuids, self._announcement_fd, self._interval_s),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # a Ctrl-C is the supervisor's to answer
+                    pass_fds=(self._announcement_fd,),
+                )
         except OSError as error:
             self._blind(f"its process cannot be started ({error.strerror})")
             return

@@ -22,7 +22,7 @@ def closing_lines(result: RunResult, directory: Path, tail_lines: int) -> Iterat
     for worker in sorted(result.workers, key=lambda worker: worker.name in result.culprits):
         tail = worker.last_lines[-tail_lines:] if tail_lines else []
         told = len(tail) == 1 and tail[0].removeprefix("error: ") in result.summary
-        if worker.verdict is Verdict.FAIL and tail and not told:
+        if tail and not told:
             yield f"last lines of {worker.name}:"
             yield from (f"  | {line}" for line in tail)
 

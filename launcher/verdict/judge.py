@@ -1,5 +1,8 @@
 """A run that is over -> a verdict for each worker and for the run. Pure."""
 
+from signal import Signals
+
+from launcher.policy import request_of
 from launcher.verdict.agreement import Disagreement
 from launcher.verdict.history import History
 from launcher.verdict.results import Case, Ended, RunResult, SplitResult, Verdict, WorkerResult
@@ -19,7 +22,8 @@ def judge(case: Case) -> RunResult:
     What proves nothing is never a PASS: a trainer that ends well without all its steps, or a
     process that could not be killed, is INCONCLUSIVE and exit code 70; one that was asked to end
     early, or had nothing left to do, is INCONCLUSIVE and exit code 0. A failure that every worker
-    shares bit for bit blames no GPU.
+    shares bit for bit blames no GPU, nor does a tie. A worker that ended by a signal which we got,
+    too, was stopped.
     """
     results = [_judge_worker(case, worker) for worker in case.workers]
     verdict = _run_verdict(case, results)
@@ -57,13 +61,16 @@ def _judge_worker(case: Case, worker: Ended) -> WorkerResult:
         validation=_validation(history),
         notes=history.notes,
         evidence=[*(item.path for item in history.evidence), *worker.evidence],
-        last_lines=worker.last_lines if verdict is Verdict.FAIL else [],
+        last_lines=worker.last_lines if _has_failed(case, worker, verdict) else [],
     )
 
 
 def _worker_verdict(case: Case, worker: Ended, history: History) -> tuple[Verdict, str | None]:
-    if (own_failure := _own_failure(case, worker, history)) is not None:
-        return Verdict.FAIL, own_failure
+    request = _followed(case, worker, history)
+    own_failure = None if request else _own_failure(case, worker, history)
+    if own_failure is not None:
+        is_unordered = worker.name in case.end.tied or _is_beside_a_request(case, worker, history)
+        return Verdict.INCONCLUSIVE if is_unordered else Verdict.FAIL, own_failure
     difference = case.end.disagreement
     if difference and worker.name in difference.bits and worker.name in difference.odd:
         return Verdict.SUSPECT, f"differs from the majority at {_place(difference)}"
@@ -75,14 +82,39 @@ def _worker_verdict(case: Case, worker: Ended, history: History) -> tuple[Verdic
         return Verdict.INCONCLUSIVE, "its end was not seen"
     wanted = _wanted_steps(case, history)
     done_well = history.done is not None and history.done.exit_code == EXIT_PASS
-    if worker.stopped_by_us and not (done_well and history.num_steps == wanted):
-        return Verdict.STOPPED, "stopped by us"
+    if (worker.stopped_by_us or request) and not (done_well and history.num_steps == wanted):
+        return Verdict.STOPPED, f"ended by {request.name}" if request else "stopped by us"
     if history.done is not None and history.done.early is not None:
         return Verdict.STOPPED, history.done.early
     if wanted is not None and history.num_steps != wanted:
         steps = f"{history.num_steps} of {wanted} steps"
         return Verdict.INCONCLUSIVE, f"ended with exit code 0 after {steps}"
     return Verdict.PASS, None
+
+
+def _followed(case: Case, worker: Ended, history: History) -> Signals | None:
+    """The request that ended this worker and that we got, too. None: another one, or a failure."""
+    is_blamed = worker.name in (*case.end.culprits, *case.end.tied)
+    if is_blamed or worker.stopped_by_us or history.nonfinite:
+        return None
+    request = request_of(_said(history) or worker.returncode or EXIT_PASS)
+    return request if request in case.end.requests else None
+
+
+def _is_beside_a_request(case: Case, worker: Ended, history: History) -> bool:
+    """We were asked to end before its death was judged: it may have been asked, too, and have ended
+    in its own way. What it said of a failure stays one."""
+    has_said = history.nonfinite or _said(history) or worker.spawn_error
+    return case.end.is_by_signal and not has_said
+
+
+def _said(history: History) -> int:
+    """The exit code that it announced; 0 if it announced none."""
+    return history.done.exit_code if history.done else EXIT_PASS
+
+
+def _has_failed(case: Case, worker: Ended, verdict: Verdict) -> bool:
+    return verdict is Verdict.FAIL or worker.name in case.end.tied
 
 
 def _wanted_steps(case: Case, history: History) -> int | None:
@@ -103,7 +135,7 @@ def _own_failure(case: Case, worker: Ended, history: History) -> str | None:
     if worker.returncode and not worker.stopped_by_us:
         oom = f"; {worker.oom}" if worker.oom else ""
         return _describe_death(worker.returncode, history, _last_error(worker)) + oom
-    said = history.done.exit_code if history.done else EXIT_PASS
+    said = _said(history)
     acted_on = worker.name in case.end.culprits and said == case.end.exit_code
     if said != EXIT_PASS and (acted_on or said < EXIT_SIGNAL_BASE):  # before our signal reached it
         return _describe_death(said, history)
@@ -129,6 +161,8 @@ def _place(difference: Disagreement) -> str:
 
 def _run_verdict(case: Case, results: list[WorkerResult]) -> Verdict:
     end = case.end
+    if end.tied:
+        return Verdict.INCONCLUSIVE
     if end.exit_code not in (EXIT_PASS, EXIT_DISAGREEMENT):
         return Verdict.FAIL if end.culprits else Verdict.INCONCLUSIVE
     if end.disagreement:

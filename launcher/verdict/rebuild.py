@@ -1,7 +1,6 @@
 """`report RUN_DIR ...`: the reports of finished runs, made again from what the runs left behind."""
 
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from launcher import run_dir
+from launcher.policy import request_of
 from launcher.verdict import evidence, report
 from launcher.verdict.closing import closing_lines
 from launcher.verdict.health import Record
@@ -18,14 +18,13 @@ from launcher.verdict.judge import judge
 from launcher.verdict.results import Case, Ended, RunEnd, RunResult
 from launcher.verdict.watch import Watch
 from model_check.config.schema import FAIL_ON
-from model_check.errors import EXIT_INTERNAL, EXIT_SIGNAL_BASE, StorageError, UsageError
+from model_check.errors import EXIT_INTERNAL, StorageError, UsageError
 from model_check.events import decode, decode_gpu
 
 USAGE = """\
 usage: run.sh report RUN_DIR ...: make the reports again and print them; ends with the exit code of
 the first run that did not pass"""
 T = TypeVar("T")
-_STOPPED = (EXIT_SIGNAL_BASE + signal.SIGTERM, EXIT_SIGNAL_BASE + signal.SIGINT)
 
 
 def rebuild(argv: Sequence[str], write: Callable[[str], None]) -> int:
@@ -106,7 +105,7 @@ def _is_running(run: dict[str, Any]) -> bool:
 
 def _by_its_word(name: str, history: History) -> Ended:
     code = history.done.exit_code if history.done else None
-    stopped = code in _STOPPED
+    stopped = code is not None and request_of(code) is not None
     return Ended(name=name, pid=0, returncode=code, stopped_by_us=stopped, duration_s=0.0)
 
 

@@ -11,6 +11,7 @@ from launcher.verdict.agreement import Disagreement
 from launcher.verdict.health import Health
 from launcher.verdict.history import History
 from launcher.verdict.severity import CauseClass, Severity
+from model_check.errors import EXIT_SIGNAL_BASE
 from model_check.events import Scalar
 
 
@@ -51,6 +52,10 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     """Why it was stopped; None: every worker ended by itself with exit code 0."""
     culprits: list[str] = []
+    tied: list[str] = []
+    """Workers that failed first together: none is blamed."""
+    requests: list[int] = []
+    """Signals that we got and that ask to end, or to report."""
     is_hang: bool = False
     """We ended it for silence: an exit code 124 may also be a worker's own."""
     disagreement: Disagreement | None = None
@@ -58,6 +63,12 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     """Processes that could not be killed."""
     dropped_lines: int = 0
     """Lines that a slow terminal missed; the log files have them."""
+
+    @property
+    def is_by_signal(self) -> bool:
+        """Somebody asked for this end, and nobody is blamed."""
+        is_blameless = not (self.culprits or self.tied)
+        return is_blameless and self.exit_code - EXIT_SIGNAL_BASE in self.requests
 
 
 class Case(Struct, frozen=True):

@@ -48,6 +48,8 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> str:
         )
     if end.disagreement and end.exit_code in (EXIT_PASS, EXIT_DISAGREEMENT):
         return str(end.disagreement)
+    if end.is_by_signal or end.tied:
+        return end.reason or ""
     culprits = end.culprits or [r.name for r in results if r.verdict is Verdict.FAIL]
     failed = [result for result in results if result.name in culprits and result.cause]
     if len(failed) == 1 and not end.is_hang:

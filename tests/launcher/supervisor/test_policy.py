@@ -3,6 +3,7 @@
 import pytest
 
 from launcher.policy import (
+    HOLD_S,
     LINGER_S,
     Confession,
     Continue,
@@ -12,6 +13,7 @@ from launcher.policy import (
     WorkerView,
     decide,
     ended_early,
+    request_of,
     stop_for_signal,
 )
 
@@ -56,7 +58,7 @@ def test_two_deaths_in_one_wake_up_are_a_tie() -> None:
     views = [ended("GPU0", 7, at=4, wake=2), running("GPU1"), ended("GPU2", -9, at=4, wake=2)]
     stop = decide(views, 5.0, NO_LIMIT)
     assert isinstance(stop, Stop)
-    assert stop.culprits == ("GPU0", "GPU2")
+    assert (stop.culprits, stop.tied) == ((), ("GPU0", "GPU2"))
     assert stop.exit_code == 7
     assert "GPU0 (exit code 7), GPU2 (killed by SIGKILL (9))" in stop.reason
 
@@ -169,3 +171,67 @@ def test_a_worker_that_could_not_start_says_why() -> None:
 
 def test_a_signal_to_us_is_nobodys_fault() -> None:
     assert stop_for_signal(15) == Stop("SIGTERM received", 143, ())
+
+
+@pytest.mark.parametrize("code", [-15, 143, -2, 130, -1, 129, -3, 131, -24, 152, -10, 138, 140])
+def test_an_end_that_a_request_explains_is_held_for_our_own_copy_of_it(code: int) -> None:
+    views = [ended("GPU0", code, at=4.0, wake=2), running("GPU1")]
+    assert decide(views, 4.0, NO_LIMIT) == Continue(until=4.0 + HOLD_S)
+    stop = decide(views, 4.0 + HOLD_S, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert stop.culprits == ("GPU0",)
+    assert "failed first" in stop.reason
+    assert "after 4.0 s" in stop.reason
+
+
+@pytest.mark.parametrize("code", [1, 7, 137, -9, 139, -11, -6, 134, 255, -7, 124, 20])
+def test_any_other_end_is_judged_at_once(code: int) -> None:
+    assert request_of(code) is None
+    assert isinstance(decide([ended("GPU0", code, 4.0, 2), running("GPU1")], 4.0, NO_LIMIT), Stop)
+
+
+def test_an_announced_128_plus_n_is_held_from_the_death_on() -> None:
+    said = Confession(at=3.9, exit_code=143, heard_at=3.9, final=True)
+    views = [ended("GPU0", 143, at=4.0, wake=2, confession=said), running("GPU1")]
+    assert decide(views, 4.0, NO_LIMIT) == Continue(until=4.0 + HOLD_S)
+
+
+def test_a_nan_is_no_request_whoever_killed_the_worker_then() -> None:
+    said = Confession(at=2.0, exit_code=20, heard_at=2.0, final=False)
+    stop = decide([ended("GPU0", -15, 4.0, 2, confession=said), running("GPU1")], 4.0, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert stop.culprits == ("GPU0",)
+
+
+def test_a_later_failure_waits_with_the_first_and_changes_nothing() -> None:
+    views = [ended("GPU0", -15, at=4.0, wake=2), ended("GPU1", 1, at=4.05, wake=3)]
+    assert decide(views, 4.05, NO_LIMIT) == Continue(until=4.0 + HOLD_S)
+    stop = decide(views, 4.0 + HOLD_S, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert (stop.culprits, stop.exit_code) == (("GPU0",), 143)
+
+
+def test_a_failure_that_came_first_by_its_own_stamp_is_judged_at_once() -> None:
+    said = Confession(at=3.9, exit_code=7, heard_at=4.05, final=True)
+    views = [
+        ended("GPU0", -15, at=4.0, wake=2),
+        ended("GPU1", 7, at=4.05, wake=3, confession=said),
+    ]
+    stop = decide(views, 4.05, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert (stop.culprits, stop.exit_code) == (("GPU1",), 7)
+
+
+def test_several_that_one_signal_ended_are_told_as_any_tie() -> None:
+    views = [ended("GPU0", -15, at=4.0, wake=2), ended("GPU1", 143, at=4.0, wake=2)]
+    assert decide(views, 4.1, NO_LIMIT) == Continue(until=4.0 + HOLD_S)
+    stop = decide(views, 4.3, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert (stop.culprits, stop.tied, stop.exit_code) == ((), ("GPU0", "GPU1"), 143)
+
+
+def test_a_notice_that_we_got_and_that_ended_a_worker_is_the_reason() -> None:
+    views = [ended("GPU0", -10, at=4.0, wake=2), running("GPU1")]
+    expected = Stop("SIGUSR1 received, which ended GPU0", 138, ())
+    assert decide(views, 4.0, NO_LIMIT, received={10}) == expected
+    assert decide(views, 4.0, NO_LIMIT, received={12}) == Continue(until=4.0 + HOLD_S)

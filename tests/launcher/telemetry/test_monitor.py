@@ -297,3 +297,17 @@ def test_what_a_whole_job_is_sent_does_not_end_the_sampler(
     run = supervise(box([fake_gpu(0)]), {"GPU0": fake_uuid(0)}, script)
     assert (run["exit_code"], run["said"], run["lost"]) == (0, [], [])
     assert (tmp_path / "sampler").read_text().strip()
+
+
+def test_what_a_whole_job_is_sent_at_its_start_does_not_end_the_sampler(box: MakeBox) -> None:
+    code = (
+        "import os, signal, time\n"
+        "from launcher.telemetry.monitor import Monitor\n"
+        f"monitor = Monitor({{'GPU0': {fake_uuid(0)!r}}}, None, 1.0, print)\n"
+        "monitor.start(time.monotonic())\n"
+        "for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):\n"
+        "    os.kill(monitor.pid, signum)\n"
+        "monitor.close(30)\n"
+        "print(monitor.records['GPU0'].health() is not None)"
+    )
+    assert box([fake_gpu(0)]).python(code).split() == ["True"]

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from launcher.verdict.agreement import Disagreement
 from launcher.verdict.closing import closing_lines
 from launcher.verdict.history import History
@@ -370,3 +372,58 @@ def test_a_worker_that_never_started_has_nothing_against_it() -> None:
     result = judged(end, workers, {"GPU0": History(), "GPU1": History()})
     assert [w.verdict for w in result.workers] == [Verdict.FAIL, Verdict.STOPPED]
     assert result.workers[1].cause == "never started"
+
+
+def test_a_worker_that_ended_by_a_signal_that_we_got_too_was_stopped() -> None:
+    end = RunEnd(exit_code=143, reason="SIGTERM received", requests=[15, 1])
+    polite = trained(1)
+    polite.record(Done(exit_code=143, error="stopped by SIGTERM after 1 steps"))
+    workers = [ended("GPU0", -15), ended("GPU1", 143), ended("GPU2", -1), ended("GPU3", 143)]
+    histories = {"GPU0": trained(1), "GPU1": History(), "GPU2": History(), "GPU3": polite}
+    result = judged(end, workers, histories)
+    assert {worker.verdict for worker in result.workers} == {Verdict.STOPPED}
+    assert [worker.cause for worker in result.workers][1:3] == [
+        "ended by SIGTERM",
+        "ended by SIGHUP",
+    ]
+    assert (result.verdict, result.summary) == (Verdict.INCONCLUSIVE, "SIGTERM received")
+
+
+def test_a_failure_beside_a_signal_to_us_is_told_and_not_blamed() -> None:
+    """Its own way to end when it was asked to, perhaps; what it said of a failure stays one."""
+    end = RunEnd(exit_code=143, reason="SIGTERM received", requests=[15])
+    talking = trained(1)
+    talking.record(Done(exit_code=1, error="CUDA out of memory"))
+    workers = [ended("GPU0", 1), ended("GPU1", 1), ended("GPU2", 20)]
+    histories = {"GPU0": trained(1), "GPU1": talking, "GPU2": spoiled()}
+    result = judged(end, workers, histories)
+    assert [w.verdict for w in result.workers] == ["INCONCLUSIVE", "FAIL", "FAIL"]
+    assert (result.verdict, result.summary) == (Verdict.INCONCLUSIVE, "SIGTERM received")
+
+
+def test_a_worker_that_was_blamed_before_the_signal_came_stays_blamed() -> None:
+    end = RunEnd(exit_code=143, reason="r", culprits=["GPU0"], requests=[15])
+    workers = [ended("GPU0", -15), ended("GPU1", -15)]
+    result = judged(end, workers, dict.fromkeys(("GPU0", "GPU1"), trained(1)))
+    assert [w.verdict for w in result.workers] == ["FAIL", "STOPPED"]
+    assert result.summary.startswith("GPU0 failed first: killed by SIGTERM (15)")
+
+
+def test_a_worker_that_a_job_wide_signal_ended_after_its_last_step_passed() -> None:
+    end = RunEnd(exit_code=143, reason="SIGTERM received", requests=[15])
+    workers = [ended("GPU0", -15), ended("GPU1", -15)]
+    result = judged(end, workers, {"GPU0": trained(3), "GPU1": trained(2)}, steps=3)
+    assert [w.verdict for w in result.workers] == ["PASS", "STOPPED"]
+
+
+@pytest.mark.parametrize("code", [137, 21])
+def test_a_tie_is_inconclusive_and_keeps_the_last_lines(code: int) -> None:
+    reason = "failed in the same instant, so none is blamed: GPU0 (x), GPU1 (x)"
+    end = RunEnd(exit_code=code, reason=reason, tied=["GPU0", "GPU1"])
+    workers = [ended(name, code, last_lines=["mine"]) for name in ("GPU0", "GPU1")]
+    workers.append(ended("GPU2", -15, stopped_by_us=True))
+    result = judged(end, workers, dict.fromkeys(("GPU0", "GPU1", "GPU2"), trained(1)))
+    assert [w.verdict for w in result.workers] == ["INCONCLUSIVE", "INCONCLUSIVE", "STOPPED"]
+    assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, code)
+    assert (result.culprits, result.summary) == ([], reason)
+    assert [w.last_lines for w in result.workers] == [["mine"], ["mine"], []]

@@ -6,10 +6,10 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
+from launcher.signals import REQUESTS
 from launcher.view import MAX_LINE_BYTES
 from model_check.errors import exit_code_of
 from tests.launcher.supervisor.chaos.mischief import payload
-from tests.launcher.supervisor.chaos.plan import TO_END_WITH
 from tests.launcher.supervisor.chaos.play import Played, entries
 
 EXIT_HANG = 124
@@ -99,10 +99,10 @@ def _the_exit_code_is_the_culprits(played: Played, outcome: dict[str, Any]) -> I
     if stop["exit_code"] != code or code == 0:
         yield f"the run ended with {code}, the reason says {stop}"
     records = {record["name"]: record for record in outcome["workers"]}
-    culprits = [records[name] for name in stop["culprits"]]
+    culprits = [records[name] for name in (*stop["culprits"], *stop["tied"])]
     allowed = {exit_code for culprit in culprits for exit_code in _blame(played, culprit)}
     if not culprits:
-        allowed = {128 + signum for signum in played.sent_to_us if signum in TO_END_WITH}
+        allowed = {128 + signum for signum in played.sent_to_us if signum in REQUESTS}
     elif played.plan.silence_s > 0:
         allowed.add(EXIT_HANG)
     if code not in allowed:
