@@ -149,6 +149,21 @@ def is_guest(process: Process, family: Family) -> bool:
     return leader is not None and leader.started_ticks < family.since_ticks
 
 
+def is_orphaned(group: int) -> bool:
+    """Whether nobody could continue this process group once it is stopped (POSIX: an orphaned one):
+    no member has a parent in another group of its own session, as a shell with job control is. A
+    parent that can't be read might be one."""
+    by_pid = {process.pid: process for process in process_table()}
+    members = [p for p in by_pid.values() if p.group == group and p.state not in DEAD]
+    return bool(members) and not any(_may_continue(by_pid.get(p.ppid), p) for p in members)
+
+
+def _may_continue(parent: Process | None, child: Process) -> bool:
+    if parent is None:
+        return child.ppid != 0  # 0: it is outside of this container
+    return parent.session == child.session and parent.group != child.group
+
+
 def process_table(since_ticks: int = 0) -> list[Process]:
     """All processes that started at `since_ticks` or later."""
     rows = map(read_process, listed_pids())

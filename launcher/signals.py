@@ -72,6 +72,17 @@ class SignalInbox:
             return settled(in_order(received, bytes(arrived)))
         return []
 
+    def stop(self) -> None:
+        """Stop this process by SIGTSTP's default action, until it is continued: the kernel discards
+        that where nobody could continue us. A CONT since the last `take` has taken it back."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP,))
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)  # waits, and a CONT from now on discards it
+        if _CONTINUED in self._received:
+            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # discards it, too
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTSTP,))  # here we stop
+        signal.signal(signal.SIGTSTP, self._record)
+
     def _record(self, signum: int, frame: FrameType | None) -> None:
         self._received.append(signal.Signals(signum))
 

@@ -347,10 +347,15 @@ class Supervisor:
             self._printer.say("already stopping; once more kills at once")
 
     def _suspend(self) -> None:
-        """SIGSTOP, not SIGTSTP: the kernel discards that in groups without a parent's terminal."""
+        """Stop the workers, then ourselves. SIGSTOP for them: their groups are orphaned."""
+        if containment.is_orphaned(os.getpgrp()):
+            self._printer.say(
+                "SIGTSTP received: no shell is above that could continue this run, so it goes on"
+            )
+            return
         for worker in self._workers:
             worker.signal_group(signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        self._inbox.stop()
         self._resume()
 
     def _resume(self) -> None:

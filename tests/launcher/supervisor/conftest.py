@@ -29,7 +29,8 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 @pytest.fixture
 def launch(lab: Lab) -> Iterator[Launch]:
     """Start a supervisor as a process; `prefix` goes before its command line (`nohup`, `sh -c`);
-    `then`: the workers of a second run in the same process."""
+    `then`: the workers of a second run in the same process. `is_job`: in a process group of its own
+    in our session, as a shell with job control starts it, not in a session of its own."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(
@@ -39,6 +40,7 @@ def launch(lab: Lab) -> Iterator[Launch]:
         prefix: Sequence[str] = (),
         stdout: int = subprocess.PIPE,
         then: Sequence[Sequence[str]] = (),
+        is_job: bool = False,
     ) -> OwnProcess:
         limits = {"grace_s": grace_s, "silence_s": silence_s}
         plan = {"dir": str(lab.dir), "limits": limits, "commands": commands, "then": then}
@@ -47,7 +49,8 @@ def launch(lab: Lab) -> Iterator[Launch]:
             (*prefix, *driver),
             stdout=stdout,
             env={**os.environ, "PYTHONPATH": str(ROOT), "LAB": str(lab.dir)},
-            start_new_session=True,
+            start_new_session=not is_job,
+            process_group=0 if is_job else None,
         )
         started.append(process)
         return OwnProcess(lab, process)

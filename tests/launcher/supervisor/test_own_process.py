@@ -6,7 +6,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from launcher import containment
 from launcher.guardian import is_worker
+from launcher.signals import TO_STOP
 from model_check.utils.worker_env import RUN_TAG
 from tests.launcher.supervisor.lab import (
     ROOT,
@@ -49,7 +49,7 @@ def signal_when_up(run: OwnProcess, signum: signal.Signals) -> None:
     run.process.send_signal(signum)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("signum", TO_STOP)
 def test_a_signal_ends_the_run_with_128_plus_its_number(
     lab: Lab, launch: Launch, signum: signal.Signals
 ) -> None:
@@ -217,7 +217,10 @@ def stranger(lab: Lab) -> Iterator["subprocess.Popen[bytes]"]:
     daemon.wait()
 
 
-ASKS = f"echo ${RUN_TAG} > $LAB/tag; until [ -s $LAB/guest.pid ]; do sleep 0.02; done; echo up; "
+ASKS = (
+    f"echo ${RUN_TAG} > $LAB/tag; "
+    "until grep -qs sleep /proc/$(cat $LAB/guest.pid)/cmdline; do sleep 0.02; done; echo up; "
+)
 
 
 def test_a_guest_in_a_strangers_session_is_ended_and_the_stranger_is_not(
@@ -278,15 +281,12 @@ def test_signals_of_every_kind_during_the_teardown_change_neither_code_nor_grace
 def test_stops_and_continues_that_follow_each_other_end_with_a_running_run(
     lab: Lab, launch: Launch
 ) -> None:
-    run = launch(sh("trap 'exit 0' USR1; echo up; while :; do sleep 0.02; done"))
+    run = launch(sh("trap 'exit 0' USR1; echo up; while :; do sleep 0.02; done"), is_job=True)
     run.wait_for("[W0] up")
     for _ in range(50):
         run.process.send_signal(signal.SIGTSTP)
         run.process.send_signal(signal.SIGCONT)
     run.process.send_signal(signal.SIGUSR1)
-    while run.process.poll() is None:  # as a shell's `fg` does: between its look and its stop
-        run.process.send_signal(signal.SIGCONT)
-        time.sleep(0.1)
     assert run.wait() == 0
 
 
@@ -324,7 +324,8 @@ def test_stop_and_continue_pass_to_the_workers(lab: Lab, launch: Launch) -> None
             "open(os.environ['LAB'] + '/w.pid', 'w').write(f'{os.getpid()}\\n')\n"
             "print('up', flush=True)\n"
             "while True: signal.pause()"
-        )
+        ),
+        is_job=True,
     )
     signal_when_up(run, signal.SIGTSTP)
     os.waitpid(run.process.pid, os.WUNTRACED)  # we have stopped ourselves, after the workers
