@@ -364,7 +364,9 @@ def test_an_observer_can_end_a_run(lab: Lab, stop_on_first_event: Observer) -> N
     argv = python(code, repr(encode(Beat(t=1))))
     outcome = lab.run(argv, argv, events=True, observer=stop_on_first_event)
     assert outcome.exit_code == 21
-    assert all(record.stopped_by_us for record in outcome.workers)
+    started = [record for record in outcome.workers if record.pid is not None]
+    assert started  # on a busy machine the first event comes before the second worker starts
+    assert all(record.stopped_by_us for record in started)
 
 
 def test_an_observer_that_breaks_leaves_nobody_behind(lab: Lab) -> None:
