@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import sys
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -16,6 +17,7 @@ _SYS_PIDFD_SEND_SIGNAL = 424
 _SYS_PIDFD_OPEN = 434
 """System calls since 424 have one number on every machine (but Alpha)."""
 _MFD_CLOEXEC = 1
+_SFD_CLOEXEC = os.O_CLOEXEC
 
 
 def die_with_parent(signum: int) -> None:
@@ -62,6 +64,14 @@ def pidfd_open(pid: int) -> int:
 def pidfd_send_signal(pidfd: int, signum: int) -> None:
     """As `signal.pidfd_send_signal`."""
     _syscall(_SYS_PIDFD_SEND_SIGNAL, pidfd, signum, 0, 0)
+
+
+def signalfd(signum: int) -> int:
+    """A descriptor that is readable while `signum` is pending: block it first. Close-on-exec.
+    Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    signals = (1 << (signum - 1)).to_bytes(_SIGSET_BYTES, sys.byteorder)
+    return _checked(libc.signalfd(-1, signals, _SFD_CLOEXEC))
 
 
 def memfd_create(name: str) -> int:

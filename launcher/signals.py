@@ -2,11 +2,12 @@
 
 import os
 import signal
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Self
+
+from launcher.libc import signalfd
 
 TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
 """SIGXCPU: the CPU time that a batch system or `ulimit -t` grants is used up."""
@@ -16,32 +17,39 @@ TO_FORWARD = (signal.SIGUSR1, signal.SIGUSR2)
 REQUESTS = (*TO_STOP, *TO_FORWARD)
 """What asks a program to end, or to report. A whole job may be sent it (`scancel`, `systemctl
 stop`): it is the supervisor's to answer."""
-_ALWAYS_OURS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
-_OURS_UNLESS_IGNORED = (
-    *(signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU),
-    signal.SIGTSTP,
-)
+_ALWAYS_OURS = (signal.SIGTERM, *TO_FORWARD, signal.SIGCHLD, signal.SIGCONT)
+_OURS_UNLESS_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
 """Whoever started us ignored them on purpose (nohup, a background job): they stay ignored, by us
 and by the workers."""
-_CONTINUED = signal.SIGCONT
 
 
 class SignalInbox:
     """While entered, signals are recorded and make `fileno()` readable; on exit all handlers, the
-    wake-up descriptor and the mask are as before. For the main thread."""
+    wake-up descriptor and the mask are as before. For the main thread.
+
+    The wake-up descriptor alone is the record: it gets a byte a signal, as they come. Python calls
+    the handlers later, by number, and once for a signal that came twice meanwhile.
+
+    SIGTSTP has no handler. It is blocked, so it stays pending until `stop`, and the kernel takes it
+    back when a SIGCONT comes before that, at whatever moment.
+    """
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._received: list[signal.Signals] = []
         self._handlers: dict[signal.Signals, signal._HANDLER] = {}
+        self.stop_fd: int | None = None
+        """Readable while we are asked to stop; None: whoever started us ignored SIGTSTP."""
 
     def __enter__(self) -> Self:
         self._wakeup_fd = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         kept = [s for s in _OURS_UNLESS_IGNORED if signal.getsignal(s) is not signal.SIG_IGN]
         # CHLD too: inherited as ignored, it makes the kernel throw our children's exit codes away.
-        for signum in (*_ALWAYS_OURS, *kept, _CONTINUED):
-            self._handlers[signum] = signal.signal(signum, self._record)
+        for signum in (*_ALWAYS_OURS, *kept):
+            self._handlers[signum] = signal.signal(signum, _do_nothing)
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._handlers)
+        if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
+            self.stop_fd = signalfd(signal.SIGTSTP)
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP,))
         return self
 
     def __exit__(
@@ -54,37 +62,34 @@ class SignalInbox:
         for signum, handler in self._handlers.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._wakeup_fd)
-        os.close(self._reader)
-        os.close(self._writer)
+        for fd in (self._reader, self._writer, self.stop_fd):
+            if fd is not None:
+                os.close(fd)
 
     def fileno(self) -> int:
         return self._reader
 
     def take(self) -> list[signal.Signals]:
-        """What was received since the last call, in order; a stop that was taken back by a later
-        CONT is left out."""
+        """What was received since the last call, in order; what other handlers got is left out."""
         arrived = bytearray()
-        try:
+        with suppress(BlockingIOError):
             while chunk := os.read(self.fileno(), 4096):
                 arrived += chunk
-        except BlockingIOError:
-            received, self._received = self._received, []
-            return settled(in_order(received, bytes(arrived)))
-        return []
+        return [s for s in map(signal.Signals, arrived) if s in self._handlers]
 
     def stop(self) -> None:
-        """Stop this process by SIGTSTP's default action, until it is continued: the kernel discards
-        that where nobody could continue us. A CONT since the last `take` has taken it back."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP,))
-        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)  # waits, and a CONT from now on discards it
-        if _CONTINUED in self._received:
-            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # discards it, too
+        """Act on a pending SIGTSTP as every program does: this process stops until it is continued.
+        The kernel discards it where nobody could continue us."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTSTP,))  # here we stop
-        signal.signal(signal.SIGTSTP, self._record)
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP,))
 
-    def _record(self, signum: int, frame: FrameType | None) -> None:
-        self._received.append(signal.Signals(signum))
+    def discard_stop(self) -> None:
+        """Go on, as if no SIGTSTP had come."""
+        signal.sigtimedwait((signal.SIGTSTP,), 0)
+
+
+def _do_nothing(signum: int, frame: FrameType | None) -> None:
+    """A handler is what has the byte written."""
 
 
 @contextmanager
@@ -96,21 +101,3 @@ def requests_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def in_order(received: Sequence[signal.Signals], arrived: bytes) -> list[signal.Signals]:
-    """`received`, as `arrived` has them: of signals that came together Python calls the handlers by
-    number, but the wake-up descriptor got them as they came (when full it loses some)."""
-    left = Counter(received)
-    ordered = []
-    for signum in map(signal.Signals, arrived):
-        if left[signum] > 0:
-            left[signum] -= 1
-            ordered.append(signum)
-    return ordered + list(left.elements())
-
-
-def settled(received: Sequence[signal.Signals]) -> list[signal.Signals]:
-    """Without the stops that a later CONT has taken back: whoever stopped then would stay so."""
-    went_on = max((i for i, s in enumerate(received) if s == _CONTINUED), default=-1)
-    return [s for i, s in enumerate(received) if s != signal.SIGTSTP or i > went_on]

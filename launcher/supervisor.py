@@ -132,6 +132,8 @@ class Supervisor:
             try:
                 self._inbox = stack.enter_context(SignalInbox())
                 self._loop.watch(self._inbox.fileno(), self._act_on_signals, Urgency.SIGNAL)
+                if self._inbox.stop_fd is not None:
+                    self._loop.watch(self._inbox.stop_fd, self._suspend, Urgency.SIGNAL)
                 stack.callback(set_child_subreaper, set_child_subreaper(True))
                 stack.callback(self._spare_fds.free)
                 self._spare_fds.take()
@@ -322,8 +324,6 @@ class Supervisor:
                 self._asked_to_stop(signum)
             elif signum in signals.TO_FORWARD:
                 self._pass_on(signum)
-            elif signum == signal.SIGTSTP and self._teardown is None:
-                self._suspend()
             elif signum == signal.SIGCONT:
                 self._resume()
 
@@ -348,7 +348,11 @@ class Supervisor:
 
     def _suspend(self) -> None:
         """Stop the workers, then ourselves. SIGSTOP for them: their groups are orphaned."""
+        if self._teardown is not None:
+            self._inbox.discard_stop()
+            return
         if containment.is_orphaned(os.getpgrp()):
+            self._inbox.discard_stop()
             self._printer.say(
                 "SIGTSTP received: no shell is above that could continue this run, so it goes on"
             )

@@ -18,7 +18,7 @@ from tests.launcher.supervisor.lab import DEADLINE_S, Lab, Launch, OwnProcess, i
 
 CTRL_C, CTRL_Z = b"\x03", b"\x1a"
 GOES_ON = "SIGTSTP received: no shell is above that could continue this run, so it goes on"
-WORKER = sh("echo $$ > $LAB/w.pid; echo up; trap 'exit 0' USR1; while :; do sleep 0.02; done")
+WORKER = sh("trap 'exit 0' USR1; echo $$ > $LAB/w.pid; echo up; while :; do sleep 0.02; done")
 # Not a shell: its vfork makes it wait in state D for a child that is stopped.
 SLEEPER = python(
     "import os, signal, sys\n"
