@@ -32,7 +32,7 @@ from launcher.requirements import (
 from model_check.errors import InternalError, StorageError, UsageError
 from model_check.utils.files import write_atomic
 
-PURPOSES = {"run": ("hub",), "check": ("hub", "dev")}
+PURPOSES = {"run": ("hub",), "check": ("hub", "fast", "dev")}
 """What an environment is made for -> the extras that it gets; later ones include the earlier."""
 LOCK = "install.lock"
 

@@ -25,12 +25,13 @@ _PLACES = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", "DATASET_CACHE_DIR", "HT
 
 
 def settings_for(cache: Path, dataset: object, *overrides: str) -> Settings:
-    """Small and quick: vocabulary 300, context 16."""
+    """Small and quick: vocabulary 300, context 16. With the backend that everybody has."""
     usual = (
         f"data.cache_dir={cache}",
         f"data.dataset={dataset}",
         "data.tokenizer=bpe",
         "data.bpe_vocab_size=300",
+        "data.tokenizer_backend=tokenizers",
         "training.context_length=16",
     )
     request = Request(preset="cpu", overrides=(*usual, *overrides))
@@ -109,6 +110,7 @@ def start_builder(
         f"data.dataset={dataset}",
         "data.tokenizer=bpe",
         "data.bpe_vocab_size=300",
+        "data.tokenizer_backend=tokenizers",
         "training.context_length=16",
     ]
     given = {argument.partition("=")[0] for argument in arguments}

@@ -101,8 +101,10 @@ def test_an_unknown_encoding_is_named_with_those_that_are(lab: Lab) -> None:
         TiktokenTokenizer("nope", Memo(lab.dir)).identity()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tiktoken") is not None, reason="it is installed")
-def test_without_tiktoken_the_hint_says_how_to_have_it(lab: Lab) -> None:
+def test_without_tiktoken_the_hint_says_how_to_have_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
     with pytest.raises(DataError, match="pip install tiktoken"):
         lab.prepare(lab.text(), "data.tokenizer=tiktoken")
 

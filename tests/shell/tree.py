@@ -28,6 +28,7 @@ name = "tiny"
 dependencies = ["alpha>=1.0", "torch>=2.11", "numpy>=1.26"]
 [project.optional-dependencies]
 hub = []
+fast = []
 dev = ["ruff", "mypy", "pytest"]
 """
 WHEELS = {
