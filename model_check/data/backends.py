@@ -2,34 +2,43 @@
 library where it gives the same ids.
 
 The cache's key does not know which one it was: a backend is used only after it gave, on a probe
-text and on the first of the real text, the ids that `tokenizers` gives.
+text, the ids that `tokenizers` gives; texts with a character that it takes for something else are
+left to `tokenizers` (`characters`); and samples of the whole text are compared.
 """
 
 import json
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from model_check.data.byte_level import byte_letters
-from model_check.data.chunks import GPT_2, cut_for
+from model_check.data.characters import Characters, telling
+from model_check.data.chunks import GPT_2, cut_for, has_windows, windows
+from model_check.data.divided import Divided, Encode, Ids
 from model_check.data.progress import Say
 from model_check.data.tokenizer import TextTokenizer
 from model_check.data.word_memo import WordMemo
 from model_check.errors import DataError
 
 BackendName = Literal["auto", "tokenizers", "gigatoken", "tiktoken"]
-Ids = NDArray[np.uint32]
-Encode = Callable[[Sequence[str]], list[Ids]]
 Build = Callable[[TextTokenizer], Encode]
 """Raises what the library raises, UnfitError, or ImportError."""
 
-_CHECKED_CHARACTERS = 1 << 16
-"""So much of the real text is tokenized twice: 30 ms."""
+_CHECKED_FIRST = 1 << 16
+"""So many characters of a text's first batch are tokenized twice: 30 ms ..."""
+_CHECKED_LATER = 1 << 8
+"""... and so many of every later one: 1 to 2 % of a preparation with the fastest backend."""
+
+
+class CheckedEncode(Protocol):
+    """The ids of each text. Of the text's first batch more is checked."""
+
+    def __call__(self, texts: Sequence[str], is_first: bool = True) -> list[Ids]: ...
 
 
 class UnfitError(Exception):
@@ -75,34 +84,43 @@ def plain(tokenizer: TextTokenizer) -> Encode:
     return lambda texts: [np.asarray(array("I", ids)) for ids in tokenizer.encode(texts)]
 
 
-def checked(backend: Backend, tokenizer: TextTokenizer, say: Say) -> Encode:
-    """`backend`, its first texts compared with what `tokenizers` says. If they differ, a word memo
-    is given up, and a line says so; for another library raises DataError."""
-    if backend.name == "tokenizers" and not backend.has_memo:
-        return backend.encode
+def checked(backend: Backend, tokenizer: TextTokenizer, say: Say) -> CheckedEncode:
+    """`backend`, samples compared with what `tokenizers` says. If they differ, a word memo is given
+    up, and a line says so; for another library raises DataError."""
     current, exact = backend.encode, plain(tokenizer)
-    unchecked = _CHECKED_CHARACTERS
+    given_up = backend.name == "tokenizers" and not backend.has_memo
 
-    def encode(texts: Sequence[str]) -> list[Ids]:
-        nonlocal current, unchecked
+    def encode(texts: Sequence[str], is_first: bool = True) -> list[Ids]:
+        nonlocal current, given_up
         each = current(texts)
-        for text, ids in zip(texts, each, strict=True):
-            if unchecked <= 0:
-                break
-            sample = text[:unchecked]  # one document may be gigabytes of memory for `tokenizers`
-            unchecked -= len(sample)
-            given = ids if sample == text else current([sample])[0]
+        for number, sample in () if given_up else _samples(texts, is_first):
+            whole = len(sample) == len(texts[number])
+            given = each[number] if whole else current([sample])[0]
             if _same(given, exact([sample])[0]):
                 continue
             if not backend.has_memo:
-                what = _disagreement(backend.name, text)
+                what = _disagreement(backend.name, sample)
                 raise DataError(f"{what}; set data.tokenizer_backend=tokenizers")
-            say(f"data: {_disagreement('the word memo', text)}: tokenizing without it")
-            current, unchecked = exact, 0
+            say(f"data: {_disagreement('the word memo', sample)}: tokenizing without it")
+            current, given_up = exact, True
             return exact(texts)
         return each
 
     return encode
+
+
+def _samples(texts: Sequence[str], is_first: bool) -> Iterator[tuple[int, str]]:
+    """(number of the text, all or a part of it): of the first batch its beginning, of others from a
+    place that follows from their texts alone."""
+    start, left = (0, _CHECKED_FIRST) if is_first else (sum(map(len, texts)), _CHECKED_LATER)
+    for number in range(start, start + len(texts)):
+        number %= len(texts)
+        text = texts[number]
+        offset = start % max(1, len(text) - left + 1)
+        yield number, text[offset : offset + left]
+        left -= len(text)
+        if left <= 0:
+            return
 
 
 def _disagreement(who: str, text: str) -> str:
@@ -134,7 +152,8 @@ def _tried(name: BackendName, tokenizer: TextTokenizer) -> Backend:
     try:
         encode = _FASTER[name](tokenizer)
         version = metadata.version(name)
-        _must_agree(encode, tokenizer)
+        characters = _characters(_FASTER[name], tokenizer)
+        _must_agree(encode, tokenizer, characters)
     except UnfitError:
         raise
     except ImportError as error:
@@ -145,14 +164,73 @@ def _tried(name: BackendName, tokenizer: TextTokenizer) -> Backend:
             raise
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise UnfitError(f"cannot take this tokenizer: {first_line}") from error
-    return Backend(name, f"{name} {version}: the same ids as tokenizers on a probe text", encode)
+    divided = Divided(encode, _exact(tokenizer), characters, _parts(tokenizer))
+    why = f"{name} {version}: the same ids as tokenizers on a probe text"
+    return Backend(name, why, divided.encode)
 
 
-def _must_agree(encode: Encode, tokenizer: TextTokenizer) -> None:
-    """On the probe texts. Raises UnfitError."""
+def _characters(build: Build, tokenizer: TextTokenizer) -> Characters:
+    """Those that the library takes for what `tokenizers` does. Raises UnfitError."""
+    if not _normalizes_plainly(json.loads(tokenizer.to_json())["normalizer"]):
+        raise UnfitError("needs a tokenizer whose normalizer follows no table of Unicode")
+
+    @cache
+    def both() -> tuple[Encode, Encode]:
+        one = telling(tokenizer)
+        return build(one), plain(one)
+
+    def agree(texts: Sequence[str]) -> list[bool]:
+        try:
+            fast, exact = both()  # not before it is asked for: 40 ms
+        except BaseException as error:
+            if not _of_library(error):
+                raise
+            return [False] * len(texts)  # it cannot be tried: all of it is for `tokenizers`
+        return list(map(_same, fast(texts), exact(texts)))
+
+    return Characters(agree)
+
+
+def _normalizes_plainly(normalizer: dict[str, Any] | None) -> bool:
+    """Composition, case and width are of characters together: no trial of each would do."""
+    match normalizer:
+        case None | {"type": "Prepend"} | {"type": "Replace", "pattern": {"String": _}}:
+            return True
+        case {"type": "Sequence", "normalizers": list(several)}:
+            return all(map(_normalizes_plainly, several))
+        case _:
+            return False
+
+
+def _exact(tokenizer: TextTokenizer) -> Encode:
+    """`tokenizers`, as fast as it is; made when the first text is for it."""
+
+    @cache
+    def backend() -> Backend:
+        return _tokenizers(tokenizer, "")
+
+    return lambda texts: backend().encode(texts)
+
+
+def _parts(tokenizer: TextTokenizer) -> Callable[[str], Iterable[str]]:
+    """Windows of a long text, where they are sound."""
+    try:
+        if has_windows(_pattern(json.loads(tokenizer.to_json()))):
+            return windows
+    except UnfitError:
+        pass
+    return lambda text: [text]
+
+
+def _must_agree(
+    encode: Encode, tokenizer: TextTokenizer, characters: Characters | None = None
+) -> None:
+    """On the probe texts, but for those with characters in dispute. Raises UnfitError."""
     texts = _probe_texts(tokenizer)
     same = map(_same, encode(texts), plain(tokenizer)(texts))
     differ = [text for text, equal in zip(texts, same, strict=True) if not equal]
+    if characters is not None:
+        differ = [text for text in differ if not characters.in_dispute(text)]
     if differ:
         raise UnfitError(f"gives other ids for a probe text that begins {differ[0][:20]!r}")
 

@@ -33,9 +33,18 @@ from collections.abc import Iterator
 
 GPT_2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 """What a ByteLevel pre-tokenizer of `tokenizers` splits by."""
+GPT_2_SPELT_OUT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN_2 = LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
+_CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}*{_SMALL}+{_SHORT}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}+{_SMALL}*{_SHORT}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 # Without U+017F, an s to (?i:'s).
@@ -88,9 +97,15 @@ def cut_for(pattern: str) -> re.Pattern[str] | None:
     return None if cut is None else re.compile(cut)  # not at import: 10 ms
 
 
+def has_windows(pattern: str) -> bool:
+    """Whether a pre-tokenizer that splits by `pattern` cuts where `windows` does."""
+    return pattern in (GPT_2, GPT_2_SPELT_OUT, LLAMA_3, QWEN_2, O200K)
+
+
 def windows(text: str) -> Iterator[str]:
-    """The text in parts of about a million characters, so that the chunks of a long one are never
-    all there at once. The cuts are sound for both patterns; a text without a blank is one part."""
+    """The text in parts of about a million characters, so that a long one is never worked on as a
+    whole. Sound where `has_windows`: no alternative takes a space after what is surely no blank. A
+    text without a space is one part."""
     before_a_blank = re.compile(_BEFORE_A_BLANK)
     start = 0
     while found := before_a_blank.search(text, start + WINDOW):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model_check.data.backends import BackendName, Encode
+from model_check.data.backends import BackendName, CheckedEncode
 from model_check.data.sources import Piece, Source, Splittable
 from model_check.data.text import Repairs
 
@@ -21,6 +21,8 @@ class Task:
     """Pieces in a row: together about `How.task_bytes`, or one that is not bounded."""
 
     pieces: Sequence[Piece]
+    is_first: bool = False
+    """Whether the text begins with it: more of it is checked."""
 
     @property
     def bounded(self) -> bool:
@@ -62,7 +64,7 @@ class Encoded:
 class Coding:
     """How documents become ids."""
 
-    encode: Encode
+    encode: CheckedEncode
     end_id: int
     dtype: str
 
@@ -89,32 +91,40 @@ class Done:
 
 def tasks_of(source: Source, task_bytes: int) -> Iterator[Task]:
     """All of the source, in order. Raises DataError."""
+    for number, pieces in enumerate(_portions(source, task_bytes)):
+        yield Task(pieces, is_first=number == 0)
+
+
+def _portions(source: Source, task_bytes: int) -> Iterator[list[Piece]]:
     if not isinstance(source, Splittable):
-        yield Task([_Whole(source)])
+        yield [_Whole(source)]
         return
     held: list[Piece] = []
     size = 0
     for piece in source.pieces():
         if held and (not piece.bounded or size + piece.num_bytes > task_bytes):
-            yield Task(held)
+            yield held
             held, size = [], 0
         held.append(piece)
         size += piece.num_bytes
         if not piece.bounded:
-            yield Task(held)
+            yield held
             held, size = [], 0
     if held:
-        yield Task(held)
+        yield held
 
 
 def encoded(
-    documents: Iterable[str], coding: Coding, skip: int = 0, limit: int | None = None
+    task: Task, repairs: Repairs, coding: Coding, skip: int = 0, limit: int | None = None
 ) -> Iterator[Encoded]:
-    """The documents after the first `skip`, a batch a turn; none once `limit` tokens are there."""
+    """The documents of a task after the first `skip`, a batch a turn; none once `limit` tokens are
+    there."""
     num_tokens = 0
-    for texts in _batches(islice(documents, skip, None)):
-        batch = _joined(texts, coding)
+    is_first = task.is_first and not skip
+    for texts in _batches(islice(task.documents(repairs), skip, None)):
+        batch = _joined(texts, coding, is_first)
         yield batch
+        is_first = False
         num_tokens += batch.ids.size
         if limit is not None and num_tokens >= limit:
             return
@@ -128,8 +138,8 @@ def merged(batches: Sequence[Encoded], dtype: str) -> Encoded:
     return Encoded(np.concatenate(ids), np.concatenate(lengths), num_bytes)
 
 
-def _joined(texts: list[str], coding: Coding) -> Encoded:
-    each = coding.encode(texts)
+def _joined(texts: list[str], coding: Coding, is_first: bool) -> Encoded:
+    each = coding.encode(texts, is_first)
     lengths = np.fromiter((ids.size + 1 for ids in each), np.int64, len(each))
     flat = np.empty(int(lengths.sum()), coding.dtype)
     start = 0

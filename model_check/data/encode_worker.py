@@ -55,7 +55,7 @@ def _say(line: str) -> None:
 def _answer(task: Task, coding: Coding, limit: int | None) -> Done | ModelCheckError:
     repairs = Repairs()
     try:
-        batches = list(encoded(task.documents(repairs), coding, limit=limit))
+        batches = list(encoded(task, repairs, coding, limit=limit))
     except ModelCheckError as error:
         return error
     return Done(merged(batches, coding.dtype), repairs)

@@ -139,8 +139,7 @@ class Filling:
 
     def _here(self, tasks: Iterable[Task], coding: Coding) -> Iterator[Encoded | None]:
         for task in tasks:
-            documents = task.documents(self._repairs_of_task)
-            yield from encoded(documents, coding, skip=self._num_documents)
+            yield from encoded(task, self._repairs_of_task, coding, skip=self._num_documents)
             self._task_is_done()
             yield None
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ENCODING = "cl100k_base"
 _PIP_HINT = "tiktoken encodings need the tiktoken package: pip install tiktoken"
-_POSSESSIVE = re.compile(r"([+?*}])\+")
+_POSSESSIVE = re.compile(r"([+?*]|\{\d+(?:,\d*)?\})\+")
 """`\\p{L}++`, `{1,3}+`: `tokenizers` would read the second + as a repetition."""
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from model_check.data.backends import Backend, checked, choose_backend, plain
+from model_check.data import backends
+from model_check.data.backends import Backend, Encode, checked, choose_backend, plain
 from model_check.data.text import Repairs
 from model_check.data.tokenizer import TextTokenizer
 from model_check.data.train_tokenizer import TrainedWordPiece
@@ -161,12 +162,14 @@ def test_a_word_memo_that_disagrees_is_given_up_in_one_line(tmp_path: Path) -> N
 
 
 class Listening(TextTokenizer):
-    """Remembers the longest text that it was given."""
+    """Remembers the texts that it was given."""
 
-    longest = 0
+    def __init__(self, raw: Tokenizer, name: str) -> None:
+        super().__init__(raw, name)
+        self.asked: list[str] = []
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        self.longest = max(self.longest, *map(len, texts))
+        self.asked += texts
         return super().encode(texts)
 
 
@@ -177,7 +180,7 @@ def test_of_a_long_document_only_the_beginning_is_compared(tmp_path: Path) -> No
     slow = Listening(Tokenizer.from_file(str(path)), "slow")
     encode = checked(Backend("gigatoken", "", fast), slow, print)
     assert len(encode(["short", WORDS * 3000])) == 2
-    assert slow.longest == (1 << 16) - len("short")
+    assert max(map(len, slow.asked)) == (1 << 16) - len("short")
 
 
 def test_a_backend_that_disagrees_about_the_text_stops_the_build(tmp_path: Path) -> None:
@@ -191,6 +194,42 @@ def test_a_backend_that_disagrees_about_the_text_stops_the_build(tmp_path: Path)
         DataError, match=r"gigatoken gives other ids .*tokenizer_backend=tokenizers"
     ):
         encode([WORDS])
+
+
+def test_a_backend_that_disagrees_late_in_the_text_stops_the_build(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gigatoken")
+
+    def wrong_about_zebras(tokenizer: TextTokenizer) -> Encode:
+        right = plain(tokenizer)
+        return lambda texts: [
+            ids["zebra" in t :] for t, ids in zip(texts, right(texts), strict=True)
+        ]
+
+    monkeypatch.setitem(backends._FASTER, "gigatoken", wrong_about_zebras)
+    documents = [WORDS * 20] * 1000 + ["a zebra " * 50] * 3000
+    text = lab.text("".join(json.dumps({"text": each}) + "\n" for each in documents), "d.jsonl")
+    with pytest.raises(DataError, match=r"gigatoken gives other ids .* begins .*zebra"):
+        lab.prepare(text, "data.tokenizer_backend=gigatoken")
+
+
+def test_of_each_later_batch_a_little_is_checked_at_a_place_that_follows_from_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    fast = plain(byte_level(path))
+    asked = []
+    for _ in range(2):
+        slow = Listening(Tokenizer.from_file(str(path)), "slow")
+        encode = checked(Backend("gigatoken", "", fast), slow, print)
+        for size in (3000, 3001, 3002):
+            encode([WORDS * size], is_first=False)
+            encode([f"{number} {WORDS}" for number in range(size)], is_first=False)
+        asked.append(slow.asked)
+    assert asked[0] == asked[1]
+    assert sum(map(len, asked[0])) == 6 * 256
+    assert len(set(asked[0])) > 6
 
 
 def test_the_key_does_not_know_the_backend(lab: Lab) -> None:
