@@ -238,9 +238,8 @@ class DataSettings(_Section, frozen=True):
         str,
         _doc(
             "auto (wikitext where the hub answers, else embedded), wikitext, c4, embedded, a hub "
-            "id, a local "
-            "file or directory of .txt, .jsonl(.gz), .parquet, or a prepared directory "
-            "(data.output_dir). A name never falls back to another."
+            "id, a local file or directory of .txt, .jsonl (both also .gz, .zst), .parquet, or a "
+            "prepared directory (data.output_dir). A name never falls back to another."
         ),
     ] = "auto"
     dataset_config: Annotated[

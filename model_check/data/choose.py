@@ -64,7 +64,11 @@ def _named(name: str, settings: Settings, hub: Hub, memo: Memo) -> Source:
         validation = parse_validation(settings.data.validation)
         rows, without = rows_to_train(validation), own_paths(validation)
         return LocalSource(path, settings.data.text_column, memo, rows, without)
-    if name.endswith(SUFFIXES) or name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
+    if (
+        name.lower().endswith(SUFFIXES)
+        or name.startswith(("/", "./", "../", "~"))
+        or name.count("/") > 1
+    ):
         raise DataError(f"data.dataset = {name!r}: no such file or directory ({path.absolute()})")
     return _maybe_misspelt(_hub_source(name, settings, hub), name)
 

@@ -1,6 +1,5 @@
 """A part of one text file, read without the rest: what a worker gets to tokenize."""
 
-import gzip
 import io
 import json
 import zlib
@@ -10,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from model_check.data.memo import stat_signature
+from model_check.data.packed import PACKED, unpacked
 from model_check.data.rows import EVERY_ROW, RowRule
 from model_check.data.spans import PIECE_BYTES, document_spans, line_spans, read_line
 from model_check.data.text import (
@@ -22,7 +22,9 @@ from model_check.data.text import (
 )
 from model_check.errors import DataError
 
-SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
+_LINES = (".txt", ".jsonl")
+SUFFIXES = (*_LINES, *(kind + packing for kind in _LINES for packing in PACKED), ".parquet")
+"""In upper case, too."""
 _PARQUET_ROWS = 1024
 _COLUMNS_IN_MESSAGE = 8
 _KEY_CHARACTERS = 40
@@ -33,7 +35,7 @@ _LARGEST_ROW_GROUP = 32 * PIECE_BYTES
 @dataclass(frozen=True)
 class FilePiece:
     """Bytes [start, end) of a .txt or .jsonl file; a row group of a .parquet file, whose rows are
-    counted from `first`; a whole .jsonl.gz."""
+    counted from `first`; the whole of a packed file."""
 
     file: Path
     name: str
@@ -63,7 +65,7 @@ class FilePiece:
 
     def _texts(self, repairs: Repairs) -> Iterator[tuple[str, str]]:
         """(text, `file:line`) as it stands in the file."""
-        match suffix_of(self.file):
+        match format_of(self.file):
             case ".txt":
                 for line, raw in cut_into_documents(self._lines()):
                     first = self.first + line - 1
@@ -77,8 +79,8 @@ class FilePiece:
                         yield value, f"{self.name}:{number}"
 
     def _lines(self) -> Iterator[bytes]:
-        if suffix_of(self.file).endswith(".gz"):
-            with gzip.open(self.file) as packed:
+        if is_packed(self.file):
+            with unpacked(self.file) as packed:
                 lines = iter(lambda: read_line(packed, self.file), b"")
                 yield from without_bom(lines, self.name)
             return
@@ -137,8 +139,8 @@ class FilePiece:
 def pieces_of(file: Path, name: str, text_column: str, signature: str) -> Iterator[FilePiece]:
     """The whole file, piece by piece. Raises DataError (also where it changed since it was hashed:
     a file that grew or shrank has other pieces), OSError."""
-    match suffix_of(file):
-        case ".jsonl.gz":
+    match format_of(file):
+        case _ if is_packed(file):
             size = file.stat().st_size
             yield FilePiece(file, name, text_column, signature, 0, 0, 1, size, bounded=False)
         case ".parquet":
@@ -150,8 +152,8 @@ def pieces_of(file: Path, name: str, text_column: str, signature: str) -> Iterat
                     file, name, text_column, signature, group, end, first, size, bounded
                 )
                 first += rows
-        case suffix:
-            spans = document_spans(file) if suffix == ".txt" else line_spans(file)
+        case kind:
+            spans = document_spans(file) if kind == ".txt" else line_spans(file)
             for span in spans:
                 start, end, first, size = *span, span.end - span.start
                 yield FilePiece(file, name, text_column, signature, start, end, first, size)
@@ -192,8 +194,20 @@ def check_unchanged(file: Path, signature: str) -> None:
         raise DataError(f"{file}: changed while it was read; run again once it is at rest")
 
 
-def suffix_of(file: Path) -> str:
-    return next(suffix for suffix in SUFFIXES[::-1] if file.name.endswith(suffix))
+def suffix_of(file: Path) -> str | None:
+    """In lower case; None where text is not read from such files."""
+    name = file.name.lower()
+    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
+
+
+def format_of(file: Path) -> str:
+    """Its suffix without the packing."""
+    suffix = suffix_of(file) or ""
+    return suffix[: suffix.index(".", 1)] if is_packed(file) else suffix
+
+
+def is_packed(file: Path) -> bool:
+    return (suffix_of(file) or "").endswith(PACKED)
 
 
 def unreadable(error: Exception, file: Path | None = None) -> DataError:

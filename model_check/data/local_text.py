@@ -1,18 +1,25 @@
-"""Text from a file or a directory of this machine: .txt, .jsonl, .jsonl.gz, .parquet."""
+"""Text from a file or a directory of this machine."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from model_check.data.file_piece import SUFFIXES, FilePiece, pieces_of, suffix_of, unreadable
+from model_check.data.file_piece import (
+    FilePiece,
+    format_of,
+    is_packed,
+    pieces_of,
+    suffix_of,
+    unreadable,
+)
 from model_check.data.manifest import hash_of
 from model_check.data.memo import Memo, file_sha256, stat_signature
 from model_check.data.rows import EVERY_ROW, RowRule
 from model_check.data.sources import nothing_usable
 from model_check.data.text import Repairs, printable
+from model_check.data.text_files import FORMATS, TextFiles, nothing_to_read, text_files
 from model_check.errors import DataError
 
 
@@ -46,7 +53,7 @@ class LocalSource:
     @property
     def size_bytes(self) -> int | None:
         """None where compression hides it."""
-        if any(suffix_of(file) in (".jsonl.gz", ".parquet") for file in self._files):
+        if any(is_packed(file) or format_of(file) == ".parquet" for file in self._files):
             return None
         try:
             return sum(file.stat().st_size for file in self._files)
@@ -59,11 +66,18 @@ class LocalSource:
         except OSError as error:
             raise unreadable(error) from error
         key: dict[str, Any] = {"kind": "local", "files": hash_of(contents)}
-        if any(suffix != ".txt" for suffix, _ in contents):
+        if any(format_of(file) != ".txt" for file in self._files):
             key["text_column"] = self._text_column
         if rule := self._rows.identity():
             key["rows"] = rule
         return key
+
+    def left_out(self) -> str | None:
+        """A line about files of the directory that give no text, if there are any."""
+        try:
+            return self._found.told() if self._path.is_dir() else None
+        except OSError as error:
+            raise unreadable(error) from error
 
     def documents(self, repairs: Repairs) -> Iterator[str]:
         usable = 0
@@ -98,27 +112,19 @@ class LocalSource:
     @cached_property
     def _files(self) -> list[Path]:
         if self._path.is_file():
-            if not self._path.name.endswith(SUFFIXES):
-                raise DataError(f"{self._path}: text comes from {', '.join(SUFFIXES)} files")
+            if suffix_of(self._path) is None:
+                raise DataError(f"{self._path}: text comes from {FORMATS} files")
             return [self._path]
-        found = []
-        for parent, directories, names in os.walk(self._path, onerror=_refuse):
-            directories[:] = [name for name in directories if not name.startswith(".")]
-            visible = (name for name in names if not name.startswith("."))
-            found += [Path(parent, name) for name in visible if name.endswith(SUFFIXES)]
-        if self._rows.only is not None:  # a .txt file has no rows
-            found = [file for file in found if suffix_of(file) != ".txt"]
-        left_out = [path.resolve() for path in self._without]
-        found = [file for file in found if not _is_in(file.resolve(), left_out)]
-        if not found:
-            raise DataError(f"{self._path}: no {', '.join(SUFFIXES)} file in it")
-        return sorted(found, key=lambda file: file.relative_to(self._path).as_posix())
+        if self._path.exists() and not self._path.is_dir():
+            raise DataError(f"{self._path}: is no regular file and no directory")
+        files = [file for file in self._found.texts if self._may_have_rows(file)]
+        if not files:
+            raise nothing_to_read(self._found)
+        return files
 
+    @cached_property
+    def _found(self) -> TextFiles:
+        return text_files(self._path, self._without)
 
-def _refuse(error: OSError) -> None:
-    """A directory that cannot be listed must not look empty."""
-    raise unreadable(error) from error
-
-
-def _is_in(file: Path, places: list[Path]) -> bool:
-    return any(file == place or place in file.parents for place in places)
+    def _may_have_rows(self, file: Path) -> bool:
+        return self._rows.only is None or format_of(file) != ".txt"

@@ -1,5 +1,6 @@
 """Settings -> what is wanted of the token cache: sources, tokenizer, windows, validation splits."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,7 @@ def want(settings: Settings, say: Say) -> Wanted:
     memo = Memo(Path(settings.data.cache_dir).expanduser())
     validation = parse_validation(settings.data.validation)
     source, tokenizer = choose(settings, memo, say)
+    _tell_left_out(source, say)
     num_samples = settings.data.num_samples
     if num_samples is None and source.endless:
         training = settings.training
@@ -56,11 +58,16 @@ def want(settings: Settings, say: Say) -> Wanted:
         fractions=fractions(validation),
         validation=tuple(validation),
     )
-    return replace(train, beside=_beside(train, validation, settings, memo))
+    return replace(train, beside=_beside(train, validation, settings, memo, say))
+
+
+def _tell_left_out(source: Source, say: Say) -> None:
+    if isinstance(source, LocalSource) and (line := source.left_out()):
+        say(f"data: {line}")
 
 
 def _beside(
-    train: Wanted, validation: Mapping[str, What], settings: Settings, memo: Memo
+    train: Wanted, validation: Mapping[str, What], settings: Settings, memo: Memo, say: Say
 ) -> dict[str, Wanted]:
     own_text = {n: w for n, w in validation.items() if not isinstance(w, DocumentFraction)}
     if not own_text:
@@ -72,6 +79,8 @@ def _beside(
     contents = {"the training text": train.source.identity()}
     for name in own_text:
         source = _source_of(name, own_text, train.source, settings, memo)
+        if isinstance(own_text[name], TextPath):  # rows are of the training text, which was told
+            _tell_left_out(source, say)
         identity = source.identity()
         for other, content in contents.items():
             if content == identity:
@@ -100,8 +109,8 @@ def _source_of(
                 raise DataError(
                     f"data.validation: {name}: no such file or directory ({place.absolute()})"
                 )
-            others = (path.resolve() for path in own_paths(validation))
-            inner = tuple(path for path in others if place.resolve() in path.parents)
+            others = map(Path, map(os.path.realpath, own_paths(validation)))
+            inner = tuple(path for path in others if Path(os.path.realpath(place)) in path.parents)
             return LocalSource(place, data.text_column, memo, without=inner)
         case HubSplit(split=split):
             if not isinstance(train, HubSource):

@@ -111,3 +111,19 @@ def test_in_a_directory_for_all_two_users_build_and_read(shared: Lab, umask: int
         mine = shared.text(WORDS * 40, "third.txt")
     assert "no lock" not in output
     assert len(shared.stores()) == 3
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444], ids=["unlisted", "listed, but not entered"])
+def test_a_directory_of_text_that_another_user_may_not_read_is_named(
+    shared: Lab, mode: int
+) -> None:
+    shared.text(name="corpus/a.txt")
+    shared.text("another " * 99, "corpus/locked/b.txt")
+    shared.cache.mkdir(mode=0o777)
+    shared.cache.chmod(0o777)
+    (shared.dir / "corpus" / "locked").chmod(mode)
+    code, output = build(shared, shared.dir / "corpus", *AS_NOBODY)
+    assert code == 2
+    assert "locked" in output
+    assert "cannot be read: Permission denied" in output
+    assert "Traceback" not in output
