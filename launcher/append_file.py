@@ -1,8 +1,17 @@
 """A file that grows byte for byte, and whose disk may fail without anybody else noticing."""
 
+import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
+
+from launcher.run_dir import opened
+from model_check.errors import StorageError
+from model_check.utils.held import OTHERS_WRITE
+
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""O_NONBLOCK is without effect on a regular file; a FIFO without a reader is refused."""
 
 
 class AppendFile:
@@ -15,12 +24,10 @@ class AppendFile:
         self._lost_bytes = 0
         self._fd: int | None = None
         try:
-            path.parent.mkdir(0o700, parents=True, exist_ok=True)
-            # O_NONBLOCK is without effect on a regular file; a FIFO without a reader is refused.
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
-            self._fd = os.open(path, flags, 0o666)
-        except OSError as error:
-            say(f"cannot open {path}: {error.strerror}; the run goes on without this file")
+            self._fd = _open(path)
+        except (OSError, StorageError) as error:
+            why = getattr(error, "strerror", None) or error
+            say(f"cannot open {path}: {why}; the run goes on without this file")
 
     def write(self, data: bytes) -> None:
         """Append all of `data`, or as much as the disk takes; later writes are tried again."""
@@ -46,3 +53,15 @@ class AppendFile:
         self._fd = None
         if self._lost_bytes:
             self._say(f"{self._path} misses {self._lost_bytes} bytes that the disk did not take")
+
+
+def _open(path: Path) -> int:
+    """In a directory that others may write to, a log of ours may be somebody's file or pipe."""
+    with opened(path.parent) as directory:
+        fd = os.open(path.name, _FLAGS, 0o666, dir_fd=directory.descriptor)
+        status, may_be_planted = os.fstat(fd), directory.status().st_mode & OTHERS_WRITE
+    is_new = status.st_uid == os.geteuid() and status.st_nlink == 1
+    if may_be_planted and (stat.S_ISFIFO(status.st_mode) or not is_new):
+        os.close(fd)
+        raise OSError(errno.EPERM, "another user may have made it")
+    return fd

@@ -6,7 +6,7 @@ import stat
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import msgspec
 from launcher.masking import masked
 from model_check.errors import StorageError
 from model_check.events import readable
-from model_check.utils.files import write_atomic
+from model_check.utils.held import HeldDirectory, NotPlainError, hold
 
 SCHEMA = 1
 LAUNCHER_LOG = "launcher.log"
@@ -35,13 +35,8 @@ def create(path: Path) -> Path:
     """Make the directory, for this launcher alone and readable by its user alone; one that exists
     must be empty, and keeps its mode: who made it chose who may read. Raises StorageError."""
     try:
-        path.mkdir(PRIVATE, parents=True, exist_ok=True)
-        if _is_strangers(path):
-            raise StorageError(
-                f"{path} belongs to another user, in a place where anybody may have made it "
-                "(give --run-dir another path)"
-            )
-        is_free = not any(path.iterdir()) and _claim(path / LAUNCHER_LOG)
+        with opened(path) as directory:
+            is_free = not directory.names() and _claim(directory)
     except OSError as error:
         raise _storage_error(path, error) from error
     if not is_free:
@@ -52,17 +47,38 @@ def create(path: Path) -> Path:
     return path
 
 
-def _is_strangers(path: Path) -> bool:
-    """Names below /tmp can be foreseen: whoever made it could lay links into it for our files, or
-    make it a link itself."""
-    is_public = bool(path.parent.stat().st_mode & stat.S_IWOTH)
-    return is_public and path.lstat().st_uid not in (os.geteuid(), 0)
+def opened(path: Path) -> HeldDirectory:
+    """A run directory, held by its descriptor; made again if somebody deleted it during the run.
+
+    Names below /tmp can be foreseen, and freed: another user could make the directory, or a link in
+    its place, to get our files or to have them written elsewhere. Raises OSError, StorageError.
+    """
+    path = Path(os.path.abspath(path))  # `..` has no name to look up
+    path.mkdir(PRIVATE, parents=True, exist_ok=True)
+    with hold(path.parent) as parent:
+        try:
+            held = parent.directory_or_own_link(path.name)
+        except NotPlainError as error:
+            raise _strangers(path) from error
+        is_public = bool(parent.status().st_mode & stat.S_IWOTH)
+    if is_public and held.status().st_uid not in (os.geteuid(), 0):
+        held.close()
+        raise _strangers(path)
+    return held
 
 
-def _claim(log: Path) -> bool:
+def _strangers(path: Path) -> StorageError:
+    return StorageError(
+        f"{path} belongs to another user, in a place where anybody may have made it "
+        "(give --run-dir another path)"
+    )
+
+
+def _claim(directory: HeldDirectory) -> bool:
     """Make the log; False: another launcher was quicker."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
-        log.touch(exist_ok=False)
+        os.close(os.open(LAUNCHER_LOG, flags, 0o666, dir_fd=directory.descriptor))
     except FileExistsError:
         return False
     return True
@@ -76,18 +92,23 @@ def write(path: Path, data: bytes | str | Mapping[str, Any]) -> None:
     else:
         content = data if isinstance(data, bytes) else readable(data).encode()
     try:
-        path.parent.mkdir(PRIVATE, parents=True, exist_ok=True)  # somebody deleted it meanwhile
-        write_atomic(path, content)
+        with opened(path.parent) as directory:
+            directory.replace(path.name, content)
     except OSError as error:
         raise _storage_error(path, error) from error
 
 
 def keep(evidence: Path, dossier: Path) -> Path:
-    """Where evidence will still be when a later run has written over it: a hard link in `dossier`,
-    or `evidence` itself where there can be none (another file system)."""
-    with suppress(OSError):
-        dossier.mkdir(parents=True, exist_ok=True)
-        (dossier / evidence.name).hardlink_to(evidence)
+    """Where evidence will still be when a later run has written over it: a hard link in `dossier`
+    (two levels below the run directory), or `evidence` itself where there can be none (another file
+    system)."""
+    with suppress(OSError, StorageError), ExitStack() as stack:
+        directory = stack.enter_context(opened(dossier.parents[1]))
+        for name in (dossier.parent.name, dossier.name):
+            with suppress(FileExistsError):
+                directory.make_directory(name)
+            directory = stack.enter_context(directory.directory(name))
+        os.link(evidence, evidence.name, dst_dir_fd=directory.descriptor)
     return kept(evidence, dossier)
 
 

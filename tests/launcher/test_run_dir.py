@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher import run_dir
+from launcher.append_file import AppendFile
 from model_check.errors import StorageError
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +67,76 @@ def test_another_user_reads_nothing_of_a_run(tmp_path: Path) -> None:
             assert other.stdout in (b"", f"{directory}\n".encode())
     finally:
         shutil.rmtree(directory)
+
+
+def vanished(path: Path) -> Path:
+    """A run directory that somebody deleted during the run."""
+    run_dir.create(path)
+    shutil.rmtree(path)
+    return path
+
+
+def test_evidence_of_a_run_whose_directory_vanished_is_private(tmp_path: Path) -> None:
+    weights = tmp_path / "nan.pt"
+    weights.write_text("weights")
+    path = vanished(tmp_path / "run")
+    kept = run_dir.keep(weights, path / "dossier" / "gpu0")
+    assert kept == path / "dossier" / "gpu0" / "nan.pt"
+    assert mode_of(path) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize("trap", ["directory", "link"])
+def test_nothing_is_written_where_another_user_took_the_place_of_a_run_directory(
+    tmp_path: Path, trap: str
+) -> None:
+    tmp_path.chmod(0o1777)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "report.json").write_text("precious")
+    path = vanished(tmp_path / "run")
+    if trap == "directory":
+        path.mkdir(0o777)
+    else:
+        path.symlink_to(mine)
+    os.lchown(path, 4711, 4711)
+    with pytest.raises(StorageError, match="belongs to another user"):
+        run_dir.write(path / "report.json", b"{}")
+    weights = tmp_path / "nan.pt"
+    weights.write_text("weights")
+    assert run_dir.keep(weights, path / "dossier" / "gpu0") == weights
+    said: list[str] = []
+    AppendFile(path / "cpu0.log", said.append).write(b"secret")
+    assert "belongs to another user" in said[0]
+    assert (mine / "report.json").read_text() == "precious"
+    assert [p.name for p in path.iterdir()] == ([] if trap == "directory" else ["report.json"])
+
+
+@pytest.mark.parametrize("plant", ["link", "hard link", "pipe", "file"])
+def test_a_log_that_another_user_laid_ready_is_not_written_to(tmp_path: Path, plant: str) -> None:
+    mine, log = tmp_path / "bashrc", tmp_path / "run" / "cpu0.log"
+    mine.write_text("precious")
+    log.parent.mkdir()
+    log.parent.chmod(0o777)
+    match plant:
+        case "link":
+            log.symlink_to(mine)
+        case "hard link":
+            log.hardlink_to(mine)
+        case "pipe":
+            os.mkfifo(log)
+        case "file" if os.geteuid() == 0:
+            log.touch()
+            os.chown(log, 4711, 4711)
+        case _:
+            pytest.skip("only root can give a file away")
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    said: list[str] = []
+    AppendFile(log, said.append).write(b"secret")
+    assert "the run goes on without this file" in said[0]
+    assert mine.read_text() == "precious"
+    assert os.read(reader, 100) in (b"", b"precious")
+    os.close(reader)
 
 
 def test_a_directory_that_was_laid_ready_keeps_its_mode(tmp_path: Path) -> None:
