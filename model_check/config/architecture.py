@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from model_check.config.schema import ModelSettings
+from model_check.errors import ConfigError
 
 KEYS = (
     "num_layers",
@@ -40,7 +41,7 @@ def differences(weights_of: Mapping[str, Any], model: ModelSettings) -> list[Dif
     """Where `weights_of`, the [model] that weights were trained with, is not the model `model`.
 
     A key that it lacks had its default. A vocabulary of null is the tokenizer's: the shape of the
-    embedding tells.
+    embedding tells. Raises ConfigError.
     """
     theirs, ours = _complete(weights_of), _complete(msgspec.to_builtins(model))
     if None in (theirs["vocab_size"], ours["vocab_size"]):
@@ -49,7 +50,11 @@ def differences(weights_of: Mapping[str, Any], model: ModelSettings) -> list[Dif
 
 
 def _complete(model: Mapping[str, Any]) -> dict[str, Any]:
-    """With defaults, and the width of a head."""
-    values = {**msgspec.to_builtins(ModelSettings()), **model}
-    values["head_dim"] = values["head_dim"] or values["hidden_size"] // values["num_heads"]
+    """With defaults, and the width of a head. Raises ConfigError: no model has such values."""
+    try:
+        known = msgspec.convert({key: model[key] for key in KEYS if key in model}, ModelSettings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the [model] settings of these weights are damaged: {error}") from error
+    values: dict[str, Any] = msgspec.to_builtins(known)
+    values["head_dim"] = known.head_dim or known.hidden_size // known.num_heads
     return values

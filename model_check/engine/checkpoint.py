@@ -50,7 +50,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: written by another version (schema {schema}, this one reads {SCHEMA})"
         )
-    return state
+    match state:
+        case {"model": dict(), "settings": {"model": dict()}}:
+            return state
+    raise CheckpointError(f"{path}: not a checkpoint of ours: it has no weights, or no settings")
 
 
 @contextmanager

@@ -23,24 +23,28 @@ def load_weights(model: nn.Module, settings: ModelSettings, directory: Path) -> 
 
     Raises ConfigError when the directory holds another geometry; the model is then as it was.
     """
-    _refuse_other_settings(settings, directory)
+    config = directory / "config.json"
+    if config.is_file():
+        _refuse_other_settings(settings, config)
     files = _files_of_tensors(directory)
     parameters = {their_name(name): p for name, p in model.named_parameters()}
     _refuse_other_tensors(parameters, files, directory)
+    if not config.is_file():
+        raise ConfigError(
+            f"model.init_from: {directory} has no config.json, and shapes do not tell its heads, "
+            "rotary base and norms: put the model's config.json there"
+        )
     for name, parameter in parameters.items():
         parameter.copy_(_tensor(files[name], name))
 
 
-def _refuse_other_settings(settings: ModelSettings, directory: Path) -> None:
+def _refuse_other_settings(settings: ModelSettings, file: Path) -> None:
     """What tensors cannot tell by their shapes, heads and rotary bases among it."""
-    file = directory / "config.json"
-    if not file.is_file():
-        return
     other = differences(read_config(file), settings)
     if other:
         raise ConfigError(
             f"model.init_from: {file} describes another model: {', '.join(map(str, other))}; "
-            f"model.geometry={directory} takes all of it from there"
+            f"model.geometry={file.parent} takes all of it from there"
         )
 
 

@@ -21,14 +21,15 @@ from model_check.errors import EXIT_USAGE, StorageError
 
 def state(**changes: Any) -> dict[str, Any]:
     weights = torch.arange(64.0).reshape(8, 8)
-    return {"schema": SCHEMA, "step": 7, "model": {"weight": weights}, "loss": 2.5} | changes
+    usual = {"schema": SCHEMA, "step": 7, "model": {"weight": weights}, "loss": 2.5}
+    return usual | {"settings": {"model": {}}} | changes
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "new" / "step_7.pt", state())
     read = read_checkpoint(tmp_path / "new" / "step_7.pt")
     assert torch.equal(read.pop("model")["weight"], state()["model"]["weight"])
-    assert read == {"schema": SCHEMA, "step": 7, "loss": 2.5}
+    assert read == {"schema": SCHEMA, "step": 7, "loss": 2.5, "settings": {"model": {}}}
 
 
 def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model_check.data.weights import weights_directory
-from model_check.errors import ConfigError, DataError
+from model_check.errors import ConfigError, DataError, UsageError
 from model_check.models.hf import export
 from tests.engine.conftest import OTHER_ARCHITECTURES, FakeBatch, FakeSource, make_settings
 
@@ -52,6 +52,30 @@ def test_a_checkpoint_of_another_architecture_with_equal_shapes_is_refused(
     expected = rf"holds the weights of another model: .*\b{key} .* here, .* there"
     with pytest.raises(ConfigError, match=expected):
         tiny_run(model__init_from=trained[0], **OTHER_ARCHITECTURES[key])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda state: state.pop("settings"), "not a checkpoint of ours: it has no weights, or no"),
+        (lambda state: state["settings"].pop("model"), "not a checkpoint of ours: it has no"),
+        (lambda state: state["settings"]["model"].update(num_heads=None), "settings .* damaged"),
+        (lambda state: state["settings"]["model"].update(num_heads=0), "settings .* are damaged"),
+    ],
+)
+@pytest.mark.parametrize("setting", ["model__init_from", "training__resume"])
+def test_a_checkpoint_that_does_not_say_which_model_it_holds_is_refused(
+    tiny_run: MakeRun,
+    trained: tuple[Path, dict[str, torch.Tensor]],
+    change: Callable[[dict[str, Any]], object],
+    words: str,
+    setting: str,
+) -> None:
+    state = torch.load(trained[0], weights_only=True)
+    change(state)
+    torch.save(state, trained[0])
+    with pytest.raises((ConfigError, UsageError), match=words):
+        tiny_run(**{setting: trained[0]})
 
 
 def test_a_head_width_that_is_spelt_out_is_the_same_model(

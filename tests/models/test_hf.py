@@ -120,6 +120,17 @@ def test_missing_unexpected_and_other_shapes_are_named(settings: Make, tmp_path:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_a_directory_that_does_not_say_which_model_it_holds_is_refused(
+    settings: Make, tmp_path: Path
+) -> None:
+    source = settings()
+    export(saved(built(source), source, tmp_path / "last.pt"), tmp_path / "out")
+    (tmp_path / "out" / "config.json").unlink()
+    other = settings(rope_theta=10.0)
+    with pytest.raises(ConfigError, match=r"has no config\.json, and shapes do not tell its heads"):
+        load_weights(built(other), other.model, tmp_path / "out")
+
+
 def test_an_untied_model_tells_that_the_weights_are_tied(settings: Make, tmp_path: Path) -> None:
     source = settings(tie_word_embeddings=True)
     export(saved(built(source), source, tmp_path / "last.pt"), tmp_path / "out")
