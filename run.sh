@@ -13,7 +13,10 @@ source "$root/launcher/environment.sh"
 # No cd: paths in the arguments are relative to where the user is. -P, for the same reason: a
 # launcher/ or a types.py in that directory is not ours.
 export MODEL_CHECK_PYTHONPATH_BEFORE=${PYTHONPATH-}
-export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+path=:${PYTHONPATH-}:
+while [[ $path == *::* ]]; do path=${path//::/:}; done # an empty element is that directory, too
+path=${path#:} path=${path%:}
+export PYTHONPATH=$root${path:+:$path}
 if ! python_was_chosen && ready; then
     exec "$venv/bin/python" -P -m launcher "$@"
 fi

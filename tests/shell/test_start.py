@@ -40,6 +40,18 @@ def test_the_callers_python_path_is_kept_and_told(ready: Tree, before: str) -> N
     assert seen["path"] == (f"{ready.root}:{before}" if before else str(ready.root))
 
 
+@pytest.mark.parametrize(
+    ("before", "kept"), [(":", ""), (":/a", ":/a"), ("/a:", ":/a"), ("/a:::/b", ":/a:/b")]
+)
+def test_an_empty_element_of_the_python_path_is_not_the_working_directory(
+    ready: Tree, before: str, kept: str
+) -> None:
+    """`PYTHONPATH=$PYTHONPATH:/a` leaves one where it was not set."""
+    (ready.cwd / "types.py").write_text("raise SystemExit('imported')")
+    seen = ready.seen(PYTHONPATH=before)
+    assert (seen["path"], seen["before"]) == (f"{ready.root}{kept}", before)
+
+
 def test_the_exit_code_is_the_launchers(ready: Tree) -> None:
     assert ready("exit", "7").returncode == 7
 
