@@ -20,6 +20,7 @@ COPIED = (
     *("launcher/__init__.py", "launcher/environment.sh", "launcher/environment.py"),
     *("launcher/installation.py", "launcher/requirements.py", "model_check/__init__.py"),
     *("model_check/errors.py", "model_check/utils/__init__.py", "model_check/utils/files.py"),
+    "model_check/utils/held.py",
 )
 
 PYPROJECT = """\
