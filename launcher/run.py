@@ -65,8 +65,9 @@ def _run(session: Session, argv: Sequence[str], printer: Printer) -> int:
     outcome = _execute(session, printer, watch, facts, monitor)
     facts["duration_s"] = round(time.monotonic() - started, 3)
     result = _judge(facts, outcome, watch)
-    records = {} if monitor is None else monitor.records
-    result = with_health(result, records, facts["fail_on"])
+    healths = {} if monitor is None else monitor.healths
+    facts["healths"] = msgspec.to_builtins(healths, str_keys=True)
+    result = with_health(result, healths, facts["fail_on"])
     _close(session, printer, facts, result)
     return result.exit_code
 

@@ -23,7 +23,7 @@ from launcher import libc, run_dir
 from launcher.append_file import AppendFile
 from launcher.signals import requests_held
 from launcher.telemetry.sampler import ANNOUNCEMENT_BYTES
-from launcher.verdict.health import Record, trouble_symptom
+from launcher.verdict.health import Health, Record, trouble_symptom
 from launcher.verdict.xids import xid_symptom
 from model_check.events import SCHEMA, GpuEvent, Trouble, Watched, Xid, encode
 
@@ -73,6 +73,11 @@ class Monitor:
     def fd(self) -> int | None:
         """What to read from when it is readable, until `close`; None: there is no sampler."""
         return self._sampler.stdout.fileno() if self._sampler and self._sampler.stdout else None
+
+    @property
+    def healths(self) -> dict[str, Health | None]:
+        """What was told of each worker's GPU so far comes down to this."""
+        return {worker: record.health() for worker, record in self.records.items()}
 
     @property
     def due(self) -> float:

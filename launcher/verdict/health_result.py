@@ -4,35 +4,34 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from launcher.verdict.health import Health, Record, symptoms
+from launcher.verdict.health import Health, symptoms
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import Symptom, worst
 from model_check.errors import EXIT_HEALTH, EXIT_INTERNAL, EXIT_PASS
 
+Healths = Mapping[str, Health | None]
+"""Of the workers that were to be watched; None: nothing was told of its GPU."""
 Symptoms = Mapping[str, list[Symptom]]
 """Worker -> what is wrong with its GPU, or not known of it; a worker without any is not in it."""
 
 
-def with_health(
-    result: RunResult, records: Mapping[str, Record], fail_on: Collection[str]
-) -> RunResult:
-    """The result with each worker's telemetry. `records`: of the workers that were to be watched.
+def with_health(result: RunResult, healths: Healths, fail_on: Collection[str]) -> RunResult:
+    """The result with each worker's telemetry.
 
     A hard symptom fails its GPU's row, whatever the row was; any other makes a PASS a WARN. The
     run ends with exit code 22 for a severity that `fail_on` holds, unless it failed otherwise.
     """
-    healths = {name: record.health() for name, record in records.items()}
     told = _told(result, healths)
     workers = [
         _row(msgspec.structs.replace(worker, telemetry=healths.get(worker.name)), told)
         for worker in result.workers
     ]
     decided = _decided(result, told, fail_on)
-    summary = "; ".join([decided.summary, *_remarks(result, decided, told, records)])
+    summary = "; ".join([decided.summary, *_remarks(result, decided, told, healths)])
     return msgspec.structs.replace(decided, summary=summary, workers=workers)
 
 
-def _told(result: RunResult, healths: Mapping[str, Health | None]) -> Symptoms:
+def _told(result: RunResult, healths: Healths) -> Symptoms:
     """A run that failed before anything was heard of its GPUs has nothing to say of them."""
     told = {
         worker.name: symptoms(worker.name, healths[worker.name])
@@ -99,9 +98,7 @@ def _is_held(found: Sequence[Symptom], fail_on: Collection[str]) -> bool:
     return any(symptom.severity.lower() in fail_on for symptom in found)
 
 
-def _remarks(
-    result: RunResult, decided: RunResult, told: Symptoms, records: Mapping[str, Record]
-) -> list[str]:
+def _remarks(result: RunResult, decided: RunResult, told: Symptoms, healths: Healths) -> list[str]:
     """What else a person should know of the GPUs of a run that nothing but a GPU failed."""
     if result.exit_code != EXIT_PASS:
         return []
@@ -115,7 +112,7 @@ def _remarks(
     if soft:
         whom = ", ".join(dict.fromkeys(soft))
         remarks.append(f"{len(soft)} warning{'' if len(soft) == 1 else 's'} about {whom}")
-    if any(worker.gpu is not None and worker.name not in records for worker in result.workers):
+    if any(worker.gpu is not None and worker.name not in healths for worker in result.workers):
         remarks.append("nobody watched the health of the GPUs (launch.telemetry_interval_s = 0)")
     return remarks
 

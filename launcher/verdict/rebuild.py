@@ -11,8 +11,8 @@ from launcher import run_dir
 from launcher.policy import request_of
 from launcher.verdict import evidence, report
 from launcher.verdict.closing import closing_lines
-from launcher.verdict.health import Record
-from launcher.verdict.health_result import with_health
+from launcher.verdict.health import Health, Record
+from launcher.verdict.health_result import Healths, with_health
 from launcher.verdict.history import History
 from launcher.verdict.judge import judge
 from launcher.verdict.results import Case, Ended, RunEnd, RunResult
@@ -55,23 +55,31 @@ def _rebuilt(directory: Path) -> RunResult:
     watch.finish()
     evidence.find(watch.histories, directory.absolute())
     end, ended = _read_end(directory, run, watch)
+    healths = _read_healths(directory, run)
     histories = {worker.name: watch.histories.get(worker.name, History()) for worker in ended}
     result = judge(Case(run, end, ended, histories, watch.agreed_steps))
-    return with_health(result, _records(directory, run), run.get("fail_on", FAIL_ON))
+    return with_health(result, healths, run.get("fail_on", FAIL_ON))
 
 
-def _records(directory: Path, run: dict[str, Any]) -> dict[str, Record]:
-    """Of the workers that were to be watched."""
+def _read_healths(directory: Path, run: dict[str, Any]) -> Healths:
+    """As the run knew them at its end. A telemetry file may be gone or cut since then: it speaks
+    only for a run whose launcher was killed."""
+    try:
+        if "healths" in run:
+            types = dict[str, Health | None]
+            return msgspec.convert(run.pop("healths"), types, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _not_ours(directory, error) from error
     if run.get("telemetry_interval_s") == 0:
         return {}
-    return {name: _record(run_dir.telemetry_path(directory, name)) for name in run.get("gpus", {})}
+    return {name: _heard(run_dir.telemetry_path(directory, name)) for name in run.get("gpus", {})}
 
 
-def _record(path: Path) -> Record:
+def _heard(path: Path) -> Health | None:
     record = Record()
     for event in _lines(path, decode_gpu):
         record.record(event)
-    return record
+    return record.health()
 
 
 def _read_end(directory: Path, run: dict[str, Any], watch: Watch) -> tuple[RunEnd, list[Ended]]:
@@ -82,7 +90,7 @@ def _read_end(directory: Path, run: dict[str, Any], watch: Watch) -> tuple[RunEn
                 msgspec.convert(run.pop("ended"), list[Ended]),
             )
     except (KeyError, msgspec.ValidationError) as error:
-        raise UsageError(f"{directory / 'run.json'}: not as we wrote it: {error}") from error
+        raise _not_ours(directory, error) from error
     if _is_running(run):
         raise UsageError(f"{directory}: this run is still going (launcher pid {run['pid']})")
     # The supervisor itself was killed: what its workers said is all there is.
@@ -92,6 +100,10 @@ def _read_end(directory: Path, run: dict[str, Any], watch: Watch) -> tuple[RunEn
         disagreement=watch.disagreement,
     )
     return end, [_by_its_word(name, watch.histories[name]) for name in run["groups"]]
+
+
+def _not_ours(directory: Path, error: Exception) -> UsageError:
+    return UsageError(f"{directory / 'run.json'}: not as we wrote it: {error}")
 
 
 def _is_running(run: dict[str, Any]) -> bool:

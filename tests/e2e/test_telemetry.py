@@ -210,6 +210,39 @@ def test_a_gpu_that_is_condemned_is_never_a_green_pass(launch: Launch, what: str
 
 
 WAIT_FOR_XID = wait_for("gpu0.telemetry.jsonl", '"xid":79')
+
+
+def without(path: Path) -> None:
+    path.unlink()
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+
+
+def not_a_file(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("harm", [without, cut_short, not_a_file])
+def test_a_telemetry_file_that_was_harmed_after_the_run_changes_no_report(
+    launch: Launch, harm: Callable[[Path], None]
+) -> None:
+    run = launch([gpu(0), gpu(1, ecc_uncorrected="0|2")], SAMPLED, rules=[xid(1, 79)])
+    assert run.exit_code == 22
+    for file in run.directory.glob("*.telemetry.jsonl"):
+        harm(file)
+    assert run.rebuilt() == 22
+
+
+def test_a_run_directory_that_was_deleted_under_the_run_keeps_its_verdict(launch: Launch) -> None:
+    script = f'{wait_for("gpu0.telemetry.jsonl", "counters")}; rm -rf "$MODEL_CHECK_RUN_DIR"'
+    run = launch([gpu(0, remap_failed=1)], script)
+    assert run.exit_code == 22, run.lines
+    assert run.rebuilt() == 22
+
+
 DEATHS = {
     "its own failure": (f"{WAIT_FOR_XID}; echo CUDA error >&2; exit 7", (), 7, "exit code 7"),
     "a hang": (f"{WAIT_FOR_XID}; sleep 600", ("--hang-timeout", "2"), 124, "silent for"),

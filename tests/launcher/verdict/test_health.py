@@ -1,5 +1,6 @@
 """What telemetry comes down to, what of it is a symptom, and what that does to a verdict."""
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,11 @@ def health_of(*events: GpuEvent) -> Health:
     health = told(*events).health()
     assert health is not None
     return health
+
+
+def judged(result: RunResult, records: Mapping[str, Record], fail_on: Collection[str]) -> RunResult:
+    healths = {name: record.health() for name, record in records.items()}
+    return with_health(result, healths, fail_on)
 
 
 def found_in(*events: GpuEvent) -> list[Symptom]:
@@ -302,7 +308,7 @@ def test_what_a_symptom_does_to_a_run_that_nothing_else_failed(
     row: Verdict,
     severity: Severity | None,
 ) -> None:
-    result = with_health(result_of(PASS, PASS), {"GPU0": WELL, "GPU1": record}, fail_on)
+    result = judged(result_of(PASS, PASS), {"GPU0": WELL, "GPU1": record}, fail_on)
     assert (result.exit_code, result.verdict) == (exit_code, run)
     assert [worker.verdict for worker in result.workers] == [PASS, row]
     assert result.workers[1].severity is severity
@@ -317,7 +323,7 @@ def test_the_summary_names_gpu_figures_and_one_cure() -> None:
         Xid(t=1, xid=48),
         Counters(t=2, ecc_uncorrected=2, remap_pending=True),
     )
-    result = with_health(result_of(PASS), {"GPU0": many}, DEFAULT)
+    result = judged(result_of(PASS), {"GPU0": many}, DEFAULT)
     assert result.summary == (
         "GPU0: 2 new uncorrected memory errors (ECC) during this run, a row of its memory waits to "
         "be remapped, Xid 63 (a row of memory was remapped, or will be), Xid 48 (double-bit memory "
@@ -331,13 +337,13 @@ def test_the_summary_names_gpu_figures_and_one_cure() -> None:
 
 
 def test_a_warning_passes_and_is_counted_in_the_last_line() -> None:
-    result = with_health(result_of(PASS, PASS), {"GPU0": WELL, "GPU1": NARROW}, DEFAULT)
+    result = judged(result_of(PASS, PASS), {"GPU0": WELL, "GPU1": NARROW}, DEFAULT)
     assert result.summary == "as it was; 1 warning about GPU1"
     assert [len(worker.warnings) for worker in result.workers] == [0, 1]
 
 
 def test_a_gpu_that_the_settings_let_pass_is_told_all_the_same() -> None:
-    result = with_health(result_of(PASS), {"GPU0": FAILED_REMAP}, ())
+    result = judged(result_of(PASS), {"GPU0": FAILED_REMAP}, ())
     assert result.summary == (
         "as it was; GPU0: a row of its memory could not be remapped: have the board replaced; "
         "launch.fail_on lets it pass"
@@ -348,7 +354,7 @@ def test_a_gpu_that_the_settings_let_pass_is_told_all_the_same() -> None:
 def test_a_run_that_ended_otherwise_keeps_its_exit_code_and_tells_both(exit_code: int) -> None:
     before = result_of(Verdict.FAIL, Verdict.STOPPED, exit_code=exit_code)
     records = {"GPU0": WELL, "GPU1": FAILED_REMAP}
-    result = with_health(before, records, ALL)
+    result = judged(before, records, ALL)
     assert (result.exit_code, result.verdict, result.culprits) == (exit_code, before.verdict, [])
     assert result.summary == (
         "as it was; GPU1: a row of its memory could not be remapped: have the board replaced"
@@ -359,25 +365,25 @@ def test_a_run_that_ended_otherwise_keeps_its_exit_code_and_tells_both(exit_code
 
 def test_what_is_not_proven_is_decided_by_a_symptom() -> None:
     unproven = replace(result_of(Verdict.INCONCLUSIVE, exit_code=70), verdict=Verdict.INCONCLUSIVE)
-    result = with_health(unproven, {"GPU0": FAILED_REMAP}, DEFAULT)
+    result = judged(unproven, {"GPU0": FAILED_REMAP}, DEFAULT)
     assert (result.exit_code, result.verdict) == (22, Verdict.FAIL)
     assert result.summary.endswith("have the board replaced; as it was")
-    assert with_health(unproven, {"GPU0": WELL}, DEFAULT).exit_code == 70
+    assert judged(unproven, {"GPU0": WELL}, DEFAULT).exit_code == 70
 
 
 def test_a_gpu_that_nobody_watches_is_never_told_as_healthy() -> None:
     (worker,) = result_of(PASS).workers
     watched = replace(worker, gpu={"uuid": "GPU-0"})
-    result = with_health(replace(result_of(PASS), workers=[watched]), {}, DEFAULT)
+    result = judged(replace(result_of(PASS), workers=[watched]), {}, DEFAULT)
     assert (result.exit_code, result.workers[0].verdict) == (0, PASS)
     assert result.summary == (
         "as it was; nobody watched the health of the GPUs (launch.telemetry_interval_s = 0)"
     )
-    assert with_health(result_of(PASS), {}, DEFAULT).summary == "as it was"  # a CPU has none
+    assert judged(result_of(PASS), {}, DEFAULT).summary == "as it was"  # a CPU has none
 
 
 def test_a_run_that_failed_before_it_was_watched_says_nothing_of_it() -> None:
-    result = with_health(result_of(Verdict.FAIL, exit_code=7), {"GPU0": Record()}, ALL)
+    result = judged(result_of(Verdict.FAIL, exit_code=7), {"GPU0": Record()}, ALL)
     assert (result.exit_code, result.summary) == (7, "as it was")
     assert result.workers[0].warnings == []
 
@@ -385,7 +391,7 @@ def test_a_run_that_failed_before_it_was_watched_says_nothing_of_it() -> None:
 def test_a_failed_worker_keeps_its_cause_and_carries_the_class_of_its_gpu() -> None:
     failed = replace(result_of(Verdict.FAIL, exit_code=7), culprits=["GPU0"])
     own = [replace(worker, cause="exit code 7") for worker in failed.workers]
-    result = with_health(replace(failed, workers=own), {"GPU0": told(Xid(t=1, xid=79))}, DEFAULT)
+    result = judged(replace(failed, workers=own), {"GPU0": told(Xid(t=1, xid=79))}, DEFAULT)
     (worker,) = result.workers
     assert (worker.cause, worker.severity) == ("exit code 7", Severity.ISOLATE)
     assert worker.symptoms[0].startswith("Xid 79 (the GPU has fallen off the bus)")
@@ -394,14 +400,14 @@ def test_a_failed_worker_keeps_its_cause_and_carries_the_class_of_its_gpu() -> N
 
 def test_what_is_wrong_with_several_gpus_alike_is_one_line() -> None:
     records = {"GPU0": SILENT, "GPU1": SILENT}
-    result = with_health(result_of(PASS, PASS), records, DEFAULT)
+    result = judged(result_of(PASS, PASS), records, DEFAULT)
     lines = [line for line in closing_lines(result, Path("run"), 0) if "warning: " in line]
     assert lines == [
         "warning: GPU0, GPU1: telemetry ended: NVML was silent for 11 s: its health from then on "
         "is not known"
     ]
     lost = {"GPU0": FAILED_REMAP, "GPU1": FAILED_REMAP}
-    summary = with_health(result_of(PASS, PASS), lost, DEFAULT).summary
+    summary = judged(result_of(PASS, PASS), lost, DEFAULT).summary
     assert summary == (
         "GPU0, GPU1: a row of its memory could not be remapped: have the board replaced"
     )
@@ -409,7 +415,7 @@ def test_what_is_wrong_with_several_gpus_alike_is_one_line() -> None:
 
 def test_the_page_has_a_row_for_each_gpu_and_says_what_is_not_known() -> None:
     records = {"GPU0": told(BUSY, Counters(t=1, ecc_corrected=0)), "GPU1": FAILED_REMAP}
-    html = page(with_health(result_of(PASS, PASS), records, DEFAULT))
+    html = page(judged(result_of(PASS, PASS), records, DEFAULT))
     assert "<h2>GPUs</h2>" in html
     assert html.count("n/a (n/a)") == 2
     assert "could not be remapped" in html
