@@ -32,6 +32,13 @@ _COUNTED = (
     "nvlink_errors",
 )
 """The members of Counters that only grow."""
+_UNCORRECTED = ("ecc_uncorrected", "ecc_uncorrected_total")
+"""Each counts what the other does, from another beginning on."""
+_CONDEMNING = {
+    **dict.fromkeys(_UNCORRECTED, "memory errors"),
+    **dict.fromkeys(("remap_pending", "remap_failed"), "remapped rows"),
+}
+"""The members of Counters that could condemn a GPU, and how messages call them."""
 
 _COOL = "check its fans, the air flow and the temperature of the room"
 _SLOWDOWNS = (
@@ -100,6 +107,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_errors_new: int | None
     xids: dict[int, int] | None
     """How often each came; None: this driver tells none."""
+    told_no_more: list[str]
+    """What could condemn it, was told, and was not told at the end."""
     trouble: list[Trouble]
     """What NVML could not tell, and why."""
 
@@ -228,6 +237,7 @@ class Record(Struct):
             pcie_replays_new=self._new("pcie_replays"),
             nvlink_errors_new=self._new("nvlink_errors"),
             xids=dict(self._xids) if self._xids or told("watches_xids") else None,
+            told_no_more=self._told_no_more(),
             trouble=list(self._troubles),
         )
 
@@ -244,9 +254,20 @@ class Record(Struct):
         return self._gained.get(name)
 
     def _new_uncorrected(self) -> int | None:
-        """A device that does not tell the errors since load may tell those of its life."""
-        since_load = self._new("ecc_uncorrected")
-        return self._new("ecc_uncorrected_total") if since_load is None else since_load
+        """The larger gain: errors since load are forgotten in a reset, those of the board's life
+        are not, and a device may tell only one of the two."""
+        gains = (self._new(name) for name in _UNCORRECTED)
+        return max((gain for gain in gains if gain is not None), default=None)
+
+    def _told_no_more(self) -> list[str]:
+        """One count of the errors that was told until the end is enough."""
+        at_the_end = self._last or Counters()
+        ended = [
+            name for name in _CONDEMNING if name in self._told and getattr(at_the_end, name) is None
+        ]
+        is_counted = any(name in self._gained and name not in ended for name in _UNCORRECTED)
+        untold = [name for name in ended if not (is_counted and name in _UNCORRECTED)]
+        return list(dict.fromkeys(_CONDEMNING[name] for name in untold))
 
     def _state(self, name: str) -> bool | None:
         value = self._told.get(name)
@@ -301,9 +322,15 @@ def symptoms(worker: str, health: Health | None) -> list[Symptom]:
         *_speed_symptoms(health),
         *(trouble_symptom(worker, trouble) for trouble in health.trouble),
     ]
-    if _tells_no_fault(health) and not health.trouble:
+    if health.told_no_more:
+        whats = " and ".join(health.told_no_more)
+        found.append(_not_known(f"it told {whats}, and no more at the end: {_LOST_SIGHT}"))
+    elif _tells_no_fault(health) and not health.trouble:
         found.append(_not_known("it tells neither memory errors nor Xids: its health is not known"))
     return found
+
+
+_LOST_SIGHT = "its health from then on is not known"
 
 
 def _not_known(figure: str) -> Symptom:
@@ -370,9 +397,8 @@ def _hottest(health: Health) -> str:
 def trouble_symptom(worker: str, trouble: Trouble) -> Symptom:
     """`worker`: whose GPU; empty: NVML itself."""
     if trouble.code is None:
-        cure = "its health from then on is not known"
         figure = f"telemetry ended: {trouble.text}"
-        return Symptom(Severity.MONITOR, figure, cure, CauseClass.UNKNOWN)
+        return Symptom(Severity.MONITOR, figure, _LOST_SIGHT, CauseClass.UNKNOWN)
     number = worker.removeprefix("GPU").partition(".")[0]
     cure = cure_for(trouble.code, int(number) if number else None).removesuffix(f" ({WITHOUT})")
     effect = "telemetry of it ends" if trouble.lost else "telemetry has a gap"

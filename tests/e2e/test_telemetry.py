@@ -166,6 +166,12 @@ HARD: dict[str, tuple[dict[str, int | str], list[str], str, str]] = {
         "2 new uncorrected memory errors (ECC) during this run: distrust its results; end what "
         "runs on it, then `nvidia-smi --gpu-reset -i 1`",
     ),
+    "uncorrected, in its life": (
+        {"ecc_uncorrected": 0, "ecc_uncorrected_total": "4|6"},
+        [],
+        "ISOLATE",
+        "2 new uncorrected memory errors (ECC) during this run: distrust its results; end what ",
+    ),
     "failed remap": (
         {"remap_failed": 1},
         [],
@@ -302,6 +308,17 @@ def test_a_remap_of_before_the_run_counts_and_errors_of_before_it_do_not(launch:
     old = gpu(0, ecc_uncorrected=7, ecc_uncorrected_total=9, remapped_uncorrected=3)
     run = launch([old], SAMPLED)
     assert (run.exit_code, run.verdicts()) == (0, ["PASS"])
+
+
+@pytest.mark.parametrize("more", [{"ecc_uncorrected_total": "0|-"}, {"remap_pending": "0|-"}])
+def test_errors_that_are_told_at_the_start_alone_are_not_told_as_none(
+    launch: Launch, more: dict[str, int | str]
+) -> None:
+    run = launch([gpu(0), gpu(1, ecc_uncorrected="0|-", **more)], SAMPLED)
+    assert (run.exit_code, run.verdicts()) == (0, ["PASS", "WARN"])
+    assert "and no more at the end: its health from then on is not known" in run.warnings[0]
+    assert run.report()["workers"][1]["cause_class"] == "unknown"
+    assert run.rebuilt() == 0
 
 
 def test_an_interval_of_zero_asks_nothing_and_says_so(launch: Launch) -> None:

@@ -126,6 +126,45 @@ def test_a_gpu_that_tells_only_the_errors_of_its_life_is_judged_by_them() -> Non
     assert found_in(*counters)[0].severity is Severity.ISOLATE
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "new"),
+    [
+        ({"ecc_uncorrected": 0, "ecc_uncorrected_total": 4}, {"ecc_uncorrected_total": 6}, 2),
+        ({"ecc_uncorrected": 0, "ecc_uncorrected_total": 4}, {"ecc_uncorrected": 3}, 3),
+        ({"ecc_uncorrected": 2}, {"ecc_uncorrected": 2, "ecc_uncorrected_total": 9}, 0),
+    ],
+)
+def test_the_larger_gain_of_the_two_counts_of_errors_decides(
+    before: dict[str, int], after: dict[str, int], new: int
+) -> None:
+    health = health_of(Counters(t=1, **before), Counters(t=2, **after))
+    assert (health.ecc_uncorrected_new, health.told_no_more) == (new, [])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "what"),
+    [
+        ({"ecc_uncorrected": 0}, {}, "memory errors"),
+        ({"ecc_uncorrected": 0}, {"ecc_uncorrected_total": 5}, "memory errors"),
+        (
+            {"remap_pending": False, "remap_failed": False},
+            {"remap_pending": False},
+            "remapped rows",
+        ),
+        ({"ecc_uncorrected": 0, "remap_failed": False}, {}, "memory errors and remapped rows"),
+    ],
+)
+def test_a_figure_that_is_told_no_more_leaves_the_health_unknown(
+    before: dict[str, int], after: dict[str, int], what: str
+) -> None:
+    (symptom,) = found_in(
+        Counters(t=1, watches_xids=True, **before), Counters(t=2, watches_xids=True, **after)
+    )
+    words = f"it told {what}, and no more at the end: its health from then on is not known"
+    assert symptom.figure == words
+    assert (symptom.severity, symptom.cause_class) == (Severity.MONITOR, CauseClass.UNKNOWN)
+
+
 LOST = Trouble(t=1, call="nvmlDeviceGetTemperature", code=15, text="GPU is lost", lost=True)
 
 
