@@ -9,6 +9,7 @@ from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import Symptom, worst
 from model_check.errors import EXIT_HEALTH, EXIT_INTERNAL, EXIT_PASS
 
+_LETS_PASS = "launch.fail_on lets it pass"
 Healths = Mapping[str, Health | None]
 """Of the workers that were to be watched; None: nothing was told of its GPU."""
 Symptoms = Mapping[str, list[Symptom]]
@@ -69,20 +70,23 @@ def _graded(worker: WorkerResult, found: Sequence[Symptom]) -> WorkerResult:
 
 
 def _decided(result: RunResult, told: Symptoms, fail_on: Collection[str]) -> RunResult:
-    """The result with the hard symptoms in its summary, and failed by those that `fail_on` holds.
+    """The result with the hard symptoms in its summary, and failed by those that `fail_on` holds:
+    its culprits are the GPUs that have one, and they come first.
 
     A run that failed otherwise stays what it is: its exit code is that of its first culprit.
     """
     held = {name: found for name, found in told.items() if _is_held(found, fail_on)}
     hard = {name: found for name, found in told.items() if worst(found).is_hard}
     if held and _is_open(result):
+        makes = [] if held.keys() & hard.keys() else ["launch.fail_on makes this a failure"]
         before = [] if result.verdict is Verdict.PASS else [result.summary]
-        before += [] if hard else ["launch.fail_on makes this a failure"]
+        others = {name: found for name, found in hard.items() if name not in held}
+        passes = [f"{_sentences(others)}; {_LETS_PASS}"] if others else []
         return msgspec.structs.replace(
             result,
             verdict=Verdict.FAIL,
             exit_code=EXIT_HEALTH,
-            summary="; ".join([_sentences(hard | held), *before]),
+            summary="; ".join([_sentences(held), *makes, *before, *passes]),
             culprits=list(held),
         )
     if not hard:
@@ -90,7 +94,7 @@ def _decided(result: RunResult, told: Symptoms, fail_on: Collection[str]) -> Run
     summary = f"{result.summary}; {_sentences(hard)}"
     if result.verdict is not Verdict.PASS:
         return msgspec.structs.replace(result, summary=summary)
-    summary += "; launch.fail_on lets it pass"
+    summary += f"; {_LETS_PASS}"
     return msgspec.structs.replace(result, verdict=Verdict.WARN, summary=summary)
 
 

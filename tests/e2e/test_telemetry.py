@@ -297,6 +297,27 @@ def test_a_slow_link_fails_a_run_only_where_the_settings_say_so(
     assert run.rebuilt() == code
 
 
+@pytest.mark.parametrize(
+    ("setting", "xids", "first", "then"),
+    [
+        ("monitor", [xid(0, 79), xid(1, 13)], "GPU1: Xid 13 ", "GPU0: Xid 79 "),
+        ("reset", [xid(0, 79), xid(1, 63)], "GPU1: Xid 63 ", "GPU0: Xid 79 "),
+        ("isolate", [xid(0, 63), xid(1, 79)], "GPU1: Xid 79 ", "GPU0: Xid 63 "),
+    ],
+)
+def test_the_gpu_that_the_settings_fail_comes_before_one_that_they_let_pass(
+    launch: Launch, setting: str, xids: list[str], first: str, then: str
+) -> None:
+    run = launch([gpu(0), gpu(1)], SAMPLED, f"launch.fail_on={setting}", rules=xids)
+    assert (run.exit_code, run.report()["culprits"]) == (22, ["GPU1"])
+    headline = run.lines[-1]
+    assert headline.startswith(f"[launcher] FAIL: {first}")
+    assert headline.endswith("; launch.fail_on lets it pass (exit code 22)")
+    assert headline.index(then) > headline.index(first)
+    assert ("launch.fail_on makes this a failure" in headline) is (setting == "monitor")
+    assert run.rebuilt() == 22
+
+
 def test_a_condemned_gpu_that_the_settings_let_pass_is_no_green_pass(launch: Launch) -> None:
     run = launch([gpu(0, remap_failed=1)], SAMPLED, "launch.fail_on=reset")
     assert (run.exit_code, run.verdicts(), run.report()["verdict"]) == (0, ["FAIL"], "WARN")
