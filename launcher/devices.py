@@ -5,7 +5,7 @@ from functools import cached_property
 
 from msgspec import Struct
 
-from launcher.gpus.broken import broken_wanted
+from launcher.gpus.broken import broken_needed
 from launcher.gpus.choose import auto_count, check_selector, choose, describe_choice, why_busy
 from launcher.gpus.cures import MISSING
 from launcher.gpus.probe import BrokenGpu, Gpu, GpuProbe, Snapshot
@@ -55,9 +55,9 @@ class Machine:
             raise NoGpuError(f"{self.why_no_gpu()} (--device cpu trains without)")
         return bool(self.visible)
 
-    def broken(self, selector: str) -> list[BrokenGpu]:
-        """The GPUs that cannot answer and that `selector` wants."""
-        return broken_wanted(selector, self._mask, self.snapshot)
+    def broken(self, selector: str, expect_gpus: int | None = None) -> list[BrokenGpu]:
+        """The GPUs that cannot answer and that a run of these settings needs."""
+        return broken_needed(selector, expect_gpus, self._mask, self.snapshot)
 
     def notes(self) -> list[str]:
         """What a person should know of the GPUs here."""
@@ -193,12 +193,9 @@ def _refuse_missing(loaded: Loaded, machine: Machine) -> None:
         raise NoGpuError(_too_few(f"launch.expect_gpus = {expected}", machine))
     if wanted is not None and num < wanted:
         raise NoGpuError(_too_few(f"--gpus {launch.gpus}", machine))
-    takes_all = launch.gpus.strip() == "all"
-    if takes_all and expected is not None:
-        return
-    if broken := machine.broken(launch.gpus):
+    if broken := machine.broken(launch.gpus, expected):
         raise NoGpuError(f"{broken[0].why} (--gpus with the others runs without it)")
-    if takes_all and machine.mask.lacks:
+    if launch.gpus.strip() == "all" and expected is None and machine.mask.lacks:
         lost = "; ".join([machine.mask.lacks, *machine.snapshot.notes])
         raise NoGpuError(f"{lost} ({MISSING}; launch.expect_gpus={num} runs without it)")
 

@@ -2,20 +2,21 @@
 network, imports no torch."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from launcher.checkup.cgroups import check_cgroups
 from launcher.checkup.finding import Finding
-from launcher.checkup.gpus import ask, check_gpus
+from launcher.checkup.gpus import ask, check_gpus, taken
 from launcher.checkup.health import check_health
 from launcher.checkup.machine import check_machine
 from launcher.checkup.packages import check_packages
 from launcher.checkup.storage import check_storage
-from launcher.gpus.probe import GpuProbe, Snapshot
-from launcher.gpus.visible import pinnable, visible
+from launcher.gpus.probe import Gpu, GpuProbe, Snapshot
+from launcher.gpus.visible import pinnable
 from launcher.telemetry.monitor import look
 from launcher.verdict.health import Record
+from model_check.config.derived import failing_severities
 from model_check.config.schema import Settings
 
 SCHEMA = 1
@@ -35,12 +36,17 @@ def doctor(
 ) -> int:
     """Write one line a finding (or one JSON document); returns 0, or what the worst FAIL asks for.
 
-    `settings`: where token caches lie (relative to `cwd` or absolute), how many GPUs to expect.
+    `settings`: where token caches lie (relative to `cwd` or absolute), which GPUs a run would use,
+    how many to expect, and what would fail it: the exit code is that of a run with them.
     """
     snapshot, findings = ask(probe)
     if snapshot is not None:
-        expected = settings.launch.expect_gpus
-        findings = [*check_gpus(snapshot, environ, expected), *_health(snapshot, environ, look)]
+        used, refused = taken(snapshot, environ, settings.launch.gpus)
+        findings = [
+            *check_gpus(snapshot, environ, settings.launch, used),
+            *refused,
+            *_health(snapshot, used, failing_severities(settings.launch), look),
+        ]
     findings = [
         *check_packages(snapshot),
         *findings,
@@ -59,14 +65,16 @@ def doctor(
     return exit_code
 
 
-def _health(snapshot: Snapshot, environ: Mapping[str, str], look: Look) -> list[Finding]:
+def _health(
+    snapshot: Snapshot, used: Sequence[Gpu], fail_on: Collection[str], look: Look
+) -> list[Finding]:
+    """Of every GPU; what is wrong with one that a run would not use fails none."""
     devices = {device.label: device for gpu in snapshot.gpus for device in pinnable(gpu)}
     if not devices:
         return []
-    left = visible(snapshot.gpus, environ.get("CUDA_VISIBLE_DEVICES"))
     records = look({label: device.uuid for label, device in devices.items()})
     return [
-        check_health(device, records[label], is_visible=device in left)
+        check_health(device, records[label], fail_on if device in used else ())
         for label, device in devices.items()
     ]
 

@@ -1,13 +1,15 @@
 """The driver and its GPUs, as the probe sees them, and what hides or occupies them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from launcher.checkup.finding import Finding, fail, ok, warn
 from launcher.devices import NO_GPU_WANTED
-from launcher.gpus.choose import why_busy, why_unusable
+from launcher.gpus.broken import broken_needed
+from launcher.gpus.choose import choose, why_busy, why_unusable
 from launcher.gpus.cures import MISSING, WITHOUT
-from launcher.gpus.probe import Gpu, GpuProbe, Snapshot
-from launcher.gpus.visible import Mask, order_note, pinnable, read_mask, titles
+from launcher.gpus.probe import BrokenGpu, Gpu, GpuProbe, Snapshot
+from launcher.gpus.visible import Mask, order_note, pinnable, read_mask, titles, visible
+from model_check.config.schema import LaunchSettings
 from model_check.errors import EXIT_NO_GPU, ModelCheckError
 
 _LOOK = f"{MISSING}, or correct CUDA_VISIBLE_DEVICES"
@@ -21,20 +23,35 @@ def ask(probe: GpuProbe) -> tuple[Snapshot | None, list[Finding]]:
         return None, [fail("GPUs", str(error), "", error.exit_code)]
 
 
+def taken(
+    snapshot: Snapshot, environ: Mapping[str, str], gpus: str
+) -> tuple[list[Gpu], list[Finding]]:
+    """Those that a run would use, and why it would use none. `gpus`: the setting."""
+    left = visible(snapshot.gpus, environ.get("CUDA_VISIBLE_DEVICES"))
+    if gpus.strip() == "all" or not snapshot.gpus:
+        return left, []
+    try:
+        return choose(gpus, left, snapshot.gpus), []
+    except ModelCheckError as error:  # its text says what to do
+        return [], [fail("chosen GPUs", str(error), "", error.exit_code)]
+
+
 def check_gpus(
-    snapshot: Snapshot, environ: Mapping[str, str], expect_gpus: int | None
+    snapshot: Snapshot, environ: Mapping[str, str], launch: LaunchSettings, used: Sequence[Gpu]
 ) -> list[Finding]:
-    """What this machine has, and what of it a run would use. `expect_gpus`: the setting."""
+    """What this machine has, and what of it a run would use (`used`). What would not keep a run
+    with these settings from starting is no FAIL."""
+    expect_gpus = launch.expect_gpus
     findings = [_driver(snapshot)] if snapshot.driver_version else []
     mask = environ.get("CUDA_VISIBLE_DEVICES")
     if not snapshot.gpus:
         return [*findings, _none(snapshot, mask, expect_gpus)]
-    cure = "the other GPUs can be used: choose them with --gpus"
-    findings += [fail(f"GPU{gpu.index}", gpu.why, cure, EXIT_NO_GPU) for gpu in snapshot.broken]
+    needed = broken_needed(launch.gpus, expect_gpus, mask, snapshot)
+    findings += [_broken(gpu, gpu in needed) for gpu in snapshot.broken]
     read = read_mask(snapshot.gpus, mask)
-    left = read.devices
-    findings += [_gpu(device, device in left) for gpu in snapshot.gpus for device in pinnable(gpu)]
-    findings.append(_mask(mask, read, expect_gpus))
+    devices = [device for gpu in snapshot.gpus for device in pinnable(gpu)]
+    findings += [_gpu(device, device in read.devices, device in used) for device in devices]
+    findings.append(_mask(mask, read, launch))
     order = order_note(snapshot.gpus, mask, environ.get("CUDA_DEVICE_ORDER"))
     return findings + [warn("GPUs", note, "") for note in (*snapshot.notes, order) if note]
 
@@ -53,12 +70,21 @@ def _driver(snapshot: Snapshot) -> Finding:
     return ok("driver", f"{snapshot.driver_version}, serves CUDA {served}")
 
 
-def _gpu(gpu: Gpu, is_visible: bool) -> Finding:
+def _broken(gpu: BrokenGpu, is_needed: bool) -> Finding:
+    if not is_needed:
+        return warn(f"GPU{gpu.index}", gpu.why, "")
+    cure = "the other GPUs can be used: choose them with --gpus"
+    return fail(f"GPU{gpu.index}", gpu.why, cure, EXIT_NO_GPU)
+
+
+def _gpu(gpu: Gpu, is_visible: bool, is_used: bool) -> Finding:
     found = f"{gpu.name}, {_memory(gpu)}, {_number(gpu.utilization_percent)} % used, "
     found += f"{_number(gpu.temperature_c)} C{'' if is_visible else ' (hidden)'}"
     unusable, busy = why_unusable(gpu), why_busy(gpu)
-    if unusable is not None and is_visible:
+    if unusable is not None and is_used:
         return fail(gpu.label, f"{found}; it {unusable}", "choose others with --gpus", EXIT_NO_GPU)
+    if unusable is not None and is_visible:
+        return warn(gpu.label, f"{found}; it {unusable}", "")
     if busy is not None:
         return warn(gpu.label, f"{found}; busy: {busy}", "--gpus auto takes the freest")
     return ok(gpu.label, found)
@@ -74,12 +100,12 @@ def _number(value: int | None) -> str:
     return "N/A" if value is None else str(value)
 
 
-def _mask(value: str | None, read: Mask, expect_gpus: int | None) -> Finding:
-    name, num = "visible GPUs", len(read.devices)
+def _mask(value: str | None, read: Mask, launch: LaunchSettings) -> Finding:
+    name, num, expect_gpus = "visible GPUs", len(read.devices), launch.expect_gpus
     if expect_gpus is not None and num < expect_gpus:
         found = f"launch.expect_gpus = {expect_gpus}, found {num}: {titles(read.devices)}"
         return fail(name, "; ".join(filter(None, [found, read.lacks])), _LOOK, EXIT_NO_GPU)
-    if read.lacks and expect_gpus is None:
+    if read.lacks and expect_gpus is None and launch.gpus.strip() == "all":
         return fail(name, read.lacks, _LOOK, EXIT_NO_GPU)
     if value is None:
         return ok(name, "all: CUDA_VISIBLE_DEVICES is not set")

@@ -1,5 +1,7 @@
 """The state of each GPU's memory, clocks and link, as telemetry tells it in one look."""
 
+from collections.abc import Collection
+
 from launcher.checkup.finding import Finding, fail, ok, warn
 from launcher.gpus.probe import Gpu
 from launcher.verdict.health import Record, symptoms, throttle_reasons
@@ -10,8 +12,8 @@ _HELD_BACK = ("hardware", "software thermal", "power brake")
 """Beginnings of the reasons that a healthy, idle GPU does not have."""
 
 
-def check_health(gpu: Gpu, record: Record, *, is_visible: bool = True) -> Finding:
-    """`gpu`: of which `record` was told. What would fail a run on it is a FAIL."""
+def check_health(gpu: Gpu, record: Record, fail_on: Collection[str]) -> Finding:
+    """`gpu`: of which `record` was told. A symptom that `fail_on` holds is a FAIL."""
     name = f"{gpu.label} health"
     counters, sample = record.counters or Counters(), record.sample or Telemetry()
     found_symptoms = symptoms(gpu.label, record.health())
@@ -22,7 +24,7 @@ def check_health(gpu: Gpu, record: Record, *, is_visible: bool = True) -> Findin
     if any(reason.startswith(_HELD_BACK) for reason in reasons):
         advice.append("its clocks are held back now: check its cooling and its power supply")
     found, what_to_do = _describe(counters, sample), "; ".join(advice)
-    if is_visible and any(symptom.is_hard for symptom in found_symptoms):
+    if any(symptom.severity.lower() in fail_on for symptom in found_symptoms):
         return fail(name, found, what_to_do, EXIT_HEALTH)
     return warn(name, found, what_to_do) if advice else ok(name, found)
 

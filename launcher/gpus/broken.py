@@ -12,6 +12,15 @@ from launcher.gpus.probe import BrokenGpu, Gpu, Snapshot
 from launcher.gpus.visible import mig_devices, names_in
 
 
+def broken_needed(
+    selector: str, expect_gpus: int | None, mask: str | None, snapshot: Snapshot
+) -> list[BrokenGpu]:
+    """Those of `snapshot.broken` that a run is refused for. `expect_gpus` says how many are all."""
+    if selector.strip() == "all" and expect_gpus is not None:
+        return []
+    return broken_wanted(selector, mask, snapshot)
+
+
 def broken_wanted(selector: str, mask: str | None, snapshot: Snapshot) -> list[BrokenGpu]:
     """Those of `snapshot.broken` that `selector` names under CUDA_VISIBLE_DEVICES=`mask`.
 

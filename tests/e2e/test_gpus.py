@@ -421,6 +421,57 @@ def test_a_gpu_without_room_for_the_model_is_refused_before_anything_starts(box:
     assert "has 10.8 GiB free; weights, gradients and moments of 1,923,125,248" in done.stderr
 
 
+HIDES = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
+NAMES_IT = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "env", "code"),
+    [
+        ([], {}, 69),
+        ([], HIDES, 0),
+        ([], NAMES_IT, 69),
+        (["launch.expect_gpus=6"], {}, 0),
+        (["launch.expect_gpus=7"], {}, 69),
+        (["launch.expect_gpus=3"], NAMES_IT, 0),
+        (["--gpus", "0,1"], {}, 0),
+        (["--gpus", "0,1"], NAMES_IT, 0),
+        (["--gpus", "3"], {}, 69),
+        (["--gpus", "5"], HIDES, 69),
+        (["--gpus", "auto"], {}, 0),
+        (["--gpus", "auto:6"], {}, 0),
+        (["--gpus", "auto:7"], {}, 69),
+    ],
+)
+def test_the_doctor_judges_a_lost_gpu_as_a_run_with_the_same_settings_does(
+    box: Any, settings: list[str], env: dict[str, str], code: int
+) -> None:
+    gpus = [fake_gpu(index, more={"event_types": 31}) for index in range(7)]
+    launch = box(gpus, [fault("DeviceGetHandleByIndex_v2", 3, 15)])
+    assert launch(*settings, "--dry-run", **env).returncode == code
+    doctor = launch("doctor", "--json", *settings, **env)
+    checks = [check for check in json.loads(doctor.stdout)["checks"] if "GPU" in check["name"]]
+    assert any(check["status"] == "FAIL" for check in checks) is (code == 69)
+    assert (doctor.returncode == 69) is (code == 69)
+    (lost,) = [check["status"] for check in checks if check["name"] == "GPU3"]
+    assert lost in ("warn", "FAIL")
+
+
+@pytest.mark.parametrize(
+    ("settings", "status"),
+    [([], "FAIL"), (["--gpus", "0"], "warn"), (["launch.fail_on=reset"], "warn")],
+)
+def test_the_doctor_fails_only_a_sick_gpu_that_would_fail_the_run(
+    box: Any, settings: list[str], status: str
+) -> None:
+    sick: dict[str, int | str] = {"remapped_corrected": 0, "remap_failed": 1}
+    launch = box([fake_gpu(0, more={"event_types": 31}), fake_gpu(1, more=sick)])
+    checks = json.loads(launch("doctor", "--json", *settings).stdout)["checks"]
+    (health,) = [check for check in checks if check["name"] == "GPU1 health"]
+    assert health["status"] == status
+    assert "have the board replaced" in health["advice"]
+
+
 def test_failing_on_health_needs_telemetry_and_gpus(box: Any) -> None:
     launch = box(EIGHT[:1])
     blind = launch("launch.fail_on_health=true", "launch.telemetry_interval_s=0", "--dry-run")
