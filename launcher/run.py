@@ -158,6 +158,7 @@ def _facts(session: Session, argv: Sequence[str]) -> dict[str, Any]:
         telemetry_interval_s=session.loaded.settings.launch.telemetry_interval_s,
         versions=_versions(session),
         gpus=gpus,
+        notes=list(session.picked.notes),
     )
 
 

@@ -48,11 +48,13 @@ def read_mask(gpus: Sequence[Gpu], value: str | None) -> Mask:
             found, lacks = [], _twice([name, name])
             break
         found.append(matches[0])
-    says = f"CUDA_VISIBLE_DEVICES={value!r}"
+    unread = None if lacks else _unread(rest)
+    says, lacks = f"CUDA_VISIBLE_DEVICES={value!r}", lacks or unread
+    ignored = None if unread else _ignored(names, rest)
     return Mask(
         _pinnable(found),
         f"{says} names {lacks}" if lacks else None,
-        f"{says}: {ignored}" if (ignored := _ignored(names, rest)) else None,
+        f"{says}: {ignored}" if ignored else None,
     )
 
 
@@ -149,14 +151,31 @@ def _called(name: str) -> str:
     return f"GPU {name}" if name.isdigit() else name
 
 
+def _unread(rest: Sequence[str]) -> str | None:
+    """The UUIDs behind what CUDA cannot read: whoever wrote them wants those devices. Behind a
+    terminator nobody does."""
+    uuids = [token.strip() for token in rest if token.strip().startswith(_UUID_KINDS)]
+    if not uuids or _is_terminator(rest[0]):
+        return None
+    return f"{' and '.join(uuids)}, and CUDA {_stops_at(rest[0])}"
+
+
+def _is_terminator(token: str) -> bool:
+    return re.match(r"\s*-[0-9]", token) is not None
+
+
+def _stops_at(token: str) -> str:
+    return f"stops at {token!r}, which is no name of the first one's kind"
+
+
 def _ignored(names: Sequence[str], rest: Sequence[str]) -> str | None:
     """What follows a terminator; a value that begins with one, or ends with a comma, is meant."""
     if not names or not any(rest):
         return None
-    if re.match(r"\s*-[0-9]", rest[0]):
+    if _is_terminator(rest[0]):
         after = ",".join(rest[1:])
         return f"CUDA ignores what follows {rest[0].strip()} ({after})" if after else None
-    return f"CUDA stops at {rest[0]!r}, which is no name of the first one's kind"
+    return f"CUDA {_stops_at(rest[0])}"
 
 
 def _pinnable(gpus: Sequence[Gpu]) -> list[Gpu]:

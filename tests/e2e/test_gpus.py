@@ -193,6 +193,11 @@ MISSING = {
     "no MIG instance that is there": ("MIG-1,MIG-2", "names MIG-1 and MIG-2, which are missing: "),
     "one twice": ("1,1", "names GPU 1 twice, and CUDA then sees no GPU"),
     "a prefix of several": ("GPU-", "names GPU-, which fits several: 0 (GPU-5d1c92ab), 1 ("),
+    "a UUID after a blank": (
+        f"{EIGHT[0].uuid}, {EIGHT[1].uuid}",
+        f"names {EIGHT[1].uuid}, and CUDA stops at ' {EIGHT[1].uuid}', which is no name of the",
+    ),
+    "a UUID among numbers": (f"0,{EIGHT[1].uuid}", f"names {EIGHT[1].uuid}, and CUDA stops at"),
     "another prefix of several": (f"{EIGHT[0].uuid},GPU-", "names GPU-, which fits several: "),
 }
 
@@ -268,9 +273,20 @@ def test_what_follows_a_terminator_is_told_and_no_error(box: Any) -> None:
     assert line == "[launcher] CUDA_VISIBLE_DEVICES='0,-1,1': CUDA ignores what follows -1 (1)"
     quiet = box(SEVEN)("--dry-run", CUDA_VISIBLE_DEVICES="0,1,")
     assert "CUDA_VISIBLE_DEVICES='0" not in quiet.stdout
-    mixed = box(SEVEN)("--dry-run", CUDA_VISIBLE_DEVICES="0,GPU-")
-    assert mixed.returncode == 0
-    assert "CUDA stops at 'GPU-', which is no name of the first one's kind" in mixed.stdout
+
+
+@pytest.mark.parametrize("mask", ["0,,1", "0,abc"])
+def test_what_is_told_of_a_mask_at_the_start_stays_in_the_run_directory(
+    box: Any, tmp_path: Path, mask: str
+) -> None:
+    done = box(SEVEN)("--run-dir", "run", "--", "true", CUDA_VISIBLE_DEVICES=mask)
+    assert done.returncode == 0, done.stdout
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    (note,) = run["notes"]
+    assert note.startswith(f"CUDA_VISIBLE_DEVICES={mask!r}: CUDA stops at ")
+    assert report["run"]["notes"] == [note]
+    assert f"[launcher] {note}" in done.stdout.splitlines()
 
 
 @pytest.mark.parametrize("which", ["0", "auto"])

@@ -15,7 +15,17 @@ import pytest
 
 from model_check.events import decode_gpu
 from tests.e2e.conftest import ROOT
-from tests.nvml_fake.build import FakeGpu, build, crash, environment, fake_gpu, fault, scenario, xid
+from tests.nvml_fake.build import (
+    FakeGpu,
+    build,
+    crash,
+    environment,
+    fake_gpu,
+    fake_mig,
+    fault,
+    scenario,
+    xid,
+)
 
 DEADLINE_S = 60
 WELL: dict[str, int | str] = {
@@ -212,6 +222,16 @@ def test_a_gpu_that_is_condemned_is_never_a_green_pass(launch: Launch, what: str
     assert ["GPU1", "FAIL"] in [line.split()[1:3] for line in run.lines]
     assert '<span class="FAIL">' in (run.directory / "report.html").read_text()
     assert run.report()["culprits"] == ["GPU1"]
+    assert run.rebuilt() == 22
+
+
+def test_an_xid_of_a_whole_board_condemns_each_of_its_mig_instances(launch: Launch) -> None:
+    halves = fake_gpu(0, mig_mode=1, migs=[fake_mig(0, 0), fake_mig(0, 1)], more=WELL)
+    script = wait_for("gpu0.0.telemetry.jsonl", '"xid":79')
+    script += "; " + wait_for("gpu0.1.telemetry.jsonl", '"xid":79')
+    run = launch([halves], script, rules=[xid(0, 79)])
+    assert (run.exit_code, run.verdicts()) == (22, ["FAIL", "FAIL"]), run.lines
+    assert run.report()["culprits"] == ["GPU0.0", "GPU0.1"]
     assert run.rebuilt() == 22
 
 

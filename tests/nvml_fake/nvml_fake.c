@@ -89,7 +89,7 @@ struct rule {
     char onward; /* '+': from the NTH call on */
 };
 
-struct xid { int gpu, code, ms, told; };
+struct xid { int gpu, code, ms; char told[MAX_SETS]; };
 struct event_set { struct device *device; };
 
 static struct device devices[MAX_DEVICES];
@@ -617,8 +617,8 @@ EXPORT int nvmlEventSetWait_v2(struct event_set *set, struct nvmlEventData *data
     ENTER("EventSetWait_v2", set->device);
     for (int i = 0; i < num_xids && set->device != NULL; i++) {
         struct xid *xid = &xids[i];
-        if (xid->gpu != set->device->index || xid->told || ms_since_start() < xid->ms) continue;
-        xid->told = 1;
+        if (xid->gpu != set->device->index || xid->told[set - event_sets] || ms_since_start() < xid->ms) continue;
+        xid->told[set - event_sets] = 1;
         *data = (struct nvmlEventData){set->device, XID_EVENT, (ull)xid->code, ~0u, ~0u};
         return SUCCESS;
     }

@@ -56,6 +56,7 @@ def test_the_same_devices_in_the_same_order_as_cuda(value: str | None, expected:
     assert indices(value) == expected
 
 
+NO_NAME = "which is no name of the first one's kind"
 LISTED = "NVML lists 4 GPUs, 0 (GPU-ab120000), 1 (GPU-ab340000), 2 (GPU-cd000000), 3 (GPU-ef000000)"
 
 
@@ -74,7 +75,17 @@ LISTED = "NVML lists 4 GPUs, 0 (GPU-ab120000), 1 (GPU-ab340000), 2 (GPU-cd000000
         ("2ampere", None, None),
         ("0,-1,1", None, "CUDA ignores what follows -1 (1)"),
         ("0, -1,99", None, "CUDA ignores what follows -1 (99)"),
-        ("1,GPU-ef", None, "CUDA stops at 'GPU-ef', which is no name of the first one's kind"),
+        ("1,GPU-ef", f"GPU-ef, and CUDA stops at 'GPU-ef', {NO_NAME}", None),
+        ("GPU-ef, GPU-cd", f"GPU-cd, and CUDA stops at ' GPU-cd', {NO_NAME}", None),
+        ("0,x,MIG-1,GPU-cd", f"MIG-1 and GPU-cd, and CUDA stops at 'x', {NO_NAME}", None),
+        (" GPU-cd", f"GPU-cd, and CUDA stops at ' GPU-cd', {NO_NAME}", None),
+        (
+            "0,9, GPU-cd",
+            f"GPU 9, which is missing: {LISTED}",
+            f"CUDA stops at ' GPU-cd', {NO_NAME}",
+        ),
+        ("GPU-ef,-1,GPU-cd", None, "CUDA ignores what follows -1 (GPU-cd)"),
+        ("0,,1", None, f"CUDA stops at '', {NO_NAME}"),
         ("GPU-ef,1", None, "CUDA stops at '1', which is no name of the first one's kind"),
         ("1,x,2", None, "CUDA stops at 'x', which is no name of the first one's kind"),
         ("1,1", "GPU 1 twice, and CUDA then sees no GPU", None),
