@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from model_check.data.manifest import FileEntry
-from model_check.data.sharing import hold_cache, share_entry
+from model_check.data.sharing import hold_cache, is_ours, share_entry
 from model_check.data.sources import BrokenOffError
 from model_check.errors import DataError, StorageError
 from model_check.utils.held import OTHERS_WRITE, HeldDirectory
@@ -100,25 +100,12 @@ def _made(cache: HeldDirectory, name: str) -> HeldDirectory:
     cache.make_directory(name, _NOBODY_ELSE_WRITES)
     directory = cache.directory(name)
     try:
-        if not _is_ours(directory) or directory.names():
+        if not is_ours(directory) or directory.names():
             raise PermissionError(errno.EPERM, f"another user replaced {name}")
     except BaseException:
         directory.close()
         raise
     return directory
-
-
-def _is_ours(directory: HeldDirectory) -> bool:
-    """Who "we" are the file system says: NFS makes root nobody, others know one owner only."""
-    owner = directory.status().st_uid
-    return owner == os.geteuid() or owner == _owner_of_new_file(directory)
-
-
-def _owner_of_new_file(directory: HeldDirectory) -> int:
-    name = f".owner-{os.urandom(8).hex()}"
-    with directory.create(name) as file:
-        directory.unlink(name)
-        return os.fstat(file.fileno()).st_uid
 
 
 def _taken_over(cache: HeldDirectory, key_hash: str, name: str) -> HeldDirectory | None:
@@ -145,9 +132,8 @@ def _claimed(cache: HeldDirectory, old: str, name: str) -> HeldDirectory | None:
 
 
 def _resumable(directory: HeldDirectory) -> bool:
-    status = directory.status()
-    private = status.st_uid == os.geteuid() and not status.st_mode & OTHERS_WRITE
-    return private and directory.has(UNFINISHED)
+    others_write = directory.status().st_mode & OTHERS_WRITE
+    return not others_write and directory.has(UNFINISHED) and is_ours(directory)
 
 
 def _saved(cache: HeldDirectory, name: str) -> float:

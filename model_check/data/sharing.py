@@ -33,16 +33,30 @@ def shared_directory(root: Path, name: str) -> HeldDirectory:
         except FileExistsError:
             return cache.directory(name)
         held = cache.directory(name)
-        share(cache, held.descriptor)
+        with suppress(OSError):
+            if is_ours(held):  # not one that was swapped in: root may change everybody's
+                share(cache, held.descriptor)
         return held
 
 
+def is_ours(directory: HeldDirectory) -> bool:
+    """Who "we" are the file system says: NFS makes root nobody, others know one owner only."""
+    owner = directory.status().st_uid
+    return owner == os.geteuid() or owner == _owner_of_new_file(directory)
+
+
+def _owner_of_new_file(directory: HeldDirectory) -> int:
+    name = f".owner-{os.urandom(8).hex()}"
+    with directory.create(name) as file:
+        directory.unlink(name)
+        return os.fstat(file.fileno()).st_uid
+
+
 def share(directory: HeldDirectory, descriptor: int, *, writable: bool = True) -> None:
-    """Give an open file or directory that is ours the rights of `directory`, where that is
-    shared."""
-    with suppress(OSError):  # a file system without rights
+    """Give an open file or directory that we made the rights of `directory`, where that is shared."""
+    with suppress(OSError):  # a file system without rights; on NFS root may be nobody
         rights, status = stat.S_IMODE(directory.status().st_mode), os.fstat(descriptor)
-        if not rights & OTHERS_WRITE or status.st_uid != os.geteuid():
+        if not rights & OTHERS_WRITE:
             return
         for_files = 0o666 if writable else 0o644
         os.fchmod(descriptor, rights & (_DIRECTORY if stat.S_ISDIR(status.st_mode) else for_files))

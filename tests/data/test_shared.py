@@ -15,6 +15,15 @@ from tests.data.lab import ROOT, WORDS, Builder, Lab, start_builder
 
 NOBODY = "65534"
 AS_NOBODY = ("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups")
+AS_ANOTHER = ("setpriv", "--reuid", "61113", "--regid", "61113", "--clear-groups")
+SQUASHED = """
+import os, runpy, sys
+os.geteuid = lambda: 0
+del sys.argv[:2]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""root on NFS with root_squash: it takes itself for root, its files belong to nobody."""
 
 
 def can_be_nobody() -> bool:
@@ -127,3 +136,18 @@ def test_a_directory_of_text_that_another_user_may_not_read_is_named(
     assert "locked" in output
     assert "cannot be read: Permission denied" in output
     assert "Traceback" not in output
+
+
+def test_root_whom_nfs_makes_nobody_shares_what_it_makes(shared: Lab) -> None:
+    shared.cache.mkdir()
+    shared.cache.chmod(0o777)
+    program = (*AS_NOBODY, sys.executable, "-c", SQUASHED)
+    code, output = build(shared, shared.text(), *program)
+    assert code == 0, output
+    for directory in (".locks", "tokens"):
+        assert (shared.cache / directory).stat().st_mode & 0o777 == 0o777, directory
+    for lock in (shared.cache / ".locks").glob("*.lock"):
+        assert lock.stat().st_mode & 0o666 == 0o666
+    code, output = build(shared, shared.text(WORDS * 30, "other.txt"), *AS_ANOTHER)
+    assert code == 0, output
+    assert "no lock" not in output
