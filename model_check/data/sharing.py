@@ -15,8 +15,9 @@ _DIRECTORY = 0o2777
 
 
 def hold_cache(root: Path) -> HeldDirectory:
-    """The directory of the entries. Where it is the user's own choice it may be a link; inside of a
-    prepared directory, which is that choice, others may have planted it. Raises OSError."""
+    """The directory of the entries. As the user's own choice (data.cache_dir) it may be a link.
+    In a prepared directory that choice is the directory around it: there a link is followed as the
+    kernel follows one under fs.protected_symlinks. Raises OSError."""
     if root.name != DATASET:
         return hold(root)
     with hold(root.parent) as prepared:
@@ -53,7 +54,7 @@ def _owner_of_new_file(directory: HeldDirectory) -> int:
 
 
 def share(directory: HeldDirectory, descriptor: int, *, writable: bool = True) -> None:
-    """Give an open file or directory that we made the rights of `directory`, where that is shared."""
+    """Give an open file or directory that we made the rights of `directory`, if that is shared."""
     with suppress(OSError):  # a file system without rights; on NFS root may be nobody
         rights, status = stat.S_IMODE(directory.status().st_mode), os.fstat(descriptor)
         if not rights & OTHERS_WRITE:

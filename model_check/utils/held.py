@@ -2,18 +2,21 @@
 
 Whoever can write to a directory can rename, replace or link any name in it at any moment: a path
 that was looked at leads elsewhere when it is used. Here a name is one component, looked up in a
-directory that is held, and a link is never followed. What is no plain file is not opened: a pipe
-would block, a hard link is somebody's file elsewhere. Every method raises OSError.
+directory that is held. A link is followed only where nobody else can have made it. What is no plain
+file is not opened: a pipe would block, a hard link is somebody's file elsewhere. Every method
+raises OSError.
 """
 
 import errno
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
 
 _DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC
+_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 OTHERS_WRITE = 0o022
 _DEEPEST = 8
@@ -50,7 +53,7 @@ class HeldDirectory:
     # Directories
 
     def directory(self, *names: str) -> "HeldDirectory":
-        """A directory below, through directories alone: NotPlainError for a link."""
+        """A directory below: NotPlainError for a link that somebody else may have made."""
         if not names:
             return HeldDirectory(os.dup(self.descriptor), self.path)
         held = HeldDirectory(self._open_directory(names[0]), self.path / names[0])
@@ -60,35 +63,66 @@ class HeldDirectory:
             return held.directory(*names[1:])
 
     def directory_or_own_link(self, name: str) -> "HeldDirectory":
-        """Like `directory`, but a link that we or root made is followed."""
-        try:
-            return self.directory(name)
-        except NotPlainError:
-            target = self._target_of_own_link(name)
-            if target is None:
-                raise
-        return HeldDirectory(_open_directory(target, 0, self.descriptor), self.path / name)
+        """Like `directory`, but a link that we or root made is followed wherever it lies."""
+        return HeldDirectory(self._open_directory(name, own=True), self.path / name)
 
     def make_directory(self, name: str, mode: int = 0o777) -> None:
         """Raises FileExistsError for whatever has that name."""
         os.mkdir(_component(name), mode, dir_fd=self.descriptor)
 
-    def _open_directory(self, name: str) -> int:
+    def _open_directory(self, name: str, *, own: bool = False) -> int:
+        try:
+            return self._open_no_link(name)
+        except NotPlainError:
+            target = self._target(name, own=own)
+            if target is None:
+                raise
+        with self._naming_link(name, target):
+            return _open_directory(target, 0, self.descriptor)
+
+    def _open_no_link(self, name: str) -> int:
         try:
             return _open_directory(_component(name), os.O_NOFOLLOW, self.descriptor)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise _not_plain("is no directory (links are not followed here)", error) from error
+                raise self._refused(name, "is no directory", error) from error
             raise
 
-    def _target_of_own_link(self, name: str) -> str | None:
-        link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.descriptor)
+    # Links
+
+    def _target(self, name: str, *, own: bool = False) -> str | None:
+        """Where a link leads that is followed; None for any other, and for what is no link."""
+        link = os.open(_component(name), os.O_PATH | _LINK, dir_fd=self.descriptor)
         try:
             status = os.fstat(link)
-            own = stat.S_ISLNK(status.st_mode) and status.st_uid in (0, os.geteuid())
-            return os.readlink("", dir_fd=link) if own else None
+            followed = stat.S_ISLNK(status.st_mode) and (
+                self._is_trusted(status) or (own and status.st_uid in (0, os.geteuid()))
+            )
+            return os.readlink("", dir_fd=link) if followed else None
         finally:
             os.close(link)
+
+    def _is_trusted(self, link: os.stat_result) -> bool:
+        """The rule of the kernel (fs.protected_symlinks), for all directories that others may write
+        to: then whose the link is proves nothing, they can have moved one of ours here."""
+        here, ours = self.status(), (0, os.geteuid())
+        same = link.st_uid == here.st_uid or (link.st_uid in ours and here.st_uid in ours)
+        return same and not here.st_mode & OTHERS_WRITE
+
+    @contextmanager
+    def _naming_link(self, name: str, target: str) -> Iterator[None]:
+        """An error of what the link leads to is not one of an entry that is not there."""
+        try:
+            yield
+        except OSError as error:
+            problem = f"the link {self.path / name} leads to {target}: {error.strerror}"
+            raise OSError(errno.ENOLINK, problem) from error
+
+    def _refused(self, name: str, problem: str, error: OSError | None = None) -> NotPlainError:
+        with suppress(OSError):
+            if stat.S_ISLNK(self.lstat(name).st_mode):
+                problem += f" ({self.path / name} is a link that another user may have made)"
+        return _not_plain(problem, error)
 
     # Looking
 
@@ -108,7 +142,11 @@ class HeldDirectory:
 
     def plain(self, name: str) -> os.stat_result:
         """Of a plain file."""
-        return self._checked(self.lstat(name))
+        status = self.lstat(name)
+        if stat.S_ISLNK(status.st_mode) and (target := self._target(name)) is not None:
+            with self._naming_link(name, target):
+                return _plain(os.stat(target, dir_fd=self.descriptor))
+        return self._checked(name, status)
 
     def has(self, name: str) -> bool:
         """Whether there is a plain file of that name."""
@@ -167,22 +205,26 @@ class HeldDirectory:
         try:
             descriptor = os.open(_component(name), flags | _FILE, dir_fd=self.descriptor)
         except OSError as error:
+            if error.errno == errno.ELOOP and (target := self._target(name)) is not None:
+                return self._open_linked(name, target, flags)
             if error.errno in (errno.ELOOP, errno.ENXIO):  # the latter: a socket, a pipe to write
-                raise _not_plain("is no plain file (links are not followed here)", error) from error
+                raise self._refused(name, "is no plain file", error) from error
             raise
-        try:
-            self._checked(os.fstat(descriptor))
-        except BaseException:
-            os.close(descriptor)
-            raise
+        with _closed_on_error(descriptor):
+            self._checked(name, os.fstat(descriptor))
         return descriptor
 
-    def _checked(self, status: os.stat_result) -> os.stat_result:
-        if stat.S_ISDIR(status.st_mode):
-            raise NotPlainError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(status.st_mode):
-            raise _not_plain("is no plain file (links are not followed here)")
-        if status.st_nlink > 1 and self._may_be_planted(status):
+    def _open_linked(self, name: str, target: str, flags: int) -> int:
+        with self._naming_link(name, target):
+            descriptor = os.open(target, flags | _FILE & ~os.O_NOFOLLOW, dir_fd=self.descriptor)
+            with _closed_on_error(descriptor):
+                _plain(os.fstat(descriptor))
+            return descriptor
+
+    def _checked(self, name: str, status: os.stat_result) -> os.stat_result:
+        if stat.S_ISLNK(status.st_mode):
+            raise self._refused(name, "is no plain file")
+        if _plain(status).st_nlink > 1 and self._may_be_planted(status):
             raise _not_plain("is a hard link, which another user may have made")
         return status
 
@@ -207,7 +249,7 @@ class HeldDirectory:
     def remove(self, name: str, depth: int = 0) -> None:
         """Whatever has that name, and all that is in it. Of a link, the link."""
         try:
-            held = self.directory(name)
+            held = HeldDirectory(self._open_no_link(name), self.path / name)
         except NotPlainError:
             self.unlink(name)
             return
@@ -239,6 +281,23 @@ def _open_directory(path: str, flags: int, directory: int | None) -> int:
         return os.open(path, os.O_RDONLY | flags | _DIRECTORY, dir_fd=directory)
     except PermissionError:  # one that may be passed through, not listed
         return os.open(path, os.O_PATH | flags | _DIRECTORY, dir_fd=directory)
+
+
+@contextmanager
+def _closed_on_error(descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _plain(status: os.stat_result) -> os.stat_result:
+    if stat.S_ISDIR(status.st_mode):
+        raise NotPlainError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(status.st_mode):
+        raise _not_plain("is no plain file")
+    return status
 
 
 def _component(name: str) -> str:

@@ -22,6 +22,7 @@ from model_check.data.make import make
 from model_check.data.manifest import MANIFEST, CorruptEntryError, read_view, shard_name
 from model_check.data.memo import Memo
 from model_check.data.publish import UNFINISHED
+from model_check.data.sharing import hold_cache
 from model_check.data.text import Repairs
 from model_check.data.token_cache import TokenCache
 from model_check.data.wanted import Wanted
@@ -113,7 +114,10 @@ def test_a_link_in_place_of_the_stores_is_an_error_in_one_line(shared: Lab, priv
     with untouched(private):
         code, output = build(shared)
     assert code == 2
-    assert f"{shared.cache}: cannot be written: is no directory (links are not" in output
+    assert (
+        f"{shared.cache}: cannot be written: is no directory ({shared.cache}/tokens is a link"
+        in output
+    )
 
 
 @pytest.mark.parametrize("part", ["stores", "views"])
@@ -134,6 +138,109 @@ def test_a_link_in_place_of_an_entry_is_set_aside(shared: Lab, private: Path, pa
     assert aside.is_symlink()
 
 
+# In a cache that its owner alone writes
+
+
+ENTRIES = ("tokens", "tokens/*", "*__*")
+FILES = (f"tokens/*/{shard_name(0)}", f"tokens/*/{MANIFEST}", "tokens/*/tokenizer.json")
+
+
+def link_elsewhere(lab: Lab, which: str) -> Path:
+    (lab.dir / "disk").mkdir()
+    (path,) = lab.cache.glob(which)
+    path.symlink_to(path.rename(lab.dir / "disk" / path.name))
+    return path
+
+
+@pytest.mark.parametrize("which", [*ENTRIES, *FILES])
+def test_ones_own_link_in_a_cache_of_ones_own_is_followed(lab: Lab, which: str) -> None:
+    """`tokens` on a larger disk, a store on another, the links of DVC and git-annex."""
+    lab.prepare(lab.text())
+    link = link_elsewhere(lab, which)
+    for wish in (("data.verify=full",), ("--verify",), ("--list",)):
+        code, output = build(lab, *wish)
+        assert code == 0, output
+        assert ("data: found" in output) == (wish[0] == "data.verify=full"), output
+    assert TokenCache.open(lab.views()[0], "full").num_sequences
+    assert link.is_symlink()
+    assert not list(lab.cache.glob(".bad-*"))
+
+
+@pytest.mark.parametrize("which", ["tokens", "tokens/*", f"tokens/*/{shard_name(0)}"])
+def test_a_link_of_ones_own_that_leads_nowhere_is_named(lab: Lab, which: str) -> None:
+    """A disk that is not mounted; what is on it stays the cache's."""
+    lab.prepare(lab.text())
+    link = link_elsewhere(lab, which)
+    (lab.dir / "disk").rename(lab.dir / "unmounted")
+    code, output = build(lab)
+    assert code == 2
+    assert f"the link {link} leads to {lab.dir}/disk/{link.name}: No such file" in output
+    assert link.is_symlink()
+
+
+def test_what_is_removed_of_a_link_of_ones_own_is_the_link(lab: Lab) -> None:
+    lab.prepare(lab.text())
+    link = link_elsewhere(lab, "*__*")
+    assert build(lab, "--gc", "--older-than", "0")[0] == 0
+    assert not link.is_symlink()
+    assert (lab.dir / "disk" / link.name / MANIFEST).is_file()
+
+
+@needs_root
+@pytest.mark.parametrize("which", [*ENTRIES, *FILES])
+def test_another_users_link_in_a_cache_of_ones_own_is_not_followed(lab: Lab, which: str) -> None:
+    """Made while the directory was open to others."""
+    lab.prepare(lab.text())
+    link = link_elsewhere(lab, which)
+    os.lchown(link, ANOTHER_USER, ANOTHER_USER)
+    with pytest.raises(DataError, match="is a link that another user may have made"):
+        TokenCache.open(lab.views()[0])
+
+
+@needs_root
+@pytest.mark.parametrize("user", ["root", "bob"])
+def test_the_owner_of_a_prepared_directory_may_link_its_data_elsewhere(lab: Lab, user: str) -> None:
+    """Whoever else uses it: nobody but its owner can have made that link."""
+    out = lab.dir / "out"
+    lab.prepare(lab.text(), f"data.output_dir={out}")
+    (out / "dataset").rename(lab.dir / "disk")
+    lab.dir.chmod(0o755)
+    (out / "dataset").symlink_to("../disk")
+    alice = 61_114
+    for path in (out, out / "dataset"):
+        os.chown(path, alice, alice, follow_symlinks=False)
+    held = run_as(0 if user == "root" else 61_115, out / "dataset")
+    assert held == os.stat(lab.dir / "disk").st_ino
+
+
+def run_as(uid: int, root: Path) -> int:
+    """The inode of the cache that is held, by a process of that user."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.chdir(root.parents[1])
+            os.setresuid(uid, uid, uid)
+            with hold_cache(Path(root.parent.name) / root.name) as cache:
+                os.write(writing, str(cache.status().st_ino).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as answer:
+        return int(answer.read() or -1)
+
+
+def test_a_cache_directory_named_dataset_may_be_a_link(lab: Lab) -> None:
+    (lab.dir / "disk").mkdir()
+    (lab.dir / "dataset").symlink_to(lab.dir / "disk")
+    for _ in range(2):
+        assert build(lab, f"data.cache_dir={lab.dir / 'dataset'}")[0] == 0
+
+
+# Links in an entry that others may write to
+
+
 @pytest.mark.parametrize("verify", ["off", "size", "full"])
 @pytest.mark.parametrize("file", [shard_name(0), "documents.bin", MANIFEST])
 def test_a_link_in_place_of_a_file_is_not_trained_on(
@@ -149,7 +256,10 @@ def test_a_link_in_place_of_a_file_is_not_trained_on(
         cache.gather(np.array([0]))
         cache.documents(np.array([0]))
 
-    with untouched(private), pytest.raises(DataError, match="links are not followed here"):
+    with (
+        untouched(private),
+        pytest.raises(DataError, match="is a link that another user may have made"),
+    ):
         train()
 
 
