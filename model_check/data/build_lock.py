@@ -7,22 +7,18 @@ the same name.
 
 import json
 import os
-import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
+from io import BufferedWriter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from model_check.data.sharing import share, shared_directory
 from model_check.data.text import printable
 from model_check.utils.held import HeldDirectory
 
-if TYPE_CHECKING:
-    from filelock import UnixFileLock
-
 LOCKS = ".locks"
-_OWN_MODE = 0o664
 _LONGEST_STATUS = 4096
 _FIRST_WAIT_S = 0.2
 _WAIT_S = 5.0
@@ -42,10 +38,11 @@ def build_lock(root: Path, key_hash: str, say: Say) -> Iterator[Say]:
         try:
             locks = stack.enter_context(shared_directory(root, LOCKS))
             status = f"{key_hash}.status.json"
-            _acquire(stack.enter_context(_lock(locks, key_hash)), locks, status, say)
+            file = stack.enter_context(_lock_file(locks, key_hash))
+            _wait_for(file, lambda: _holder(locks, status), say)
             tell = stack.enter_context(_status(locks, status))
-        except (OSError, NotImplementedError) as error:  # the latter: a kernel without flock
-            why = getattr(error, "strerror", None) or error
+        except OSError as error:  # a kernel, or an NFS, without flock, too
+            why = error.strerror or error
             say(f"data: no lock in {root / LOCKS} ({why}): two builders may do the same work")
         yield tell
 
@@ -54,47 +51,54 @@ def build_lock(root: Path, key_hash: str, say: Say) -> Iterator[Say]:
 def if_idle(root: Path, key_hash: str) -> Iterator[bool]:
     """Hold the lock of one key unless somebody does; whether it is held. Where locks cannot be had
     it is not."""
-    from filelock import Timeout
-
     with ExitStack() as stack:
         idle = False
-        with suppress(OSError, Timeout, NotImplementedError):
+        with suppress(OSError):
             locks = stack.enter_context(shared_directory(root, LOCKS))
-            stack.enter_context(_lock(locks, key_hash)).acquire(timeout=0)
-            idle = True
+            idle = _locked(stack.enter_context(_lock_file(locks, key_hash)))
         yield idle
 
 
 @contextmanager
-def _lock(locks: HeldDirectory, key_hash: str) -> Iterator["UnixFileLock"]:
-    """Not held yet; released at the end."""
-    from filelock import UnixFileLock  # only builders lock, never who finds a prepared cache
+def _lock_file(locks: HeldDirectory, key_hash: str) -> Iterator[BufferedWriter]:
+    """Not locked yet; unlocked at the end. Nothing is ever written to it: another user may have put
+    a file there, whose content and rights stay as they are."""
+    with _opened(locks, f"{key_hash}.lock") as file:
+        try:
+            yield file
+        finally:
+            with suppress(OSError):
+                flock(file, LOCK_UN)  # a child that we forked may hold the file open
 
-    # By the descriptor, so that nobody can put a link in place of the directory; the file itself
-    # filelock opens with O_NOFOLLOW, and it writes nothing.
-    path = f"/proc/self/fd/{locks.descriptor}/{key_hash}.lock"
-    mode = stat.S_IMODE(locks.status().st_mode) & 0o666 | _OWN_MODE
-    # fallback_to_soft: a marker file instead of flock would outlive a killed builder.
-    lock = UnixFileLock(path, mode=mode, fallback_to_soft=False)
+
+def _opened(locks: HeldDirectory, name: str) -> BufferedWriter:
+    """To write, since NFS locks nothing else."""
     try:
-        yield lock
-    finally:
-        lock.release()
+        file = locks.create_first(name)
+    except FileExistsError:
+        return locks.append(name)
+    share(locks, file.fileno())
+    return file
 
 
-def _acquire(lock: "UnixFileLock", locks: HeldDirectory, status: str, say: Say) -> None:
-    from filelock import Timeout
+def _locked(file: BufferedWriter) -> bool:
+    """Whether we hold it now; False: somebody else does."""
+    try:
+        flock(file, LOCK_EX | LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
+
+def _wait_for(file: BufferedWriter, holder: Callable[[], str], say: Say) -> None:
     started = time.monotonic()
     wait_s = _FIRST_WAIT_S
-    while True:
-        try:
-            lock.acquire(timeout=wait_s, poll_interval=_POLL_S)
-            return
-        except Timeout:
-            waited_s = time.monotonic() - started
-            say(f"data: waiting for {_holder(locks, status)} ({waited_s:.0f} s so far)")
-            wait_s = _WAIT_S
+    while not _locked(file):
+        waited_s = time.monotonic() - started
+        if waited_s >= wait_s:
+            say(f"data: waiting for {holder()} ({waited_s:.0f} s so far)")
+            wait_s = waited_s + _WAIT_S
+        time.sleep(_POLL_S)
 
 
 def _unheard(progress: str) -> None:

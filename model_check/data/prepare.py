@@ -108,7 +108,7 @@ def _found_or_made(
         for line in Repairs.of(tokens.repairs, tokens.repair_places).lines():
             say(f"data: {line}")
     except (FileNotFoundError, CorruptEntryError):
-        # numpy and filelock: only who builds pays for them.
+        # numpy: only a build pays for its import.
         from model_check.data.filling import How
         from model_check.data.make import make
 

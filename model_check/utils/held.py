@@ -175,8 +175,12 @@ class HeldDirectory:
         """A new file, to write; whatever had its name loses it."""
         with suppress(FileNotFoundError):
             self.unlink(name)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        return os.fdopen(os.open(name, flags | _FILE, 0o666, dir_fd=self.descriptor), "wb")
+        return self.create_first(name)
+
+    def create_first(self, name: str) -> BufferedWriter:
+        """A new file, to write: FileExistsError for whatever has that name."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
+        return os.fdopen(os.open(_component(name), flags, 0o666, dir_fd=self.descriptor), "wb")
 
     def read(self, name: str, limit: int, flags: int = 0) -> bytes:
         """A plain file of at most `limit` bytes."""
@@ -205,7 +209,8 @@ class HeldDirectory:
         try:
             descriptor = os.open(_component(name), flags | _FILE, dir_fd=self.descriptor)
         except OSError as error:
-            if error.errno == errno.ELOOP and (target := self._target(name)) is not None:
+            to_read = error.errno == errno.ELOOP and not flags & os.O_WRONLY
+            if to_read and (target := self._target(name)) is not None:
                 return self._open_linked(name, target, flags)
             if error.errno in (errno.ELOOP, errno.ENXIO):  # the latter: a socket, a pipe to write
                 raise self._refused(name, "is no plain file", error) from error

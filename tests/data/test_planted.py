@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from model_check.data.text import Repairs
 from model_check.data.token_cache import TokenCache
 from model_check.data.wanted import Wanted
 from model_check.errors import ConfigError, DataError, StorageError
-from tests.data.canary import NAMES, make_private, untouched
+from tests.data.canary import NAMES, make_private, state_of, untouched
 from tests.data.gated_builder import Choice
 from tests.data.lab import WORDS, Lab, run_tool, start_builder, write_tokenizer
 
@@ -94,6 +95,39 @@ def test_a_link_in_place_of_the_lock_file_is_no_lock(shared: Lab, key: str, priv
         code, output = build(shared)
     assert code == 0, output
     assert "no lock in" in output
+
+
+@pytest.mark.parametrize("kind", ["hard link", "file", "pipe"])
+def test_what_lies_in_place_of_the_lock_file_stays_as_it_is(
+    shared: Lab, key: str, private: Path, kind: str
+) -> None:
+    """Neither emptied nor given other rights; a file is a lock whoever made it."""
+    (shared.cache / ".locks").mkdir()
+    (shared.cache / ".locks").chmod(0o777)
+    lock = shared.cache / ".locks" / f"{key}.lock"
+    if kind == "hard link":
+        os.link(private / "canary.txt", lock)
+    elif kind == "pipe":
+        os.mkfifo(lock, 0o600)
+    else:
+        lock.write_text("of somebody")
+        lock.chmod(0o600)
+    before = lock.stat()
+    with untouched_content(private):
+        code, output = build(shared)
+    assert code == 0, output
+    assert ("no lock in" in output) == (kind != "file")
+    after = lock.stat()
+    assert (after.st_mode, after.st_size) == (before.st_mode, before.st_size)
+    assert after.st_mtime_ns == before.st_mtime_ns
+
+
+@contextmanager
+def untouched_content(directory: Path) -> Iterator[None]:
+    """Opening a hard link to find that it is one is an access, too."""
+    before = state_of(directory)
+    yield
+    assert state_of(directory) == before
 
 
 @pytest.mark.parametrize("name", [".locks", ".memo"])

@@ -31,7 +31,7 @@ def test_a_hit_imports_nothing_heavy(lab: Lab) -> None:
         "import sys; from pathlib import Path; from tests.data.lab import settings_for;"
         "from model_check.data.prepare import prepare;"
         f"assert prepare(settings_for(Path({str(lab.cache)!r}), {str(text)!r}), print).hit;"
-        "heavy = 'torch numpy tokenizers filelock datasets huggingface_hub urllib.request'.split();"
+        "heavy = 'torch numpy tokenizers datasets huggingface_hub urllib.request'.split();"
         "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run(
