@@ -8,7 +8,7 @@ from model_check.config.prepared_dir import DATASET, METADATA, read_metadata
 from model_check.data.build_lock import if_idle
 from model_check.data.inventory import Entry, entries, problem
 from model_check.data.manifest import CorruptEntryError, read_view
-from model_check.data.publish import set_aside, take_away
+from model_check.data.publish import is_of_another_user, set_aside, take_away
 from model_check.errors import DataError, StorageError
 
 UNUSED_DAYS = 30
@@ -77,23 +77,27 @@ def collect_garbage(root: Path, older_than_days: float, say: Say) -> None:
     and token stores that no view needs any more and that were not used for so long either. What a
     prepared directory holds stays.
 
-    Raises StorageError, ConfigError. What somebody builds now, or might (no lock to be had), stays.
+    What somebody builds now, or might (no lock to be had), stays, and so does what another user
+    alone may remove. Raises StorageError, after all others, when an entry cannot be removed;
+    ConfigError.
     """
     found, kept = entries(root), _views_of_prepared(root)
     oldest = time.time() - older_than_days * _DAY_S
-    gone: list[Entry] = []
-    left = [entry for entry in found if entry.kind == "set aside" or entry.dead]
-    views = [entry for entry in found if entry.kind == "view" and entry.path.name not in kept]
-    old_views = [entry for entry in views if entry.last_use <= oldest]
-    for entry in left + old_views:
-        if _removed(root, entry, say):
-            gone.append(entry)
-    needed = {entry.store for entry in found if entry.kind == "view" and entry not in gone}
+    rubbish = _Rubbish(root, say)
+    for entry in found:
+        old_view = entry.kind == "view" and entry.last_use <= oldest
+        if entry.kind == "set aside" or entry.dead or (old_view and entry.path.name not in kept):
+            rubbish.take(entry)
+    needed = {entry.store for entry in found if entry.kind == "view" and entry not in rubbish.gone}
     for entry in found:
         unused = entry.store not in needed and entry.last_use <= oldest
-        if entry.kind == "tokens" and unused and _removed(root, entry, say):
-            gone.append(entry)
-    say(f"removed {_together(gone)} from {root} (unused: {older_than_days:g} days)")
+        if entry.kind == "tokens" and unused and not entry.dead:
+            rubbish.take(entry)
+    say(f"removed {_together(rubbish.gone)} from {root} (unused: {older_than_days:g} days)")
+    if rubbish.num_failed:
+        raise StorageError(
+            f"{root}: {rubbish.num_failed} entries cannot be removed (see above); remove them by hand"
+        )
 
 
 def _is_prepared(root: Path) -> bool:
@@ -114,16 +118,37 @@ def _views_of_prepared(root: Path) -> set[str]:
     return {name, *(split.view for split in view.splits.values() if split.view is not None)}
 
 
-def _removed(root: Path, entry: Entry, say: Say) -> bool:
-    name = entry.path.relative_to(root)
-    with if_idle(root, entry.store or "gc") as idle:
-        if not idle:
-            say(f"kept    {name}: somebody builds it, or no lock can be had")
-            return False
-        if not take_away(root, "gc", entry.path):
-            return False
-    say(f"removed {name}: {entry.size_bytes / 2**20:,.1f} MiB ({entry.about})")
-    return True
+class _Rubbish:
+    """What was removed of a cache, each entry for itself."""
+
+    def __init__(self, root: Path, say: Say) -> None:
+        self.gone: list[Entry] = []
+        self.num_failed = 0
+        self._root = root
+        self._say = say
+
+    def take(self, entry: Entry) -> None:
+        name = entry.path.relative_to(self._root)
+        with if_idle(self._root, entry.store or "gc") as idle:
+            if not idle:
+                self._say(f"kept    {name}: somebody builds it, or no lock can be had")
+                return
+            try:
+                if not take_away(self._root, "gc", entry.path):
+                    return
+            except StorageError as error:
+                self._left(entry, name, error)
+                return
+        self.gone.append(entry)
+        self._say(f"removed {name}: {entry.size_bytes / 2**20:,.1f} MiB ({entry.about})")
+
+    def _left(self, entry: Entry, name: Path, error: StorageError) -> None:
+        cause = error.__cause__
+        if isinstance(cause, PermissionError) and is_of_another_user(self._root, entry.path):
+            self._say(f"kept    {name}: belongs to another user")
+            return
+        self.num_failed += 1
+        self._say(f"left    {name}: cannot be removed: {getattr(cause, 'strerror', None) or error}")
 
 
 def _together(found: Iterable[Entry]) -> str:

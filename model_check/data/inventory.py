@@ -66,10 +66,10 @@ def entries(root: Path) -> list[Entry]:
     """All of them: views, token stores, unfinished ones, what was set aside. None in a directory
     that does not exist. Raises DataError."""
     try:
+        if not root.exists():
+            return []
         with hold_cache(root) as cache:
             return [*_views(cache), *_stores(cache), *_left(cache)]
-    except FileNotFoundError:
-        return []
     except OSError as error:
         raise DataError(f"{root}: cannot be read: {error.strerror}") from error
 
@@ -93,11 +93,17 @@ def problem(entry: Entry) -> DataError | None:
 def _views(cache: HeldDirectory) -> Iterator[Entry]:
     for name in filter(_VIEW.fullmatch, cache.names()):
         view = _manifest(cache, name, ViewManifest)
-        store = Path(view.tokens).name if view else None
+        store = _store_named(view) if view else None
         about = "damaged"
-        if view:
+        if view and store:
             about = f"{view.num_sequences:,} sequences of {view.context_length} from {store}"
         yield _entry(cache, name, "view", store, about)
+
+
+def _store_named(view: ViewManifest) -> str | None:
+    """None where a manifest, which anybody may have written, names what no store is called."""
+    name = Path(view.tokens).name
+    return name if _STORE.fullmatch(name) else None
 
 
 def _stores(cache: HeldDirectory) -> Iterator[Entry]:
@@ -130,14 +136,16 @@ def _entry(
     *,
     dead: bool = False,
 ) -> Entry:
+    size, last_use = 0, time.time()
     try:
         with place.directory(name) as directory:
             size, last_use = _size(directory), _last_use(directory)
     except NotPlainError:
         about, dead = "no directory, so no entry", True
-        size, last_use = 0, place.lstat(name).st_mtime
+        with suppress(OSError):  # somebody else removes it, too
+            last_use = place.lstat(name).st_mtime
     except OSError:  # it goes while we look, or is not to be looked at
-        size, last_use = 0, time.time()
+        pass
     return Entry(place.path / name, kind, size, last_use, store, about, dead)
 
 

@@ -194,6 +194,8 @@ def set_aside(root: Path, entry: Path) -> Path:
 
 def take_away(root: Path, key_hash: str, entry: Path) -> bool:
     """Remove an entry; False: it is gone already. Raises StorageError."""
+    if entry.name.startswith((TMP_PREFIX, BAD_PREFIX)):
+        return _remove_hidden(root, entry.name)
     # First out of sight, in one step: nobody ever opens half of it.
     with beside(root, key_hash) as directory, storage_errors(root), hold_cache(root) as cache:
         try:
@@ -203,6 +205,22 @@ def take_away(root: Path, key_hash: str, entry: Path) -> bool:
             return False
         directory.clear()
     return True
+
+
+def _remove_hidden(root: Path, name: str) -> bool:
+    """Where it lies: what cannot be removed must not be wrapped once more with every attempt."""
+    with storage_errors(root), hold_cache(root) as cache:
+        try:
+            cache.remove(name)
+        except FileNotFoundError:
+            return False
+    return True
+
+
+def is_of_another_user(root: Path, entry: Path) -> bool:
+    with suppress(OSError), hold_cache(root) as cache, _parent(cache, entry) as place:
+        return place.lstat(entry.name).st_uid != os.geteuid()
+    return False
 
 
 def _parent(cache: HeldDirectory, entry: Path) -> HeldDirectory:

@@ -19,8 +19,8 @@ _DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC
 _LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 OTHERS_WRITE = 0o022
-_DEEPEST = 8
-"""Ours are two deep. Whoever nests them a thousand deep wants a RecursionError."""
+_DEEPEST = 10_000
+"""Levels of directories that are removed; ours are two deep."""
 
 
 class NotPlainError(OSError):
@@ -251,7 +251,7 @@ class HeldDirectory:
     def sync(self) -> None:
         os.fsync(self.descriptor)
 
-    def remove(self, name: str, depth: int = 0) -> None:
+    def remove(self, name: str) -> None:
         """Whatever has that name, and all that is in it. Of a link, the link."""
         try:
             held = HeldDirectory(self._open_no_link(name), self.path / name)
@@ -259,21 +259,40 @@ class HeldDirectory:
             self.unlink(name)
             return
         with held:
-            self.remove_held(held, depth)
+            self.remove_held(held)
 
-    def remove_held(self, held: "HeldDirectory", depth: int = 0) -> None:
+    def remove_held(self, held: "HeldDirectory") -> None:
         """A directory of this one, if its name still leads to it, and all that is in it."""
         if self.leads_to(held.path.name, held.status()):
-            held.clear(depth)
+            held.clear()
             os.rmdir(held.path.name, dir_fd=self.descriptor)
 
-    def clear(self, depth: int = 0) -> None:
-        """Remove all that is in this directory."""
-        if depth > _DEEPEST:
-            raise OSError(errno.EINVAL, f"{self.path}: directories in directories, too deep")
-        for name in self.names():
-            with suppress(FileNotFoundError):  # somebody else removes it, too
-                self.remove(name, depth + 1)
+    def clear(self) -> None:
+        """Remove all that is in this directory, one level after the other and without recursion:
+        another user may have nested directories a thousand deep."""
+        for _ in range(_DEEPEST):
+            names = self.names()
+            if not names:
+                return
+            for name in names:
+                with suppress(FileNotFoundError):  # somebody else removes it, too
+                    self._flatten(name)
+        raise OSError(errno.EINVAL, f"directories in directories, more than {_DEEPEST:,} deep")
+
+    def _flatten(self, name: str) -> None:
+        """Remove a file, or a directory, whose directories come up into this one."""
+        try:
+            held = HeldDirectory(self._open_no_link(name), self.path / name)
+        except NotPlainError:
+            self.unlink(name)
+            return
+        with held:
+            for inner in held.names():
+                if stat.S_ISDIR(held.lstat(inner).st_mode):
+                    held.rename(inner, self, os.urandom(16).hex())
+                else:
+                    held.unlink(inner)
+            os.rmdir(name, dir_fd=self.descriptor)
 
 
 def hold(path: Path) -> HeldDirectory:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from filelock import UnixFileLock
 
-from model_check.data import publish
+from model_check.data import inventory, publish
 from model_check.data.manifest import MANIFEST, shard_name
+from model_check.utils.held import HeldDirectory, NotPlainError
 from tests.data.lab import Lab, run_tool, snapshot, start_builder
 
 YEARS_AGO = (1, 1)
@@ -230,6 +231,25 @@ def test_verify_names_an_entry_that_cannot_be_read_and_goes_on(lab: Lab) -> None
     assert f"BAD    {view.name}" in output
     assert "cannot be read: Is a directory" in output
     assert "1 of 3 entries are not whole" in output
+
+
+def test_an_entry_that_goes_while_it_is_looked_at_hides_no_other(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Vanishing(HeldDirectory):
+        def directory(self, *names: str) -> HeldDirectory:
+            try:
+                return super().directory(*names)
+            except NotPlainError:
+                self.unlink(names[0])
+                raise
+
+    lab.prepare(lab.text())
+    (lab.cache / "file__0123456789abcdef").write_text("no directory")
+    held = Vanishing(os.open(lab.cache, os.O_RDONLY), lab.cache)
+    monkeypatch.setattr(inventory, "hold_cache", lambda root: held)
+    found = [entry.kind for entry in inventory.entries(lab.cache)]
+    assert found == ["view", "view", "tokens"]
 
 
 def test_two_wishes_at_once_are_refused(lab: Lab) -> None:

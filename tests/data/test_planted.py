@@ -555,7 +555,45 @@ def nested(shared: Lab) -> Iterator[Lab]:
 def test_directories_nested_a_thousand_deep_are_no_traceback(nested: Lab) -> None:
     assert build(nested, "--list")[0] == 0
     code, output = build(nested, "--gc")
-    assert (code, output.count("error: ")) == (2, 1), output
+    assert code == 0, output
+    assert not list(nested.cache.glob(".[bt]*"))
+
+
+@pytest.mark.parametrize("name", ["tokens/\0", "\0", "..", "tokens/x/../y", "tokens/\x1b[2J"])
+def test_a_view_that_names_no_store_is_collected_like_any_other(shared: Lab, name: str) -> None:
+    view = shared.prepare(shared.text()).path
+    manifest = json.loads((view / MANIFEST).read_text())
+    (view / MANIFEST).write_text(json.dumps({**manifest, "tokens": name}))
+    assert build(shared, "--list")[0] == 0
+    code, output = build(shared, "--gc", "--older-than", "0")
+    assert code == 0, output
+    assert shared.views() == shared.stores() == []
+
+
+def test_what_cannot_be_removed_is_named_and_stays_as_it_is(shared: Lab) -> None:
+    """A directory that others fill while it is emptied; here: one that something is mounted on, or
+    that the file system protects."""
+    first, last = (shared.cache / f".bad-2026010{day}T000000-1-x" for day in (1, 2))
+    (first / "a").mkdir(parents=True)
+    last.mkdir()
+    with immutable(first):
+        for _ in range(2):
+            code, output = build(shared, "--gc")
+            assert code == 2, output
+            assert f"left    {first.name}: cannot be removed: Operation not permitted" in output
+            assert "1 entries cannot be removed" in output
+            last.mkdir(exist_ok=True)
+    assert not shared.unfinished()
+
+
+@contextmanager
+def immutable(path: Path) -> Iterator[None]:
+    if subprocess.run(["chattr", "+i", str(path)], capture_output=True).returncode:
+        pytest.skip("the file system has no immutable files")
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "-i", str(path)], check=True)
 
 
 @pytest.mark.parametrize("wish", [(), ("data.force_preprocess=true",)])

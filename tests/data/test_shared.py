@@ -151,3 +151,23 @@ def test_root_whom_nfs_makes_nobody_shares_what_it_makes(shared: Lab) -> None:
     code, output = build(shared, shared.text(WORDS * 30, "other.txt"), *AS_ANOTHER)
     assert code == 0, output
     assert "no lock" not in output
+
+
+def test_in_a_sticky_cache_one_collects_ones_own(shared: Lab) -> None:
+    shared.cache.mkdir()
+    shared.cache.chmod(0o1777)
+    for text, program in ((shared.text(), ()), (shared.text(WORDS * 30, "b.txt"), AS_NOBODY)):
+        assert build(shared, text, *program)[0] == 0
+    theirs = [view for view in shared.views() if view.stat().st_uid == 0]
+    (shared.cache / ".bad-20260101T000000-1-x").mkdir()
+    builder = start_builder(
+        *(shared.cache, text, "--gc", "--older-than", "0"),
+        program=[*AS_NOBODY, sys.executable],
+        environ={"HOME": "/tmp"},
+    )
+    code, output = builder.finish()
+    assert code == 0, output
+    for path in (*theirs, shared.cache / ".bad-20260101T000000-1-x"):
+        assert f"kept    {path.name}: belongs to another user" in output
+        assert path.is_dir()
+    assert shared.views() == theirs
