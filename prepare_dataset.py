@@ -32,12 +32,12 @@ from model_check.data.housekeeping import (
     verify_cache,
 )
 from model_check.data.prepare import Prepared, prepare
-from model_check.data.text import printable
 from model_check.data.tool import add_tool_options, tool_flags
 from model_check.data.want import cache_root
 from model_check.data.weights import weights_directory
 from model_check.errors import EXIT_SIGNAL_BASE, ModelCheckError, StorageError, UsageError
 from model_check.utils.files import write_atomic
+from model_check.utils.words import printable_lines
 
 _EPILOG = """\
 Exit codes: 0 the cache is whole; 2 the settings, the text, the tokenizer, the disk, or an entry
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         if len(prepared.splits) > 1:
             _say(_division(prepared))
     except ModelCheckError as error:
-        print(_harmless(f"error: {error}"), file=sys.stderr)
+        print(printable_lines(f"error: {error}"), file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
@@ -155,13 +155,7 @@ def _stop_on_signals() -> None:
 def _say(line: str) -> None:
     if sys.stdout.isatty():
         _bar("")
-    print(_harmless(line), flush=True)
-
-
-def _harmless(text: str) -> str:
-    """Names and manifests of a shared cache may be another user's: no escape of theirs reaches the
-    terminal."""
-    return "\n".join(map(printable, text.split("\n")))
+    print(printable_lines(line), flush=True)
 
 
 def _bar(text: str) -> None:

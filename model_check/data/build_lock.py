@@ -15,8 +15,8 @@ from io import BufferedWriter
 from pathlib import Path
 
 from model_check.data.sharing import share, shared_directory
-from model_check.data.text import printable
 from model_check.utils.held import HeldDirectory
+from model_check.utils.words import printable
 
 LOCKS = ".locks"
 _LONGEST_STATUS = 4096

@@ -96,7 +96,7 @@ def collect_garbage(root: Path, older_than_days: float, say: Say) -> None:
     say(f"removed {_together(rubbish.gone)} from {root} (unused: {older_than_days:g} days)")
     if rubbish.num_failed:
         raise StorageError(
-            f"{root}: {rubbish.num_failed} entries cannot be removed (see above); remove them by hand"
+            f"{root}: {rubbish.num_failed} entries cannot be removed (see above): do it by hand"
         )
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from model_check.errors import DataError
+from model_check.utils.words import printable as printable
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _UTF8_BOM = b"\xef\xbb\xbf"
@@ -68,12 +69,6 @@ def clean(text: str, place: str, repairs: Repairs) -> str | None:
         repairs.add("empty document skipped", place)
         return None
     return text
-
-
-def printable(name: str) -> str:
-    """A name that somebody's data has, fit for one line and for JSON: file names can hold bytes
-    that are no text, keys of JSON line ends and lone surrogates."""
-    return name if name.isprintable() else ascii(name)[1:-1]
 
 
 def decode(raw: bytes, file: str, first_line: int, repairs: Repairs) -> str:

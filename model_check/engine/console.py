@@ -4,6 +4,8 @@ import sys
 from io import TextIOWrapper
 from typing import TextIO
 
+from model_check.utils.words import printable_lines
+
 
 class Console:
     """Whole lines, written at once."""
@@ -22,5 +24,5 @@ class Console:
         self._write(text, sys.stderr)
 
     def _write(self, text: str, stream: TextIO) -> None:
-        for line in text.split("\n"):
+        for line in printable_lines(text).split("\n"):
             print(f"{self.prefix}{line}", file=stream, flush=True)
