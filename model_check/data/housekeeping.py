@@ -60,7 +60,7 @@ def _must_exist(root: Path) -> None:
 def _out_of_the_way(root: Path, entry: Entry, wrong: DataError) -> str:
     """What became of an entry that is not whole."""
     if not isinstance(wrong, CorruptEntryError):
-        return "left there: it may be whole for who can read it"
+        return "left there: it may be whole for users who can read it"
     with if_idle(root, entry.store or "verify") as idle:
         if not idle:
             return "left there: somebody builds it, or no lock can be had"

@@ -33,7 +33,7 @@ TRAIN = "train"
 TOKEN_STORES = "tokens"
 """Directory of the token stores inside the cache directory."""
 LONGEST = 256 << 20
-"""Bytes of a manifest, or of a tokenizer: whoever writes a larger one wants our memory."""
+"""Bytes of a manifest, or of a tokenizer: a larger one is there to fill our memory."""
 ITEM_BYTES = {"uint16": 2, "uint32": 4}
 _RUN_BYTES = 2 * 8
 MAX_UINT16_VOCAB = 1 << 16

@@ -178,7 +178,7 @@ def publish(filled: HeldDirectory, final: Path) -> bool:
 
 
 def set_aside(root: Path, entry: Path) -> Path:
-    """Move a bad entry out of the way, kept for whoever wants to know what happened to it; gone
+    """Move a bad entry out of the way, kept to find out what happened to it; gone
     already: somebody else does the same."""
     stamp = time.strftime("%Y%m%dT%H%M%S")
     name = f"{BAD_PREFIX}{stamp}-{os.getpid()}-{entry.name}"

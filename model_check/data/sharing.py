@@ -1,6 +1,6 @@
 """A cache that several users share: how its directories are opened, and which rights what we make
-in it gets. Whoever made it writable for a group or for all meant what is in it, too, whatever the
-umask of the one who prepares."""
+in it gets: a directory that is writable for a group or for all makes what is in it so, too,
+whatever the umask of the process that prepares."""
 
 import os
 import stat
@@ -11,7 +11,7 @@ from model_check.config.prepared_dir import DATASET
 from model_check.utils.held import OTHERS_WRITE, HeldDirectory, hold
 
 _DIRECTORY = 0o2777
-"""Not the sticky bit: under it a lock file of another user cannot be opened (protected_regular)."""
+"""Not the sticky bit: under it the status file of another user's dead builder would stay."""
 
 
 def hold_cache(root: Path) -> HeldDirectory:
@@ -41,7 +41,7 @@ def shared_directory(root: Path, name: str) -> HeldDirectory:
 
 
 def is_ours(directory: HeldDirectory) -> bool:
-    """Who "we" are the file system says: NFS makes root nobody, others know one owner only."""
+    """The file system says which user we are: NFS makes root nobody, others know one owner only."""
     owner = directory.status().st_uid
     return owner == os.geteuid() or owner == _owner_of_new_file(directory)
 

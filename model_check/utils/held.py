@@ -1,6 +1,6 @@
 """Directories held by their descriptor, where other users may write, too.
 
-Whoever can write to a directory can rename, replace or link any name in it at any moment: a path
+A user who may write to a directory may rename, replace or link any name in it at any moment: a path
 that was looked at leads elsewhere when it is used. Here a name is one component, looked up in a
 directory that is held. A link is followed only where nobody else can have made it. What is no plain
 file is not opened: a pipe would block, a hard link is somebody's file elsewhere. Every method
@@ -63,7 +63,8 @@ class HeldDirectory:
             return held.directory(*names[1:])
 
     def directory_or_own_link(self, name: str) -> "HeldDirectory":
-        """Like `directory`, but a link that we or root made is followed wherever it lies."""
+        """Like `directory`, in a directory of the user's own choice: a link that we, root or, if
+        nobody else may write to it, its owner made is followed."""
         return HeldDirectory(self._open_directory(name, own=True), self.path / name)
 
     def make_directory(self, name: str, mode: int = 0o777) -> None:
@@ -95,19 +96,19 @@ class HeldDirectory:
         link = os.open(_component(name), os.O_PATH | _LINK, dir_fd=self.descriptor)
         try:
             status = os.fstat(link)
-            followed = stat.S_ISLNK(status.st_mode) and (
-                self._is_trusted(status) or (own and status.st_uid in (0, os.geteuid()))
-            )
+            followed = stat.S_ISLNK(status.st_mode) and self._is_followed(status, own)
             return os.readlink("", dir_fd=link) if followed else None
         finally:
             os.close(link)
 
-    def _is_trusted(self, link: os.stat_result) -> bool:
-        """The rule of the kernel (fs.protected_symlinks), for all directories that others may write
-        to: then whose the link is proves nothing, they can have moved one of ours here."""
+    def _is_followed(self, link: os.stat_result, own: bool) -> bool:
+        """`own`: as under the kernel's fs.protected_symlinks. Elsewhere the link's owner proves too
+        little: others can move a link of ours, or make a directory with links of their own."""
         here, ours = self.status(), (0, os.geteuid())
-        same = link.st_uid == here.st_uid or (link.st_uid in ours and here.st_uid in ours)
-        return same and not here.st_mode & OTHERS_WRITE
+        private = not here.st_mode & OTHERS_WRITE
+        if own:
+            return link.st_uid in ours or (private and link.st_uid == here.st_uid)
+        return private and link.st_uid in ours and here.st_uid in ours
 
     @contextmanager
     def _naming_link(self, name: str, target: str) -> Iterator[None]:
@@ -191,7 +192,7 @@ class HeldDirectory:
             return file.read(size)
 
     def replace(self, name: str, content: bytes) -> None:
-        """Whoever reads sees the old content or the new, never a part; synced."""
+        """A reader sees the old content or the new, never a part; synced."""
         beside = f".{name}.{os.urandom(8).hex()}.tmp"
         try:
             with self.create(beside) as file:

@@ -232,6 +232,19 @@ def test_another_users_link_in_a_cache_of_ones_own_is_not_followed(lab: Lab, whi
 
 
 @needs_root
+def test_a_link_in_another_users_directory_is_not_followed(shared: Lab, private: Path) -> None:
+    """Nobody else may write to that, but it lies in a cache that its owner may write to."""
+    planted = shared.cache / "tokens"
+    planted.mkdir(mode=0o755)
+    (planted / "0123456789abcdef").symlink_to(private / "deep")
+    for path in (planted, planted / "0123456789abcdef"):
+        os.lchown(path, ANOTHER_USER, ANOTHER_USER)
+    with untouched(private):
+        for wish in ("--list", "--verify", "--gc"):
+            assert "Traceback" not in start_builder(shared.cache, "embedded", wish).finish()[1]
+
+
+@needs_root
 @pytest.mark.parametrize("user", ["root", "bob"])
 def test_the_owner_of_a_prepared_directory_may_link_its_data_elsewhere(lab: Lab, user: str) -> None:
     """Whoever else uses it: nobody but its owner can have made that link."""
