@@ -17,10 +17,10 @@ from model_check.data.text import (
     clean,
     cut_into_documents,
     decode,
-    printable,
     without_bom,
 )
 from model_check.errors import DataError
+from model_check.utils.words import printable
 
 _LINES = (".txt", ".jsonl")
 SUFFIXES = (*_LINES, *(kind + packing for kind in _LINES for packing in PACKED), ".parquet")

@@ -18,9 +18,10 @@ from model_check.data.manifest import hash_of
 from model_check.data.memo import Memo, file_sha256, stat_signature
 from model_check.data.rows import EVERY_ROW, RowRule
 from model_check.data.sources import nothing_usable
-from model_check.data.text import Repairs, printable
+from model_check.data.text import Repairs
 from model_check.data.text_files import FORMATS, TextFiles, nothing_to_read, text_files
 from model_check.errors import DataError
+from model_check.utils.words import printable
 
 
 class LocalSource:

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Iterator
 
 from model_check.errors import DataError
-from model_check.utils.words import printable as printable
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _UTF8_BOM = b"\xef\xbb\xbf"

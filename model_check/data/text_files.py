@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from model_check.data.file_piece import suffix_of, unreadable
-from model_check.data.text import printable
 from model_check.errors import DataError
+from model_check.utils.words import printable
 
 FORMATS = ".txt, .jsonl (both also .gz, .zst), .parquet"
 _NAMES_IN_MESSAGE = 5
