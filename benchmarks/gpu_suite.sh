@@ -7,4 +7,5 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
-exec "${PYTHON:-python3}" "$root/benchmarks/gpu_suite.py" "${1:-gpu_suite_out}" "${@:2}"
+# -P: benchmarks/launcher.py, beside the script, is not the package.
+exec "${PYTHON:-python3}" -P "$root/benchmarks/gpu_suite.py" "${1:-gpu_suite_out}" "${@:2}"
