@@ -254,13 +254,9 @@ class HeldDirectory:
 
     def remove(self, name: str) -> None:
         """Whatever has that name, and all that is in it. Of a link, the link."""
-        try:
-            held = HeldDirectory(self._open_no_link(name), self.path / name)
-        except NotPlainError:
-            self.unlink(name)
-            return
-        with held:
-            self.remove_held(held)
+        if (held := self._directory_or_unlinked(name)) is not None:
+            with held:
+                self.remove_held(held)
 
     def remove_held(self, held: "HeldDirectory") -> None:
         """A directory of this one, if its name still leads to it, and all that is in it."""
@@ -282,10 +278,8 @@ class HeldDirectory:
 
     def _flatten(self, name: str) -> None:
         """Remove a file, or a directory, whose directories come up into this one."""
-        try:
-            held = HeldDirectory(self._open_no_link(name), self.path / name)
-        except NotPlainError:
-            self.unlink(name)
+        held = self._directory_or_unlinked(name)
+        if held is None:
             return
         with held:
             for inner in held.names():
@@ -294,6 +288,14 @@ class HeldDirectory:
                 else:
                     held.unlink(inner)
             os.rmdir(name, dir_fd=self.descriptor)
+
+    def _directory_or_unlinked(self, name: str) -> "HeldDirectory | None":
+        """None: it was none, and is gone."""
+        try:
+            return HeldDirectory(self._open_no_link(name), self.path / name)
+        except NotPlainError:
+            self.unlink(name)
+        return None
 
 
 def hold(path: Path) -> HeldDirectory:
