@@ -11,11 +11,11 @@ RUN apt-get update \
 # The environment first, from the files that decide it: a change of the program does not install anew.
 WORKDIR /model_check
 COPY pyproject.toml constraints.txt ./
-COPY launcher/__init__.py launcher/environment.py launcher/installation.py launcher/requirements.py \
-    launcher/
+COPY launcher/__init__.py launcher/
+COPY launcher/install launcher/install
 COPY model_check/__init__.py model_check/errors.py model_check/
 COPY model_check/utils/__init__.py model_check/utils/files.py model_check/utils/held.py model_check/utils/
-RUN PIP_NO_CACHE_DIR=1 PYTHONPATH=/model_check python3 -P -m launcher.environment run
+RUN PIP_NO_CACHE_DIR=1 PYTHONPATH=/model_check python3 -P -m launcher.install.environment run
 
 COPY . .
 RUN .venv/bin/python -m compileall -q launcher model_check \

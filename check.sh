@@ -13,11 +13,11 @@ fi
 
 self=$(readlink -f -- "${BASH_SOURCE[0]}")
 root=${self%/*}
-# shellcheck source=launcher/environment.sh
-source "$root/launcher/environment.sh"
+# shellcheck source=launcher/install/environment.sh
+source "$root/launcher/install/environment.sh"
 
 find_python
-PYTHONPATH=$root "$python" -P -m launcher.environment check
+PYTHONPATH=$root "$python" -P -m launcher.install.environment check
 python=$(readlink -f -- "$venv/bin")/python
 cd -- "$root"
 if ((!$#)); then

@@ -25,16 +25,16 @@ from model_check.config.arguments import Parser, add_settings_options, settings_
 from model_check.config.load import load
 from model_check.config.prepared_dir import DATASET, read_metadata
 from model_check.config.schema import Settings
-from model_check.data.housekeeping import (
+from model_check.data.build.prepare import Prepared, prepare
+from model_check.data.build.request import cache_root
+from model_check.data.build.tool import add_tool_options, tool_flags
+from model_check.data.cache.housekeeping import (
     UNUSED_DAYS,
     collect_garbage,
     list_cache,
     verify_cache,
 )
-from model_check.data.prepare import Prepared, prepare
-from model_check.data.tool import add_tool_options, tool_flags
-from model_check.data.want import cache_root
-from model_check.data.weights import weights_directory
+from model_check.data.sources.weights import weights_directory
 from model_check.errors import EXIT_SIGNAL_BASE, ModelCheckError, StorageError, UsageError
 from model_check.utils.files import write_atomic
 from model_check.utils.words import printable_lines

@@ -33,7 +33,7 @@ from model_check.config.memory import check_host_memory
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
 from model_check.engine.console import Console
-from model_check.engine.metrics import Meter, peak_memory_bytes
+from model_check.engine.observe.metrics import Meter, peak_memory_bytes
 from model_check.engine.stacks import offer_stacks
 from model_check.engine.stop import EndedEarly, StopSignal, Terminated
 from model_check.errors import (
@@ -49,8 +49,8 @@ from model_check.utils.standard_streams import open_missing_streams
 from model_check.utils.worker_env import TOKEN_CACHE, WorkerEnv
 
 if TYPE_CHECKING:
-    from model_check.data.loader import BatchLoader
-    from model_check.data.token_cache import TokenCache
+    from model_check.data.read.loader import BatchLoader
+    from model_check.data.read.token_cache import TokenCache
     from model_check.engine.batches import Batch
     from model_check.engine.evaluation import Splits
 
@@ -165,10 +165,10 @@ def train(argv: Sequence[str], here: Process) -> None:
         here.stop.take_as_notice(signal.SIGTERM)
 
     from model_check.engine.assembly import build_trainer  # from here on: torch
-    from model_check.engine.checkpoint_files import checkpoint_directory
     from model_check.engine.device import keep_freed_memory, pick_device, set_up_process
     from model_check.engine.rng import seed_everything
-    from model_check.engine.surroundings import Surroundings
+    from model_check.engine.run_context import Surroundings
+    from model_check.engine.saving.checkpoint_files import checkpoint_directory
 
     set_up_process(settings.system, here.env.num_workers, os.environ)
     seed_everything(settings.system.seed)
@@ -255,11 +255,11 @@ def refuse_to_be_a_rank(env: WorkerEnv, environ: Mapping[str, str]) -> None:
 
 def open_tokens(settings: Settings, here: Process) -> "TokenCache":
     """The entry that the supervisor names, else one that is found or built here and now."""
-    from model_check.data.token_cache import TokenCache
+    from model_check.data.read.token_cache import TokenCache
 
     path = here.env.token_cache
     if path is None:
-        from model_check.data.prepare import prepare
+        from model_check.data.build.prepare import prepare
 
         path = prepare(settings, here.console.say).path
     cache = TokenCache.open(path, settings.data.verify)
@@ -274,14 +274,14 @@ def open_tokens(settings: Settings, here: Process) -> "TokenCache":
 
 def identity(cache: "TokenCache") -> dict[str, Scalar]:
     """What a checkpoint remembers of its data."""
-    from model_check.data.manifest import short
+    from model_check.data.read.manifest import short
 
     view = cache.view
     return {"cache": short(view.hash), "dataset": view.dataset, "tokenizer": view.tokenizer}
 
 
 def batch_source(cache: "TokenCache", settings: Settings, *, pin: bool) -> "BatchLoader":
-    from model_check.data.loader import BatchLoader
+    from model_check.data.read.loader import BatchLoader
 
     training = settings.training
     return BatchLoader(
@@ -296,7 +296,7 @@ def batch_source(cache: "TokenCache", settings: Settings, *, pin: bool) -> "Batc
 
 def validation_splits(cache: "TokenCache", settings: Settings, *, pin: bool) -> "Splits":
     """Name -> its batches; nothing where evaluation was not asked for."""
-    from model_check.data.loader import evaluation_batches
+    from model_check.data.read.loader import evaluation_batches
 
     training = settings.training
     if training.eval_interval is None:

@@ -7,8 +7,8 @@ trap '' USR1 USR2 # for the workers, not for us: until the launcher takes them t
 
 self=$(readlink -f -- "${BASH_SOURCE[0]}")
 root=${self%/*}
-# shellcheck source=launcher/environment.sh
-source "$root/launcher/environment.sh"
+# shellcheck source=launcher/install/environment.sh
+source "$root/launcher/install/environment.sh"
 
 # No cd: paths in the arguments are relative to where the user is. -P, for the same reason: a
 # launcher/ or a types.py in that directory is not ours.
@@ -21,4 +21,4 @@ if ! python_was_chosen && ready; then
     exec "$venv/bin/python" -P -m launcher "$@"
 fi
 find_python
-exec "$python" -P -m launcher.environment run -P -m launcher "$@"
+exec "$python" -P -m launcher.install.environment run -P -m launcher "$@"

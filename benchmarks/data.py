@@ -92,8 +92,8 @@ def write_tokenizer(path: Path, text: Path) -> None:
 
 def ours(backend: str, text: Path, tokenizer: Path, out: Path, workers: int) -> list[Any]:
     from model_check.config.load import Request, load
-    from model_check.data.prepare import prepare
-    from model_check.data.token_cache import TokenCache
+    from model_check.data.build.prepare import prepare
+    from model_check.data.read.token_cache import TokenCache
 
     overrides = (
         f"data.cache_dir={out}",
@@ -337,7 +337,7 @@ READER = """
 import sys, time; sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 import numpy as np
-from model_check.data.token_cache import TokenCache
+from model_check.data.read.token_cache import TokenCache
 started = time.perf_counter()
 cache = TokenCache.open(Path(sys.argv[1]))
 cache.gather(np.arange(8))
@@ -367,7 +367,8 @@ def reading(directory: Path, rounds: int) -> None:
 
 def cache_of(directory: Path, num_tokens: int) -> Path:
     """A cache of random tokens, published by the code that always does it."""
-    from model_check.data.manifest import (
+    from model_check.data.cache.shards import ShardWriter
+    from model_check.data.read.manifest import (
         MANIFEST,
         TokensManifest,
         ViewManifest,
@@ -375,7 +376,6 @@ def cache_of(directory: Path, num_tokens: int) -> Path:
         shard_name,
         to_bytes,
     )
-    from model_check.data.shards import ShardWriter
     from model_check.utils.held import hold
 
     store = directory / "tokens" / "0123456789abcdef"

@@ -18,7 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from model_check.data.manifest import (
+from model_check.data.build.splits import view_of
+from model_check.data.build.wanted import Wanted
+from model_check.data.cache.publish import write_synced
+from model_check.data.read.manifest import (
     DOCUMENTS,
     MANIFEST,
     FileEntry,
@@ -27,12 +30,9 @@ from model_check.data.manifest import (
     shard_name,
     to_bytes,
 )
-from model_check.data.publish import write_synced
-from model_check.data.splits import view_of
-from model_check.data.text import Repairs
-from model_check.data.token_cache import TokenCache
-from model_check.data.tokenizer import TextTokenizer
-from model_check.data.wanted import Wanted
+from model_check.data.read.token_cache import TokenCache
+from model_check.data.sources.text import Repairs
+from model_check.data.tokenizers.tokenizer import TextTokenizer
 from model_check.utils.held import HeldDirectory, hold
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,7 +44,7 @@ READER = """
 import sys
 from pathlib import Path
 import numpy as np
-from model_check.data.token_cache import TokenCache
+from model_check.data.read.token_cache import TokenCache
 cache = TokenCache.open(Path(sys.argv[1]))
 for first in range(0, cache.num_sequences, 16):
     cache.gather(np.arange(first, min(first + 16, cache.num_sequences)))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.requirements import lacking, required
+from launcher.install.requirements import lacking, required
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN_LIMIT_S = 240

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher import containment
+from launcher.contain import processes
 from tests.e2e.conftest import TINY
 from tests.nvml_fake.build import build, environment, fake_gpu, scenario
 
@@ -122,7 +122,7 @@ class Stage:
 
     def _round(self, order: "Order", job: Job, tally: Tally) -> None:
         signum = self._dice.choice(SIGNALS)
-        rows = [containment.read_process(pid) for pid in job.pids]
+        rows = [processes.read_process(pid) for pid in job.pids]
         started = time.monotonic()
         order(job, signum, self._dice)
         code = job.launcher.wait(DEADLINE_S)
@@ -165,10 +165,10 @@ class Stage:
         output.close()
         logs = [directory / "run" / f"{worker}{i}.log" for worker in ("gpu", "cpu") for i in (0, 1)]
         wait_until(lambda: sum(up in read(log) for log in logs) == 2, directory)
-        wait_until(lambda: len(containment.children(launcher.pid)) >= 2 + helpers, directory)
+        wait_until(lambda: len(processes.children(launcher.pid)) >= 2 + helpers, directory)
         time.sleep(0.05)  # guardian and sampler are past their start
-        children = containment.children(launcher.pid)
-        lines = {pid: containment.read_proc(pid, "cmdline") for pid in children}
+        children = processes.children(launcher.pid)
+        lines = {pid: processes.read_proc(pid, "cmdline") for pid in children}
         workers = [pid for pid, line in lines.items() if b"from launcher." not in line]
         others = [pid for pid in children if pid not in workers]
         return Job(launcher, directory / "run", workers, others)
@@ -186,8 +186,8 @@ def read(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def lives(row: containment.Process) -> bool:
-    now = containment.read_process(row.pid)
+def lives(row: processes.Process) -> bool:
+    now = processes.read_process(row.pid)
     return now is not None and now.started_ticks == row.started_ticks and now.state != "Z"
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-STUCK_DISK = ROOT / "tests/launcher/supervisor/stuck_disk.py"
+STUCK_DISK = ROOT / "tests/launcher/supervise/stuck_disk.py"
 PYTHON = (sys.executable, "-I", "-S", "-c")
 BY_RANK = "if [ $LOCAL_RANK = 0 ]; then %s; else %s; fi"
 UNTIL = "until [ -s $LAB/%s ]; do sleep 0.02; done"

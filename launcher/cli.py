@@ -11,10 +11,10 @@ from typing import NoReturn
 from launcher.arguments import RunArguments, parse_run
 from launcher.devices import Machine
 from launcher.gpus.probe import NvmlProbe
-from launcher.printer import LAUNCHER_PREFIX
+from launcher.launch import ROOT, open_session
+from launcher.output.printer import LAUNCHER_PREFIX
 from launcher.run import run
-from launcher.session import ROOT, open_session
-from launcher.signals import TO_FORWARD
+from launcher.supervise.signals import TO_FORWARD
 from model_check.errors import (
     EXIT_INTERNAL,
     EXIT_PASS,
@@ -73,7 +73,7 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
         case ["prepare", *rest]:
             _become(str(ROOT / "prepare_dataset.py"), *rest)
         case ["export", *rest]:
-            _become("-P", "-m", "model_check.models.hf", "export", *rest)
+            _become("-P", "-m", "model_check.export", "export", *rest)
         case _:
             return _run(argv, environ)
 
@@ -127,7 +127,7 @@ def _config(argv: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _doctor(argv: list[str], environ: Mapping[str, str]) -> int:
-    from launcher.doctor import doctor
+    from launcher.doctor.doctor import doctor
     from model_check.config.load import load
 
     arguments = _only_settings(parse_run(argv, environ, prog="run.sh doctor"))
@@ -145,7 +145,7 @@ def _only_settings(arguments: RunArguments) -> RunArguments:
 
 
 def _report(argv: list[str]) -> int:
-    from launcher.verdict.rebuild import USAGE, rebuild
+    from launcher.report.rebuild import USAGE, rebuild
 
     if argv in (["--help"], ["-h"]):
         _show(USAGE)

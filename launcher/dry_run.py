@@ -4,8 +4,8 @@ import json
 import shlex
 from typing import Any
 
+from launcher.launch import Session
 from launcher.plan import WorkerSpec, plan_prepare
-from launcher.session import Session
 from model_check.config.memory import describe_size
 
 

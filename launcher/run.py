@@ -12,23 +12,24 @@ import msgspec
 from msgspec.structs import replace
 
 from launcher import run_dir
-from launcher.checkpoints import resume_line
+from launcher.contain.trampoline import raise_file_limit
+from launcher.install.versions import versions
+from launcher.launch import Session
 from launcher.masking import masked
+from launcher.output.printer import Printer
 from launcher.plan import plan_prepare
-from launcher.policy import PATIENCE, Stop
-from launcher.printer import Printer
-from launcher.session import Session
-from launcher.signals import TO_FORWARD, TO_STOP
-from launcher.supervisor import Outcome, Supervisor
-from launcher.trampoline import raise_file_limit
-from launcher.verdict import evidence, report
-from launcher.verdict.closing import closing_lines
-from launcher.verdict.health_result import with_health
-from launcher.verdict.history import History
+from launcher.report import files
+from launcher.report.checkpoints import resume_line
+from launcher.report.closing import closing_lines
+from launcher.supervise.policy import PATIENCE, Stop
+from launcher.supervise.signals import TO_FORWARD, TO_STOP
+from launcher.supervise.supervisor import Outcome, Supervisor
+from launcher.telemetry.health_result import with_health
+from launcher.verdict import evidence
 from launcher.verdict.judge import judge
+from launcher.verdict.live import Watch
 from launcher.verdict.results import Case, Ended, RunEnd, RunResult
-from launcher.verdict.watch import Watch
-from launcher.versions import versions
+from launcher.verdict.steps import History
 from model_check.config.derived import failing_severities
 from model_check.config.load import to_json
 from model_check.errors import InternalError, ModelCheckError, StorageError
@@ -223,7 +224,7 @@ def _close(session: Session, printer: Printer, facts: dict[str, Any], result: Ru
     directory = session.around.run_dir
     try:
         run_dir.write(directory / "run.json", facts)
-        report.write(result, directory)
+        files.write(result, directory)
     except StorageError as error:  # a disk that filled up meanwhile: the verdict stands without it
         printer.say(f"no report: {error}")
     if msgspec.convert(facts["end"], RunEnd).is_by_signal:

@@ -35,7 +35,7 @@ SINGLE_PLACE = {
     "pyarrow": ("model_check/data/",),
     "huggingface_hub": ("model_check/data/",),
     "tokenizers": ("model_check/data/",),
-    "gigatoken": ("model_check/data/backends.py",),
+    "gigatoken": ("model_check/data/tokenizers/backends.py",),
     "tiktoken": ("model_check/data/",),
     "transformers": (),
     "flash_attn": ("model_check/models/attention.py",),
@@ -113,7 +113,7 @@ def test_the_launcher_starts_without_the_heavy_packages() -> None:
 
 def test_preparing_data_starts_without_torch_and_transformers() -> None:
     code = (
-        "import model_check.data.prepare, sys;"
+        "import model_check.data.build.prepare, sys;"
         "print([m for m in ('torch', 'transformers', 'datasets') if m in sys.modules])"
     )
     assert fresh(code).strip() == "[]"

@@ -19,12 +19,13 @@ from pathlib import Path
 
 import msgspec
 
-from launcher import libc, run_dir
-from launcher.append_file import AppendFile
-from launcher.signals import requests_held
+from launcher import run_dir
+from launcher.contain import linux
+from launcher.output.append_file import AppendFile
+from launcher.supervise.signals import requests_held
+from launcher.telemetry.health import Health, Record, trouble_symptom
 from launcher.telemetry.sampler import ANNOUNCEMENT_BYTES
-from launcher.verdict.health import Health, Record, trouble_symptom
-from launcher.verdict.xids import xid_symptom
+from launcher.telemetry.xids import xid_symptom
 from model_check.events import SCHEMA, GpuEvent, Trouble, Watched, Xid, encode
 
 DEADLINE_S = 10.0
@@ -91,7 +92,7 @@ class Monitor:
         if self._directory is not None:
             self._open_files(self._directory)
         try:
-            self._announcement_fd = libc.memfd_create("model_check_nvml")
+            self._announcement_fd = linux.memfd_create("model_check_nvml")
             with requests_held():
                 self._sampler = subprocess.Popen(
                     command(self._uuids, self._announcement_fd, self._interval_s),

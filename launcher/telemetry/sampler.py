@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from launcher.contain.guardian import ignore_requests
+from launcher.contain.linux import die_with_parent
 from launcher.gpus.nvml import MIB, CallFailed, Nvml, open_nvml
-from launcher.guardian import ignore_requests
-from launcher.libc import die_with_parent
 
 ANNOUNCEMENT_BYTES = 128
 LOST = {15, 16}

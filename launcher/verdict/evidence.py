@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from launcher import run_dir
-from launcher.verdict.history import History
+from launcher.verdict.steps import History
 
 
 def keep(histories: Mapping[str, History], directory: Path) -> None:

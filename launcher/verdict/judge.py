@@ -2,10 +2,10 @@
 
 from signal import Signals
 
-from launcher.policy import request_of
+from launcher.supervise.policy import request_of
 from launcher.verdict.agreement import Disagreement
-from launcher.verdict.history import History
 from launcher.verdict.results import Case, Ended, RunResult, SplitResult, Verdict, WorkerResult
+from launcher.verdict.steps import History
 from launcher.verdict.summary import shared_nonfinite, summary
 from model_check.errors import (
     EXIT_DISAGREEMENT,

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from launcher.telemetry.health import Health
 from launcher.verdict.agreement import Disagreement
-from launcher.verdict.health import Health
-from launcher.verdict.history import History
 from launcher.verdict.severity import CauseClass, Severity
+from launcher.verdict.steps import History
 from model_check.errors import EXIT_SIGNAL_BASE
 from model_check.events import Scalar
 

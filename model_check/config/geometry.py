@@ -96,7 +96,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 def fetch_config(repo: str, offline: bool) -> Path:
     """A hub model's config.json, through huggingface_hub in a process of its own."""
-    command = [sys.executable, "-P", "-m", "model_check.data.fetch", repo, "config.json"]
+    command = [sys.executable, "-P", "-m", "model_check.data.sources.fetch", repo, "config.json"]
     paths = (str(_ROOT), os.environ.get("PYTHONPATH", ""))
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     if offline:

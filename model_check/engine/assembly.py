@@ -7,17 +7,17 @@ from model_check.config.schema import Settings
 from model_check.engine.batches import BatchSource
 from model_check.engine.compile import compile_blocks
 from model_check.engine.device import describe_device
-from model_check.engine.initial_weights import take_initial_weights
 from model_check.engine.loss_scale import loss_scale
 from model_check.engine.memory import explained
-from model_check.engine.observers import run_observers
+from model_check.engine.observe.observers import run_observers
+from model_check.engine.observe.step_log import StepLog
 from model_check.engine.optim import AdamW
 from model_check.engine.precision import compute_dtype
 from model_check.engine.reading import Reader
+from model_check.engine.run_context import Surroundings
+from model_check.engine.saving.initial_weights import take_initial_weights
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan
-from model_check.engine.step_log import StepLog
-from model_check.engine.surroundings import Surroundings
 from model_check.engine.trainer import Trainer
 from model_check.errors import ConfigError
 from model_check.events import Phase, Scalar

@@ -9,7 +9,7 @@ import torch
 
 from model_check.config.memory import advice, estimate_memory
 from model_check.config.schema import Settings
-from model_check.engine.surroundings import Surroundings
+from model_check.engine.run_context import Surroundings
 from model_check.errors import ModelCheckError
 from model_check.events import Evidence
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from tokenizers import Tokenizer, normalizers
 
-from model_check.data.filling import How
-from model_check.data.local_text import LocalSource
-from model_check.data.make import make
-from model_check.data.memo import Memo
-from model_check.data.sources import Source
-from model_check.data.tokenizer import TextTokenizer
-from model_check.data.wanted import Wanted
+from model_check.data.build.filling import How
+from model_check.data.build.make import make
+from model_check.data.build.wanted import Wanted
+from model_check.data.cache.memo import Memo
+from model_check.data.sources.local_text import LocalSource
+from model_check.data.sources.source import Source
+from model_check.data.tokenizers.tokenizer import TextTokenizer
 
 ONE_DOCUMENT_A_TASK = How(save_every_s=0.0, task_bytes=1)
 

@@ -100,7 +100,7 @@ def _train(path: Path) -> int:
     """All sequences, as a worker reads them, which ends with the same codes."""
     import numpy
 
-    from model_check.data.token_cache import TokenCache
+    from model_check.data.read.token_cache import TokenCache
     from model_check.errors import ModelCheckError
 
     try:

@@ -15,7 +15,7 @@ from typing import Any
 
 from model_check.config.load import Request, load
 from model_check.config.schema import Settings
-from model_check.data.prepare import Prepared, prepare
+from model_check.data.build.prepare import Prepared, prepare
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model_check.data.build import build_tokens
-from model_check.data.manifest import MANIFEST, to_bytes
-from model_check.data.sources import Source
-from model_check.data.splits import view_of
-from model_check.data.text import Repairs
-from model_check.data.token_cache import TokenCache
-from model_check.data.tokenizer import TextTokenizer
-from model_check.data.wanted import Wanted
-from model_check.data.windows import Tail
+from model_check.data.build.build import build_tokens
+from model_check.data.build.splits import view_of
+from model_check.data.build.wanted import Wanted
+from model_check.data.read.manifest import MANIFEST, to_bytes
+from model_check.data.read.token_cache import TokenCache
+from model_check.data.read.windows import Tail
+from model_check.data.sources.source import Source
+from model_check.data.sources.text import Repairs
+from model_check.data.tokenizers.tokenizer import TextTokenizer
 from model_check.utils.held import hold
 
 END_ID = 999

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tokenizers import Regex, pre_tokenizers
 
-from model_check.data.chunks import GPT_2, LLAMA_3, cut_for
+from model_check.data.tokenizers.chunks import GPT_2, LLAMA_3, cut_for
 
 PATTERNS = {"gpt2": GPT_2, "llama3": LLAMA_3}
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from launcher import containment
+from launcher.contain import processes
 from tests.e2e.conftest import Launcher, Run
 from tests.e2e.test_signals import MANY, read_until_both_step
-from tests.launcher.supervisor.lab import wait_until_dead
+from tests.launcher.supervise.lab import wait_until_dead
 
 DEFAULT = "echo up; exec sleep 1000"
 HANDLES = (
@@ -23,7 +23,7 @@ ENDS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
 
 def workers_of(process: "subprocess.Popen[str]") -> list[int]:
-    _guardian, *workers = containment.children(process.pid) or [0]
+    _guardian, *workers = processes.children(process.pid) or [0]
     return workers
 
 

@@ -20,10 +20,10 @@ from model_check.config.load import Request, load
 from model_check.config.schema import Settings
 from model_check.engine.assembly import build_trainer
 from model_check.engine.evaluation import Splits
-from model_check.engine.metrics import Meter
-from model_check.engine.observer import Observer
+from model_check.engine.observe.metrics import Meter
+from model_check.engine.observe.observer import Observer
+from model_check.engine.run_context import Surroundings
 from model_check.engine.stop import StopSignal
-from model_check.engine.surroundings import Surroundings
 from model_check.engine.trainer import Trainer
 from model_check.events import Event, Scalar, Step, decode, encode
 

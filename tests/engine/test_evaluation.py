@@ -16,7 +16,7 @@ from model_check.engine.stop import Terminated
 from model_check.events import Beat, Evaluation, Note, Phase
 from model_check.models.loss import IGNORED
 from tests.engine.conftest import FakeBatch, FakeSource, Run
-from tests.engine.test_resume import SPLITS, dropout, flat, held_out
+from tests.engine.saving.test_resume import SPLITS, dropout, flat, held_out
 
 MakeRun = Callable[..., Run]
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from model_check.events import Evaluation
-from model_check.models.hf import export
+from model_check.export import export
 from tests.engine.conftest import Worker
 
 CONTEXT = 64

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher import run_dir
-from launcher.append_file import AppendFile
+from launcher.output.append_file import AppendFile
 from model_check.errors import StorageError
 
 ROOT = Path(__file__).parents[2]

@@ -11,10 +11,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from model_check.config.derived import geometry
 from model_check.config.schema import ModelSettings, RopeScaling, Settings, TrainingSettings
 from model_check.engine.optim import AdamW, clip_divisor
+from model_check.export import config_json
 from model_check.models.attention import sdpa
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.build_model import build_model, empty_model
-from model_check.models.hf import config_json
 from model_check.models.hf_names import their_name
 
 Make = Callable[..., Settings]

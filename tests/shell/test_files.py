@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.requirements import extra, normalised, pins, required
+from launcher.install.requirements import extra, normalised, pins, required
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ("run.sh", "train_gpu.sh", "train_auto_gpu.sh", "check.sh", ".ci/run")

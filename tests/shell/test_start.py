@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.requirements import Requirement
+from launcher.install.requirements import Requirement
 from tests.shell.tree import Tree
 
 

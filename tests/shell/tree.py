@@ -17,8 +17,9 @@ BASE_PYTHON = Path(sys.executable).resolve()  # not of a venv, so without our re
 
 COPIED = (
     *("run.sh", "train_gpu.sh", "train_auto_gpu.sh", "check.sh", ".ci/run"),
-    *("launcher/__init__.py", "launcher/environment.sh", "launcher/environment.py"),
-    *("launcher/installation.py", "launcher/requirements.py", "model_check/__init__.py"),
+    *("launcher/__init__.py", "launcher/install/__init__.py", "launcher/install/environment.sh"),
+    *("launcher/install/environment.py", "launcher/install/installation.py"),
+    *("launcher/install/requirements.py", "model_check/__init__.py"),
     *("model_check/errors.py", "model_check/utils/__init__.py", "model_check/utils/files.py"),
     "model_check/utils/held.py",
 )

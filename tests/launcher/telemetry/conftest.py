@@ -19,9 +19,9 @@ SUPERVISE = """
 import json, os, sys
 from pathlib import Path
 from launcher.plan import WorkerSpec
-from launcher.policy import Limits
-from launcher.printer import Printer
-from launcher.supervisor import Supervisor
+from launcher.supervise.policy import Limits
+from launcher.output.printer import Printer
+from launcher.supervise.supervisor import Supervisor
 from launcher.telemetry.monitor import Monitor
 directory, uuids, deadline_s = Path(sys.argv[1]), json.loads(sys.argv[2]), float(sys.argv[3])
 printer = Printer(1)
@@ -34,7 +34,7 @@ specs = [
 limits = Limits(grace_s=5.0, silence_s=0.0)
 outcome = Supervisor(specs, limits, printer, companion=monitor).run()
 printer.close()
-from launcher.verdict.health import symptoms
+from launcher.telemetry.health import symptoms
 healths = {name: record.health() for name, record in monitor.records.items()}
 print(json.dumps({
     "exit_code": outcome.exit_code,

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from launcher import containment
-from launcher.guardian import wait_for_any
+from launcher.contain import processes
+from launcher.contain.guardian import wait_for_any
 from launcher.telemetry.sampler import field_value
 from model_check.events import Counters, GpuEvent, Telemetry, Trouble, Watched, Xid, decode_gpu
 from tests.launcher.gpus.conftest import ROOT, Box
@@ -242,8 +242,8 @@ def test_a_sampler_that_cannot_be_started_costs_only_telemetry(
 
 def sampler_of(pid: int) -> int | None:
     """The sampler among the children of a supervisor."""
-    for child in containment.children(pid):
-        if b"launcher.telemetry.sampler" in containment.read_proc(child, "cmdline"):
+    for child in processes.children(pid):
+        if b"launcher.telemetry.sampler" in processes.read_proc(child, "cmdline"):
             return child
     return None
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from launcher.report.closing import closing_lines
+from launcher.report.table import row, table
 from launcher.verdict.agreement import Disagreement
-from launcher.verdict.closing import closing_lines
-from launcher.verdict.history import History
 from launcher.verdict.judge import judge
 from launcher.verdict.results import Case, Ended, RunEnd, RunResult, Verdict
-from launcher.verdict.table import row, table
+from launcher.verdict.steps import History
 from model_check.events import Done, Evaluation, NonFinite, Phase, Step
 
 LOSS = (2.5).hex()

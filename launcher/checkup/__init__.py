@@ -1,1 +1,0 @@
-"""What `doctor` looks at: a function for each thing, findings as values."""

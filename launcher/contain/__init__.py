@@ -1,0 +1,1 @@
+"""Nobody escapes: processes, guardian, cgroups, and the kernel calls for them."""

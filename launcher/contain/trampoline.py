@@ -1,0 +1,78 @@
+"""What a worker's process runs for a few milliseconds before it becomes the worker's command.
+
+Ties its life to the supervisor's, puts signals and limits in order, then execs. Done here and not
+in a `preexec_fn`, which is unsafe in a process that has threads. Imports little: every worker's
+start waits for it.
+"""
+
+import errno
+import os
+import resource
+import sys
+
+from launcher.contain.linux import die_with_parent, reset_signals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` itself would double the cost of the trampoline
+    from typing import NoReturn
+
+EXIT_CANNOT_EXECUTE = 126
+EXIT_NOT_FOUND = 127
+_SIGKILL = 9  # the `signal` module is too dear to import here
+
+
+def main(arguments: list[str]) -> "NoReturn":
+    """`PARENT_PID REPORT_FD CPUS DROP_LC_CTYPE COMMAND ARG...` (CPUS: `0,1` or ``): become COMMAND.
+
+    Never returns. REPORT_FD gets the errno and the reason when that fails, and is closed by the
+    exec when it does not: an empty report says that the command's own code runs.
+    """
+    parent_pid, report_fd, cpus, drop_lc_ctype, *command = arguments
+    os.set_inheritable(int(report_fd), False)
+    try:
+        _prepare(int(parent_pid), cpus)
+        if drop_lc_ctype == "1":
+            # Python itself sets it in an environment without a locale (PEP 538), -I or not.
+            os.environ.pop("LC_CTYPE", None)
+        reset_signals()
+        os.execvpe(command[0], command, os.environ)
+    except (OSError, ValueError) as error:
+        _report(int(report_fd), error, command[0])
+
+
+def _prepare(parent_pid: int, cpus: str) -> None:
+    die_with_parent(_SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(EXIT_CANNOT_EXECUTE)  # the supervisor died before the line above: nobody waits
+    if cpus:
+        os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
+    raise_file_limit()
+
+
+def raise_file_limit() -> None:
+    """This process's soft limit of open files, up to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _report(report_fd: int, error: OSError | ValueError, program: str) -> "NoReturn":
+    number = error.errno if isinstance(error, OSError) and error.errno else errno.EINVAL
+    why = os.strerror(number)
+    if number == errno.ENOENT and os.path.exists(program):
+        why += " (the file exists: the interpreter that its #! line names does not)"
+    elif number == errno.ENOEXEC:
+        why += " (neither a program for this machine nor a script with a #! line)"
+    text = f"{errno.errorcode.get(number, number)}: {program}: {why}"
+    os.write(report_fd, text.encode(errors="surrogateescape"))
+    os._exit(EXIT_NOT_FOUND if number == errno.ENOENT else EXIT_CANNOT_EXECUTE)
+
+
+def command_line(root: str) -> tuple[str, ...]:
+    """How to start it, but for its arguments: isolated from the worker's PYTHON* variables.
+
+    `-c` and an import rather than the file: an imported module's bytecode is cached. `root` goes to
+    the end of the path, so that nothing in it hides a module of the standard library.
+    """
+    start = f"import sys; sys.path.append({root!r}); from launcher.contain.trampoline import main; "
+    return (sys.executable, "-I", "-S", "-c", start + "main(sys.argv[1:])")

@@ -1,0 +1,1 @@
+"""What of this machine is fine, what is not, and what to do."""

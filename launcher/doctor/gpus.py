@@ -1,0 +1,120 @@
+"""The driver and its GPUs, as the probe sees them, and what hides or occupies them."""
+
+from collections.abc import Mapping, Sequence
+
+from launcher.devices import NO_GPU_WANTED
+from launcher.doctor.finding import Finding, fail, ok, warn
+from launcher.gpus.broken import broken_needed
+from launcher.gpus.choose import choose, why_busy, why_unusable
+from launcher.gpus.cures import MISSING, WITHOUT
+from launcher.gpus.probe import BrokenGpu, Gpu, GpuProbe, Snapshot
+from launcher.gpus.visible import Mask, order_note, pinnable, read_mask, titles, visible
+from model_check.config.schema import LaunchSettings
+from model_check.errors import EXIT_NO_GPU, ModelCheckError
+
+_LOOK = f"{MISSING}, or correct CUDA_VISIBLE_DEVICES"
+
+
+def ask(probe: GpuProbe) -> tuple[Snapshot | None, list[Finding]]:
+    """The GPUs, and what is to be said when they cannot be asked."""
+    try:
+        return probe.snapshot(), []
+    except ModelCheckError as error:  # its text says what to do
+        return None, [fail("GPUs", str(error), "", error.exit_code)]
+
+
+def taken(
+    snapshot: Snapshot, environ: Mapping[str, str], gpus: str
+) -> tuple[list[Gpu], list[Finding]]:
+    """Those that a run would use, and why it would use none. `gpus`: the setting."""
+    left = visible(snapshot.gpus, environ.get("CUDA_VISIBLE_DEVICES"))
+    if gpus.strip() == "all" or not snapshot.gpus:
+        return left, []
+    try:
+        return choose(gpus, left, snapshot.gpus), []
+    except ModelCheckError as error:  # its text says what to do
+        return [], [fail("chosen GPUs", str(error), "", error.exit_code)]
+
+
+def check_gpus(
+    snapshot: Snapshot, environ: Mapping[str, str], launch: LaunchSettings, used: Sequence[Gpu]
+) -> list[Finding]:
+    """What this machine has, and what of it a run would use (`used`). What would not keep a run
+    with these settings from starting is no FAIL."""
+    expect_gpus = launch.expect_gpus
+    findings = [_driver(snapshot)] if snapshot.driver_version else []
+    mask = environ.get("CUDA_VISIBLE_DEVICES")
+    if not snapshot.gpus:
+        return [*findings, _none(snapshot, mask, expect_gpus)]
+    needed = broken_needed(launch.gpus, expect_gpus, mask, snapshot)
+    findings += [_broken(gpu, gpu in needed) for gpu in snapshot.broken]
+    read = read_mask(snapshot.gpus, mask)
+    devices = [device for gpu in snapshot.gpus for device in pinnable(gpu)]
+    findings += [_gpu(device, device in read.devices, device in used) for device in devices]
+    findings.append(_mask(mask, read, launch))
+    order = order_note(snapshot.gpus, mask, environ.get("CUDA_DEVICE_ORDER"))
+    return findings + [warn("GPUs", note, "") for note in (*snapshot.notes, order) if note]
+
+
+def _none(snapshot: Snapshot, mask: str | None, expect_gpus: int | None) -> Finding:
+    """A machine with a driver should have GPUs: a run would not take its CPU for them."""
+    found = f"none: {snapshot.reason or 'no reason given'}"
+    has_driver = snapshot.driver_version is not None and mask not in NO_GPU_WANTED
+    if has_driver or expect_gpus is not None:
+        return fail("GPUs", found, f"{MISSING}; {WITHOUT}", EXIT_NO_GPU)
+    return warn("GPUs", found, "runs train small CPU workers")
+
+
+def _driver(snapshot: Snapshot) -> Finding:
+    served = snapshot.cuda_driver_version or "N/A"
+    return ok("driver", f"{snapshot.driver_version}, serves CUDA {served}")
+
+
+def _broken(gpu: BrokenGpu, is_needed: bool) -> Finding:
+    if not is_needed:
+        return warn(f"GPU{gpu.index}", gpu.why, "")
+    cure = "the other GPUs can be used: choose them with --gpus"
+    return fail(f"GPU{gpu.index}", gpu.why, cure, EXIT_NO_GPU)
+
+
+def _gpu(gpu: Gpu, is_visible: bool, is_used: bool) -> Finding:
+    found = f"{gpu.name}, {_memory(gpu)}, {_number(gpu.utilization_percent)} % used, "
+    found += f"{_number(gpu.temperature_c)} C{'' if is_visible else ' (hidden)'}"
+    unusable, busy = why_unusable(gpu), why_busy(gpu)
+    if unusable is not None and is_used:
+        return fail(gpu.label, f"{found}; it {unusable}", "choose others with --gpus", EXIT_NO_GPU)
+    if unusable is not None and is_visible:
+        return warn(gpu.label, f"{found}; it {unusable}", "")
+    if busy is not None:
+        return warn(gpu.label, f"{found}; busy: {busy}", "--gpus auto takes the freest")
+    return ok(gpu.label, found)
+
+
+def _memory(gpu: Gpu) -> str:
+    if gpu.free_mib is None or gpu.total_mib is None:
+        return "memory N/A"
+    return f"{gpu.free_mib / 1024:.1f} of {gpu.total_mib / 1024:.1f} GiB free"
+
+
+def _number(value: int | None) -> str:
+    return "N/A" if value is None else str(value)
+
+
+def _mask(value: str | None, read: Mask, launch: LaunchSettings) -> Finding:
+    name, num, expect_gpus = "visible GPUs", len(read.devices), launch.expect_gpus
+    if expect_gpus is not None and num < expect_gpus:
+        found = f"launch.expect_gpus = {expect_gpus}, found {num}: {titles(read.devices)}"
+        return fail(name, "; ".join(filter(None, [found, read.lacks])), _LOOK, EXIT_NO_GPU)
+    if read.lacks and expect_gpus is None and launch.gpus.strip() == "all":
+        return fail(name, read.lacks, _LOOK, EXIT_NO_GPU)
+    if value is None:
+        return ok(name, "all: CUDA_VISIBLE_DEVICES is not set")
+    labels = ", ".join(gpu.label for gpu in read.devices)
+    found = f"{labels or 'none'}: CUDA_VISIBLE_DEVICES={value!r}"
+    if num and (said := read.lacks or read.ignores):
+        return warn(name, f"{labels}: {said}", "")
+    if num:
+        return ok(name, found)
+    if value not in NO_GPU_WANTED:
+        return fail(name, found, "correct CUDA_VISIBLE_DEVICES", EXIT_NO_GPU)
+    return warn(name, found, "unset CUDA_VISIBLE_DEVICES to use the GPUs")

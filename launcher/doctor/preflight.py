@@ -1,0 +1,138 @@
+"""What can be known to fail before our trainer starts: memory, places to write to, a drill nobody
+would run. What may fail is a note, what must fail is refused."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.contain.memory_cgroup import Membership
+from launcher.contain.memory_room import MemoryRoom, memory_room
+from launcher.doctor.limits import check_open_files
+from launcher.doctor.storage import try_to_write
+from launcher.plan import Place
+from model_check.config.derived import geometry
+from model_check.config.drill import check_parameter, parse_drill
+from model_check.config.memory import advice, check_host_memory, estimate_memory
+from model_check.config.resume import check_resume
+from model_check.config.schema import Settings
+from model_check.errors import ConfigError, StorageError
+from model_check.utils.host_memory import host_memory_bytes
+
+GIB = 1 << 30
+
+
+def check_training(settings: Settings, places: Sequence[Place]) -> list[str]:
+    """What a person should know before our trainer starts on `places`. Raises ConfigError,
+    StorageError for what cannot work."""
+    names = [place.name for place in places]
+    check_worker_settings(settings, names)
+    notes = [*check_checkpoint_dir(settings, names), *check_open_files(len(places))]
+    if all(place.gpu is None for place in places):
+        return [*notes, *check_memory(settings, len(places))]
+    return [*notes, *check_gpu_memory(settings, places)]
+
+
+def check_worker_settings(settings: Settings, workers: Sequence[str]) -> None:
+    """Refuse what a supervised worker could not do. Raises ConfigError."""
+    if settings.system.device_id != 0:
+        raise ConfigError(
+            f"system.device_id = {settings.system.device_id}: a supervised worker sees one device, "
+            "number 0 (--gpus chooses GPUs)"
+        )
+    check_resume(settings.training.resume)
+    if settings.debug.drill is None:
+        return
+    drill = parse_drill(settings.debug.drill, settings.training.max_steps)
+    check_parameter(drill, settings.model.num_layers, tied=settings.model.tie_word_embeddings)
+    if drill.worker is not None and drill.worker not in workers:
+        raise ConfigError(
+            f"debug.drill = {settings.debug.drill!r}: this run has no worker {drill.worker} "
+            f"(it has {', '.join(workers)})"
+        )
+
+
+def check_memory(
+    settings: Settings, num_workers: int, membership: Membership | None = None
+) -> list[str]:
+    """Refuse CPU workers whose weights, gradients and moments alone exceed the memory that host
+    and control group have left; a note when the estimate of all of it does."""
+    room = memory_room(membership)
+    available = available_bytes(room)
+    shape = geometry(settings.model, settings.data.bpe_vocab_size)
+    held = "" if room is None or available < room.left_bytes else _limited(room)
+    needed = shape.state_bytes * num_workers
+    if needed > available:
+        raise ConfigError(
+            f"{num_workers} CPU workers with {shape.num_parameters:,} parameters need "
+            f"{_gib(needed)} for weights, gradients and moments alone; "
+            f"{_gib(available)} are available{held} (a smaller model.*, fewer --workers, "
+            "or --preset cpu)"
+        )
+    check_host_memory(settings, num_workers, host_memory_bytes())
+    estimate = estimate_memory(settings, "cpu").total * num_workers
+    if estimate <= available:
+        return []
+    return [
+        f"memory may not suffice: {num_workers} CPU workers take about {_gib(estimate)}, "
+        f"{_gib(available)} are available{held}; {advice(settings)}"
+    ]
+
+
+def check_gpu_memory(settings: Settings, places: Sequence[Place]) -> list[str]:
+    """The same for GPUs, each with what it has free now. One that does not tell is not judged."""
+    shape = geometry(settings.model, settings.data.bpe_vocab_size)
+    estimate = estimate_memory(settings, "cuda")
+    notes = []
+    for place in places:
+        if place.gpu is None or place.gpu.free_mib is None:
+            continue
+        free = place.gpu.free_mib << 20
+        has = f"{place.gpu.title} has {_gib(free)} free"
+        if shape.state_bytes > free:
+            raise ConfigError(
+                f"{has}; weights, gradients and moments of {shape.num_parameters:,} parameters "
+                f"alone need {_gib(shape.state_bytes)}: a smaller model.*, or other --gpus"
+            )
+        if estimate.total > free:
+            notes.append(
+                f"{has}, and this run takes about {estimate.describe()}; {advice(settings)}"
+            )
+    return notes
+
+
+def available_bytes(room: MemoryRoom | None) -> int:
+    """What host and control group (`room`; None: no limit) both still grant."""
+    found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)
+    assert found, "every kernel since 3.14 tells it"
+    free = int(found[1]) << 10
+    return free if room is None else min(free, room.left_bytes)
+
+
+def check_checkpoint_dir(settings: Settings, workers: Sequence[str]) -> list[str]:
+    """Refuse a directory that cannot be written when the settings say that something will be."""
+    training, parent = settings.training, Path(settings.system.checkpoint_dir)
+    try:
+        for directory in (parent, *(parent / worker.lower() for worker in workers)):
+            try_to_write(directory)
+    except OSError as error:
+        why = f"system.checkpoint_dir = {settings.system.checkpoint_dir}: {error.strerror}"
+        wanted = {
+            "training.save_interval": training.save_interval is not None,
+            "training.save_last": training.save_last,
+            "training.save_best": training.save_best,
+            "training.save_on_signal": training.save_on_signal,
+            "debug.dump_tensors": settings.debug.dump_tensors,
+        }
+        if any(wanted.values()):
+            names = ", ".join(name for name, is_wanted in wanted.items() if is_wanted)
+            raise StorageError(f"{why}; {names} would write there: give another one") from error
+        return [f"{why}; after a NaN there would be no checkpoint to look at"]
+    return []
+
+
+def _limited(room: MemoryRoom) -> str:
+    return f" below this control group's limit of {_gib(room.limit_bytes)}"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB"

@@ -1,0 +1,122 @@
+"""Directories that a run writes to, what is prepared there, and whether there is a hub token."""
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from launcher.doctor.finding import Finding, fail, ok, warn
+
+GIB = 1 << 30
+FULL_GIB = 0.1
+LOW_GIB = 5.0
+LARGE_RUNS_GIB = 1.0
+
+_TOKEN_LINE = re.compile(r"^\s*(?:export\s+)?HF_TOKEN\s*=\s*\S", re.MULTILINE)
+
+
+def check_storage(
+    environ: Mapping[str, str], cwd: Path, cache_dir: Path, runs: Path = Path("/tmp")
+) -> list[Finding]:
+    """`runs`: where run directories lie by default."""
+    return [
+        _directory("token caches", cwd / cache_dir),
+        _directory("checkpoints", cwd / ".checkpoints"),
+        _directory("logs", runs),
+        _leftovers(runs),
+        _caches(cwd / cache_dir),
+        _hub_token(environ, cwd),
+    ]
+
+
+def _directory(name: str, path: Path) -> Finding:
+    """Can a file be made there, or where it would be created, and is there room?"""
+    try:
+        free = shutil.disk_usage(try_to_write(path)).free / GIB
+    except OSError as error:
+        return fail(name, f"{path}: cannot write: {error.strerror}", "choose another directory")
+    found = f"{path}: {free:.1f} GiB free"
+    if free < FULL_GIB:
+        return fail(name, found, "make room")
+    if free < LOW_GIB:
+        return warn(name, found, "make room: a checkpoint of the default model takes 23 GB")
+    return ok(name, found)
+
+
+def try_to_write(path: Path) -> Path:
+    """Make a file in the directory `path`, or where it would be created, and leave nothing behind;
+    returns that place. Raises OSError."""
+    path = path.absolute()
+    place = next(parent for parent in (path, *path.parents) if parent.exists())
+    with tempfile.TemporaryFile(dir=place):  # a file in the way: ENOTDIR
+        return place
+
+
+def _leftovers(parent: Path) -> Finding:
+    """Run directories of earlier runs, which nobody removes."""
+    name = "run directories"
+    runs = [path for path in parent.glob("model_check_logs_*") if path.is_dir()]
+    if not runs:
+        return ok(name, f"none in {parent}")
+    size = sum(_size(path) for path in runs)
+    found = f"{len(runs)} in {parent}, {size / 2**20:.1f} MiB"
+    remove = f"rm -r {parent}/model_check_logs_*"
+    if size < LARGE_RUNS_GIB * GIB:
+        return Finding("ok", name, found, f"to remove them: {remove}")
+    return warn(name, found, remove)
+
+
+def _size(directory: Path) -> int:
+    """Bytes of its files, as far as they can be read."""
+    total = 0
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):  # a run that ends right now
+                total += os.lstat(os.path.join(parent, name)).st_size
+    return total
+
+
+def _caches(directory: Path) -> Finding:
+    try:
+        views = list(directory.glob("*/manifest.json"))
+        size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    except OSError as error:  # also: a run that is preparing data right now
+        return warn("prepared data", f"{directory}: {error.strerror}", "look again")
+    if not views:
+        return ok("prepared data", f"none in {directory}; the first run prepares it")
+    return ok("prepared data", f"{len(views)} in {directory}, {size / 2**20:.1f} MiB")
+
+
+def _hub_token(environ: Mapping[str, str], cwd: Path) -> Finding:
+    """Whether there is a token; never what it is."""
+    name, token = "HF_TOKEN", environ.get("HF_TOKEN", "")
+    if token.strip():
+        if token != token.strip() or any(mark in token for mark in "'\" "):
+            return warn(name, "set, with blanks or quotes in it", "export it without them")
+        return ok(name, "set")
+    stored = _token_file(environ)
+    if _read(stored).strip():
+        return ok(name, f"not set; a token is stored in {stored}")
+    if _TOKEN_LINE.search(_read(cwd / ".env")):
+        return ok(name, f"not set; {cwd / '.env'} has it, which the preparation of data reads")
+    return warn(
+        name,
+        "not set",
+        "only gated models and data sets need it: export HF_TOKEN=... with read permission",
+    )
+
+
+def _token_file(environ: Mapping[str, str]) -> Path:
+    hub = Path(environ.get("HF_HOME") or Path(environ.get("HOME", "/"), ".cache", "huggingface"))
+    return Path(environ.get("HF_TOKEN_PATH") or hub / "token")
+
+
+def _read(path: Path) -> str:
+    """Its text; empty when there is none to read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

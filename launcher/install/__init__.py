@@ -1,0 +1,1 @@
+"""The environment that everything runs in: found, or made once."""

@@ -1,0 +1,57 @@
+"""The environment to run in: the one that is here when it will do, else our own, made once.
+
+`python -P -m launcher.install.environment run|check [PYTHON ARGUMENTS ...]`: find or make it, then
+become its Python with those arguments. run.sh and check.sh call this. Standard library only.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.install.requirements import ROOT, Requirement, lacking, required, say
+from model_check.errors import ModelCheckError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns an exit code only when there is nothing to become, or nothing to become it in."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C: no traceback
+    purpose, *arguments = argv
+    try:
+        python = find(purpose, Path(os.environ.get("MODEL_CHECK_VENV") or ROOT / ".venv"))
+    except ModelCheckError as error:
+        say(f"error: {error}")
+        return error.exit_code
+    if arguments:
+        os.execv(python, [str(python), *arguments])
+    return 0
+
+
+def find(purpose: str, venv: Path) -> Path:
+    """The Python to become. Only a run takes what it finds: checks want the pinned versions."""
+    own = Path(sys.prefix).resolve() == venv.resolve()
+    if purpose == "run" and not own:
+        missing = lacking(required())
+        if not missing:
+            return Path(sys.executable)
+        if sys.prefix != sys.base_prefix:
+            say(_what_is_missing(missing, venv))
+    from launcher.install import (
+        installation,
+    )  # 30 ms that a start in a found environment does without
+
+    return installation.make(venv.absolute(), purpose)
+
+
+def _what_is_missing(missing: Sequence[Requirement], venv: Path) -> str:
+    names = " ".join(f"'{wanted}'" for wanted in missing)
+    return (
+        f"the active environment {sys.prefix} lacks some requirements, so {venv} is used "
+        f"(to use the active one: {sys.executable} -m pip install {names})"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

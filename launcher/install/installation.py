@@ -1,0 +1,227 @@
+"""Our own environment: a venv, made once of the pinned versions, and repaired when it is not whole.
+
+One start installs, others wait for it. The stamp that says "ready" is written last; whatever was
+interrupted before that is found by the next start. Standard library only.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from launcher.install.requirements import (
+    CONSTRAINTS,
+    PYPROJECT,
+    ROOT,
+    Requirement,
+    extra,
+    installed,
+    normalised,
+    pins,
+    required,
+    say,
+)
+from model_check.errors import InternalError, StorageError, UsageError
+from model_check.utils.files import write_atomic
+
+PURPOSES = {"run": ("hub",), "check": ("hub", "fast", "dev")}
+"""What an environment is made for -> the extras that it gets; later ones include the earlier."""
+LOCK = "install.lock"
+
+# Kept as they are where this machine has them: they are built for its driver and for each other.
+_KEPT = ("torch", "numpy")
+# Of the caller's environment: what would send pip's work elsewhere, or pin other versions than ours
+# (containers of GPU vendors set PIP_CONSTRAINT).
+_NOT_FOR_PIP = ("PIP_CONSTRAINT", "PIP_TARGET", "PIP_PREFIX", "PYTHONPATH", "PYTHONHOME")
+
+
+def make(venv: Path, purpose: str) -> Path:
+    """The Python of the environment `venv`, which is ready for `purpose` on return.
+
+    Raises UsageError (not ours to touch), StorageError (not writable) and InternalError (pip or
+    venv failed; they have said why).
+    """
+    try:
+        _claim(venv)
+        with _lock(venv / LOCK) as lock:
+            if not is_ready(venv, purpose):
+                _install(venv, purpose, lock)
+    except OSError as error:
+        raise StorageError(
+            f"{venv}: cannot make the environment: {error.strerror or error} "
+            "(MODEL_CHECK_VENV names another directory)"
+        ) from error
+    return _python(venv)
+
+
+def is_ready(venv: Path, purpose: str) -> bool:
+    """Whether the stamp is there and names these requirements and this very interpreter. run.sh
+    reads the same in bash."""
+    try:
+        return (venv / f"ready-{purpose}").read_text() == _stamp(venv)
+    except FileNotFoundError:
+        return False
+
+
+def _stamp(venv: Path) -> str:
+    made_for = hashlib.sha256(PYPROJECT.read_bytes() + CONSTRAINTS.read_bytes()).hexdigest()
+    return f"{made_for}\n{_python(venv).resolve()}\n"
+
+
+def _claim(venv: Path) -> None:
+    """Create the directory; one that holds something else is refused, since ours may be cleared."""
+    venv.mkdir(parents=True, exist_ok=True)
+    names = {entry.name for entry in venv.iterdir()}
+    if names and not names & {LOCK, "pyvenv.cfg"}:
+        raise UsageError(f"{venv}: not a Python environment, so it is left alone; name another")
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[int]:
+    """Hold the file's lock, and write into it who does; yields its descriptor."""
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            say(f"waiting for {file.read() or 'another start'}, which installs into {path.parent}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(0)
+        file.write(f"pid {os.getpid()} on {platform.node()} (since {time.strftime('%H:%M:%S')})")
+        file.flush()
+        yield file.fileno()
+
+
+def _install(venv: Path, purpose: str, lock: int) -> None:
+    started = time.monotonic()
+    python = _python(venv)
+    if not _succeeds(python, "import sys; sys.exit(sys.version_info < (3, 11))"):
+        _create(venv, lock)
+    _remove_half_installed(venv)
+    kept = _kept(python)
+    needs = [*required(), *(need for name in PURPOSES[purpose] for need in extra(name))]
+    wanted = [need for need in needs if need.name not in kept]
+    reused = ", ".join(f"{name} {version}" for name, version in kept.items())
+    say(f"installing into {venv} (once; packages: {len(wanted)} and what they need)")
+    if reused:
+        say(f"reusing {reused} of {sys.executable}")
+    _pip_install(venv, wanted, kept, quiet=purpose == "check", lock=lock)
+    for done in list(PURPOSES)[: list(PURPOSES).index(purpose) + 1]:
+        write_atomic(venv / f"ready-{done}", _stamp(venv))
+    say(f"installed in {time.monotonic() - started:.0f} s")
+
+
+def _create(venv: Path, lock: int) -> None:
+    """A new venv in place of whatever is there; above the interpreter's own packages where those
+    hold a torch that will do."""
+    for entry in venv.iterdir():
+        if entry.name != LOCK:
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    command = [sys.executable, "-P", "-m", "venv", "--without-pip"]
+    if sys.prefix == sys.base_prefix and _met_here("torch") and _met_here("numpy"):
+        command.append("--system-site-packages")
+    if _call([*command, str(venv)], lock) != 0:
+        raise InternalError(f"{shlex.join(command)} failed: its own words are above")
+
+
+def _met_here(name: str) -> bool:
+    return _requirement(name).met_by(installed(name))
+
+
+def _kept(python: Path) -> dict[str, str]:
+    """What a venv above the interpreter's own packages uses of them: name -> version."""
+    code = (
+        "import sys; from launcher.install.requirements import inherited;"
+        "print(inherited(sys.argv[1]))"
+    )
+    kept = {}
+    for name in _KEPT:
+        answer = subprocess.run(
+            [python, "-P", "-c", code, name],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        version = answer.stdout.strip()
+        if version != "None" and _requirement(name).met_by(version):
+            kept[name] = version
+    return kept
+
+
+def _requirement(name: str) -> Requirement:
+    return next(wanted for wanted in required() if wanted.name == name)
+
+
+def _remove_half_installed(venv: Path) -> None:
+    """What a killed pip leaves would pass for installed: it copies the files, metadata among them,
+    and writes INSTALLER after all of them. Packages that it was replacing are left as `~name`."""
+    for packages in venv.glob("lib/python3*/site-packages"):
+        cut_off = [d for d in packages.glob("*.dist-info") if not (d / "INSTALLER").exists()]
+        for directory in [*cut_off, *packages.glob("~*")]:
+            shutil.rmtree(directory)
+
+
+def _pip_install(
+    venv: Path, wanted: Sequence[Requirement], kept: dict[str, str], *, quiet: bool, lock: int
+) -> None:
+    constraints = venv / "constraints.txt"
+    versions = pins() | {normalised(name): version for name, version in kept.items()}
+    write_atomic(constraints, "".join(f"{name}=={v}\n" for name, v in versions.items()))
+    command = [*_pip(_python(venv), lock), "install", "--disable-pip-version-check"]
+    command += ["--quiet"] if quiet else []
+    command += ["--constraint", str(constraints), *map(str, wanted)]
+    if _call(command, lock) != 0:
+        raise InternalError(
+            f"pip could not install the requirements into {venv}; its own words are above. "
+            "Connect this machine to a package index and start again, or name an interpreter that "
+            "has them: MODEL_CHECK_PYTHON=/path/to/python"
+        )
+
+
+def _pip(python: Path, lock: int) -> list[str]:
+    """A pip that installs for `python`: its own, else the one of the interpreter that runs this."""
+    own = [str(python), "-P", "-m", "pip"]
+    if _succeeds(python, "import pip"):
+        return own
+    if _succeeds(python, "import ensurepip"):
+        if _call([str(python), "-P", "-m", "ensurepip", "--default-pip"], lock) == 0:
+            return own
+    elif _succeeds(Path(sys.executable), "import pip"):
+        return [sys.executable, "-P", "-m", "pip", "--python", str(python)]
+    raise UsageError(
+        f"{sys.executable} has no pip to install with (on Debian and Ubuntu: apt install "
+        "python3-venv)"
+    )
+
+
+def _call(command: Sequence[str], lock: int) -> int:
+    """Run to its end; all it says goes to stderr. It holds the lock too: if we are killed, the next
+    start waits for it instead of installing beside it."""
+    env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_PIP}
+    env["PIP_USER"] = "0"  # a `user = true` in somebody's pip.conf fails in a venv
+    # As -P, for the Pythons that pip and ensurepip start: the working directory may hold a pip.py.
+    env["PYTHONSAFEPATH"] = "1"
+    done = subprocess.run(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(lock,), check=False
+    )
+    return done.returncode
+
+
+def _succeeds(python: Path, code: str) -> bool:
+    if not python.exists():
+        return False
+    done = subprocess.run([python, "-P", "-c", code], stderr=subprocess.DEVNULL, check=False)
+    return done.returncode == 0
+
+
+def _python(venv: Path) -> Path:
+    return venv / "bin" / "python"

@@ -1,0 +1,1 @@
+"""Bytes of the workers in, logs and prefixed whole lines out."""

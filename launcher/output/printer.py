@@ -1,0 +1,160 @@
+"""The terminal, behind a bounded queue and a thread of its own: nobody ever waits for it.
+
+Lines come in whole and go out whole. When the terminal is slow, lines are dropped and counted;
+when it is gone, everything is. The log files have it all.
+"""
+
+import os
+import select
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.output.append_file import AppendFile
+from launcher.output.view import escape
+
+LAUNCHER_PREFIX = "[launcher] "
+DRAIN_S = 2.0
+_QUEUE_BYTES = 8 << 20
+_OWN_QUEUE_BYTES = 9 << 20
+"""Our own lines still fit when the workers' no longer do: they say why the run ended."""
+_WRITE_BYTES = 1 << 16
+
+
+class Printer:
+    """Lines to one file descriptor (which it does not own: it neither closes nor changes it)."""
+
+    def __init__(self, fd: int, launcher_log: Path | None = None) -> None:
+        self._fd = fd
+        self._log = AppendFile(launcher_log, self._say_to_terminal) if launcher_log else None
+        self._lock = threading.Condition()
+        self._blocks: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._untold_lines = 0
+        self._closing = False
+        self._gone = False
+        self._thread: threading.Thread | None = None
+        self.dropped_lines = 0
+        """Lines that a slow terminal did not show, so far."""
+
+    def line(self, prefix: str, text: str) -> None:
+        """One line, `text` being safe to print (`view.escape`)."""
+        self.lines(prefix, (text,))
+
+    def lines(self, prefix: str, texts: Sequence[str]) -> None:
+        """Lines that follow each other without another's between them."""
+        self._put(_block(prefix, texts), len(texts), _QUEUE_BYTES)
+
+    def say(self, text: str) -> None:
+        """The launcher's own word: to the terminal and to its log. Several lines are fine."""
+        self.note(text)
+        self._say_to_terminal(text)
+
+    def note(self, text: str) -> None:
+        """The launcher's own word for its log alone."""
+        if self._log is not None:
+            when = time.strftime("%Y-%m-%dT%H:%M:%SZ ", time.gmtime())
+            self._log.write(_block(when, _own_lines(text)))
+
+    def close(self, timeout_s: float = DRAIN_S) -> bool:
+        """Wait for the queue to drain, no longer than `timeout_s`; whether it did. Later lines are
+        dropped."""
+        with self._lock:
+            self._tell_dropped()
+            if self._blocks:
+                self._start_thread()
+            self._closing = True
+            self._lock.notify()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        if self._log is not None:
+            self._log.close()
+        return self._thread is None or not self._thread.is_alive()
+
+    def _say_to_terminal(self, text: str) -> None:
+        lines = _own_lines(text)
+        self._put(_block(LAUNCHER_PREFIX, lines), len(lines), _OWN_QUEUE_BYTES)
+
+    def _put(self, block: bytes, num_lines: int, limit_bytes: int) -> None:
+        with self._lock:
+            if self._gone or self._closing:
+                return
+            if self._queued_bytes + len(block) > limit_bytes:
+                self.dropped_lines += num_lines
+                self._untold_lines += num_lines
+                return
+            self._tell_dropped()
+            self._append(block)
+            self._start_thread()
+
+    def _start_thread(self) -> None:
+        """At the first line. Where no process is left for it, the lines wait for the next try."""
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._work, name="printer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # "can't start new thread": workers that are about to end have it all
+            return
+        self._thread = thread
+
+    def _tell_dropped(self) -> None:
+        if self._untold_lines:
+            told = f"terminal too slow: {self._untold_lines} lines not shown; the logs have them"
+            self._append(_block(LAUNCHER_PREFIX, (told,)))
+            self._untold_lines = 0
+
+    def _append(self, block: bytes) -> None:
+        self._blocks.append(block)
+        self._queued_bytes += len(block)
+        self._lock.notify()
+
+    def _work(self) -> None:
+        # A signal that the main thread has blocked must wait for it, not be taken here.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while data := self._take():
+            if not write_all(self._fd, data):
+                with self._lock:
+                    self._gone = True
+                    self._blocks.clear()
+                return
+
+    def _take(self) -> bytes:
+        """Whole lines for one write; empty when closed and drained."""
+        with self._lock:
+            while not self._blocks and not self._closing:
+                self._lock.wait()
+            taken = [self._blocks.popleft()] if self._blocks else []
+            size = sum(map(len, taken))
+            while self._blocks and size + len(self._blocks[0]) <= _WRITE_BYTES:
+                taken.append(self._blocks.popleft())
+                size += len(taken[-1])
+            self._queued_bytes -= size
+            return b"".join(taken)
+
+
+def write_all(fd: int, data: bytes) -> bool:
+    """Write everything, waiting as long as it takes; False: nobody can read it any more."""
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:  # another user of this terminal made it non-blocking
+            waiter = select.poll()
+            waiter.register(fd, select.POLLOUT)
+            waiter.poll()
+        except OSError:  # EPIPE, EIO, EBADF: the terminal is gone, so there is nobody to tell
+            return False
+    return True
+
+
+def _own_lines(text: str) -> list[str]:
+    return [escape(line.replace("\r", "")) for line in text.split("\n")]
+
+
+def _block(prefix: str, texts: Sequence[str]) -> bytes:
+    text = prefix + f"\n{prefix}".join(texts) + "\n"
+    return text.encode(errors="backslashreplace")

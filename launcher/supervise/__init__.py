@@ -1,0 +1,1 @@
+"""Start workers, watch them, stop them; leave nobody behind."""

@@ -1,0 +1,67 @@
+"""What the supervisor says to whom: how a run ended, and each event while it runs. Values only."""
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from launcher.supervise.policy import Stop
+from launcher.supervise.worker import WorkerRecord
+from model_check.events import Event
+
+
+class Observer(Protocol):
+    """Whoever judges what the workers say."""
+
+    def on_event(self, worker: str, event: Event) -> Stop | None:
+        """Called in the loop: be quick. A Stop ends the run, if nothing has yet."""
+
+
+class Companion(Protocol):
+    """A helper process beside the workers: never one of them, and its fate is never the run's."""
+
+    def start(self, now: float) -> None:
+        """Start it, if it can be; times are monotonic seconds."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def fd(self) -> int | None:
+        """Its output, until `close`; None: it does not run."""
+
+    @property
+    def due(self) -> float:
+        """When to call `tick` at the latest."""
+
+    def read(self, now: float) -> bool:
+        """Its output is readable; False: that was the end of it."""
+
+    def tick(self, now: float) -> None: ...
+
+    def forgive_silence(self, now: float) -> None:
+        """Nobody of us ran until now."""
+
+    def finish(self) -> None:
+        """The workers are asked to end. Must not wait."""
+
+    def close(self) -> None:
+        """The workers are gone. May wait for a bounded time."""
+
+
+class Outcome(Struct, frozen=True):
+    """How a run ended."""
+
+    exit_code: int
+    stop: Stop | None
+    """Why it was ended; None: every worker ended with exit code 0."""
+    workers: tuple[WorkerRecord, ...]
+    leftovers: tuple[int, ...]
+    """Pids that are alive after everything: SIGKILL has no effect on them."""
+    signals: int
+    """How many signals we were sent."""
+    dropped_lines: int
+    """Lines that the terminal was too slow to show."""
+    kept_signals: tuple[int, ...] = ()
+    """SIGUSR1/2 that came during preparation; the next supervisor forwards them."""
+    requests: tuple[int, ...] = ()
+    """The requests to end or to report that we got, each once."""

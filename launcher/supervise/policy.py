@@ -1,0 +1,238 @@
+"""Decide whether a run goes on, and whose fault it is when it does not. Pure: a test is a list of
+views."""
+
+import signal
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec import Struct
+
+from launcher.supervise.signals import REQUESTS
+from model_check.errors import EXIT_HANG, EXIT_SIGNAL_BASE, describe_exit, exit_code_of
+
+PATIENCE = 10.0
+"""How much longer silence may last while a worker imports, builds, compiles, saves, evaluates."""
+LINGER_S = 5.0
+"""A worker that said how it failed gets this long to end by itself before it counts as failed."""
+HOLD_S = 0.2
+"""A worker that ended as a request asks may have got it before us: whoever signals a whole job
+(`systemctl stop`, `scancel`, `killall`) signals one process after the other. We wait this long for
+our own copy before the worker is blamed."""
+
+
+class Limits(Struct, frozen=True):
+    """How long we wait for whom, in seconds."""
+
+    grace_s: float
+    """From SIGTERM to SIGKILL."""
+    silence_s: float
+    """Longest time without an event or a byte of output; 0: no limit."""
+    early_s: float = 30.0
+    """A worker that ended well so long before the others is worth a word."""
+
+
+class Confession(Struct, frozen=True):
+    """A worker's own word that it failed, which it may utter well before it ends."""
+
+    at: float
+    """Its own stamp, monotonic seconds: better evidence than the order in which we saw deaths."""
+    exit_code: int
+    heard_at: float
+    """When we received it."""
+    final: bool
+    """It also said that it is done (a worker that only met a NaN may still be writing evidence)."""
+
+
+class WorkerView(Struct, frozen=True):
+    """What the policy knows of one worker. Times are monotonic seconds."""
+
+    name: str
+    started_at: float | None = None
+    """None: not started yet."""
+    last_heard: float = 0.0
+    patient_phase: str | None = None
+    """The phase it is in, when silence is normal for long there."""
+    confession: Confession | None = None
+    returncode: int | None = None
+    """As in `subprocess.Popen`; None: not ended."""
+    ended_at: float = 0.0
+    wake: int = 0
+    """Number of the wake-up that saw it end: within one, the order of deaths is unknown."""
+    error: str | None = None
+    """Why it could not start, or its own last message."""
+    spawn_failed: bool = False
+    oom: str | None = None
+    """It was killed by SIGKILL, and what the cgroup counted then."""
+
+
+class Continue(Struct, frozen=True):
+    """Nothing to do until `until` (monotonic seconds; None: until something happens)."""
+
+    until: float | None = None
+
+
+class Done(Struct, frozen=True):
+    """Everybody ended with exit code 0."""
+
+
+class Stop(Struct, frozen=True):
+    """End the run now."""
+
+    reason: str
+    """A sentence for people."""
+    exit_code: int
+    culprits: tuple[str, ...]
+    """Names of the workers that are blamed; none: nobody's fault (a signal to us), or a tie."""
+    is_hang: bool = False
+    """What the workers are doing is worth saving before anybody is stopped."""
+    tied: tuple[str, ...] = ()
+    """Names of the workers that failed first together: nobody knows which, so none is blamed."""
+
+
+def decide(
+    workers: Sequence[WorkerView], now: float, limits: Limits, received: Collection[int] = ()
+) -> Continue | Stop | Done:
+    """The first failure wins; silence is a failure too. `received`: the requests that we got and
+    that do not end a run by themselves."""
+    if any(_has_failed(worker, now) for worker in workers):
+        return _judge_failure(_first_failures(workers), now, received)
+    if all(worker.returncode == 0 for worker in workers):
+        return Done()
+    running = [w for w in workers if w.started_at is not None and w.returncode is None]
+    overdue = [w for w in running if now >= _silence_deadline(w, limits)]
+    if overdue:
+        return _stop_for_silence(min(overdue, key=lambda w: w.last_heard), now, limits)
+    dues = [w.ended_at + limits.early_s for w in workers if w.returncode == 0]
+    return Continue(until=_earliest(running, [due for due in dues if due > now], limits))
+
+
+def ended_early(workers: Sequence[WorkerView], now: float, limits: Limits) -> list[WorkerView]:
+    """Who ended well so long ago while others still work."""
+    if all(worker.returncode is not None for worker in workers):
+        return []
+    ended = [worker for worker in workers if worker.returncode == 0]
+    return [worker for worker in ended if now >= worker.ended_at + limits.early_s]
+
+
+def request_of(code: int) -> signal.Signals | None:
+    """The request that a process which ended with `code` seems to have followed: by its default
+    action (-N), or in a handler (128+N)."""
+    signum = exit_code_of(code) - EXIT_SIGNAL_BASE
+    return signal.Signals(signum) if signum in REQUESTS else None
+
+
+def stop_for_signal(signum: int) -> Stop:
+    """We were told to end: nobody's fault."""
+    name = signal.Signals(signum).name
+    return Stop(f"{name} received", EXIT_SIGNAL_BASE + signum, ())
+
+
+def _has_failed(worker: WorkerView, now: float) -> bool:
+    if worker.returncode is not None:
+        return worker.returncode != 0
+    said = worker.confession
+    return said is not None and said.final and now >= said.heard_at + LINGER_S
+
+
+def _first_failures(workers: Sequence[WorkerView]) -> list[WorkerView]:
+    """The culprit, or all of those among whom nothing tells which came first."""
+    suspects = [w for w in workers if w.returncode != 0 and (w.returncode or w.confession)]
+    first = min(suspects, key=_failed_at)
+    if first.confession is not None:
+        return [first]
+    return [w for w in suspects if w.confession is None and w.wake == first.wake]
+
+
+def _judge_failure(
+    first: Sequence[WorkerView], now: float, received: Collection[int]
+) -> Continue | Stop:
+    """Blame the first to fail, unless it did as it was asked. Whoever failed later changes nothing:
+    it may have followed the same request in its own way, or died of the first."""
+    followed = {worker.name: request for worker in first if (request := _followed(worker))}
+    if len(followed) == len(first) and received and set(followed.values()) <= set(received):
+        return _stop_for_followers(followed)
+    held_until = max((_known_at(w) + HOLD_S for w in first if w.name in followed), default=now)
+    return Continue(until=held_until) if now < held_until else _stop_for_failure(first)
+
+
+def _followed(worker: WorkerView) -> signal.Signals | None:
+    """Its own word counts more than how it ended: a NaN is no request, whoever kills it then."""
+    code = worker.confession.exit_code if worker.confession else worker.returncode
+    return None if code is None else request_of(code)
+
+
+def _known_at(worker: WorkerView) -> float:
+    """When we learned that it failed."""
+    if worker.returncode is None and worker.confession is not None:
+        return worker.confession.heard_at
+    return worker.ended_at
+
+
+def _stop_for_followers(followed: Mapping[str, signal.Signals]) -> Stop:
+    """What we were to pass on ended workers that have no handler for it: nobody's fault."""
+    names, (signum, *_) = ", ".join(followed), followed.values()
+    return Stop(f"{signum.name} received, which ended {names}", EXIT_SIGNAL_BASE + signum, ())
+
+
+def _failed_at(worker: WorkerView) -> float:
+    return worker.confession.at if worker.confession else worker.ended_at
+
+
+def _stop_for_failure(culprits: Sequence[WorkerView]) -> Stop:
+    names = tuple(worker.name for worker in culprits)
+    exit_code = _exit_code(culprits[0])
+    if len(culprits) == 1:
+        return Stop(_describe(culprits[0]), exit_code, names)
+    each = ", ".join(f"{w.name} ({_how(w)}{_oom(w)})" for w in culprits)
+    reason = f"failed in the same instant, so none is blamed: {each}"
+    return Stop(reason, exit_code, (), tied=names)
+
+
+def _describe(worker: WorkerView) -> str:
+    message = (worker.error or "").strip()
+    said = f": {message.splitlines()[0]}" if message else ""
+    if worker.spawn_failed:
+        return f"{worker.name} could not start{said}"
+    ran_s = (worker.ended_at or _failed_at(worker)) - (worker.started_at or 0.0)
+    return f"{worker.name} failed first: {_how(worker)} after {ran_s:.1f} s{_oom(worker)}{said}"
+
+
+def _how(worker: WorkerView) -> str:
+    if worker.returncode is not None:
+        return describe_exit(worker.returncode)
+    return f"it announced exit code {_exit_code(worker)}"
+
+
+def _oom(worker: WorkerView) -> str:
+    return f"; {worker.oom}" if worker.oom else ""
+
+
+def _exit_code(worker: WorkerView) -> int:
+    if worker.returncode is not None:
+        return exit_code_of(worker.returncode)
+    return worker.confession.exit_code if worker.confession else 0
+
+
+def _stop_for_silence(worker: WorkerView, now: float, limits: Limits) -> Stop:
+    silent_s, limit_s = now - worker.last_heard, _silence_limit_s(worker, limits)
+    where = f" in phase {worker.patient_phase}" if worker.patient_phase else ""
+    reason = f"{worker.name} silent for {silent_s:.0f} s{where} (limit {limit_s:.0f} s)"
+    return Stop(reason, EXIT_HANG, (worker.name,), is_hang=True)
+
+
+def _silence_limit_s(worker: WorkerView, limits: Limits) -> float:
+    return limits.silence_s * (PATIENCE if worker.patient_phase else 1.0)
+
+
+def _silence_deadline(worker: WorkerView, limits: Limits) -> float:
+    if limits.silence_s <= 0:
+        return float("inf")
+    return worker.last_heard + _silence_limit_s(worker, limits)
+
+
+def _earliest(running: Sequence[WorkerView], dues: Sequence[float], limits: Limits) -> float | None:
+    silences = [_silence_deadline(w, limits) for w in running]
+    lingers = [
+        w.confession.heard_at + LINGER_S for w in running if w.confession and w.confession.final
+    ]
+    earliest = min([*silences, *lingers, *dues], default=float("inf"))
+    return earliest if earliest != float("inf") else None

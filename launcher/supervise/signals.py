@@ -1,0 +1,103 @@
+"""The signals that the supervisor is sent. A handler only records; the loop acts."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
+from typing import Self
+
+from launcher.contain.linux import signalfd
+
+TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
+"""SIGXCPU: the CPU time that a batch system or `ulimit -t` grants is used up."""
+IMPATIENT = (signal.SIGINT, signal.SIGQUIT)
+"""From a person at a terminal: the second one kills at once."""
+TO_FORWARD = (signal.SIGUSR1, signal.SIGUSR2)
+REQUESTS = (*TO_STOP, *TO_FORWARD)
+"""What asks a program to end, or to report. A whole job may be sent it (`scancel`, `systemctl
+stop`): it is the supervisor's to answer."""
+_ALWAYS_OURS = (signal.SIGTERM, *TO_FORWARD, signal.SIGCHLD, signal.SIGCONT)
+_OURS_UNLESS_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
+"""Whoever started us ignored them on purpose (nohup, a background job): they stay ignored, by us
+and by the workers."""
+
+
+class SignalInbox:
+    """While entered, signals are recorded and make `fileno()` readable; on exit all handlers, the
+    wake-up descriptor and the mask are as before. For the main thread.
+
+    The wake-up descriptor alone is the record: it gets a byte a signal, as they come. Python calls
+    the handlers later, by number, and once for a signal that came twice meanwhile.
+
+    SIGTSTP has no handler. It is blocked, so it stays pending until `stop`, and the kernel takes it
+    back when a SIGCONT comes before that, at whatever moment.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._handlers: dict[signal.Signals, signal._HANDLER] = {}
+        self.stop_fd: int | None = None
+        """Readable while we are asked to stop; None: whoever started us ignored SIGTSTP."""
+
+    def __enter__(self) -> Self:
+        self._wakeup_fd = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        kept = [s for s in _OURS_UNLESS_IGNORED if signal.getsignal(s) is not signal.SIG_IGN]
+        # CHLD too: inherited as ignored, it makes the kernel throw our children's exit codes away.
+        for signum in (*_ALWAYS_OURS, *kept):
+            self._handlers[signum] = signal.signal(signum, _do_nothing)
+        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._handlers)
+        if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
+            self.stop_fd = signalfd(signal.SIGTSTP)
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP,))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(self._wakeup_fd)
+        for fd in (self._reader, self._writer, self.stop_fd):
+            if fd is not None:
+                os.close(fd)
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def take(self) -> list[signal.Signals]:
+        """What was received since the last call, in order; what other handlers got is left out."""
+        arrived = bytearray()
+        with suppress(BlockingIOError):
+            while chunk := os.read(self.fileno(), 4096):
+                arrived += chunk
+        return [s for s in map(signal.Signals, arrived) if s in self._handlers]
+
+    def stop(self) -> None:
+        """Act on a pending SIGTSTP as every program does: this process stops until it is continued.
+        The kernel discards it where nobody could continue us."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTSTP,))  # here we stop
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP,))
+
+    def discard_stop(self) -> None:
+        """Go on, as if no SIGTSTP had come."""
+        signal.sigtimedwait((signal.SIGTSTP,), 0)
+
+
+def _do_nothing(signum: int, frame: FrameType | None) -> None:
+    """A handler is what has the byte written."""
+
+
+@contextmanager
+def requests_held() -> Iterator[None]:
+    """A helper that is started inside keeps requests blocked: none kills it before it can ignore
+    them."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

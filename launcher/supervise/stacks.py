@@ -1,0 +1,83 @@
+"""What the kernel tells of a process, without its help: threads, their states, what they wait for.
+
+Reads only what never waits for the process: `cmdline` and `environ` take a lock that a stuck one
+may hold.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from launcher.contain import processes
+from launcher.contain.processes import Process
+
+MAX_LINES = 512
+"""Of one worker: the loop that asks has other things to do."""
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in a wait that no signal ends",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "dead",
+    "X": "dead",
+}
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether it has a handler for this signal now; False when that can't be read."""
+    found = re.search(rb"^SigCgt:\s*([0-9a-f]+)", processes.read_proc(pid, "status"), re.M)
+    return found is not None and bool(int(found[1], 16) >> (signum - 1) & 1)
+
+
+def is_python(pid: int) -> bool:
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
+    except OSError:  # gone, or another user's
+        return False
+
+
+def state_of(pid: int) -> str:
+    """`state D (in a wait that no signal ends) in nfs_wait`."""
+    return _state(pid, pid)
+
+
+def describe(processes: Sequence[Process]) -> str:
+    """The threads of these processes, a line each; of those in state D the kernel's stack, too."""
+    lines = (line for process in processes for line in _about(process.pid))
+    told = [*islice(lines, MAX_LINES), *(["and more"] if next(lines, None) else [])]
+    return "".join(f"{line}\n" for line in told)
+
+
+def _about(pid: int) -> Iterator[str]:
+    try:
+        tids = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+    except OSError:
+        tids = []
+    yield f"pid {pid} ({_name(pid, pid)}): {_state(pid, pid)}, {len(tids)} threads"
+    for tid in tids:
+        if tid != pid:
+            yield f"  thread {tid} ({_name(pid, tid)}): {_state(pid, tid)}"
+        if _letter(pid, tid) == "D":
+            stack = processes.read_proc(pid, f"task/{tid}/stack").decode(errors="replace")
+            yield from (f"    {frame}" for frame in stack.splitlines())
+
+
+def _state(pid: int, tid: int) -> str:
+    letter = _letter(pid, tid)
+    if letter is None:
+        return "gone"
+    wait = processes.read_proc(pid, f"task/{tid}/wchan").decode(errors="replace")
+    where = f" in {wait}" if wait not in ("", "0") else ""
+    return f"state {letter} ({_STATES.get(letter, '?')}){where}"
+
+
+def _letter(pid: int, tid: int) -> str | None:
+    stat = processes.read_proc(pid, f"task/{tid}/stat")
+    fields = stat[stat.rfind(b")") + 2 :].split()
+    return fields[0].decode() if fields else None
+
+
+def _name(pid: int, tid: int) -> str:
+    return processes.read_proc(pid, f"task/{tid}/comm").decode(errors="replace").strip()

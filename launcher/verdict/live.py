@@ -1,0 +1,43 @@
+"""Listens to the workers while they run: keeps their histories, stops the run when bits differ."""
+
+from collections.abc import Mapping
+
+from launcher.supervise.policy import Stop
+from launcher.verdict.agreement import Agreement, Disagreement
+from launcher.verdict.steps import History
+from model_check.errors import EXIT_DISAGREEMENT
+from model_check.events import Event, Step
+
+
+class Watch:
+    """The supervisor's observer for one run."""
+
+    def __init__(self, groups: Mapping[str, str]) -> None:
+        """`groups`: worker -> the group whose members must agree bit for bit."""
+        self.histories = {name: History() for name in groups}
+        self.disagreement: Disagreement | None = None
+        self._agreement = Agreement(groups)
+
+    def on_event(self, worker: str, event: Event) -> Stop | None:
+        """Take one event; a Stop at the first step whose bits differ."""
+        self.histories[worker].record(event)
+        if not isinstance(event, Step) or self.disagreement:
+            return None
+        self.disagreement = self._agreement.record(worker, event)
+        if self.disagreement is None:
+            return None
+        return Stop(str(self.disagreement), EXIT_DISAGREEMENT, self.disagreement.odd)
+
+    def finish(self) -> None:
+        """The run is over: a difference that nobody is left to settle counts, too."""
+        self.disagreement = self.disagreement or self._agreement.unsettled()
+
+    @property
+    def agreed_steps(self) -> dict[str, int]:
+        """Worker -> steps at which it agreed with its equals; without equals it has no entry."""
+        agreement = self._agreement
+        return {
+            worker: agreement.agreed_steps.get(group, 0)
+            for worker, group in agreement.groups.items()
+            if agreement.group_size(group) > 1
+        }

@@ -1,0 +1,1 @@
+"""Build what a run asks for: requests, encoding, splits."""

@@ -1,0 +1,1 @@
+"""The token cache on disk: shared, locked, published, inspected, cleaned."""

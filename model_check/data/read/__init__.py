@@ -1,0 +1,1 @@
+"""All that training needs of a prepared entry."""

@@ -1,0 +1,148 @@
+"""Batches: for training, which sequences, in which order, prepared ahead; for evaluation, every
+sequence once.
+
+A training batch is a function of (seed, index) alone, so a run resumes by its index and every
+worker of a replicated run gets the same bits.
+"""
+
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count, islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from model_check.data.read.token_split import PADDING, Split
+from model_check.errors import DataError
+
+# B sequences in a batch, T tokens in a sequence
+_AHEAD = 2
+_SEED_WORD = 0xFFFF_FFFF
+
+
+@dataclass(frozen=True)
+class Batch:
+    """int64 [B, T] each, no two in the same memory; `targets[b, t]` is the token after
+    `inputs[b, t]`, or -100 where none counts."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    documents: torch.Tensor | None = None
+    """int64 [B, T]: number of the document in its row, from 0; None: nobody asked."""
+
+
+class BatchLoader:
+    """Every epoch is a permutation of all sequences; epochs follow each other without a gap."""
+
+    def __init__(
+        self,
+        split: Split,
+        batch_size: int,
+        seed: int,
+        num_workers: int,
+        pin: bool = False,
+        documents: bool = False,
+    ) -> None:
+        """`num_workers` threads prepare batches ahead (0: none); `pin`: in page-locked memory;
+        `documents`: batches say which token belongs to which document."""
+        if split.num_sequences < 1:
+            raise DataError(f"{split}: holds no sequence")
+        self._split = split
+        self._batch_size = batch_size
+        self._seed = seed
+        self._num_workers = num_workers
+        self._pin = pin
+        self._documents = documents
+        # Neighbouring batches share an epoch, and threads work on neighbours.
+        self._order = lru_cache(maxsize=2)(self._permutation)
+
+    def batch(self, index: int) -> Batch:
+        """The batch at `index`, from 0, without an end."""
+        return _read(self._split, self._sequences(index), self._documents, self._pin)
+
+    def batches(self, start: int = 0) -> Generator[Batch, None, None]:
+        """Batches from `start` on, for ever. What a thread raises is raised here, in its place;
+        closing the iterator stops the threads."""
+        if self._num_workers == 0:
+            yield from map(self.batch, count(start))
+            return
+        pool = ThreadPoolExecutor(self._num_workers, thread_name_prefix="batch")
+        try:
+            indices = count(start)
+            ahead: deque[Future[Batch]] = deque()
+            while True:
+                while len(ahead) < _AHEAD * self._num_workers:
+                    ahead.append(pool.submit(self.batch, next(indices)))
+                yield ahead.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _sequences(self, index: int) -> NDArray[np.int64]:
+        """Which sequences make up a batch; one may take from two epochs."""
+        first = index * self._batch_size
+        positions = range(first, first + self._batch_size)
+        places = (divmod(position, self._split.num_sequences) for position in positions)
+        return np.array([self._order(epoch)[offset] for epoch, offset in places], np.int64)
+
+    def _permutation(self, epoch: int) -> NDArray[np.int64]:
+        # RandomState, since numpy promises that its numbers never change between versions.
+        words = [self._seed & _SEED_WORD, self._seed >> 32 & _SEED_WORD, epoch]
+        return np.random.RandomState(words).permutation(self._split.num_sequences)
+
+
+def evaluation_batches(
+    split: Split,
+    batch_size: int,
+    limit: int | None = None,
+    *,
+    pin: bool = False,
+    documents: bool = False,
+) -> Iterator[Batch]:
+    """Every sequence of `split` once, in order; the last batch may be smaller. At most `limit`
+    batches.
+
+    Each label counts once: where windows overlap (data.stride) the part that the window before had
+    is -100 here. Weigh batches by the number of their targets that are not -100.
+    """
+    starts = range(0, split.num_sequences, batch_size)
+    for first in islice(starts, limit):
+        last = min(first + batch_size, split.num_sequences)
+        batch = _read(split, np.arange(first, last), documents, pin=False)
+        if (overlap := split.context_length - split.stride) > 0:
+            batch.targets[1 if first == 0 else 0 :, :overlap] = PADDING
+        yield _pinned(batch) if pin else batch
+
+
+def _read(split: Split, indices: NDArray[np.int64], documents: bool, pin: bool) -> Batch:
+    windows_BW = torch.from_numpy(split.gather(indices))
+    largest = int(windows_BW.max())
+    if largest >= split.vocab_size:  # on a GPU it would end as an assert in a kernel
+        raise DataError(
+            f"{split}: sequences {indices.tolist()} hold token {largest}, the vocabulary is "
+            f"{split.vocab_size}: the cache is damaged (data.verify=full rebuilds it)"
+        )
+    inputs_BT, targets_BT = _copied(windows_BW[:, :-1]), _copied(windows_BW[:, 1:])
+    if bool((windows_BW[:, -1] == PADDING).any()):
+        inputs_BT[inputs_BT == PADDING] = split.end_id  # its targets count for nothing
+    numbers = torch.from_numpy(split.documents(indices)) if documents else None
+    batch = Batch(inputs_BT, targets_BT, numbers)
+    return _pinned(batch) if pin else batch
+
+
+def _copied(view: torch.Tensor) -> torch.Tensor:
+    """In memory of its own: `.contiguous()` copies nothing of a slice of one row, and what is
+    written into the inputs would appear in the targets."""
+    return view.clone(memory_format=torch.contiguous_format)
+
+
+def _pinned(batch: Batch) -> Batch:
+    numbers = batch.documents
+    return Batch(
+        batch.inputs.pin_memory(),
+        batch.targets.pin_memory(),
+        None if numbers is None else numbers.pin_memory(),
+    )

@@ -1,0 +1,306 @@
+"""The token cache's format on disk: two kinds of entry, their manifests, and whether they are
+whole. No numpy: finding a prepared cache must be quick.
+
+A token store `tokens/<hash>/` holds `tokens-00000.bin` ... (little-endian uint16, or uint32 above
+65,536 ids; every shard but the last has `shard_tokens` tokens), `documents.bin` (uint64: where each
+document ends, its end token included), `tokenizer.json` and `manifest.json`.
+
+A view `<readable name>__<hash>/` holds a `manifest.json`: sequence i is the tokens
+[i*S, i*S + T + 1) of a split, T being the context length, S the stride (T, unless asked otherwise:
+then each token but the very first is a label exactly once). What is behind the last whole sequence
+is dropped or padded. A split is the store; or documents of it, listed in `<split>.runs.bin`; or
+another view, of another text.
+"""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from model_check.data.cache.sharing import hold_cache
+from model_check.data.read.windows import Tail, Windows
+from model_check.errors import DataError
+from model_check.utils.held import HeldDirectory, NotPlainError
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+DOCUMENTS = "documents.bin"
+TRAIN = "train"
+"""The split that a view is when it has no other."""
+TOKEN_STORES = "tokens"
+"""Directory of the token stores inside the cache directory."""
+LONGEST = 256 << 20
+"""Bytes of a manifest, or of a tokenizer: a larger one is there to fill our memory."""
+ITEM_BYTES = {"uint16": 2, "uint32": 4}
+_RUN_BYTES = 2 * 8
+MAX_UINT16_VOCAB = 1 << 16
+"""Largest vocabulary whose ids fit 16 bits."""
+
+Verify = Literal["full", "size", "off"]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class CorruptEntryError(DataError):
+    """An entry is not what its manifest says: it must be set aside and built again."""
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file of an entry."""
+
+    size: Count
+    """Bytes."""
+    sha256: str
+
+
+class TokensManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="tokens"):
+    """What a token store is."""
+
+    schema: Literal[1] = 1
+    hash: str
+    """sha256 of `key`."""
+    key: dict[str, Any]
+    """Everything that the tokens depend on."""
+    dtype: Literal["uint16", "uint32"]
+    shard_tokens: Positive
+    num_tokens: Count
+    num_documents: Count
+    vocab_size: Positive
+    end_token: str
+    end_id: Count
+    dataset: str
+    """The text's name, for people: never part of the key."""
+    tokenizer: str
+    repairs: dict[str, int]
+    """What was repaired or skipped in the text, and how often."""
+    repair_places: dict[str, str] = {}
+    """Where each of those came first."""
+    files: dict[str, FileEntry]
+    built_with: dict[str, str]
+    """Versions, for people: never part of the key."""
+
+    def shard_names(self) -> list[str]:
+        return [shard_name(number) for number in range(self._num_shards())]
+
+    def is_consistent(self) -> bool:
+        """Whether the files have room for exactly what the numbers promise."""
+        if self._num_shards() > len(self.files):
+            return False
+        sizes = {DOCUMENTS: 8 * self.num_documents}
+        for number, name in enumerate(self.shard_names()):
+            left = self.num_tokens - number * self.shard_tokens
+            sizes[name] = min(left, self.shard_tokens) * ITEM_BYTES[self.dtype]
+        return all(name in self.files and self.files[name].size == sizes[name] for name in sizes)
+
+    def _num_shards(self) -> int:
+        return -(-self.num_tokens // self.shard_tokens)
+
+
+class SplitManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A validation split of a view."""
+
+    num_sequences: Count
+    num_tokens: Count
+    num_documents: Count
+    num_trained_on: Count = 0
+    """Documents that the train split has too, word for word."""
+    view: str | None = None
+    """The entry beside this one that holds it; None: documents of the view's own store."""
+
+
+class ViewManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="view"):
+    """What a view is."""
+
+    schema: Literal[1] = 1
+    hash: str
+    """sha256 of `key`."""
+    key: dict[str, Any]
+    tokens: str
+    """Its store, relative to the view's own directory."""
+    tokens_hash: str
+    context_length: Positive
+    num_sequences: Count
+    num_tokens: Count
+    """Tokens in the store; which of them the view uses says `windows`."""
+    vocab_size: Positive
+    dataset: str
+    tokenizer: str
+    stride: Positive | None = None
+    """Tokens between the starts of windows; None: context_length."""
+    tail: Tail = "drop"
+    num_train_tokens: Count | None = None
+    """Tokens of the documents to train on; None: all of the store."""
+    splits: dict[str, SplitManifest] = {}
+    """The validation splits, by name."""
+    files: dict[str, FileEntry] = {}
+    """Files of the view itself: `<split>.runs.bin` (int64 [2, n]: where each run of tokens begins
+    in the split, and where in the store), for splits that are documents of the store."""
+
+    def is_consistent(self) -> bool:
+        """Whether there are tokens for every sequence, and whole runs in its files."""
+        windows = Windows(self.context_length, self.stride or self.context_length, self.tail)
+        padded = replace(windows, tail="pad")
+        num_tokens = self.num_train_tokens or self.num_tokens
+        inner = [split for split in self.splits.values() if split.view is None]
+        return (
+            num_tokens + sum(split.num_tokens for split in inner) <= self.num_tokens
+            and self.num_sequences <= windows.num_sequences(num_tokens)
+            and all(s.num_sequences <= padded.num_sequences(s.num_tokens) for s in inner)
+            and not any(entry.size % _RUN_BYTES for entry in self.files.values())
+        )
+
+
+def shard_name(number: int) -> str:
+    return f"tokens-{number:05d}.bin"
+
+
+def runs_name(split: str) -> str:
+    return f"{split}.runs.bin"
+
+
+def hash_of(key: Any) -> str:
+    """sha256 of a key's canonical JSON."""
+    return hashlib.sha256(msgspec.json.encode(key, order="sorted")).hexdigest()
+
+
+def short(full_hash: str) -> str:
+    """The part of a hash that stands in names; the whole one stands in the manifest."""
+    return full_hash[:16]
+
+
+def to_bytes(manifest: TokensManifest | ViewManifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+
+
+def hold_view(path: Path) -> HeldDirectory:
+    """Raises FileNotFoundError where there is no such view, CorruptEntryError for what is no
+    directory, DataError."""
+    return _hold(path.parent, path)
+
+
+def hold_store(path: Path) -> HeldDirectory:
+    """See `hold_view`."""
+    return _hold(path.parents[1], path)
+
+
+def _hold(root: Path, entry: Path) -> HeldDirectory:
+    try:
+        with hold_cache(root) as cache:
+            return cache.directory(*entry.relative_to(root).parts)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(entry) from error
+    except OSError as error:
+        raise _unreadable(entry, "", error) from error
+
+
+def read_view(directory: Path, verify: Verify) -> tuple[ViewManifest, TokensManifest]:
+    """A view and its store, verified. Raises FileNotFoundError when there is no such view,
+    CorruptEntryError when one of the two is not whole."""
+    view, tokens = _read_one_view(directory, verify)
+    for name, split in view.splits.items():
+        if split.view is None:
+            continue
+        beside = view_beside(directory, split.view)
+        try:
+            _read_one_view(beside, verify)
+        except FileNotFoundError as error:
+            raise CorruptEntryError(f"{directory}: {beside}, its split {name}, is gone") from error
+    return view, tokens
+
+
+def _read_one_view(directory: Path, verify: Verify) -> tuple[ViewManifest, TokensManifest]:
+    with hold_view(directory) as held:
+        view = read_manifest(held, ViewManifest)
+        store = store_of(directory, view)
+        try:
+            tokens = read_tokens(store, verify)
+        except FileNotFoundError as error:
+            raise CorruptEntryError(f"{directory}: its token store {store} is gone") from error
+        if tokens.hash != view.tokens_hash or tokens.num_tokens != view.num_tokens:
+            raise CorruptEntryError(f"{directory}: was made from other tokens than {store} holds")
+        verify_files(held, view.files, verify)
+    return view, tokens
+
+
+def view_beside(directory: Path, name: str) -> Path:
+    """Another view of the same cache: a manifest leads nowhere else."""
+    return directory.parent / Path(name).name
+
+
+def store_of(directory: Path, view: ViewManifest) -> Path:
+    return directory.parent / TOKEN_STORES / Path(view.tokens).name
+
+
+def read_tokens(directory: Path, verify: Verify) -> TokensManifest:
+    """A token store's manifest, its files verified. Raises like `read_view`."""
+    with hold_store(directory) as held:
+        manifest = read_manifest(held, TokensManifest)
+        verify_files(held, manifest.files, verify)
+    return manifest
+
+
+def read_tokenizer(store: Path) -> bytes:
+    """The tokenizer.json of a token store. Raises DataError."""
+    try:
+        with hold_store(store) as held:
+            return held.read(TOKENIZER, LONGEST)
+    except OSError as error:
+        raise _unreadable(store, TOKENIZER, error) from error
+
+
+M = TypeVar("M", TokensManifest, ViewManifest)
+
+
+def read_manifest(directory: HeldDirectory, kind: type[M]) -> M:
+    """Raises CorruptEntryError, DataError."""
+    path = directory.path / MANIFEST
+    try:
+        manifest = msgspec.json.decode(directory.read(MANIFEST, LONGEST), type=kind)
+    except FileNotFoundError as error:
+        raise CorruptEntryError(f"{directory.path}: has no {MANIFEST}") from error
+    except OSError as error:
+        raise _unreadable(directory.path, MANIFEST, error) from error
+    except (ValueError, RecursionError) as error:
+        raise CorruptEntryError(f"{path}: not a manifest of this version: {error}") from error
+    if hash_of(manifest.key) != manifest.hash:
+        raise CorruptEntryError(f"{path}: its key does not have its hash: it was edited")
+    if not manifest.is_consistent():
+        raise CorruptEntryError(f"{path}: its numbers contradict each other: it was edited")
+    return manifest
+
+
+def verify_files(directory: HeldDirectory, files: dict[str, FileEntry], verify: Verify) -> None:
+    """Raises CorruptEntryError for the first that is not what its manifest says."""
+    if verify != "off":
+        for name, entry in files.items():
+            _verify_file(directory, name, entry, whole=verify == "full")
+
+
+def _verify_file(directory: HeldDirectory, name: str, entry: FileEntry, *, whole: bool) -> None:
+    path = directory.path / name
+    try:
+        size = directory.plain(name).st_size
+        if size != entry.size:
+            raise CorruptEntryError(f"{path}: has {size:,} bytes instead of {entry.size:,}")
+        if whole:
+            with directory.open(name) as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != entry.sha256:
+                raise CorruptEntryError(f"{path}: its content changed (sha256 differs)")
+    except FileNotFoundError as error:
+        raise CorruptEntryError(f"{path}: is missing") from error
+    except OSError as error:
+        raise _unreadable(directory.path, name, error) from error
+
+
+def _unreadable(entry: Path, name: str, error: OSError) -> DataError:
+    problem = f"{entry / name}: cannot be read: {error.strerror}"
+    if isinstance(error, NotPlainError):
+        return CorruptEntryError(problem)
+    if isinstance(error, PermissionError):
+        root = entry.parents[1] if entry.parent.name == TOKEN_STORES else entry.parent
+        problem += f"; its owner shares the cache with: chmod -R a+rX {root}"
+    return DataError(problem)

@@ -1,0 +1,79 @@
+"""A token store, opened to read: any stretch of its tokens, and where its documents end."""
+
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_check.data.read.manifest import DOCUMENTS, TokensManifest, hold_store
+from model_check.errors import DataError
+from model_check.utils.held import HeldDirectory
+
+
+class TokenStore:
+    """Files are mapped when first used and never written; safe to read from several threads."""
+
+    def __init__(self, path: Path, manifest: TokensManifest) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    @cached_property
+    def document_ends(self) -> NDArray[np.uint64]:
+        """Where each document ends, its end token included: positions, ascending."""
+        return map_files(hold_store, self.path, [DOCUMENTS], "<u8")[0]
+
+    def read(self, position: int, out: NDArray[np.int64]) -> None:
+        """Fill `out` with the tokens from `position` on; they may lie across shards."""
+        shard_tokens = self.manifest.shard_tokens
+        done = 0
+        while done < out.size:
+            shard, offset = divmod(position + done, shard_tokens)
+            part = self._shard(shard)[offset : offset + out.size - done]
+            if part.size == 0:
+                raise DataError(
+                    f"{self.path}: shard {shard} ends before token {position + done}, which the "
+                    "manifest promises (data.verify=full finds out more, and rebuilds)"
+                )
+            out[done : done + part.size] = part
+            done += part.size
+
+    def borders(self, position: int, count: int) -> NDArray[np.int64]:
+        """Where new documents begin among the `count` tokens from `position` on, counted from it;
+        not its first token."""
+        ends = self.document_ends
+        first = np.searchsorted(ends, np.uint64(position), "right")
+        last = np.searchsorted(ends, np.uint64(position + count), "left")
+        return np.asarray(ends[first:last], np.int64) - position
+
+    def _shard(self, number: int) -> NDArray[Any]:
+        shards = self._shards
+        if number >= len(shards):
+            raise DataError(f"{self.path}: has no shard {number}: its manifest promises too much")
+        return shards[number]
+
+    @cached_property
+    def _shards(self) -> list[NDArray[Any]]:
+        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+        return map_files(hold_store, self.path, self.manifest.shard_names(), dtype)
+
+
+def map_files(
+    hold_entry: Callable[[Path], HeldDirectory], entry: Path, names: Iterable[str], dtype: Any
+) -> list[NDArray[Any]]:
+    """Files of an entry, mapped read-only. Raises DataError."""
+    try:
+        with hold_entry(entry) as directory:
+            return [_map_items(directory, name, dtype) for name in names]
+    except FileNotFoundError as error:
+        raise DataError(f"{entry}: is gone; prepare it again") from error
+
+
+def _map_items(directory: HeldDirectory, name: str, dtype: Any) -> NDArray[Any]:
+    try:
+        with directory.open(name) as file:
+            return np.memmap(file, dtype, mode="r")
+    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+        raise DataError(f"{directory.path / name}: cannot be mapped: {error}") from error

@@ -1,0 +1,1 @@
+"""Documents from the hub, files, rows and the standard library."""

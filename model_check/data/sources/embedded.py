@@ -1,0 +1,103 @@
+"""Text that is on every machine: documentation and source of the Python that runs.
+
+It needs no network and ships nothing, so its content differs between Python versions: its identity
+is the hash of what it is here.
+"""
+
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from model_check.data.sources.text import Repairs, clean, decode
+from model_check.errors import DataError
+
+MAX_BYTES = 8 << 20
+"""Enough for 250 sequences of 8192 tokens, and ready within seconds."""
+_TOPICS = "pydoc_data/topics.py"
+_LEFT_OUT = {
+    *("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"),
+    "pydoc_data",  # read as documentation instead
+    "encodings",  # tables of numbers
+    *("idlelib", "lib2to3", "turtledemo", "ensurepip"),  # not everywhere, or not in every version
+}
+
+
+class EmbeddedSource:
+    """`pydoc`'s topics, then the standard library's .py files in order of their paths."""
+
+    name = "embedded"
+    label = "embedded"
+    endless = False
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._directory = directory or Path(sysconfig.get_path("stdlib"))
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(raw) for _, raw in self._files)
+
+    def identity(self) -> dict[str, Any]:
+        digest = hashlib.sha256()
+        for _, raw in self._files:
+            digest.update(len(raw).to_bytes(8, "little"))
+            digest.update(raw)
+        return {"kind": "embedded", "sha256": digest.hexdigest()}
+
+    def documents(self, repairs: Repairs) -> Iterator[str]:
+        for name, raw in self._files:
+            texts = _topics(raw) if name == _TOPICS else [decode(raw, name, 1, repairs)]
+            for text in texts:
+                if (document := clean(text, name, repairs)) is not None:
+                    yield document
+
+    @cached_property
+    def _files(self) -> list[tuple[str, bytes]]:
+        """(relative path, content): read once, so that identity and documents cannot differ."""
+        files: list[tuple[str, bytes]] = []
+        size = 0
+        for path in _paths(self._directory):
+            raw = _read(path)
+            size += len(raw)
+            if size > MAX_BYTES:
+                break
+            if not raw.strip():  # many an __init__.py
+                continue
+            files.append((path.relative_to(self._directory).as_posix(), raw))
+        if not files:
+            raise DataError(
+                f"{self._directory}: no sources of the standard library of Python "
+                f"{sys.version.split()[0]}, so no embedded text; give data.dataset a file"
+            )
+        return files
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _paths(directory: Path) -> list[Path]:
+    paths = []
+    for parent, directories, names in os.walk(directory):
+        directories[:] = [name for name in directories if name not in _LEFT_OUT]
+        paths += [Path(parent, name) for name in names if name.endswith(".py")]
+    topics = directory / _TOPICS
+    return [topics] * topics.is_file() + sorted(paths)
+
+
+def _topics(raw: bytes) -> list[str]:
+    """The texts in `topics = {...}`, read as data: nothing is executed."""
+    import ast  # only when the text is read, never to find a prepared cache
+
+    for node in ast.parse(raw).body:
+        match node:
+            case ast.Assign(value=ast.Dict() as value) | ast.AnnAssign(value=ast.Dict() as value):
+                return [text for _, text in sorted(ast.literal_eval(value).items())]
+    return [raw.decode(errors="replace")]

@@ -1,0 +1,55 @@
+"""The directory of a model's safetensors: a local one, or the hub's, fetched once."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from model_check.config.schema import Settings
+from model_check.data.cache.memo import Memo
+from model_check.data.sources.hub import Hub
+from model_check.errors import DataError
+
+_PATTERNS = ("config.json", "tokenizer.json", "model.safetensors.index.json", "model*.safetensors")
+
+
+def weights_directory(settings: Settings, say: Callable[[str], None]) -> Path | None:
+    """What `model.init_from` names; None where it is a file, or not set. Raises DataError.
+
+    What is here already is used without asking the hub: eight workers would ask eight times.
+    """
+    source = settings.model.init_from
+    if source is None or Path(source).is_file():
+        return None
+    if Path(source).is_dir():
+        return Path(source)
+    if source.count("/") != 1 or source.endswith(".pt"):
+        raise DataError(
+            f"model.init_from = {source!r}: no file or directory that is here, and no hub id"
+        )
+    if (cached := _cached(source)) is not None:
+        return cached
+    say(f"weights: fetching {source}")
+    data = settings.data
+    hub = Hub(data.hub_timeout_s, data.offline, Memo(Path(data.cache_dir).expanduser()))
+    directory = hub.model_files(source, _PATTERNS)
+    if not _has_weights(directory):
+        raise DataError(f"{source}: has no safetensors on {hub.endpoint}")
+    return directory
+
+
+def _cached(repo: str) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        directory = Path(snapshot_download(repo, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    return directory if _has_weights(directory) else None
+
+
+def _has_weights(directory: Path) -> bool:
+    if (directory / "model.safetensors").is_file():
+        return True
+    numbered = list(directory.glob("model-*-of-*.safetensors"))
+    counts = {file.stem.rpartition("-")[2] for file in numbered}
+    return any(len(numbered) >= int(count) for count in counts if count.isdigit())

@@ -1,0 +1,1 @@
+"""Text to ids: given, trained and fast tokenizers, proved equal."""

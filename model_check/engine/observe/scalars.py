@@ -1,0 +1,157 @@
+"""What a run measures beside loss and norm: speed, MFU, memory, waiting for data. One reading of it
+goes to events, TensorBoard and W&B alike."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from model_check.engine.observe.metrics import current_memory_bytes, peak_memory_bytes
+from model_check.engine.observe.mfu import Utilisation
+from model_check.engine.observe.observer import Observer
+from model_check.engine.reading import Reading
+from model_check.errors import StorageError
+from model_check.events import Evaluation, EventSink, Metrics, Note
+
+
+class ScalarWriter(Protocol):
+    """Where scalars go for people to look at."""
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        """Raises StorageError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ScalarLog(Observer):
+    """Measures over the steps since the last report, one report every `log_interval` steps. The
+    first step pays for warm-up: no rate counts it.
+
+    A writer that cannot begin raises StorageError: nobody would see what was asked for. One that
+    fails later is told and left out: training is worth more than its log.
+    """
+
+    def __init__(
+        self,
+        max_steps: int,
+        log_interval: int,
+        utilisation: Utilisation,
+        say: Callable[[str], None],
+        sink: EventSink,
+        writers: Sequence[ScalarWriter] = (),
+    ) -> None:
+        self._max_steps, self._log_interval = max_steps, log_interval
+        self._utilisation, self._say, self._sink = utilisation, say, sink
+        self._writers, self._has_written = list(writers), False
+        self._run, self._lately = _Span(), _Span()
+        self._num_read = 0
+        self._num_skipped = 0
+
+    def on_reading(self, reading: Reading, seconds: float) -> None:
+        self._num_read += 1
+        if reading.skipped:
+            self._tell_skipped(reading)
+        if self._num_read > 1:
+            self._run.add(reading, seconds)
+            self._lately.add(reading, seconds)
+        last = reading.step == self._max_steps - 1
+        if reading.step % self._log_interval == 0 or last:
+            self._report(reading)
+            self._lately = _Span()
+        if last:
+            self._say(self._conclusion())
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        loss = float.fromhex(evaluation.loss)
+        self._write(evaluation.step, {f"eval/{evaluation.split}/loss": loss})
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+    def _tell_skipped(self, reading: Reading) -> None:
+        self._num_skipped += 1
+        text = (
+            f"step {reading.step} skipped: its gradients overflow in float16 at a loss scale of "
+            f"{reading.loss_scale:g}; halved, as it should be ({self._num_skipped} so far)"
+        )
+        self._tell(text)
+
+    def _report(self, reading: Reading) -> None:
+        rate = self._lately.tokens_per_s
+        metrics = Metrics(
+            step=reading.step,
+            tokens_per_s=rate,
+            mfu_full=self._utilisation.full(rate),
+            mfu_causal=self._utilisation.causal(rate),
+            data_wait=self._lately.data_wait,
+            memory_bytes=current_memory_bytes(),
+            peak_memory_bytes=peak_memory_bytes(),
+            loss_scale=reading.loss_scale,
+            skipped_steps=self._num_skipped,
+        )
+        self._sink.emit(metrics)
+        if self._writers:
+            self._write(reading.step, scalars_of(reading, metrics))
+
+    def _write(self, step: int, scalars: dict[str, float]) -> None:
+        for writer in [*self._writers]:
+            try:
+                writer.write(step, scalars)
+            except StorageError as failure:
+                if not self._has_written:
+                    raise
+                self._writers.remove(writer)
+                self._tell(f"from step {step} on no longer logged: {failure}")
+        self._has_written = True
+
+    def _tell(self, text: str) -> None:
+        self._say(text)
+        self._sink.emit(Note(text=text))
+
+    def _conclusion(self) -> str:
+        wait = self._run.data_wait
+        waited = "n/a" if wait is None else f"{wait:.1%} of the time"
+        if self._utilisation.peak is None:
+            return f"Waited for data: {waited}"
+        share = self._utilisation.describe(self._run.tokens_per_s)
+        return f"MFU {share}; waited for data: {waited}"
+
+
+class _Span:
+    """Steps, added up."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._wait_s = 0.0
+        self._tokens = 0
+
+    def add(self, reading: Reading, seconds: float) -> None:
+        self._seconds += seconds
+        self._wait_s += reading.data.wait_s
+        self._tokens += reading.data.num_positions
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self._tokens / self._seconds if self._seconds > 0 else None
+
+    @property
+    def data_wait(self) -> float | None:
+        """Share of the time."""
+        return self._wait_s / self._seconds if self._seconds > 0 else None
+
+
+def scalars_of(reading: Reading, metrics: Metrics) -> dict[str, float]:
+    """By the names that TensorBoard and W&B show; without what is not known."""
+    named = {
+        "train/loss": reading.loss,
+        "train/grad_norm": reading.grad_norm,
+        "train/learning_rate": reading.lr,
+        "train/loss_scale": metrics.loss_scale,
+        "speed/tokens_per_s": metrics.tokens_per_s,
+        "speed/mfu_full": metrics.mfu_full,
+        "speed/mfu_causal": metrics.mfu_causal,
+        "speed/data_wait": metrics.data_wait,
+        "memory/allocated_gib": metrics.memory_bytes / 2**30,
+        "memory/peak_gib": metrics.peak_memory_bytes / 2**30,
+    }
+    return {name: value for name, value in named.items() if value is not None}

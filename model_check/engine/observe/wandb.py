@@ -1,0 +1,127 @@
+"""Weights & Biases, for those who ask for it (`pip install wandb`)."""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_check.engine.observe.observer import Observer
+from model_check.errors import ConfigError, StorageError
+from model_check.events import Scalar
+from model_check.utils.words import first_line
+
+API_KEY = "WANDB_API_KEY"
+
+
+@dataclass(frozen=True)
+class WandbPlace:
+    """Where a worker's run appears."""
+
+    project: str
+    group: str | None
+    """The workers of one launch belong together."""
+    name: str
+    mode: str
+    """`online` or `offline`."""
+    directory: Path
+    """Its files go into `wandb/` here."""
+
+
+class WandbRun(Observer):
+    """A writer of scalars that begins its run with the first step, when it is known whether an
+    earlier one goes on: its id stands in checkpoints."""
+
+    def __init__(
+        self, place: WandbPlace, config: Mapping[str, Any], say: Callable[[str], None]
+    ) -> None:
+        """Raises ConfigError where wandb is not installed or has no key."""
+        if importlib.util.find_spec("wandb") is None:
+            raise ConfigError(
+                f"logging.wandb = {place.mode}: wandb is not installed (pip install wandb), or "
+                "logging.wandb=off"
+            )
+        if place.mode == "online" and not _has_key():
+            raise ConfigError(
+                f"logging.wandb = online: no key; put {API_KEY}=... into the environment or into "
+                ".env, run `wandb login`, or set logging.wandb=offline"
+            )
+        self._place, self._config, self._say = place, config, say
+        self._run: Any = None
+        self._kept: dict[str, Scalar] = {}
+
+    def before_step(self, step: int) -> None:
+        if self._run is None:
+            self._begin()
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        """Raises StorageError: whatever wandb raises, it is only its log that is lost."""
+        try:
+            self._run.log(scalars, step=step)
+        except Exception as error:
+            raise StorageError(f"W&B: {first_line(error)}") from error
+
+    def kept(self) -> dict[str, Scalar]:
+        return self._kept
+
+    def restore(self, kept: dict[str, Scalar]) -> None:
+        self._kept = {n: kept[n] for n in ("wandb", "wandb_id") if n in kept}
+
+    def close(self) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+        try:
+            run.finish()
+        except Exception as error:  # the training is over: it keeps its own end
+            self._say(f"W&B: not everything was sent: {first_line(error)}")
+
+    def _begin(self) -> None:
+        """Raises ConfigError where wandb cannot begin: no network, a key that is refused."""
+        wandb: Any = importlib.import_module("wandb")  # 1 s, and not installed everywhere
+        try:
+            self._run = self._init(wandb)
+        except Exception as error:
+            raise ConfigError(
+                f"logging.wandb = {self._place.mode}: {first_line(error)}; logging.wandb=offline "
+                "keeps the run on disk, logging.wandb=off does without"
+            ) from error
+        self._kept = {"wandb": self._run.url or None, "wandb_id": self._run.id}
+        self._say(f"W&B: {self._run.url or self._run.dir} ({self._place.mode})")
+
+    def _init(self, wandb: Any) -> Any:
+        place = self._place
+        return wandb.init(
+            project=place.project,
+            group=place.group,
+            name=place.name,
+            mode=place.mode,
+            dir=str(place.directory),
+            config=dict(self._config),
+            id=self._kept.get("wandb_id"),
+            resume="allow",
+            # Nothing but what we log: no output, no source, no environment.
+            settings=wandb.Settings(
+                console="off", disable_git=True, save_code=False, x_disable_meta=True, silent=True
+            ),
+        )
+
+
+def _has_key() -> bool:
+    """In the environment, or in the file that `wandb login` writes."""
+    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    return bool(os.environ.get(API_KEY)) or (netrc.is_file() and "wandb" in netrc.read_text())
+
+
+def read_key(environ: Mapping[str, str], file: Path) -> str | None:
+    """WANDB_API_KEY of the environment, else of `file` (.env: NAME=value lines)."""
+    if environ.get(API_KEY):
+        return environ[API_KEY]
+    lines = file.read_text().splitlines() if file.is_file() else []
+    for line in lines:
+        name, _, value = line.strip().removeprefix("export ").partition("=")
+        if name.strip() == API_KEY and value.strip():
+            return value.strip().strip("'\"")
+    return None

@@ -1,0 +1,265 @@
+"""A checkpoint out, as a directory that transformers' `LlamaForCausalLM.from_pretrained` loads:
+`python -m model_check.export export CHECKPOINT.pt OUT_DIR`. The way in is `hf_import`.
+"""
+
+import json
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from model_check.config.arguments import Parser
+from model_check.config.schema import Settings
+from model_check.errors import ConfigError, ModelCheckError, StorageError
+from model_check.models.hf_names import EMBEDDING, INDEX, WEIGHTS, their_name
+from model_check.utils.archive import DAMAGE, damage_of
+from model_check.utils.files import sync
+from model_check.utils.words import first_line
+
+_NO_CHECKPOINT = (OSError, TypeError, AttributeError, UnpicklingError, *DAMAGE)
+"""What reading raises for files that are something else."""
+TOKENIZER = "tokenizer.json"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class EndToken(NamedTuple):
+    """What stands behind each document; None: not known."""
+
+    text: str | None
+    id: int | None
+
+
+def export(
+    checkpoint: Path,
+    out: Path,
+    *,
+    dtype: str = "float32",
+    max_shard_bytes: int = 5 * 10**9,
+    tokenizer: Path | None = None,
+) -> list[Path]:
+    """The files of a new directory `out`; it appears whole or not at all. Raises StorageError,
+    ConfigError.
+
+    `tokenizer`: a tokenizer.json to put in; None: the run's, where its token cache still is, with
+    what transformers' AutoTokenizer needs beside it.
+    """
+    state = _read_checkpoint(checkpoint)
+    weights = {
+        their_name(name): value.to(_DTYPES[dtype]).contiguous()
+        for name, value in state["model"].items()
+    }
+    settings = _settings_of(state, checkpoint)
+    store = _token_store(state)
+    end = _end_of(tokenizer, store)
+    with _new_directory(out) as beside:
+        config = config_json(settings, len(weights[EMBEDDING]), dtype, end.id)
+        _write_json(beside / "config.json", config)
+        _write_shards(beside, weights, max_shard_bytes)
+        if (file := tokenizer or (store and store / TOKENIZER)) is not None:
+            shutil.copyfile(file, beside / TOKENIZER)
+            _write_json(beside / "tokenizer_config.json", tokenizer_config_json(settings, end.text))
+    return sorted(out.iterdir())
+
+
+def config_json(
+    settings: Settings, vocab_size: int, dtype: str, end_id: int | None = None
+) -> dict[str, Any]:
+    """transformers' config.json, in the keys that its versions 4 and 5 both read. `end_id`: of the
+    token behind each document; what follows one is the beginning of the next."""
+    model = settings.model
+    context, scaling = settings.training.context_length, model.rope_scaling
+    longest = int(scaling.factor * scaling.original_context_length) if scaling else context
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": end_id,
+        "eos_token_id": end_id,
+        "head_dim": model.head_dim or model.hidden_size // model.num_heads,
+        "hidden_act": "silu",
+        "hidden_size": model.hidden_size,
+        "initializer_range": model.init_std,
+        "intermediate_size": model.intermediate_size,
+        "max_position_embeddings": max(context, longest),
+        "mlp_bias": False,
+        "num_attention_heads": model.num_heads,
+        "num_hidden_layers": model.num_layers,
+        "num_key_value_heads": model.num_kv_heads,
+        "rms_norm_eps": model.rms_norm_eps,
+        "rope_scaling": scaling
+        and {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_context_length,
+        },
+        "rope_theta": model.rope_theta,
+        "tie_word_embeddings": model.tie_word_embeddings,
+        "torch_dtype": dtype,
+        "use_cache": True,
+        "vocab_size": vocab_size,
+    }
+
+
+def tokenizer_config_json(settings: Settings, end_token: str | None) -> dict[str, Any]:
+    """transformers' tokenizer_config.json: tokenizer.json says the rest."""
+    end = {} if end_token is None else {"bos_token": end_token, "eos_token": end_token}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": settings.training.context_length,
+        **end,
+    }
+
+
+def _read_checkpoint(path: Path) -> dict[str, Any]:
+    try:
+        if (damage := damage_of(path)) is not None:  # torch.load does not look
+            raise ConfigError(f"{path}: damaged, or not a checkpoint of Model Check: {damage}")
+        state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        state["model"], state["settings"]
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such checkpoint") from error
+    except _NO_CHECKPOINT as error:
+        raise ConfigError(
+            f"{path}: not a checkpoint of Model Check: {first_line(error)}"
+        ) from error
+    checkpoint: dict[str, Any] = state
+    return checkpoint
+
+
+def _settings_of(state: Mapping[str, Any], path: Path) -> Settings:
+    try:
+        return msgspec.convert(state["settings"], Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: written by another version: {error}") from error
+
+
+def _token_store(state: Mapping[str, Any]) -> Path | None:
+    """That of the run's token cache with its tokenizer.json, where it still is: the entry's
+    manifest says where it lies."""
+    key = str(state.get("data", {}).get("cache", ""))[:16]
+    root = Path(state["settings"]["data"]["cache_dir"])
+    for manifest in root.glob(f"*__{key}/manifest.json") if key else ():
+        store = root / str(json.loads(manifest.read_text()).get("tokens"))
+        if (store / TOKENIZER).is_file():
+            return store
+    return None
+
+
+def _end_of(tokenizer: Path | None, store: Path | None) -> EndToken:
+    """The token that ends a document, as the token store says; of another tokenizer than the run's
+    own nobody knows it."""
+    if tokenizer is not None or store is None:
+        return EndToken(None, None)
+    try:
+        manifest = json.loads((store / "manifest.json").read_text())
+        return EndToken(manifest["end_token"], manifest["end_id"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"{store}: does not say which token ends a document: {first_line(error)}; "
+            "name a --tokenizer"
+        ) from error
+
+
+@contextmanager
+def _new_directory(out: Path) -> Iterator[Path]:
+    """Yield a directory beside `out` that becomes `out`. Raises StorageError."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise StorageError(f"{out}: exists and is not an empty directory: export to a new one")
+    beside = out.with_name(f".{out.name}.exporting")
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        yield beside
+        for file in beside.iterdir():
+            sync(file)
+        beside.replace(out)
+        sync(out.absolute().parent)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"{out}: cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _write_shards(directory: Path, weights: Mapping[str, Tensor], max_shard_bytes: int) -> None:
+    """One file, or numbered ones with an index where it would be larger than `max_shard_bytes`."""
+    shards = _shards(weights, max_shard_bytes)
+    if len(shards) == 1:
+        _save(shards[0], directory / WEIGHTS)
+        return
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        _save(shard, directory / file)
+        places |= dict.fromkeys(shard, file)
+    total = sum(value.nbytes for value in weights.values())
+    _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """With the mode of any new file: safetensors' own is for the owner alone."""
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)
+
+
+def _shards(weights: Mapping[str, Tensor], max_shard_bytes: int) -> list[dict[str, Tensor]]:
+    shards: list[dict[str, Tensor]] = [{}]
+    room = max_shard_bytes
+    for name, value in weights.items():
+        if value.nbytes > room and shards[-1]:
+            shards.append({})
+            room = max_shard_bytes
+        shards[-1][name] = value
+        room -= value.nbytes
+    return shards
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m model_check.export", description=__doc__)
+    parser.add_argument("verb", choices=["export"])
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT.pt")
+    parser.add_argument("out", type=Path, metavar="OUT_DIR", help="a new or empty directory")
+    parser.add_argument("--dtype", choices=list(_DTYPES), default="float32")
+    parser.add_argument("--tokenizer", type=Path, metavar="TOKENIZER.json", help="to put in")
+    parser.add_argument("--max-shard-gb", type=float, default=5.0, metavar="GB")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    try:
+        names = _parser().read(argv)
+        files = export(
+            names.checkpoint,
+            names.out,
+            dtype=names.dtype,
+            max_shard_bytes=int(names.max_shard_gb * 1e9),
+            tokenizer=names.tokenizer,
+        )
+    except ModelCheckError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"exported {names.checkpoint} to {names.out}: {', '.join(f.name for f in files)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

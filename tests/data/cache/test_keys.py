@@ -1,0 +1,146 @@
+"""What changes the cache's key, and what must not."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from model_check.data.cache.memo import Memo, file_sha256, settled, stat_signature
+from model_check.data.read.manifest import MANIFEST
+from tests.data.lab import Lab, wait_until
+
+
+def key_part(path: Path) -> str:
+    return path.name.rpartition("__")[2]
+
+
+def test_the_same_text_at_another_place_and_time_is_a_hit(lab: Lab) -> None:
+    first = lab.prepare(lab.text())
+    copy = lab.text(name="elsewhere/notes.txt")
+    os.utime(copy, (1, 1))
+    second = lab.prepare(copy)
+    assert (first.hit, second.hit, second.path) == (False, True, first.path)
+
+
+def test_the_same_text_under_another_name_is_not_tokenized_again(lab: Lab) -> None:
+    first = lab.prepare(lab.text())
+    second = lab.prepare(lab.text(name="other.txt"))
+    assert key_part(second.path) == key_part(first.path)
+    assert len(lab.stores()) == 1
+
+
+def test_one_changed_byte_is_a_new_key_even_with_the_old_times(lab: Lab) -> None:
+    path = lab.text()
+    first = lab.prepare(path)
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"T")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    second = lab.prepare(path)
+    assert not second.hit
+    assert key_part(second.path) != key_part(first.path)
+
+
+def test_an_edit_that_restores_the_times_does_not_pass_for_the_old_file(lab: Lab) -> None:
+    path = lab.text()
+    before, stat = stat_signature(path), path.stat()
+
+    def edited() -> bool:  # the kernel's clock for files ticks every few milliseconds
+        path.write_bytes(path.read_bytes().swapcase())
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        return stat_signature(path) != before
+
+    wait_until(edited, "another signature")
+
+
+def test_the_hash_of_a_big_file_is_remembered_once_it_is_at_rest(lab: Lab) -> None:
+    path = lab.text(bytes(1 << 20), "big.txt")
+    memo = Memo(lab.cache)
+    assert not settled(path)
+    file_sha256(path, memo)
+    assert memo.get(f"sha256 {stat_signature(path)}") is None
+    memo.put(f"sha256 {stat_signature(path)}", "remembered")
+    assert file_sha256(path, memo) == "remembered"
+
+
+def test_touching_the_text_is_still_a_hit(lab: Lab) -> None:
+    path = lab.text()
+    lab.prepare(path)
+    os.utime(path)
+    assert lab.prepare(path).hit
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "training.context_length=8",
+        "data.num_samples=3",
+        "data.bpe_vocab_size=310",
+    ],
+)
+def test_what_changes_the_sequences_is_a_new_key(lab: Lab, change: str) -> None:
+    path = lab.text()
+    first = lab.prepare(path)
+    second = lab.prepare(path, change)
+    assert not second.hit
+    assert key_part(second.path) != key_part(first.path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["training.batch_size=7", "system.seed=1", "data.num_proc=1", "training.max_steps=3"],
+)
+def test_what_does_not_change_the_tokens_is_a_hit(lab: Lab, change: str) -> None:
+    path = lab.text()
+    lab.prepare(path)
+    assert lab.prepare(path, change).hit
+
+
+def test_another_context_length_does_not_tokenize_again(lab: Lab) -> None:
+    path = lab.text()
+    lab.prepare(path)
+    lab.prepare(path, "training.context_length=8")
+    assert len(lab.views()) == 2
+    assert len(lab.stores()) == 1
+
+
+def test_a_directory_is_keyed_by_the_contents_in_order(lab: Lab) -> None:
+    lab.text("one " * 40, "corpus/a.txt")
+    lab.text("two " * 40, "corpus/sub/b.txt")
+    first = lab.prepare(lab.dir / "corpus")
+    shutil.copytree(lab.dir / "corpus", lab.dir / "copy" / "corpus")
+    assert lab.prepare(lab.dir / "copy" / "corpus").path == first.path
+    lab.text("two " * 40, "corpus/a.txt")
+    lab.text("one " * 40, "corpus/sub/b.txt")
+    assert lab.prepare(lab.dir / "corpus").path != first.path
+
+
+def test_the_same_build_twice_is_the_same_bytes(lab: Lab) -> None:
+    path = lab.text()
+
+    def build() -> str:
+        lab.prepare(path)
+        (store,) = lab.stores()
+        files = json.loads((store / MANIFEST).read_bytes())["files"]
+        shutil.rmtree(lab.cache)
+        return json.dumps(files)
+
+    assert build() == build()
+
+
+def test_the_name_of_an_entry_can_be_read(lab: Lab) -> None:
+    path = lab.prepare(lab.text(), "data.num_samples=3").path
+    assert path.parent == lab.cache
+    assert path.name.startswith("notes__bpe300__ctx16__n3__")
+
+
+def test_num_samples_limits_the_sequences(lab: Lab) -> None:
+    assert lab.prepare(lab.text(), "data.num_samples=3").num_sequences == 3
+
+
+def test_more_samples_than_there_are_is_said(lab: Lab) -> None:
+    prepared = lab.prepare(lab.text(), "data.num_samples=5000")
+    assert 0 < prepared.num_sequences < 5000
+    assert f"{prepared.num_sequences} sequences: notes.txt has no more" in lab.said[-1]

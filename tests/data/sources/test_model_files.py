@@ -1,0 +1,101 @@
+"""A model's config.json and weights from the hub, through the real client against a fake hub."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.data.lab import Answer, FakeHub
+
+ROOT = Path(__file__).parents[3]
+CONFIG = b"""{"model_type": "llama", "hidden_size": 96, "intermediate_size": 200,
+"num_hidden_layers": 3, "num_attention_heads": 6, "vocab_size": 700}"""
+SHOW = ("-m", "launcher", "config", "show", "--device", "cpu", "model.geometry=acme/tiny")
+WEIGHTS = """
+import sys
+from model_check.config.load import Request, load
+from model_check.data.sources.weights import weights_directory
+request = Request(preset="cpu", overrides=("model.init_from=acme/tiny", "data.cache_dir=cache"))
+directory = weights_directory(load(request, lambda: False).settings, print)
+print(sorted(file.name for file in directory.iterdir()))
+"""
+
+
+@pytest.fixture
+def environ(tmp_path: Path, hub: FakeHub) -> dict[str, str]:
+    hub.repos["models/acme/tiny"] = {"config.json": CONFIG, "model.safetensors": b"weights"}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return own | {
+        "PYTHONPATH": str(ROOT),
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+
+
+def python(*arguments: str, cwd: Path, environ: Mapping[str, str]) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_geometry_of_the_hub_is_fetched_once(
+    tmp_path: Path, hub: FakeHub, environ: dict[str, str]
+) -> None:
+    code, output = python(*SHOW, cwd=tmp_path, environ=environ)
+    assert code == 0, output
+    assert "geometry acme/tiny" in output
+    hub.stop()
+    again = environ | {"HF_HUB_OFFLINE": "1"}
+    assert python(*SHOW, cwd=tmp_path, environ=again)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (Answer(403, headers={"X-Error-Code": "GatedRepo"}), "is gated: accept its terms at"),
+        (Answer(404, headers={"X-Error-Code": "RepoNotFound"}), "no such model at"),
+        (Answer(404, headers={"X-Error-Code": "EntryNotFound"}), "acme/tiny"),
+    ],
+)
+def test_a_refusal_of_the_hub_is_one_message_and_exit_code_2(
+    tmp_path: Path, hub: FakeHub, environ: dict[str, str], refusal: Answer, expected: str
+) -> None:
+    hub.refusals["/acme/tiny/resolve"] = refusal
+    code, output = python(*SHOW, cwd=tmp_path, environ=environ)
+    assert code == 2, output
+    assert expected in output
+    assert len(output.splitlines()) == 1
+
+
+def test_weights_are_fetched_once_and_then_found_without_the_hub(
+    tmp_path: Path, hub: FakeHub, environ: dict[str, str]
+) -> None:
+    code, output = python("-c", WEIGHTS, cwd=tmp_path, environ=environ)
+    assert code == 0, output
+    assert "weights: fetching acme/tiny" in output
+    assert "['config.json', 'model.safetensors']" in output
+    asked = len(hub.requests)
+    code, output = python("-c", WEIGHTS, cwd=tmp_path, environ=environ)
+    assert code == 0, output
+    assert "fetching" not in output
+    assert len(hub.requests) == asked
+
+
+def test_a_model_without_safetensors_is_told(
+    tmp_path: Path, hub: FakeHub, environ: dict[str, str]
+) -> None:
+    hub.repos["models/acme/tiny"] = {"config.json": CONFIG}
+    code, output = python("-c", WEIGHTS, cwd=tmp_path, environ=environ)
+    assert code == 1
+    assert "acme/tiny: has no safetensors on" in output

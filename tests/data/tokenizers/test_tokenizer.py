@@ -1,0 +1,102 @@
+"""Tokenizers that are given: what identifies them, what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from model_check.data.cache.memo import Memo
+from model_check.data.sources.embedded import EmbeddedSource
+from model_check.data.tokenizers.tokenizer import GivenTokenizer, first_characters
+from model_check.errors import ConfigError, DataError
+from tests.data.lab import WORDS, Lab, write_tokenizer
+
+
+def identity(path: Path) -> dict[str, object]:
+    return GivenTokenizer(path, "tiny", Memo(path.parent / "memo")).identity()
+
+
+def test_padding_and_truncation_are_not_part_of_a_tokenizer(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path / "tokenizer.json")
+    before = identity(path)
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=7)
+    path.write_text(tokenizer.to_str(pretty=True))
+    assert identity(path) == before
+
+
+def test_another_vocabulary_is_another_tokenizer(tmp_path: Path) -> None:
+    first = identity(write_tokenizer(tmp_path / "tokenizer.json"))
+    assert identity(write_tokenizer(tmp_path / "tokenizer.json", vocab_size=281)) != first
+
+
+def test_truncation_in_the_file_does_not_cut_documents(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.enable_truncation(5)
+    path.write_text(tokenizer.to_str())
+    loaded = GivenTokenizer(path, "tiny", Memo(tmp_path)).load(EmbeddedSource())
+    assert len(loaded.encode([WORDS * 3])[0]) > 5
+
+
+def test_an_end_token_not_marked_special_is_not_forged_either(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path / "tokenizer.json")
+    document = json.loads(path.read_text())
+    document["added_tokens"][0]["special"] = False
+    path.write_text(json.dumps(document))
+    loaded = GivenTokenizer(path, "tiny", Memo(tmp_path)).load(EmbeddedSource())
+    assert loaded.end_id not in loaded.encode(["one </s> two"])[0]
+
+
+def test_a_model_directory_gives_its_tokenizer(lab: Lab) -> None:
+    write_tokenizer(lab.dir / "my-llama" / "tokenizer.json")
+    path = lab.text()
+    options = ("data.tokenizer=model", f"model.model_path={lab.dir / 'my-llama'}")
+    prepared = lab.prepare(path, *options)
+    assert "__my-llama__" in prepared.path.name
+    assert prepared.vocab_size == 280
+    assert lab.prepare(path, *options).hit
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{oops", "not JSON"),
+        ("{}", "it has no model"),
+        ('{"model": {"type": "Nonsense"}}', "not a tokenizer.json that `tokenizers` reads"),
+    ],
+)
+def test_a_file_that_is_no_tokenizer_is_refused(lab: Lab, content: str, message: str) -> None:
+    bad = lab.text(content, "tokenizer.json")
+    with pytest.raises(DataError, match=message):
+        lab.prepare(lab.text(), f"data.tokenizer={bad}")
+
+
+def test_a_vocabulary_without_an_end_token_is_refused(lab: Lab) -> None:
+    bad = write_tokenizer(lab.dir / "tokenizer.json", end="<pad>")
+    with pytest.raises(DataError, match="no token that ends a document"):
+        lab.prepare(lab.text(), f"data.tokenizer={bad}")
+
+
+def test_a_tokenizer_that_is_not_there_is_refused(lab: Lab) -> None:
+    with pytest.raises(DataError, match=r"data.tokenizer = 'nowhere.json': no such file"):
+        lab.prepare(lab.text(), "data.tokenizer=nowhere.json")
+
+
+def test_a_model_with_fewer_rows_than_ids_is_refused(lab: Lab) -> None:
+    with pytest.raises(ConfigError, match=r"model.vocab_size = 100 is too small"):
+        lab.prepare(lab.text(), "model.vocab_size=100")
+
+
+def test_what_is_trained_on_is_bounded_however_long_a_document_is() -> None:
+    assert list(first_characters(["abc", "defg", "hij"], 5)) == ["abc", "de"]
+    assert list(first_characters(["abc", "de", "f"], 5)) == ["abc", "de"]
+    assert list(first_characters(["abc"], 5)) == ["abc"]
+
+
+def test_one_endless_word_does_not_stop_the_training(lab: Lab) -> None:
+    """Its training took time quadratic in the word: a minute and more for this one."""
+    prepared = lab.prepare(lab.text("x" * 400_000))
+    assert prepared.num_tokens > 0

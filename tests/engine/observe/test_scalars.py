@@ -1,0 +1,132 @@
+"""Speed, waiting, memory: measured over the steps since the last report, and told everywhere."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from model_check.engine.batches import StepData
+from model_check.engine.observe.mfu import FlopsPerToken, Utilisation
+from model_check.engine.observe.scalars import ScalarLog
+from model_check.engine.reading import Reading
+from model_check.errors import StorageError
+from model_check.events import Evaluation, Metrics, Note
+from tests.engine.conftest import Kept, Run
+
+
+@dataclass
+class Written:
+    """A writer that keeps what it gets."""
+
+    scalars: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    closed: bool = False
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        self.scalars.append((step, scalars))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def reading(step: int, wait_s: float = 0.0) -> Reading:
+    data = StepData(step, [], num_positions=1000, num_targets=1000, wait_s=wait_s)
+    return Reading(data, lr=0.5, loss=2.0, grad_norm=1.0, bad=False)
+
+
+def metrics(kept: Kept) -> list[Metrics]:
+    return [event for event in kept.events if isinstance(event, Metrics)]
+
+
+def make(
+    kept: Kept, written: Written, log_interval: int = 2, peak: float | None = 1e9
+) -> ScalarLog:
+    utilisation = Utilisation(FlopsPerToken(full=1e6, causal=5e5), peak)
+    return ScalarLog(5, log_interval, utilisation, kept.say, kept, [written])
+
+
+def test_each_report_covers_the_steps_since_the_last_and_never_the_first() -> None:
+    kept, written = Kept(), Written()
+    log = make(kept, written)
+    for step, seconds in enumerate([60.0, 4.0, 6.0, 5.0, 5.0]):
+        log.on_reading(reading(step, wait_s=1.0), seconds)
+    first, second, last = metrics(kept)
+    assert (first.step, first.tokens_per_s, first.mfu_full, first.data_wait) == (
+        0,
+        None,
+        None,
+        None,
+    )
+    assert (second.step, second.tokens_per_s, second.data_wait) == (2, 200.0, 0.2)
+    assert second.mfu_full == pytest.approx(0.2)
+    assert second.mfu_causal == pytest.approx(0.1)
+    assert (last.step, last.tokens_per_s) == (4, 200.0)
+    assert 0 < last.memory_bytes <= last.peak_memory_bytes
+    assert kept.lines == [
+        "MFU 20.0% (full attention), 10.0% (causal); waited for data: 20.0% of the time"
+    ]
+
+
+def test_where_no_peak_is_known_the_last_line_says_nothing_of_it() -> None:
+    kept = Kept()
+    make(kept, Written(), peak=None).on_reading(reading(4), 1.0)
+    assert kept.lines == ["Waited for data: n/a"]
+
+
+def test_writers_get_what_is_known_and_are_closed() -> None:
+    kept, written = Kept(), Written()
+    log = make(kept, written)
+    log.on_reading(reading(0), 1.0)
+    log.on_evaluation(Evaluation(step=1, split="held_out", loss=(1.5).hex(), tokens=10))
+    log.close()
+    (step, scalars), evaluation = written.scalars
+    assert step == 0
+    assert scalars.keys() == {
+        *("train/loss", "train/grad_norm", "train/learning_rate"),
+        *("memory/allocated_gib", "memory/peak_gib"),
+    }
+    assert evaluation == (1, {"eval/held_out/loss": 1.5})
+    assert written.closed
+
+
+class Failing(Written):
+    """Writes so often, and then its disk is full."""
+
+    num_good = 1
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        if len(self.scalars) == self.num_good:
+            raise StorageError("log: cannot be written: No space left on device")
+        super().write(step, scalars)
+
+
+def test_a_log_that_fails_later_is_told_once_and_left_out() -> None:
+    kept, written, failing = Kept(), Written(), Failing()
+    log = make(kept, written, log_interval=1)
+    log._writers.append(failing)
+    for step in range(4):
+        log.on_reading(reading(step), 1.0)
+    assert [step for step, _ in failing.scalars] == [0]
+    assert [step for step, _ in written.scalars] == [0, 1, 2, 3]
+    notes = [event.text for event in kept.events if isinstance(event, Note)]
+    assert notes == [line for line in kept.lines if "no longer logged" in line]
+    assert notes == [
+        "from step 1 on no longer logged: log: cannot be written: No space left on device"
+    ]
+
+
+def test_a_log_that_cannot_begin_ends_the_run(tiny_run: Callable[..., Run], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        StorageError, match=r"cannot be written: .* or set logging\.tensorboard_dir$"
+    ):
+        tiny_run(logging__tensorboard_dir=str(tmp_path / "file" / "logs"))
+
+
+def test_a_run_tells_its_speed_in_events(tiny_run: Callable[..., Run]) -> None:
+    run = tiny_run()()
+    told = metrics(run.kept)
+    assert [event.step for event in told] == [0, 1, 2, 3]
+    assert told[0].tokens_per_s is None
+    assert all(event.tokens_per_s and event.data_wait is not None for event in told[1:])
+    assert told[-1].mfu_full is None

@@ -1,0 +1,145 @@
+"""Checkpoint files: plain, whole, verified, and where they belong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model_check.engine.saving.checkpoint import (
+    SCHEMA,
+    CheckpointError,
+    read_checkpoint,
+    write_checkpoint,
+)
+from model_check.engine.saving.checkpoint_files import (
+    checkpoint_directory,
+    newest_first,
+    steps_of,
+    sweep_leftovers,
+)
+from model_check.errors import EXIT_USAGE, StorageError
+
+
+def state(**changes: Any) -> dict[str, Any]:
+    weights = torch.arange(64.0).reshape(8, 8)
+    usual = {"schema": SCHEMA, "step": 7, "model": {"weight": weights}, "loss": 2.5}
+    return usual | {"settings": {"model": {}}} | changes
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "new" / "step_7.pt", state())
+    read = read_checkpoint(tmp_path / "new" / "step_7.pt")
+    assert torch.equal(read.pop("model")["weight"], state()["model"]["weight"])
+    assert read == {"schema": SCHEMA, "step": 7, "loss": 2.5, "settings": {"model": {}}}
+
+
+def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"file/step_7\.pt: cannot be written.*checkpoint_dir"):
+        write_checkpoint(tmp_path / "file" / "step_7.pt", state())
+
+
+def test_a_save_that_fails_leaves_the_older_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    write_checkpoint(path, state())
+    before = path.read_bytes()
+    with pytest.raises((TypeError, AttributeError)):
+        write_checkpoint(path, state(loss=lambda: None))
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_flipped_byte_anywhere_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    path, spoilt = tmp_path / "last.pt", tmp_path / "spoilt.pt"
+    write_checkpoint(path, state())
+    content, messages = path.read_bytes(), []
+    for at in range(0, len(content), 7):
+        spoilt.write_bytes(content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :])
+        try:
+            read = read_checkpoint(spoilt)
+        except CheckpointError as error:
+            messages.append(str(error))
+            continue
+        assert torch.equal(read["model"]["weight"], state()["model"]["weight"]), at
+        assert (read["step"], read["loss"]) == (7, 2.5)
+    assert len(messages) > len(content) / 7 / 4
+    assert all(text.startswith(f"{spoilt}: ") and "\n" not in text for text in messages)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.9, 0.999])
+def test_a_torn_file_is_refused_in_one_line(tmp_path: Path, kept: float) -> None:
+    path = tmp_path / "last.pt"
+    write_checkpoint(path, state())
+    os.truncate(path, int(path.stat().st_size * kept))
+    with pytest.raises(CheckpointError, match=r"last\.pt: damaged: .*") as caught:
+        read_checkpoint(path)
+    assert caught.value.exit_code == EXIT_USAGE
+    assert "\n" not in str(caught.value)
+
+
+def test_other_files_are_told_for_what_they_are(tmp_path: Path) -> None:
+    torch.save({"schema": 1}, tmp_path / "old.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    torch.save({"schema": SCHEMA, "code": Path("x")}, tmp_path / "code.pt")
+    for name, words in {
+        "old.pt": r"another version \(schema 1",
+        "list.pt": r"another version \(schema None",
+        "code.pt": "not a checkpoint of ours",
+        "none.pt": "No such file",
+    }.items():
+        with pytest.raises(CheckpointError, match=words):
+            read_checkpoint(tmp_path / name)
+
+
+def test_the_newest_is_the_one_written_last_whatever_its_number(tmp_path: Path) -> None:
+    names = ["step_100.pt", "step_5.pt", "best.pt", "last.pt", "step_6.pt", "step_06.pt", "x.pt"]
+    for seconds, name in enumerate(names):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (seconds, seconds))
+    found = [path.name for path in newest_first(tmp_path)]
+    assert found == ["step_6.pt", "last.pt", "step_5.pt", "step_100.pt"]
+    assert newest_first(tmp_path / "none") == []
+    assert steps_of(Path("a/step_12.pt")) == 12
+
+
+LEFTOVER = ".step_5.pt.0123abcd.tmp"
+
+
+def test_leftovers_of_dead_writers_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    others = [".mine.tmp", "step_5.pt", ".step_5.pt.tmp", "notes.txt"]
+    for name in [*others, LEFTOVER, ".last.pt.ff.tmp", ".step_9.pt.77.tmp"]:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1, 1))
+    (tmp_path / ".step_9.pt.77.tmp").touch()  # just made: its writer may be about to lock it
+    sweep_leftovers(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*others, ".step_9.pt.77.tmp"])
+    sweep_leftovers(tmp_path / "none")
+
+
+def test_a_file_that_somebody_is_writing_stays(tmp_path: Path) -> None:
+    path = tmp_path / LEFTOVER
+    path.touch()
+    os.utime(path, (1, 1))
+    code = (
+        "import fcntl, sys; f = open(sys.argv[1], 'r+b'); fcntl.flock(f, fcntl.LOCK_EX);"
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"locked\n"
+        sweep_leftovers(tmp_path)
+        assert path.exists()
+        writer.communicate(timeout=60)
+    sweep_leftovers(tmp_path)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(("supervised", "expected"), [(False, "here"), (True, "here/gpu3")])
+def test_no_two_supervised_workers_share_a_directory(supervised: bool, expected: str) -> None:
+    assert checkpoint_directory("here", supervised, "GPU3") == Path(expected)

@@ -1,0 +1,151 @@
+"""Resuming real processes: after an end, a notice, a signal, a SIGKILL in the middle of a save."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from model_check.engine.saving.checkpoint import read_checkpoint
+from model_check.events import Done, Evaluation, Step
+from tests.engine.conftest import DEADLINE_S, Worker
+
+Start = Callable[..., Worker]
+LARGER = ("model.hidden_size=192", "model.intermediate_size=768", "model.num_layers=3")
+"""22 MB a checkpoint: long enough to be caught writing."""
+
+
+def bits(worker: Worker) -> dict[int, tuple[str, str]]:
+    return {e.step: (e.loss, e.grad_norm) for e in worker.events if isinstance(e, Step)}
+
+
+def done(worker: Worker) -> Done:
+    last = worker.events[-1]
+    assert isinstance(last, Done), worker.output
+    return last
+
+
+def train(start: Start, *arguments: str, code: int = 0, **environ: str) -> Worker:
+    worker = start(*arguments, OMP_NUM_THREADS="1", **environ)
+    assert worker.finish() == code, worker.output
+    return worker
+
+
+def assert_same_state(one: Path, other: Path) -> None:
+    ours, theirs = read_checkpoint(one), read_checkpoint(other)
+    for name, weight in ours["model"].items():
+        assert torch.equal(weight, theirs["model"][name]), name
+    for index, entry in ours["optimizer"]["state"].items():
+        for name, moment in entry.items():
+            assert torch.equal(moment, theirs["optimizer"]["state"][index][name])
+    assert torch.equal(ours["rng"]["torch"], theirs["rng"]["torch"])
+    assert ours["rng"]["python"] == theirs["rng"]["python"]
+    assert (ours["step"], ours["loader"]) == (theirs["step"], theirs["loader"])
+
+
+def wait_for(found: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not found():
+        assert time.monotonic() < deadline, what
+
+
+@pytest.mark.parametrize("beside", ["false", "true"], ids=["training waits", "beside training"])
+def test_a_process_killed_while_it_saves_is_resumed_to_the_bit(
+    start: Start, tmp_path: Path, beside: str
+) -> None:
+    saving = (*LARGER, "training.save_interval=2", "training.save_last=true", "--max-steps=9")
+    saving += (f"training.async_save={beside}",)
+    whole = train(start, *saving, "system.checkpoint_dir=whole")
+    killed = start(*saving, "--max-steps=9", OMP_NUM_THREADS="1")
+    directory = tmp_path / ".checkpoints"
+    wait_for((directory / "step_2.pt").exists, "no checkpoint")
+    wait_for(lambda: any(p.stat().st_size for p in directory.glob(".step_4*")), "no second one")
+    os.killpg(killed.process.pid, signal.SIGKILL)
+    killed.finish()
+    (leftover,) = directory.glob(".step_4*.tmp")
+    os.utime(leftover, (1, 1))
+    rest = train(start, *saving, "--resume", "auto")
+    assert "Resumed from .checkpoints/step_2.pt: 2 steps done" in rest.output
+    assert bits(rest) == {n: b for n, b in bits(whole).items() if n >= 2}
+    assert "[CPU0] Step [2/9]" in rest.output
+    assert not leftover.exists()
+    assert_same_state(tmp_path / "whole" / "last.pt", directory / "last.pt")
+
+
+def test_two_processes_in_one_directory_leave_only_whole_files(
+    start: Start, tmp_path: Path
+) -> None:
+    saving = ("training.save_interval=1", "training.keep_last=2", "training.save_last=true")
+    workers = [start(*saving, "--max-steps=25", OMP_NUM_THREADS="1") for _ in range(2)]
+    for worker in workers:
+        assert worker.finish() == 0, worker.output
+    left = list((tmp_path / ".checkpoints").iterdir())
+    assert tmp_path / ".checkpoints" / "last.pt" in left
+    assert all(path.suffix == ".pt" and read_checkpoint(path) for path in left), left
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGTERM], ids=["USR1", "TERM"])
+def test_by_hand_a_notice_saves_and_ends_well(
+    start: Start, tmp_path: Path, signum: signal.Signals
+) -> None:
+    options = ("--max-steps", "100000", "training.save_on_signal=true")
+    worker = start(*options, OMP_NUM_THREADS="1")
+    assert any(isinstance(event, Step) for event in worker.listen()), worker.output
+    worker.process.send_signal(signum)
+    assert worker.finish() == 0, worker.output
+    num_done = len(bits(worker))
+    text = f"ended early by {signum.name}: {num_done} of 100000 steps, saved"
+    assert done(worker).early == text
+    assert worker.output.splitlines()[-1] == f"[CPU0] {text}"
+    last = tmp_path / ".checkpoints" / "last.pt"
+    assert read_checkpoint(last)["step"] == num_done
+    again = train(
+        start, "--checkpoint", str(last), f"--max-steps={num_done}", "training.save_on_signal=true"
+    )
+    assert done(again).early == f"had nothing left to train: {num_done} steps were done before"
+    assert bits(again) == {}
+
+
+def test_under_a_supervisor_a_term_stops_it_unsaved(start: Start, tmp_path: Path) -> None:
+    worker = start(
+        *("--max-steps", "100000", "training.save_on_signal=true"),
+        MODEL_CHECK_WORKER="CPU1",
+        OMP_NUM_THREADS="1",
+    )
+    assert any(isinstance(event, Step) for event in worker.listen()), worker.output
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.finish() == 143, worker.output
+    assert done(worker).early is None
+    assert not (tmp_path / ".checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [("gone.pt", "training.resume = gone.pt: no such file"), ("torn.pt", "torn.pt: damaged: ")],
+)
+def test_what_cannot_be_resumed_is_one_line_and_exit_code_2(
+    start: Start, tmp_path: Path, which: str, message: str
+) -> None:
+    (tmp_path / "torn.pt").write_bytes(b"PK")
+    worker = train(start, "--resume", which, code=2)
+    assert message in worker.output.splitlines()[-1]
+    assert "Traceback" not in worker.output
+
+
+def test_validation_splits_of_the_data_are_evaluated(start: Start, tmp_path: Path) -> None:
+    worker = train(
+        start,
+        *("data.num_samples=2000", "data.validation=held_out=0.1,other=0.05"),
+        *("training.eval_interval=2", "training.eval_batches=3", "training.save_best=true"),
+    )
+    found = [(e.step, e.split) for e in worker.events if isinstance(e, Evaluation)]
+    assert found == [(n, split) for n in (2, 4) for split in ("held_out", "other")]
+    lines = [line for line in worker.output.splitlines() if line.startswith("[CPU0] Eval [")]
+    assert len(lines) == 4
+    assert "| Perplexity: " in lines[0]
+    best = read_checkpoint(tmp_path / ".checkpoints" / "best.pt")
+    assert best["best_split"] == "held_out"
+    assert best["data"]["dataset"] == "embedded"

@@ -1,0 +1,129 @@
+"""A terminal that is slow, gone, shared: nobody waits for it."""
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.output.printer import Printer
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    yield reader, writer
+    for fd in (reader, writer):
+        try:
+            os.close(fd)
+        except OSError:
+            assert fd == reader  # the test closed the terminal
+
+
+def read_all(fd: int) -> bytes:
+    """Until the writer is closed; in a thread of its own, since the writer may wait for us."""
+    data = b""
+    while chunk := os.read(fd, 65536):
+        data += chunk
+    return data
+
+
+def test_lines_come_out_whole_and_in_order(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    printer = Printer(writer)
+    printer.lines("[GPU0] ", ["a", "b"])
+    printer.line("[GPU1] ", "c")
+    printer.say("two\nlines \x1b[31m")
+    assert printer.close()
+    expected = b"[GPU0] a\n[GPU0] b\n[GPU1] c\n[launcher] two\n[launcher] lines \\x1b[31m\n"
+    assert os.read(reader, 4096) == expected
+
+
+def test_a_terminal_that_nobody_reads_blocks_nobody_and_loses_are_counted(
+    pipe: tuple[int, int],
+) -> None:
+    reader, writer = pipe
+    printer = Printer(writer)
+    line = "x" * 1000
+    for _ in range(20_000):
+        printer.line("[GPU0] ", line)
+    assert printer.dropped_lines > 3000
+    assert not printer.close(timeout_s=0.01)
+    os.set_blocking(reader, False)
+    os.read(reader, 1 << 20)  # lets the thread go on, and end when the pipe is closed
+
+
+def test_a_slow_terminal_is_told_how_many_lines_it_missed(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    printer = Printer(writer)
+    for _ in range(20_000):
+        printer.line("[GPU0] ", "x" * 1000)
+    printer.say("the end")
+    assert printer.dropped_lines > 0
+    seen: list[bytes] = []
+    drain = threading.Thread(target=lambda: seen.append(read_all(reader)))
+    drain.start()
+    assert printer.close(timeout_s=60)
+    os.close(writer)
+    drain.join()
+    os.dup2(reader, writer)  # so that the fixture finds it open
+    *lines, last = seen[0].decode().splitlines()
+    assert last == "[launcher] the end"
+    notice = re.compile(
+        r"\[launcher\] terminal too slow: (\d+) lines not shown; the logs have them"
+    )
+    told = [int(match[1]) for line in lines if (match := notice.fullmatch(line))]
+    assert sum(told) == printer.dropped_lines  # one notice a gap
+    assert len(lines) - len(told) + sum(told) == 20_000
+
+
+def test_our_own_last_word_fits_when_the_workers_lines_no_longer_do(
+    pipe: tuple[int, int],
+) -> None:
+    _, writer = pipe
+    printer = Printer(writer)
+    while not printer.dropped_lines:
+        printer.line("[GPU0] ", "x" * 1000)
+    dropped = printer.dropped_lines
+    printer.say("GPU3 failed first")
+    assert printer.dropped_lines == dropped
+    assert not printer.close(timeout_s=0)
+    os.close(pipe[0])
+
+
+def test_a_closed_terminal_makes_it_quiet(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    os.close(reader)
+    printer = Printer(writer)
+    for _ in range(100):
+        printer.line("[GPU0] ", "x" * 1000)
+    assert printer.close(timeout_s=60)
+    assert printer.dropped_lines == 0
+
+
+def test_a_terminal_that_somebody_made_non_blocking_gets_everything(
+    pipe: tuple[int, int],
+) -> None:
+    reader, writer = pipe
+    os.set_blocking(writer, False)
+    printer = Printer(writer)
+    for i in range(500):
+        printer.line("", f"{i:0999d}")
+    received = b""
+    while len(received) < 500_000:
+        received += os.read(reader, 1 << 20)
+    assert printer.close(timeout_s=60)
+    assert [int(line) for line in received.split()] == list(range(500))
+
+
+def test_our_own_lines_are_kept_in_our_own_log(tmp_path: Path, pipe: tuple[int, int]) -> None:
+    printer = Printer(pipe[1], tmp_path / "launcher.log")
+    printer.say("GPU3 failed first")
+    printer.note("only here")
+    printer.close()
+    shown, noted = (tmp_path / "launcher.log").read_text().splitlines()
+    assert shown.endswith("Z GPU3 failed first")
+    assert noted.endswith("Z only here")
+    assert os.read(pipe[0], 4096) == b"[launcher] GPU3 failed first\n"

@@ -1,0 +1,273 @@
+"""Play a round: a driver process, signals at their moments, and what was seen of it all."""
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+from launcher.contain import processes
+from launcher.contain.processes import Process
+from tests.launcher.supervise.chaos.plan import Injection, Round
+from tests.launcher.supervise.lab import ROOT
+
+DEADLINE_S = 60.0
+"""For hangs only: the slowest honest round takes a few seconds."""
+_RETRY_S = 0.3
+_LOOKS = 3
+"""One may miss somebody who forks and ends all the time."""
+_MARK = "MODEL_CHECK_CHAOS"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A process that told its name: `W0`, `leader`."""
+
+    worker: str
+    role: str
+    pid: int
+    started_ticks: int
+
+
+@dataclass
+class Played:
+    """All that was seen of a round."""
+
+    plan: Round
+    dir: Path
+    result: dict[str, Any] | None = None
+    """The driver's; None: it did not live to tell, or hung."""
+    hung: bool = False
+    returncode: int | None = None
+    """The driver's, when it ended."""
+    sent_to_us: set[Signals] = field(default_factory=set)
+    sent_to: dict[int, set[Signals]] = field(default_factory=dict)
+    """pid -> what we have sent it."""
+    left: list[str] = field(default_factory=list)
+    """Who lived on; killed when found."""
+    wall_s: float = 0.0
+
+
+class Stage:
+    """Where rounds are played. Close it: its driver ends."""
+
+    def __init__(self, directory: Path) -> None:
+        self._dir = directory
+        self._dir.mkdir(parents=True, exist_ok=True)
+        self._mark = f"{_MARK}={os.urandom(16).hex()}"
+        self._driver: subprocess.Popen[bytes] | None = None
+        self._heard = b""
+
+    @property
+    def complaints(self) -> Path:
+        """What a driver wrote to its standard error: nothing, if all is well."""
+        return self._dir / "stderr"
+
+    def play(self, plan: Round) -> Played:
+        """The round, from its plan to the last process of it."""
+        directory = self._dir / "round"
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        played = Played(plan, directory)
+        started = time.monotonic()
+        driver = self._send(plan, directory)
+        for injection in plan.injections:
+            if self._has_ended(played, injection.after_s):
+                break
+            self._inject(injection, played, driver)
+        self._await_end(played, driver, started + DEADLINE_S)
+        self._look_for_survivors(played)
+        played.wall_s = time.monotonic() - started
+        return played
+
+    def close(self) -> None:
+        driver, self._driver = self._driver, None
+        if driver is not None and driver.stdin is not None and driver.stdout is not None:
+            driver.stdin.close()
+            driver.wait(DEADLINE_S)
+            driver.stdout.close()
+
+    # -- the driver
+
+    def _send(self, plan: Round, directory: Path) -> "subprocess.Popen[bytes]":
+        if self._driver is None:
+            self._driver = self._start()
+        order = {
+            "dir": str(directory),
+            "commands": plan.commands,
+            "with_events": plan.with_events,
+            "grace_s": plan.grace_s,
+            "silence_s": plan.silence_s,
+            "terminal": plan.terminal,
+        }
+        assert self._driver.stdin is not None
+        self._driver.stdin.write(json.dumps(order).encode() + b"\n")
+        self._driver.stdin.flush()
+        return self._driver
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        name, _, value = self._mark.partition("=")
+        with self.complaints.open("ab") as complaints:
+            driver = subprocess.Popen(
+                (sys.executable, "-W", "error", str(Path(__file__).with_name("driver.py"))),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), name: value},
+                start_new_session=True,
+            )
+        assert driver.stdout is not None
+        assert os.read(driver.stdout.fileno(), 100) == b"ready\n"  # signals reach it now
+        return driver
+
+    def _has_ended(self, played: Played, timeout_s: float) -> bool:
+        """Wait for the driver's answer or its death."""
+        driver = self._driver
+        if played.result is not None or driver is None or driver.stdout is None:
+            return True
+        until = time.monotonic() + timeout_s
+        while not self._heard.endswith(b"\n"):
+            ready, _, _ = select.select([driver.stdout], [], [], max(0, until - time.monotonic()))
+            if not ready:
+                return False
+            data = os.read(driver.stdout.fileno(), 1 << 16)
+            if not data:
+                self._bury(played, driver)
+                return True
+            self._heard += data
+        played.result, self._heard = json.loads(self._heard), b""
+        return True
+
+    def _bury(self, played: Played, driver: "subprocess.Popen[bytes]") -> None:
+        played.returncode = driver.wait(DEADLINE_S)
+        self._driver, self._heard = None, b""
+        for pipe in (driver.stdin, driver.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _await_end(
+        self, played: Played, driver: "subprocess.Popen[bytes]", deadline: float
+    ) -> None:
+        """A stopped supervisor must be continued; again, as it may act on a TSTP only now."""
+        while not self._has_ended(played, _RETRY_S):
+            driver.send_signal(Signals.SIGCONT)
+            if time.monotonic() > deadline:
+                played.hung = True
+                played.left.append(f"HUNG: {describe(driver.pid)}")
+                driver.kill()
+                self._has_ended(played, DEADLINE_S)
+
+    # -- signals
+
+    def _inject(
+        self, injection: Injection, played: Played, driver: "subprocess.Popen[bytes]"
+    ) -> None:
+        match injection.target:
+            case "supervisor":
+                self._signal_supervisor(injection, played, driver)
+            case "somebody":
+                signal_somebody(injection, played)
+            case "guardian":
+                for pid in processes.children(driver.pid):
+                    if "launcher.contain.guardian" in describe(pid):
+                        send_to(processes.read_process(pid), injection.signals)
+
+    def _signal_supervisor(
+        self, injection: Injection, played: Played, driver: "subprocess.Popen[bytes]"
+    ) -> None:
+        was_stopped = (row := processes.read_process(driver.pid)) and row.state == "T"
+        played.sent_to_us |= set(injection.signals)
+        for signum in injection.signals:
+            driver.send_signal(signum)
+        if was_stopped:
+            driver.send_signal(Signals.SIGCONT)
+
+    # -- survivors
+
+    def _look_for_survivors(self, played: Played) -> None:
+        """When the supervisor lived, nobody may be left now; when it was killed, the guardian may
+        still be at work, so each is waited for."""
+        patient = played.result is None
+        while found := next(filter(None, (self._find(played) for _ in range(_LOOKS))), None):
+            if not patient or not wait_for_death(found[0], DEADLINE_S):
+                played.left += [describe(process.pid) for process in found]
+                patient = True
+                for process in found:
+                    send_to(process, (Signals.SIGKILL,))
+
+    def _find(self, played: Played) -> list[Process]:
+        known = {(entry.pid, entry.started_ticks) for entry in entries(played.dir)}
+        ours = {os.getpid(), self._driver.pid if self._driver else 0}
+        table = processes.process_table()
+        return [
+            process
+            for process in table
+            if process.pid not in ours
+            and process.state not in "ZXx"
+            and ((process.pid, process.started_ticks) in known or self._is_marked(process, played))
+        ]
+
+    def _is_marked(self, process: Process, played: Played) -> bool:
+        if processes.is_tagged(process.pid, self._mark):
+            return True
+        try:
+            return os.readlink(f"/proc/{process.pid}/cwd").startswith(str(played.dir))
+        except OSError:
+            return False
+
+
+def signal_somebody(injection: Injection, played: Played) -> None:
+    """A worker or a child of one, of those who have told their pid so far."""
+    known = entries(played.dir)
+    if not known:
+        return
+    entry = known[injection.pick % len(known)]
+    row = processes.read_process(entry.pid)
+    if row is not None and row.started_ticks == entry.started_ticks:
+        played.sent_to.setdefault(entry.pid, set()).update(injection.signals)
+        send_to(row, injection.signals)
+
+
+def send_to(process: Process | None, signals: tuple[Signals, ...]) -> None:
+    """To exactly this process, if it still lives."""
+    pidfd = processes.hold(process) if process is not None else None
+    if pidfd is not None:
+        processes.send(pidfd, *signals)
+        os.close(pidfd)
+
+
+def wait_for_death(process: Process, timeout_s: float) -> bool:
+    pidfd = processes.hold(process)
+    if pidfd is None:
+        return True
+    waiter = select.poll()
+    waiter.register(pidfd, select.POLLIN)
+    is_dead = bool(waiter.poll(timeout_s * 1000))
+    os.close(pidfd)
+    return is_dead
+
+
+def entries(directory: Path) -> list[Entry]:
+    """Everybody who has told its pid so far."""
+    try:
+        lines = (directory / "pids").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    rows = [line.split() for line in lines]
+    return [Entry(worker, role, int(pid), int(ticks)) for worker, role, pid, ticks in rows]
+
+
+def describe(pid: int) -> str:
+    """For people: its state and its command line."""
+    row = processes.read_process(pid)
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        command = "?"
+    return f"{row} {command}"

@@ -1,0 +1,43 @@
+"""Run a supervisor as a program: the plan is the only argument, the exit code is the run's."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from launcher.output.printer import Printer
+from launcher.plan import WorkerSpec
+from launcher.supervise.policy import Limits
+from launcher.supervise.supervisor import Supervisor
+
+
+def main() -> int:
+    plan = json.loads(sys.argv[1])
+    run_dir = Path(plan["dir"])
+    printer = Printer(sys.stdout.fileno(), run_dir / "launcher.log")
+    outcome = Supervisor(_specs(plan["commands"], run_dir), Limits(**plan["limits"]), printer).run()
+    if then := plan.get("then"):
+        outcome = Supervisor(_specs(then, run_dir), Limits(**plan["limits"]), printer).run()
+    (run_dir / "outcome.json").write_text(json.dumps(msgspec.to_builtins(outcome)))
+    printer.close(0.2)
+    return outcome.exit_code
+
+
+def _specs(commands: list[list[str]], run_dir: Path) -> list[WorkerSpec]:
+    return [
+        WorkerSpec(
+            name=f"W{i}",
+            argv=tuple(argv),
+            env=dict(os.environ),
+            log_path=run_dir / f"w{i}.log",
+            events_path=run_dir / f"w{i}.events.jsonl",
+            stacks_path=run_dir / f"w{i}.stacks.txt",
+        )
+        for i, argv in enumerate(commands)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

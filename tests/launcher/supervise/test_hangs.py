@@ -1,0 +1,220 @@
+"""A run that hangs: what everybody was doing is saved before anybody is stopped."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.output.printer import Printer
+from launcher.supervise.hang import ANSWER_S, find_py_spy
+from launcher.supervise.outcome import Outcome
+from launcher.supervise.policy import Limits
+from launcher.supervise.supervisor import Supervisor
+from model_check.events import Event, Phase, Scalar, Step, encode
+from tests.launcher.supervise.lab import Lab, Launch, python, sh
+
+ONE = (1.0).hex()
+STEP = Step(step=0, loss=ONE, grad_norm=ONE, lr=0.1, ms=1.0, tokens=1)
+LIMIT_S = 100.0
+PREAMBLE = """
+import ctypes, faulthandler, os, signal, sys, threading, time
+def offer():
+    path = os.environ["LAB"] + "/" + NAME + ".stacks.txt"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    faulthandler.register(signal.SIGRTMIN + 7, file=fd, all_threads=True)
+def say():
+    os.write(int(os.environ["MODEL_CHECK_EVENTS_FD"]), EVENTS)
+def loses_itself(then=say):
+    then()
+    while True: time.sleep(1000)
+"""
+
+
+def worker(name: str, code: str, offered: int | None = signal.SIGRTMIN + 7) -> tuple[str, ...]:
+    """A worker that trains, so that its patience is over, and claims to offer its stacks."""
+    detail: dict[str, Scalar] = {} if offered is None else {"stacks_signal": offered}
+    events = encode(Phase(t=1, name="import", detail=detail)) + encode(STEP)
+    return python(f"NAME, EVENTS = {name!r}, {events!r}\n{PREAMBLE}\n{code}")
+
+
+class Hours:
+    """A clock that jumps far beyond every limit once all of `num` workers have made a step: as if
+    they had been silent for so long, not as if nobody had run (`absent_s`)."""
+
+    def __init__(self, num: int, then: Callable[[], None] = lambda: None) -> None:
+        self._missing = num
+        self._then = then
+        self._jump_ns = 0
+
+    def on_event(self, worker: str, event: Event) -> None:
+        self._missing -= isinstance(event, Step)
+        if self._missing == 0 and not self._jump_ns:
+            self._then()
+            self._jump_ns = 3600 * 10**9
+
+    def clock_ns(self) -> int:
+        return time.monotonic_ns() + self._jump_ns
+
+
+def hang(
+    lab: Lab, *commands: tuple[str, ...], then: Callable[[], None] = lambda: None
+) -> tuple[Outcome, str]:
+    """How it ended, and the reason in words."""
+    hours = Hours(len(commands), then)
+    fd = os.open(lab.dir / "terminal", os.O_WRONLY | os.O_CREAT)
+    printer, specs = Printer(fd), lab.specs(*commands, events=True)
+    limits = Limits(30.0, LIMIT_S)
+    outcome = Supervisor(
+        specs, limits, printer, hours, clock_ns=hours.clock_ns, absent_s=float("inf")
+    ).run()
+    assert printer.close()
+    os.close(fd)
+    assert outcome.exit_code == 124
+    assert outcome.stop is not None
+    return outcome, outcome.stop.reason
+
+
+def stacks(lab: Lab, name: str) -> str:
+    return (lab.dir / f"{name}.stacks.txt").read_text()
+
+
+@pytest.fixture
+def no_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what a system brings; a developer's environment may have it beside its interpreter."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    if find_py_spy() is not None:
+        pytest.skip("py-spy is installed here")
+
+
+def test_the_stacks_of_all_are_saved_and_the_silent_one_is_told_where_it_hangs(lab: Lab) -> None:
+    hangs = (
+        "offer(); runs = threading.Event()\n"
+        "threading.Thread(target=loses_itself, args=(runs.set,)).start()\n"
+        "runs.wait(); loses_itself(say)"
+    )
+    works = (  # it speaks when the other has been heard: within one wake-up they would be equals
+        "offer()\nheard = os.environ['LAB'] + '/w1.events.jsonl'\n"
+        "def has_stepped(): return os.path.exists(heard) and '\"step\"' in open(heard).read()\n"
+        "while not has_stepped(): time.sleep(0.01)\n"
+        "say()\nwhile True: os.write(1, b'tick\\n'); time.sleep(0.05)"
+    )
+    outcome, reason = hang(lab, worker("w0", works), worker("w1", hangs))
+    assert outcome.stop is not None
+    assert outcome.stop.culprits == ("W1",)
+    assert "(limit 100 s), in " in reason
+    assert "loses_itself (<string>:" in reason
+    assert "in <module>" in stacks(lab, "w0")
+    assert stacks(lab, "w1").count("in loses_itself") == 2
+    assert stacks(lab, "w1").startswith(f"W1\npid {outcome.workers[1].pid} (python")
+    assert [record.evidence for record in outcome.workers] == [
+        (str(lab.dir / "w0.stacks.txt"),),
+        (str(lab.dir / "w1.stacks.txt"),),
+    ]
+    assert lab.log("w1") == b""
+    assert [record.returncode for record in outcome.workers] == [-15, -15]
+
+
+def test_a_worker_whose_interpreter_does_not_turn_answers_all_the_same(lab: Lab) -> None:
+    keeps_the_gil = "pause = ctypes.PyDLL(None).pause\ndef stuck():\n say()\n while True: pause()\n"
+    _, reason = hang(lab, worker("w0", keeps_the_gil + "offer(); stuck()"))
+    assert "stuck (<string>:" in reason
+
+
+def test_a_worker_that_cannot_answer_holds_the_teardown_up_for_a_bounded_time(lab: Lab) -> None:
+    def freeze() -> None:
+        os.kill(lab.pids()["w0"], signal.SIGSTOP)
+        os.waitid(os.P_PID, lab.pids()["w0"], os.WSTOPPED | os.WNOWAIT)
+
+    leaves_its_pid = "print(os.getpid(), file=open(os.environ['LAB'] + '/w0.pid', 'w'))\n"
+    freezable = worker("w0", leaves_its_pid + "offer(); loses_itself()")
+    outcome, reason = hang(lab, freezable, then=freeze)
+    assert f"no answer within {ANSWER_S:.1f} s: state T (stopped)" in reason
+    assert "state T (stopped)" in stacks(lab, "w0")
+    assert outcome.workers[0].returncode == -15
+
+
+@pytest.mark.usefixtures("no_py_spy")
+@pytest.mark.parametrize("offered", [signal.SIGRTMIN + 7, signal.SIGKILL, signal.SIGUSR1, None])
+def test_who_has_no_handler_for_the_signal_is_never_sent_it(lab: Lab, offered: int | None) -> None:
+    """It claims to offer its stacks (or a signal of somebody else's), and TERM is what ends it."""
+    ends_well = "signal.signal(signal.SIGTERM, lambda *_: os._exit(41))\n"
+    outcome, reason = hang(lab, worker("w0", ends_well + "loses_itself()", offered))
+    assert (outcome.workers[0].returncode, outcome.workers[0].stopped_by_us) == (41, True)
+    assert "(limit 100 s), state " in reason
+
+
+@pytest.mark.usefixtures("no_py_spy")
+def test_the_threads_of_a_foreign_command_and_its_children_are_told_by_the_kernel(lab: Lab) -> None:
+    outcome = lab.run(sh("sleep 1000 & wait"), silence_s=1.0)
+    assert outcome.exit_code == 124
+    text = stacks(lab, "w0")
+    assert "(sh): state S (sleeping)" in text
+    assert "(sleep): state S (sleeping)" in text
+
+
+def test_py_spy_looks_into_python_processes_that_offered_nothing(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    py_spy = tmp_path / "bin" / "py-spy"
+    py_spy.parent.mkdir()
+    py_spy.write_text(
+        "#!/bin/sh\n"
+        'echo "Process $3: python"\n'
+        'echo "Thread 0x7F (idle): \\"MainThread\\""\n'
+        'echo "    wait (threading.py:324)"\n'
+        'echo "    main (train.py:9)"\n'
+    )
+    py_spy.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{py_spy.parent}:/usr/bin:/bin")
+    outcome = lab.run(python("import time; time.sleep(1000)"), silence_s=1.0)
+    assert f"Process {outcome.workers[0].pid}: python" in stacks(lab, "w0")
+    assert outcome.stop is not None
+    assert "(limit 1 s), in wait (threading.py:324) < main (train.py:9)" in outcome.stop.reason
+    lab.run(sh("exec sleep 1000"), silence_s=1.0)
+    assert stacks(lab, "w0").count("Process") == 1
+
+
+def test_a_py_spy_that_hangs_is_killed(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    py_spy = tmp_path / "bin" / "py-spy"
+    py_spy.parent.mkdir()
+    py_spy.write_text("#!/bin/sh\necho $$ > $LAB/spy.pid\nexec sleep 1000\n")
+    py_spy.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{py_spy.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("LAB", str(lab.dir))
+    outcome = lab.run(python("import time; time.sleep(1000)"), silence_s=0.5)
+    assert outcome.exit_code == 124
+    assert "spy" in lab.pids()  # that it is dead is the lab's own check
+
+
+def test_a_file_that_cannot_be_written_keeps_no_run_from_ending(lab: Lab) -> None:
+    (lab.dir / "w0.stacks.txt").mkdir()
+    outcome = lab.run(sh("exec sleep 1000"), silence_s=0.5)
+    assert outcome.exit_code == 124
+    assert outcome.workers[0].evidence == ()
+    assert sum("can't be saved in" in line for line in lab.shown) == 1
+
+
+def test_a_run_that_does_not_hang_leaves_no_empty_files(lab: Lab) -> None:
+    lab.run(worker("w0", "offer(); say()"), events=True)
+    assert not (lab.dir / "w0.stacks.txt").exists()
+
+
+def test_an_exit_code_124_of_its_own_is_no_hang(lab: Lab) -> None:
+    outcome = lab.run(sh("exec sleep 1000"), sh("exit 124"))
+    assert outcome.exit_code == 124
+    assert [record.evidence for record in outcome.workers] == [(), ()]
+    assert not list(lab.dir.glob("*.stacks.txt"))
+
+
+def test_ctrl_c_cuts_the_evidence_short(lab: Lab, launch: Launch) -> None:
+    code = "offer(); say(); os.kill(os.getpid(), signal.SIGSTOP)"
+    running = launch(worker("w0", code), silence_s=1.0)
+    running.wait_for("saving what everybody is doing")
+    os.kill(running.process.pid, signal.SIGINT)
+    assert running.wait() == 124
+    assert f"no answer within {ANSWER_S:.1f} s" not in running.outcome["stop"]["reason"]

@@ -1,0 +1,94 @@
+"""Who is ready is served in order of urgency, and output can be left for later."""
+
+import os
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from launcher.supervise.loop import Loop, Urgency
+
+
+class Desk:
+    """Pipes that a loop watches; `served` names those that it acted on."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.served: list[str] = []
+        self._fds: list[int] = []
+
+    def pipe(self, name: str, urgency: Urgency) -> tuple[int, int]:
+        reader, writer = os.pipe()
+        self._fds += [reader, writer]
+        self.loop.watch(reader, partial(self.served.append, name), urgency)
+        return reader, writer
+
+    def turn(self, *, hear_output: bool = True) -> list[str]:
+        self.served.clear()
+        self.loop.serve(self.loop.wait(0, hear_output=hear_output))
+        return list(self.served)
+
+    def close(self) -> None:
+        self.loop.close()
+        for fd in self._fds:
+            os.close(fd)
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    yield desk
+    desk.close()
+
+
+def test_a_death_is_served_before_output_that_came_first(desk: Desk) -> None:
+    for name, urgency in (
+        ("text", Urgency.OUTPUT),
+        ("step", Urgency.EVENT),
+        ("end", Urgency.DEATH),
+    ):
+        os.write(desk.pipe(name, urgency)[1], b"x")
+    assert desk.turn() == ["end", "step", "text"]
+
+
+def test_a_death_does_not_wait_until_all_output_is_read(desk: Desk) -> None:
+    _, dies = desk.pipe("end", Urgency.DEATH)
+    _, says = desk.pipe("step", Urgency.EVENT)
+    writers = [desk.pipe(name, Urgency.OUTPUT)[1] for name in ("text", "more")]
+    for writer in writers:
+        os.write(writer, b"x")
+    ready = desk.loop.wait(0)
+    os.write(says, b"x")
+    os.write(dies, b"x")
+    desk.loop.serve(ready)
+    assert len(desk.served) == 1
+    assert desk.turn()[:2] == ["end", "step"]
+
+
+def test_output_that_is_left_alone_is_there_later(desk: Desk) -> None:
+    os.write(desk.pipe("text", Urgency.OUTPUT)[1], b"x")
+    os.write(desk.pipe("step", Urgency.EVENT)[1], b"x")
+    assert desk.turn(hear_output=False) == ["step"]
+    assert desk.turn(hear_output=False) == ["step"]
+    assert desk.turn() == ["step", "text"]
+
+
+def test_output_wakes_a_loop_that_hears_it(desk: Desk) -> None:
+    _, writer = desk.pipe("text", Urgency.OUTPUT)
+    os.write(writer, b"x")
+    assert [key.data[0] for key in desk.loop.wait(None)] == [Urgency.OUTPUT]
+
+
+def test_what_is_unwatched_meanwhile_is_not_served(desk: Desk) -> None:
+    reader, writer = desk.pipe("text", Urgency.OUTPUT)
+    os.write(writer, b"x")
+    ready = desk.loop.wait(0)
+    desk.loop.unwatch(reader)
+    desk.loop.serve(ready)
+    assert desk.served == []
+    assert desk.turn() == []
+
+
+def test_a_wait_may_be_longer_than_the_kernel_can_count(desk: Desk) -> None:
+    os.write(desk.pipe("end", Urgency.DEATH)[1], b"x")
+    assert len(desk.loop.wait(1e300)) == 1

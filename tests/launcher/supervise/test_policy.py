@@ -1,0 +1,237 @@
+"""The policy, as histories."""
+
+import pytest
+
+from launcher.supervise.policy import (
+    HOLD_S,
+    LINGER_S,
+    Confession,
+    Continue,
+    Done,
+    Limits,
+    Stop,
+    WorkerView,
+    decide,
+    ended_early,
+    request_of,
+    stop_for_signal,
+)
+
+NO_LIMIT = Limits(grace_s=10, silence_s=0)
+HALF_A_MINUTE = Limits(grace_s=10, silence_s=30)
+
+
+def running(name: str, last_heard: float = 0.0, **more: object) -> WorkerView:
+    return WorkerView(name, started_at=0.0, last_heard=last_heard, **more)  # type: ignore[arg-type]
+
+
+def ended(name: str, returncode: int, at: float, wake: int, **more: object) -> WorkerView:
+    return running(name, returncode=returncode, ended_at=at, wake=wake, **more)
+
+
+def test_a_run_goes_on_while_somebody_works() -> None:
+    views = [ended("GPU0", 0, at=5, wake=3), running("GPU1")]
+    assert decide(views, 60.0, NO_LIMIT) == Continue()
+
+
+def test_a_run_is_done_when_everybody_ended_well() -> None:
+    views = [ended("GPU0", 0, at=5, wake=3), ended("GPU1", 0, at=6, wake=4)]
+    assert decide(views, 60.0, NO_LIMIT) == Done()
+
+
+def test_a_worker_that_is_not_started_yet_keeps_a_run_from_being_done() -> None:
+    assert decide([ended("GPU0", 0, 5, 3), WorkerView("GPU1")], 60.0, NO_LIMIT) == Continue()
+
+
+def test_the_first_of_two_deaths_is_the_culprit_and_keeps_its_exit_code() -> None:
+    views = [ended("GPU0", 1, at=41.3, wake=9), ended("GPU1", 7, at=41.2, wake=8)]
+    expected = Stop("GPU1 failed first: exit code 7 after 41.2 s", 7, ("GPU1",))
+    assert decide(views, 60.0, NO_LIMIT) == expected
+
+
+def test_a_signal_becomes_128_plus_its_number() -> None:
+    stop = decide([ended("GPU0", -9, at=41.2, wake=1)], 60.0, NO_LIMIT)
+    assert stop == Stop("GPU0 failed first: killed by SIGKILL (9) after 41.2 s", 137, ("GPU0",))
+
+
+def test_two_deaths_in_one_wake_up_are_a_tie() -> None:
+    views = [ended("GPU0", 7, at=4, wake=2), running("GPU1"), ended("GPU2", -9, at=4, wake=2)]
+    stop = decide(views, 5.0, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert (stop.culprits, stop.tied) == ((), ("GPU0", "GPU2"))
+    assert stop.exit_code == 7
+    assert "GPU0 (exit code 7), GPU2 (killed by SIGKILL (9))" in stop.reason
+
+
+def test_its_own_word_outweighs_the_order_of_deaths() -> None:
+    said = Confession(at=3.9, exit_code=20, heard_at=3.9, final=True)
+    views = [
+        ended("GPU0", 1, at=4.0, wake=2),
+        ended("GPU1", 20, at=4.5, wake=3, confession=said, error="loss is NaN at step 3\nmore"),
+    ]
+    stop = decide(views, 5.0, NO_LIMIT)
+    assert stop == Stop(
+        "GPU1 failed first: exit code 20 after 4.5 s: loss is NaN at step 3", 20, ("GPU1",)
+    )
+
+
+def test_its_own_word_outweighs_a_tie() -> None:
+    said = Confession(at=3.9, exit_code=7, heard_at=3.9, final=True)
+    views = [ended("GPU0", 1, 4.0, 2), ended("GPU1", 7, 4.0, 2, confession=said)]
+    stop = decide(views, 5.0, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert stop.culprits == ("GPU1",)
+
+
+def test_a_worker_still_writing_evidence_of_its_nan_is_the_culprit_of_a_later_death() -> None:
+    said = Confession(at=2.0, exit_code=20, heard_at=2.0, final=False)
+    views = [running("GPU0", confession=said), ended("GPU1", 1, at=4.0, wake=2)]
+    stop = decide(views, 5.0, NO_LIMIT)
+    assert stop == Stop("GPU0 failed first: it announced exit code 20 after 2.0 s", 20, ("GPU0",))
+
+
+def test_a_death_before_somebody_elses_nan_is_the_cause() -> None:
+    said = Confession(at=4.5, exit_code=20, heard_at=4.5, final=False)
+    views = [running("GPU0", confession=said), ended("GPU1", 1, at=4.0, wake=2)]
+    stop = decide(views, 5.0, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert stop.culprits == ("GPU1",)
+
+
+def test_a_nan_alone_stops_nobody() -> None:
+    said = Confession(at=2.0, exit_code=20, heard_at=2.0, final=False)
+    assert decide([running("GPU0", confession=said)], 1e6, NO_LIMIT) == Continue()
+
+
+def test_a_worker_that_ended_well_after_a_nan_is_no_culprit() -> None:
+    said = Confession(at=2.0, exit_code=20, heard_at=2.0, final=False)
+    views = [ended("GPU0", 0, 3.0, 1, confession=said), ended("GPU1", 1, 4.0, 2)]
+    stop = decide(views, 5.0, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert stop.culprits == ("GPU1",)
+
+
+def test_a_worker_that_said_it_failed_gets_time_to_end_and_no_more() -> None:
+    views = [
+        running("GPU0", confession=Confession(at=10.0, exit_code=7, heard_at=10.0, final=True))
+    ]
+    assert decide(views, 11.0, NO_LIMIT) == Continue(until=10.0 + LINGER_S)
+    stop = decide(views, 10.0 + LINGER_S, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert (stop.exit_code, stop.culprits) == (7, ("GPU0",))
+
+
+def test_a_silent_worker_stops_the_run() -> None:
+    views = [running("GPU0", last_heard=58.0), running("GPU1", last_heard=3.0)]
+    expected = Stop("GPU1 silent for 57 s (limit 30 s)", 124, ("GPU1",), is_hang=True)
+    assert decide(views, 60.0, HALF_A_MINUTE) == expected
+
+
+@pytest.mark.parametrize("phase", ["import", "compile", "save", "eval"])
+def test_a_worker_in_a_long_phase_may_be_silent_ten_times_as_long(phase: str) -> None:
+    views = [running("GPU0", last_heard=0.0, patient_phase=phase)]
+    assert decide(views, 60.0, HALF_A_MINUTE) == Continue(until=300.0)
+    stop = decide(views, 300.0, HALF_A_MINUTE)
+    reason = f"GPU0 silent for 300 s in phase {phase} (limit 300 s)"
+    assert stop == Stop(reason, 124, ("GPU0",), is_hang=True)
+
+
+def test_who_ended_well_long_before_the_others_is_told_once_it_is_long() -> None:
+    views = [ended("GPU0", 0, at=5, wake=3), running("GPU1"), ended("GPU2", 0, at=9, wake=4)]
+    limits = Limits(grace_s=10, silence_s=0, early_s=30)
+    assert decide(views, 34.0, limits) == Continue(until=35.0)
+    assert ended_early(views, 34.0, limits) == []
+    assert decide(views, 35.0, limits) == Continue(until=39.0)
+    assert ended_early(views, 35.0, limits) == [views[0]]
+    assert ended_early([views[0], views[2]], 60.0, limits) == []
+
+
+def test_what_the_cgroup_counted_is_part_of_the_cause() -> None:
+    views = [ended("GPU0", -9, at=41.2, wake=1, oom="the cgroup counted an OOM kill (no limit)")]
+    stop = decide(views, 60.0, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert stop.reason == (
+        "GPU0 failed first: killed by SIGKILL (9) after 41.2 s; the cgroup counted an OOM kill "
+        "(no limit)"
+    )
+
+
+def test_ended_workers_may_be_silent_for_ever() -> None:
+    views = [ended("GPU0", 0, at=1, wake=1), running("GPU1", last_heard=999.0)]
+    assert decide(views, 1000.0, HALF_A_MINUTE) == Continue(until=1029.0)
+
+
+def test_a_worker_that_could_not_start_says_why() -> None:
+    views = [
+        ended("GPU0", 127, 1.0, 1, error="ENOENT: foo: No such file", spawn_failed=True),
+    ]
+    expected = Stop("GPU0 could not start: ENOENT: foo: No such file", 127, ("GPU0",))
+    assert decide(views, 1.0, NO_LIMIT) == expected
+
+
+def test_a_signal_to_us_is_nobodys_fault() -> None:
+    assert stop_for_signal(15) == Stop("SIGTERM received", 143, ())
+
+
+@pytest.mark.parametrize("code", [-15, 143, -2, 130, -1, 129, -3, 131, -24, 152, -10, 138, 140])
+def test_an_end_that_a_request_explains_is_held_for_our_own_copy_of_it(code: int) -> None:
+    views = [ended("GPU0", code, at=4.0, wake=2), running("GPU1")]
+    assert decide(views, 4.0, NO_LIMIT) == Continue(until=4.0 + HOLD_S)
+    stop = decide(views, 4.0 + HOLD_S, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert stop.culprits == ("GPU0",)
+    assert "failed first" in stop.reason
+    assert "after 4.0 s" in stop.reason
+
+
+@pytest.mark.parametrize("code", [1, 7, 137, -9, 139, -11, -6, 134, 255, -7, 124, 20])
+def test_any_other_end_is_judged_at_once(code: int) -> None:
+    assert request_of(code) is None
+    assert isinstance(decide([ended("GPU0", code, 4.0, 2), running("GPU1")], 4.0, NO_LIMIT), Stop)
+
+
+def test_an_announced_128_plus_n_is_held_from_the_death_on() -> None:
+    said = Confession(at=3.9, exit_code=143, heard_at=3.9, final=True)
+    views = [ended("GPU0", 143, at=4.0, wake=2, confession=said), running("GPU1")]
+    assert decide(views, 4.0, NO_LIMIT) == Continue(until=4.0 + HOLD_S)
+
+
+def test_a_nan_is_no_request_whoever_killed_the_worker_then() -> None:
+    said = Confession(at=2.0, exit_code=20, heard_at=2.0, final=False)
+    stop = decide([ended("GPU0", -15, 4.0, 2, confession=said), running("GPU1")], 4.0, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert stop.culprits == ("GPU0",)
+
+
+def test_a_later_failure_waits_with_the_first_and_changes_nothing() -> None:
+    views = [ended("GPU0", -15, at=4.0, wake=2), ended("GPU1", 1, at=4.05, wake=3)]
+    assert decide(views, 4.05, NO_LIMIT) == Continue(until=4.0 + HOLD_S)
+    stop = decide(views, 4.0 + HOLD_S, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert (stop.culprits, stop.exit_code) == (("GPU0",), 143)
+
+
+def test_a_failure_that_came_first_by_its_own_stamp_is_judged_at_once() -> None:
+    said = Confession(at=3.9, exit_code=7, heard_at=4.05, final=True)
+    views = [
+        ended("GPU0", -15, at=4.0, wake=2),
+        ended("GPU1", 7, at=4.05, wake=3, confession=said),
+    ]
+    stop = decide(views, 4.05, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert (stop.culprits, stop.exit_code) == (("GPU1",), 7)
+
+
+def test_several_that_one_signal_ended_are_told_as_any_tie() -> None:
+    views = [ended("GPU0", -15, at=4.0, wake=2), ended("GPU1", 143, at=4.0, wake=2)]
+    assert decide(views, 4.1, NO_LIMIT) == Continue(until=4.0 + HOLD_S)
+    stop = decide(views, 4.3, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert (stop.culprits, stop.tied, stop.exit_code) == ((), ("GPU0", "GPU1"), 143)
+
+
+def test_a_notice_that_we_got_and_that_ended_a_worker_is_the_reason() -> None:
+    views = [ended("GPU0", -10, at=4.0, wake=2), running("GPU1")]
+    expected = Stop("SIGUSR1 received, which ended GPU0", 138, ())
+    assert decide(views, 4.0, NO_LIMIT, received={10}) == expected
+    assert decide(views, 4.0, NO_LIMIT, received={12}) == Continue(until=4.0 + HOLD_S)

@@ -1,0 +1,461 @@
+"""What telemetry comes down to, what of it is a symptom, and what that does to a verdict."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from launcher.report.closing import closing_lines
+from launcher.report.page import page
+from launcher.telemetry.health import Health, Record, symptoms
+from launcher.telemetry.health_result import with_health
+from launcher.telemetry.xids import xid_symptom
+from launcher.verdict.results import RunResult, Verdict, WorkerResult
+from launcher.verdict.severity import CauseClass, Severity, Symptom
+from model_check.events import Counters, GpuEvent, Telemetry, Trouble, Xid
+
+SECOND = 10**9
+SW_POWER_CAP, HW_SLOWDOWN, HW_THERMAL, IDLE = 0x4, 0x8, 0x40, 0x1
+
+
+def told(*events: GpuEvent) -> Record:
+    record = Record()
+    for event in events:
+        record.record(event)
+    return record
+
+
+def health_of(*events: GpuEvent) -> Health:
+    health = told(*events).health()
+    assert health is not None
+    return health
+
+
+def judged(result: RunResult, records: Mapping[str, Record], fail_on: Collection[str]) -> RunResult:
+    healths = {name: record.health() for name, record in records.items()}
+    return with_health(result, healths, fail_on)
+
+
+def found_in(*events: GpuEvent) -> list[Symptom]:
+    return symptoms("GPU3", health_of(Counters(t=0, watches_xids=True), *events))
+
+
+def warned(*events: GpuEvent) -> list[str]:
+    return [str(symptom) for symptom in found_in(*events)]
+
+
+def run_of(before: Counters, after: Counters, seconds: float = 100) -> list[str]:
+    """Warnings of a run between these counters."""
+    at = int(seconds * SECOND)
+    return warned(_at(before, 1), _at(after, 1 + at))
+
+
+def _at(counters: Counters, t: int) -> Counters:
+    fields = {name: getattr(counters, name) for name in counters.__struct_fields__}
+    return Counters(**fields | {"t": t})
+
+
+BUSY = Telemetry(t=1, utilization_percent=99)
+
+
+def test_nothing_told_is_no_health_and_not_a_healthy_gpu() -> None:
+    assert told().health() is None
+    health = health_of(Telemetry(t=1), Counters(t=1))
+    unknown = [health.ecc_uncorrected_new, health.remap_pending, health.throttled_percent]
+    assert unknown == [None, None, None]
+    assert health.xids is None
+    for nothing in (None, health):
+        (symptom,) = symptoms("GPU3", nothing)
+        assert symptom.figure.endswith("its health is not known")
+        assert (symptom.severity, symptom.cause_class) == (Severity.MONITOR, CauseClass.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    "told_it",
+    [
+        [Counters(t=1, remap_failed=False)],
+        [Counters(t=1, remap_pending=False)],
+        [Counters(t=1, watches_xids=True)],
+        [Counters(t=1, ecc_uncorrected=0), Counters(t=2, ecc_uncorrected=0)],
+        [Counters(t=1, ecc_uncorrected_total=4), Counters(t=2, ecc_uncorrected_total=4)],
+    ],
+)
+def test_one_figure_that_could_condemn_a_gpu_is_enough_to_know_its_health(
+    told_it: list[GpuEvent],
+) -> None:
+    assert symptoms("GPU3", health_of(*told_it)) == []
+
+
+def test_errors_of_before_the_run_are_no_warning_and_new_ones_are() -> None:
+    assert run_of(Counters(ecc_uncorrected=2), Counters(ecc_uncorrected=2)) == []
+    (line,) = run_of(Counters(ecc_uncorrected=2), Counters(ecc_uncorrected=3))
+    assert line.startswith("1 new uncorrected memory errors (ECC)")
+    assert "nvidia-smi --gpu-reset -i 3" in line
+
+
+def test_a_counter_that_began_anew_counts_what_it_shows() -> None:
+    health = health_of(Counters(t=1, ecc_uncorrected=9), Counters(t=2, ecc_uncorrected=1))
+    assert health.ecc_uncorrected_new == 1
+
+
+def test_a_counter_that_was_told_once_only_has_no_difference() -> None:
+    assert health_of(Counters(t=1), Counters(t=2, ecc_corrected=7)).ecc_corrected_new is None
+    assert health_of(Counters(t=1, ecc_uncorrected=7)).ecc_uncorrected_new is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "new"),
+    [((0, 2, None), 2), ((0, 2, 0), 2), ((None, 1, 3, None), 2), ((5, 5, 5), 0), ((1, 4, 2), 5)],
+)
+def test_errors_that_were_told_once_are_never_taken_back(
+    counts: tuple[int | None, ...], new: int
+) -> None:
+    """A GPU in trouble may tell no more, or count anew after a reset."""
+    events = [Counters(t=at, ecc_uncorrected=count) for at, count in enumerate(counts, 1)]
+    assert health_of(*events).ecc_uncorrected_new == new
+
+
+def test_a_failed_remap_is_remembered_when_the_gpu_tells_no_more() -> None:
+    health = health_of(Counters(t=1, remap_failed=True), Counters(t=2))
+    assert health.remap_failed is True
+
+
+def test_a_gpu_that_tells_only_the_errors_of_its_life_is_judged_by_them() -> None:
+    counters = [Counters(t=at, ecc_uncorrected_total=7 + at) for at in (1, 2)]
+    assert found_in(*counters)[0].severity is Severity.ISOLATE
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "new"),
+    [
+        ({"ecc_uncorrected": 0, "ecc_uncorrected_total": 4}, {"ecc_uncorrected_total": 6}, 2),
+        ({"ecc_uncorrected": 0, "ecc_uncorrected_total": 4}, {"ecc_uncorrected": 3}, 3),
+        ({"ecc_uncorrected": 2}, {"ecc_uncorrected": 2, "ecc_uncorrected_total": 9}, 0),
+    ],
+)
+def test_the_larger_gain_of_the_two_counts_of_errors_decides(
+    before: dict[str, int], after: dict[str, int], new: int
+) -> None:
+    health = health_of(Counters(t=1, **before), Counters(t=2, **after))
+    assert (health.ecc_uncorrected_new, health.told_no_more) == (new, [])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "what"),
+    [
+        ({"ecc_uncorrected": 0}, {}, "memory errors"),
+        ({"ecc_uncorrected": 0}, {"ecc_uncorrected_total": 5}, "memory errors"),
+        (
+            {"remap_pending": False, "remap_failed": False},
+            {"remap_pending": False},
+            "remapped rows",
+        ),
+        ({"ecc_uncorrected": 0, "remap_failed": False}, {}, "memory errors and remapped rows"),
+    ],
+)
+def test_a_figure_that_is_told_no_more_leaves_the_health_unknown(
+    before: dict[str, int], after: dict[str, int], what: str
+) -> None:
+    (symptom,) = found_in(
+        Counters(t=1, watches_xids=True, **before), Counters(t=2, watches_xids=True, **after)
+    )
+    words = f"it told {what}, and no more at the end: its health from then on is not known"
+    assert symptom.figure == words
+    assert (symptom.severity, symptom.cause_class) == (Severity.MONITOR, CauseClass.UNKNOWN)
+
+
+LOST = Trouble(t=1, call="nvmlDeviceGetTemperature", code=15, text="GPU is lost", lost=True)
+
+
+@pytest.mark.parametrize(
+    ("event", "severity"),
+    [
+        *((Xid(t=1, xid=xid), Severity.ISOLATE) for xid in (48, 64, 74, 79, 94, 95, 140)),
+        (Xid(t=1, xid=63), Severity.RESET),
+        *((Xid(t=1, xid=xid), Severity.MONITOR) for xid in (13, 31, 43, 92, 119, 4711)),
+        (Counters(t=1, remap_failed=True), Severity.ISOLATE),
+        (Counters(t=1, remap_pending=True), Severity.RESET),
+        (LOST, Severity.ISOLATE),
+        (Trouble(t=1, call="nvmlEventSetWait_v2", code=15, text="lost"), Severity.ISOLATE),
+        (Trouble(t=1, call="nvmlDeviceGetName", code=16, text="reset"), Severity.RESET),
+        (Trouble(t=1, call="nvmlDeviceGetHandleByUUID", code=6, text="?"), Severity.ISOLATE),
+        (Trouble(t=1, call="nvmlDeviceGetName", code=999, text="Unknown"), Severity.MONITOR),
+        (Trouble(t=1, call="nvmlInitWithFlags", code=15, text="?"), Severity.MONITOR),
+        (Trouble(t=1, call="telemetry", text="silent", lost=True), Severity.MONITOR),
+        (Telemetry(t=1, pcie_width=8), Severity.MONITOR),
+    ],
+)
+def test_each_cause_has_its_severity(event: GpuEvent, severity: Severity) -> None:
+    (symptom,) = found_in(Counters(t=1, pcie_max_width=16), event)
+    assert symptom.severity is severity
+    assert symptom.is_hard is (severity is not Severity.MONITOR)
+    assert symptom.figure
+    assert symptom.cure
+
+
+def test_rows_that_wait_or_could_not_be_remapped_are_told_although_they_are_old() -> None:
+    pending, failed = Counters(t=1, remap_pending=True), Counters(t=1, remap_failed=True)
+    assert "waits to be remapped: end what runs on it" in warned(pending)[0]
+    assert warned(failed) == ["a row of its memory could not be remapped: have the board replaced"]
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("hw_thermal_ns", "hardware thermal slowdown"),
+        ("sw_thermal_ns", "software thermal slowdown"),
+        ("power_brake_ns", "power brake"),
+    ],
+)
+def test_time_that_was_lost_to_heat_or_power_is_a_share_of_the_run(name: str, what: str) -> None:
+    start = Counters(**{name: 5 * SECOND})
+    (line,) = run_of(start, Counters(**{name: 17 * SECOND}))
+    assert line.startswith(f"{what} for 12 % of the run: ")
+    assert run_of(start, Counters(**{name: 5 * SECOND + SECOND // 2})) == []
+
+
+def test_without_a_counter_the_samples_tell_and_few_samples_tell_nothing() -> None:
+    hot = Telemetry(t=1, clocks_event_reasons=HW_THERMAL | HW_SLOWDOWN, temperature_c=93)
+    cool = Telemetry(t=1, clocks_event_reasons=SW_POWER_CAP, temperature_c=60)
+    assert warned(hot, hot, cool) == []
+    (line,) = warned(hot, hot, hot, cool)  # the bit of hardware slowdown only repeats it
+    assert line.startswith("hardware thermal slowdown for 75 % of the run (up to 93 C)")
+
+
+def test_a_counter_that_ran_faster_than_time_counts_something_else() -> None:
+    assert run_of(Counters(hw_thermal_ns=0), Counters(hw_thermal_ns=5 * SECOND), seconds=2) == []
+
+
+def test_what_samples_saw_is_not_hidden_by_a_counter_that_stands_still() -> None:
+    hot = Telemetry(t=1, clocks_event_reasons=HW_THERMAL)
+    still = Counters(hw_thermal_ns=0)
+    (line,) = warned(_at(still, 1), *[hot] * 9, _at(still, SECOND))
+    assert "hardware thermal slowdown for 100 % of the run" in line
+
+
+def test_the_power_limit_and_an_idle_gpu_are_no_warning() -> None:
+    samples = [Telemetry(t=1, clocks_event_reasons=bits) for bits in (SW_POWER_CAP, IDLE) * 5]
+    assert health_of(*samples).throttled_percent == {"power cap": 50.0, "idle": 50.0}
+    assert warned(*samples) == []
+
+
+def link(gen: int, width: int = 16, utilization: int | None = 99) -> Telemetry:
+    return Telemetry(t=1, pcie_gen=gen, pcie_width=width, utilization_percent=utilization)
+
+
+BEST_LINK = Counters(t=1, pcie_max_gen=5, pcie_max_width=16)
+
+
+def test_a_slow_link_under_load_is_told_and_an_idle_one_may_be_slow() -> None:
+    (line,) = warned(BEST_LINK, *[link(3)] * 3)
+    assert line == "PCIe link at generation 3 of 5: reseat the board, check riser and slot"
+    assert warned(BEST_LINK, *[link(1, utilization=0)] * 9) == []
+    assert warned(BEST_LINK, *[link(1, utilization=None)] * 9) == []
+    assert warned(BEST_LINK, link(1, utilization=0), link(5), link(5), link(5)) == []
+
+
+def test_a_narrow_link_is_told_whatever_the_load() -> None:
+    (line,) = warned(BEST_LINK, link(1, width=8, utilization=0))
+    assert "width x8 of x16" in line
+
+
+def test_xids_are_told_once_each_and_what_our_own_kill_causes_is_not() -> None:
+    lines = warned(Xid(t=1, xid=45), Xid(t=1, xid=13), Xid(t=1, xid=13), Xid(t=1, xid=4711))
+    assert [line.split(":")[0].split("(")[0].strip() for line in lines] == ["Xid 13", "Xid 4711"]
+
+
+def test_every_known_xid_reads_as_a_sentence() -> None:
+    assert str(xid_symptom(79)) == (
+        "Xid 79 (the GPU has fallen off the bus): power-cycle; check power, cooling and seating"
+    )
+    assert str(xid_symptom(45)).endswith("was killed)")
+
+
+def test_mean_power_is_energy_over_time_where_the_device_counts_it() -> None:
+    ends = Counters(t=1, energy_mj=0), Counters(t=1 + 10 * SECOND, energy_mj=6_000_000)
+    assert health_of(*ends, Telemetry(t=1, power_w=1.0)).power_mean_w == 600
+    assert health_of(Telemetry(t=1, power_w=1.0), Telemetry(t=1, power_w=3.0)).power_mean_w == 2
+
+
+def test_the_clock_is_that_of_the_busy_samples() -> None:
+    idle = Telemetry(t=1, sm_mhz=210, utilization_percent=0)
+    health = health_of(idle, Telemetry(t=1, sm_mhz=1900, utilization_percent=90))
+    assert health.sm_mean_mhz == 1900
+
+
+def result_of(*verdicts: Verdict, exit_code: int = 0) -> RunResult:
+    workers = [
+        WorkerResult(
+            name=f"GPU{index}",
+            verdict=verdict,
+            cause=None,
+            steps=1,
+            loss_first=1.0,
+            loss_last=1.0,
+            tokens_per_s=None,
+            peak_memory_bytes=None,
+            duration_s=1.0,
+            returncode=0,
+        )
+        for index, verdict in enumerate(verdicts)
+    ]
+    return RunResult(
+        verdict=Verdict.PASS if exit_code == 0 else Verdict.FAIL,
+        exit_code=exit_code,
+        summary="as it was",
+        culprits=[],
+        disagreement=None,
+        workers=workers,
+        leftovers=[],
+        dropped_lines=0,
+        run={},
+    )
+
+
+FAILED_REMAP = told(Counters(t=1, remap_failed=True))
+PENDING = told(Counters(t=1, remap_pending=True))
+NARROW = told(Counters(t=1, pcie_max_width=16, remap_failed=False), Telemetry(t=1, pcie_width=8))
+WELL = told(Counters(t=1, remap_failed=False), BUSY)
+SILENT = told(Trouble(t=1, call="telemetry", text="NVML was silent for 11 s", lost=True))
+DEFAULT, ALL = ("isolate", "reset"), ("isolate", "reset", "monitor", "speed")
+PASS = Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("record", "fail_on", "exit_code", "run", "row", "severity"),
+    [
+        (FAILED_REMAP, DEFAULT, 22, Verdict.FAIL, Verdict.FAIL, Severity.ISOLATE),
+        (PENDING, DEFAULT, 22, Verdict.FAIL, Verdict.FAIL, Severity.RESET),
+        (PENDING, ("isolate",), 0, Verdict.WARN, Verdict.FAIL, Severity.RESET),
+        (FAILED_REMAP, (), 0, Verdict.WARN, Verdict.FAIL, Severity.ISOLATE),
+        (FAILED_REMAP, ("speed",), 0, Verdict.WARN, Verdict.FAIL, Severity.ISOLATE),
+        (NARROW, DEFAULT, 0, PASS, Verdict.WARN, Severity.MONITOR),
+        (NARROW, ("monitor",), 22, Verdict.FAIL, Verdict.WARN, Severity.MONITOR),
+        (SILENT, DEFAULT, 0, PASS, Verdict.WARN, Severity.MONITOR),
+        (SILENT, ALL, 22, Verdict.FAIL, Verdict.WARN, Severity.MONITOR),
+        (Record(), DEFAULT, 0, PASS, Verdict.WARN, Severity.MONITOR),
+        (Record(), ALL, 22, Verdict.FAIL, Verdict.WARN, Severity.MONITOR),
+        (WELL, ALL, 0, PASS, PASS, None),
+    ],
+)
+def test_what_a_symptom_does_to_a_run_that_nothing_else_failed(
+    record: Record,
+    fail_on: tuple[str, ...],
+    exit_code: int,
+    run: Verdict,
+    row: Verdict,
+    severity: Severity | None,
+) -> None:
+    result = judged(result_of(PASS, PASS), {"GPU0": WELL, "GPU1": record}, fail_on)
+    assert (result.exit_code, result.verdict) == (exit_code, run)
+    assert [worker.verdict for worker in result.workers] == [PASS, row]
+    assert result.workers[1].severity is severity
+    assert result.culprits == (["GPU1"] if exit_code else [])
+    assert ("GPU1" in result.summary) is (severity is not None)
+
+
+def test_the_summary_names_gpu_figures_and_one_cure() -> None:
+    many = told(
+        Counters(t=1, ecc_uncorrected=0, remap_pending=False),
+        Xid(t=1, xid=63),
+        Xid(t=1, xid=48),
+        Counters(t=2, ecc_uncorrected=2, remap_pending=True),
+    )
+    result = judged(result_of(PASS), {"GPU0": many}, DEFAULT)
+    assert result.summary == (
+        "GPU0: 2 new uncorrected memory errors (ECC) during this run, a row of its memory waits to "
+        "be remapped, Xid 63 (a row of memory was remapped, or will be), Xid 48 (double-bit memory "
+        "error (uncorrectable)): distrust its results; end what runs on it, then `nvidia-smi "
+        "--gpu-reset -i 0` or reboot; if they come back, have the board replaced"
+    )
+    (worker,) = result.workers
+    assert (worker.cause_class, worker.severity) == (CauseClass.HARDWARE, Severity.ISOLATE)
+    assert f"GPU0: {worker.cause}" == result.summary
+    assert len(worker.symptoms) == 4
+
+
+def test_a_warning_passes_and_is_counted_in_the_last_line() -> None:
+    result = judged(result_of(PASS, PASS), {"GPU0": WELL, "GPU1": NARROW}, DEFAULT)
+    assert result.summary == "as it was; 1 warning about GPU1"
+    assert [len(worker.warnings) for worker in result.workers] == [0, 1]
+
+
+def test_a_gpu_that_the_settings_let_pass_is_told_all_the_same() -> None:
+    result = judged(result_of(PASS), {"GPU0": FAILED_REMAP}, ())
+    assert result.summary == (
+        "as it was; GPU0: a row of its memory could not be remapped: have the board replaced; "
+        "launch.fail_on lets it pass"
+    )
+
+
+@pytest.mark.parametrize("exit_code", [7, 20, 21, 124, 143])
+def test_a_run_that_ended_otherwise_keeps_its_exit_code_and_tells_both(exit_code: int) -> None:
+    before = result_of(Verdict.FAIL, Verdict.STOPPED, exit_code=exit_code)
+    records = {"GPU0": WELL, "GPU1": FAILED_REMAP}
+    result = judged(before, records, ALL)
+    assert (result.exit_code, result.verdict, result.culprits) == (exit_code, before.verdict, [])
+    assert result.summary == (
+        "as it was; GPU1: a row of its memory could not be remapped: have the board replaced"
+    )
+    assert [worker.verdict for worker in result.workers] == [Verdict.FAIL, Verdict.FAIL]
+    assert [worker.cause_class for worker in result.workers] == [None, CauseClass.HARDWARE]
+
+
+def test_what_is_not_proven_is_decided_by_a_symptom() -> None:
+    unproven = replace(result_of(Verdict.INCONCLUSIVE, exit_code=70), verdict=Verdict.INCONCLUSIVE)
+    result = judged(unproven, {"GPU0": FAILED_REMAP}, DEFAULT)
+    assert (result.exit_code, result.verdict) == (22, Verdict.FAIL)
+    assert result.summary.endswith("have the board replaced; as it was")
+    assert judged(unproven, {"GPU0": WELL}, DEFAULT).exit_code == 70
+
+
+def test_a_gpu_that_nobody_watches_is_never_told_as_healthy() -> None:
+    (worker,) = result_of(PASS).workers
+    watched = replace(worker, gpu={"uuid": "GPU-0"})
+    result = judged(replace(result_of(PASS), workers=[watched]), {}, DEFAULT)
+    assert (result.exit_code, result.workers[0].verdict) == (0, PASS)
+    assert result.summary == (
+        "as it was; nobody watched the health of the GPUs (launch.telemetry_interval_s = 0)"
+    )
+    assert judged(result_of(PASS), {}, DEFAULT).summary == "as it was"  # a CPU has none
+
+
+def test_a_run_that_failed_before_it_was_watched_says_nothing_of_it() -> None:
+    result = judged(result_of(Verdict.FAIL, exit_code=7), {"GPU0": Record()}, ALL)
+    assert (result.exit_code, result.summary) == (7, "as it was")
+    assert result.workers[0].warnings == []
+
+
+def test_a_failed_worker_keeps_its_cause_and_carries_the_class_of_its_gpu() -> None:
+    failed = replace(result_of(Verdict.FAIL, exit_code=7), culprits=["GPU0"])
+    own = [replace(worker, cause="exit code 7") for worker in failed.workers]
+    result = judged(replace(failed, workers=own), {"GPU0": told(Xid(t=1, xid=79))}, DEFAULT)
+    (worker,) = result.workers
+    assert (worker.cause, worker.severity) == ("exit code 7", Severity.ISOLATE)
+    assert worker.symptoms[0].startswith("Xid 79 (the GPU has fallen off the bus)")
+    assert (result.exit_code, result.culprits) == (7, ["GPU0"])
+
+
+def test_what_is_wrong_with_several_gpus_alike_is_one_line() -> None:
+    records = {"GPU0": SILENT, "GPU1": SILENT}
+    result = judged(result_of(PASS, PASS), records, DEFAULT)
+    lines = [line for line in closing_lines(result, Path("run"), 0) if "warning: " in line]
+    assert lines == [
+        "warning: GPU0, GPU1: telemetry ended: NVML was silent for 11 s: its health from then on "
+        "is not known"
+    ]
+    lost = {"GPU0": FAILED_REMAP, "GPU1": FAILED_REMAP}
+    summary = judged(result_of(PASS, PASS), lost, DEFAULT).summary
+    assert summary == (
+        "GPU0, GPU1: a row of its memory could not be remapped: have the board replaced"
+    )
+
+
+def test_the_page_has_a_row_for_each_gpu_and_says_what_is_not_known() -> None:
+    records = {"GPU0": told(BUSY, Counters(t=1, ecc_corrected=0)), "GPU1": FAILED_REMAP}
+    html = page(judged(result_of(PASS, PASS), records, DEFAULT))
+    assert "<h2>GPUs</h2>" in html
+    assert html.count("n/a (n/a)") == 2
+    assert "could not be remapped" in html
+    assert "<h2>GPUs</h2>" not in page(result_of(Verdict.PASS))
