@@ -33,7 +33,7 @@ from model_check.config.memory import check_host_memory
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
 from model_check.engine.console import Console
-from model_check.engine.observe.metrics import Meter, peak_memory_bytes
+from model_check.engine.metrics import Meter, peak_memory_bytes
 from model_check.engine.stacks import offer_stacks
 from model_check.engine.stop import EndedEarly, StopSignal, Terminated
 from model_check.errors import (

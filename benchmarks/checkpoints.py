@@ -16,9 +16,9 @@ import torch
 
 from model_check.config.load import Request, load
 from model_check.engine.assembly import build_trainer
-from model_check.engine.observe.metrics import Meter
+from model_check.engine.checkpoint import read_checkpoint
+from model_check.engine.metrics import Meter
 from model_check.engine.run_context import Surroundings
-from model_check.engine.saving.checkpoint import read_checkpoint
 from model_check.engine.stop import StopSignal
 from model_check.events import NullSink
 

@@ -30,9 +30,9 @@ from model_check.config.load import Request, load  # noqa: E402
 from model_check.config.schema import Settings  # noqa: E402
 from model_check.engine.assembly import build_trainer  # noqa: E402
 from model_check.engine.device import device_name, set_up_process  # noqa: E402
-from model_check.engine.observe.metrics import Meter, peak_memory_bytes  # noqa: E402
+from model_check.engine.metrics import Meter, peak_memory_bytes  # noqa: E402
 from model_check.engine.observe.mfu import Utilisation, flops_per_token, peak_flops  # noqa: E402
-from model_check.engine.observe.observer import Observer  # noqa: E402
+from model_check.engine.observer import Observer  # noqa: E402
 from model_check.engine.reading import Reading  # noqa: E402
 from model_check.engine.run_context import Surroundings  # noqa: E402
 from model_check.engine.stop import StopSignal  # noqa: E402

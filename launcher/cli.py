@@ -14,7 +14,6 @@ from launcher.gpus.probe import NvmlProbe
 from launcher.launch import ROOT, open_session
 from launcher.output.printer import LAUNCHER_PREFIX
 from launcher.run import run
-from launcher.supervise.signals import TO_FORWARD
 from model_check.errors import (
     EXIT_INTERNAL,
     EXIT_PASS,
@@ -23,6 +22,7 @@ from model_check.errors import (
     StorageError,
     UsageError,
 )
+from model_check.utils.requests import TO_FORWARD
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,21 +18,21 @@ from launcher.launch import Session
 from launcher.masking import masked
 from launcher.output.printer import Printer
 from launcher.plan import plan_prepare
-from launcher.report import files
+from launcher.report import evidence, files
 from launcher.report.checkpoints import resume_line
 from launcher.report.closing import closing_lines
-from launcher.supervise.policy import PATIENCE, Stop
-from launcher.supervise.signals import TO_FORWARD, TO_STOP
+from launcher.supervise.policy import PATIENCE
 from launcher.supervise.supervisor import Outcome, Supervisor
 from launcher.telemetry.health_result import with_health
-from launcher.verdict import evidence
 from launcher.verdict.judge import judge
 from launcher.verdict.live import Watch
 from launcher.verdict.results import Case, Ended, RunEnd, RunResult
 from launcher.verdict.steps import History
+from launcher.verdict.stop import Stop
 from model_check.config.derived import failing_severities
 from model_check.config.load import to_json
 from model_check.errors import InternalError, ModelCheckError, StorageError
+from model_check.utils.requests import TO_FORWARD, TO_STOP
 
 if TYPE_CHECKING:
     from launcher.telemetry.monitor import Monitor

@@ -15,7 +15,7 @@ from torch.nn.utils import get_total_norm
 from workload import LEARNING_RATE, MAX_GRAD_NORM, Workload
 
 from model_check.engine.batches import StepData, gather
-from model_check.engine.observe.observer import Observer
+from model_check.engine.observer import Observer
 from model_check.engine.optim import clip_divisor
 from model_check.engine.reading import Reading
 from model_check.engine.step import accumulate, train_step

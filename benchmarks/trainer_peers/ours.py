@@ -26,8 +26,8 @@ from workload import (
 from model_check.config.schema import LoggingSettings, ModelSettings, Settings, TrainingSettings
 from model_check.engine.assembly import build_trainer
 from model_check.engine.device import keep_freed_memory, set_up_process
-from model_check.engine.observe.metrics import Meter
-from model_check.engine.observe.observer import Observer
+from model_check.engine.metrics import Meter
+from model_check.engine.observer import Observer
 from model_check.engine.reading import Reading
 from model_check.engine.run_context import Surroundings
 from model_check.engine.stop import StopSignal

@@ -12,7 +12,7 @@ import sys
 
 from launcher.contain import cgroup, processes
 from launcher.contain.processes import DEAD, Family, Process
-from launcher.supervise.signals import REQUESTS
+from model_check.utils.requests import REQUESTS
 
 BYE = b"bye"
 _LOOK_AGAIN_MS = 1000

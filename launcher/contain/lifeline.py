@@ -8,7 +8,7 @@ import sys
 from launcher.contain import cgroup, guardian, processes
 from launcher.contain.pidfd import pidfd_open
 from launcher.contain.processes import Family
-from launcher.supervise.signals import requests_held
+from model_check.utils.requests import requests_held
 
 _EXIT_WAIT_MS = 1000
 _KILL_WAIT_MS = 5000

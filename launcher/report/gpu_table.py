@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from launcher.telemetry.health import Health
+from launcher.verdict.health import Health
 from launcher.verdict.results import WorkerResult
 
 COLUMNS = (

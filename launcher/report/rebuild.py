@@ -8,12 +8,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from launcher import run_dir
-from launcher.report import files
+from launcher.report import evidence, files
 from launcher.report.closing import closing_lines
-from launcher.supervise.policy import request_of
-from launcher.telemetry.health import Health, Record
+from launcher.telemetry.health import Record
 from launcher.telemetry.health_result import Healths, with_health
-from launcher.verdict import evidence
+from launcher.verdict.health import Health
 from launcher.verdict.judge import judge
 from launcher.verdict.live import Watch
 from launcher.verdict.results import Case, Ended, RunEnd, RunResult
@@ -21,6 +20,7 @@ from launcher.verdict.steps import History
 from model_check.config.schema import FAIL_ON
 from model_check.errors import EXIT_INTERNAL, StorageError, UsageError
 from model_check.events import decode, decode_gpu
+from model_check.utils.requests import request_of
 
 USAGE = """\
 usage: run.sh report RUN_DIR ...: make the reports again and print them; ends with the exit code of

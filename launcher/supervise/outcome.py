@@ -4,8 +4,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from launcher.supervise.policy import Stop
 from launcher.supervise.worker import WorkerRecord
+from launcher.verdict.stop import Stop
 from model_check.events import Event
 
 

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 
-from launcher.supervise.signals import REQUESTS
+from launcher.verdict.stop import Stop
 from model_check.errors import EXIT_HANG, EXIT_SIGNAL_BASE, describe_exit, exit_code_of
+from model_check.utils.requests import request_of
 
 PATIENCE = 10.0
 """How much longer silence may last while a worker imports, builds, compiles, saves, evaluates."""
@@ -74,20 +75,6 @@ class Done(Struct, frozen=True):
     """Everybody ended with exit code 0."""
 
 
-class Stop(Struct, frozen=True):
-    """End the run now."""
-
-    reason: str
-    """A sentence for people."""
-    exit_code: int
-    culprits: tuple[str, ...]
-    """Names of the workers that are blamed; none: nobody's fault (a signal to us), or a tie."""
-    is_hang: bool = False
-    """What the workers are doing is worth saving before anybody is stopped."""
-    tied: tuple[str, ...] = ()
-    """Names of the workers that failed first together: nobody knows which, so none is blamed."""
-
-
 def decide(
     workers: Sequence[WorkerView], now: float, limits: Limits, received: Collection[int] = ()
 ) -> Continue | Stop | Done:
@@ -111,13 +98,6 @@ def ended_early(workers: Sequence[WorkerView], now: float, limits: Limits) -> li
         return []
     ended = [worker for worker in workers if worker.returncode == 0]
     return [worker for worker in ended if now >= worker.ended_at + limits.early_s]
-
-
-def request_of(code: int) -> signal.Signals | None:
-    """The request that a process which ended with `code` seems to have followed: by its default
-    action (-N), or in a handler (128+N)."""
-    signum = exit_code_of(code) - EXIT_SIGNAL_BASE
-    return signal.Signals(signum) if signum in REQUESTS else None
 
 
 def stop_for_signal(signum: int) -> Stop:

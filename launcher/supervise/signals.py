@@ -2,21 +2,13 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Self
 
 from launcher.contain.linux import signalfd
+from model_check.utils.requests import TO_FORWARD
 
-TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
-"""SIGXCPU: the CPU time that a batch system or `ulimit -t` grants is used up."""
-IMPATIENT = (signal.SIGINT, signal.SIGQUIT)
-"""From a person at a terminal: the second one kills at once."""
-TO_FORWARD = (signal.SIGUSR1, signal.SIGUSR2)
-REQUESTS = (*TO_STOP, *TO_FORWARD)
-"""What asks a program to end, or to report. A whole job may be sent it (`scancel`, `systemctl
-stop`): it is the supervisor's to answer."""
 _ALWAYS_OURS = (signal.SIGTERM, *TO_FORWARD, signal.SIGCHLD, signal.SIGCONT)
 _OURS_UNLESS_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
 """Whoever started us ignored them on purpose (nohup, a background job): they stay ignored, by us
@@ -90,14 +82,3 @@ class SignalInbox:
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:
     """A handler is what has the byte written."""
-
-
-@contextmanager
-def requests_held() -> Iterator[None]:
-    """A helper that is started inside keeps requests blocked: none kills it before it can ignore
-    them."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -20,7 +20,6 @@ from launcher.contain.memory import CgroupOom, OomCounter, OomWatch
 from launcher.contain.processes import Family
 from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec
-from launcher.supervise import signals
 from launcher.supervise.hang import Inquest, forget_empty
 from launcher.supervise.listening import Ears
 from launcher.supervise.loop import Loop, Urgency
@@ -29,7 +28,6 @@ from launcher.supervise.policy import (
     Continue,
     Done,
     Limits,
-    Stop,
     WorkerView,
     decide,
     ended_early,
@@ -47,8 +45,10 @@ from launcher.supervise.worker import (
     spawn,
     spawn_error,
 )
+from launcher.verdict.stop import Stop
 from model_check.errors import EXIT_PASS
 from model_check.events import Event
+from model_check.utils.requests import IMPATIENT, REQUESTS, TO_FORWARD, TO_STOP
 
 __all__ = ["Observer", "Outcome", "Supervisor", "WorkerRecord"]
 
@@ -319,11 +319,11 @@ class Supervisor:
                 self._reap_adopted()
                 continue
             self._num_signals += 1
-            if signum in signals.REQUESTS:
+            if signum in REQUESTS:
                 self._requests[signum] = None
-            if signum in signals.TO_STOP:
+            if signum in TO_STOP:
                 self._asked_to_stop(signum)
-            elif signum in signals.TO_FORWARD:
+            elif signum in TO_FORWARD:
                 self._pass_on(signum)
             elif signum == signal.SIGCONT:
                 self._resume()
@@ -337,14 +337,14 @@ class Supervisor:
             self._printer.say(f"{signum.name} received: it is passed on when the workers run")
 
     def _asked_to_stop(self, signum: signal.Signals) -> None:
-        self._num_impatient += signum in signals.IMPATIENT
+        self._num_impatient += signum in IMPATIENT
         if not self._is_ending:
             self._end(stop_for_signal(signum))
         elif self._teardown is None:  # whoever is told to end does not wait for evidence
             self._stop_everybody()
         elif self._num_impatient >= 2:
             self._teardown.kill(self._now)
-        elif signum in signals.IMPATIENT:
+        elif signum in IMPATIENT:
             self._printer.say("already stopping; once more kills at once")
 
     def _suspend(self) -> None:

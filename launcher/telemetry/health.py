@@ -2,11 +2,11 @@
 
 from collections import Counter
 
-import msgspec
 from msgspec import Struct, field
 
 from launcher.gpus.cures import WITHOUT, cure_for
 from launcher.telemetry.xids import HARMLESS, xid_symptom
+from launcher.verdict.health import Health
 from launcher.verdict.severity import CauseClass, Severity, Symptom
 from model_check.events import Counters, GpuEvent, Telemetry, Trouble, Watched, Xid
 
@@ -64,53 +64,6 @@ _REASONS = {
     0x80: "power brake",
     0x100: "display clocks",
 }
-
-
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU during a run. None is "not told" (N/A); `_new` is what was added during the run."""
-
-    samples: int
-    samples_loaded: int
-    """Those in which the GPU said that it was busy."""
-    temperature_max_c: int | None
-    memory_temperature_max_c: int | None
-    power_mean_w: float | None
-    power_max_w: float | None
-    power_limit_w: float | None
-    sm_mean_mhz: float | None
-    """While it was busy; over everything when nobody says when that was."""
-    sm_max_mhz: int | None
-    memory_mhz: int | None
-    utilization_mean_percent: float | None
-    memory_used_max_mib: int | None
-    throttled_percent: dict[str, float] | None
-    """Reason -> share of the samples in which the clocks were held back for it."""
-    slowed_percent: dict[str, float]
-    """Slowdown -> share of the run, by the counter of its time or by samples, if that is more."""
-    power_violation_percent: float | None
-    thermal_violation_percent: float | None
-    ecc_corrected_new: int | None
-    ecc_uncorrected_new: int | None
-    ecc_corrected_total: int | None
-    ecc_uncorrected_total: int | None
-    """In the life of the board."""
-    remapped_corrected: int | None
-    remapped_uncorrected: int | None
-    remap_pending: bool | None
-    remap_failed: bool | None
-    pcie_gen: int | None
-    """The fastest that was seen."""
-    pcie_max_gen: int | None
-    pcie_width: int | None
-    pcie_max_width: int | None
-    pcie_replays_new: int | None
-    nvlink_errors_new: int | None
-    xids: dict[int, int] | None
-    """How often each came; None: this driver tells none."""
-    told_no_more: list[str]
-    """What could condemn it, was told, and was not told at the end."""
-    trouble: list[Trouble]
-    """What NVML could not tell, and why."""
 
 
 class Record(Struct):

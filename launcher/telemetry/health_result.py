@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from launcher.telemetry.health import Health, symptoms
+from launcher.telemetry.health import symptoms
+from launcher.verdict.health import Health
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import Symptom, worst
 from model_check.errors import EXIT_HEALTH, EXIT_INTERNAL, EXIT_PASS

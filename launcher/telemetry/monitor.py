@@ -22,11 +22,12 @@ import msgspec
 from launcher import run_dir
 from launcher.contain import linux
 from launcher.output.append_file import AppendFile
-from launcher.supervise.signals import requests_held
-from launcher.telemetry.health import Health, Record, trouble_symptom
+from launcher.telemetry.health import Record, trouble_symptom
 from launcher.telemetry.sampler import ANNOUNCEMENT_BYTES
 from launcher.telemetry.xids import xid_symptom
+from launcher.verdict.health import Health
 from model_check.events import SCHEMA, GpuEvent, Trouble, Watched, Xid, encode
+from model_check.utils.requests import requests_held
 
 DEADLINE_S = 10.0
 """A GPU without persistence mode takes seconds to wake up; a driver that hangs, for ever."""

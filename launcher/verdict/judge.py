@@ -2,7 +2,6 @@
 
 from signal import Signals
 
-from launcher.supervise.policy import request_of
 from launcher.verdict.agreement import Disagreement
 from launcher.verdict.results import Case, Ended, RunResult, SplitResult, Verdict, WorkerResult
 from launcher.verdict.steps import History
@@ -14,6 +13,7 @@ from model_check.errors import (
     EXIT_SIGNAL_BASE,
     describe_exit,
 )
+from model_check.utils.requests import request_of
 
 
 def judge(case: Case) -> RunResult:

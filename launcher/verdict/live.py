@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from launcher.supervise.policy import Stop
 from launcher.verdict.agreement import Agreement, Disagreement
 from launcher.verdict.steps import History
+from launcher.verdict.stop import Stop
 from model_check.errors import EXIT_DISAGREEMENT
 from model_check.events import Event, Step
 

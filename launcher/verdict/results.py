@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from launcher.telemetry.health import Health
 from launcher.verdict.agreement import Disagreement
+from launcher.verdict.health import Health
 from launcher.verdict.severity import CauseClass, Severity
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_SIGNAL_BASE

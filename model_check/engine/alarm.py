@@ -10,8 +10,8 @@ from typing import NoReturn
 import torch
 from torch import nn
 
+from model_check.engine.checkpoint import storing
 from model_check.engine.reading import Reading
-from model_check.engine.saving.checkpoint import storing
 from model_check.errors import NonFiniteError, StorageError
 from model_check.events import EventSink, Evidence, NonFinite, Phase
 from model_check.forensics.dump import dump_tensors

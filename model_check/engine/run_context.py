@@ -9,8 +9,8 @@ import torch
 
 from model_check.config.drill import Drill
 from model_check.engine.evaluation import Splits
-from model_check.engine.observe.metrics import Meter
-from model_check.engine.observe.observer import Observer
+from model_check.engine.metrics import Meter
+from model_check.engine.observer import Observer
 from model_check.engine.stop import StopSignal
 from model_check.events import EventSink, Scalar
 

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from model_check.config.derived import Geometry
 from model_check.config.schema import Settings
-from model_check.engine.observe.metrics import Meter
-from model_check.engine.observe.observer import Observer
+from model_check.engine.checkpoint import SCHEMA
+from model_check.engine.metrics import Meter
+from model_check.engine.observer import Observer
 from model_check.engine.optim import AdamW
 from model_check.engine.rng import rng_states, set_rng_states
-from model_check.engine.saving.checkpoint import SCHEMA
 from model_check.events import Scalar
 
 

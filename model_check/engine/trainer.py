@@ -8,13 +8,13 @@ from pathlib import Path
 from model_check.config.derived import num_micro_batches
 from model_check.engine.alarm import Alarm
 from model_check.engine.batches import Batch, BatchSource, gather
+from model_check.engine.checkpoint import write_checkpoint
 from model_check.engine.evaluation import Evaluator
 from model_check.engine.inject import Injector
 from model_check.engine.memory import explained
-from model_check.engine.observe.metrics import Meter, peak_memory_bytes
+from model_check.engine.metrics import Meter, peak_memory_bytes
 from model_check.engine.reading import Reader, Reading
 from model_check.engine.run_context import Surroundings
-from model_check.engine.saving.checkpoint import write_checkpoint
 from model_check.engine.saving.checkpoint_files import BEST, LAST, step_name
 from model_check.engine.saving.resume import resume
 from model_check.engine.saving.saver import Saver

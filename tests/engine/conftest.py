@@ -20,8 +20,8 @@ from model_check.config.load import Request, load
 from model_check.config.schema import Settings
 from model_check.engine.assembly import build_trainer
 from model_check.engine.evaluation import Splits
-from model_check.engine.observe.metrics import Meter
-from model_check.engine.observe.observer import Observer
+from model_check.engine.metrics import Meter
+from model_check.engine.observer import Observer
 from model_check.engine.run_context import Surroundings
 from model_check.engine.stop import StopSignal
 from model_check.engine.trainer import Trainer

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from model_check.engine.saving.checkpoint import CheckpointError
+from model_check.engine.checkpoint import CheckpointError
 from model_check.errors import ConfigError
 from model_check.events import Phase
 from tests.engine.conftest import FakeBatch, FakeSource, Run, Worker

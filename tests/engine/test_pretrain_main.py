@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from model_check.engine.console import Console
-from model_check.engine.observe.metrics import Meter
+from model_check.engine.metrics import Meter
 from model_check.engine.stop import StopSignal
 from model_check.events import Done, Evidence, NonFinite, Phase, Step
 from model_check.utils.worker_env import WorkerEnv

@@ -68,7 +68,7 @@ import sys, torch
 from model_check.config.load import Request, load
 from model_check.config.derived import geometry
 from model_check.config.memory import estimate_memory_bytes
-from model_check.engine.observe.metrics import peak_memory_bytes
+from model_check.engine.metrics import peak_memory_bytes
 from model_check.engine.optim import AdamW
 from model_check.models.attention import BACKENDS
 from model_check.models.build_model import build_model

@@ -19,7 +19,6 @@ from model_check.data.cache.publish import (
     unfinished_bytes,
     write_synced,
 )
-from model_check.data.cache.sharing import shared_directory
 from model_check.data.read.manifest import (
     MANIFEST,
     MAX_UINT16_VOCAB,
@@ -32,6 +31,7 @@ from model_check.data.read.manifest import (
     read_view,
     to_bytes,
 )
+from model_check.data.read.sharing import shared_directory
 from model_check.data.sources.progress import Progress
 from model_check.data.tokenizers.tokenizer import TextTokenizer
 

@@ -14,7 +14,6 @@ from typing import Literal, TypeVar
 import msgspec
 
 from model_check.data.cache.publish import TMP_PREFIX, aside, is_dead, unfinished
-from model_check.data.cache.sharing import hold_cache
 from model_check.data.read.manifest import (
     LONGEST,
     MANIFEST,
@@ -26,6 +25,7 @@ from model_check.data.read.manifest import (
     read_view,
     verify_files,
 )
+from model_check.data.read.sharing import hold_cache
 from model_check.errors import DataError
 from model_check.utils.held import HeldDirectory, NotPlainError
 

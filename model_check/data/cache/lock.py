@@ -14,7 +14,7 @@ from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from io import BufferedWriter
 from pathlib import Path
 
-from model_check.data.cache.sharing import share, shared_directory
+from model_check.data.read.sharing import share, shared_directory
 from model_check.utils.held import HeldDirectory
 from model_check.utils.words import printable
 

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from model_check.data.cache.sharing import hold_cache, share, shared_directory
+from model_check.data.read.sharing import hold_cache, share, shared_directory
 
 _DIRECTORY = ".memo"
 _LONGEST = 1 << 16

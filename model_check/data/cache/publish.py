@@ -15,9 +15,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from model_check.data.cache.sharing import hold_cache, is_ours, share_entry
 from model_check.data.read.manifest import FileEntry
-from model_check.data.sources.source import BrokenOffError
+from model_check.data.read.sharing import hold_cache, is_ours, share_entry
 from model_check.errors import DataError, StorageError
 from model_check.utils.held import OTHERS_WRITE, HeldDirectory
 
@@ -35,6 +34,10 @@ _RESUMABLE_S = 7 * 24 * 3600
 """So long an unfinished directory waits for somebody who goes on with it."""
 _NOBODY_ELSE_WRITES = 0o755
 _serial = itertools.count()
+
+
+class BrokenOffError(DataError):
+    """The rest of the text cannot be had now. What was made of the text before is worth keeping."""
 
 
 class PlaceError(StorageError):

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from model_check.data.cache.sharing import hold_cache
+from model_check.data.read.sharing import hold_cache
 from model_check.data.read.windows import Tail, Windows
 from model_check.errors import DataError
 from model_check.utils.held import HeldDirectory, NotPlainError

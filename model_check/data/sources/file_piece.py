@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from model_check.data.cache.memo import stat_signature
+from model_check.data.sources.packed import PACKED, unpacked
 from model_check.data.sources.rows import EVERY_ROW, RowRule
 from model_check.data.sources.spans import PIECE_BYTES, document_spans, line_spans, read_line
 from model_check.data.sources.text import (
@@ -18,7 +19,6 @@ from model_check.data.sources.text import (
     decode,
     without_bom,
 )
-from model_check.data.tokenizers.packed import PACKED, unpacked
 from model_check.errors import DataError
 from model_check.utils.words import printable
 

@@ -6,8 +6,8 @@ from copy import copy
 from functools import cached_property
 from typing import Any
 
+from model_check.data.cache.publish import BrokenOffError
 from model_check.data.sources.hub import Hub, without_secrets
-from model_check.data.sources.source import BrokenOffError
 from model_check.data.sources.text import Repairs, clean
 from model_check.errors import DataError, StorageError
 

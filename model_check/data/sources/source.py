@@ -7,10 +7,6 @@ from model_check.data.sources.text import Repairs
 from model_check.errors import DataError
 
 
-class BrokenOffError(DataError):
-    """The rest of the text cannot be had now. What was made of the text before is worth keeping."""
-
-
 class Source(Protocol):
     """A text to train on. Two sources with one identity yield the same documents."""
 

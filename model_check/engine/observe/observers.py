@@ -12,11 +12,11 @@ from model_check.config.profile import parse_steps
 from model_check.config.schema import LoggingSettings, Settings
 from model_check.engine.device import device_name
 from model_check.engine.observe.mfu import Utilisation, flops_per_token, peak_flops
-from model_check.engine.observe.observer import Observer
 from model_check.engine.observe.profiler import Profiler
 from model_check.engine.observe.scalars import ScalarLog, ScalarWriter
 from model_check.engine.observe.tensorboard import TensorBoardWriter
 from model_check.engine.observe.wandb import API_KEY, WandbPlace, WandbRun, read_key
+from model_check.engine.observer import Observer
 from model_check.engine.run_context import Surroundings
 
 

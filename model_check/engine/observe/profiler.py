@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from model_check.engine.observe.observer import Observer
-from model_check.engine.saving.checkpoint import storing
+from model_check.engine.checkpoint import storing
+from model_check.engine.observer import Observer
 from model_check.errors import StorageError
 from model_check.events import EventSink, Note
 

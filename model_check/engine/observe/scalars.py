@@ -4,9 +4,9 @@ goes to events, TensorBoard and W&B alike."""
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from model_check.engine.observe.metrics import current_memory_bytes, peak_memory_bytes
+from model_check.engine.metrics import current_memory_bytes, peak_memory_bytes
 from model_check.engine.observe.mfu import Utilisation
-from model_check.engine.observe.observer import Observer
+from model_check.engine.observer import Observer
 from model_check.engine.reading import Reading
 from model_check.errors import StorageError
 from model_check.events import Evaluation, EventSink, Metrics, Note

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 
 from model_check.config.schema import Settings
-from model_check.engine.observe.metrics import Meter, evaluation_line, step_line
-from model_check.engine.observe.observer import Observer
+from model_check.engine.metrics import Meter, evaluation_line, step_line
+from model_check.engine.observer import Observer
 from model_check.engine.reading import Reading
 from model_check.events import Evaluation, EventSink, Note, Step
 

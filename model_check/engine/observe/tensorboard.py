@@ -13,7 +13,7 @@ import struct
 import time
 from pathlib import Path
 
-from model_check.engine.saving.checkpoint import storing
+from model_check.engine.checkpoint import storing
 
 SETTING = "logging.tensorboard_dir"
 _POLYNOMIAL = 0x82F63B78

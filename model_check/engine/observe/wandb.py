@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_check.engine.observe.observer import Observer
+from model_check.engine.observer import Observer
 from model_check.errors import ConfigError, StorageError
 from model_check.events import Scalar
 from model_check.utils.words import first_line

@@ -9,7 +9,7 @@ from torch import nn
 from model_check.config.architecture import differences
 from model_check.config.schema import ModelSettings, Settings
 from model_check.data.sources.weights import weights_directory
-from model_check.engine.saving.checkpoint import read_checkpoint
+from model_check.engine.checkpoint import read_checkpoint
 from model_check.engine.saving.misfit import misfit
 from model_check.errors import ConfigError
 

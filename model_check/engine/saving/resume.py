@@ -8,8 +8,8 @@ from typing import Any
 from model_check.config.profile import parse_steps
 from model_check.config.resume import AUTO, architecture_changes, changes, forbidden
 from model_check.config.schema import Settings
+from model_check.engine.checkpoint import CheckpointError, read_checkpoint
 from model_check.engine.run_context import Surroundings
-from model_check.engine.saving.checkpoint import CheckpointError, read_checkpoint
 from model_check.engine.saving.checkpoint_files import directories_beside, newest_first
 from model_check.engine.saving.misfit import misfit
 from model_check.engine.saving.saver import Saver

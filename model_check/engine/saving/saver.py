@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 
 from model_check.config.schema import TrainingSettings
-from model_check.engine.saving.checkpoint import storing, write_checkpoint
+from model_check.engine.checkpoint import storing, write_checkpoint
 from model_check.engine.saving.checkpoint_files import keep_earlier, steps_of, sweep_leftovers
 from model_check.engine.state import snapshot
 from model_check.errors import StorageError

@@ -16,8 +16,7 @@ import pytest
 from model_check.data.build.make import make
 from model_check.data.build.wanted import Wanted
 from model_check.data.cache import publish
-from model_check.data.cache.publish import UNFINISHED
-from model_check.data.sources.source import BrokenOffError
+from model_check.data.cache.publish import UNFINISHED, BrokenOffError
 from model_check.data.sources.text import Repairs
 from tests.data.gated_builder import ONE_DOCUMENT_A_TASK, Choice, wanted
 from tests.data.lab import DEADLINE_S, ROOT, WORDS, Lab, write_tokenizer

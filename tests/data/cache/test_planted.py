@@ -24,8 +24,8 @@ from model_check.data.build.wanted import Wanted
 from model_check.data.cache import publish
 from model_check.data.cache.memo import Memo
 from model_check.data.cache.publish import UNFINISHED
-from model_check.data.cache.sharing import hold_cache
 from model_check.data.read.manifest import MANIFEST, CorruptEntryError, read_view, shard_name
+from model_check.data.read.sharing import hold_cache
 from model_check.data.read.token_cache import TokenCache
 from model_check.data.sources.text import Repairs
 from model_check.errors import ConfigError, DataError, StorageError

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from model_check.engine.checkpoint import CheckpointError, read_checkpoint
 from model_check.engine.evaluation import Splits
-from model_check.engine.observe.observer import Observer
-from model_check.engine.saving.checkpoint import CheckpointError, read_checkpoint
+from model_check.engine.observer import Observer
 from model_check.engine.stop import EndedEarly
 from model_check.errors import ConfigError, NonFiniteError
 from model_check.events import Evaluation, Phase, Scalar

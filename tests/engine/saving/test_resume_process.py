@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_check.engine.saving.checkpoint import read_checkpoint
+from model_check.engine.checkpoint import read_checkpoint
 from model_check.events import Done, Evaluation, Step
 from tests.engine.conftest import DEADLINE_S, Worker
 

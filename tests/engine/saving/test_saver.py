@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_check.engine.saving.checkpoint import read_checkpoint, storing
+from model_check.engine.checkpoint import read_checkpoint, storing
 from model_check.engine.state import snapshot
 from model_check.engine.stop import EndedEarly, Terminated
 from model_check.errors import NonFiniteError, StorageError

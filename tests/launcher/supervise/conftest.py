@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.supervise.policy import Stop
 from launcher.supervise.supervisor import Observer
+from launcher.verdict.stop import Stop
 from tests.launcher.supervise.lab import ROOT, Lab, Launch, OwnProcess, is_alive, open_fds
 
 

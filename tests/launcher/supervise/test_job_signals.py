@@ -9,7 +9,7 @@ import pytest
 
 from launcher.contain import processes
 from launcher.supervise.outcome import Outcome
-from launcher.supervise.policy import Stop
+from launcher.verdict.stop import Stop
 from model_check.events import Beat, Done, Event, encode
 from tests.launcher.supervise.lab import (
     Lab,

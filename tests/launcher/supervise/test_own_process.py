@@ -13,7 +13,7 @@ import pytest
 
 from launcher.contain import processes
 from launcher.contain.guardian import is_worker
-from launcher.supervise.signals import TO_STOP
+from model_check.utils.requests import TO_STOP
 from model_check.utils.worker_env import RUN_TAG
 from tests.launcher.supervise.lab import (
     ROOT,

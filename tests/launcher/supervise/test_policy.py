@@ -9,13 +9,13 @@ from launcher.supervise.policy import (
     Continue,
     Done,
     Limits,
-    Stop,
     WorkerView,
     decide,
     ended_early,
-    request_of,
     stop_for_signal,
 )
+from launcher.verdict.stop import Stop
+from model_check.utils.requests import request_of
 
 NO_LIMIT = Limits(grace_s=10, silence_s=0)
 HALF_A_MINUTE = Limits(grace_s=10, silence_s=30)

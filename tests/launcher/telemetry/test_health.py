@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from launcher.report.closing import closing_lines
 from launcher.report.page import page
-from launcher.telemetry.health import Health, Record, symptoms
+from launcher.telemetry.health import Record, symptoms
 from launcher.telemetry.health_result import with_health
 from launcher.telemetry.xids import xid_symptom
+from launcher.verdict.health import Health
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Severity, Symptom
 from model_check.events import Counters, GpuEvent, Telemetry, Trouble, Xid

@@ -7,8 +7,8 @@ from signal import Signals
 from typing import Any
 
 from launcher.output.view import MAX_LINE_BYTES
-from launcher.supervise.signals import REQUESTS
 from model_check.errors import exit_code_of
+from model_check.utils.requests import REQUESTS
 from tests.launcher.supervise.chaos.mischief import payload
 from tests.launcher.supervise.chaos.play import Played, entries
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model_check.engine.observe.metrics import Meter, clock, peak_memory_bytes, step_line
+from model_check.engine.metrics import Meter, clock, peak_memory_bytes, step_line
 
 
 def test_the_step_line_is_the_documented_one() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from model_check.engine.saving.checkpoint import (
+from model_check.engine.checkpoint import (
     SCHEMA,
     CheckpointError,
     read_checkpoint,
