@@ -201,5 +201,11 @@ def _write_result(path: Path, prepared: Prepared) -> None:
         raise StorageError(f"--result {path}: cannot be written: {error.strerror}") from error
 
 
+def command() -> int:
+    """The command `model-check-prepare`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
+    return main(sys.argv[1:])
+
+
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

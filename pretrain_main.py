@@ -327,5 +327,11 @@ def last_word(ending: Ending, meter: Meter) -> Done:
     )
 
 
+def command() -> int:
+    """The command `model-check-train`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
+    return main(sys.argv[1:])
+
+
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""`python -m launcher`: the same as `bash run.sh`."""
+"""`python -m launcher`, and the command `model-check`: the same as `bash run.sh`."""
 
 import gc
 import io
@@ -6,11 +6,37 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Run the command line, and leave the process with its exit code."""
+    # USR1 and USR2 are for the workers. Until there is one they wait: by default they would kill.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
+    # A Ctrl-C during the imports ends the process by the signal, without a traceback. Where the
+    # caller ignores it (a job in the background of a script), it stays ignored.
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    open_streams()
+    gc.disable()  # importing leaves no garbage, and looking for it takes a tenth of the time
+    from launcher.cli import main as run_command_line
+
+    gc.freeze()
+    gc.enable()
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, handler)
+    code = run_command_line()
+    # Everything is written and nobody is left: taking the interpreter apart object by object would
+    # only keep the caller waiting (10 ms).
+    with suppress(OSError):  # `run_command_line` told of it, or nobody reads it
+        sys.stdout.flush()
+    os._exit(code)
 
 
 def open_streams() -> None:
-    """Started with `>&-`, this process would open its lock and log files as its own output. What a
-    terminal's encoding has no characters for is escaped."""
+    """Started with `>&-`, this process would open its lock and log files as its own output. The
+    terminal gets escapes for characters that its encoding lacks."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -23,24 +49,4 @@ def open_streams() -> None:
 
 
 if __name__ == "__main__":
-    # What a run passes on to its workers waits until there is one: by default it would kill.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
-    # A Ctrl-C while the rest is imported ends the process as one, without a traceback. Ignored (a
-    # job in the background of a script), it stays so.
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    open_streams()
-    gc.disable()  # importing leaves no garbage, and looking for it takes a tenth of the time
-    from launcher.cli import main
-
-    gc.freeze()
-    gc.enable()
-    if handler is signal.default_int_handler:
-        signal.signal(signal.SIGINT, handler)
-    # Everything is written and nobody is left: taking the interpreter apart object by object would
-    # only keep the caller waiting (10 ms).
-    code = main()
-    with suppress(OSError):  # told by `main`, or nobody reads it
-        sys.stdout.flush()
-    os._exit(code)
+    main()

@@ -22,6 +22,7 @@ from model_check.errors import (
     StorageError,
     UsageError,
 )
+from model_check.utils.project_files import PROJECT
 from model_check.utils.requests import TO_FORWARD
 
 
@@ -71,7 +72,7 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
         case ["report", *rest]:
             return _report(rest)
         case ["prepare", *rest]:
-            _become(str(ROOT / "prepare_dataset.py"), *rest)
+            _become(str(PROJECT / "prepare_dataset.py"), *rest)
         case ["export", *rest]:
             _become("-P", "-m", "model_check.export", "export", *rest)
         case _:

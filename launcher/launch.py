@@ -16,6 +16,7 @@ from launcher.gpus.probe import GpuProbe
 from launcher.plan import Surroundings, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import Limits
 from model_check.config.load import Loaded, load
+from model_check.utils.project_files import PROJECT
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -74,7 +75,7 @@ def open_session(
     settings = replace(loaded.settings, system=system)
     directory = arguments.run_dir or run_dir.default_path(settings.logging.log_dir)
     around = Surroundings(
-        root=ROOT,
+        root=PROJECT,
         python=sys.executable,
         environ=environ,
         run_dir=directory.absolute(),

@@ -50,7 +50,7 @@ class Surroundings(Struct, frozen=True):
     """What every worker of a run has in common."""
 
     root: Path
-    """The checkout: where pretrain_main.py lies."""
+    """Where pretrain_main.py and prepare_dataset.py lie."""
     python: str
     environ: Mapping[str, str]
     run_dir: Path

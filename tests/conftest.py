@@ -1,29 +1,76 @@
 """Capabilities that a test asks for by a mark; without them it is skipped, and says so."""
 
+import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+REQUIRED = frozenset(filter(None, os.environ.get("MODEL_CHECK_REQUIRE", "").split(",")))
+"""Capabilities that this machine promises (CI installs for them): a test that asks for one of them
+and is skipped fails."""
 
+
+@cache
 def num_gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
 
 
-CAPABILITIES = {
+def has_program(*names: str) -> Callable[[], bool]:
+    return lambda: any(shutil.which(name) for name in names)
+
+
+@cache
+def can_make_a_network() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run(("unshare", "--net", "true"), capture_output=True).returncode == 0
+
+
+CAPABILITIES: dict[str, Callable[[], bool]] = {
     "gpu": lambda: num_gpus() >= 1,
     "two_gpus": lambda: num_gpus() >= 2,
+    "root": lambda: os.geteuid() == 0,
+    "netns": can_make_a_network,
+    "slurm": has_program("srun"),
+    "browser": has_program("chromium", "chromium-browser", "google-chrome"),
+    "image": has_program("docker", "podman", "buildah"),
+    "slow": lambda: "slow" in REQUIRED,
 }
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if unknown := REQUIRED - CAPABILITIES.keys():
+        raise pytest.UsageError(
+            f"MODEL_CHECK_REQUIRE: {', '.join(sorted(unknown))}: no such capability "
+            f"(there are {', '.join(CAPABILITIES)})"
+        )
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    for name, present in CAPABILITIES.items():
-        if item.get_closest_marker(name) and not present():
-            pytest.skip(f"this machine has no {name}")
+    for name, is_here in CAPABILITIES.items():
+        if item.get_closest_marker(name) and not is_here():
+            pytest.skip(
+                f"this machine lacks {name}" if name != "slow" else "MODEL_CHECK_REQUIRE=slow"
+            )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    asked = [name for name in sorted(REQUIRED) if item.get_closest_marker(name)]
+    if report.skipped and asked and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        why = call.excinfo.value if call.excinfo else "no reason"
+        report.longrepr = f"MODEL_CHECK_REQUIRE={','.join(asked)}, and it was skipped: {why}"
+    return report
 
 
 @pytest.fixture

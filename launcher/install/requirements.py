@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from model_check.errors import InternalError
+from model_check.utils.project_files import PROJECT
 
 ROOT = Path(__file__).resolve().parents[2]
-PYPROJECT = ROOT / "pyproject.toml"
-CONSTRAINTS = ROOT / "constraints.txt"
+PYPROJECT = PROJECT / "pyproject.toml"
+CONSTRAINTS = PROJECT / "constraints.txt"
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:>=\s*([0-9]+(?:\.[0-9]+)*))?")
 _RELEASE = re.compile(r"(?:[0-9]+!)?([0-9]+(?:\.[0-9]+)*)")

@@ -10,6 +10,7 @@ from model_check.config.data_options import add_data_options, data_flags
 from model_check.config.fields import nearest
 from model_check.config.load import Request
 from model_check.errors import UsageError
+from model_check.utils.project_files import version
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,6 +21,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options
         )
+        self.add_argument("--version", action=_PrintVersion, nargs=0, help="print it and leave")
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse; raises UsageError instead of leaving the process."""
@@ -34,6 +36,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (--help lists the options)")
+
+
+class _PrintVersion(argparse.Action):
+    """argparse's own action wants the text before anybody asked for it."""
+
+    def __call__(self, *_: object) -> NoReturn:
+        print(f"model-check {version()}")
+        raise SystemExit(0)
 
 
 def add_settings_options(parser: argparse.ArgumentParser) -> None:

@@ -22,9 +22,10 @@ from model_check.config.precision import precision
 from model_check.config.prepared_dir import Metadata, check_fits, read_metadata, settings_of
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
+from model_check.utils.project_files import PROJECT
 
 SCHEMA = 1
-PRESETS_DIR = Path(__file__).resolve().parents[2] / "config" / "presets"
+PRESETS_DIR = PROJECT / "config" / "presets"
 
 # The environment carries the rank contract, not settings; these two variables are documented
 # exceptions.

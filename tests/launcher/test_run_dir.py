@@ -50,7 +50,7 @@ def test_what_we_make_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) 
         os.umask(before)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.root
 def test_another_user_reads_nothing_of_a_run(tmp_path: Path) -> None:
     command = (sys.executable, "-m", "launcher", *ONE, "--", "echo", "hello")
     umask = {"umask": 0, "cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
@@ -85,7 +85,7 @@ def test_evidence_of_a_run_whose_directory_vanished_is_private(tmp_path: Path) -
     assert mode_of(path) == 0o700
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@pytest.mark.root
 @pytest.mark.parametrize("trap", ["directory", "link"])
 def test_nothing_is_written_where_another_user_took_the_place_of_a_run_directory(
     tmp_path: Path, trap: str
@@ -145,7 +145,7 @@ def test_a_directory_that_was_laid_ready_keeps_its_mode(tmp_path: Path) -> None:
     assert mode_of(run_dir.create(tmp_path / "run")) == 0o750
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.root
 def test_a_link_that_somebody_else_laid_ready_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     (tmp_path / "mine").mkdir()
@@ -169,7 +169,7 @@ def test_of_two_launchers_in_one_directory_the_second_is_refused(tmp_path: Path)
         run_dir.create(tmp_path / "run")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@pytest.mark.root
 def test_a_directory_that_somebody_else_laid_ready_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     (tmp_path / "run").mkdir()

@@ -25,7 +25,7 @@ SECONDS = float(os.environ.get("MODEL_CHECK_HOSTILE_S", "10")) / 2
 _HANG_S = 60.0
 
 pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become two other users"),
+    pytest.mark.root,
     pytest.mark.timeout(SECONDS + 3 * _HANG_S),
 ]
 

@@ -34,7 +34,7 @@ from tests.data.gated_builder import Choice
 from tests.data.lab import WORDS, Lab, run_tool, start_builder, write_tokenizer
 
 ANOTHER_USER = 65534
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another user's link")
+needs_root = pytest.mark.root
 
 
 @pytest.fixture

@@ -37,7 +37,10 @@ def can_be_nobody() -> bool:
     return done.returncode == 0
 
 
-pytestmark = pytest.mark.skipif(not can_be_nobody(), reason="needs root, and setpriv")
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(not can_be_nobody(), reason="needs root, and setpriv"),
+]
 
 
 @pytest.fixture

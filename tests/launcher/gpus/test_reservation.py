@@ -145,7 +145,7 @@ def test_lock_files_serve_all_users_whatever_the_umask_and_stay(tmp_path: Path) 
     assert set(content) == {"pid", "user", "host", "since"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.root
 @pytest.mark.parametrize("first_user", ["root", "nobody"])
 def test_users_respect_each_others_reservations(first_user: str) -> None:
     with tempfile.TemporaryDirectory() as directory:  # tmp_path lies where only its owner may go
@@ -162,7 +162,7 @@ def test_users_respect_each_others_reservations(first_user: str) -> None:
         reserve([gpu(0)], lock_dir).release()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can own a file as another user")
+@pytest.mark.root
 def test_another_users_lock_file_can_be_locked(tmp_path: Path) -> None:
     reserve([gpu(0)], tmp_path / "locks").release()
     os.chown(tmp_path / "locks" / "GPU-0.lock", NOBODY, NOBODY)
