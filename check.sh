@@ -5,7 +5,7 @@ set -euo pipefail
 
 if [[ ${1-} == --help || ${1-} == -h ]]; then
     printf '%s\n' 'usage: bash check.sh [PYTEST ARGUMENTS]' \
-        'Without: ruff format --check, ruff check, mypy, pytest; ends with the first that fails.' \
+        'Without: ruff format --check, ruff check, mypy, pytest in several processes; ends with the first that fails.' \
         'With: only pytest, with them (bash check.sh tests/test_layers.py -k start).' \
         'Installs the pinned environment first, where it is missing (.venv, or MODEL_CHECK_VENV).'
     exit 0
@@ -24,5 +24,8 @@ if ((!$#)); then
     "$python" -m ruff format --check .
     "$python" -m ruff check .
     "$python" -m mypy
+    # Most tests wait for processes of their own: one of ours more than there are cores keeps these
+    # busy. A file's tests stay together, for the fixtures that they share.
+    set -- -n "$(($(nproc) + 1))" --dist loadfile
 fi
 exec "$python" -m pytest "$@"
