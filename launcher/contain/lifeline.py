@@ -3,11 +3,11 @@
 import os
 import signal
 import subprocess
-import sys
 
 from launcher.contain import cgroup, guardian, processes
 from launcher.contain.pidfd import pidfd_open
 from launcher.contain.processes import Family
+from model_check.utils.child import child_command
 from model_check.utils.requests import requests_held
 
 _EXIT_WAIT_MS = 1000
@@ -17,17 +17,14 @@ _KILL_WAIT_MS = 5000
 class Lifeline:
     """A running guardian. Raises OSError when it cannot be started."""
 
-    def __init__(self, family: Family, root: str) -> None:
+    def __init__(self, family: Family) -> None:
         self._cgroup = cgroup.name_for(family.tag)
         theirs, self._fd = os.pipe()
-        start = (
-            f"import sys; sys.path.append({root!r}); from launcher.contain.guardian import main; "
-        )
-        command = (sys.executable, "-I", "-S", "-c", start + "main(sys.argv[1:])")
+        arguments = (family.tag, str(family.since_ticks), str(os.getpid()))
         try:
             with requests_held():
                 self._guardian = subprocess.Popen(
-                    (*command, family.tag, str(family.since_ticks), str(os.getpid())),
+                    child_command("launcher.contain.guardian", *arguments),
                     stdin=theirs,
                     stdout=subprocess.DEVNULL,  # not the terminal: `run.sh | cat` ends when we do
                     stderr=subprocess.DEVNULL,

@@ -8,7 +8,6 @@ start waits for it.
 import errno
 import os
 import resource
-import sys
 
 from launcher.contain.linux import die_with_parent, reset_signals
 
@@ -66,13 +65,3 @@ def _report(report_fd: int, error: OSError | ValueError, program: str) -> "NoRet
     text = f"{errno.errorcode.get(number, number)}: {program}: {why}"
     os.write(report_fd, text.encode(errors="surrogateescape"))
     os._exit(EXIT_NOT_FOUND if number == errno.ENOENT else EXIT_CANNOT_EXECUTE)
-
-
-def command_line(root: str) -> tuple[str, ...]:
-    """How to start it, but for its arguments: isolated from the worker's PYTHON* variables.
-
-    `-c` and an import rather than the file: an imported module's bytecode is cached. `root` goes to
-    the end of the path, so that nothing in it hides a module of the standard library.
-    """
-    start = f"import sys; sys.path.append({root!r}); from launcher.contain.trampoline import main; "
-    return (sys.executable, "-I", "-S", "-c", start + "main(sys.argv[1:])")

@@ -9,7 +9,6 @@ import ctypes
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -28,13 +27,13 @@ driver has no such value. Any other code is a device in trouble."""
 Fields = dict[str, Any]
 
 
-def main() -> None:
-    """Print the answer. `sys.argv`: seconds after which the kernel ends this process; the GPUs to
+def main(arguments: Sequence[str]) -> None:
+    """Print the answer. `arguments`: seconds after which the kernel ends this process; the GPUs to
     leave alone (JSON: their indices)."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))  # no orphan of a killed launcher
+    signal.setitimer(signal.ITIMER_REAL, float(arguments[0]))  # no orphan of a killed launcher
     try:
-        answer = {"snapshot": read(json.loads(sys.argv[2]))}
+        answer = {"snapshot": read(json.loads(arguments[1]))}
     except CallFailed as failed:
         answer = {"failure": failed.fields()}
     _print("= " + json.dumps(answer))

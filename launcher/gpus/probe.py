@@ -9,17 +9,16 @@ import json
 import os
 import selectors
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
 from launcher.gpus.cures import WITHOUT, cure_for
 from model_check.errors import InternalError, NoGpuError, describe_exit
+from model_check.utils.child import child_command
 
 ComputeMode = Literal["default", "exclusive_thread", "prohibited", "exclusive_process"]
 
@@ -230,7 +229,7 @@ def _child(
 ) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
     """The process that reads NVML; dead, or given up, on leaving."""
     child = subprocess.Popen(
-        _command(limit_s, skipped),
+        child_command("launcher.gpus.nvml", str(limit_s), json.dumps([*skipped])),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -244,13 +243,6 @@ def _child(
         child.kill()
         with suppress(subprocess.TimeoutExpired):  # stuck in the kernel: not even SIGKILL ends it
             child.wait(KILL_WAIT_S)
-
-
-def _command(limit_s: float, skipped: Collection[int]) -> list[str]:
-    # -I -S: no site, no user's PYTHON* variables; a third of the start-up time of a plain start.
-    code = "import sys; sys.path[:0] = sys.argv[3:]; from launcher.gpus.nvml import main; main()"
-    paths = [str(Path(__file__).parents[2]), *filter(None, sys.path)]
-    return [sys.executable, "-I", "-S", "-c", code, str(limit_s), json.dumps([*skipped]), *paths]
 
 
 def _died(child: subprocess.Popen[bytes], conversation: _Conversation) -> Exception:

@@ -37,7 +37,6 @@ from launcher.supervise.signals import SignalInbox
 from launcher.supervise.spare_fds import SpareFds
 from launcher.supervise.teardown import Stage, Teardown
 from launcher.supervise.worker import (
-    ROOT,
     Spawn,
     SpawnError,
     Worker,
@@ -150,7 +149,7 @@ class Supervisor:
         since_ticks = row.started_ticks if row else 0
         family = Family(self._tag, since_ticks, me, os.getsid(0), spared)
         try:
-            self._lifeline = Lifeline(family, ROOT)
+            self._lifeline = Lifeline(family)
         except OSError as error:
             self._printer.say(
                 f"no guardian ({error}): a SIGKILL of this launcher may leave orphans"

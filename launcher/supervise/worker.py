@@ -8,7 +8,6 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
-from pathlib import Path
 
 from msgspec import Struct
 
@@ -19,9 +18,9 @@ from launcher.supervise import stacks
 from launcher.supervise.policy import Confession, WorkerView
 from model_check.errors import EXIT_INTERNAL, EXIT_NON_FINITE, ModelCheckError, describe_exit
 from model_check.events import STACKS_SIGNAL, Done, Event, NonFinite, Phase, Scalar, Step
+from model_check.utils.child import child_command
 from model_check.utils.worker_env import EVENTS_FD, RUN_TAG
 
-ROOT = str(Path(__file__).resolve().parents[2])
 _NUM_LAST_LINES = 50
 _LAST_LINE_CHARS = 2000
 
@@ -333,7 +332,7 @@ def _popen(
     drop_lc_ctype = "0" if "LC_CTYPE" in spec.env else "1"
     ours = (str(os.getpid()), str(report), cpus, drop_lc_ctype)
     return subprocess.Popen(
-        (*trampoline.command_line(ROOT), *ours, *spec.argv),
+        child_command("launcher.contain.trampoline", *ours, *spec.argv),
         env=_environment(spec, run_tag, events),
         stdin=subprocess.DEVNULL,
         stdout=output,

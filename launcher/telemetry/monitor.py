@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -27,6 +26,7 @@ from launcher.telemetry.sampler import ANNOUNCEMENT_BYTES
 from launcher.telemetry.xids import xid_symptom
 from launcher.verdict.health import Health
 from model_check.events import SCHEMA, GpuEvent, Trouble, Watched, Xid, encode
+from model_check.utils.child import child_command
 from model_check.utils.requests import requests_held
 
 DEADLINE_S = 10.0
@@ -244,13 +244,9 @@ def _is_readable(fd: int, timeout_s: float) -> bool:
 
 def command(uuids: Mapping[str, str], announcement_fd: int, interval_s: float) -> list[str]:
     """How the sampler is started, by this process."""
-    # -I -S: no site, no user's PYTHON* variables; a third of the start-up time of a plain start.
-    code = "import sys; sys.path[:0] = sys.argv[5:]; "
-    code += "from launcher.telemetry.sampler import main; main()"
     devices = msgspec.json.encode(list(uuids.items())).decode()
-    paths = [str(Path(__file__).parents[2]), *filter(None, sys.path)]
-    own = [str(os.getpid()), str(announcement_fd), str(interval_s), devices]
-    return [sys.executable, "-I", "-S", "-c", code, *own, *paths]
+    arguments = (str(os.getpid()), str(announcement_fd), str(interval_s), devices)
+    return child_command("launcher.telemetry.sampler", *arguments)
 
 
 def look(uuids: Mapping[str, str], deadline_s: float = DEADLINE_S) -> dict[str, Record]:

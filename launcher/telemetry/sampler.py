@@ -11,9 +11,8 @@ import json
 import os
 import select
 import signal
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from launcher.contain.guardian import ignore_requests
@@ -42,9 +41,9 @@ _VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal"
 Fields = dict[str, Any]
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """`PARENT_PID ANNOUNCEMENT_FD INTERVAL_S DEVICES` (JSON: [[worker, uuid], ...])."""
-    parent, announcement_fd, interval_s, devices = sys.argv[1:5]
+    parent, announcement_fd, interval_s, devices = arguments
     ignore_requests()
     die_with_parent(signal.SIGKILL)
     if os.getppid() != int(parent):

@@ -1,0 +1,23 @@
+"""How a Python program of this project is started as a child process.
+
+On the floor because rooms start children that may not import each other: `launcher.gpus`,
+`launcher.telemetry`, `launcher.contain` and `launcher.supervise`.
+"""
+
+import sys
+from pathlib import Path
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+
+
+def child_command(module: str, *arguments: str) -> list[str]:
+    """The command line that calls `module.main(arguments)` in a new interpreter.
+
+    The child reads no PYTHON* variable and no site customisation, and starts in a third of the time
+    of a plain start. It finds this project, then whatever this process finds. Both come after the
+    standard library, so that no file hides one of its modules. `-c` and an import rather than a
+    file: the bytecode of an imported module is cached.
+    """
+    path = [_ROOT, *filter(None, sys.path)]
+    code = f"import sys; sys.path += {path!r}; from {module} import main; main(sys.argv[1:])"
+    return [sys.executable, "-I", "-S", "-c", code, *arguments]
