@@ -128,6 +128,7 @@ def _prepare_and_train(
         watch,
         companion=monitor,
         kept_signals=prepared.kept_signals,
+        left_behind=prepared.leftovers,
     ).run()
 
 

@@ -1,1 +1,1 @@
-"""Nobody escapes: processes, guardian, cgroups, and the kernel calls for them."""
+"""No process of a run escapes: processes, guardian, cgroups, and the kernel calls for them."""

@@ -1,10 +1,18 @@
-"""The calls to the C library that Python has no name for. The trampoline waits for this import."""
+"""Calls of the kernel that not every Python has: each is made through the C library.
+
+Pythons that were built for an old C library (conda's, uv's) lack pidfds, though the kernel has
+them, so these calls are made by their number everywhere. Imports little: every worker's start waits
+for it.
+"""
 
 import ctypes
 import errno
 import os
 import sys
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
+P_PIDFD = 3
+"""For `os.waitid`."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
@@ -29,74 +37,65 @@ def die_with_parent(signum: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signum)
 
 
-def set_child_subreaper(wanted: bool) -> bool:
+def set_child_subreaper(enabled: bool) -> bool:
     """Whether orphaned descendants of this process become its children; returns what it was.
 
     Raises OSError.
     """
     before = ctypes.c_int()
     _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
-    _prctl(_PR_SET_CHILD_SUBREAPER, int(wanted))
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(enabled))
     return bool(before.value)
 
 
 def reset_signals() -> None:
-    """Every signal to its default action, none blocked: for a process about to exec. What a shell
-    has its children ignore (`nohup`, a job in the background of a script) stays ignored.
+    """Set every signal to its default action and block none: for a process about to exec. What a
+    shell makes its children ignore (`nohup`, a job in the background of a script) stays ignored.
 
-    Done here rather than by the `signal` module, whose import costs a third of the trampoline.
+    Not with the `signal` module, whose import takes a third of the trampoline's time.
     """
-    libc = ctypes.CDLL(None)
-    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-    libc.signal.restype = ctypes.c_void_p
+    _LIBC.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    _LIBC.signal.restype = ctypes.c_void_p
     for signum in range(1, _NUM_SIGNALS + 1):
-        before = libc.signal(signum, _SIG_DFL)  # refused for KILL, STOP and libc's own
+        before = _LIBC.signal(signum, _SIG_DFL)  # refused for KILL, STOP and libc's own
         if before == _SIG_IGN and signum in (_SIGHUP, _SIGINT, _SIGQUIT):
-            libc.signal(signum, _SIG_IGN)
-    libc.sigprocmask(_SIG_SETMASK, ctypes.create_string_buffer(_SIGSET_BYTES), None)
+            _LIBC.signal(signum, _SIG_IGN)
+    _LIBC.sigprocmask(_SIG_SETMASK, ctypes.create_string_buffer(_SIGSET_BYTES), None)
 
 
 def pidfd_open(pid: int) -> int:
-    """As `os.pidfd_open`, which a Python lacks that was built for an old C library."""
-    return _syscall(_SYS_PIDFD_OPEN, pid, 0)
+    """A descriptor of this process, close-on-exec; readable when it is dead. Raises OSError."""
+    return _call("syscall", _SYS_PIDFD_OPEN, pid, 0)
 
 
 def pidfd_send_signal(pidfd: int, signum: int) -> None:
-    """As `signal.pidfd_send_signal`."""
-    _syscall(_SYS_PIDFD_SEND_SIGNAL, pidfd, signum, 0, 0)
+    """Signal exactly the process that `pidfd` names. Raises OSError."""
+    _call("syscall", _SYS_PIDFD_SEND_SIGNAL, pidfd, signum, 0, 0)
 
 
 def signalfd(signum: int) -> int:
     """A descriptor that is readable while `signum` is pending: block it first. Close-on-exec.
     Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
     signals = (1 << (signum - 1)).to_bytes(_SIGSET_BYTES, sys.byteorder)
-    return _checked(libc.signalfd(-1, signals, _SFD_CLOEXEC))
+    return _call("signalfd", -1, signals, _SFD_CLOEXEC)
 
 
 def memfd_create(name: str) -> int:
-    """A file in memory, close-on-exec, as `os.memfd_create`. Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "memfd_create"):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    return _checked(libc.memfd_create(name.encode(), _MFD_CLOEXEC))
-
-
-def _syscall(number: int, *arguments: int) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    return _checked(libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments)))
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    return result
+    """A file in memory, close-on-exec. Raises OSError."""
+    return _call("memfd_create", name.encode(), _MFD_CLOEXEC)
 
 
 def _prctl(option: int, argument: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
-    if libc.prctl(option, argument, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"prctl({option}): {os.strerror(error)}")
+    _call("prctl", option, argument, 0, 0, 0)
+
+
+def _call(name: str, *arguments: int | bytes) -> int:
+    """Call a function of the C library that returns -1 and sets errno when it fails."""
+    if not hasattr(_LIBC, name):  # an old C library
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    # By itself ctypes passes an int as 32 bits and would lose the upper half of an address.
+    words = [ctypes.c_long(word) if isinstance(word, int) else word for word in arguments]
+    result: int = getattr(_LIBC, name)(*words)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result

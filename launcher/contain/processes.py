@@ -1,7 +1,7 @@
 """Find every process of a run, however it hid, and signal it without ever hitting a stranger.
 
-Layers: its process group or session, its descent from the supervisor (a subreaper, so that orphans
-come back to it), a tag in its environment. Standard library only: the guardian imports this.
+Layers: its process group or session, its descent from the supervisor (a subreaper, so orphans
+become its children), a tag in its environment. Standard library only: the guardian imports this.
 """
 
 import os
@@ -11,13 +11,12 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-from launcher.contain.pidfd import pidfd_open, send_signal
+from launcher.contain.linux import pidfd_open, pidfd_send_signal
 
 DEAD = "ZXx"
-"""States of a process that has ended, whether its parent has taken note or not."""
+"""States of a process that has ended, whether its parent has reaped it or not."""
 _PROC = "/proc"
 _INIT = 1
-_left_behind: set[int] = set()
 
 
 class Process(NamedTuple):
@@ -37,30 +36,30 @@ class Family(NamedTuple):
 
     tag: str
     since_ticks: int
-    """Whatever started earlier is a stranger."""
+    """A process that started earlier is a stranger."""
     ancestor: int | None
-    """The supervisor; None: it is dead, so descent from it tells nothing."""
+    """The supervisor's pid; None: it is dead, so descent from it tells nothing."""
     ancestor_session: int
     spared: frozenset[int]
-    """Not to be found: the guardian, children that the supervisor had before the run."""
+    """Pids not to find: the guardian, children that the supervisor had before the run."""
 
 
 def find(family: Family, groups: Collection[int]) -> list[Process]:
     """Every living process of the family. `groups`: the pids of session leaders that we started.
 
-    Of those who fork and end all the time it may miss some; who came back to us is in `orphans`.
+    May miss a process that forks and exits faster than one pass over /proc. `orphans` cannot.
     """
     table = process_table(family.since_ticks)
     return members(family, groups, table, lambda pid: is_tagged(pid, family.tag))
 
 
 def orphans(family: Family, groups: Collection[int]) -> list[Process]:
-    """The family's members who came back to the ancestor as their parent ended, and are not reaped
-    yet: the dead among them, too. For the ancestor itself only.
+    """The family's members that became the ancestor's children when their parents ended, and that
+    are not reaped yet, dead or alive. Only the ancestor itself may ask.
 
-    Everybody alive below the ancestor has living parents up to a child of the ancestor's, and no
-    child leaves that list before it is reaped. So when all workers are dead and one look at the
-    list finds nobody, nobody is left, however quickly they fork.
+    Every living process below the ancestor has living parents up to a child of the ancestor, and no
+    child leaves the list of children before it is reaped. So when all workers are dead and one look
+    at the list finds no orphan, no process is left, however quickly they fork.
     """
     rows = adopted(family, groups)
     if family.ancestor != _INIT:
@@ -69,8 +68,8 @@ def orphans(family: Family, groups: Collection[int]) -> list[Process]:
 
 
 def adopted(family: Family, groups: Collection[int]) -> list[Process]:
-    """The ancestor's children that it did not start. The first process of a container gets orphans
-    of strangers, too (of `docker exec`)."""
+    """The ancestor's children that it did not start. The first process of a container gets the
+    orphans of strangers, too (of `docker exec`)."""
     if family.ancestor is None:
         return []
     started = {*groups, *family.spared}
@@ -79,22 +78,16 @@ def adopted(family: Family, groups: Collection[int]) -> list[Process]:
 
 
 def reap_adopted(family: Family, groups: Collection[int]) -> None:
-    """Let go of dead orphans, and of those whom an earlier run of this process has left behind."""
+    """Reap the orphans that are dead."""
     for process in adopted(family, groups):
         reap(process.pid)
-    _left_behind.difference_update([pid for pid in _left_behind if reap(pid)])
-
-
-def leave_behind(pids: Iterable[int]) -> None:
-    """SIGKILL had no effect on these in time; whenever they are dead, they are ours to reap."""
-    _left_behind.update(pids)
 
 
 def reap(pid: int) -> bool:
-    """Whether nothing is left of this child. By its own pid: nobody else's exit code is lost."""
+    """Whether nothing is left of this child. By its own pid: no other child's exit code is lost."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None
-    except ChildProcessError:  # reaped by whoever else started it
+    except ChildProcessError:  # reaped by the code that started it
         return True
 
 
@@ -104,7 +97,8 @@ def members(
     table: Iterable[Process],
     tagged: Callable[[int], bool],
 ) -> list[Process]:
-    """Those of `table` that belong to the family. Pure but for `tagged`, asked last: it is dear."""
+    """Those of `table` that belong to the family. Pure but for `tagged`, which is slow and so is
+    asked last."""
     by_pid = {process.pid: process for process in table}
     strangers = {family.ancestor, *family.spared}
     return [
@@ -125,14 +119,15 @@ def members(
 def _descends(
     process: Process, family: Family, groups: Collection[int], by_pid: dict[int, Process]
 ) -> bool:
-    """Whether it comes from one of our workers. Their sessions are their own, so a child of the
-    supervisor that shares the supervisor's session is something else that this program started.
-    What came back to the first process of a container may be a stranger's."""
+    """Whether it descends from one of our workers. Each worker has a session of its own, so a child
+    of the supervisor that shares the supervisor's session is something else that this program
+    started. An orphan that the first process of a container got may be a stranger's."""
     seen = set()
     while process.ppid != family.ancestor:
         if process.ppid in groups:
             return True
-        seen.add(process.pid)  # pids can be reused while the table is read: no endless chain
+        # Pids can be reused while the table is read: this keeps the chain from being endless.
+        seen.add(process.pid)
         parent = by_pid.get(process.ppid)
         if parent is None or parent.pid in seen:
             return False
@@ -143,16 +138,16 @@ def _descends(
 
 
 def is_guest(process: Process, family: Family) -> bool:
-    """Whether a member of the family is in a session that is older than the run, which gave him the
-    family's environment: whoever else is in it is a stranger."""
+    """Whether a member of the family is in a session that is older than the run and started it with
+    the family's environment: the other processes of that session are strangers."""
     leader = read_process(process.session)
     return leader is not None and leader.started_ticks < family.since_ticks
 
 
 def is_orphaned(group: int) -> bool:
-    """Whether nobody could continue this process group once it is stopped (POSIX: an orphaned one):
-    no member has a parent in another group of its own session, as a shell with job control is. A
-    parent that can't be read might be one."""
+    """Whether no process could continue this process group once it is stopped (POSIX: an orphaned
+    one): no member has a parent in another group of its own session, as a shell with job control
+    is. A parent that can't be read counts as one."""
     by_pid = {process.pid: process for process in process_table()}
     members = [p for p in by_pid.values() if p.group == group and p.state not in DEAD]
     return bool(members) and not any(_may_continue(by_pid.get(p.ppid), p) for p in members)
@@ -160,7 +155,7 @@ def is_orphaned(group: int) -> bool:
 
 def _may_continue(parent: Process | None, child: Process) -> bool:
     if parent is None:
-        return child.ppid != 0  # 0: it is outside of this container
+        return child.ppid != 0  # 0: the parent is outside of this container
     return parent.session == child.session and parent.group != child.group
 
 
@@ -171,17 +166,17 @@ def process_table(since_ticks: int = 0) -> list[Process]:
 
 
 def now_ticks() -> int:
-    """The present, as `Process.started_ticks` counts."""
+    """The present, in the ticks of `Process.started_ticks`."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def listed_pids() -> list[int]:
-    """Of all processes, the newest first: they may be the ones that end soonest."""
+    """All processes, the newest first: those may be the ones that end soonest."""
     return sorted(map(int, filter(str.isdigit, os.listdir(_PROC))), reverse=True)
 
 
 def read_process(pid: int) -> Process | None:
-    """Its row; None: there is no such process (any more)."""
+    """Its row; None: there is no such process (any longer)."""
     stat = read_proc(pid, "stat")
     # The name in brackets may hold anything, brackets and blanks included.
     fields = stat[stat.rfind(b")") + 2 :].split()
@@ -198,7 +193,8 @@ def is_tagged(pid: int, tag: str) -> bool:
             return False
     except OSError:
         return False
-    return tag.encode() in read_proc(pid, "environ")  # random and long: never there by accident
+    # The tag is random and long: it is never there by accident.
+    return tag.encode() in read_proc(pid, "environ")
 
 
 def hold(process: Process) -> int | None:
@@ -215,16 +211,17 @@ def hold(process: Process) -> int | None:
 
 
 def send(pidfd: int, *signals: int) -> None:
-    """Signal one process; one that is gone or another user's is left alone."""
+    """Signal one process; nothing happens when it is gone or another user's."""
     for signum in signals:
         try:
-            send_signal(pidfd, signum)
+            pidfd_send_signal(pidfd, signum)
         except (ProcessLookupError, PermissionError):
             return
 
 
 def send_unheld(process: Process, signum: signal.Signals) -> None:
-    """`send` without a descriptor: a reused pid is all but excluded, not quite."""
+    """`send` without a descriptor: a stranger with a reused pid is very unlikely to be hit, but not
+    impossible."""
     now = read_process(process.pid)
     if now is not None and now.started_ticks == process.started_ticks:
         with suppress(ProcessLookupError, PermissionError):
@@ -232,9 +229,10 @@ def send_unheld(process: Process, signum: signal.Signals) -> None:
 
 
 def send_group(group: int, *signals: signal.Signals) -> None:
-    """Signal a whole process group, if any of it is left. Nobody who forks in it escapes: either
-    the child is in the group by then, or the fork is undone."""
-    if group <= _INIT:  # to killpg, 0 means our own group and 1 everybody
+    """Signal a whole process group, if any of it is left. No fork in it escapes: either the child
+    is in the group by then, or the fork is undone."""
+    # To killpg, 0 means our own group, and 1 every process.
+    if group <= _INIT:
         return
     for signum in signals:
         try:
@@ -249,7 +247,7 @@ def children(pid: int) -> list[int]:
 
 
 def describe_stuck(pid: int) -> str:
-    """`pid 4711 (state D in nfs_wait)`: what there is to say of a process that SIGKILL leaves."""
+    """`pid 4711 (state D in nfs_wait)`: what is known of a process that SIGKILL did not end."""
     process = read_process(pid)
     where = read_proc(pid, "wchan").decode(errors="replace")
     state = process.state if process is not None else "gone"
@@ -262,4 +260,4 @@ def read_proc(pid: int, name: str) -> bytes:
         with open(f"{_PROC}/{pid}/{name}", "rb", buffering=0) as file:
             return file.read()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return b""  # it ended meanwhile, or belongs to somebody else
+        return b""

@@ -1,8 +1,7 @@
 """What a worker's process runs for a few milliseconds before it becomes the worker's command.
 
-Ties its life to the supervisor's, puts signals and limits in order, then execs. Done here and not
-in a `preexec_fn`, which is unsafe in a process that has threads. Imports little: every worker's
-start waits for it.
+Ties its life to the supervisor's, resets signals and limits, then execs. Not a `preexec_fn`, which
+is unsafe in a process that has threads. Imports little: every worker's start waits for it.
 """
 
 import errno
@@ -12,19 +11,19 @@ import resource
 from launcher.contain.linux import die_with_parent, reset_signals
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # `typing` itself would double the cost of the trampoline
+if TYPE_CHECKING:  # importing `typing` would double the trampoline's time
     from typing import NoReturn
 
 EXIT_CANNOT_EXECUTE = 126
 EXIT_NOT_FOUND = 127
-_SIGKILL = 9  # the `signal` module is too dear to import here
+_SIGKILL = 9  # the `signal` module takes too long to import
 
 
 def main(arguments: list[str]) -> "NoReturn":
     """`PARENT_PID REPORT_FD CPUS DROP_LC_CTYPE COMMAND ARG...` (CPUS: `0,1` or ``): become COMMAND.
 
-    Never returns. REPORT_FD gets the errno and the reason when that fails, and is closed by the
-    exec when it does not: an empty report says that the command's own code runs.
+    Never returns. When that fails, REPORT_FD gets the errno and the reason. When it succeeds, the
+    exec closes REPORT_FD: an empty report says that the command's own code runs.
     """
     parent_pid, report_fd, cpus, drop_lc_ctype, *command = arguments
     os.set_inheritable(int(report_fd), False)
@@ -42,14 +41,15 @@ def main(arguments: list[str]) -> "NoReturn":
 def _prepare(parent_pid: int, cpus: str) -> None:
     die_with_parent(_SIGKILL)
     if os.getppid() != parent_pid:
-        os._exit(EXIT_CANNOT_EXECUTE)  # the supervisor died before the line above: nobody waits
+        # The supervisor died before the line above: no process waits for this one.
+        os._exit(EXIT_CANNOT_EXECUTE)
     if cpus:
         os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
     raise_file_limit()
 
 
 def raise_file_limit() -> None:
-    """This process's soft limit of open files, up to the hard one."""
+    """Raise this process's soft limit of open files to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 
 from launcher.contain import linux
-from launcher.contain.memory_room import memory_room
-from launcher.contain.pidfd import pidfd_open, send_signal
+from launcher.contain.memory import memory_room
 from launcher.doctor.finding import Finding, fail, ok, warn
 from launcher.doctor.limits import LOW_SHM_BYTES, shared_memory_bytes
 
@@ -40,8 +39,8 @@ def _kernel() -> Finding:
     """Everything that the supervisor needs of it, tried on this very process."""
     name = f"Linux {platform.release()}"
     try:
-        pidfd = pidfd_open(os.getpid())
-        send_signal(pidfd, 0)
+        pidfd = linux.pidfd_open(os.getpid())
+        linux.pidfd_send_signal(pidfd, 0)
         os.close(pidfd)
     except OSError as error:
         return fail(

@@ -5,8 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.contain.memory_cgroup import Membership
-from launcher.contain.memory_room import MemoryRoom, memory_room
+from launcher.contain.memory import Membership, MemoryRoom, memory_room
 from launcher.doctor.limits import check_open_files
 from launcher.doctor.storage import try_to_write
 from launcher.plan import Place

@@ -7,7 +7,7 @@ by `policy`; how to end it is `teardown`'s; the terminal is `printer`'s.
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from launcher.contain import processes
 from launcher.contain.lifeline import Lifeline
 from launcher.contain.linux import set_child_subreaper
-from launcher.contain.memory import CgroupOom, OomCounter, OomWatch
+from launcher.contain.memory import OomCounter, OomWatch
 from launcher.contain.processes import Family
 from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec
@@ -69,13 +69,15 @@ class Supervisor:
         companion: Companion | None = None,
         keep_signals: bool = False,
         kept_signals: Sequence[int] = (),
+        left_behind: Collection[int] = (),
         clock_ns: Callable[[], int] = time.monotonic_ns,
         absent_s: float = ABSENT_S,
         spawn: Spawn = spawn,
         oom_counter: OomCounter | None = None,
     ) -> None:
         """`keep_signals`: what else is passed on to the workers is not meant for these; it is kept
-        for the next supervisor, as its `kept_signals`."""
+        for the next supervisor, as its `kept_signals`. `left_behind`: the leftovers of an earlier
+        supervisor in this process, which are reaped when they die after all."""
         self._workers = [Worker(spec) for spec in specs]
         for worker in self._workers:
             for signum in kept_signals:
@@ -87,10 +89,11 @@ class Supervisor:
         self._clock_ns = clock_ns
         self._absent_s = absent_s
         self._spawn = spawn
-        self._oom = OomWatch(oom_counter or CgroupOom())
+        self._oom = OomWatch(oom_counter or OomCounter())
         self._tag = os.urandom(16).hex()
         self._loop = Loop()
         self._ears = Ears(self._loop, printer, lambda: self._woke_ns)
+        self._left_behind = set(left_behind)
         self._unsure: set[Worker] = set()  # a debugger holds back how they ended
         self._told_early: set[str] = set()
         self._spare_fds = SpareFds()
@@ -382,6 +385,7 @@ class Supervisor:
         self._unsure = {worker for worker in self._unsure if not self._has_ended(worker)}
         groups = {worker.pid for worker in self._workers if worker.pid is not None}
         processes.reap_adopted(self._family, groups)
+        self._left_behind = {pid for pid in self._left_behind if not processes.reap(pid)}
 
     # -- the end
 

@@ -179,7 +179,6 @@ class Teardown:
         alive = [worker.pid for worker in self._workers if worker.alive]
         late = [p.pid for p in self._orphans() if p.state not in DEAD]
         self.leftovers = tuple(sorted({*filter(None, alive), *self._strays, *late}))
-        processes.leave_behind(self.leftovers)
         for pid in self.leftovers:
             self._say(f"SIGKILL has no effect on {processes.describe_stuck(pid)}: left behind")
         for pid in list(self._strays):

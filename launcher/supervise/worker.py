@@ -12,7 +12,7 @@ from enum import Enum
 from msgspec import Struct
 
 from launcher.contain import processes, trampoline
-from launcher.contain.pidfd import P_PIDFD, pidfd_open
+from launcher.contain.linux import P_PIDFD, pidfd_open
 from launcher.plan import WorkerSpec
 from launcher.supervise import stacks
 from launcher.supervise.policy import Confession, WorkerView

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.contain.guardian import ignore_requests
 from launcher.contain.linux import die_with_parent
 from launcher.gpus.nvml import MIB, CallFailed, Nvml, open_nvml
+from model_check.utils.requests import ignore_requests
 
 ANNOUNCEMENT_BYTES = 128
 LOST = {15, 16}

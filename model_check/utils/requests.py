@@ -21,13 +21,20 @@ stop`): it is the supervisor's to answer."""
 
 @contextmanager
 def requests_held() -> Iterator[None]:
-    """A helper that is started inside keeps requests blocked: none kills it before it can ignore
-    them."""
+    """A helper that is started inside begins with requests blocked: none kills it before it can
+    ignore them."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def ignore_requests() -> None:
+    """For a helper that ends by itself, after the processes that the requests are meant for. Those
+    that came during its start are blocked (`requests_held`), and vanish with this."""
+    for signum in REQUESTS:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def request_of(code: int) -> signal.Signals | None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from launcher.contain.memory_cgroup import Membership
+from launcher.contain.memory import Membership
 from launcher.doctor.limits import LOW_SHM_BYTES, check_open_files, check_shared_memory
 from launcher.doctor.preflight import (
     check_checkpoint_dir,

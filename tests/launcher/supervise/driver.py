@@ -19,7 +19,8 @@ def main() -> int:
     printer = Printer(sys.stdout.fileno(), run_dir / "launcher.log")
     outcome = Supervisor(_specs(plan["commands"], run_dir), Limits(**plan["limits"]), printer).run()
     if then := plan.get("then"):
-        outcome = Supervisor(_specs(then, run_dir), Limits(**plan["limits"]), printer).run()
+        specs, limits = _specs(then, run_dir), Limits(**plan["limits"])
+        outcome = Supervisor(specs, limits, printer, left_behind=outcome.leftovers).run()
     (run_dir / "outcome.json").write_text(json.dumps(msgspec.to_builtins(outcome)))
     printer.close(0.2)
     return outcome.exit_code
