@@ -26,7 +26,7 @@ from launcher.supervise.supervisor import Outcome, Supervisor
 from launcher.telemetry.health_result import with_health
 from launcher.verdict.judge import judge
 from launcher.verdict.live import Watch
-from launcher.verdict.results import Case, Ended, RunEnd, RunResult
+from launcher.verdict.results import Case, RunEnd, RunResult
 from launcher.verdict.steps import History
 from launcher.verdict.stop import Stop
 from model_check.config.derived import failing_severities
@@ -189,20 +189,6 @@ def _greet(session: Session, printer: Printer) -> None:
 def _judge(facts: dict[str, Any], outcome: Outcome, watch: Watch) -> RunResult:
     watch.finish()
     evidence.keep(watch.histories, Path(facts["run_dir"]))
-    workers = [
-        Ended(
-            name=record.name,
-            pid=record.pid,
-            returncode=record.returncode,
-            stopped_by_us=record.stopped_by_us,
-            duration_s=record.duration_s,
-            spawn_error=record.spawn_error,
-            last_lines=list(record.last_lines),
-            evidence=list(record.evidence),
-            oom=record.oom,
-        )
-        for record in outcome.workers
-    ]
     end = RunEnd(
         exit_code=outcome.exit_code,
         reason=outcome.stop.reason if outcome.stop else None,
@@ -214,10 +200,10 @@ def _judge(facts: dict[str, Any], outcome: Outcome, watch: Watch) -> RunResult:
         leftovers=list(outcome.leftovers),
         dropped_lines=outcome.dropped_lines,
     )
-    histories = {w.name: watch.histories.get(w.name, History()) for w in workers}
-    result = judge(Case(dict(facts), end, workers, histories, watch.agreed_steps))
+    histories = {w.name: watch.histories.get(w.name, History()) for w in outcome.workers}
+    result = judge(Case(dict(facts), end, outcome.workers, histories, watch.agreed_steps))
     facts["end"] = msgspec.to_builtins(end)  # what `report` needs to judge again
-    facts["ended"] = msgspec.to_builtins(workers)
+    facts["ended"] = msgspec.to_builtins(outcome.workers)
     return result
 
 

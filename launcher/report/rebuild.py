@@ -15,7 +15,7 @@ from launcher.telemetry.health_result import Healths, with_health
 from launcher.verdict.health import Health
 from launcher.verdict.judge import judge
 from launcher.verdict.live import Watch
-from launcher.verdict.results import Case, Ended, RunEnd, RunResult
+from launcher.verdict.results import Case, RunEnd, RunResult, WorkerEnd
 from launcher.verdict.steps import History
 from model_check.config.schema import FAIL_ON
 from model_check.errors import EXIT_INTERNAL, StorageError, UsageError
@@ -83,12 +83,12 @@ def _heard(path: Path) -> Health | None:
     return record.health()
 
 
-def _read_end(directory: Path, run: dict[str, Any], watch: Watch) -> tuple[RunEnd, list[Ended]]:
+def _read_end(directory: Path, run: dict[str, Any], watch: Watch) -> tuple[RunEnd, list[WorkerEnd]]:
     try:
         if "end" in run:
             return (
                 msgspec.convert(run.pop("end"), RunEnd),
-                msgspec.convert(run.pop("ended"), list[Ended]),
+                msgspec.convert(run.pop("ended"), list[WorkerEnd]),
             )
     except (KeyError, msgspec.ValidationError) as error:
         raise _not_ours(directory, error) from error
@@ -116,10 +116,10 @@ def _is_running(run: dict[str, Any]) -> bool:
     return run.get("host") == os.uname().nodename and b"launcher" in command
 
 
-def _by_its_word(name: str, history: History) -> Ended:
+def _by_its_word(name: str, history: History) -> WorkerEnd:
     code = history.done.exit_code if history.done else None
     stopped = code is not None and request_of(code) is not None
-    return Ended(name=name, pid=0, returncode=code, stopped_by_us=stopped, duration_s=0.0)
+    return WorkerEnd(name=name, pid=0, returncode=code, stopped_by_us=stopped, duration_s=0.0)
 
 
 def _read_run(directory: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from launcher.supervise.worker import WorkerRecord
+from launcher.verdict.results import WorkerEnd
 from launcher.verdict.stop import Stop
 from model_check.events import Event
 
@@ -54,7 +54,7 @@ class Outcome(Struct, frozen=True):
     exit_code: int
     stop: Stop | None
     """Why it was ended; None: every worker ended with exit code 0."""
-    workers: tuple[WorkerRecord, ...]
+    workers: tuple[WorkerEnd, ...]
     leftovers: tuple[int, ...]
     """Pids that are alive after everything: SIGKILL has no effect on them."""
     signals: int

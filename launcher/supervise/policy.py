@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 
+from launcher.verdict.results import Ending
 from launcher.verdict.stop import Stop
 from model_check.errors import EXIT_HANG, EXIT_SIGNAL_BASE, describe_exit, exit_code_of
 from model_check.utils.requests import request_of
@@ -43,26 +44,20 @@ class Confession(Struct, frozen=True):
     """It also said that it is done (a worker that only met a NaN may still be writing evidence)."""
 
 
-class WorkerView(Struct, frozen=True):
+class WorkerView(Ending, frozen=True, kw_only=True):
     """What the policy knows of one worker. Times are monotonic seconds."""
 
-    name: str
     started_at: float | None = None
     """None: not started yet."""
     last_heard: float = 0.0
     patient_phase: str | None = None
     """The phase it is in, when silence is normal for long there."""
     confession: Confession | None = None
-    returncode: int | None = None
-    """As in `subprocess.Popen`; None: not ended."""
     ended_at: float = 0.0
     wake: int = 0
     """Number of the wake-up that saw it end: within one, the order of deaths is unknown."""
     error: str | None = None
-    """Why it could not start, or its own last message."""
-    spawn_failed: bool = False
-    oom: str | None = None
-    """It was killed by SIGKILL, and what the cgroup counted then."""
+    """Its own last word on why it failed (`Done.error`)."""
 
 
 class Continue(Struct, frozen=True):
@@ -168,9 +163,9 @@ def _stop_for_failure(culprits: Sequence[WorkerView]) -> Stop:
 
 
 def _describe(worker: WorkerView) -> str:
-    message = (worker.error or "").strip()
+    message = (worker.spawn_error or worker.error or "").strip()
     said = f": {message.splitlines()[0]}" if message else ""
-    if worker.spawn_failed:
+    if worker.spawn_error is not None:
         return f"{worker.name} could not start{said}"
     ran_s = (worker.ended_at or _failed_at(worker)) - (worker.started_at or 0.0)
     return f"{worker.name} failed first: {_how(worker)} after {ran_s:.1f} s{_oom(worker)}{said}"

@@ -40,7 +40,6 @@ from launcher.supervise.worker import (
     Spawn,
     SpawnError,
     Worker,
-    WorkerRecord,
     spawn,
     spawn_error,
 )
@@ -49,7 +48,7 @@ from model_check.errors import EXIT_PASS
 from model_check.events import Event
 from model_check.utils.requests import IMPATIENT, REQUESTS, TO_FORWARD, TO_STOP
 
-__all__ = ["Observer", "Outcome", "Supervisor", "WorkerRecord"]
+__all__ = ["Observer", "Outcome", "Supervisor"]
 
 _NEVER = float("inf")
 ABSENT_S = 1.0
@@ -459,7 +458,7 @@ class Supervisor:
         return Outcome(
             exit_code=self._stop.exit_code if self._stop else EXIT_PASS,
             stop=self._stop,
-            workers=tuple(worker.record() for worker in self._workers),
+            workers=tuple(worker.end() for worker in self._workers),
             leftovers=self._teardown.leftovers if self._teardown else (),
             signals=self._num_signals,
             dropped_lines=self._printer.dropped_lines - dropped_before,

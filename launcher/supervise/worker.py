@@ -16,6 +16,7 @@ from launcher.contain.linux import P_PIDFD, pidfd_open
 from launcher.plan import WorkerSpec
 from launcher.supervise import stacks
 from launcher.supervise.policy import Confession, WorkerView
+from launcher.verdict.results import WorkerEnd
 from model_check.errors import EXIT_INTERNAL, EXIT_NON_FINITE, ModelCheckError, describe_exit
 from model_check.events import STACKS_SIGNAL, Done, Event, NonFinite, Phase, Scalar, Step
 from model_check.utils.child import child_command
@@ -57,32 +58,6 @@ class Spawned(Struct, frozen=True):
 
 Spawn = Callable[[WorkerSpec, str], Spawned]
 """Start a worker with this run tag. Raises SpawnError."""
-
-
-class WorkerRecord(Struct, frozen=True):
-    """What is left of a worker when its run is over."""
-
-    name: str
-    pid: int | None
-    """None: it never started."""
-    returncode: int | None
-    """As in `subprocess.Popen`; None: it never started, or could not be killed."""
-    stopped_by_us: bool
-    """We ended it, so its return code is no failure of its own."""
-    started_ns: int | None
-    """CLOCK_MONOTONIC, as `ended_ns`."""
-    ended_ns: int | None
-    duration_s: float
-    last_lines: tuple[str, ...]
-    """The end of its output, without prefix, safe to print."""
-    spawn_error: str | None
-    """Why its command could not be started."""
-    last_event_error: str | None
-    """Its own last word on why it failed (`Done.error`)."""
-    evidence: tuple[str, ...] = ()
-    """Files that we wrote to explain its end."""
-    oom: str | None = None
-    """It died by SIGKILL, and what the cgroup counted then."""
 
 
 class Worker:
@@ -226,16 +201,16 @@ class Worker:
     def view(self) -> WorkerView:
         return WorkerView(
             name=self.spec.name,
+            returncode=self.returncode,
+            spawn_error=self.spawn_error,
+            oom=self.oom,
             started_at=None if self._started_ns is None else self._started_ns / 1e9,
             last_heard=self.last_heard_ns / 1e9,
             patient_phase=self._patient_phase,
             confession=self._confession,
-            returncode=self.returncode,
             ended_at=(self._ended_ns or 0) / 1e9,
             wake=self._wake,
-            error=self.spawn_error or self._error,
-            spawn_failed=self.spawn_error is not None,
-            oom=self.oom,
+            error=self._error,
         )
 
     @property
@@ -245,20 +220,17 @@ class Worker:
             return self._phase
         return None if self._has_stepped else "train, before its first step"
 
-    def record(self) -> WorkerRecord:
-        return WorkerRecord(
+    def end(self) -> WorkerEnd:
+        return WorkerEnd(
             name=self.spec.name,
-            pid=self.pid,
             returncode=self.returncode,
+            spawn_error=self.spawn_error,
+            oom=self.oom,
+            pid=self.pid,
             stopped_by_us=self._stopped_with is not None,
-            started_ns=self._started_ns,
-            ended_ns=self._ended_ns,
             duration_s=self._duration_s,
             last_lines=tuple(self.last_lines),
-            spawn_error=self.spawn_error,
-            last_event_error=self._error,
             evidence=self.evidence,
-            oom=self.oom,
         )
 
     @property

@@ -3,7 +3,7 @@
 from signal import Signals
 
 from launcher.verdict.agreement import Disagreement
-from launcher.verdict.results import Case, Ended, RunResult, SplitResult, Verdict, WorkerResult
+from launcher.verdict.results import Case, RunResult, SplitResult, Verdict, WorkerEnd, WorkerResult
 from launcher.verdict.steps import History
 from launcher.verdict.summary import shared_nonfinite, summary
 from model_check.errors import (
@@ -41,7 +41,7 @@ def judge(case: Case) -> RunResult:
     )
 
 
-def _judge_worker(case: Case, worker: Ended) -> WorkerResult:
+def _judge_worker(case: Case, worker: WorkerEnd) -> WorkerResult:
     history = case.histories[worker.name]
     verdict, cause = _worker_verdict(case, worker, history)
     done = history.done
@@ -61,11 +61,11 @@ def _judge_worker(case: Case, worker: Ended) -> WorkerResult:
         validation=_validation(history),
         notes=history.notes,
         evidence=[*(item.path for item in history.evidence), *worker.evidence],
-        last_lines=worker.last_lines if _has_failed(case, worker, verdict) else [],
+        last_lines=list(worker.last_lines) if _has_failed(case, worker, verdict) else [],
     )
 
 
-def _worker_verdict(case: Case, worker: Ended, history: History) -> tuple[Verdict, str | None]:
+def _worker_verdict(case: Case, worker: WorkerEnd, history: History) -> tuple[Verdict, str | None]:
     request = _followed(case, worker, history)
     own_failure = None if request else _own_failure(case, worker, history)
     if own_failure is not None:
@@ -92,7 +92,7 @@ def _worker_verdict(case: Case, worker: Ended, history: History) -> tuple[Verdic
     return Verdict.PASS, None
 
 
-def _followed(case: Case, worker: Ended, history: History) -> Signals | None:
+def _followed(case: Case, worker: WorkerEnd, history: History) -> Signals | None:
     """The request that ended this worker and that we got, too. None: another one, or a failure."""
     is_blamed = worker.name in (*case.end.culprits, *case.end.tied)
     if is_blamed or worker.stopped_by_us or history.nonfinite:
@@ -101,7 +101,7 @@ def _followed(case: Case, worker: Ended, history: History) -> Signals | None:
     return request if request in case.end.requests else None
 
 
-def _is_beside_a_request(case: Case, worker: Ended, history: History) -> bool:
+def _is_beside_a_request(case: Case, worker: WorkerEnd, history: History) -> bool:
     """We were asked to end before its death was judged: it may have been asked, too, and have ended
     in its own way. What it said of a failure stays one."""
     has_said = history.nonfinite or _said(history) or worker.spawn_error
@@ -113,7 +113,7 @@ def _said(history: History) -> int:
     return history.done.exit_code if history.done else EXIT_PASS
 
 
-def _has_failed(case: Case, worker: Ended, verdict: Verdict) -> bool:
+def _has_failed(case: Case, worker: WorkerEnd, verdict: Verdict) -> bool:
     return verdict is Verdict.FAIL or worker.name in case.end.tied
 
 
@@ -123,7 +123,7 @@ def _wanted_steps(case: Case, history: History) -> int | None:
     return None if steps is None else max(0, steps - history.first_step)
 
 
-def _own_failure(case: Case, worker: Ended, history: History) -> str | None:
+def _own_failure(case: Case, worker: WorkerEnd, history: History) -> str | None:
     """What this worker did wrong by itself, whoever stopped it afterwards; None: nothing."""
     if worker.spawn_error:
         return f"could not be started: {worker.spawn_error}"
@@ -149,7 +149,7 @@ def _describe_death(returncode: int, history: History, last_error: str | None = 
     return f"{describe_exit(returncode)}{after}{where}" + (f": {said}" if said else "")
 
 
-def _last_error(worker: Ended) -> str | None:
+def _last_error(worker: WorkerEnd) -> str | None:
     """What a process without events said last, if that is why it ended."""
     last = worker.last_lines[-1] if worker.last_lines else ""
     return last.removeprefix("error: ") if last.startswith("error: ") else None

@@ -28,21 +28,31 @@ class Verdict(StrEnum):
     """Ended by the supervisor: nothing is known against it."""
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How one worker's process ended: the part of the supervisor's record that a report needs."""
+class Ending(Struct, frozen=True):
+    """How a worker's process ended: what the policy that stops a run and its verdict both read."""
 
     name: str
-    pid: int | None
-    returncode: int | None
-    """As `subprocess.Popen` has it (signal N is -N); None: it never ran, or could not be reaped."""
-    stopped_by_us: bool
-    duration_s: float
+    returncode: int | None = None
+    """As in `subprocess.Popen` (signal N is -N). None: it has not ended, it never started, or it
+    could not be killed."""
     spawn_error: str | None = None
-    last_lines: list[str] = []
-    evidence: list[str] = []
-    """Files that the supervisor wrote to explain its end."""
+    """Why its command could not be started."""
     oom: str | None = None
-    """It was killed by SIGKILL, and what the cgroup counted then."""
+    """What the cgroup counted when SIGKILL ended it; None: no OOM kill is known."""
+
+
+class WorkerEnd(Ending, frozen=True, kw_only=True):
+    """What is left of a worker when its run is over. The supervisor makes it, run.json keeps it."""
+
+    pid: int | None
+    """None: it never started."""
+    stopped_by_us: bool
+    """We ended it, so its return code is no failure of its own."""
+    duration_s: float
+    last_lines: tuple[str, ...] = ()
+    """The end of its output, without prefix, safe to print."""
+    evidence: tuple[str, ...] = ()
+    """Files that the supervisor wrote to explain its end."""
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +87,7 @@ class Case(Struct, frozen=True):
     run: dict[str, Any]
     """run.json: command, host, versions, GPUs, data."""
     end: RunEnd
-    workers: Sequence[Ended]
+    workers: Sequence[WorkerEnd]
     histories: Mapping[str, History]
     agreed_steps: Mapping[str, int]
     """Worker -> steps at which it had the bits of all its equals; absent: it has no equal."""

@@ -163,7 +163,7 @@ def test_ended_workers_may_be_silent_for_ever() -> None:
 
 def test_a_worker_that_could_not_start_says_why() -> None:
     views = [
-        ended("GPU0", 127, 1.0, 1, error="ENOENT: foo: No such file", spawn_failed=True),
+        ended("GPU0", 127, 1.0, 1, spawn_error="ENOENT: foo: No such file"),
     ]
     expected = Stop("GPU0 could not start: ENOENT: foo: No such file", 127, ("GPU0",))
     assert decide(views, 1.0, NO_LIMIT) == expected

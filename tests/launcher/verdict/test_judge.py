@@ -9,7 +9,7 @@ from launcher.report.closing import closing_lines
 from launcher.report.table import row, table
 from launcher.verdict.agreement import Disagreement
 from launcher.verdict.judge import judge
-from launcher.verdict.results import Case, Ended, RunEnd, RunResult, Verdict
+from launcher.verdict.results import Case, RunEnd, RunResult, Verdict, WorkerEnd
 from launcher.verdict.steps import History
 from model_check.events import Done, Evaluation, NonFinite, Phase, Step
 
@@ -29,14 +29,14 @@ def trained(steps: int = 3) -> History:
     return history
 
 
-def ended(name: str, returncode: int | None = 0, **more: Any) -> Ended:
+def ended(name: str, returncode: int | None = 0, **more: Any) -> WorkerEnd:
     values = {"pid": 1, "stopped_by_us": False, "duration_s": 1.5} | more
-    return Ended(name=name, returncode=returncode, **values)
+    return WorkerEnd(name=name, returncode=returncode, **values)
 
 
 def judged(
     end: RunEnd,
-    workers: list[Ended],
+    workers: list[WorkerEnd],
     histories: dict[str, History],
     agreed: dict[str, int] | None = None,
     **run: Any,
