@@ -22,7 +22,7 @@ def choose(selector: str, visible: Sequence[Gpu], physical: Sequence[Gpu]) -> li
     check_selector(selector)
     count = auto_count(selector)
     if count is not None:
-        return sorted(take(rank_free(visible), count, visible), key=_position)
+        return in_pci_order(take(rank_free(visible), count, visible))
     if not visible:
         raise NoGpuError(_none_visible(physical))
     chosen = list(visible) if selector.strip() == "all" else _named(selector, visible, physical)
@@ -68,6 +68,10 @@ def rank_free(gpus: Sequence[Gpu]) -> list[Gpu]:
     comes late: a GPU that holds 30 GiB at 0 % is waiting for its next batch, not free.
     """
     return sorted((gpu for gpu in gpus if why_unusable(gpu) is None), key=_rank)
+
+
+def in_pci_order(gpus: Sequence[Gpu]) -> list[Gpu]:
+    return sorted(gpus, key=_position)
 
 
 def why_unusable(gpu: Gpu) -> str | None:

@@ -16,12 +16,11 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
-from launcher.gpus.choose import auto_count, rank_free, take, why_busy, why_unusable
+from launcher.gpus.choose import auto_count, in_pci_order, rank_free, take, why_busy, why_unusable
 from launcher.gpus.probe import Gpu
 from model_check.errors import NoGpuError, StorageError, UsageError
 
@@ -31,29 +30,49 @@ SHARED_FILE_MODE = 0o666
 LONGEST_CONTENT = 4096
 _FLOCK_TRIES = 3
 _FLOCK_PAUSE_S = 0.002
+_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Reservation:
     """Locked GPUs. Held until `release`, or until this process ends in whatever way."""
 
-    def __init__(self, gpus: Sequence[Gpu], descriptors: Sequence[int]) -> None:
-        self.gpus = tuple(gpus)
-        self._descriptors = list(descriptors)
+    def __init__(self, lock_dir: Path | None = None) -> None:
+        """Holds nothing yet. `lock_dir`: None for the one of all launchers on this machine."""
+        self._lock_dir = lock_dir or default_lock_dir()
+        self._labels: list[str] = []
+        self._descriptors: list[int] = []
 
     def __repr__(self) -> str:
         state = "held" if self._descriptors else "released"
-        return f"<Reservation of {', '.join(gpu.label for gpu in self.gpus)}, {state}>"
+        return f"<Reservation of {', '.join(self._labels)}, {state}>"
 
     def __enter__(self) -> "Reservation":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
+
+    def lock(self, gpu: Gpu) -> str | None:
+        """Lock one more GPU. Never waits. None: it is ours now; else the process that holds it.
+
+        Raises StorageError when no lock file can be had.
+        """
+        path = _path(gpu, self._lock_dir)
+        try:
+            descriptor = _open(path)
+            self._descriptors.append(descriptor)
+            if not _try_flock(descriptor):
+                holder = _holder(descriptor)
+                os.close(self._descriptors.pop())
+                return holder
+        except OSError as error:
+            raise StorageError(
+                f"{path}: cannot serve as a lock: {error.strerror or error}; have it removed, or "
+                f"set {LOCK_DIR} to a directory for all users of this machine"
+            ) from error
+        _sign(descriptor)
+        self._labels.append(gpu.label)
+        return None
 
     def release(self) -> None:
         """Let others have the GPUs. Idempotent."""
@@ -61,28 +80,22 @@ class Reservation:
             os.close(self._descriptors.pop())
 
 
-class _Taken(Exception):
-    """Another process holds the lock; the text says who."""
-
-
 def reserve(gpus: Sequence[Gpu], lock_dir: Path | None = None) -> Reservation:
     """Lock all of `gpus`, or none. Never waits.
 
     Raises NoGpuError naming the GPU and its holder, StorageError when no lock file can be had.
     """
-    held: list[int] = []
-    try:
-        for gpu in sorted(gpus, key=lambda gpu: gpu.uuid):  # one order for all: one of two wins
-            held.append(_lock(gpu, lock_dir or default_lock_dir()))
-    except _Taken as taken:
-        _close(held)
-        raise NoGpuError(
-            f"{gpu.title} is reserved by {taken}: wait for it, or choose others with --gpus"
-        ) from None
-    except BaseException:
-        _close(held)
-        raise
-    return Reservation(gpus, held)
+    with ExitStack() as on_error:
+        reservation = on_error.enter_context(Reservation(lock_dir))
+        # All launchers lock in one order, so that one of two that want the same GPUs gets them.
+        for gpu in sorted(gpus, key=lambda gpu: gpu.uuid):
+            if holder := reservation.lock(gpu):
+                raise NoGpuError(
+                    f"{gpu.title} is reserved by {holder}: wait for it, or choose others with "
+                    "--gpus"
+                )
+        on_error.pop_all()
+    return reservation
 
 
 def reserve_auto(
@@ -93,49 +106,33 @@ def reserve_auto(
     `look` is asked again after locking: a GPU that got busy in between (by a program that knows no
     lock) is given back, and the choice starts anew with what was seen. Raises as `reserve` does.
     """
-    count = auto_count(selector)
-    if count is None:
-        raise UsageError(f"--gpus {selector}: only auto and auto:N pick by themselves")
     seen = look()
     for _ in range(len(seen) + 1):
-        reservation = _lock_freest(seen, count, lock_dir or default_lock_dir())
-        try:
+        with ExitStack() as otherwise:
+            reservation = otherwise.enter_context(Reservation(lock_dir))
+            picked = _freest(selector, seen, reservation.lock)
             seen = look()
-            chosen = _still_good(reservation.gpus, seen)
-        except BaseException:
-            reservation.release()
-            raise
-        if chosen is not None:
-            return chosen, reservation
-        reservation.release()
+            chosen = _still_good(picked, seen)
+            if chosen is not None:
+                otherwise.pop_all()
+                return chosen, reservation
     raise NoGpuError(f"--gpus {selector}: GPUs get busy faster than they can be reserved")
 
 
 def look_auto(selector: str, seen: Sequence[Gpu], lock_dir: Path | None = None) -> list[Gpu]:
     """What `reserve_auto` would pick of `seen` now. Locks nothing for longer than the look takes,
     makes no file. Raises NoGpuError as it does."""
-    count = auto_count(selector) or 0
-    ranked = rank_free(seen)
-    take(ranked, count, seen)
-    held = {gpu.uuid: who for gpu in ranked if (who := _holder_of(gpu, lock_dir))}
-    free = [gpu for gpu in ranked if gpu.uuid not in held]
-    if len(free) < count:
-        raise _too_few(
-            count,
-            len(free),
-            [f"{g.title} is reserved by {held[g.uuid]}" for g in ranked if g.uuid in held],
-        )
-    return sorted(free[:count], key=_position)
+    return _freest(selector, seen, lambda gpu: _holder_of(gpu, lock_dir))
 
 
 def holders(gpus: Sequence[Gpu], lock_dir: Path | None = None) -> list[str]:
-    """A line for each GPU that somebody else holds now."""
+    """A line for each GPU that another launcher holds now."""
     held = ((gpu, _holder_of(gpu, lock_dir)) for gpu in gpus)
     return [f"{gpu.title} is reserved by {who}: a run would be refused" for gpu, who in held if who]
 
 
 def default_lock_dir() -> Path:
-    """The directory that every launcher on this machine uses, whoever runs it."""
+    """The directory that every launcher on this machine uses, for all its users."""
     named = os.environ.get(LOCK_DIR)
     if named:
         return Path(named)
@@ -148,34 +145,28 @@ def default_lock_dir() -> Path:
     return Path("/tmp/model_check_locks")
 
 
-def _lock_freest(seen: Sequence[Gpu], count: int, lock_dir: Path) -> Reservation:
-    """Lock the first `count` of the ranking that nobody holds."""
+def _freest(
+    selector: str, seen: Sequence[Gpu], holder_of: Callable[[Gpu], str | None]
+) -> list[Gpu]:
+    """As many GPUs as `selector` asks for, the freest that nobody holds, in PCI order.
+
+    `holder_of` is asked in the order of the ranking, until there are enough. Raises NoGpuError.
+    """
+    count = auto_count(selector)
+    if count is None:
+        raise UsageError(f"--gpus {selector}: only auto and auto:N pick by themselves")
     ranked = rank_free(seen)
     take(ranked, count, seen)
-    held: dict[str, int] = {}
-    holders: list[str] = []
-    try:
-        for gpu in ranked:
-            try:
-                held[gpu.uuid] = _lock(gpu, lock_dir)
-            except _Taken as taken:
-                holders.append(f"{gpu.title} is reserved by {taken}")
-            if len(held) == count:
-                gpus = sorted((gpu for gpu in ranked if gpu.uuid in held), key=_position)
-                return Reservation(gpus, list(held.values()))
-    except BaseException:
-        _close(held.values())
-        raise
-    _close(held.values())
-    raise _too_few(count, len(held), holders)
-
-
-def _too_few(count: int, num_free: int, holders: Sequence[str]) -> NoGpuError:
-    return NoGpuError(f"--gpus auto: {count} wanted, {num_free} free; {'; '.join(holders)}")
-
-
-def _position(gpu: Gpu) -> tuple[int, int]:
-    return gpu.index, gpu.mig_index or 0
+    free: list[Gpu] = []
+    reserved: list[str] = []
+    for gpu in ranked:
+        if holder := holder_of(gpu):
+            reserved.append(f"{gpu.title} is reserved by {holder}")
+        else:
+            free.append(gpu)
+        if len(free) == count:
+            return in_pci_order(free)
+    raise NoGpuError(f"--gpus auto: {count} wanted, {len(free)} free; {'; '.join(reserved)}")
 
 
 def _still_good(picked: Sequence[Gpu], seen: Sequence[Gpu]) -> list[Gpu] | None:
@@ -187,58 +178,33 @@ def _still_good(picked: Sequence[Gpu], seen: Sequence[Gpu]) -> list[Gpu] | None:
     return [now[gpu.uuid] for gpu in picked]
 
 
-def _lock(gpu: Gpu, lock_dir: Path) -> int:
-    """The descriptor that holds the lock of `gpu`. Raises _Taken, StorageError."""
-    path = _path(gpu, lock_dir)
-    try:
-        descriptor = _open(path)
-        if not _try_flock(descriptor):
-            holder = _holder(descriptor)
-            os.close(descriptor)
-            raise _Taken(holder)
-    except OSError as error:
-        raise StorageError(
-            f"{path}: cannot serve as a lock: {error.strerror or error}; have it removed, or set "
-            f"{LOCK_DIR} to a directory for all users of this machine"
-        ) from error
-    _sign(descriptor)
-    return descriptor
-
-
 def _path(gpu: Gpu, lock_dir: Path) -> Path:
     return lock_dir / f"{re.sub('[^A-Za-z0-9-]', '_', gpu.uuid)}.lock"
 
 
 def _holder_of(gpu: Gpu, lock_dir: Path | None) -> str | None:
-    """Who holds the lock of `gpu`; None: nobody, as far as can be seen without making a file."""
-    path = _path(gpu, lock_dir or default_lock_dir())
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _holder(descriptor)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
+    """The process that holds the lock of `gpu`; None: none, as far as can be seen without making
+    a file."""
+    with suppress(OSError):
+        descriptor = os.open(_path(gpu, lock_dir or default_lock_dir()), os.O_RDONLY | _OPEN)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _holder(descriptor)
+        finally:
+            os.close(descriptor)
     return None
 
 
 def _try_flock(descriptor: int) -> bool:
-    """False when another process has the lock. Closes the descriptor when it raises OSError."""
+    """False when another process has the lock. Raises OSError on a file system without locks."""
     for _ in range(_FLOCK_TRIES):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_FLOCK_PAUSE_S)  # a dry run that looks has it for a few microseconds
-        except OSError:  # a file system without locks
-            os.close(descriptor)
-            raise
-        else:
             return True
+        except BlockingIOError:
+            # A dry run that looks has it for a few microseconds.
+            time.sleep(_FLOCK_PAUSE_S)
     return False
 
 
@@ -264,25 +230,19 @@ def _open_directory(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _no_umask(), suppress(FileExistsError):
         path.mkdir(SHARED_DIR_MODE)
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _open_shared(name: str, directory: int) -> int:
-    # Never O_CREAT on a file that may exist: with fs.protected_regular the kernel refuses that in a
-    # sticky directory when the file is another user's, even to root.
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK
+    # O_CREAT never without O_EXCL: with fs.protected_regular the kernel refuses to open another
+    # user's file so in a sticky directory, even to root.
+    create = os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN
+    with _no_umask(), suppress(FileExistsError):
+        return os.open(name, create, SHARED_FILE_MODE, dir_fd=directory)
     try:
-        return os.open(name, os.O_RDWR | flags, dir_fd=directory)
+        return os.open(name, os.O_RDWR | _OPEN, dir_fd=directory)
     except PermissionError:
-        return os.open(name, os.O_RDONLY | flags, dir_fd=directory)  # flock needs no more
-    except FileNotFoundError:
-        pass
-    try:
-        with _no_umask():
-            create = os.O_RDWR | os.O_CREAT | os.O_EXCL | flags
-            return os.open(name, create, SHARED_FILE_MODE, dir_fd=directory)
-    except FileExistsError:
-        return os.open(name, os.O_RDWR | flags, dir_fd=directory)
+        return os.open(name, os.O_RDONLY | _OPEN, dir_fd=directory)  # flock needs no more
 
 
 @contextmanager
@@ -296,7 +256,7 @@ def _no_umask() -> Iterator[None]:
 
 
 def _sign(descriptor: int) -> None:
-    """Write who holds the lock, for the messages of others."""
+    """Write into the lock file which process holds it, for the messages of others."""
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     holder = {"pid": os.getpid(), "user": _user(), "host": socket.gethostname(), "since": since}
     with suppress(OSError):  # a full disk, a file of another user: the lock holds all the same
@@ -305,7 +265,7 @@ def _sign(descriptor: int) -> None:
 
 
 def _holder(descriptor: int) -> str:
-    """Who holds the lock, as far as the file tells: anybody can write into it."""
+    """The process that holds the lock, as far as the file tells: anybody can write into it."""
     try:
         holder = json.loads(os.pread(descriptor, LONGEST_CONTENT, 0))
         pid, user, host = int(holder["pid"]), str(holder["user"]), str(holder["host"])
@@ -321,8 +281,3 @@ def _user() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container with a user id of no name
         return f"uid {os.getuid()}"
-
-
-def _close(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
