@@ -3,8 +3,9 @@ near misses."""
 
 import functools
 import math
-import types
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -19,50 +20,60 @@ class Field(Struct, frozen=True):
 
     name: str
     type: Any
-    """Annotated with its limits, as `msgspec.convert` takes it."""
+    """Annotated with its limits and the rule for --resume, as `msgspec.convert` takes it."""
     default: Any
-    doc: str
 
     @property
     def optional(self) -> bool:
-        return type(None) in _members(self.type)
+        return type(None) in get_args(_bare(self.type))
 
     @property
     def is_list(self) -> bool:
-        return any(get_origin(_bare(member)) is tuple for member in _members(self.type))
+        return get_origin(_bare(self.type)) is tuple
 
     @property
     def type_name(self) -> str:
-        """`int or null`, `"auto" or "cuda"`: for people."""
-        names = [_describe(member) for member in _members(self.type)]
-        return " or ".join(names)
+        """`int >= 1 or null`, `"auto" or "cuda"`: for people."""
+        return _describe(self.type)
+
+    @property
+    def on_resume(self) -> str | None:
+        """`must_equal`, `tell` or `silent` (schema.py says what they mean); None: not given."""
+        extras = [meta.extra for meta in _metas(self.type) if meta.extra]
+        return extras[0]["on_resume"] if extras else None
+
+    @property
+    def doc(self) -> str:
+        """Its meaning; empty where the schema gives none."""
+        section, _, key = self.name.rpartition(".")
+        return _meanings(sections()[section]).get(key, "")
 
 
 @functools.cache
 def all_fields() -> dict[str, Field]:
     """Every leaf of the tree in declaration order, by dotted name."""
-    return {field.name: field for field in _walk(Settings, "")}
+    nodes = _walk(Settings, "")
+    return {n: Field(n, f.type, f.default) for n, f in nodes if not isinstance(f.default, Struct)}
 
 
 @functools.cache
-def sections() -> dict[str, type[msgspec.Struct]]:
+def sections() -> dict[str, type[Struct]]:
     """Dotted names of the inner nodes: `training`, `model.rope_scaling`, ..."""
-    return dict(_walk_sections(Settings, ""))
+    nodes = _walk(Settings, "")
+    return {n: type(f.default) for n, f in nodes if isinstance(f.default, Struct)}
 
 
 def flatten(values: dict[str, Any], where: str, *, text: bool = False) -> dict[str, Any]:
     """Nested values of one source -> checked leaves by dotted name.
 
     `where` names the source in messages; `text`: strings stand for other types (YAML, the command
-    line).
-    A null section (`model.rope_scaling: null`) stays under its own name. Raises ConfigError for an
-    unknown name,
-    two names of one setting, or a value that its field refuses.
+    line). A null section (`model.rope_scaling: null`) stays under its own name. Raises ConfigError
+    for an unknown name, two names of one setting, or a value that its field refuses.
     """
     flat: dict[str, Any] = {}
     given_as: dict[str, str] = {}
     try:
-        leaves = _leaves(values, "", where)
+        leaves = list(_leaves(values, ""))
     except RecursionError as error:  # a YAML anchor that contains itself
         raise ConfigError(f"{where}: nested too deeply, or within itself") from error
     for name, value in leaves:
@@ -74,26 +85,66 @@ def flatten(values: dict[str, Any], where: str, *, text: bool = False) -> dict[s
     return flat
 
 
-def check(field: Field, value: Any, where: str, *, text: bool = False) -> Any:
-    """`value` as `field` wants it. Raises ConfigError: where, name, what was expected."""
+def setting_text(value: Any) -> str:
+    """A value as a command line would give it: null, true, 0.1, auto."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate most like `name`, if any is close."""
+    import difflib  # only on the way to an error message
+
+    by_leaf = {candidate.rpartition(".")[2]: candidate for candidate in candidates}
+    if whole := difflib.get_close_matches(name, candidates, n=1, cutoff=0.6):
+        return whole[0]
+    leaf = difflib.get_close_matches(name.rpartition(".")[2], by_leaf, n=1, cutoff=0.6)
+    return by_leaf[leaf[0]] if leaf else None
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """`; did you mean 'training.max_steps'?`; empty where no candidate is close."""
+    near = nearest(name, candidates)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def _checked(name: str, value: Any, where: str, text: bool) -> Any:
+    if (field := all_fields().get(name)) is not None:
+        return _checked_value(field, value, where, text)
+    if name == "model.rope_scaling" and (value is None or (text and value == "null")):
+        return None
+    if name in sections():
+        raise ConfigError(f"{where}: {name} is a section: give it an object of settings")
+    if "token" in name.lower() and "hf" in name.lower():
+        raise ConfigError(
+            f"{where}: {name}: secrets never come from settings, which are copied into run "
+            "directories; export HF_TOKEN instead"
+        )
+    hint = did_you_mean(name, [*all_fields(), *ALIASES])
+    raise ConfigError(f"{where}: {name}: no such setting{hint}")
+
+
+def _checked_value(field: Field, value: Any, where: str, text: bool) -> Any:
+    """`value` in the type of `field`. Raises ConfigError: where, name, what was expected."""
     if text and isinstance(value, str) and field.optional and value.lower() in ("null", "none"):
         return None
     plain = _items(value) if field.is_list and isinstance(value, str) else value
+    given = f"{where}: {field.name} = {value!r}"
     try:
         converted = msgspec.convert(plain, field.type, strict=not (text and isinstance(plain, str)))
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         reason = str(error).replace("`", "").removeprefix("Expected ")
-        if text or reason.startswith("Invalid"):  # typed by hand, everything is a str
+        # Typed by hand, everything is a str; an invalid value of a few choices shows none of them.
+        if text or reason.startswith("Invalid") or isinstance(error, UnicodeEncodeError):
             reason = field.type_name.replace("bool", "true or false")
-        raise ConfigError(f"{where}: {field.name} = {value!r}: expected {reason}") from error
+        raise ConfigError(f"{given}: expected {reason}") from error
     if converted == "":
         raise ConfigError(f"{where}: {field.name} is empty")
     if isinstance(converted, str) and not _is_unicode(converted):
-        raise ConfigError(
-            f"{where}: {field.name} = {value!r}: not valid UTF-8 (settings are written to JSON)"
-        )
+        raise ConfigError(f"{given}: not valid UTF-8 (settings are written to JSON)")
     if isinstance(converted, float) and not math.isfinite(converted):
-        raise ConfigError(f"{where}: {field.name} = {value!r}: must be a finite number")
+        raise ConfigError(f"{given}: must be a finite number")
     return converted
 
 
@@ -107,7 +158,7 @@ def _items(text: str) -> list[str]:
 
 
 def _is_unicode(text: str) -> bool:
-    """False for a file name's bytes that are no UTF-8, and for half a pair of surrogates."""
+    """False for a file name's bytes that are not UTF-8, and for half a pair of surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -115,117 +166,64 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def nearest(name: str, candidates: list[str]) -> str | None:
-    """The candidate most like `name`, if any is close."""
-    import difflib  # only on the way to an error message
-
-    whole = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
-    if whole:
-        return whole[0]
-    leaf = name.rpartition(".")[2]
-    by_leaf = {candidate.rpartition(".")[2]: candidate for candidate in candidates}
-    close = difflib.get_close_matches(leaf, list(by_leaf), n=1, cutoff=0.6)
-    return by_leaf[close[0]] if close else None
-
-
-def _checked(name: str, value: Any, where: str, text: bool) -> Any:
-    if (field := all_fields().get(name)) is not None:
-        return check(field, value, where, text=text)
-    if name == "model.rope_scaling" and (value is None or (text and value == "null")):
-        return None
-    if name in sections():
-        raise ConfigError(f"{where}: {name} is a section: give it an object of settings")
-    if "token" in name.lower() and "hf" in name.lower():
-        raise ConfigError(
-            f"{where}: {name}: secrets never come from settings, which are copied into run "
-            f"directories; "
-            "export HF_TOKEN instead"
-        )
-    near = nearest(name, [*all_fields(), *ALIASES])
-    hint = f"; did you mean {near!r}?" if near else ""
-    raise ConfigError(f"{where}: {name}: no such setting{hint}")
-
-
-def _leaves(values: dict[str, Any], prefix: str, where: str) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def _leaves(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and (value or name in sections()):
-            found += _leaves(value, f"{name}.", where)
+            yield from _leaves(value, f"{name}.")
         else:
-            found.append((name, value))
-    return found
+            yield name, value
 
 
-def _walk(struct: type[msgspec.Struct], prefix: str) -> list[Field]:
-    hints = get_type_hints(struct, include_extras=True)
-    found: list[Field] = []
+def _walk(struct: type[Struct], prefix: str) -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
+    """Each node below `struct`, depth first, in declaration order. A section is a node whose
+    default is a struct."""
     for field in msgspec.structs.fields(struct):
-        hint, name = hints[field.name], prefix + field.name
-        if (inner := _struct_in(hint)) is not None:
-            found += _walk(inner, f"{name}.")
-        else:
-            found.append(Field(name, hint, field.default, _doc_of(hint)))
+        yield prefix + field.name, field
+        if isinstance(field.default, Struct):
+            yield from _walk(type(field.default), f"{prefix}{field.name}.")
+
+
+@functools.cache
+def _meanings(section: type[Struct]) -> dict[str, str]:
+    """Key -> the text below it in the schema's source: Python does not keep such a text."""
+    import ast  # only for a page or a message that explains a setting
+    import inspect
+
+    (definition,) = ast.parse(inspect.getsource(section)).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for pair in pairwise(definition.body):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(key)), ast.Expr(value=ast.Constant(str(text))):
+                found[key] = " ".join(text.split())
     return found
-
-
-def _walk_sections(
-    struct: type[msgspec.Struct], prefix: str
-) -> list[tuple[str, type[msgspec.Struct]]]:
-    hints = get_type_hints(struct, include_extras=True)
-    found: list[tuple[str, type[msgspec.Struct]]] = []
-    for field in msgspec.structs.fields(struct):
-        if (inner := _struct_in(hints[field.name])) is not None:
-            found.append((prefix + field.name, inner))
-            found += _walk_sections(inner, f"{prefix}{field.name}.")
-    return found
-
-
-def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
-    for member in _members(hint):
-        if isinstance(member, type) and issubclass(member, msgspec.Struct):
-            return member
-    return None
-
-
-def _members(hint: Any) -> list[Any]:
-    """The alternatives of a union, each still with its limits."""
-    if get_origin(hint) is Annotated and get_origin(get_args(hint)[0]) in (Union, types.UnionType):
-        hint = get_args(hint)[0]
-    if get_origin(hint) in (Union, types.UnionType):
-        return list(get_args(hint))
-    return [hint]
 
 
 def _bare(hint: Any) -> Any:
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
-def _limits(meta: Any) -> list[str]:
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    limits = [(sign, getattr(meta, name, None)) for name, sign in signs.items()]
-    return [
-        f"{sign} {limit if isinstance(limit, int) else format(limit, 'g')}"
-        for sign, limit in limits
-        if limit is not None
-    ]
+def _metas(hint: Any) -> tuple[msgspec.Meta, ...]:
+    return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
 
 
-def _doc_of(hint: Any) -> str:
-    for meta in get_args(hint)[1:] if get_origin(hint) is Annotated else ():
-        if isinstance(meta, msgspec.Meta) and meta.description:
-            return meta.description
-    return ""
+def _describe(hint: Any) -> str:
+    """msgspec.inspect would do, but sorts the choices of a Literal: ours have an order."""
+    if metas := _metas(hint):
+        return " ".join([_describe(_bare(hint)), *_limits(metas)])
+    kind, members = get_origin(hint), get_args(hint)
+    if kind is tuple:
+        return f"list of {_describe(members[0])}"
+    if kind is Literal:
+        return " or ".join(f'"{choice}"' for choice in members)
+    if members:
+        return " or ".join(map(_describe, members))
+    return "null" if hint is type(None) else str(hint.__name__)
 
 
-def _describe(member: Any) -> str:
-    if member is type(None):
-        return "null"
-    if get_origin(member) is Annotated:
-        base, *metas = get_args(member)
-        return " ".join([_describe(base), *(limit for meta in metas for limit in _limits(meta))])
-    if get_origin(member) is tuple:
-        return f"list of {_describe(get_args(member)[0])}"
-    if (choices := get_args(member)) and get_origin(member) is not None:
-        return " or ".join(f'"{choice}"' for choice in choices)
-    return str(member.__name__)
+def _limits(metas: Iterable[msgspec.Meta]) -> Iterator[str]:
+    for meta in metas:
+        for sign, limit in ((">=", meta.ge), (">", meta.gt), ("<=", meta.le), ("<", meta.lt)):
+            if limit is not None:
+                yield f"{sign} {limit if isinstance(limit, int) else format(limit, 'g')}"

@@ -1,5 +1,5 @@
-"""Which settings of a checkpoint may be other ones when it is resumed. Pure, but for the look
-whether there is something to resume."""
+"""Which settings of a checkpoint may be other ones when it is resumed: each setting says so itself
+(`on_resume`, schema.py). Pure, but for the look whether there is something to resume."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -7,31 +7,12 @@ from typing import Any
 
 import msgspec
 
-from model_check.config.architecture import KEYS, differences
+from model_check.config.architecture import differences
+from model_check.config.fields import all_fields, setting_text
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
 
 AUTO = "auto"
-
-_MUST_STAY = (
-    "training.batch_size",
-    "training.grad_accum_nums",
-    "training.global_batch_size",
-    "training.context_length",
-    "data.document_masking",
-    "system.seed",
-)
-"""With another one the next batches are not those that the interrupted run would have read. Nor are
-the weights those of the same model with another architecture."""
-_MAY_CHANGE = (
-    *("logging.", "debug.", "launch.", "data."),  # what the data is, its own identity tells
-    *("system.device", "system.device_id", "system.checkpoint_dir"),
-    *("training.num_workers", "training.resume", "training.resume_anyway"),
-    *("training.save_", "training.keep_last", "training.async_save", "training.eval_"),
-    *("training.best_split", "model.model_path", "model.init_", "model.geometry", *_MUST_STAY),
-    *(f"model.{key}" for key in KEYS),
-)
-"""Beginnings of the names that are not worth a word: they change no step, or are refused anyway."""
 
 
 def check_resume(resume: str | None) -> None:
@@ -45,36 +26,39 @@ def check_resume(resume: str | None) -> None:
 
 def forbidden(saved: Mapping[str, Any], settings: Settings) -> list[str]:
     """`training.batch_size 2 -> 4`, for each setting that must be the checkpoint's."""
-    batches = [text for name, text in _compared(saved, settings) if name in _MUST_STAY]
+    batches = [
+        text
+        for name, text in _changed(saved, settings, "must_equal")
+        if not name.startswith("model.")
+    ]
     return architecture_changes(saved, settings) + batches
 
 
 def architecture_changes(saved: Mapping[str, Any], settings: Settings) -> list[str]:
-    """Those of them that make the same weights another model."""
+    """Those of [model] among them, which make the same weights another model. A null of theirs is
+    compared by what it stands for."""
     return [
-        f"model.{key} {_text(theirs)} -> {_text(ours)}"
+        f"model.{key} {setting_text(theirs)} -> {setting_text(ours)}"
         for key, theirs, ours in differences(saved["model"], settings.model)
     ]
 
 
 def changes(saved: Mapping[str, Any], settings: Settings) -> list[str]:
-    """The same for settings that make the steps other ones and may be changed on purpose."""
-    return [text for name, text in _compared(saved, settings) if not name.startswith(_MAY_CHANGE)]
+    """The same for settings that change the steps and may be changed on purpose."""
+    return [text for _, text in _changed(saved, settings, "tell")]
 
 
-def _compared(saved: Mapping[str, Any], settings: Settings) -> Iterator[tuple[str, str]]:
+def _changed(
+    saved: Mapping[str, Any], settings: Settings, on_resume: str
+) -> Iterator[tuple[str, str]]:
     """A setting that the checkpoint does not know had its default."""
     before = _flat(msgspec.to_builtins(Settings())) | _flat(saved)
-    for name, value in _flat(msgspec.to_builtins(settings)).items():
-        if before.get(name) != value:
-            yield name, f"{name} {_text(before.get(name))} -> {_text(value)}"
+    now = _flat(msgspec.to_builtins(settings))
+    for name, field in all_fields().items():
+        old, new = before.get(name), now.get(name)
+        if field.on_resume == on_resume and old != new:
+            yield name, f"{name} {setting_text(old)} -> {setting_text(new)}"
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{section}.{key}": v for section, keys in tree.items() for key, v in keys.items()}
-
-
-def _text(value: object) -> str:
-    return (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )

@@ -6,10 +6,51 @@ from typing import Any
 import msgspec
 import pytest
 
+from model_check.config.architecture import KEYS
+from model_check.config.fields import all_fields
 from model_check.config.load import Request, load
 from model_check.config.resume import changes, check_resume, forbidden
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
+
+# Rule -> section -> keys, as --resume has treated them since before a setting carried its rule.
+RULES = {
+    "must_equal": {
+        "model": "num_layers hidden_size intermediate_size num_heads num_kv_heads head_dim "
+        "vocab_size rope_theta rms_norm_eps tie_word_embeddings",
+        "model.rope_scaling": "factor low_freq_factor high_freq_factor original_context_length",
+        "training": "batch_size grad_accum_nums global_batch_size context_length",
+        "data": "document_masking",
+        "system": "seed",
+    },
+    "tell": {
+        "model": "attention_backend",
+        "training": "max_steps learning_rate min_lr warmup_steps lr_schedule wsd_decay_share "
+        "max_grad_norm weight_decay adam_beta1 adam_beta2 adam_eps use_amp precision compile "
+        "gradient_checkpointing loss_chunk_rows",
+        "system": "deterministic num_threads",
+    },
+    "silent": {
+        "model": "model_path geometry init_from init_std",
+        "training": "num_workers save_interval keep_last save_last save_best async_save "
+        "save_on_signal resume resume_anyway eval_interval eval_batches best_split",
+        "data": "dataset dataset_config split text_column tokenizer bpe_vocab_size num_samples "
+        "stride tail validation output_dir force_preprocess cache_dir verify offline "
+        "hub_timeout_s num_proc tokenizer_backend",
+        "system": "device device_id checkpoint_dir",
+        "logging": "log_interval log_dir tensorboard tensorboard_dir wandb wandb_project "
+        "tail_lines",
+        "debug": "dump_tensors drill profile_steps",
+        "launch": "gpus require_idle workers mode grace_s telemetry_interval_s expect_gpus "
+        "fail_on fail_on_health hang_timeout_s",
+    },
+}
+RULE_OF = {
+    f"{section}.{key}": rule
+    for rule, sections in RULES.items()
+    for section, keys in sections.items()
+    for key in keys.split()
+}
 
 
 def settings(*overrides: str) -> Settings:
@@ -19,6 +60,41 @@ def settings(*overrides: str) -> Settings:
 def saved(*overrides: str) -> dict[str, Any]:
     tree: dict[str, Any] = msgspec.to_builtins(settings(*overrides))
     return tree
+
+
+def saved_with_another(name: str) -> dict[str, Any]:
+    """The default settings, but for one."""
+    tree: dict[str, Any] = msgspec.to_builtins(Settings())
+    *sections, key = name.split(".")
+    node = tree
+    for section in sections:
+        node = node[section]
+    match node[key]:
+        case bool(value):
+            node[key] = not value
+        case int(value) | float(value):
+            node[key] = value + 1
+        case _:
+            node[key] = 64
+    return tree
+
+
+def test_every_setting_says_what_a_resume_makes_of_it() -> None:
+    unmarked = [f.name for f in all_fields().values() if f.on_resume not in RULES]
+    assert unmarked == [], "schema.py: MUST_EQUAL, TELL or SILENT"
+    assert {name: f.on_resume for name, f in all_fields().items() if name in RULE_OF} == RULE_OF
+
+
+def test_what_must_equal_of_the_model_is_its_architecture() -> None:
+    names = [name for name, f in all_fields().items() if f.on_resume == "must_equal"]
+    assert {n.split(".")[1] for n in names if n.startswith("model.")} == set(KEYS)
+
+
+@pytest.mark.parametrize(("name", "rule"), RULE_OF.items())
+def test_a_resume_follows_the_rule_of_each_setting(name: str, rule: str) -> None:
+    another = saved_with_another(name)
+    refused, told = forbidden(another, Settings()), changes(another, Settings())
+    assert (bool(refused), bool(told)) == (rule == "must_equal", rule == "tell")
 
 
 @pytest.mark.parametrize(
