@@ -4,9 +4,6 @@
 """
 
 import json
-from typing import Any
-
-import msgspec
 
 from model_check.config.aliases import ALIASES
 from model_check.config.fields import Field, all_fields, sections
@@ -41,7 +38,7 @@ def reference_page() -> str:
 
 def show(loaded: Loaded, *, as_json: bool = False) -> str:
     """Every setting with its value and its source, a line each, and how large the model is."""
-    values = _values(loaded)
+    values = {name: loaded.value(name) for name in loaded.sources}
     if as_json:
         rows = {n: {"value": v, "source": loaded.sources[n]} for n, v in values.items()}
         return json.dumps({"schema": 1, "preset": loaded.preset, "settings": rows}, indent=2)
@@ -53,18 +50,6 @@ def show(loaded: Loaded, *, as_json: bool = False) -> str:
         for name, text in texts.items()
     ]
     return "\n".join([*lines, f"model: {describe_size(loaded.settings, loaded.device)}"])
-
-
-def _values(loaded: Loaded) -> dict[str, Any]:
-    tree = msgspec.to_builtins(loaded.settings)
-
-    def value(name: str) -> Any:
-        node = tree
-        for part in name.split("."):
-            node = node[part]
-        return node
-
-    return {name: value(name) for name in loaded.sources}
 
 
 def _table(section: str) -> str:

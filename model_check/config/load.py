@@ -5,17 +5,16 @@ Pure but for reading the preset, the settings file and what a prepared directory
 a look whether text that validates is there; which device exists is asked through a callback.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct, field
 
-from model_check.config.conflicts import check_together
+from model_check.config.conflicts import check_together, check_validation_text
 from model_check.config.derived import check_on_device, failing_severities, num_micro_batches
-from model_check.config.evaluation import check_evaluation, check_validation_text
-from model_check.config.fields import all_fields, flatten, nearest, sections
+from model_check.config.fields import all_fields, did_you_mean, flatten, nearest, sections
 from model_check.config.files import read_settings_file
 from model_check.config.geometry import SIZES, geometry_values
 from model_check.config.precision import precision
@@ -23,6 +22,9 @@ from model_check.config.prepared_dir import Metadata, check_fits, read_metadata,
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
 from model_check.utils.project_files import PROJECT
+
+Layer = tuple[str, dict[str, Any]]
+"""Where settings come from, for people, and what that source gives: dotted name -> value."""
 
 SCHEMA = 1
 PRESETS_DIR = PROJECT / "config" / "presets"
@@ -74,19 +76,19 @@ def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
     named = _preset_layers(request.preset, "") if request.preset else []
     device = _device([*named, *upper], has_gpu)
     preset = request.preset or ("production" if device == "cuda" else "cpu")
-    values: dict[str, Any] = {name: f.default for name, f in all_fields().items()}
-    sources = dict.fromkeys(values, "default")
     presets = _preset_layers(preset, device)
     shapes = _geometry_layers(presets, upper)
     prepared = _prepared_directory(upper)
+    # A prepared directory's own settings lie over the presets, below all that a person says.
     beneath = [] if prepared is None else [(str(prepared[0]), settings_of(prepared[1]))]
+    values: dict[str, Any] = {name: f.default for name, f in all_fields().items()}
+    sources = dict.fromkeys(values, "default")
     for label, layer in [*presets, *beneath, *shapes, *upper]:
         _lay_over(values, sources, layer, label)
     if prepared is not None:
         check_fits(*prepared, values, sources)
     settings = msgspec.convert(_nest(values), Settings)
     check_together(settings, sources)
-    check_evaluation(settings, sources)
     if prepared is None:  # a prepared directory holds what validates; its text may be gone
         check_validation_text(settings, sources)
     check_on_device(settings, sources, device)
@@ -113,47 +115,26 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS_DIR.glob("*.json"))
 
 
-def _upper_layers(request: Request) -> list[tuple[str, dict[str, Any]]]:
-    layers: list[tuple[str, dict[str, Any]]] = []
-    if request.config_file is not None:
-        path = request.config_file
-        as_text = path.suffix.lower() in (".yaml", ".yml")  # YAML 1.1 reads 1e-5 as a string
-        values = read_settings_file(path)
-        if (schema := values.pop("schema", SCHEMA)) != SCHEMA:
-            raise ConfigError(f"{path}: schema {schema!r}: written by another version")
-        layers.append((str(path), flatten(values, str(path), text=as_text)))
+def _upper_layers(request: Request) -> list[Layer]:
+    """What a person says, in its order: file, environment, overrides, flags."""
+    layers = [] if request.config_file is None else [_file_layer(request.config_file)]
     for variable, name in ENVIRONMENT.items():
         if text := request.environ.get(variable):
             text = _HUB_WORDS.get(text.upper(), text) if variable == "HF_HUB_OFFLINE" else text
             layers.append((variable, flatten({name: text}, variable, text=True)))
-    for override in request.overrides:
-        layers.append((override, _parse_override(override)))
+    layers += [(override, _parse_override(override)) for override in request.overrides]
     for name, (flag, value) in request.flags.items():
         layers.append((flag, flatten({name: value}, flag, text=True)))
     return layers
 
 
-def _geometry_layers(
-    presets: list[tuple[str, dict[str, Any]]], upper: list[tuple[str, dict[str, Any]]]
-) -> list[tuple[str, dict[str, Any]]]:
-    """What model.geometry stands for; nothing where every key of it is given beside it, as in the
-    resolved settings of a run: the directory may be gone, the hub out of reach."""
-    given = {name: value for _, layer in upper for name, value in layer.items()}
-    label, geometry = "", None
-    for source, layer in [*presets, *upper]:
-        if "model.geometry" in layer:
-            label, geometry = source, layer["model.geometry"]
-    shape = {f"model.{key}" for key in SIZES["tiny"]}
-    if geometry is None or shape <= {_below_model(name) for name in given}:
-        return []
-    values = geometry_values(geometry, offline=bool(given.get("data.offline")))
-    flat = flatten({"model": values}, f"{label}: model.geometry = {geometry}")
-    return [(f"geometry {geometry}", flat)]
-
-
-def _below_model(name: str) -> str:
-    """`model.rope_scaling.factor` -> `model.rope_scaling`."""
-    return ".".join(name.split(".")[:2])
+def _file_layer(path: Path) -> Layer:
+    values = read_settings_file(path)
+    if (schema := values.pop("schema", SCHEMA)) != SCHEMA:
+        raise ConfigError(f"{path}: schema {schema!r}: written by another version")
+    # YAML 1.1 reads 1e-5 as a string.
+    as_text = path.suffix.lower() in (".yaml", ".yml")
+    return str(path), flatten(values, str(path), text=as_text)
 
 
 def _parse_override(override: str) -> dict[str, Any]:
@@ -165,22 +146,11 @@ def _parse_override(override: str) -> dict[str, Any]:
     return flatten({name.strip(): value.strip()}, "command line", text=True)
 
 
-def _device(layers: list[tuple[str, dict[str, Any]]], has_gpu: Callable[[], bool]) -> str:
-    asked = "auto"
-    for _, layer in layers:
-        asked = layer.get("system.device", asked)
-    if asked == "auto":
-        return "cuda" if has_gpu() else "cpu"
-    return asked
-
-
-def _preset_layers(preset: str, device: str) -> list[tuple[str, dict[str, Any]]]:
+def _preset_layers(preset: str, device: str) -> list[Layer]:
     if preset not in preset_names():
-        near = nearest(preset, preset_names())
-        hint = f"; did you mean {near!r}?" if near else ""
-        raise ConfigError(
-            f"--preset {preset}: no such preset (there are {', '.join(preset_names())}){hint}"
-        )
+        there_are = ", ".join(preset_names())
+        hint = did_you_mean(preset, preset_names())
+        raise ConfigError(f"--preset {preset}: no such preset (there are {there_are}){hint}")
     path = PRESETS_DIR / f"{preset}.json"
     values = read_settings_file(path)
     on_cpu = values.pop("on_cpu", {})
@@ -190,21 +160,43 @@ def _preset_layers(preset: str, device: str) -> list[tuple[str, dict[str, Any]]]
     return layers
 
 
-def _prepared_directory(layers: list[tuple[str, dict[str, Any]]]) -> tuple[Path, Metadata] | None:
-    """What data.dataset is, where it is a prepared directory: its own settings then lie over the
-    presets, below all that a person says."""
-    dataset = None
-    for _, layer in layers:
-        dataset = layer.get("data.dataset", dataset)
-    if dataset is None:
-        return None
-    directory = Path(dataset).expanduser()
-    metadata = read_metadata(directory)
+def _last(layers: Sequence[Layer], name: str) -> tuple[str, Any]:
+    """The label of the last layer that gives the setting `name`, and its value; None: none does."""
+    given = [(label, layer[name]) for label, layer in layers if name in layer]
+    return given[-1] if given else ("", None)
+
+
+def _device(layers: Sequence[Layer], has_gpu: Callable[[], bool]) -> str:
+    _, asked = _last(layers, "system.device")
+    if asked in (None, "auto"):
+        return "cuda" if has_gpu() else "cpu"
+    return str(asked)
+
+
+def _prepared_directory(layers: Sequence[Layer]) -> tuple[Path, Metadata] | None:
+    """What data.dataset is, where it is a prepared directory."""
+    _, dataset = _last(layers, "data.dataset")
+    directory = Path(dataset or "").expanduser()
+    metadata = read_metadata(directory) if dataset else None
     return None if metadata is None else (directory, metadata)
 
 
+def _geometry_layers(presets: Sequence[Layer], upper: Sequence[Layer]) -> list[Layer]:
+    """What model.geometry stands for; nothing where a person gives every key of it, as the resolved
+    settings of a run do: the directory may be gone, the hub out of reach."""
+    label, geometry = _last([*presets, *upper], "model.geometry")
+    # `model.rope_scaling.factor` gives `model.rope_scaling`.
+    given = {".".join(name.split(".")[:2]) for _, layer in upper for name in layer}
+    if geometry is None or given >= {f"model.{key}" for key in SIZES["tiny"]}:
+        return []
+    _, offline = _last(upper, "data.offline")
+    values = geometry_values(geometry, offline=bool(offline))
+    flat = flatten({"model": values}, f"{label}: model.geometry = {geometry}")
+    return [(f"geometry {geometry}", flat)]
+
+
 def _lay_over(
-    values: dict[str, Any], sources: dict[str, str], layer: dict[str, Any], label: str
+    values: dict[str, Any], sources: dict[str, str], layer: Mapping[str, Any], label: str
 ) -> None:
     for name, value in layer.items():
         if name in sections():  # a section set to null: its settings are gone
@@ -219,7 +211,7 @@ def _lay_over(
         sources[name] = label
 
 
-def _nest(flat: dict[str, Any]) -> dict[str, Any]:
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, value in flat.items():
         *parents, leaf = name.split(".")
