@@ -24,7 +24,6 @@ from model_check.config.arguments import (
     Parser,
     add_resume_option,
     add_settings_options,
-    resume_flag,
     settings_request,
 )
 from model_check.config.drill import Drill, parse_drill
@@ -154,7 +153,7 @@ def stopped(signum: int, here: Process) -> Ending:
 def train(argv: Sequence[str], here: Process) -> None:
     """Settings, device, data, model, steps: in the order in which they are cheap to get wrong."""
     names = parser().read(argv)
-    loaded = load(settings_request(names, os.environ, resume_flag(names)), has_gpu)
+    loaded = load(settings_request(names, os.environ), has_gpu)
     settings = loaded.settings
     refuse_missing_gpu(loaded, here)
     worker = name_worker(loaded, here)

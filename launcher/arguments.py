@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -10,7 +9,7 @@ from model_check.config.arguments import (
     Parser,
     add_resume_option,
     add_settings_options,
-    resume_flag,
+    given_flags,
     settings_request,
 )
 from model_check.config.fields import nearest
@@ -71,13 +70,8 @@ def parse_run(
         if names.gpus is not None:
             raise UsageError("--gpu and --gpus are the same option: give one of them")
         names.gpus = names.gpu
-    flags: dict[str, tuple[str, Any]] = {
-        setting: (f"--{option.replace('_', '-')}", getattr(names, option))
-        for option, setting in _FLAGS.items()
-        if getattr(names, option) is not None
-    }
     return RunArguments(
-        request=settings_request(names, environ, flags | resume_flag(names)),
+        request=settings_request(names, environ, given_flags(names, _FLAGS)),
         command=command,
         run_dir=names.run_dir,
         dry_run=names.dry_run,

@@ -1,16 +1,31 @@
 """The options that every entry point shares: --preset, --debug, --config, --max-steps, those about
-data, section.key=value."""
+data, section.key=value. An option about a setting is that setting by another name."""
 
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from model_check.config.data_options import add_data_options, data_flags
 from model_check.config.fields import nearest
 from model_check.config.load import Request
+from model_check.config.prepared_dir import read_metadata
 from model_check.errors import UsageError
 from model_check.utils.project_files import version
+
+DEFAULT_OUTPUT_DIR = "preprocessed_data"
+
+Flags = dict[str, tuple[str, Any]]
+"""Dotted name -> (flag, value)."""
+
+# option -> the setting that it stands for
+_SETTINGS = {
+    "max_steps": "training.max_steps",
+    "disable_flash_attn": "model.attention_backend",
+    "tensorboard_dir": "logging.tensorboard_dir",
+    "force_preprocess": "data.force_preprocess",
+    "offline_mode": "data.offline",
+    "resume": "training.resume",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,54 +62,96 @@ class _PrintVersion(argparse.Action):
 
 
 def add_settings_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--preset", metavar="NAME", help="a file of config/presets/")
-    parser.add_argument("--debug", action="store_true", help="same as --preset debug")
-    parser.add_argument(
-        "--config", metavar="FILE", type=Path, help="JSON (comments allowed), YAML or TOML, partial"
-    )
-    parser.add_argument("--max-steps", metavar="N", help="training.max_steps")
-    add_data_options(parser)
-    parser.add_argument(
-        "--disable-flash-attn", action="store_true", help="model.attention_backend=sdpa"
-    )
-    parser.add_argument("--tensorboard-dir", metavar="DIR", help="logging.tensorboard_dir")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    add = parser.add_argument
+    add("--preset", metavar="NAME", help="a file of config/presets/")
+    add("--debug", action="store_true", help="same as --preset debug")
+    formats = "JSON (comments allowed), YAML or TOML, partial"
+    add("--config", metavar="FILE", type=Path, help=formats)
+    add("--max-steps", metavar="N", help="training.max_steps")
+    _add_data_options(parser)
+    sdpa = "model.attention_backend=sdpa"
+    add("--disable-flash-attn", action="store_const", const="sdpa", help=sdpa)
+    add("--tensorboard-dir", metavar="DIR", help="logging.tensorboard_dir")
+    add("overrides", nargs="*", metavar="section.key=value")
 
 
 def add_resume_option(parser: argparse.ArgumentParser) -> None:
-    """For who trains; `--checkpoint` is another project's name for it."""
+    """For an entry point that trains; `--checkpoint` is another project's name for it."""
     text = "go on from a checkpoint: auto (the newest), a file or a directory (training.resume)"
     parser.add_argument("--resume", "--checkpoint", metavar="WHICH", help=text)
 
 
-def resume_flag(namespace: argparse.Namespace) -> dict[str, tuple[str, Any]]:
-    """What `add_resume_option`'s option stands for."""
-    return {} if namespace.resume is None else {"training.resume": ("--resume", namespace.resume)}
-
-
 def settings_request(
-    namespace: argparse.Namespace,
-    environ: Mapping[str, str],
-    flags: Mapping[str, tuple[str, Any]] | None = None,
+    namespace: argparse.Namespace, environ: Mapping[str, str], flags: Flags | None = None
 ) -> Request:
-    """What the shared options ask for, plus an entry point's own `flags` (name -> (flag,
-    value))."""
+    """What the shared options ask for, plus an entry point's own `flags`. Raises UsageError for
+    options that do not go together."""
     if namespace.debug and namespace.preset not in (None, "debug"):
         raise UsageError(f"--debug and --preset {namespace.preset}: give one of them")
-    all_flags = data_flags(namespace) | dict(flags or {})
-    if namespace.max_steps is not None:
-        all_flags["training.max_steps"] = ("--max-steps", namespace.max_steps)
-    if namespace.disable_flash_attn:
-        all_flags["model.attention_backend"] = ("--disable-flash-attn", "sdpa")
-    if namespace.tensorboard_dir is not None:
-        all_flags["logging.tensorboard_dir"] = ("--tensorboard-dir", namespace.tensorboard_dir)
     return Request(
         preset="debug" if namespace.debug else namespace.preset,
         config_file=namespace.config,
         overrides=tuple(namespace.overrides),
-        flags=all_flags,
+        flags=_data_flags(namespace) | (flags or {}) | given_flags(namespace, _SETTINGS),
         environ=environ,
     )
+
+
+def given_flags(namespace: argparse.Namespace, settings: Mapping[str, str]) -> Flags:
+    """The options that a command line gave, of the table `settings` (option -> setting)."""
+    return {
+        setting: (f"--{option.replace('_', '-')}", value)
+        for option, setting in settings.items()
+        if (value := getattr(namespace, option, None)) is not None
+    }
+
+
+def _add_data_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    ready = "a prepared directory to train from (data.dataset)"
+    add("--preprocessed-data", "--data-dir", metavar="DIR", help=ready)
+    raw = "text to prepare (data.dataset), and to train from"
+    add("--raw-data", "--input-dir", metavar="PATH", help=raw)
+    out = f"where --raw-data is prepared to (data.output_dir, {DEFAULT_OUTPUT_DIR})"
+    add("--output-dir", metavar="DIR", help=out)
+    again = "prepare again (data.force_preprocess)"
+    add("--force-preprocess", action="store_const", const="true", help=again)
+    offline = "never ask the hub (data.offline)"
+    add("--offline-mode", action="store_const", const="true", help=offline)
+
+
+def _data_flags(names: argparse.Namespace) -> Flags:
+    """Where the data is and goes. Raises UsageError for options that do not go together, paths that
+    do not exist, or a directory that is not a prepared one."""
+    raw, ready, output = names.raw_data, names.preprocessed_data, names.output_dir
+    if names.force_preprocess and ready and raw is None:
+        raise UsageError("--force-preprocess: give the text to prepare again too (--raw-data PATH)")
+    if raw and ready and not names.force_preprocess:
+        raise UsageError(
+            "--raw-data and --preprocessed-data: give one; with --force-preprocess the text is "
+            "prepared into the directory again"
+        )
+    if ready is not None and output is not None:
+        raise UsageError("--preprocessed-data and --output-dir name the same thing: give one")
+    if raw is not None:
+        _must_exist("--raw-data", raw)
+        target = ready or output or DEFAULT_OUTPUT_DIR
+        flag = "--output-dir" if ready is None else "--preprocessed-data"
+        return {"data.dataset": ("--raw-data", raw), "data.output_dir": (flag, target)}
+    if ready is not None:
+        _must_exist("--preprocessed-data", ready)
+        if read_metadata(Path(ready).expanduser()) is None:
+            raise UsageError(
+                f"--preprocessed-data {ready}: not a prepared directory (no metadata.json); "
+                "--raw-data PATH prepares one"
+            )
+        return {"data.dataset": ("--preprocessed-data", ready)}
+    return {} if output is None else {"data.output_dir": ("--output-dir", output)}
+
+
+def _must_exist(option: str, path: str) -> None:
+    if not Path(path).expanduser().exists():
+        raise UsageError(f"{option} {path}: no such file or directory")
 
 
 def _with_dashes(argument: str) -> str:

@@ -6,7 +6,7 @@
 
 import argparse
 
-from model_check.config.data_options import Flags
+from model_check.config.arguments import Flags, given_flags
 from model_check.errors import UsageError
 
 _TOKENIZERS = ("bpe", "wordpiece", "tiktoken")
@@ -32,10 +32,7 @@ def add_tool_options(parser: argparse.ArgumentParser) -> None:
 
 def tool_flags(names: argparse.Namespace) -> Flags:
     """Raises UsageError for values that cannot be."""
-    flags: Flags = {}
-    for option, setting in _SETTINGS.items():
-        if (value := getattr(names, option)) is not None:
-            flags[setting] = (f"--{option.replace('_', '-')}", value)
+    flags = given_flags(names, _SETTINGS)
     _check_tokenizer(names.tokenizer_type, names.vocab_size)
     if names.stride is not None:
         flags["data.stride"] = ("--stride", _starts_apart(names.stride, names.max_length))
