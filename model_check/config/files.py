@@ -2,7 +2,7 @@
 TOML."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,21 @@ from model_check.errors import ConfigError
 def read_settings_file(path: Path) -> dict[str, Any]:
     """The file's top-level table. Raises ConfigError naming the file, and the line where there is
     one."""
+    suffix = path.suffix.lower()
     try:
         text = path.read_text(encoding="utf-8-sig")  # -sig: editors on Windows write a BOM
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such settings file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as text: {error}") from error
+    if suffix not in _READERS:
+        raise ConfigError(f"{path}: {suffix} is no settings file: .json, .yaml or .toml")
     try:
-        values = _parse(path, text)
+        values = _READERS[suffix](text)
     except RecursionError as error:
         raise ConfigError(f"{path}: nested too deeply, or within itself") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(
             f"{path}: the top level must be an object of sections, not {type(values).__name__}"
@@ -29,38 +34,26 @@ def read_settings_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def _parse(path: Path, text: str) -> Any:
-    match path.suffix.lower():
-        case ".yaml" | ".yml":
-            return _read_yaml(path, text)
-        case ".toml":
-            return _read_toml(path, text)
-        case "" | ".json" | ".jsonc" | ".json5":
-            return _read_json(path, text)
-        case suffix:
-            raise ConfigError(f"{path}: {suffix} is no settings file: .json, .yaml or .toml")
-
-
-def _read_json(path: Path, text: str) -> Any:
+def _read_json(text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_no_duplicates)
-    except _DuplicateKey as error:
-        raise ConfigError(f"{path}: {error}") from error
     except json.JSONDecodeError:
-        return _read_json5(path, text)  # comments or trailing commas: slower to read, still JSON
+        return _read_json5(text)  # comments or trailing commas: slower to read, still JSON
 
 
-def _read_json5(path: Path, text: str) -> Any:
+def _read_json5(text: str) -> Any:
     import json5  # 30 ms, and only files with comments need it
 
     try:
         return json5.loads(text, object_pairs_hook=_no_duplicates)
-    except (_DuplicateKey, ValueError) as error:
+    except _DuplicateKey:
+        raise
+    except ValueError as error:
         reason = str(error).removeprefix("<string>:")
-        raise ConfigError(f"{path}: not JSON: line {reason}") from error
+        raise ValueError(f"not JSON: line {reason}") from error
 
 
-def _read_yaml(path: Path, text: str) -> Any:
+def _read_yaml(text: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -73,20 +66,26 @@ def _read_yaml(path: Path, text: str) -> Any:
 
     try:
         values = yaml.load(text, Loader)
-    except _DuplicateKey as error:
-        raise ConfigError(f"{path}: {error}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from error
     return {} if values is None else values
 
 
-def _read_toml(path: Path, text: str) -> Any:
+def _read_toml(text: str) -> Any:
     import tomllib
 
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
+        raise ValueError(f"not TOML: {error}") from error
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("", ".json", ".jsonc", ".json5"), _read_json),
+    **dict.fromkeys((".yaml", ".yml"), _read_yaml),
+    ".toml": _read_toml,
+}
+"""Suffix -> reader. A reader raises ValueError with the reason."""
 
 
 class _DuplicateKey(ValueError):

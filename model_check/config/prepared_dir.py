@@ -1,4 +1,4 @@
-"""What a prepared directory says of itself: metadata.json, and the settings that follow from it.
+"""What a prepared directory says about itself: metadata.json, and the settings that follow from it.
 
 A prepared directory is `tokenizer.json`, `dataset/` (a token cache of its own) and `metadata.json`,
 written last.
@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from model_check.config.fields import setting_text
 from model_check.errors import ConfigError
 from model_check.utils.held import hold
 
@@ -24,8 +25,7 @@ class SplitCount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_sequences: int
     num_documents: int
     num_trained_on: int | None = None
-    """Documents of a validation split that are trained on too, word for word; None: it is `train`.
-    """
+    """Documents of a validation split that `train` holds too, word for word; None for `train`."""
     num_tokens: int
     num_dropped: int
 
@@ -61,8 +61,8 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_metadata(directory: Path) -> Metadata | None:
-    """None where `directory` is not a prepared one; raises ConfigError where it says so and cannot
-    be understood."""
+    """None: `directory` is not a prepared one. Raises ConfigError where it is one whose
+    metadata cannot be read or understood."""
     path = directory / METADATA
     try:
         if not (directory / DATASET).is_dir():
@@ -87,8 +87,8 @@ def to_bytes(metadata: Metadata) -> bytes:
 
 
 def settings_of(metadata: Metadata) -> dict[str, Any]:
-    """What training from the directory means unless somebody says otherwise: dotted name ->
-    value."""
+    """The settings that training from the directory takes unless a person gives others: dotted name
+    -> value."""
     return {
         "training.context_length": metadata.max_length,
         "data.stride": None if metadata.overlap == 0 else metadata.stride,
@@ -101,8 +101,8 @@ def settings_of(metadata: Metadata) -> dict[str, Any]:
 def check_fits(
     directory: Path, metadata: Metadata, values: Mapping[str, Any], sources: Mapping[str, str]
 ) -> None:
-    """Raises ConfigError where settings (by dotted name) ask for other sequences than the
-    directory has, or the model has fewer rows than the data has ids."""
+    """Raises ConfigError where `values` (by dotted name) ask for other sequences than the directory
+    holds, or for a model with fewer rows than the data has ids."""
     rows = values["model.vocab_size"]
     if rows is not None and rows < metadata.vocab_size:
         raise ConfigError(
@@ -113,9 +113,10 @@ def check_fits(
     for name, prepared in settings_of(metadata).items():
         if name == "model.vocab_size" or _same(name, values, prepared):
             continue
+        ours, theirs = setting_text(values[name]), setting_text(prepared)
         raise ConfigError(
-            f"{sources[name]}: {name} = {_word(values[name])}, but {directory} was prepared with "
-            f"{_word(prepared)}; leave it out to follow the data, or prepare the text again"
+            f"{sources[name]}: {name} = {ours}, but {directory} was prepared with {theirs}; "
+            "leave it out to follow the data, or prepare the text again"
         )
 
 
@@ -124,7 +125,3 @@ def _same(name: str, values: Mapping[str, Any], prepared: Any) -> bool:
     if name == "data.stride" and value == values["training.context_length"]:
         value = None
     return bool(value == prepared)
-
-
-def _word(value: Any) -> str:
-    return "null" if value is None else str(value)

@@ -13,7 +13,7 @@ _RESERVED = ("train",)
 
 
 class DocumentFraction(Struct, frozen=True):
-    """So many of the documents, between 0 and 1."""
+    """A share of the documents, between 0 and 1."""
 
     share: float
 
@@ -52,13 +52,13 @@ def parse_validation(text: str | None) -> dict[str, What]:
         if name in found:
             raise _refused(text, f"{name} is given twice")
         found[name] = _what(what, text)
-    if (total := sum(_shares(found))) >= 1:
+    if (total := sum(fractions(found).values())) >= 1:
         raise _refused(text, f"the fractions come to {total:g}, which leaves nothing to train on")
     return found
 
 
 def fractions(validation: dict[str, What]) -> dict[str, float]:
-    """Those that are fractions of the documents."""
+    """Name -> share, of the splits that are fractions of the documents."""
     return {n: w.share for n, w in validation.items() if isinstance(w, DocumentFraction)}
 
 
@@ -80,10 +80,6 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _shares(found: dict[str, What]) -> list[float]:
-    return list(fractions(found).values())
 
 
 def _refused(text: str | None, reason: str) -> ConfigError:

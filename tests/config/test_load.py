@@ -156,6 +156,8 @@ def test_names_of_the_other_documents_are_understood(
         (("training.global_batch_size=3",), "not a multiple of batch_size"),
         (("training.global_batch_size=4", "training.grad_accum_nums=4"), "give one of the two"),
         (("data.hf_token=hf_abc",), "export HF_TOKEN"),
+        (("training.max_steps=\udcff",), "training.max_steps = '\\udcff': expected int >= 1"),
+        (("data.dataset=\udcff",), "data.dataset = '\\udcff': not valid UTF-8"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_where_and_what(
@@ -188,6 +190,11 @@ def test_what_cannot_be_meant_is_refused_with_where_and_what(
         ("a.json", '{"schema": 2}', "written by another version"),
         ("a.ini", "[training]", "is no settings file"),
         ("a.json", '{"a": 1, // c\n "b" 2}', "not JSON: line 2"),
+        ("a.json", '{"training": {"max_steps": 1, "max_steps": 2,}}', "_steps' is given twice"),
+        ("a.json", '{"training": {"max_steps": %s}}' % ("1" * 5000), "for integer string"),
+        ("a.json", '{"training": {"max_steps": "\\udcff"}}', "expected int >= 1"),
+        ("a.json", '{"launch": {"fail_on": ["\\udcff"]}}', "expected list of"),
+        ("a.yaml", "training: {max_steps: 2020-99-99}", "month must be in 1..12"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_name(
