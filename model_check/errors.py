@@ -1,4 +1,4 @@
-"""Every way a run ends badly, and the exit code that each one owns.
+"""Every way in which a run fails, and the exit code of each.
 
 The codes are a contract (README, "Exit codes"): schedulers act on them. A message says where, what
 value, what next.
@@ -18,28 +18,28 @@ EXIT_SIGNAL_BASE = 128
 
 
 class ModelCheckError(Exception):
-    """A failure that a person can act on: its text is the whole message, its class owns the exit
+    """A failure that a person can act on. Its text is the whole message, its class holds the exit
     code."""
 
     exit_code = EXIT_INTERNAL
 
 
 class UsageError(ModelCheckError):
-    """The command line cannot be understood or asks for what does not exist."""
+    """The command line cannot be understood, or names something that does not exist."""
 
     exit_code = EXIT_USAGE
 
 
 class ConfigError(UsageError):
-    """A setting is unknown, of the wrong type, out of range, or cannot act here."""
+    """A setting is unknown, of the wrong type, out of range, or can have no effect here."""
 
 
 class DataError(UsageError):
-    """The training text or its tokenizer cannot be had as configured."""
+    """The training text or its tokenizer is not available as configured."""
 
 
 class StorageError(UsageError):
-    """A directory that the settings name cannot be written, or its disk is full."""
+    """A directory that the settings name cannot be written, or the disk is full."""
 
 
 class NonFiniteError(ModelCheckError):
@@ -49,24 +49,24 @@ class NonFiniteError(ModelCheckError):
 
 
 class NoGpuError(ModelCheckError):
-    """No usable GPU, one that was named is missing, or NVML cannot answer although GPUs were asked
-    for."""
+    """There is no usable GPU, a GPU that was named is missing, or GPUs were asked for and NVML
+    cannot answer."""
 
     exit_code = EXIT_NO_GPU
 
 
 class InternalError(ModelCheckError):
-    """A fault of Model Check itself."""
+    """A fault in Model Check itself."""
 
 
 def exit_code_of(returncode: int) -> int:
-    """The exit code that a shell would report for `Popen.returncode` (signal N is -N there, 128+N
-    here)."""
+    """The exit code that a shell reports for `Popen.returncode`: signal N is -N there, 128+N
+    here."""
     return EXIT_SIGNAL_BASE - returncode if returncode < 0 else returncode
 
 
 def describe_exit(returncode: int) -> str:
-    """`exit code 7`, `killed by SIGKILL (9)`; a negative `returncode` is a signal, as in
+    """`exit code 7`, `killed by SIGKILL (9)`. A negative `returncode` is a signal, as in
     `subprocess.Popen`."""
     if returncode >= 0:
         return f"exit code {returncode}"

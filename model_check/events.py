@@ -1,5 +1,5 @@
-"""What a worker tells the outside: one JSON object a line, typed, used by the worker and by the
-supervisor.
+"""The events that a worker sends, and those about its GPU: typed, one JSON object a line. The
+worker and the supervisor share this file.
 
 Floats that are compared travel as hex text (`float.hex`), never as decimal text; NaN and
 infinities are the strings "nan", "inf", "-inf", which `float.fromhex` reads back. Times are
@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 
 SCHEMA = 1
-"""Of the lines; a worker's first event says it."""
+"""The version of the lines; a worker's first event carries it."""
 
 STACKS_SIGNAL = "stacks_signal"
-"""In a phase's detail: the number of the signal at which the worker writes its stacks."""
+"""A key of a phase's detail: the number of the signal at which the worker writes its stacks."""
 
 PhaseName = Literal["import", "build", "compile", "train", "eval", "save"]
 Scalar = str | int | float | bool | None
@@ -29,13 +29,13 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_d
 
 
 class Phase(_Event, frozen=True, kw_only=True, tag="phase"):
-    """The worker enters a phase: each has its own idea of how long silence is normal."""
+    """The worker enters a phase. Each phase has its own limit of normal silence."""
 
     name: PhaseName
     detail: dict[str, Scalar] = {}
 
 
-# What `float.hex()` writes, within the range of a double: anything else would fail its reader.
+# What `float.hex()` writes, within the range of a double: `float.fromhex` reads it without error.
 ExactFloat = Annotated[
     str,
     msgspec.Meta(
@@ -61,17 +61,18 @@ class Step(_Event, frozen=True, kw_only=True, tag="step"):
     fp: dict[str, str] = {}
     """Fingerprints of tensors, hex, by name."""
     skipped: bool = False
-    """No weight has changed: gradients overflowed in float16, as they may now and then."""
+    """No weight has changed: gradients overflowed in float16, which is normal now and then."""
 
 
 class Metrics(_Event, frozen=True, kw_only=True, tag="metrics"):
-    """How fast and how full, over the steps since the last of these; None where it is not known."""
+    """Speed and memory over the steps since the last such event. None: not known."""
 
     step: Natural
-    """The last of these steps."""
+    """The last step that it covers."""
     tokens_per_s: float | None = None
     mfu_full: float | None = None
-    """Model FLOPs utilisation, 0 to 1, counting attention to every token; see engine.mfu."""
+    """Model FLOPs utilisation, 0 to 1, counting attention to every token; see
+    engine.observe.mfu."""
     mfu_causal: float | None = None
     """The same, counting attention to earlier tokens alone."""
     data_wait: float | None = None
@@ -82,28 +83,28 @@ class Metrics(_Event, frozen=True, kw_only=True, tag="metrics"):
     loss_scale: float | None = None
     """With float16."""
     skipped_steps: int = 0
-    """Of this process: a resumed run counts anew."""
+    """Since this process started: a resumed run counts from 0 again."""
 
 
 class Evaluation(_Event, frozen=True, kw_only=True, tag="eval"):
     """The loss on one validation split."""
 
     step: Natural
-    """Optimizer steps done before it."""
+    """Optimizer steps done before this evaluation."""
     split: str
     loss: ExactFloat
     """Mean over the split's targets, or over those of its first `training.eval_batches` batches."""
     perplexity: float | None = None
-    """exp(loss); None where that is no finite number."""
+    """exp(loss); None where that is not finite."""
     tokens: Natural
     """Targets that counted."""
     tokens_per_s: float | None = None
     best: bool = False
-    """It is the lowest of `training.best_split` so far."""
+    """The lowest loss on `training.best_split` so far."""
 
 
 class Beat(_Event, frozen=True, kw_only=True, tag="beat"):
-    """Still alive inside something long."""
+    """Still alive, within a long operation that has no events of its own."""
 
 
 class NonFinite(_Event, frozen=True, kw_only=True, tag="nonfinite"):
@@ -131,18 +132,18 @@ class Note(_Event, frozen=True, kw_only=True, tag="note"):
 
 
 class Done(_Event, frozen=True, kw_only=True, tag="done"):
-    """The worker's last word. Without it a worker died without saying why."""
+    """The worker's last event. A worker that ends without it died without giving a reason."""
 
     exit_code: ExitCode
     error: str | None = None
-    """The message of the failure, one line or more; None when all went well."""
+    """The message of the failure, one line or more; None: it succeeded."""
     early: str | None = None
-    """Why it ended well without all its steps: it was asked to."""
+    """Why a worker that succeeded stopped before its last step: somebody asked for it."""
     steps: int = 0
     loss_first: ExactFloat | None = None
     loss_last: ExactFloat | None = None
     tokens_per_s: float | None = None
-    """Over all steps but the first, which pays for warm-up."""
+    """Over all steps but the first, which includes the warm-up."""
     peak_memory_bytes: int | None = None
     """Peak of the device's allocator, or the peak resident set on a CPU."""
 
@@ -151,7 +152,7 @@ Event = Phase | Step | Metrics | Evaluation | Beat | NonFinite | Evidence | Note
 
 
 class Watched(_Event, frozen=True, kw_only=True, tag="watched"):
-    """From here on a GPU is watched: the first line of its file."""
+    """A GPU is watched from here on: the first line of its file."""
 
     uuid: str
     interval_s: float
@@ -159,7 +160,7 @@ class Watched(_Event, frozen=True, kw_only=True, tag="watched"):
 
 
 class Telemetry(_Event, frozen=True, kw_only=True, tag="telemetry"):
-    """One look at a worker's GPU. None (absent) is always "not told" (N/A), never 0."""
+    """One sample of a worker's GPU. None (absent): the device does not report it (N/A); never 0."""
 
     temperature_c: int | None = None
     memory_temperature_c: int | None = None
@@ -175,33 +176,33 @@ class Telemetry(_Event, frozen=True, kw_only=True, tag="telemetry"):
     clocks_event_reasons: int | None = None
     """Why the clocks are not higher at this moment: the bits of nvmlClocksEventReason*."""
     pcie_gen: int | None = None
-    """Of the link now: an idle one is slower."""
+    """Generation of the link at this moment: an idle link is slower."""
     pcie_width: int | None = None
 
 
 class Counters(_Event, frozen=True, kw_only=True, tag="counters"):
-    """What a GPU counts for good, at one moment: two of them tell what happened in between.
-    None is "not told" (N/A)."""
+    """The lifelong counters of a GPU at one moment: the difference of two samples tells what
+    happened in between. None: the device does not report it (N/A)."""
 
     energy_mj: int | None = None
     power_violation_ns: int | None = None
-    """Time below the clocks that were asked for, because of the power limit."""
+    """Time below the requested clocks, because of the power limit."""
     thermal_violation_ns: int | None = None
     sw_thermal_ns: int | None = None
     """Time slowed down by the driver because of heat."""
     hw_thermal_ns: int | None = None
     """Time slowed down by the hardware itself because of heat."""
     power_brake_ns: int | None = None
-    """Time slowed down by a signal of the power supply."""
+    """Time slowed down because the power supply signalled it."""
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
     """Since the driver was loaded."""
     ecc_corrected_total: int | None = None
     ecc_uncorrected_total: int | None = None
-    """In the life of the board."""
+    """Over the life of the board."""
     remapped_corrected: int | None = None
     remapped_uncorrected: int | None = None
-    """Rows of memory that were replaced, after errors of that kind."""
+    """Rows of memory that were replaced after errors of that kind."""
     remap_pending: bool | None = None
     """A row waits for a reset to be replaced."""
     remap_failed: bool | None = None
@@ -209,11 +210,11 @@ class Counters(_Event, frozen=True, kw_only=True, tag="counters"):
     pcie_replays: int | None = None
     pcie_max_gen: int | None = None
     pcie_max_width: int | None = None
-    """What this GPU can do in this slot."""
+    """The best link that this GPU can have in this slot."""
     nvlink_errors: int | None = None
     """Replays, recoveries and CRC errors of all links."""
     watches_xids: bool | None = None
-    """Whether the driver tells Xids of it."""
+    """Whether the driver reports the Xids of this GPU."""
 
 
 class Xid(_Event, frozen=True, kw_only=True, tag="xid"):
@@ -223,18 +224,18 @@ class Xid(_Event, frozen=True, kw_only=True, tag="xid"):
 
 
 class Trouble(_Event, frozen=True, kw_only=True, tag="trouble"):
-    """NVML could not tell something that it should; told once for each code."""
+    """NVML could not answer a call that it should; sent once for each code."""
 
     call: str
     code: int | None = None
-    """NVML's; None: it has none."""
+    """NVML's code of the error; None: there is none."""
     text: str
     lost: bool = False
-    """Nothing more will come of this GPU."""
+    """This GPU is given up: no more events of it will come."""
 
 
 GpuEvent = Watched | Telemetry | Counters | Xid | Trouble
-"""What the launcher learns of a worker's GPU while it works."""
+"""What the launcher's telemetry reports about a worker's GPU during a run."""
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
@@ -247,13 +248,13 @@ def encode(event: Event | GpuEvent) -> bytes:
         event = msgspec.structs.replace(event, t=time.monotonic_ns())
     try:
         return _encoder.encode(event) + b"\n"
-    except UnicodeEncodeError:  # a path, or a message that names one
+    except UnicodeEncodeError:  # a path that is not UTF-8, or a message that names one
         return _encoder.encode(readable(msgspec.to_builtins(event))) + b"\n"
 
 
 def readable(value: Any) -> Any:
-    """`value`, with each byte that is no UTF-8 written as `\\udcff`: commands and file names may
-    hold any, JSON and HTML none."""
+    """`value`, with each byte that is not UTF-8 written as `\\udcff`. Commands and file names may
+    hold such bytes; JSON and HTML may not."""
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, Mapping):
@@ -281,15 +282,15 @@ class EventSink(Protocol):
 
 
 class NullSink:
-    """A worker alone: nobody listens."""
+    """For a worker without a supervisor: drops every event."""
 
     def emit(self, event: Event) -> None:
         pass
 
 
 class SocketSink:
-    """The supervisor's end of an inherited socket. A supervisor that is gone never stops the
-    training."""
+    """Sends events to the supervisor through an inherited socket. When the supervisor is gone,
+    events are dropped and the training goes on."""
 
     def __init__(self, fd: int) -> None:
         self._socket: socket.socket | None = socket.socket(fileno=fd)
@@ -306,12 +307,11 @@ class SocketSink:
 
 
 def open_sink(events_fd: int | None) -> EventSink:
-    """The sink for a worker that was given `events_fd` (None: it runs alone)."""
+    """The sink for a worker that was given `events_fd` (None: it runs without a supervisor)."""
     if events_fd is None:
         return NullSink()
     try:
         return SocketSink(events_fd)
-    except (
-        OSError
-    ):  # the variable was inherited, the socket was not: a child of a worker, or a shell
+    except OSError:
+        # The variable was inherited, the socket was not: a child of a worker, or a shell.
         return NullSink()

@@ -1,7 +1,7 @@
 """Other names of settings."""
 
 ALIASES: dict[str, str] = {
-    # model.* of the other documents
+    # model
     "model.num_hidden_layers": "model.num_layers",
     "model.num_attention_heads": "model.num_heads",
     "model.num_key_value_heads": "model.num_kv_heads",
@@ -32,5 +32,5 @@ ALIASES: dict[str, str] = {
     "lr.min_lr": "training.min_lr",
     "lr.warmup_iters": "training.warmup_steps",
 }
-"""Names that the other documents of this field use -> ours. Two names of one setting in one source
+"""Names that other trainers and their documents use -> ours. Two names of one setting in one source
 are an error."""

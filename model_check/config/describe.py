@@ -17,8 +17,8 @@ This page is made from the code: `python -m model_check.config.describe > config
 Sources, each over the ones before it: defaults < preset ({", ".join(preset_names())}) <
 `--config FILE` < environment < `section.key=value` < option. Files are JSON (comments and trailing
 commas allowed), YAML or TOML, by their suffix, and may be partial. An unknown name is an error that
-tells the nearest one; so is a value of the wrong type. `bash run.sh config show` prints every value
-and where it came from.
+shows the nearest one; a value of the wrong type is an error, too. `bash run.sh config show` prints
+every value and where it came from.
 
 A preset's `on_cpu` section is laid over it where no GPU is used.
 """
@@ -37,7 +37,7 @@ def reference_page() -> str:
 
 
 def show(loaded: Loaded, *, as_json: bool = False) -> str:
-    """Every setting with its value and its source, a line each, and how large the model is."""
+    """Every setting with its value and its source, one a line, and the size of the model."""
     values = {name: loaded.value(name) for name in loaded.sources}
     if as_json:
         rows = {n: {"value": v, "source": loaded.sources[n]} for n, v in values.items()}

@@ -1,8 +1,8 @@
 """Sources -> one checked Settings: defaults < preset < file < environment < section.key=value <
 flag.
 
-Pure but for reading the preset, the settings file and what a prepared directory says of itself, and
-a look whether text that validates is there; which device exists is asked through a callback.
+Pure, but that it reads the preset, the settings file and the metadata of a prepared directory, and
+looks whether validation text exists. A callback tells whether there is a GPU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +29,11 @@ Layer = tuple[str, dict[str, Any]]
 SCHEMA = 1
 PRESETS_DIR = PROJECT / "config" / "presets"
 
-# The environment carries the rank contract, not settings; these two variables are documented
-# exceptions.
+# The environment carries a worker's place in its run, not settings; these two variables are
+# documented exceptions.
 ENVIRONMENT = {"DATASET_CACHE_DIR": "data.cache_dir", "HF_HUB_OFFLINE": "data.offline"}
 
-# huggingface_hub's own words for yes; anything else is no to it.
+# huggingface_hub's own words for yes. It takes anything else for no; we refuse anything else.
 _HUB_WORDS = {"1": "true", "ON": "true", "YES": "true", "TRUE": "true"}
 _HUB_WORDS |= {"0": "false", "OFF": "false", "NO": "false", "FALSE": "false"}
 
@@ -46,7 +46,7 @@ class Request(Struct, frozen=True):
     overrides: tuple[str, ...] = ()
     """`section.key=value`, in order."""
     flags: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
-    """Dotted name -> (flag that set it, value): the last word."""
+    """Dotted name -> (flag, value). Flags win over every other source."""
     environ: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -1,4 +1,4 @@
-"""The dtype of matrix products, from the two settings that name it. Pure."""
+"""The dtype of matrix products, from the two settings that decide it. Pure."""
 
 from typing import Literal
 

@@ -1,5 +1,5 @@
-"""Which settings of a checkpoint may be other ones when it is resumed: each setting says so itself
-(`on_resume`, schema.py). Pure, but for the look whether there is something to resume."""
+"""Which settings may differ from the checkpoint's when it is resumed. Each setting has its rule
+(`on_resume`, schema.py). Pure, but that it looks whether the checkpoint exists."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,8 @@ def check_resume(resume: str | None) -> None:
 
 
 def forbidden(saved: Mapping[str, Any], settings: Settings) -> list[str]:
-    """`training.batch_size 2 -> 4`, for each setting that must be the checkpoint's."""
+    """`training.batch_size 2 -> 4`, for each setting that differs and must equal the
+    checkpoint's."""
     batches = [
         text
         for name, text in _changed(saved, settings, "must_equal")
@@ -35,8 +36,8 @@ def forbidden(saved: Mapping[str, Any], settings: Settings) -> list[str]:
 
 
 def architecture_changes(saved: Mapping[str, Any], settings: Settings) -> list[str]:
-    """Those of [model] among them, which make the same weights another model. A null of theirs is
-    compared by what it stands for."""
+    """The changes of [model] among them: with these the same weights are another model. A null is
+    compared as the value that it stands for."""
     return [
         f"model.{key} {setting_text(theirs)} -> {setting_text(ours)}"
         for key, theirs, ours in differences(saved["model"], settings.model)
@@ -44,14 +45,15 @@ def architecture_changes(saved: Mapping[str, Any], settings: Settings) -> list[s
 
 
 def changes(saved: Mapping[str, Any], settings: Settings) -> list[str]:
-    """The same for settings that change the steps and may be changed on purpose."""
+    """The same for settings that change the steps, and that a person may change on purpose."""
     return [text for _, text in _changed(saved, settings, "tell")]
 
 
 def _changed(
     saved: Mapping[str, Any], settings: Settings, on_resume: str
 ) -> Iterator[tuple[str, str]]:
-    """A setting that the checkpoint does not know had its default."""
+    """(name, `name old -> new`) for each changed setting with the rule `on_resume`. A setting that
+    an older checkpoint does not hold had its default."""
     before = _flat(msgspec.to_builtins(Settings())) | _flat(saved)
     now = _flat(msgspec.to_builtins(settings))
     for name, field in all_fields().items():

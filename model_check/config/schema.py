@@ -73,12 +73,12 @@ class ModelSettings(_Section, frozen=True):
     model_path: Annotated[str, SILENT] = "meta-llama/Llama-3.1-8B-Instruct"
     """Hub id or local directory that the tokenizer is taken from (see data.tokenizer)."""
     geometry: Annotated[str | None, SILENT] = None
-    """The keys from num_layers to tie_word_embeddings by one word: a size (tiny, small, medium,
-    large, xl), a local directory or config.json, or a hub id. It stands over presets; a key that a
-    file or the command line gives stands over it."""
+    """Gives the keys from num_layers to tie_word_embeddings by one word: a size (tiny, small,
+    medium, large, xl), a local directory or config.json, or a hub id. It overrides presets; a key
+    that a file or the command line gives overrides it."""
     init_from: Annotated[str | None, SILENT] = None
-    """First weights: a checkpoint of ours (.pt), a local directory with safetensors, or a hub id;
-    null: drawn with init_std."""
+    """Initial weights: a checkpoint of ours (.pt), a local directory with safetensors, or a hub id;
+    null: random, drawn with init_std."""
     num_layers: Annotated[Count, MUST_EQUAL] = 4
     """Transformer blocks."""
     hidden_size: Annotated[Size, MUST_EQUAL] = 4096
@@ -107,11 +107,11 @@ class ModelSettings(_Section, frozen=True):
     """auto: sdpa with system.deterministic=true, else the fastest that package, device and dtype
     allow (FlashAttention 4 or 3, cuDNN, FlashAttention 2, sdpa). flash_attn: the newest
     FlashAttention that is installed; with system.deterministic=true that is 2, since 3 and 4 are
-    not known to be deterministic. By name: that or an error."""
+    not known to be deterministic. Any other name: that kernel or an error."""
 
 
 class TrainingSettings(_Section, frozen=True):
-    """One optimizer step and how many of them."""
+    """The optimizer step, and how many of them."""
 
     max_steps: Annotated[Count, TELL] = 100
     """Optimizer steps."""
@@ -132,7 +132,7 @@ class TrainingSettings(_Section, frozen=True):
     """Steps of linear warm-up, the first of them at learning_rate / warmup_steps."""
     lr_schedule: Annotated[Literal["constant", "cosine", "linear", "wsd"], TELL] = "constant"
     """Shape after the warm-up. cosine and linear reach min_lr at max_steps; wsd (warm-up, stable,
-    decay) stays at learning_rate and falls in a line over the last wsd_decay_share of the run."""
+    decay) stays at learning_rate and falls linearly over the last wsd_decay_share of the run."""
     wsd_decay_share: Annotated[Share, TELL] = 0.2
     """With lr_schedule wsd: share of max_steps in which the rate falls to min_lr."""
     max_grad_norm: Annotated[Positive | None, TELL] = 1.0
@@ -149,8 +149,8 @@ class TrainingSettings(_Section, frozen=True):
     """Matrix products in 16 bits under autocast (training.precision says which; bf16 unless given);
     weights stay float32."""
     precision: Annotated[PrecisionName | None, TELL] = None
-    """Of matrix products: bf16, fp16 (with dynamic loss scaling) or fp32; torch's names mean the
-    same. null: bf16 where use_amp, else fp32. Given, it replaces use_amp."""
+    """Type of matrix products: bf16, fp16 (with dynamic loss scaling) or fp32; torch's names mean
+    the same. null: bf16 where use_amp, else fp32. Given, it replaces use_amp."""
     compile: Annotated[bool, TELL] = False
     """Compile each block with torch.compile before the first step; false: eager."""
     gradient_checkpointing: Annotated[bool, TELL] = False
@@ -175,10 +175,10 @@ class TrainingSettings(_Section, frozen=True):
     exit code 0; false: SIGUSR1 is ignored, SIGTERM ends the run unsaved."""
     resume: Annotated[str | None, SILENT] = None
     """Go on from a checkpoint: auto (the newest sound last.pt or step_N.pt of
-    system.checkpoint_dir; none: start afresh), a file, or a checkpoint directory."""
+    system.checkpoint_dir; without one: start at step 0), a file, or a checkpoint directory."""
     resume_anyway: Annotated[bool, SILENT] = False
-    """Resume although architecture, batch, seed or data are not the checkpoint's; the run is then
-    no longer the one that was interrupted."""
+    """Resume although architecture, batch, seed or data differ from the checkpoint's; the run is
+    then no longer the one that was interrupted."""
     eval_interval: Annotated[Count | None, SILENT] = None
     """Evaluate every validation split every so many steps and at the end; null: never."""
     eval_batches: Annotated[Count | None, SILENT] = None
@@ -214,8 +214,8 @@ class DataSettings(_Section, frozen=True):
     """Tokens between the starts of neighbouring sequences; null: context_length. Less makes them
     overlap: labels are then trained on more than once, and evaluated once."""
     tail: Annotated[Literal["drop", "pad"], SILENT] = "drop"
-    """Last tokens, too few for a sequence: drop them, or pad a last sequence, whose padding is no
-    label. Validation splits always pad: each of their tokens is evaluated."""
+    """The last tokens, too few for a sequence: drop them, or pad them to a last sequence, whose
+    padding is not a label. Validation splits always pad: each of their tokens is evaluated."""
     validation: Annotated[str | None, SILENT] = None
     """Validation splits, NAME=WHAT, separated by commas. WHAT: a fraction of the documents (0.01),
     a file or directory of text, COLUMN:VALUE (the rows of JSONL and parquet that have it), or
@@ -227,7 +227,7 @@ class DataSettings(_Section, frozen=True):
     """Leave a prepared directory here: tokenizer.json, dataset/, metadata.json. null: prepare into
     cache_dir."""
     force_preprocess: Annotated[bool, SILENT] = False
-    """Prepare again, although what is asked for is there."""
+    """Prepare again, although the prepared data exist."""
     cache_dir: Annotated[str, SILENT] = ".cache/datasets"
     """Where token caches live; also the variable DATASET_CACHE_DIR."""
     verify: Annotated[Literal["full", "size", "off"], SILENT] = "size"
@@ -235,9 +235,9 @@ class DataSettings(_Section, frozen=True):
     offline: Annotated[bool, SILENT] = False
     """Never ask the hub; also the variable HF_HUB_OFFLINE."""
     hub_timeout_s: Annotated[Positive, SILENT] = 3.0
-    """How long the one probe of the hub may take, seconds."""
+    """Seconds that the one probe of the hub may take."""
     num_proc: Annotated[Count | None, SILENT] = None
-    """Processes that tokenize a long text (threads, a short one); null: one a core."""
+    """Processes that tokenize a long text (a short text: threads); null: one a core."""
     tokenizer_backend: Annotated[TokenizerBackend, SILENT] = "auto"
     """What turns text into ids. auto: the fastest that is installed and gives the ids that
     tokenizers gives. It is not part of the cache's key."""
@@ -281,10 +281,10 @@ class LoggingSettings(_Section, frozen=True):
 
 
 class DebugSettings(_Section, frozen=True):
-    """What is looked at harder, and alarms that are tried on purpose."""
+    """Closer looks at a run, and alarms that are set off on purpose."""
 
     dump_tensors: Annotated[bool, SILENT] = False
-    """On NaN or Inf also write debug/nan_debug_step_N.pkl: every parameter and gradient."""
+    """On NaN or Inf, also write debug/nan_debug_step_N.pkl: every parameter and gradient."""
     drill: Annotated[str | None, SILENT] = None
     """A fault to inject, to see the alarm work: KIND@STEP[:WORKER[:PARAMETER]], KIND one of nan,
     inf (into a gradient), loss_nan (into the loss), flip (one bit of a weight), raise, exit7, kill,
@@ -308,21 +308,22 @@ class LaunchSettings(_Section, frozen=True):
     grace_s: Annotated[NonNegative, SILENT] = 10.0
     """From SIGTERM to SIGKILL in every teardown, seconds."""
     telemetry_interval_s: Annotated[Interval, SILENT] = 1.0
-    """How often NVML is asked for the state of the GPUs of a run, seconds; 0: never."""
+    """Seconds between two samples of the run's GPUs by NVML; 0: none."""
     expect_gpus: Annotated[Count | None, SILENT] = None
     """How many GPUs (or MIG instances) CUDA_VISIBLE_DEVICES must leave this run: fewer end it with
-    exit code 69; a GPU missing besides is told. null: every GPU that the machine or
+    exit code 69; any other missing GPU is only reported. null: every GPU that the machine or
     CUDA_VISIBLE_DEVICES names must be there."""
     fail_on: Annotated[tuple[Failing, ...], SILENT] = FAIL_ON
-    """Which symptoms of a GPU end a run with exit code 22 that did not fail otherwise; []: none,
-    they are only told. isolate: uncorrected memory errors, a failed remap, a GPU that is lost;
-    reset: a remap that waits for one; monitor: heat, power brake, a slow PCIe link, other Xids, and
-    health that could not be told; speed: slower than its equals (not judged yet)."""
+    """Which symptoms of a GPU end a run with exit code 22, where it did not fail for another
+    reason; []: none, they are only reported. isolate: uncorrected memory errors, a failed remap, a
+    GPU that is lost; reset: a remap that waits for one; monitor: heat, power brake, a slow PCIe
+    link, other Xids, and health that could not be read; speed: slower than its equals (not judged
+    yet)."""
     fail_on_health: Annotated[bool, SILENT] = False
     """true: launch.fail_on with all four; false: launch.fail_on decides."""
     hang_timeout_s: Annotated[NonNegative, SILENT] = 300.0
-    """A worker silent for longer hangs, seconds; 0: never. Start-up and compilation get 10 times as
-    long."""
+    """Seconds of silence after which a worker counts as hanging; 0: never. Start-up and compilation
+    get 10 times as long."""
 
 
 class Settings(_Section, frozen=True):

@@ -1,4 +1,5 @@
-"""Signals that ask a program to end, or to report: to the launcher, a worker, or a whole job."""
+"""Requests: signals that ask a program to end or to report. They reach the launcher, a worker, or
+every process of a job."""
 
 import signal
 from collections.abc import Iterator
@@ -7,22 +8,22 @@ from contextlib import contextmanager
 from model_check.errors import EXIT_SIGNAL_BASE, exit_code_of
 
 TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
-"""SIGXCPU: the CPU time that a batch system or `ulimit -t` grants is used up."""
+"""SIGXCPU: the process has used up the CPU time that a batch system or `ulimit -t` grants."""
 
 IMPATIENT = (signal.SIGINT, signal.SIGQUIT)
-"""From a person at a terminal: the second one kills at once."""
+"""A person at a terminal sends these: the second one kills at once."""
 
 TO_FORWARD = (signal.SIGUSR1, signal.SIGUSR2)
 
 REQUESTS = (*TO_STOP, *TO_FORWARD)
-"""What asks a program to end, or to report. A whole job may be sent it (`scancel`, `systemctl
-stop`): it is the supervisor's to answer."""
+"""Every request. A batch system may send one to every process of a job (`scancel`, `systemctl
+stop`): only the supervisor answers it."""
 
 
 @contextmanager
 def requests_held() -> Iterator[None]:
-    """A helper that is started inside begins with requests blocked: none kills it before it can
-    ignore them."""
+    """A helper process that is started inside begins with requests blocked, so that none kills it
+    before it can ignore them."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
     try:
         yield
@@ -38,7 +39,7 @@ def ignore_requests() -> None:
 
 
 def request_of(code: int) -> signal.Signals | None:
-    """The request that a process which ended with `code` seems to have followed: by its default
-    action (-N), or in a handler (128+N)."""
+    """The request that `code` (of Popen, or an exit code) points to: the process died of its
+    default action (-N), or its handler exited with 128+N. None: it points to no request."""
     signum = exit_code_of(code) - EXIT_SIGNAL_BASE
     return signal.Signals(signum) if signum in REQUESTS else None

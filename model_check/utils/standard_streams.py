@@ -5,13 +5,13 @@ import sys
 
 
 def open_missing_streams() -> None:
-    """Lead those that are closed nowhere: the next file that is opened would get their number, and
-    what a library writes to standard error would end in a checkpoint."""
+    """Open /dev/null in the place of each closed stream. Otherwise the next file that is opened
+    would get its number: what a library writes to standard error would end in a checkpoint."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is `fd`
             os.set_inheritable(fd, True)
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w", closefd=False)

@@ -6,7 +6,8 @@ _NUM_NAMED = 4
 
 
 def first_line(error: BaseException) -> str:
-    """Of its text; its class where it has none."""
+    """The first line of the error's text that is not blank; the error's class where there is
+    none."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
@@ -17,12 +18,12 @@ def few(names: Sequence[str]) -> str:
 
 
 def printable(name: str) -> str:
-    """A name that somebody's data has, fit for one line and for JSON: file names can hold bytes
-    that are no text, keys of JSON line ends and lone surrogates."""
+    """A name from a user's data, escaped for one line and for JSON: a file name can hold bytes that
+    are not text, a key of JSON can hold line ends and lone surrogates."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 def printable_lines(text: str) -> str:
-    """A message, fit for a terminal: names and manifests of a shared cache may be another user's,
-    and no escape in them moves the cursor."""
+    """A message, escaped for a terminal: in a shared cache another user may have written names and
+    manifests, and their escape sequences must not move the cursor."""
     return "\n".join(map(printable, text.split("\n")))

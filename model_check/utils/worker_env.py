@@ -1,4 +1,5 @@
-"""What a worker is told by its environment: who it is, where its supervisor listens. Read once."""
+"""What a worker reads from its environment, once: its name and GPU, and its supervisor's socket and
+run directory."""
 
 import os
 import re
@@ -18,21 +19,22 @@ GPU_RANK = "GPU_RANK"
 
 
 class WorkerEnv(Struct, frozen=True):
-    """A worker's place in its run. By hand, with nothing set, it is GPU0 (or CPU0) alone."""
+    """A worker's place in its run. A worker started by hand, with nothing set, is GPU0 (or CPU0),
+    the only one."""
 
     name: str | None
-    """`GPU3`, `CPU0`; None when nothing says: the device then names the worker (`name_for`)."""
+    """`GPU3`, `CPU0`; None: not given, and the device names the worker (`name_for`)."""
     gpu_rank: int
     """Physical GPU index: GPU_RANK, else the first number in CUDA_VISIBLE_DEVICES, else 0."""
     run_dir: Path | None
     events_fd: int | None
     num_workers: int
-    """Workers in this run, among whom the cores are divided."""
+    """Workers in this run; the cores are divided among them."""
     expected_uuid: str | None
-    """The GPU that the supervisor meant this worker to see, `GPU-…` or `MIG-…`."""
+    """The GPU that the supervisor chose for this worker, `GPU-…` or `MIG-…`."""
     token_cache: Path | None
-    """The entry that the run's one preparer built or found; None: the worker prepares for
-    itself."""
+    """The cache entry that the run prepared, once for all workers; None: the worker prepares the
+    data itself."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> "WorkerEnv":
@@ -50,13 +52,13 @@ class WorkerEnv(Struct, frozen=True):
 
     @property
     def stacks_path(self) -> Path | None:
-        """Where its supervisor looks for its stacks; None: it has none."""
+        """The file in which the supervisor looks for this worker's stacks; None: no supervisor."""
         return stacks_path(self.run_dir, self.name) if self.run_dir and self.name else None
 
     @property
     def supervised(self) -> bool:
-        """Whether a supervisor started it: it prefixes the worker's lines (else the worker does
-        itself), and other workers may be writing beside this one."""
+        """Whether a supervisor started this worker. The supervisor then prefixes its lines (else
+        the worker does that), and other workers may write into the same directories."""
         return self.name is not None
 
     def name_for(self, device: str) -> str:
