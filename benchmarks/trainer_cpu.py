@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT), str(PEERS)]
 import ours as our_side  # noqa: E402
 from workload import Part, Workload  # noqa: E402
 
-from model_check.config.derived import geometry  # noqa: E402
+from model_check.config.shape import geometry  # noqa: E402
 from model_check.models.attention import BACKENDS  # noqa: E402
 from model_check.models.build_model import build_model  # noqa: E402
 

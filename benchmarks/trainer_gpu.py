@@ -25,9 +25,14 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from model_check.config.derived import Geometry, geometry, tokens_per_step  # noqa: E402
+from model_check.config.derived import tokens_per_step  # noqa: E402
 from model_check.config.load import Request, load  # noqa: E402
 from model_check.config.schema import Settings  # noqa: E402
+from model_check.config.shape import (  # noqa: E402
+    Geometry,
+    geometry,
+    hf_name,
+)
 from model_check.engine.assembly import build_trainer  # noqa: E402
 from model_check.engine.device import device_name, set_up_process  # noqa: E402
 from model_check.engine.metrics import Meter, peak_memory_bytes  # noqa: E402
@@ -40,7 +45,6 @@ from model_check.errors import ModelCheckError  # noqa: E402
 from model_check.events import Event, NullSink, Phase  # noqa: E402
 from model_check.models.attention import BACKENDS  # noqa: E402
 from model_check.models.build_model import build_model  # noqa: E402
-from model_check.models.hf_names import their_name  # noqa: E402
 
 WARM_UP_STEPS = 3
 LOSS_TOLERANCE = 0.03
@@ -329,7 +333,7 @@ def their_model(settings: Settings, shape: Geometry, device: torch.device) -> nn
         use_cache=False,
     )
     ours = build_model(settings, shape, BACKENDS["sdpa"], device)
-    state = {their_name(name): value for name, value in ours.state_dict().items()}
+    state = {hf_name(name): value for name, value in ours.state_dict().items()}
     del ours
     with device:
         theirs: nn.Module = LlamaForCausalLM(config)

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from model_check.config.arguments import Parser
 from model_check.config.schema import Settings
+from model_check.config.shape import EMBEDDING, hf_name
 from model_check.errors import ConfigError, ModelCheckError, StorageError
-from model_check.models.hf_names import EMBEDDING, INDEX, WEIGHTS, their_name
+from model_check.models.hf_import import INDEX, WEIGHTS
 from model_check.utils.archive import DAMAGE, damage_of
 from model_check.utils.files import sync
 from model_check.utils.words import first_line
@@ -55,14 +56,14 @@ def export(
     """
     state = _read_checkpoint(checkpoint)
     weights = {
-        their_name(name): value.to(_DTYPES[dtype]).contiguous()
+        hf_name(name): value.to(_DTYPES[dtype]).contiguous()
         for name, value in state["model"].items()
     }
     settings = _settings_of(state, checkpoint)
     store = _token_store(state)
     end = _end_of(tokenizer, store)
     with _new_directory(out) as beside:
-        config = config_json(settings, len(weights[EMBEDDING]), dtype, end.id)
+        config = config_json(settings, len(weights[EMBEDDING.hf_name]), dtype, end.id)
         _write_json(beside / "config.json", config)
         _write_shards(beside, weights, max_shard_bytes)
         if (file := tokenizer or (store and store / TOKENIZER)) is not None:

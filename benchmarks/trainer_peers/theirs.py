@@ -21,7 +21,7 @@ from workload import (
     Workload,
 )
 
-from model_check.models.hf_names import their_name
+from model_check.config.shape import hf_name
 
 
 def their_model(work: Workload, weights: Path) -> LlamaForCausalLM:
@@ -40,7 +40,7 @@ def their_model(work: Workload, weights: Path) -> LlamaForCausalLM:
     )
     model = LlamaForCausalLM(config)
     state = torch.load(weights, weights_only=True)
-    model.load_state_dict({their_name(name): value for name, value in state.items()})
+    model.load_state_dict({hf_name(name): value for name, value in state.items()})
     return model
 
 

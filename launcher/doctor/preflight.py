@@ -9,11 +9,11 @@ from launcher.contain.memory import Membership, MemoryRoom, memory_room
 from launcher.doctor.limits import check_open_files
 from launcher.doctor.storage import try_to_write
 from launcher.plan import Place
-from model_check.config.derived import geometry
 from model_check.config.drill import check_parameter, parse_drill
 from model_check.config.memory import advice, check_host_memory, estimate_memory
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
+from model_check.config.shape import geometry
 from model_check.errors import ConfigError, StorageError
 from model_check.utils.host_memory import host_memory_bytes
 

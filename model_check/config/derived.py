@@ -3,60 +3,9 @@ are given."""
 
 from collections.abc import Mapping
 
-from msgspec import Struct
-
 from model_check.config.precision import precision
-from model_check.config.schema import (
-    EVERY_FAILING,
-    Failing,
-    LaunchSettings,
-    ModelSettings,
-    Settings,
-)
+from model_check.config.schema import EVERY_FAILING, Failing, LaunchSettings, Settings
 from model_check.errors import ConfigError
-
-
-class Geometry(Struct, frozen=True):
-    """The model's sizes, all known."""
-
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    tied: bool
-
-    @property
-    def num_parameters(self) -> int:
-        """Every parameter once; 1,923,125,248 for the defaults."""
-        query = 2 * self.hidden_size * self.num_heads * self.head_dim  # wq and wo
-        key_value = 2 * self.hidden_size * self.num_kv_heads * self.head_dim
-        feed_forward = 3 * self.hidden_size * self.intermediate_size
-        norms = 2 * self.hidden_size
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied else 2)
-        blocks = self.num_layers * (query + key_value + feed_forward + norms)
-        return embeddings + blocks + self.hidden_size
-
-    @property
-    def state_bytes(self) -> int:
-        """float32 weights, gradients and two AdamW moments."""
-        return 16 * self.num_parameters
-
-
-def geometry(model: ModelSettings, tokenizer_vocab_size: int) -> Geometry:
-    """The geometry, with the tokenizer's vocabulary where `model.vocab_size` is null."""
-    return Geometry(
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim or model.hidden_size // model.num_heads,
-        vocab_size=model.vocab_size or tokenizer_vocab_size,
-        tied=model.tie_word_embeddings,
-    )
 
 
 def failing_severities(launch: LaunchSettings) -> tuple[Failing, ...]:

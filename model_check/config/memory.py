@@ -5,16 +5,13 @@ the forward pass, and the head's chunk of logits. tests/models/test_memory_estim
 activations against what torch really keeps.
 """
 
+import msgspec
 from msgspec import Struct
 
-from model_check.config.derived import (
-    Geometry,
-    geometry,
-    loss_chunk_rows,
-    num_micro_batches,
-)
+from model_check.config.derived import loss_chunk_rows, num_micro_batches
 from model_check.config.precision import precision
 from model_check.config.schema import Settings
+from model_check.config.shape import Geometry, geometry
 from model_check.errors import ConfigError
 
 _FLOAT32, _HALF = 4, 2
@@ -27,39 +24,25 @@ class MemoryEstimate(Struct, frozen=True):
     """Bytes of one worker at the fullest moment of a step."""
 
     weights: int
-    """float32, with the 16-bit copies that autocast keeps of the matrices."""
-    moments: int
+    """float32, with the 16-bit copies of the matrices that autocast keeps."""
     gradients: int
-    """Those that are alive at that moment: all of them from the second micro-batch on."""
+    """Those that exist at that moment: all of them from the second micro-batch on."""
+    moments: int
     activations: int
     temporaries: int
-    """A chunk of logits with its softmax, or what one block's backward pass has in hand: the more
-    of them."""
+    """The larger of two: a chunk of logits with its softmax, or what the backward pass of one block
+    works on."""
     runtime: int
 
     @property
     def total(self) -> int:
-        return (
-            self.weights
-            + self.moments
-            + self.gradients
-            + self.activations
-            + self.temporaries
-            + self.runtime
-        )
+        return sum(msgspec.structs.astuple(self))
 
     def describe(self) -> str:
-        """`49.2 GiB: weights 10.1, moments 14.3, ...`: for people."""
-        parts = (
-            ("weights", self.weights),
-            ("gradients", self.gradients),
-            ("moments", self.moments),
-            ("activations", self.activations),
-            ("temporaries", self.temporaries),
-            ("runtime", self.runtime),
-        )
+        """`49.2 GiB: weights 10.1, gradients 14.3, ...`: for people."""
         unit, size = ("GiB", 2**30) if self.total >= 2**31 else ("MiB", 2**20)
         shown = ".1f" if unit == "GiB" else ",.0f"
+        parts = msgspec.structs.asdict(self).items()
         texts = ", ".join(f"{name} {num_bytes / size:{shown}}" for name, num_bytes in parts)
         return f"{self.total / size:{shown}} {unit}: {texts}"
 
@@ -77,7 +60,6 @@ def estimate_memory(
     """What one worker needs on `cuda` or `cpu`. Without a tokenizer's vocabulary,
     data.bpe_vocab_size stands for a model.vocab_size that is null."""
     shape = geometry(settings.model, tokenizer_vocab_size or settings.data.bpe_vocab_size)
-    half = precision(settings.training) != "fp32"
     weights = shape.num_parameters * _FLOAT32
     activations = _activations(settings, shape, device)
     temporaries = max(_logits(settings, shape, device), _backward(settings, shape))
@@ -85,12 +67,13 @@ def estimate_memory(
     if num_micro_batches(settings) > 1:
         gradients += weights
     elif activations + temporaries + gradients < weights:
-        # Fullest when the backward pass ends: all gradients are there, the activations gone.
+        # Fullest when the backward pass ends: all gradients exist, the activations are gone.
         gradients, activations, temporaries = weights, 0, 0
+    copies = shape.num_multiplied * _HALF if _product_bytes(settings) == _HALF else 0
     return MemoryEstimate(
-        weights=weights + (matrix_elements(shape) * _HALF if half else 0),
-        moments=2 * shape.num_parameters * _FLOAT32,
+        weights=weights + copies,
         gradients=gradients,
+        moments=2 * weights,
         activations=activations,
         temporaries=temporaries,
         runtime=_RUNTIME_BYTES[device],
@@ -140,63 +123,58 @@ def advice(settings: Settings) -> str:
     return ", or ".join(ways)
 
 
-def matrix_elements(shape: Geometry) -> int:
-    """Elements of all matrices that are multiplied: not the norms, and of the embedding only a
-    tied one."""
-    norms = (2 * shape.num_layers + 1) * shape.hidden_size
-    embedding = 0 if shape.tied else shape.vocab_size * shape.hidden_size
-    return shape.num_parameters - norms - embedding
-
-
 def block_activations(settings: Settings, shape: Geometry, device: str) -> int:
     """Bytes that autograd keeps of one block's forward pass."""
-    rows = settings.training.batch_size * settings.training.context_length
-    width = _HALF if precision(settings.training) != "fp32" else _FLOAT32
-    query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    width = _product_bytes(settings)
     # The input of each norm; a CPU has no fused norm and also keeps what it scales.
     residual = (4 if device == "cpu" else 2) * shape.hidden_size * _FLOAT32
     normed = 2 * shape.hidden_size * width
-    attention = (2 * query + 2 * key) * width + shape.num_heads * _FLOAT32  # q, k, v, out; row sums
+    # q, k, v, the output; and the sums of the rows.
+    attention = (2 * shape.query_width + 2 * shape.key_width) * width + shape.num_heads * _FLOAT32
     feed_forward = 4 * shape.intermediate_size * width
-    return rows * (residual + normed + attention + feed_forward) + _scores(settings, shape, device)
+    of_a_row = residual + normed + attention + feed_forward
+    return _rows(settings) * of_a_row + _scores(settings, shape, device)
+
+
+def _product_bytes(settings: Settings) -> int:
+    """Of one element of a matrix product."""
+    return _FLOAT32 if precision(settings.training) == "fp32" else _HALF
+
+
+def _rows(settings: Settings) -> int:
+    """Tokens of a micro-batch."""
+    return settings.training.batch_size * settings.training.context_length
 
 
 def _activations(settings: Settings, shape: Geometry, device: str) -> int:
     """Of all blocks, at the end of the forward pass, with the head's input and its gradient."""
-    rows = settings.training.batch_size * settings.training.context_length
-    head = 3 * rows * shape.hidden_size * _FLOAT32
+    inputs = _rows(settings) * shape.hidden_size * _FLOAT32
     one = block_activations(settings, shape, device)
     if settings.training.gradient_checkpointing:
-        inputs = shape.num_layers * rows * shape.hidden_size * _FLOAT32
-        return inputs + one + head  # one block is recomputed at a time
-    return shape.num_layers * one + head
+        return shape.num_layers * inputs + one + 3 * inputs  # one block is recomputed at a time
+    return shape.num_layers * one + 3 * inputs
 
 
 def _scores(settings: Settings, shape: Geometry, device: str) -> int:
-    """What eager attention keeps beyond any other: T x T probabilities a head, the mask, and keys
-    and values once for each query head. On a GPU autocast's softmax is in float32."""
-    training = settings.training
+    """What eager attention keeps beyond any other: T x T probabilities of each head, the mask, and
+    keys and values once for each query head. On a GPU autocast's softmax is in float32."""
     if settings.model.attention_backend != "eager":
         return 0
-    batch, time = training.batch_size, training.context_length
-    width = _HALF if precision(training) != "fp32" else _FLOAT32
+    batch, time = settings.training.batch_size, settings.training.context_length
+    width = _product_bytes(settings)
     probability = width + _FLOAT32 if width == _HALF and device == "cuda" else width
-    repeated = 2 * (shape.num_heads - shape.num_kv_heads) * shape.head_dim * width
+    repeated = 2 * (shape.query_width - shape.key_width) * width
     return time * (time + batch * (shape.num_heads * time * probability + repeated))
 
 
 def _logits(settings: Settings, shape: Geometry, device: str) -> int:
-    training = settings.training
-    rows = min(
-        loss_chunk_rows(settings, shape.vocab_size, device),
-        training.batch_size * training.context_length,
-    )
-    width = _HALF + 2 * _FLOAT32 if precision(training) != "fp32" else 2 * _FLOAT32
-    return rows * shape.vocab_size * width
+    """A chunk of them in float32 with its gradient, and a 16-bit copy where products have it."""
+    rows = min(loss_chunk_rows(settings, shape.vocab_size, device), _rows(settings))
+    copy = _HALF if _product_bytes(settings) == _HALF else 0
+    return rows * shape.vocab_size * (copy + 2 * _FLOAT32)
 
 
 def _backward(settings: Settings, shape: Geometry) -> int:
     """Gradients by the inner widths of one block's feed-forward and by its inputs."""
-    rows = settings.training.batch_size * settings.training.context_length
-    width = _HALF if precision(settings.training) != "fp32" else _FLOAT32
-    return rows * (4 * shape.intermediate_size * width + 3 * shape.hidden_size * _FLOAT32)
+    inner = 4 * shape.intermediate_size * _product_bytes(settings)
+    return _rows(settings) * (inner + 3 * shape.hidden_size * _FLOAT32)

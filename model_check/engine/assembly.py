@@ -2,8 +2,8 @@
 
 import torch
 
-from model_check.config.derived import Geometry, geometry
 from model_check.config.schema import Settings
+from model_check.config.shape import Geometry, geometry
 from model_check.engine.batches import BatchSource
 from model_check.engine.compile import compile_blocks
 from model_check.engine.device import describe_device
@@ -46,7 +46,7 @@ def build_trainer(
     with explained(settings, here):
         model = build_model(settings, shape, backend, here.device)
         take_initial_weights(model, settings, here.say)
-        optimizer = AdamW(model.parameters(), training, loss_scale(dtype, here.device))
+        optimizer = AdamW(model.named_parameters(), training, loss_scale(dtype, here.device))
     plan = StepPlan(here.device, dtype, training.max_grad_norm)
     reader = Reader((1 if here.device.type == "cuda" else 0) if lag is None else lag)
     log = StepLog(settings, here.meter, here.say, here.sink)

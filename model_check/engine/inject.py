@@ -7,16 +7,17 @@ import threading
 import torch
 from torch import Tensor, nn
 
-from model_check.config.drill import GRADIENT_KINDS, PARAMETER_KINDS, Drill
-from model_check.config.fields import nearest
+from model_check.config.drill import (
+    DEFAULT_PARAMETER,
+    GRADIENT_KINDS,
+    PARAMETER_KINDS,
+    Drill,
+    check_name,
+)
 from model_check.errors import ConfigError
 
 _FLIPPED_BIT = 1 << 16
 """The lowest bit of a float32 weight that its bfloat16 copy still has: 2^-7 of the value."""
-
-_DEFAULT_PARAMETER = "layers.0.feed_forward.w2.weight"
-# A flip of its first value changed loss or norm in the very step, in float32 and under autocast, at
-# two sizes; one in attention.wq took 2 to 6 steps to show.
 
 
 class Injector:
@@ -73,12 +74,8 @@ def _find(drill: Drill, model: nn.Module) -> nn.Parameter | None:
     if drill.kind not in PARAMETER_KINDS:
         return None
     parameters = dict(model.named_parameters())
-    name = drill.parameter or _DEFAULT_PARAMETER
-    if name not in parameters:
-        near = nearest(name, list(parameters))
-        hint = f"; did you mean {near!r}?" if near else f" (there is {_DEFAULT_PARAMETER})"
-        raise ConfigError(f"debug.drill: the model has no parameter {name!r}{hint}")
-    return parameters[name]
+    check_name(drill, parameters)
+    return parameters[drill.parameter or DEFAULT_PARAMETER]
 
 
 def _act(drill: Drill, parameter: nn.Parameter | None) -> None:

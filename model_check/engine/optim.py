@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from model_check.config.schema import TrainingSettings
+from model_check.config.shape import parameter
 from model_check.engine.loss_scale import LossScale
 
 
@@ -26,7 +27,7 @@ class _Group:
 
 
 class AdamW:
-    """Decays matrices, never vectors.
+    """Decays what `config.shape` says: matrices, never norms.
 
     A step with a non-finite gradient leaves weights, moments and step count untouched, and so do
     all later steps: the host learns of it late, and the evidence must still be there.
@@ -34,11 +35,13 @@ class AdamW:
 
     def __init__(
         self,
-        parameters: Iterable[nn.Parameter],
+        parameters: Iterable[tuple[str, nn.Parameter]],
         training: TrainingSettings,
         loss_scale: LossScale | None = None,
     ) -> None:
-        self.parameters = list(parameters)
+        """`parameters`: with their names, in the order of the model."""
+        named = dict(parameters)
+        self.parameters = list(named.values())
         self.loss_scale = loss_scale
         """What gradients are too large by; None: they are as they are."""
         self.betas = (training.adam_beta1, training.adam_beta2)
@@ -49,13 +52,13 @@ class AdamW:
         self.num_steps = torch.zeros((), device=device)
         self.refusing = torch.zeros((), device=device)
         """1 from the first bad step on."""
-        matrices = [i for i, p in enumerate(self.parameters) if p.ndim >= 2]
-        vectors = [i for i, p in enumerate(self.parameters) if p.ndim < 2]
-        self._groups = [self._group(matrices, training.weight_decay), self._group(vectors, 0.0)]
+        decayed = [i for i, name in enumerate(named) if parameter(name).decays]
+        others = [i for i, name in enumerate(named) if not parameter(name).decays]
+        self._groups = [self._group(decayed, training.weight_decay), self._group(others, 0.0)]
 
     def zero_grad(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
+        for owner in self.parameters:
+            owner.grad = None
 
     def gradients(self) -> list[Tensor]:
         return [p.grad for p in self.parameters if p.grad is not None]

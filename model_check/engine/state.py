@@ -15,8 +15,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from model_check.config.derived import Geometry
 from model_check.config.schema import Settings
+from model_check.config.shape import Geometry
 from model_check.engine.checkpoint import SCHEMA
 from model_check.engine.metrics import Meter
 from model_check.engine.observer import Observer

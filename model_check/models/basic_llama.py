@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model_check.config.derived import Geometry
+from model_check.config.shape import Geometry
 from model_check.models.attention import AttentionFn, visible_within
-from model_check.models.loss import linear_cross_entropy
-from model_check.models.products import linear
+from model_check.models.loss import compute_dtype, linear_cross_entropy
 from model_check.models.rope import positions_within, rotate
 
 
@@ -20,13 +19,10 @@ class Linear(nn.Linear):
         """Left as allocated: `build_model` fills every matrix. (torch's own filling takes seconds,
         and on the meta device imports torch._dynamo.)"""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return linear(input, self.weight)
-
 
 class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
-        """As Linear's."""
+        """As in Linear."""
 
 
 class Attention(nn.Module):
@@ -44,7 +40,7 @@ class Attention(nn.Module):
     def forward(
         self, x_BTE: Tensor, cos_TD: Tensor, sin_TD: Tensor, visible_B1TT: Tensor | None
     ) -> Tensor:
-        x_BTE = cast_once(x_BTE)
+        x_BTE = x_BTE.to(compute_dtype(x_BTE))  # autocast would keep a copy for each matrix
         q_BHTD = rotate(self._heads(self.wq(x_BTE)), cos_TD, sin_TD)
         k_BGTD = rotate(self._heads(self.wk(x_BTE)), cos_TD, sin_TD)
         v_BGTD = self._heads(self.wv(x_BTE))
@@ -68,18 +64,9 @@ class FeedForward(nn.Module):
         self.w3 = Linear(geometry.hidden_size, geometry.intermediate_size, bias=False)
 
     def forward(self, x_BTE: Tensor) -> Tensor:
-        x_BTE = cast_once(x_BTE)
+        x_BTE = x_BTE.to(compute_dtype(x_BTE))  # as in Attention
         out: Tensor = self.w2(nn.functional.silu(self.w1(x_BTE)) * self.w3(x_BTE))
         return out
-
-
-def cast_once(x: Tensor) -> Tensor:
-    """`x` in the dtype that products have here. Autocast would make, and keep for the backward
-    pass, a copy for each matrix that reads it."""
-    device = x.device.type
-    if x.is_meta or not torch.is_autocast_enabled(device):  # meta knows no autocast
-        return x
-    return x.to(torch.get_autocast_dtype(device))
 
 
 class Block(nn.Module):

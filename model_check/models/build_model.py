@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from model_check.config.derived import Geometry, loss_chunk_rows
+from model_check.config import shape
+from model_check.config.derived import loss_chunk_rows
 from model_check.config.schema import Settings
+from model_check.config.shape import Geometry
 from model_check.models.attention import AttentionFn
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.rope import inverse_frequencies, rope_tables
@@ -20,7 +22,7 @@ PIECE_NUMEL = 2**24
 def build_model(
     settings: Settings, geometry: Geometry, attend: AttentionFn, device: torch.device
 ) -> BasicLlama:
-    """A model in float32 on `device`: matrices normal with std `model.init_std`, norms one."""
+    """A model in float32 on `device`, with the first values that `config.shape` gives."""
     model = empty_model(settings, geometry, attend, device)
     frequencies = inverse_frequencies(
         geometry.head_dim, settings.model.rope_theta, settings.model.rope_scaling
@@ -56,9 +58,9 @@ def initialise(
     are drawn side by side. Each has a generator seeded by (seed, name, piece): the values do not
     depend on the number of threads.
     """
-    for parameter in model.parameters():
-        if parameter.ndim < 2:
-            parameter.fill_(1.0)
+    for name, parameter in model.named_parameters():
+        if (value := shape.parameter(name).initial) is not None:
+            parameter.fill_(value)
     pieces = list(_pieces(model, piece_numel))
     with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
         for _ in pool.map(lambda piece: _draw(piece[1], std, f"{seed}:{piece[0]}"), pieces):
@@ -67,7 +69,7 @@ def initialise(
 
 def _pieces(model: torch.nn.Module, piece_numel: int) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
-        if parameter.ndim >= 2:
+        if shape.parameter(name).initial is None:
             flat = parameter.detach().view(-1)
             yield from (
                 (f"{name}:{n}", part) for n, part in enumerate(torch.split(flat, piece_numel))

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from model_check.config.architecture import differences
 from model_check.config.geometry import read_config
 from model_check.config.schema import ModelSettings
+from model_check.config.shape import EMBEDDING, HEAD, hf_name
 from model_check.errors import ConfigError
-from model_check.models.hf_names import EMBEDDING, HEAD, INDEX, WEIGHTS, their_name
 from model_check.utils.words import few
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @torch.no_grad()
@@ -27,7 +29,7 @@ def load_weights(model: nn.Module, settings: ModelSettings, directory: Path) -> 
     if config.is_file():
         _refuse_other_settings(settings, config)
     files = _files_of_tensors(directory)
-    parameters = {their_name(name): p for name, p in model.named_parameters()}
+    parameters = {hf_name(name): p for name, p in model.named_parameters()}
     _refuse_other_tensors(parameters, files, directory)
     if not config.is_file():
         raise ConfigError(
@@ -52,15 +54,15 @@ def _refuse_other_tensors(
     parameters: Mapping[str, Tensor], files: Mapping[str, Path], directory: Path
 ) -> None:
     known = {name for name in files if not name.endswith("rotary_emb.inv_freq")}  # older exports
-    if HEAD in known and HEAD not in parameters and _written_twice(files):
-        known -= {HEAD}
+    if HEAD.hf_name in known and HEAD.hf_name not in parameters and _written_twice(files):
+        known -= {HEAD.hf_name}
     problems = [
         _listed("missing", sorted(parameters.keys() - known)),
         _listed("unexpected", sorted(known - parameters.keys())),
         _listed("of another shape", sorted(_other_shapes(parameters, files))),
     ]
     if any(problems):
-        untied = HEAD in parameters.keys() - known
+        untied = HEAD.hf_name in parameters.keys() - known
         hint = "; a tied head needs model.tie_word_embeddings=true" if untied else ""
         raise ConfigError(
             f"model.init_from: {directory} does not fit the model: "
@@ -70,9 +72,9 @@ def _refuse_other_tensors(
 
 def _written_twice(files: Mapping[str, Path]) -> bool:
     """Whether a tied head is stored beside the embedding, as some exports do."""
-    embedding = files.get(EMBEDDING)
+    embedding = files.get(EMBEDDING.hf_name)
     return embedding is not None and torch.equal(
-        _tensor(files[HEAD], HEAD), _tensor(embedding, EMBEDDING)
+        _tensor(files[HEAD.hf_name], HEAD.hf_name), _tensor(embedding, EMBEDDING.hf_name)
     )
 
 

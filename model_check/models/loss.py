@@ -13,10 +13,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from model_check.models.products import by_onednn, product
-
 IGNORED = -100
 """A target that counts for nothing."""
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of products with `x` here: autocast's where it is on, else that of `x`."""
+    device = x.device.type
+    if x.is_meta or not torch.is_autocast_enabled(device):  # the meta device knows no autocast
+        return x.dtype
+    return torch.get_autocast_dtype(device)
 
 
 def linear_cross_entropy(
@@ -28,12 +34,10 @@ def linear_cross_entropy(
     Products are in autocast's dtype where it is on; softmax and accumulation are in float32.
     `chunk_rows`: see model_check.config.derived.loss_chunk_rows.
     """
-    device = hidden_NH.device.type
-    autocast = torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if autocast else weight_VH.dtype
+    dtype = compute_dtype(weight_VH)
     if not torch.is_grad_enabled():  # a parameter would still say that it wants its gradient
         weight_VH = weight_VH.detach()
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(hidden_NH.device.type, enabled=False):
         total: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
             hidden_NH, weight_VH, targets_N, dtype, chunk_rows
         )
@@ -57,11 +61,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, len(targets_N), chunk_rows):
             rows = slice(start, start + chunk_rows)
             hidden, targets = hidden_NH[rows].to(dtype), targets_N[rows]
-            loss, logits_grad = _loss_and_gradient(product(hidden, weight.T), targets, wanted)
+            loss, logits_grad = _loss_and_gradient(hidden @ weight.T, targets, wanted)
             total = loss if total is None else total + loss
             if hidden_grad is not None and logits_grad is not None:
                 ignored = (targets == IGNORED)[:, None]  # masked here: H is narrower than V
-                hidden_grad[rows] = product(logits_grad, weight).masked_fill_(ignored, 0.0)
+                hidden_grad[rows] = (logits_grad @ weight).masked_fill_(ignored, 0.0)
                 hidden = hidden.masked_fill(ignored, 0.0)
                 weight_grad = _add_product(weight_grad, logits_grad, hidden, weight_VH.dtype)
         ctx.hidden_grad, ctx.weight_grad = hidden_grad, weight_grad
@@ -103,7 +107,7 @@ def _add_product(
     """total + logits_grad.T @ hidden, in `dtype`; in place, and in one kernel where there is
     one."""
     if total_VH is None:
-        return product(logits_grad_NV.T, hidden_NH).to(dtype)
-    if logits_grad_NV.dtype == dtype and not by_onednn(logits_grad_NV):
+        return (logits_grad_NV.T @ hidden_NH).to(dtype)
+    if logits_grad_NV.dtype == dtype:
         return total_VH.addmm_(logits_grad_NV.T, hidden_NH)
-    return total_VH.add_(product(logits_grad_NV.T, hidden_NH))
+    return total_VH.add_(logits_grad_NV.T @ hidden_NH)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from model_check.config.derived import geometry
 from model_check.config.geometry import SIZES, geometry_values, read_config
 from model_check.config.load import Loaded, Request, load, to_json
+from model_check.config.shape import geometry
 from model_check.errors import ConfigError
 
 LLAMA: dict[str, Any] = {

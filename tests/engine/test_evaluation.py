@@ -154,13 +154,12 @@ def test_a_loss_that_is_nan_is_told_and_never_the_best(tiny_run: MakeRun) -> Non
 
 
 class Products(TorchDispatchMode):
-    """Counts matrix products, whoever computes them."""
+    """Counts matrix products."""
 
-    names = ("aten::mm", "mkldnn::_linear_pointwise")
     count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func.name() in self.names
+        self.count += func.name() == "aten::mm"
         return func(*args, **(kwargs or {}))
 
 

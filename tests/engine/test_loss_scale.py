@@ -53,11 +53,15 @@ def test_a_step_that_is_refused_leaves_it_as_it_was() -> None:
 
 
 def test_a_checkpoint_keeps_it() -> None:
-    parameter = torch.nn.Parameter(torch.ones(2, 2))
-    old = AdamW([parameter], TrainingSettings(), LossScale(CPU, first=8.0, steps_until_doubled=3))
+    weights = [("output.weight", torch.nn.Parameter(torch.ones(2, 2)))]
+    old = AdamW(
+        weights,
+        TrainingSettings(),
+        LossScale(CPU, first=8.0, steps_until_doubled=3),
+    )
     assert old.loss_scale is not None
     history(old.loss_scale, "x..")
-    new = AdamW([parameter], TrainingSettings(), LossScale(CPU, steps_until_doubled=3))
+    new = AdamW(weights, TrainingSettings(), LossScale(CPU, steps_until_doubled=3))
     new.load_state_dict(old.state_dict())
     assert new.loss_scale is not None
     assert history(new.loss_scale, ".") == [8.0]

@@ -19,6 +19,11 @@ def parameters(device: str = "cpu") -> list[nn.Parameter]:
     return [nn.Parameter(value.to(device)) for value in values]
 
 
+def named(owners: list[nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
+    """As the model names such: two matrices, and a norm between them."""
+    return list(zip(["tok_embed.weight", "norm.weight", "output.weight"], owners, strict=True))
+
+
 def give_gradients(owners: list[nn.Parameter], step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     for parameter in owners:
@@ -37,7 +42,7 @@ def torchs_own(owners: list[nn.Parameter]) -> torch.optim.AdamW:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_ten_steps_equal_torchs_fused_adamw_bit_for_bit(device: str) -> None:
     ours, theirs = parameters(device), parameters(device)
-    optimizer, reference = AdamW(ours, TRAINING), torchs_own(theirs)
+    optimizer, reference = AdamW(named(ours), TRAINING), torchs_own(theirs)
     for step in range(10):
         give_gradients(ours, step)
         give_gradients(theirs, step)
@@ -52,7 +57,7 @@ def test_decay_shrinks_matrices_and_leaves_vectors() -> None:
     before = [p.detach().clone() for p in owners]
     for parameter in owners:
         parameter.grad = torch.zeros_like(parameter)
-    AdamW(owners, TRAINING).step(1e-2, NO, None)
+    AdamW(named(owners), TRAINING).step(1e-2, NO, None)
     matrix, vector, _ = owners
     torch.testing.assert_close(matrix.detach(), before[0] * (1 - 1e-2 * 0.3))
     assert torch.equal(vector, before[1])
@@ -60,7 +65,7 @@ def test_decay_shrinks_matrices_and_leaves_vectors() -> None:
 
 def test_gradients_are_divided_before_they_are_used() -> None:
     ours, plain = parameters(), parameters()
-    clipped, reference = AdamW(ours, TRAINING), AdamW(plain, TRAINING)
+    clipped, reference = AdamW(named(ours), TRAINING), AdamW(named(plain), TRAINING)
     give_gradients(ours, 0)
     give_gradients(plain, 0)
     for parameter in plain:
@@ -79,7 +84,7 @@ def snapshot(optimizer: AdamW) -> list[torch.Tensor]:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_bad_step_leaves_weights_moments_and_count_as_they_were(value: float) -> None:
     owners = parameters()
-    optimizer = AdamW(owners, TRAINING)
+    optimizer = AdamW(named(owners), TRAINING)
     give_gradients(owners, 0)
     optimizer.step(1e-2, NO, None)
     before = snapshot(optimizer)
@@ -92,7 +97,7 @@ def test_a_bad_step_leaves_weights_moments_and_count_as_they_were(value: float) 
 
 def test_after_a_bad_step_good_ones_are_refused_too() -> None:
     owners = parameters()
-    optimizer = AdamW(owners, TRAINING)
+    optimizer = AdamW(named(owners), TRAINING)
     give_gradients(owners, 0)
     before = snapshot(optimizer)
     optimizer.step(1e-2, YES, None)
@@ -102,7 +107,7 @@ def test_after_a_bad_step_good_ones_are_refused_too() -> None:
 
 def test_torchs_adamw_goes_on_from_its_state() -> None:
     ours, theirs = parameters(), parameters()
-    optimizer, reference = AdamW(ours, TRAINING), torchs_own(theirs)
+    optimizer, reference = AdamW(named(ours), TRAINING), torchs_own(theirs)
     give_gradients(ours, 0)
     optimizer.step(1e-2, NO, None)
     state: dict[str, Any] = optimizer.state_dict()

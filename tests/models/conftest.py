@@ -7,8 +7,8 @@ import msgspec
 import pytest
 import torch
 
-from model_check.config.derived import geometry
 from model_check.config.schema import ModelSettings, Settings, SystemSettings, TrainingSettings
+from model_check.config.shape import geometry
 from model_check.models.attention import eager
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.build_model import build_model

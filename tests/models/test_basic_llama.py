@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from model_check.config.derived import geometry
 from model_check.config.schema import RopeScaling, Settings
+from model_check.config.shape import geometry
 from model_check.models.attention import eager, sdpa
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.build_model import empty_model

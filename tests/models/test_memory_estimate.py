@@ -10,15 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_check.config.derived import geometry
 from model_check.config.memory import (
     advice,
     block_activations,
     estimate_memory,
     estimate_memory_bytes,
-    matrix_elements,
 )
 from model_check.config.schema import Settings, TrainingSettings
+from model_check.config.shape import geometry
 from model_check.models.attention import BACKENDS
 from model_check.models.build_model import build_model
 
@@ -58,7 +57,7 @@ def test_a_block_keeps_what_is_estimated_within_two_percent(
         settings(training=training, num_layers=n, attention_backend=backend) for n in (1, 2)
     )
     shape, deeper = geometry(one.model, 257), geometry(two.model, 257)
-    copies = 2 * (matrix_elements(deeper) - matrix_elements(shape)) if half else 0
+    copies = 2 * (deeper.num_multiplied - shape.num_multiplied) if half else 0
     kept = kept_bytes(two) - kept_bytes(one) - copies
     assert kept == pytest.approx(block_activations(one, shape, "cpu"), rel=0.02)
 
@@ -66,7 +65,7 @@ def test_a_block_keeps_what_is_estimated_within_two_percent(
 TRAIN = """
 import sys, torch
 from model_check.config.load import Request, load
-from model_check.config.derived import geometry
+from model_check.config.shape import geometry
 from model_check.config.memory import estimate_memory_bytes
 from model_check.engine.metrics import peak_memory_bytes
 from model_check.engine.optim import AdamW
@@ -76,7 +75,7 @@ torch.set_num_threads(1)
 settings = load(Request(preset="cpu", overrides=tuple(sys.argv[1:])), lambda: False).settings
 shape = geometry(settings.model, 0)
 model = build_model(settings, shape, BACKENDS["sdpa"], torch.device("cpu"))
-optimizer = AdamW(model.parameters(), settings.training)
+optimizer = AdamW(model.named_parameters(), settings.training)
 batch = torch.zeros(settings.training.batch_size, settings.training.context_length).long()
 for _ in range(2):
     optimizer.zero_grad()

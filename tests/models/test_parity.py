@@ -8,14 +8,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from model_check.config.derived import geometry
 from model_check.config.schema import ModelSettings, RopeScaling, Settings, TrainingSettings
+from model_check.config.shape import geometry, hf_name
 from model_check.engine.optim import AdamW, clip_divisor
 from model_check.export import config_json
 from model_check.models.attention import sdpa
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.build_model import build_model, empty_model
-from model_check.models.hf_names import their_name
 
 Make = Callable[..., Settings]
 SCALING = RopeScaling(original_context_length=32)
@@ -27,7 +26,7 @@ def pair(settings: Settings) -> tuple[BasicLlama, LlamaForCausalLM]:
     ours = build_model(settings, geometry(settings.model, 257), sdpa, torch.device("cpu")).double()
     config = LlamaConfig(**config_json(settings, 257, "float32"), attn_implementation="sdpa")
     theirs = LlamaForCausalLM(config)
-    weights = {their_name(name): value for name, value in ours.state_dict().items()}
+    weights = {hf_name(name): value for name, value in ours.state_dict().items()}
     theirs.load_state_dict(weights, strict=not settings.model.tie_word_embeddings)
     return ours, theirs.double()
 
@@ -57,7 +56,7 @@ def test_ten_steps_of_adamw_equal_torch_on_their_model(
         tie_word_embeddings=tied,
     )
     ours, theirs = pair(wanted)
-    optimizer = AdamW(ours.parameters(), wanted.training)
+    optimizer = AdamW(ours.named_parameters(), wanted.training)
     matrices = [p for p in theirs.parameters() if p.ndim >= 2]
     vectors = [p for p in theirs.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -81,7 +80,7 @@ def test_ten_steps_of_adamw_equal_torch_on_their_model(
     their_weights = theirs.state_dict()
     for name, value in ours.state_dict().items():
         # The optimizer's moments and divisor are float32, theirs float64.
-        assert (value - their_weights[their_name(name)]).abs().max() <= 2e-6, name
+        assert (value - their_weights[hf_name(name)]).abs().max() <= 2e-6, name
 
 
 def test_positions_beyond_8192_under_llama3_scaling_equal_theirs() -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from model_check.config.derived import geometry
 from model_check.config.files import read_settings_file
 from model_check.config.load import PRESETS_DIR, Loaded, Request, load, preset_names
+from model_check.config.shape import geometry
 
 
 def loaded(preset: str, *, gpu: bool) -> Loaded:

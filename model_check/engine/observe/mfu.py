@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from model_check.config.derived import Geometry
+from model_check.config.shape import Geometry
 
 # Dense bfloat16 tensor-core TFLOP/s, by the name that the driver gives; float16 has the same. The
 # source of each was looked up, often a copy of NVIDIA's sheet; a GPU without one is not here.
@@ -44,12 +44,8 @@ class FlopsPerToken:
 
 def flops_per_token(shape: Geometry, context_length: int) -> FlopsPerToken:
     """9.997e9 and 9.192e9 for the default geometry and context."""
-    query = 2 * shape.hidden_size * shape.num_heads * shape.head_dim  # wq and wo
-    key_value = 2 * shape.hidden_size * shape.num_kv_heads * shape.head_dim
-    feed_forward = 3 * shape.hidden_size * shape.intermediate_size
-    head = shape.vocab_size * shape.hidden_size
-    products = 6 * (shape.num_layers * (query + key_value + feed_forward) + head)
-    attention = 12 * shape.num_layers * shape.num_heads * shape.head_dim * context_length
+    products = 6 * shape.num_multiplied
+    attention = 12 * shape.num_layers * shape.query_width * context_length
     return FlopsPerToken(full=products + attention, causal=products + attention / 2)
 
 

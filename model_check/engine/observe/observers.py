@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import torch
 
-from model_check.config.derived import Geometry
 from model_check.config.profile import parse_steps
 from model_check.config.schema import LoggingSettings, Settings
+from model_check.config.shape import Geometry
 from model_check.engine.device import device_name
 from model_check.engine.observe.mfu import Utilisation, flops_per_token, peak_flops
 from model_check.engine.observe.profiler import Profiler

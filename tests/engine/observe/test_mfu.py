@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from model_check.config.derived import Geometry, geometry
 from model_check.config.schema import ModelSettings, Settings
+from model_check.config.shape import Geometry, geometry
 from model_check.engine.observe.mfu import FlopsPerToken, Utilisation, flops_per_token, peak_flops
 from model_check.models.attention import BACKENDS
 from model_check.models.build_model import empty_model

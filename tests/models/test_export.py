@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from model_check.config.derived import geometry
 from model_check.config.geometry import geometry_values
 from model_check.config.schema import ModelSettings, RopeScaling, Settings
+from model_check.config.shape import geometry
 from model_check.errors import ConfigError, StorageError
 from model_check.export import export, main
 from model_check.models.attention import sdpa
