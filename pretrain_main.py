@@ -48,9 +48,8 @@ from model_check.utils.standard_streams import open_missing_streams
 from model_check.utils.worker_env import TOKEN_CACHE, WorkerEnv
 
 if TYPE_CHECKING:
-    from model_check.data.read.loader import BatchLoader
+    from model_check.data.read.loader import Batch, BatchLoader
     from model_check.data.read.token_cache import TokenCache
-    from model_check.engine.batches import Batch
     from model_check.engine.evaluation import Splits
 
 EXIT_UNEXPECTED = 1
@@ -163,34 +162,32 @@ def train(argv: Sequence[str], here: Process) -> None:
     if settings.training.save_on_signal and not here.env.supervised:
         here.stop.take_as_notice(signal.SIGTERM)
 
+    from model_check.data.sources.weights import weights_directory
     from model_check.engine.assembly import build_trainer  # from here on: torch
     from model_check.engine.device import keep_freed_memory, pick_device, set_up_process
     from model_check.engine.rng import seed_everything
-    from model_check.engine.run_context import Surroundings
+    from model_check.engine.run_context import Channels, Identity, Limits, RunContext
     from model_check.engine.saving.checkpoint_files import checkpoint_directory
 
     set_up_process(settings.system, here.env.num_workers, os.environ)
     seed_everything(settings.system.seed)
     device = pick_device(loaded.device, settings.system.device_id, here.env)
     cache = open_tokens(settings, here)
-    surroundings = Surroundings(
-        worker=worker,
+    run_name = here.env.run_dir.name if here.env.run_dir else None
+    context = RunContext(
+        identity=Identity(worker, run_name, here.started_at, data_identity(cache)),
+        channels=Channels(here.console.say, here.sink),
         device=device,
         directory=checkpoint_directory(settings.system.checkpoint_dir, here.env.supervised, worker),
-        drill=drill,
-        say=here.console.say,
-        sink=here.sink,
-        stop=here.stop,
         meter=here.meter,
-        started_at=here.started_at,
-        run_name=here.env.run_dir.name if here.env.run_dir else None,
+        limits=Limits(here.stop, drill),
         splits=validation_splits(cache, settings, pin=device.type == "cuda"),
-        data=identity(cache),
+        weights=weights_directory(settings, here.console.say),
     )
     if device.type == "cpu":
         keep_freed_memory()
     source = batch_source(cache, settings, pin=device.type == "cuda")
-    build_trainer(settings, source, cache.vocab_size, surroundings).run()
+    build_trainer(settings, source, cache.vocab_size, context).run()
 
 
 def refuse_what_cannot_be(loaded: Loaded) -> None:
@@ -271,7 +268,7 @@ def open_tokens(settings: Settings, here: Process) -> "TokenCache":
     return cache
 
 
-def identity(cache: "TokenCache") -> dict[str, Scalar]:
+def data_identity(cache: "TokenCache") -> dict[str, Scalar]:
     """What a checkpoint remembers of its data."""
     from model_check.data.read.manifest import short
 

@@ -18,7 +18,7 @@ from model_check.config.load import Request, load
 from model_check.engine.assembly import build_trainer
 from model_check.engine.checkpoint import read_checkpoint
 from model_check.engine.metrics import Meter
-from model_check.engine.run_context import Surroundings
+from model_check.engine.run_context import Channels, Identity, Limits, RunContext
 from model_check.engine.stop import StopSignal
 from model_check.events import NullSink
 
@@ -53,18 +53,16 @@ def run_s(way: str, preset: str, directory: Path) -> float:
     """Wall time of twelve steps, three saves among them or none."""
     overrides = (*SHORT, "system.device=cpu", *WAYS[way])
     settings = load(Request(preset=preset, overrides=overrides), lambda: False).settings
-    here = Surroundings(
-        worker="CPU0",
+    context = RunContext(
+        identity=Identity("CPU0"),
+        channels=Channels(lambda _text: None, NullSink()),
         device=torch.device("cpu"),
         directory=directory,
-        drill=None,
-        say=lambda _text: None,
-        sink=NullSink(),
-        stop=StopSignal(),
         meter=Meter(),
+        limits=Limits(StopSignal()),
     )
     source = Source(settings.training.batch_size, settings.training.context_length)
-    trainer = build_trainer(settings, source, VOCABULARY, here)
+    trainer = build_trainer(settings, source, VOCABULARY, context)
     started = time.perf_counter()
     trainer.run()
     return time.perf_counter() - started

@@ -37,9 +37,9 @@ from model_check.engine.assembly import build_trainer  # noqa: E402
 from model_check.engine.device import device_name, set_up_process  # noqa: E402
 from model_check.engine.metrics import Meter, peak_memory_bytes  # noqa: E402
 from model_check.engine.observe.mfu import Utilisation, flops_per_token, peak_flops  # noqa: E402
-from model_check.engine.observer import Observer  # noqa: E402
-from model_check.engine.reading import Reading  # noqa: E402
-from model_check.engine.run_context import Surroundings  # noqa: E402
+from model_check.engine.observer import RunObserver  # noqa: E402
+from model_check.engine.reading import StepMetrics  # noqa: E402
+from model_check.engine.run_context import Channels, Identity, Limits, RunContext  # noqa: E402
 from model_check.engine.stop import StopSignal  # noqa: E402
 from model_check.errors import ModelCheckError  # noqa: E402
 from model_check.events import Event, NullSink, Phase  # noqa: E402
@@ -236,13 +236,13 @@ class Listener(NullSink):
 
 
 @dataclass
-class Clock(Observer):
+class Clock(RunObserver):
     """Step times and losses, as they are read."""
 
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
 
-    def on_reading(self, reading: Reading, seconds: float) -> None:
+    def on_step(self, reading: StepMetrics, seconds: float) -> None:
         self.seconds.append(seconds)
         self.losses.append(reading.loss)
 
@@ -251,18 +251,15 @@ def run_ours(settings: Settings, device: torch.device) -> Outcome:
     set_up_process(settings.system, 1, os.environ)
     shape = geometry(settings.model, 0)
     clock, sink = Clock(), Listener()
-    here = Surroundings(
-        worker="GPU0",
+    context = RunContext(
+        identity=Identity("GPU0"),
+        channels=Channels(lambda text: print(text, file=sys.stderr), sink, (clock,)),
         device=device,
         directory=Path(),
-        drill=None,
-        say=lambda text: print(text, file=sys.stderr),
-        sink=sink,
-        stop=StopSignal(),
         meter=Meter(),
-        observers=(clock,),
+        limits=Limits(StopSignal()),
     )
-    build_trainer(settings, RandomTokens(settings, shape.vocab_size), 0, here).run()
+    build_trainer(settings, RandomTokens(settings, shape.vocab_size), 0, context).run()
     return outcome_of(settings, shape, device, clock, sink.attention)
 
 

@@ -7,10 +7,10 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -21,23 +21,31 @@ from torch import Tensor
 from model_check.config.arguments import Parser
 from model_check.config.schema import Settings
 from model_check.config.shape import EMBEDDING, hf_name
+from model_check.data.read.manifest import (
+    TOKENIZER,
+    ViewManifest,
+    hold_view,
+    read_manifest,
+    read_tokenizer,
+    read_tokens,
+    short,
+    store_of,
+)
+from model_check.engine.checkpoint import read_checkpoint
 from model_check.errors import ConfigError, ModelCheckError, StorageError
 from model_check.models.hf_import import INDEX, WEIGHTS
-from model_check.utils.archive import DAMAGE, damage_of
 from model_check.utils.files import sync
-from model_check.utils.words import first_line
 
-_NO_CHECKPOINT = (OSError, TypeError, AttributeError, UnpicklingError, *DAMAGE)
-"""What reading raises for files that are something else."""
-TOKENIZER = "tokenizer.json"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class EndToken(NamedTuple):
-    """What stands behind each document; None: not known."""
+@dataclass(frozen=True)
+class _Tokenizer:
+    """A tokenizer.json, with the token behind each document where that is known."""
 
-    text: str | None
-    id: int | None
+    content: bytes
+    end_token: str | None = None
+    end_id: int | None = None
 
 
 def export(
@@ -49,34 +57,36 @@ def export(
     tokenizer: Path | None = None,
 ) -> list[Path]:
     """The files of a new directory `out`; it appears whole or not at all. Raises StorageError,
-    ConfigError.
+    CheckpointError, ConfigError, DataError.
 
-    `tokenizer`: a tokenizer.json to put in; None: the run's, where its token cache still is, with
-    what transformers' AutoTokenizer needs beside it.
+    `tokenizer`: a tokenizer.json to put in; None: the run's, where its token cache still exists.
+    Beside it lies what transformers' AutoTokenizer needs.
     """
-    state = _read_checkpoint(checkpoint)
+    state = read_checkpoint(checkpoint)
     weights = {
         hf_name(name): value.to(_DTYPES[dtype]).contiguous()
         for name, value in state["model"].items()
     }
     settings = _settings_of(state, checkpoint)
-    store = _token_store(state)
-    end = _end_of(tokenizer, store)
+    own = None if tokenizer is not None else _tokenizer_of_run(state)
     with _new_directory(out) as beside:
-        config = config_json(settings, len(weights[EMBEDDING.hf_name]), dtype, end.id)
-        _write_json(beside / "config.json", config)
+        chosen = own if tokenizer is None else _Tokenizer(tokenizer.read_bytes())
+        vocab_size = len(weights[EMBEDDING.hf_name])
+        end_id = None if chosen is None else chosen.end_id
+        _write_json(beside / "config.json", config_json(settings, vocab_size, dtype, end_id))
         _write_shards(beside, weights, max_shard_bytes)
-        if (file := tokenizer or (store and store / TOKENIZER)) is not None:
-            shutil.copyfile(file, beside / TOKENIZER)
-            _write_json(beside / "tokenizer_config.json", tokenizer_config_json(settings, end.text))
+        if chosen is not None:
+            (beside / TOKENIZER).write_bytes(chosen.content)
+            config = tokenizer_config_json(settings, chosen.end_token)
+            _write_json(beside / "tokenizer_config.json", config)
     return sorted(out.iterdir())
 
 
 def config_json(
     settings: Settings, vocab_size: int, dtype: str, end_id: int | None = None
 ) -> dict[str, Any]:
-    """transformers' config.json, in the keys that its versions 4 and 5 both read. `end_id`: of the
-    token behind each document; what follows one is the beginning of the next."""
+    """transformers' config.json, in the keys that its versions 4 and 5 both read. `end_id`: the
+    token that ends each document, and so begins the next."""
     model = settings.model
     context, scaling = settings.training.context_length, model.rope_scaling
     longest = int(scaling.factor * scaling.original_context_length) if scaling else context
@@ -125,22 +135,6 @@ def tokenizer_config_json(settings: Settings, end_token: str | None) -> dict[str
     }
 
 
-def _read_checkpoint(path: Path) -> dict[str, Any]:
-    try:
-        if (damage := damage_of(path)) is not None:  # torch.load does not look
-            raise ConfigError(f"{path}: damaged, or not a checkpoint of Model Check: {damage}")
-        state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        state["model"], state["settings"]
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such checkpoint") from error
-    except _NO_CHECKPOINT as error:
-        raise ConfigError(
-            f"{path}: not a checkpoint of Model Check: {first_line(error)}"
-        ) from error
-    checkpoint: dict[str, Any] = state
-    return checkpoint
-
-
 def _settings_of(state: Mapping[str, Any], path: Path) -> Settings:
     try:
         return msgspec.convert(state["settings"], Settings)
@@ -148,31 +142,16 @@ def _settings_of(state: Mapping[str, Any], path: Path) -> Settings:
         raise ConfigError(f"{path}: written by another version: {error}") from error
 
 
-def _token_store(state: Mapping[str, Any]) -> Path | None:
-    """That of the run's token cache with its tokenizer.json, where it still is: the entry's
-    manifest says where it lies."""
-    key = str(state.get("data", {}).get("cache", ""))[:16]
+def _tokenizer_of_run(state: Mapping[str, Any]) -> _Tokenizer | None:
+    """That of the run's token cache; None where the cache is gone. Raises DataError."""
+    key = short(str(state.get("data", {}).get("cache", "")))
     root = Path(state["settings"]["data"]["cache_dir"])
-    for manifest in root.glob(f"*__{key}/manifest.json") if key else ():
-        store = root / str(json.loads(manifest.read_text()).get("tokens"))
-        if (store / TOKENIZER).is_file():
-            return store
+    for path in root.glob(f"*__{key}") if key else ():
+        with suppress(FileNotFoundError), hold_view(path) as held:
+            store = store_of(path, read_manifest(held, ViewManifest))
+            tokens = read_tokens(store, "off")
+            return _Tokenizer(read_tokenizer(store), tokens.end_token, tokens.end_id)
     return None
-
-
-def _end_of(tokenizer: Path | None, store: Path | None) -> EndToken:
-    """The token that ends a document, as the token store says; of another tokenizer than the run's
-    own nobody knows it."""
-    if tokenizer is not None or store is None:
-        return EndToken(None, None)
-    try:
-        manifest = json.loads((store / "manifest.json").read_text())
-        return EndToken(manifest["end_token"], manifest["end_id"])
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"{store}: does not say which token ends a document: {first_line(error)}; "
-            "name a --tokenizer"
-        ) from error
 
 
 @contextmanager

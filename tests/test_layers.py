@@ -53,13 +53,19 @@ ALLOWED = {
     "model_check.data.build": FLOOR | rooms(DATA, "cache", "read", "sources", "tokenizers"),
     "model_check.models": FLOOR,
     "model_check.forensics": FLOOR,
-    "model_check.export": FLOOR | {"model_check.models", "model_check.data.read"},
-    "model_check.engine": FLOOR | {"model_check.forensics", "model_check.models"},
-    "model_check.engine.saving": FLOOR | {ENGINE, "model_check.models", "model_check.data.sources"},
-    "model_check.engine.observe": FLOOR | {ENGINE},
-    "model_check.engine.trainer": FLOOR | {ENGINE, *rooms(ENGINE, "saving", "observe")},
+    "model_check.engine.checkpoint": FLOOR,  # the format of the files: the export reads it, too
+    "model_check.engine": FLOOR
+    | {"model_check.data.read", "model_check.engine.checkpoint"}
+    | rooms("model_check", "forensics", "models"),
+    "model_check.engine.saving": FLOOR
+    | {ENGINE, "model_check.engine.checkpoint", "model_check.models"},
+    "model_check.engine.observe": FLOOR | {ENGINE, "model_check.engine.checkpoint"},
+    "model_check.engine.trainer": FLOOR
+    | {ENGINE, "model_check.data.read", *rooms(ENGINE, "saving")},
     "model_check.engine.assembly": FLOOR
     | {ENGINE, "model_check.models", *rooms(ENGINE, "saving", "observe", "trainer")},
+    "model_check.export": FLOOR
+    | {"model_check.data.read", "model_check.engine.checkpoint", "model_check.models"},
 }
 
 # Each outside package -> the only files that may import it, by prefix.
@@ -77,6 +83,7 @@ SINGLE_PLACE = {
     "transformers": (),
     "flash_attn": ("model_check/models/attention.py",),
     "flash_attn_interface": ("model_check/models/attention.py",),
+    "tensorboard": ("model_check/engine/observe/tensorboard.py",),
     "safetensors": ("model_check/export.py", "model_check/models/hf_import.py"),
 }
 

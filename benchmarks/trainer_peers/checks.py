@@ -15,9 +15,9 @@ from torch.nn.utils import get_total_norm
 from workload import LEARNING_RATE, MAX_GRAD_NORM, Workload
 
 from model_check.engine.batches import StepData, gather
-from model_check.engine.observer import Observer
+from model_check.engine.observer import RunObserver
 from model_check.engine.optim import clip_divisor
-from model_check.engine.reading import Reading
+from model_check.engine.reading import StepMetrics
 from model_check.engine.step import accumulate, train_step
 from model_check.engine.trainer import Trainer
 
@@ -30,10 +30,10 @@ class Watching:
 
     def __init__(self, work: Workload, num_pairs: int) -> None:
         num_steps = 2 * (num_pairs + WARM_UP_PAIRS) + 1
-        self.trainer: Trainer = build(work, num_steps, Observer())
+        self.trainer: Trainer = build(work, num_steps, RunObserver())
         self.work = work
         self._stream = self.trainer.source.batches()
-        self.trainer.here.meter.start()
+        self.trainer.context.meter.start()
 
     def data(self) -> StepData:
         return gather(self._stream, 0, self.work.num_micro_batches, CPU)
@@ -41,23 +41,27 @@ class Watching:
     def watched(self) -> None:
         """What Trainer does of a step."""
         trainer, data = self.trainer, self.data()
-        result = train_step(trainer.model, data, trainer.optimizer, LEARNING_RATE, trainer.plan)
+        result = train_step(
+            trainer.state.model, data, trainer.state.optimizer, LEARNING_RATE, trainer.plan
+        )
         self.take(trainer.reader.push(data, LEARNING_RATE, result))
 
-    def take(self, readings: list[Reading]) -> None:
+    def take(self, readings: list[StepMetrics]) -> None:
         for reading in readings:
-            seconds = self.trainer.here.meter.finish_step(reading.loss, reading.data.num_positions)
-            for observer in self.trainer.observers:
-                observer.on_reading(reading, seconds)
+            seconds = self.trainer.context.meter.finish_step(
+                reading.loss, reading.data.num_positions
+            )
+            for observer in self.trainer.state.observers:
+                observer.on_step(reading, seconds)
 
     def bare(self) -> None:
         trainer, data = self.trainer, self.data()
-        accumulate(trainer.model, data, trainer.optimizer, trainer.plan)
-        divisor = clip_divisor(get_total_norm(trainer.optimizer.gradients()), MAX_GRAD_NORM)
+        accumulate(trainer.state.model, data, trainer.state.optimizer, trainer.plan)
+        divisor = clip_divisor(get_total_norm(trainer.state.optimizer.gradients()), MAX_GRAD_NORM)
         with torch.no_grad():
-            trainer.optimizer.num_steps += 1
-            for group in trainer.optimizer._groups:
-                trainer.optimizer._update(group, LEARNING_RATE, divisor, None)
+            trainer.state.optimizer.num_steps += 1
+            for group in trainer.state.optimizer._groups:
+                trainer.state.optimizer._update(group, LEARNING_RATE, divisor, None)
 
     def pair(self, number: int) -> tuple[float, float]:
         """CPU milliseconds of a watched and of a bare step."""
@@ -69,7 +73,9 @@ class Watching:
     def direct(self) -> float:
         """CPU milliseconds of the gate, the reading, the event and the line by themselves."""
         trainer, data = self.trainer, self.data()
-        result = train_step(trainer.model, data, trainer.optimizer, LEARNING_RATE, trainer.plan)
+        result = train_step(
+            trainer.state.model, data, trainer.state.optimizer, LEARNING_RATE, trainer.plan
+        )
 
         def watch() -> None:
             _ = ~(torch.isfinite(result.loss) & torch.isfinite(result.grad_norm))

@@ -27,9 +27,9 @@ from model_check.config.schema import LoggingSettings, ModelSettings, Settings, 
 from model_check.engine.assembly import build_trainer
 from model_check.engine.device import keep_freed_memory, set_up_process
 from model_check.engine.metrics import Meter
-from model_check.engine.observer import Observer
-from model_check.engine.reading import Reading
-from model_check.engine.run_context import Surroundings
+from model_check.engine.observer import RunObserver
+from model_check.engine.reading import StepMetrics
+from model_check.engine.run_context import Channels, Identity, Limits, RunContext
 from model_check.engine.stop import StopSignal
 from model_check.engine.trainer import Trainer
 from model_check.events import SocketSink
@@ -58,7 +58,7 @@ class TokenSource:
             yield TokenBatch(inputs, targets)
 
 
-class Pace(Observer):
+class Pace(RunObserver):
     """Holds the trainer while it is not its turn."""
 
     def __init__(self, turn: Turn) -> None:
@@ -68,7 +68,7 @@ class Pace(Observer):
         if not self._turn.begin_step():
             raise SystemExit(0)
 
-    def on_reading(self, reading: Reading, seconds: float) -> None:
+    def on_step(self, reading: StepMetrics, seconds: float) -> None:
         self._turn.end_step(lambda: reading.loss)
 
 
@@ -104,7 +104,7 @@ def settings_of(work: Workload, num_steps: int) -> Settings:
     )
 
 
-def build(work: Workload, num_steps: int, observer: Observer) -> Trainer:
+def build(work: Workload, num_steps: int, observer: RunObserver) -> Trainer:
     """In a process that is set up as a worker's, with a listener at the other end of its events."""
     settings = settings_of(work, num_steps)
     set_up_process(settings.system, 1, os.environ)
@@ -112,25 +112,23 @@ def build(work: Workload, num_steps: int, observer: Observer) -> Trainer:
     ours, theirs = socket.socketpair()
     subprocess.Popen(["cat"], stdin=theirs, stdout=subprocess.DEVNULL)
     theirs.close()
-    here = Surroundings(
-        worker="CPU0",
+    sink = SocketSink(ours.detach())
+    context = RunContext(
+        identity=Identity("CPU0"),
+        channels=Channels(lambda text: print(text, file=sys.stderr), sink, (observer,)),
         device=CPU,
         directory=Path(),
-        drill=None,
-        say=lambda text: print(text, file=sys.stderr),
-        sink=SocketSink(ours.detach()),
-        stop=StopSignal(),
         meter=Meter(),
-        observers=(observer,),
+        limits=Limits(StopSignal()),
     )
     source = TokenSource(work.tokens(num_steps), work.batch_size)
-    return build_trainer(settings, source, work.vocab_size, here)
+    return build_trainer(settings, source, work.vocab_size, context)
 
 
 def main(work: Workload, num_steps: int, weights: Path) -> None:
     turn = Turn()
     trainer = build(work, num_steps, Pace(turn))
-    trainer.model.load_state_dict(torch.load(weights, weights_only=True))
+    trainer.state.model.load_state_dict(torch.load(weights, weights_only=True))
     trainer.run()
 
 

@@ -1,4 +1,4 @@
-"""What happens when a step is not finite: find where, tell it, save the evidence, end with exit
+"""What happens when a step is not finite: find where, report it, save the evidence, end with exit
 code 20."""
 
 import math
@@ -8,78 +8,86 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-from torch import nn
 
-from model_check.engine.checkpoint import storing
-from model_check.engine.reading import Reading
+from model_check.engine.checkpoint import storing, write_checkpoint
+from model_check.engine.inject import Injector
+from model_check.engine.reading import StepMetrics
+from model_check.engine.run_context import RunContext
+from model_check.engine.state import TrainingState
+from model_check.engine.step import StepPlan, accumulate
 from model_check.errors import NonFiniteError, StorageError
-from model_check.events import EventSink, Evidence, NonFinite, Phase
+from model_check.events import Evidence, NonFinite, Phase
 from model_check.forensics.dump import dump_tensors
-from model_check.forensics.report import Finding, block, summary
+from model_check.forensics.report import BadStep, block, summary
 from model_check.forensics.scan import bad_gradients, bad_parameters
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """The weights in `model` are those of before the bad step: the optimizer refused it."""
+    """The model's weights are those before the bad step: the optimizer refused it."""
 
-    worker: str
-    model: nn.Module
-    directory: Path
-    dump: bool
-    """Whether to write every parameter and gradient as well."""
-    say: Callable[[str], None]
-    sink: EventSink
-    recompute: Callable[[Reading], None] | None
-    """Puts the step's own gradients back where later steps have overwritten them."""
-    save: Callable[[Path, Reading], None]
-    """Writes a checkpoint of the state before the step."""
+    context: RunContext
+    state: TrainingState
+    plan: StepPlan
+    injector: Injector
+    recomputes: bool
+    """Later steps may have overwritten the gradients of the bad one: compute them again."""
 
-    def raise_for(self, reading: Reading) -> NoReturn:
-        if self.recompute is not None:
-            self.recompute(reading)
-        finding = Finding(
-            worker=self.worker,
-            step=reading.step,
-            loss=reading.loss,
-            grad_norm=reading.grad_norm,
-            gradients=bad_gradients(self.model),
-            parameters=bad_parameters(self.model),
-            repeated=self.recompute is not None,
+    def raise_for(self, metrics: StepMetrics) -> NoReturn:
+        model, channels = self.state.model, self.context.channels
+        if self.recomputes:
+            self.injector.repeat(metrics.step)
+            accumulate(model, metrics.data, self.state.optimizer, self.plan)
+        bad = BadStep(
+            worker=self.context.identity.worker,
+            step=metrics.step,
+            loss=metrics.loss,
+            grad_norm=metrics.grad_norm,
+            gradients=bad_gradients(model),
+            parameters=bad_parameters(model),
+            recomputed=self.recomputes,
         )
-        self.sink.emit(_event(finding))
-        self.say(block(finding))
-        self.say("")
-        self._save_evidence(reading)
-        raise NonFiniteError(summary(finding))
+        channels.sink.emit(_event(bad))
+        channels.say(block(bad))
+        channels.say("")
+        channels.sink.emit(Phase(name="save"))
+        self._save_evidence(metrics)
+        raise NonFiniteError(summary(bad))
 
-    def _save_evidence(self, reading: Reading) -> None:
-        self.sink.emit(Phase(name="save"))
-        checkpoint = self.directory / f"nan_grad_step_{reading.step}.pt"
-        self._keep("Checkpoint", checkpoint, lambda path: self.save(path, reading))
-        if self.dump:
-            tensors = self.directory / "debug" / f"nan_debug_step_{reading.step}.pkl"
-            self._keep("Debug tensors", tensors, lambda path: dump_tensors(path, self.model))
+    def _save_evidence(self, metrics: StepMetrics) -> None:
+        """A checkpoint of the state before the step and, where asked for, all tensors."""
+        step, directory = metrics.step, self.context.directory
+        self._keep(
+            "Checkpoint",
+            directory / f"nan_grad_step_{step}.pt",
+            lambda path: write_checkpoint(path, self.state.capture(step, metrics.loss)),
+        )
+        if self.state.settings.debug.dump_tensors:
+            self._keep(
+                "Debug tensors",
+                directory / "debug" / f"nan_debug_step_{step}.pkl",
+                lambda path: dump_tensors(path, self.state.model),
+            )
 
     def _keep(self, what: str, path: Path, write: Callable[[Path], None]) -> None:
-        """A full disk, or a GPU that fails for good, must not hide the finding: it is told, and the
-        exit code stays 20."""
+        """A full disk, or a GPU that fails for good, must not hide the finding: it is reported, and
+        the exit code stays 20."""
+        channels = self.context.channels
         try:
             with storing(path):
                 write(path)
         except (StorageError, torch.AcceleratorError) as error:
-            self.say(f"{what} not saved: {error}")
+            channels.say(f"{what} not saved: {error}")
             return
-        self.say(f"{what} saved: {path}")
-        self.sink.emit(Evidence(path=str(path.absolute()), what=what.lower()))
+        channels.say(f"{what} saved: {path}")
+        channels.sink.emit(Evidence(path=str(path.absolute()), what=what.lower()))
 
 
-def _event(finding: Finding) -> NonFinite:
-    finite_loss = math.isfinite(finding.loss)
+def _event(bad: BadStep) -> NonFinite:
     return NonFinite(
-        step=finding.step,
-        where="gradient" if finite_loss else "loss",
-        loss=finding.loss.hex(),
-        grad_norm=finding.grad_norm.hex(),
-        names=[tensor.name for tensor in finding.gradients],
+        step=bad.step,
+        where="gradient" if math.isfinite(bad.loss) else "loss",
+        loss=bad.loss.hex(),
+        grad_norm=bad.grad_norm.hex(),
+        names=[tensor.name for tensor in bad.gradients],
     )

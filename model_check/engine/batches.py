@@ -1,4 +1,4 @@
-"""What the engine reads: batches from a source, gathered into the micro-batches of one step."""
+"""Batches from a source, gathered into the micro-batches of one step."""
 
 import time
 from collections.abc import Generator, Iterator
@@ -8,25 +8,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from model_check.data.read.loader import Batch
 from model_check.models.loss import IGNORED
-
-
-class Batch(Protocol):
-    """int64 [B, T] on the CPU; targets[b, t] is the token after inputs[b, t]."""
-
-    @property
-    def inputs(self) -> Tensor: ...
-    @property
-    def targets(self) -> Tensor: ...
-    @property
-    def documents(self) -> Tensor | None:
-        """Number of each position's document in its row; None: attention crosses documents."""
-        ...
 
 
 class BatchSource(Protocol):
     def batches(self, start: int = 0) -> Generator[Batch, None, None]:
-        """Endless batches from number `start` on, in a fixed order; closing it ends its threads."""
+        """Endless batches from number `start` on, in a fixed order. Closing the generator ends its
+        threads."""
         ...
 
 

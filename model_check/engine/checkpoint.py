@@ -1,15 +1,16 @@
-"""Checkpoint files: written whole or not at all, verified before anything of them is used. What is
-in them is `state`'s."""
+"""Checkpoint files: written whole or not at all, verified before anything of them is used. `state`
+decides what is in them."""
 
 import fcntl
 import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from model_check.errors import StorageError, UsageError
 from model_check.utils.archive import DAMAGE, damage_of
@@ -19,7 +20,7 @@ from model_check.utils.words import first_line
 SCHEMA = 2
 
 _TORCH_WRITER = "inline_container.cc"
-"""torch.save, where a write falls short, says only where in its own source it noticed."""
+"""Where a write falls short, torch.save names only this place in its own source."""
 
 
 class CheckpointError(UsageError):
@@ -29,8 +30,8 @@ class CheckpointError(UsageError):
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Tensors and plain types only: it loads with weights_only=True.
 
-    Raises StorageError; an older file of that name then stays. A file that is being written is
-    locked, so that a dead writer's can be told from a living one's.
+    Raises StorageError; an older file of that name then stays. The file is locked while it is
+    written: an unlocked leftover is one of a dead writer.
     """
     with storing(path), replacing(path) as beside, beside.open("r+b") as written:
         with suppress(OSError):  # a file system without locks: a leftover then stays
@@ -39,13 +40,15 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The state in `path`, on the CPU and mapped, not read. Raises CheckpointError."""
+    """The state in `path`: tensors on the CPU, mapped from the file. Raises CheckpointError."""
     _verify(path)
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         schema = state.get("schema") if isinstance(state, dict) else None
     except (pickle.UnpicklingError, OSError, AttributeError, *DAMAGE) as error:
-        raise CheckpointError(f"{path}: not a checkpoint of ours: {first_line(error)}") from error
+        raise CheckpointError(
+            f"{path}: not a checkpoint of Model Check: {first_line(error)}"
+        ) from error
     if schema != SCHEMA:
         raise CheckpointError(
             f"{path}: written by another version (schema {schema}, this one reads {SCHEMA})"
@@ -53,13 +56,20 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     match state:
         case {"model": dict(), "settings": {"model": dict()}}:
             return state
-    raise CheckpointError(f"{path}: not a checkpoint of ours: it has no weights, or no settings")
+    raise CheckpointError(
+        f"{path}: not a checkpoint of Model Check: it has no weights, or no settings"
+    )
+
+
+def shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """Name -> shape, of a state dict."""
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 @contextmanager
 def storing(path: Path, setting: str = "system.checkpoint_dir") -> Iterator[None]:
-    """Turn a failure to write `path`, which lies where `setting` says, into StorageError; a GPU's
-    failure, which a copy to the host may be the first to meet, stays what it is."""
+    """Turn a failure to write `path` into a StorageError that names `setting`, which decides where
+    it lies. The failure of a GPU stays as it is: a copy to the host may be the first to meet it."""
     try:
         yield
     except torch.AcceleratorError:
@@ -78,10 +88,10 @@ def _why(error: Exception, path: Path) -> str:
 
 
 def _verify(path: Path) -> None:
-    """torch.load itself ignores checksums (tried: a flipped weight loads without a word)."""
+    """torch.load ignores checksums (tried: it loads a flipped weight and reports nothing)."""
     try:
         damage = damage_of(path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     if damage is not None:
-        raise CheckpointError(f"{path}: damaged: {damage}")
+        raise CheckpointError(f"{path}: damaged: {damage} (or not a checkpoint of Model Check)")

@@ -4,7 +4,6 @@ names."""
 import os
 import shutil
 import time
-from collections.abc import Callable
 
 import torch
 
@@ -12,9 +11,10 @@ from model_check.config.schema import Settings
 from model_check.engine.batches import StepData
 from model_check.engine.optim import AdamW
 from model_check.engine.rng import kept_rng
+from model_check.engine.run_context import Channels
 from model_check.engine.step import StepPlan, accumulate
 from model_check.errors import ConfigError
-from model_check.events import EventSink, Phase
+from model_check.events import Phase
 from model_check.models.basic_llama import BasicLlama
 from model_check.utils.words import first_line
 
@@ -26,20 +26,19 @@ def compile_blocks(
     optimizer: AdamW,
     plan: StepPlan,
     settings: Settings,
-    say: Callable[[str], None],
-    sink: EventSink,
+    channels: Channels,
 ) -> None:
-    """Compile forward and backward pass now, on a micro-batch of zeros, so that the wait has its
-    own phase and no step pays for it.
+    """Compile forward and backward pass now, on a micro-batch of zeros: the wait has a phase of its
+    own, and no step pays for it.
 
     Leaves weights, gradients and random states as they were. Raises ConfigError where nothing can
     be compiled.
     """
     _refuse_without_compiler()
-    sink.emit(Phase(name="compile"))
-    say(f"Compiling {len(model.layers)} blocks (training.compile=false: eager) ...")
+    channels.sink.emit(Phase(name="compile"))
+    channels.say(f"Compiling {len(model.layers)} blocks (training.compile=false: eager) ...")
     started = time.monotonic()
-    _be_deterministic_too()
+    _make_compiler_deterministic()
     for block in model.layers:
         block.compile()
     try:
@@ -50,7 +49,7 @@ def compile_blocks(
             f"training.compile = true: {first_line(error)}; set training.compile=false"
         ) from error
     optimizer.zero_grad()
-    say(f"Compiled in {time.monotonic() - started:.0f} s")
+    channels.say(f"Compiled in {time.monotonic() - started:.0f} s")
 
 
 def _step_of_zeros(settings: Settings, device: torch.device) -> StepData:
@@ -70,8 +69,8 @@ def _refuse_without_compiler() -> None:
         )
 
 
-def _be_deterministic_too() -> None:
-    """What torch.use_deterministic_algorithms would have told the compiler (see engine.device)."""
+def _make_compiler_deterministic() -> None:
+    """What torch.use_deterministic_algorithms would do (engine.device: why it is not used)."""
     import torch._inductor.config  # 2 s, needed for compiling alone
 
     if hasattr(torch._inductor.config, "deterministic"):

@@ -1,4 +1,4 @@
-"""The loss on validation splits, without a trace in the training state."""
+"""The loss on validation splits. It leaves the training state as it was."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,7 +8,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from model_check.engine.batches import Batch, on_device
+from model_check.data.read.loader import Batch
+from model_check.engine.batches import on_device
 from model_check.engine.rng import kept_rng
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan
@@ -18,11 +19,11 @@ from model_check.models.loss import IGNORED
 Splits = Mapping[str, Callable[[], Iterable[Batch]]]
 """Name -> its batches, from the first; the last may be smaller."""
 BEAT_S = 1.0
-"""A long evaluation says so often that it lives."""
+"""How often a long evaluation shows that it is alive."""
 
 
 class Evaluator:
-    """Evaluates every split that it was given."""
+    """Evaluates every split."""
 
     def __init__(
         self, state: TrainingState, plan: StepPlan, splits: Splits, sink: EventSink
@@ -37,7 +38,7 @@ class Evaluator:
         return self._interval is not None and num_done % self._interval == 0
 
     def due_at_end(self, num_done: int) -> bool:
-        """Whether the run's end is one more time to evaluate."""
+        """Whether the end of the run needs an evaluation of its own."""
         return self._interval is not None and not self.due(num_done)
 
     def evaluate(self, num_done: int, between: Callable[[], None]) -> Iterator[Evaluation]:
@@ -76,7 +77,7 @@ class Evaluator:
         return loss
 
     def _noted(self, evaluation: Evaluation) -> Evaluation:
-        """Remember it; marked if it is the best so far. What is not finite never is."""
+        """Remember it, marked where it is the best so far. A loss that is not finite never is."""
         progress, loss = self._progress, float.fromhex(evaluation.loss)
         progress.val_loss[evaluation.split] = loss
         if evaluation.split != self._best_split or not math.isfinite(loss):

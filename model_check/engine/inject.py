@@ -1,4 +1,4 @@
-"""Does what a drill says. Through hooks: a training step is the same code with and without one."""
+"""Injects the fault of a drill, by hooks: a training step is the same code with and without one."""
 
 import os
 import signal

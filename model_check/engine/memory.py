@@ -1,4 +1,4 @@
-"""Out of memory, told in one line with what to change; a GPU leaves a snapshot of its allocator."""
+"""Out of memory: one line that says what to change; a GPU leaves a snapshot of its allocator."""
 
 import pickle
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import torch
 
 from model_check.config.memory import advice, estimate_memory
 from model_check.config.schema import Settings
-from model_check.engine.run_context import Surroundings
+from model_check.engine.run_context import RunContext
 from model_check.errors import ModelCheckError
 from model_check.events import Evidence
 
@@ -23,41 +23,41 @@ class OutOfMemory(ModelCheckError):
 
 
 @contextmanager
-def explained(settings: Settings, here: Surroundings) -> Iterator[None]:
+def explained(settings: Settings, context: RunContext) -> Iterator[None]:
     """Turn an allocator's failure inside into OutOfMemory."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _explanation(settings, here, error) from error
+        raise _explanation(settings, context, error) from error
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):  # the CPU allocator has no class of its own
             raise
-        raise _explanation(settings, here, error) from error
+        raise _explanation(settings, context, error) from error
 
 
-def _explanation(settings: Settings, here: Surroundings, error: BaseException) -> OutOfMemory:
+def _explanation(settings: Settings, context: RunContext, error: BaseException) -> OutOfMemory:
     # The CPU allocator quotes its own source at length; the size stands behind "DefaultCPU".
     words = str(error).partition("DefaultCPUAllocator: ")[2] or str(error)
     why = words.splitlines()[0] if words else type(error).__name__
-    kind = "cuda" if here.device.type == "cuda" else "cpu"
+    kind = "cuda" if context.device.type == "cuda" else "cpu"
     needed = estimate_memory(settings, kind)
     return OutOfMemory(
-        f"out of memory on {here.device}, where this run needs about {needed.describe()}; "
-        f"{advice(settings)}. {why}{_snapshot(here)}"
+        f"out of memory on {context.device}, wcontext this run needs about {needed.describe()}; "
+        f"{advice(settings)}. {why}{_snapshot(context)}"
     )
 
 
-def _snapshot(here: Surroundings) -> str:
+def _snapshot(context: RunContext) -> str:
     """Leave what the allocator holds beside the checkpoints; the launcher keeps it in the run
-    directory. Where that fails, the failure itself is what matters. Never run on a GPU by us."""
-    if here.device.type != "cuda":
+    directory. Wcontext that fails, the failure itself is what matters. Never run on a GPU by us."""
+    if context.device.type != "cuda":
         return ""
-    path = here.directory / SNAPSHOT
+    path = context.directory / SNAPSHOT
     try:
         write_snapshot(path, torch.cuda.memory._snapshot())
     except (OSError, RuntimeError) as error:
         return f" (no memory snapshot: {error})"
-    here.sink.emit(Evidence(path=str(path.absolute()), what="memory snapshot"))
+    context.channels.sink.emit(Evidence(path=str(path.absolute()), what="memory snapshot"))
     return f" Memory snapshot: {path} (open it at pytorch.org/memory_viz)"
 
 

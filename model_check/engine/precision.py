@@ -1,6 +1,4 @@
-"""Which dtype the matrix products use. Weights, gradients and moments are float32 always."""
-
-from contextlib import AbstractContextManager, nullcontext
+"""Which dtype matrix products use. Weights, gradients and moments are always float32."""
 
 import torch
 
@@ -21,17 +19,3 @@ def compute_dtype(training: TrainingSettings, device: torch.device) -> torch.dty
             "training.precision=fp16 or training.use_amp=false"
         )
     return dtype
-
-
-def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """The context of forward passes. It keeps the weights' 16-bit copies until it ends."""
-    if dtype == torch.float32:
-        return nullcontext()
-    return torch.autocast(device.type, dtype=dtype)
-
-
-def no_autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """The context of a backward pass within `autocast`: its products have their dtypes already."""
-    if dtype == torch.float32:
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)

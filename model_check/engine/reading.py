@@ -1,5 +1,5 @@
-"""The one place where the host waits for a step's numbers: a step late on a GPU, so that it never
-runs dry."""
+"""The one place where the host waits for a step's numbers: a step late on a GPU, so that the GPU
+always has work."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from model_check.engine.step import StepResult
 
 
 @dataclass(frozen=True)
-class Reading:
+class StepMetrics:
     """A finished step's numbers, on the host."""
 
     data: StepData
@@ -34,42 +34,42 @@ class _Pending:
     data: StepData
     lr: float
     values: Tensor
-    """loss, grad_norm, bad and, if there is a loss scale, skipped and it; on their way to the host
-    until `ready`."""
+    """loss, grad_norm, bad; then, with a loss scale, skipped and the scale. On their way to the
+    host until `ready`."""
     ready: torch.cuda.Event | None
 
 
 class Reader:
-    """`lag`: steps that may be under way while an earlier one's numbers are waited for."""
+    """`lag`: how many steps may be under way while it waits for an earlier one."""
 
     def __init__(self, lag: int) -> None:
         self.lag = lag
         self._pending: deque[_Pending] = deque()
 
-    def push(self, data: StepData, lr: float, result: StepResult) -> list[Reading]:
-        """Take a step that was just enqueued; the readings that are due now, oldest first."""
+    def push(self, data: StepData, lr: float, result: StepResult) -> list[StepMetrics]:
+        """Take a step that was just enqueued; the metrics that are due now, oldest first."""
         values, ready = _start_copy(result)
         self._pending.append(_Pending(data, lr, values, ready))
         return self._read(keep=self.lag)
 
-    def flush(self) -> list[Reading]:
-        """All that are still pending."""
+    def flush(self) -> list[StepMetrics]:
+        """Those of all steps that are still pending."""
         return self._read(keep=0)
 
-    def _read(self, keep: int) -> list[Reading]:
-        readings = []
+    def _read(self, keep: int) -> list[StepMetrics]:
+        metrics = []
         while len(self._pending) > keep:
             pending = self._pending.popleft()
             if pending.ready is not None:
                 pending.ready.synchronize()  # sync
             loss, grad_norm, bad, *scaling = pending.values.tolist()
             skipped, loss_scale = scaling or (False, None)
-            readings.append(
-                Reading(
+            metrics.append(
+                StepMetrics(
                     pending.data, pending.lr, loss, grad_norm, bool(bad), bool(skipped), loss_scale
                 )
             )
-        return readings
+        return metrics
 
 
 def _start_copy(result: StepResult) -> tuple[Tensor, torch.cuda.Event | None]:

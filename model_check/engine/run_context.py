@@ -1,4 +1,4 @@
-"""What a run has of its process."""
+"""What a run gets from the process that it is in, and what no setting says."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -10,32 +10,60 @@ import torch
 from model_check.config.drill import Drill
 from model_check.engine.evaluation import Splits
 from model_check.engine.metrics import Meter
-from model_check.engine.observer import Observer
+from model_check.engine.observer import RunObserver
 from model_check.engine.stop import StopSignal
-from model_check.events import EventSink, Scalar
+from model_check.events import EventSink, Note, Scalar
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """Everything that is the process's and not the settings'."""
+class Identity:
+    """Which run this is."""
 
     worker: str
     """`GPU3`"""
+    run_name: str | None = None
+    """The name that all workers of one launch share; None: the worker runs alone."""
+    started_at: float = field(default_factory=time.time)
+    """When this process began, seconds since the epoch."""
+    data: Mapping[str, Scalar] = field(default_factory=dict)
+    """Where the batches come from; a checkpoint of other data is refused."""
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Where a run reports to."""
+
+    say: Callable[[str], None]
+    """Lines for people."""
+    sink: EventSink
+    """Events for the supervisor."""
+    observers: tuple[RunObserver, ...] = ()
+    """Called at every step and evaluation, after the run's own log; closed when the run is over."""
+
+    def note(self, text: str) -> None:
+        """To both: people read it now, the report quotes it later."""
+        self.say(text)
+        self.sink.emit(Note(text=text))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends a run early, or disturbs it on purpose."""
+
+    stop: StopSignal
+    drill: Drill | None = None
+
+
+@dataclass(frozen=True)
+class RunContext:
+    identity: Identity
+    channels: Channels
     device: torch.device
     directory: Path
     """Of checkpoints and dumps."""
-    drill: Drill | None
-    say: Callable[[str], None]
-    sink: EventSink
-    stop: StopSignal
     meter: Meter
+    limits: Limits
     splits: Splits = field(default_factory=dict)
-    """What can be evaluated."""
-    data: Mapping[str, Scalar] = field(default_factory=dict)
-    """What the batches come from; a checkpoint of other data is refused."""
-    run_name: str | None = None
-    """What the workers of one launch have in common; None: it runs alone."""
-    started_at: float = field(default_factory=time.time)
-    """When this process began, seconds since the epoch."""
-    observers: tuple[Observer, ...] = ()
-    """Told of every step and evaluation, after the run's own log; closed when the run is over."""
+    """The validation splits, by name."""
+    weights: Path | None = None
+    """The directory of safetensors that model.init_from names; None: it names none."""

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: all that the next step depends on, and what a person asks of a file.
+"""What a checkpoint holds: everything that the next step depends on, and what people ask of a file.
 
 `schema`, `step` (optimizer steps done), `model`, `optimizer`, `rng`, `loader` (`position`: batches
 consumed), `loss` (of the last step), `val_loss` (split -> the latest), `best_split`,
@@ -15,18 +15,19 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from model_check.config.derived import num_micro_batches
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
 from model_check.engine.checkpoint import SCHEMA
 from model_check.engine.metrics import Meter
-from model_check.engine.observer import Observer
+from model_check.engine.observer import RunObserver
 from model_check.engine.optim import AdamW
 from model_check.engine.rng import rng_states, set_rng_states
 from model_check.events import Scalar
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run is, beside weights and moments."""
 
     step: int = 0
@@ -50,19 +51,20 @@ class TrainingState:
     model: nn.Module
     optimizer: AdamW
     meter: Meter
-    observers: Sequence[Observer]
-    progress: Progress = field(default_factory=Progress)
+    observers: Sequence[RunObserver]
+    progress: RunProgress = field(default_factory=RunProgress)
 
-    def capture(self, step: int, position: int, loss: float | None) -> dict[str, Any]:
-        """The state after `step` steps and `position` batches. Its tensors are the live ones."""
+    def capture(self, step: int, loss: float | None) -> dict[str, Any]:
+        """The state after `step` steps. Its tensors are the live ones."""
         progress = self.progress
+        num_batches = (step - progress.step) * num_micro_batches(self.settings)
         return {
             "schema": SCHEMA,
             "step": step,
             "model": dict(self.model.state_dict()),
             "optimizer": self.optimizer.state_dict(),
             "rng": rng_states(),
-            "loader": {"position": position},
+            "loader": {"position": progress.position + num_batches},
             "loss": loss,
             "val_loss": dict(progress.val_loss),
             "best_split": progress.best_split,
@@ -76,7 +78,7 @@ class TrainingState:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Put back what `capture` gave, in place. It must fit: see `resume`."""
+        """Put back what `capture` gave, in place. It must fit; `resume` checks that."""
         with torch.no_grad():
             for name, value in self.model.state_dict().items():
                 value.copy_(state["model"][name])

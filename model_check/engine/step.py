@@ -1,6 +1,6 @@
 """One optimizer step. Its numbers stay on the device: the caller decides when to wait for them."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,6 @@ from torch.nn.utils import get_total_norm
 from model_check.engine.batches import StepData
 from model_check.engine.loss_scale import LossScale
 from model_check.engine.optim import AdamW, clip_divisor
-from model_check.engine.precision import autocast, no_autocast
 
 
 @dataclass(frozen=True)
@@ -39,10 +38,16 @@ class StepPlan:
     max_grad_norm: float | None
 
     def forward_context(self) -> AbstractContextManager[object]:
-        return autocast(self.device, self.dtype)
+        """Autocast. It keeps the weights' 16-bit copies until it ends."""
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
 
     def backward_context(self) -> AbstractContextManager[object]:
-        return no_autocast(self.device, self.dtype)
+        """No autocast, within the forward context: the products have their dtypes already."""
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, enabled=False)
 
 
 def train_step(
@@ -77,7 +82,7 @@ def accumulate(model: nn.Module, data: StepData, optimizer: AdamW, plan: StepPla
     """Fill `.grad` with the gradients of the step's mean loss (times the loss scale, where there is
     one) and return that loss."""
     optimizer.zero_grad()
-    with plan.forward_context():  # one for all: the weights are cast once a step
+    with plan.forward_context():  # one for all micro-batches: the weights are cast once a step
         losses = [backward(model, pair, data, optimizer, plan) for pair in data.micro_batches]
     return torch.stack(losses).sum()
 

@@ -16,7 +16,7 @@ _NARROW = "=" * 40
 
 
 @dataclass(frozen=True)
-class Finding:
+class BadStep:
     """A non-finite step, as far as it is known."""
 
     worker: str
@@ -26,67 +26,67 @@ class Finding:
     grad_norm: float
     gradients: Sequence[BadTensor]
     parameters: Sequence[BadTensor]
-    repeated: bool = False
+    recomputed: bool = False
     """Whether the gradients are those of a second computation of the same step."""
 
 
-def block(finding: Finding) -> str:
+def block(bad: BadStep) -> str:
     """The lines from the first `=` to the last."""
     return "\n".join(
         [
             _WIDE,
-            f"{_title(finding)} DETECTED [{_spaced(finding.worker)}]",
+            f"{_title(bad)} DETECTED [{_spaced(bad.worker)}]",
             _WIDE,
-            f"Step: {finding.step}",
-            f"Loss: {finding.loss:.4f}",
-            f"Gradient Norm: {finding.grad_norm:.4f}",
+            f"Step: {bad.step}",
+            f"Loss: {bad.loss:.4f}",
+            f"Gradient Norm: {bad.grad_norm:.4f}",
             "",
             _NARROW,
             "PROBLEMATIC TENSORS:",
             _NARROW,
-            *_problems(finding),
+            *_problems(bad),
             _NARROW,
         ]
     )
 
 
-def summary(finding: Finding) -> str:
+def summary(bad: BadStep) -> str:
     """One sentence."""
-    place = f"step {finding.step}, {finding.worker}"
-    if finding.gradients:
-        names = [tensor.name for tensor in finding.gradients]
+    place = f"step {bad.step}, {bad.worker}"
+    if bad.gradients:
+        names = [tensor.name for tensor in bad.gradients]
         return (
             f"{place}: {len(names)} gradient(s) not finite, first in model order {names[0]}; loss "
-            f"{finding.loss:.4f}"
+            f"{bad.loss:.4f}"
         )
-    return f"{place}: loss {finding.loss:.4f}, gradient norm {finding.grad_norm:.4f}"
+    return f"{place}: loss {bad.loss:.4f}, gradient norm {bad.grad_norm:.4f}"
 
 
-def _title(finding: Finding) -> str:
-    if finding.gradients:
-        num_nan = sum(tensor.num_nan for tensor in finding.gradients)
-        num_inf = sum(tensor.num_inf for tensor in finding.gradients)
+def _title(bad: BadStep) -> str:
+    if bad.gradients:
+        num_nan = sum(tensor.num_nan for tensor in bad.gradients)
+        num_inf = sum(tensor.num_inf for tensor in bad.gradients)
         kinds = [kind for kind, count in (("NaN", num_nan), ("Inf", num_inf)) if count]
         return f"{'/'.join(kinds)} GRADIENT"
-    if not math.isfinite(finding.loss):
-        return f"{_kind(finding.loss)} LOSS"
-    return f"{_kind(finding.grad_norm)} GRADIENT NORM"
+    if not math.isfinite(bad.loss):
+        return f"{_kind(bad.loss)} LOSS"
+    return f"{_kind(bad.grad_norm)} GRADIENT NORM"
 
 
-def _problems(finding: Finding) -> list[str]:
+def _problems(bad: BadStep) -> list[str]:
     lines = [
-        *_section(finding.gradients, "Gradients", "Grad", "gradients"),
-        *_section(finding.parameters, "Parameters", "Param", "parameters"),
+        *_section(bad.gradients, "Gradients", "Grad", "gradients"),
+        *_section(bad.parameters, "Parameters", "Param", "parameters"),
     ]
-    if not finding.gradients:
-        lines.append(_why_no_gradient(finding))
+    if not bad.gradients:
+        lines.append(_why_no_gradient(bad))
     return lines
 
 
-def _why_no_gradient(finding: Finding) -> str:
-    if finding.repeated:
+def _why_no_gradient(bad: BadStep) -> str:
+    if bad.recomputed:
         return "All gradients are finite when the step is computed again: the fault was transient"
-    if math.isfinite(finding.loss):
+    if math.isfinite(bad.loss):
         return "All gradients are finite: the sum of their squares exceeds float32"
     return "All gradients are finite"
 

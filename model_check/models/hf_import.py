@@ -2,8 +2,10 @@
 file or in shards."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,6 +16,7 @@ from model_check.config.geometry import read_config
 from model_check.config.schema import ModelSettings
 from model_check.config.shape import EMBEDDING, HEAD, hf_name
 from model_check.errors import ConfigError
+from model_check.models.mismatch import mismatch
 from model_check.utils.words import few
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -41,7 +44,7 @@ def load_weights(model: nn.Module, settings: ModelSettings, directory: Path) -> 
 
 
 def _refuse_other_settings(settings: ModelSettings, file: Path) -> None:
-    """What tensors cannot tell by their shapes, heads and rotary bases among it."""
+    """Shapes do not tell everything: heads and rotary bases are not among them."""
     other = differences(read_config(file), settings)
     if other:
         raise ConfigError(
@@ -53,42 +56,23 @@ def _refuse_other_settings(settings: ModelSettings, file: Path) -> None:
 def _refuse_other_tensors(
     parameters: Mapping[str, Tensor], files: Mapping[str, Path], directory: Path
 ) -> None:
+    head = HEAD.hf_name
     known = {name for name in files if not name.endswith("rotary_emb.inv_freq")}  # older exports
-    if HEAD.hf_name in known and HEAD.hf_name not in parameters and _written_twice(files):
-        known -= {HEAD.hf_name}
-    problems = [
-        _listed("missing", sorted(parameters.keys() - known)),
-        _listed("unexpected", sorted(known - parameters.keys())),
-        _listed("of another shape", sorted(_other_shapes(parameters, files))),
-    ]
-    if any(problems):
-        untied = HEAD.hf_name in parameters.keys() - known
+    if head in known and head not in parameters and _head_is_embedding(files):
+        known -= {head}
+    saved = {name: _shape(files[name], name) for name in known}
+    if problem := mismatch(saved, {name: p.shape for name, p in parameters.items()}):
+        untied = head in parameters.keys() - known
         hint = "; a tied head needs model.tie_word_embeddings=true" if untied else ""
-        raise ConfigError(
-            f"model.init_from: {directory} does not fit the model: "
-            f"{'; '.join(problem for problem in problems if problem)}{hint}"
-        )
+        raise ConfigError(f"model.init_from: {directory} does not fit the model: {problem}{hint}")
 
 
-def _written_twice(files: Mapping[str, Path]) -> bool:
-    """Whether a tied head is stored beside the embedding, as some exports do."""
-    embedding = files.get(EMBEDDING.hf_name)
-    return embedding is not None and torch.equal(
-        _tensor(files[HEAD.hf_name], HEAD.hf_name), _tensor(embedding, EMBEDDING.hf_name)
+def _head_is_embedding(files: Mapping[str, Path]) -> bool:
+    """Whether the file holds a tied head a second time, as some exports do."""
+    head, embedding = HEAD.hf_name, EMBEDDING.hf_name
+    return embedding in files and torch.equal(
+        _tensor(files[head], head), _tensor(files[embedding], embedding)
     )
-
-
-def _other_shapes(parameters: Mapping[str, Tensor], files: Mapping[str, Path]) -> Iterator[str]:
-    for name, parameter in parameters.items():
-        if name in files:
-            with safe_open(files[name], framework="pt") as tensors:
-                found = list(tensors.get_slice(name).get_shape())
-            if found != list(parameter.shape):
-                yield f"{name} {found}, the model's is {list(parameter.shape)}"
-
-
-def _listed(what: str, names: Sequence[str]) -> str:
-    return f"{what}: {few(names)}" if names else ""
 
 
 def _files_of_tensors(directory: Path) -> dict[str, Path]:
@@ -105,14 +89,25 @@ def _files_of_tensors(directory: Path) -> dict[str, Path]:
             f"model.init_from: {directory}: no readable {WEIGHTS} or {INDEX}: {error}"
         ) from error
     if lost := sorted({str(file) for file in files.values() if not file.is_file()}):
-        raise ConfigError(f"model.init_from: {_listed('missing files', lost)} (see {INDEX})")
+        raise ConfigError(f"model.init_from: missing files: {few(lost)} (see {INDEX})")
     return files
 
 
+def _shape(file: Path, name: str) -> list[int]:
+    with _opened(file, name) as tensors:
+        return list(tensors.get_slice(name).get_shape())
+
+
 def _tensor(file: Path, name: str) -> Tensor:
+    with _opened(file, name) as tensors:
+        tensor: Tensor = tensors.get_tensor(name)
+    return tensor
+
+
+@contextmanager
+def _opened(file: Path, name: str) -> Iterator[Any]:
     try:
         with safe_open(file, framework="pt") as tensors:
-            tensor: Tensor = tensors.get_tensor(name)
+            yield tensors
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"model.init_from: {file}: {name}: {error}") from error
-    return tensor

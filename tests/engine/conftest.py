@@ -18,11 +18,12 @@ from torch import Tensor
 from model_check.config.drill import parse_drill
 from model_check.config.load import Request, load
 from model_check.config.schema import Settings
+from model_check.data.sources.weights import weights_directory
 from model_check.engine.assembly import build_trainer
 from model_check.engine.evaluation import Splits
 from model_check.engine.metrics import Meter
-from model_check.engine.observer import Observer
-from model_check.engine.run_context import Surroundings
+from model_check.engine.observer import RunObserver
+from model_check.engine.run_context import Channels, Identity, Limits, RunContext
 from model_check.engine.stop import StopSignal
 from model_check.engine.trainer import Trainer
 from model_check.events import Event, Scalar, Step, decode, encode
@@ -129,7 +130,7 @@ class Run:
         return [(step.loss, step.grad_norm) for step in self.kept.steps()]
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: p.detach().clone() for name, p in self.trainer.model.named_parameters()}
+        return {name: p.detach().clone() for name, p in self.trainer.state.model.named_parameters()}
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def tiny_run(tmp_path: Path) -> Callable[..., Run]:
         directory: Path | None = None,
         splits: Splits | None = None,
         data: Mapping[str, Scalar] | None = None,
-        observers: tuple[Observer, ...] = (),
+        observers: tuple[RunObserver, ...] = (),
         **changes: Any,
     ) -> Run:
         if splits:
@@ -150,20 +151,17 @@ def tiny_run(tmp_path: Path) -> Callable[..., Run]:
         training, drill = settings.training, settings.debug.drill
         source = source or FakeSource(training.batch_size, training.context_length)
         kept, meter, stop = Kept(), Meter(), StopSignal()
-        here = Surroundings(
-            worker=worker,
+        context = RunContext(
+            identity=Identity(worker, data=data or {}),
+            channels=Channels(kept.say, kept, observers),
             device=torch.device("cpu"),
             directory=directory or tmp_path / "checkpoints",
-            drill=parse_drill(drill, training.max_steps) if drill else None,
-            say=kept.say,
-            sink=kept,
-            stop=stop,
             meter=meter,
+            limits=Limits(stop, parse_drill(drill, training.max_steps) if drill else None),
             splits=splits or {},
-            data=data or {},
-            observers=observers,
+            weights=weights_directory(settings, kept.say),
         )
-        trainer = build_trainer(settings, source, VOCABULARY, here, lag)
+        trainer = build_trainer(settings, source, VOCABULARY, context, lag)
         return Run(trainer, kept, source, meter, stop)
 
     return make

@@ -88,7 +88,7 @@ def test_other_files_are_told_for_what_they_are(tmp_path: Path) -> None:
     for name, words in {
         "old.pt": r"another version \(schema 1",
         "list.pt": r"another version \(schema None",
-        "code.pt": "not a checkpoint of ours",
+        "code.pt": "not a checkpoint of Model Check",
         "none.pt": "No such file",
     }.items():
         with pytest.raises(CheckpointError, match=words):

@@ -32,7 +32,7 @@ def test_compiled_blocks_train_as_eager_ones(
     changes = changes | {"model__num_layers": 2}
     eager, compiled = tiny_run(**changes)(), tiny_run(**changes, training__compile="true")
     assert compiled.weights().keys() == eager.weights().keys()
-    assert all(p.grad is None for p in compiled.trainer.model.parameters())
+    assert all(p.grad is None for p in compiled.trainer.state.model.parameters())
     compiled()
     for ours, theirs in zip(compiled.bits(), eager.bits(), strict=True):
         for one, other in zip(ours, theirs, strict=True):

@@ -37,7 +37,7 @@ def test_training_goes_on_as_if_nobody_had_looked(tiny_run: MakeRun) -> None:
 
 def test_no_state_is_touched(tiny_run: MakeRun) -> None:
     run = dropout(tiny_run(training__eval_interval=1, splits=SPLITS))()
-    model, optimizer = run.trainer.model, run.trainer.optimizer
+    model, optimizer = run.trainer.state.model, run.trainer.state.optimizer
     model.layers[0].eval()  # type: ignore[index,union-attr,operator]
 
     def everything() -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_the_loss_is_the_mean_over_all_targets_that_count(tiny_run: MakeRun) -> 
     part.targets[:, 4:] = IGNORED
     whole = FakeSource(batch_size=3).random(6)
     run = tiny_run(training__eval_interval=2, splits={"odd": lambda: [whole, part]})()
-    logits = [run.trainer.model.logits(b.inputs) for b in (whole, part)]  # type: ignore[operator]
+    logits = [run.trainer.state.model.logits(b.inputs) for b in (whole, part)]  # type: ignore[operator]
     losses = [
         torch.nn.functional.cross_entropy(
             x.flatten(0, 1), b.targets.flatten(), ignore_index=IGNORED, reduction="sum"
@@ -141,7 +141,7 @@ def test_a_signal_ends_a_long_evaluation(tiny_run: MakeRun) -> None:
 
 def test_a_loss_that_is_nan_is_told_and_never_the_best(tiny_run: MakeRun) -> None:
     def empty() -> list[FakeBatch]:
-        run.trainer.model.norm.weight.data[0] = math.nan  # type: ignore[union-attr,operator]
+        run.trainer.state.model.norm.weight.data[0] = math.nan  # type: ignore[union-attr,operator]
         return held_out()()
 
     run = tiny_run(training__max_steps=1, training__eval_interval=1, splits={"full": empty})

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_check.engine.batches import StepData
 from model_check.engine.loss_scale import FIRST_SCALE, loss_scale
+from model_check.engine.optim import AdamW
 from model_check.engine.reading import Reader
 from model_check.engine.step import StepPlan, accumulate, train_step
 from model_check.engine.stop import EndedEarly
@@ -30,7 +31,7 @@ def micro_batches(count: int, device: torch.device = CPU) -> StepData:
 
 
 def gradients(run: Run) -> list[Tensor]:
-    return [gradient.clone() for gradient in run.trainer.optimizer.gradients()]
+    return [gradient.clone() for gradient in run.trainer.state.optimizer.gradients()]
 
 
 class Calls(TorchDispatchMode):
@@ -55,10 +56,10 @@ def test_casting_once_a_step_changes_no_bit_of_a_gradient(
     settings = {"training__use_amp": "true", "training__gradient_checkpointing": checkpointing}
     ours, recast = tiny_run(**settings), tiny_run(**settings)
     data, plan = micro_batches(4), ours.trainer.plan
-    accumulate(ours.trainer.model, data, ours.trainer.optimizer, plan)
+    accumulate(ours.trainer.state.model, data, ours.trainer.state.optimizer, plan)
     for pair in data.micro_batches:
         with plan.forward_context():
-            loss = recast.trainer.model(*pair) / data.num_targets
+            loss = recast.trainer.state.model(*pair) / data.num_targets
         loss.backward()
     assert all(torch.equal(a, b) for a, b in zip(gradients(ours), gradients(recast), strict=True))
 
@@ -67,14 +68,14 @@ def test_the_blocks_weights_are_cast_as_often_for_four_micro_batches_as_for_one(
     tiny_run: MakeRun,
 ) -> None:
     run = tiny_run(training__use_amp="true")
-    weights = {p.data_ptr() for p in run.trainer.model.get_submodule("layers").parameters()}
+    weights = {p.data_ptr() for p in run.trainer.state.model.get_submodule("layers").parameters()}
     counts = []
     for num_micro_batches in (1, 4):
         with Calls() as calls:
             accumulate(
-                run.trainer.model,
+                run.trainer.state.model,
                 micro_batches(num_micro_batches),
-                run.trainer.optimizer,
+                run.trainer.state.optimizer,
                 run.trainer.plan,
             )
         counts.append(sum(address in weights for address in calls.cast))
@@ -83,14 +84,14 @@ def test_the_blocks_weights_are_cast_as_often_for_four_micro_batches_as_for_one(
 
 def test_the_copies_of_one_step_are_not_those_of_the_next(tiny_run: MakeRun) -> None:
     run, fresh = tiny_run(training__use_amp="true"), tiny_run(training__use_amp="true")
-    model, optimizer, plan = run.trainer.model, run.trainer.optimizer, run.trainer.plan
+    model, optimizer, plan = run.trainer.state.model, run.trainer.state.optimizer, run.trainer.plan
     before = run.weights()
     for _ in range(2):
         train_step(model, micro_batches(2), optimizer, 0.1, plan)
     assert not torch.equal(run.weights()[WEIGHT], before[WEIGHT])
-    fresh.trainer.model.load_state_dict(model.state_dict())
+    fresh.trainer.state.model.load_state_dict(model.state_dict())
     for trainer in (run.trainer, fresh.trainer):
-        accumulate(trainer.model, micro_batches(2), trainer.optimizer, plan)
+        accumulate(trainer.state.model, micro_batches(2), trainer.state.optimizer, plan)
     assert all(torch.equal(a, b) for a, b in zip(gradients(run), gradients(fresh), strict=True))
 
 
@@ -115,7 +116,7 @@ def test_no_operator_of_a_step_hands_a_number_to_the_host(
         else tiny_run().trainer
     )
     with Calls() as calls:
-        train_step(run.model, micro_batches(2), run.optimizer, 1e-3, run.plan)
+        train_step(run.state.model, micro_batches(2), run.state.optimizer, 1e-3, run.plan)
     assert "_fused_adamw_" in calls.names
     assert WAITING.isdisjoint(calls.names)
 
@@ -126,14 +127,15 @@ def test_no_operator_of_a_step_hands_a_number_to_the_host(
 def test_no_step_on_a_gpu_waits_for_it(tiny_run: MakeRun, precision: str) -> None:
     device = torch.device("cuda")
     run = tiny_run().trainer
-    run.model.to(device)
+    model = run.state.model.to(device)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    optimizer = type(run.optimizer)(run.model.parameters(), run.training, loss_scale(dtype, device))
+    scale = loss_scale(dtype, device)
+    optimizer = AdamW(model.named_parameters(), run.state.settings.training, scale)
     data, plan, reader = micro_batches(2, device), StepPlan(device, dtype, 1.0), Reader(lag=1)
     try:
         for step in range(4):
             torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first allocates
-            result = train_step(run.model, data, optimizer, 1e-3, plan)
+            result = train_step(model, data, optimizer, 1e-3, plan)
             reader.push(data, 1e-3, result)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -153,14 +155,14 @@ def test_float16_trains_with_the_norm_and_loss_of_float32(tiny_run: MakeRun) -> 
 
 def test_an_overflow_skips_its_step_tells_it_and_halves_the_scale(tiny_run: MakeRun) -> None:
     run = fp16(tiny_run, debug__drill=f"inf@1:GPU6:{WEIGHT}")
-    scale = run.trainer.optimizer.loss_scale
+    scale = run.trainer.state.optimizer.loss_scale
     assert scale is not None
     run()
     steps = run.kept.steps()
     assert [step.skipped for step in steps] == [False, True, False, False]
     assert steps[1].grad_norm == "inf"
     assert scale.value.item() == FIRST_SCALE / 2
-    assert run.trainer.optimizer.num_steps.item() == 3
+    assert run.trainer.state.optimizer.num_steps.item() == 3
     (note,) = (event.text for event in run.kept.events if isinstance(event, Note))
     assert note.startswith("step 1 skipped: its gradients overflow in float16 at a loss scale of")
     assert note in run.kept.lines
@@ -179,7 +181,7 @@ def test_a_loss_that_is_not_finite_is_no_overflow(tiny_run: MakeRun) -> None:
 
 def test_gradients_that_overflow_at_the_smallest_scale_are_a_failure(tiny_run: MakeRun) -> None:
     run = fp16(tiny_run, debug__drill=f"nan@2:GPU6:{WEIGHT}")
-    scale = run.trainer.optimizer.loss_scale
+    scale = run.trainer.state.optimizer.loss_scale
     assert scale is not None
     scale.value.fill_(1.0)
     with pytest.raises(NonFiniteError, match="step 2"):
@@ -189,7 +191,7 @@ def test_gradients_that_overflow_at_the_smallest_scale_are_a_failure(tiny_run: M
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_run_whose_every_step_was_skipped_proves_nothing(tiny_run: MakeRun, lag: int) -> None:
     run = fp16(tiny_run, lag=lag, training__max_steps=3)
-    weight = run.trainer.model.get_parameter(WEIGHT)
+    weight = run.trainer.state.model.get_parameter(WEIGHT)
     weight.register_hook(lambda gradient: gradient * float("nan"))  # as a broken GPU would
     with pytest.raises(EndedEarly, match=r"changed no weight: .* in all of 3 steps"):
         run()

@@ -32,7 +32,7 @@ def test_it_learns_that_the_label_is_the_next_token(tiny_run: MakeRun) -> None:
     )()
     assert float.fromhex(run.kept.steps()[-1].loss) < 0.05
     tokens = torch.arange(16)[None]
-    predicted = run.trainer.model.logits(tokens).argmax(-1)  # type: ignore[operator]
+    predicted = run.trainer.state.model.logits(tokens).argmax(-1)  # type: ignore[operator]
     assert torch.equal(predicted, tokens + 1)
 
 
@@ -144,11 +144,11 @@ def test_clipping_bounds_the_update_and_not_the_reported_norm(tiny_run: MakeRun)
 def test_amp_computes_in_bfloat16_and_keeps_float32_weights(tiny_run: MakeRun) -> None:
     run = tiny_run(training__use_amp="true")
     seen = []
-    layer = run.trainer.model.layers[0].attention.wq  # type: ignore[index,union-attr]
+    layer = run.trainer.state.model.layers[0].attention.wq  # type: ignore[index,union-attr]
     layer.register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))  # type: ignore[union-attr,operator]
     run()
     assert set(seen) == {torch.bfloat16}
-    assert {p.dtype for p in run.trainer.model.parameters()} == {torch.float32}
+    assert {p.dtype for p in run.trainer.state.model.parameters()} == {torch.float32}
 
 
 def test_reading_late_gives_the_same_bits_and_every_line(tiny_run: MakeRun) -> None:

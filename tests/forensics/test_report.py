@@ -2,7 +2,7 @@
 
 import math
 
-from model_check.forensics.report import Finding, block, summary
+from model_check.forensics.report import BadStep, block, summary
 from model_check.forensics.scan import BadTensor
 
 NAN, INF = math.nan, math.inf
@@ -65,7 +65,7 @@ def all_nan(name: str, *shape: int) -> BadTensor:
     return BadTensor(name, shape, math.prod(shape), 0, (NAN,) * 5)
 
 
-def finding(**changes: object) -> Finding:
+def finding(**changes: object) -> BadStep:
     values: dict[str, object] = {
         "worker": "GPU6",
         "step": 0,
@@ -74,7 +74,7 @@ def finding(**changes: object) -> Finding:
         "gradients": [],
         "parameters": [],
     }
-    return Finding(**(values | changes))  # type: ignore[arg-type]
+    return BadStep(**(values | changes))  # type: ignore[arg-type]
 
 
 def test_the_documented_block_to_the_letter() -> None:
@@ -115,7 +115,7 @@ def test_a_norm_that_overflows_is_told_from_a_bad_gradient() -> None:
 
 
 def test_a_fault_that_does_not_come_back_is_called_transient() -> None:
-    assert "transient" in block(finding(repeated=True))
+    assert "transient" in block(finding(recomputed=True))
 
 
 def test_bad_weights_are_listed_too() -> None:

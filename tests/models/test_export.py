@@ -1,6 +1,5 @@
 """Weights in and out: what transformers loads, and what is taken from it."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,14 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from model_check.config.geometry import geometry_values
 from model_check.config.schema import ModelSettings, RopeScaling, Settings
 from model_check.config.shape import geometry
+from model_check.data.read.manifest import (
+    FileEntry,
+    TokensManifest,
+    ViewManifest,
+    hash_of,
+    to_bytes,
+)
+from model_check.engine.checkpoint import CheckpointError
 from model_check.errors import ConfigError, StorageError
 from model_check.export import export, main
 from model_check.models.attention import sdpa
@@ -114,9 +121,9 @@ def test_missing_unexpected_and_other_shapes_are_named(settings: Make, tmp_path:
     other = settings(num_layers=1, intermediate_size=100)
     model = built(other)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ConfigError, match=r"unexpected: model\.layers\.1\.\S+, .* and 5 more") as e:
+    with pytest.raises(ConfigError, match=r"model\.layers\.1\.\S+, .* and 5 more unexpected") as e:
         load_weights(model, other.model, tmp_path / "out")
-    assert "mlp.up_proj.weight [172, 64], the model's is [100, 64]" in str(e.value)
+    assert "mlp.up_proj.weight [172, 64] (here [100, 64])" in str(e.value)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -140,6 +147,36 @@ def test_an_untied_model_tells_that_the_weights_are_tied(settings: Make, tmp_pat
         load_weights(built(untied), untied.model, tmp_path / "out")
 
 
+TOKENS = TokensManifest(
+    hash=hash_of({}),
+    key={},
+    dtype="uint16",
+    shard_tokens=1,
+    num_tokens=0,
+    num_documents=0,
+    vocab_size=3,
+    end_token="<end>",
+    end_id=2,
+    dataset="text",
+    tokenizer="bpe",
+    repairs={},
+    files={"documents.bin": FileEntry(0, "")},
+    built_with={},
+)
+VIEW = ViewManifest(
+    hash=hash_of({}),
+    key={},
+    tokens="tokens/abc",
+    tokens_hash=TOKENS.hash,
+    context_length=1,
+    num_sequences=0,
+    num_tokens=0,
+    vocab_size=3,
+    dataset="text",
+    tokenizer="bpe",
+)
+
+
 def trained_on_a_cache(wanted: Settings, root: Path) -> Path:
     """A checkpoint whose run had this token cache, with a tokenizer of its own."""
     store = root / "cache" / "tokens" / "abc"
@@ -149,10 +186,11 @@ def trained_on_a_cache(wanted: Settings, root: Path) -> Path:
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "<end>": 2}, []))
     tokenizer.add_special_tokens(["<end>"])
     tokenizer.save(str(store / "tokenizer.json"))
-    (store / "manifest.json").write_text(json.dumps({"end_token": "<end>", "end_id": 2}))
-    (view / "manifest.json").write_text(json.dumps({"tokens": "tokens/abc"}))
+    (store / "manifest.json").write_bytes(to_bytes(TOKENS))
+    (view / "manifest.json").write_bytes(to_bytes(VIEW))
     data = msgspec.structs.replace(wanted.data, cache_dir=str(root / "cache"))
     state = {
+        "schema": 2,
         "model": built(wanted).state_dict(),
         "settings": msgspec.to_builtins(msgspec.structs.replace(wanted, data=data)),
         "data": {"cache": "0123456789abcdef" + "0" * 48},
@@ -212,9 +250,9 @@ def test_a_damaged_checkpoint_or_one_of_another_version_is_never_exported(
     content = checkpoint.read_bytes()
     at = content.index(model.tok_embed.weight.detach().numpy().tobytes()[:64])
     checkpoint.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-    with pytest.raises(ConfigError, match=r"damaged, .* does not match its checksum"):
+    with pytest.raises(CheckpointError, match=r"damaged: .* does not match its checksum"):
         export(checkpoint, tmp_path / "out")
-    state = {"model": model.state_dict(), "settings": {"model": {"num_moons": 2}}}
+    state = {"schema": 2, "model": model.state_dict(), "settings": {"model": {"num_moons": 2}}}
     torch.save(state, tmp_path / "other.pt")
     with pytest.raises(ConfigError, match=r"another version: .*num_moons"):
         export(tmp_path / "other.pt", tmp_path / "out")

@@ -14,59 +14,58 @@ from model_check.engine.device import device_name
 from model_check.engine.observe.mfu import Utilisation, flops_per_token, peak_flops
 from model_check.engine.observe.profiler import Profiler
 from model_check.engine.observe.scalars import ScalarLog, ScalarWriter
-from model_check.engine.observe.tensorboard import TensorBoardWriter
+from model_check.engine.observe.step_log import StepLog
 from model_check.engine.observe.wandb import API_KEY, WandbPlace, WandbRun, read_key
-from model_check.engine.observer import Observer
-from model_check.engine.run_context import Surroundings
+from model_check.engine.observer import RunObserver
+from model_check.engine.run_context import Identity, RunContext
 
 
 def run_observers(
-    settings: Settings, shape: Geometry, dtype: torch.dtype, here: Surroundings
-) -> list[Observer]:
-    """Raises ConfigError for a log that cannot be had."""
-    observers: list[Observer] = []
+    settings: Settings, shape: Geometry, dtype: torch.dtype, context: RunContext
+) -> list[RunObserver]:
+    """The run's own log, the logs that settings ask for, and the observers of `context`. Raises
+    ConfigError and StorageError for a log that cannot begin."""
+    channels, training = context.channels, settings.training
+    observers: list[RunObserver] = [StepLog(settings, context.meter, channels)]
     writers: list[ScalarWriter] = []
-    if writes_tensorboard(settings.logging):
-        directory = tensorboard_directory(settings.logging, here)
-        here.say(f"TensorBoard: tensorboard --logdir {directory.parent}")
+    if settings.logging.tensorboard or settings.logging.tensorboard_dir is not None:
+        from model_check.engine.observe.tensorboard import TensorBoardWriter  # 0.7 s
+
+        directory = _tensorboard_directory(settings.logging, context.identity)
+        channels.say(f"TensorBoard: tensorboard --logdir {directory.parent}")
         writers.append(TensorBoardWriter(directory))
     if settings.logging.wandb != "off":
-        run = _wandb_run(settings, here)
+        run = _wandb_run(settings, context)
         writers.append(run)
         observers.append(run)
     utilisation = Utilisation(
-        flops_per_token(shape, settings.training.context_length),
-        peak_flops(device_name(here.device), dtype),
+        flops_per_token(shape, training.context_length),
+        peak_flops(device_name(context.device), dtype),
     )
-    training, interval = settings.training, settings.logging.log_interval
-    log = ScalarLog(training.max_steps, interval, utilisation, here.say, here.sink, writers)
-    observers.append(log)
+    interval = settings.logging.log_interval
+    observers.append(ScalarLog(training.max_steps, interval, utilisation, channels, writers))
     if settings.debug.profile_steps is not None:
         steps = parse_steps(settings.debug.profile_steps, training.max_steps)
-        observers.append(Profiler(steps, here.directory, here.device, here.say, here.sink))
-    return observers
+        observers.append(Profiler(steps, context.directory, context.device, channels))
+    return [*observers, *channels.observers]
 
 
-def writes_tensorboard(logging: LoggingSettings) -> bool:
-    return logging.tensorboard or logging.tensorboard_dir is not None
+def _tensorboard_directory(logging: LoggingSettings, identity: Identity) -> Path:
+    """`tensorboard_logs/<run>/gpu3`: one --logdir shows the workers of a run side by side, and its
+    parent all runs."""
+    run_name = identity.run_name or time.strftime("run_%Y%m%d_%H%M%S")
+    return Path(logging.tensorboard_dir or "tensorboard_logs") / run_name / identity.worker.lower()
 
 
-def tensorboard_directory(logging: LoggingSettings, here: Surroundings) -> Path:
-    """`tensorboard_logs/<run>/gpu3`, so that one --logdir shows a run's workers beside each other,
-    and its parent all runs."""
-    run_name = here.run_name or time.strftime("run_%Y%m%d_%H%M%S")
-    return Path(logging.tensorboard_dir or "tensorboard_logs") / run_name / here.worker.lower()
-
-
-def _wandb_run(settings: Settings, here: Surroundings) -> WandbRun:
+def _wandb_run(settings: Settings, context: RunContext) -> WandbRun:
     key = read_key(os.environ, Path(".env"))
     if key is not None:
-        os.environ[API_KEY] = key  # where wandb, and nobody else, looks for it
+        os.environ[API_KEY] = key  # where wandb, and nothing else, looks for it
     place = WandbPlace(
         project=settings.logging.wandb_project,
-        group=here.run_name,
-        name=here.worker,
+        group=context.identity.run_name,
+        name=context.identity.worker,
         mode=settings.logging.wandb,
         directory=Path(),
     )
-    return WandbRun(place, msgspec.to_builtins(settings), here.say)
+    return WandbRun(place, msgspec.to_builtins(settings), context.channels.say)

@@ -1,6 +1,5 @@
 """torch's profiler over some steps, on request."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,25 +7,24 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from model_check.engine.checkpoint import storing
-from model_check.engine.observer import Observer
+from model_check.engine.observer import RunObserver
+from model_check.engine.run_context import Channels
 from model_check.errors import StorageError
-from model_check.events import EventSink, Note
 
 
-class Profiler(Observer):
-    """Records `steps` and writes `profile/steps_3-5.json.gz`; a run that begins among them, or ends
-    there, leaves what it has, named by it. The profiled steps are slower than others."""
+class Profiler(RunObserver):
+    """Records `steps` and writes `profile/steps_3-5.json.gz`. A run that begins or ends among them
+    leaves the steps that it has, and names the file by these. Profiled steps are slower."""
 
     def __init__(
         self,
         steps: range,
         directory: Path,
         device: torch.device,
-        say: Callable[[str], None],
-        sink: EventSink,
+        channels: Channels,
     ) -> None:
         self._steps, self._directory, self._device = steps, directory, device
-        self._say, self._sink = say, sink
+        self._channels = channels
         self._profile: Any = None
         self._recorded: list[int] = []
 
@@ -39,7 +37,7 @@ class Profiler(Observer):
         self._recorded.append(step)
 
     def close(self) -> None:
-        """A profile that cannot be written is told: the training does not end for it."""
+        """A profile that cannot be written is reported; the training goes on."""
         if self._profile is None:
             return
         finished, self._profile = self._profile, None
@@ -52,16 +50,12 @@ class Profiler(Observer):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 finished.export_chrome_trace(str(path))
         except StorageError as failure:
-            self._tell(f"Profile of steps {first} to {last} not saved: {failure}")
+            self._channels.note(f"Profile of steps {first} to {last} not saved: {failure}")
             return
-        self._tell(
+        self._channels.note(
             f"Profile of steps {first} to {last}: {path} (drop the file on "
             "https://ui.perfetto.dev, or load it in chrome://tracing)"
         )
-
-    def _tell(self, text: str) -> None:
-        self._say(text)
-        self._sink.emit(Note(text=text))
 
     def _start(self) -> None:
         activities = [ProfilerActivity.CPU]
@@ -72,6 +66,6 @@ class Profiler(Observer):
         self._profile.start()
 
     def _wait(self) -> None:
-        """Steps that are still under way belong to what was before."""
+        """Let the steps finish that are under way: they belong to what was before."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

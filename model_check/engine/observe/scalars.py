@@ -1,19 +1,20 @@
-"""What a run measures beside loss and norm: speed, MFU, memory, waiting for data. One reading of it
+"""What a run measures beside loss and norm: speed, MFU, memory, waiting for data. One step of it
 goes to events, TensorBoard and W&B alike."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from model_check.engine.metrics import current_memory_bytes, peak_memory_bytes
 from model_check.engine.observe.mfu import Utilisation
-from model_check.engine.observer import Observer
-from model_check.engine.reading import Reading
+from model_check.engine.observer import RunObserver
+from model_check.engine.reading import StepMetrics
+from model_check.engine.run_context import Channels
 from model_check.errors import StorageError
-from model_check.events import Evaluation, EventSink, Metrics, Note
+from model_check.events import Evaluation, Metrics
 
 
 class ScalarWriter(Protocol):
-    """Where scalars go for people to look at."""
+    """A log of scalars for people: TensorBoard, W&B."""
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """Raises StorageError."""
@@ -22,12 +23,12 @@ class ScalarWriter(Protocol):
     def close(self) -> None: ...
 
 
-class ScalarLog(Observer):
+class ScalarLog(RunObserver):
     """Measures over the steps since the last report, one report every `log_interval` steps. The
-    first step pays for warm-up: no rate counts it.
+    first step pays for warm-up, so no rate counts it.
 
-    A writer that cannot begin raises StorageError: nobody would see what was asked for. One that
-    fails later is told and left out: training is worth more than its log.
+    A writer that cannot begin raises StorageError, since nobody would see what was asked for. One
+    that fails later is reported and left out: training is worth more than its log.
     """
 
     def __init__(
@@ -35,30 +36,29 @@ class ScalarLog(Observer):
         max_steps: int,
         log_interval: int,
         utilisation: Utilisation,
-        say: Callable[[str], None],
-        sink: EventSink,
+        channels: Channels,
         writers: Sequence[ScalarWriter] = (),
     ) -> None:
         self._max_steps, self._log_interval = max_steps, log_interval
-        self._utilisation, self._say, self._sink = utilisation, say, sink
+        self._utilisation, self._channels = utilisation, channels
         self._writers, self._has_written = list(writers), False
         self._run, self._lately = _Span(), _Span()
         self._num_read = 0
         self._num_skipped = 0
 
-    def on_reading(self, reading: Reading, seconds: float) -> None:
+    def on_step(self, step: StepMetrics, seconds: float) -> None:
         self._num_read += 1
-        if reading.skipped:
-            self._tell_skipped(reading)
+        if step.skipped:
+            self._report_skipped(step)
         if self._num_read > 1:
-            self._run.add(reading, seconds)
-            self._lately.add(reading, seconds)
-        last = reading.step == self._max_steps - 1
-        if reading.step % self._log_interval == 0 or last:
-            self._report(reading)
+            self._run.add(step, seconds)
+            self._lately.add(step, seconds)
+        last = step.step == self._max_steps - 1
+        if step.step % self._log_interval == 0 or last:
+            self._report(step)
             self._lately = _Span()
         if last:
-            self._say(self._conclusion())
+            self._channels.say(self._conclusion())
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         loss = float.fromhex(evaluation.loss)
@@ -68,30 +68,29 @@ class ScalarLog(Observer):
         for writer in self._writers:
             writer.close()
 
-    def _tell_skipped(self, reading: Reading) -> None:
+    def _report_skipped(self, step: StepMetrics) -> None:
         self._num_skipped += 1
-        text = (
-            f"step {reading.step} skipped: its gradients overflow in float16 at a loss scale of "
-            f"{reading.loss_scale:g}; halved, as it should be ({self._num_skipped} so far)"
+        self._channels.note(
+            f"step {step.step} skipped: its gradients overflow in float16 at a loss scale of "
+            f"{step.loss_scale:g}; halved, as it should be ({self._num_skipped} so far)"
         )
-        self._tell(text)
 
-    def _report(self, reading: Reading) -> None:
+    def _report(self, step: StepMetrics) -> None:
         rate = self._lately.tokens_per_s
         metrics = Metrics(
-            step=reading.step,
+            step=step.step,
             tokens_per_s=rate,
             mfu_full=self._utilisation.full(rate),
             mfu_causal=self._utilisation.causal(rate),
             data_wait=self._lately.data_wait,
             memory_bytes=current_memory_bytes(),
             peak_memory_bytes=peak_memory_bytes(),
-            loss_scale=reading.loss_scale,
+            loss_scale=step.loss_scale,
             skipped_steps=self._num_skipped,
         )
-        self._sink.emit(metrics)
+        self._channels.sink.emit(metrics)
         if self._writers:
-            self._write(reading.step, scalars_of(reading, metrics))
+            self._write(step.step, scalars_of(step, metrics))
 
     def _write(self, step: int, scalars: dict[str, float]) -> None:
         for writer in [*self._writers]:
@@ -101,12 +100,8 @@ class ScalarLog(Observer):
                 if not self._has_written:
                     raise
                 self._writers.remove(writer)
-                self._tell(f"from step {step} on no longer logged: {failure}")
+                self._channels.note(f"from step {step} on no longer logged: {failure}")
         self._has_written = True
-
-    def _tell(self, text: str) -> None:
-        self._say(text)
-        self._sink.emit(Note(text=text))
 
     def _conclusion(self) -> str:
         wait = self._run.data_wait
@@ -125,10 +120,10 @@ class _Span:
         self._wait_s = 0.0
         self._tokens = 0
 
-    def add(self, reading: Reading, seconds: float) -> None:
+    def add(self, step: StepMetrics, seconds: float) -> None:
         self._seconds += seconds
-        self._wait_s += reading.data.wait_s
-        self._tokens += reading.data.num_positions
+        self._wait_s += step.data.wait_s
+        self._tokens += step.data.num_positions
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -140,12 +135,12 @@ class _Span:
         return self._wait_s / self._seconds if self._seconds > 0 else None
 
 
-def scalars_of(reading: Reading, metrics: Metrics) -> dict[str, float]:
+def scalars_of(step: StepMetrics, metrics: Metrics) -> dict[str, float]:
     """By the names that TensorBoard and W&B show; without what is not known."""
     named = {
-        "train/loss": reading.loss,
-        "train/grad_norm": reading.grad_norm,
-        "train/learning_rate": reading.lr,
+        "train/loss": step.loss,
+        "train/grad_norm": step.grad_norm,
+        "train/learning_rate": step.lr,
         "train/loss_scale": metrics.loss_scale,
         "speed/tokens_per_s": metrics.tokens_per_s,
         "speed/mfu_full": metrics.mfu_full,

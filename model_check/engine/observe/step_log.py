@@ -1,43 +1,39 @@
 """A run's own log: each step and each evaluation as an event, and as a line for people."""
 
 import math
-from collections.abc import Callable
 
 from model_check.config.schema import Settings
 from model_check.engine.metrics import Meter, evaluation_line, step_line
-from model_check.engine.observer import Observer
-from model_check.engine.reading import Reading
-from model_check.events import Evaluation, EventSink, Note, Step
+from model_check.engine.observer import RunObserver
+from model_check.engine.reading import StepMetrics
+from model_check.engine.run_context import Channels
+from model_check.events import Evaluation, Note, Step
 
 
-class StepLog(Observer):
+class StepLog(RunObserver):
     """An event for every step; a line every `log_interval` steps, and for the last."""
 
-    def __init__(
-        self, settings: Settings, meter: Meter, say: Callable[[str], None], sink: EventSink
-    ) -> None:
+    def __init__(self, settings: Settings, meter: Meter, channels: Channels) -> None:
         self._max_steps = settings.training.max_steps
         self._log_interval = settings.logging.log_interval
-        self._meter, self._say, self._sink = meter, say, sink
+        self._meter, self._say, self._sink = meter, channels.say, channels.sink
 
-    def on_reading(self, reading: Reading, seconds: float) -> None:
+    def on_step(self, metrics: StepMetrics, seconds: float) -> None:
+        step, loss, grad_norm, lr = metrics.step, metrics.loss, metrics.grad_norm, metrics.lr
         event = Step(
-            step=reading.step,
-            loss=reading.loss.hex(),
-            grad_norm=reading.grad_norm.hex(),
-            lr=reading.lr,
+            step=step,
+            loss=loss.hex(),
+            grad_norm=grad_norm.hex(),
+            lr=lr,
             ms=round(seconds * 1000, 3),
-            tokens=reading.data.num_positions,
-            skipped=reading.skipped,
+            tokens=metrics.data.num_positions,
+            skipped=metrics.skipped,
         )
         self._sink.emit(event)
-        num_left = self._max_steps - reading.step - 1
-        if reading.step % self._log_interval == 0 or num_left == 0:
+        num_left = self._max_steps - step - 1
+        if step % self._log_interval == 0 or num_left == 0:
             eta_s = num_left * self._meter.step_s
-            line = step_line(
-                reading.step, self._max_steps, reading.loss, reading.lr, reading.grad_norm, eta_s
-            )
-            self._say(line)
+            self._say(step_line(step, self._max_steps, loss, lr, grad_norm, eta_s))
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         self._sink.emit(evaluation)

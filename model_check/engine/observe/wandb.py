@@ -1,4 +1,4 @@
-"""Weights & Biases, for those who ask for it (`pip install wandb`)."""
+"""Weights & Biases, where `logging.wandb` asks for it (`pip install wandb`)."""
 
 import importlib
 import importlib.util
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_check.engine.observer import Observer
+from model_check.engine.observer import RunObserver
 from model_check.errors import ConfigError, StorageError
 from model_check.events import Scalar
 from model_check.utils.words import first_line
@@ -22,7 +22,7 @@ class WandbPlace:
 
     project: str
     group: str | None
-    """The workers of one launch belong together."""
+    """The launch that the worker belongs to."""
     name: str
     mode: str
     """`online` or `offline`."""
@@ -30,9 +30,9 @@ class WandbPlace:
     """Its files go into `wandb/` here."""
 
 
-class WandbRun(Observer):
-    """A writer of scalars that begins its run with the first step, when it is known whether an
-    earlier one goes on: its id stands in checkpoints."""
+class WandbRun(RunObserver):
+    """A writer of scalars. Its run begins with the first step: then it is known whether an earlier
+    run goes on, whose id is in the checkpoint."""
 
     def __init__(
         self, place: WandbPlace, config: Mapping[str, Any], say: Callable[[str], None]
@@ -57,7 +57,7 @@ class WandbRun(Observer):
             self._begin()
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
-        """Raises StorageError: whatever wandb raises, it is only its log that is lost."""
+        """Raises StorageError, whatever wandb raises: only its log is lost."""
         try:
             self._run.log(scalars, step=step)
         except Exception as error:

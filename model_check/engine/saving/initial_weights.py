@@ -1,6 +1,5 @@
 """First weights from `model.init_from`: a checkpoint of ours, or safetensors of transformers."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -8,32 +7,34 @@ from torch import nn
 
 from model_check.config.architecture import differences
 from model_check.config.schema import ModelSettings, Settings
-from model_check.data.sources.weights import weights_directory
-from model_check.engine.checkpoint import read_checkpoint
-from model_check.engine.saving.misfit import misfit
+from model_check.engine.checkpoint import read_checkpoint, shapes
+from model_check.engine.run_context import RunContext
 from model_check.errors import ConfigError
+from model_check.models.mismatch import mismatch
 
 
-def take_initial_weights(model: nn.Module, settings: Settings, say: Callable[[str], None]) -> None:
-    """Overwrite the weights of `model`. Raises ConfigError or DataError when what is named cannot
-    be had or does not fit; the optimizer, the schedule and the data start afresh."""
+def take_initial_weights(model: nn.Module, settings: Settings, context: RunContext) -> None:
+    """Overwrite the weights of `model` with those of `context.weights`, or else of the checkpoint
+    that model.init_from names; the optimizer, the schedule and the data start afresh.
+
+    Raises ConfigError or CheckpointError for what does not fit, or cannot be read.
+    """
     source = settings.model.init_from
     if source is None:
         return
-    directory = weights_directory(settings, say)
-    if directory is not None:
+    if context.weights is not None:
         from model_check.models.hf_import import load_weights  # safetensors, for these runs alone
 
-        load_weights(model, settings.model, directory)
+        load_weights(model, settings.model, context.weights)
     else:
         _take_checkpoint(model, settings.model, Path(source))
-    say(f"weights: taken from {source}")
+    context.channels.say(f"weights: taken from {source}")
 
 
 @torch.no_grad()
 def _take_checkpoint(model: nn.Module, settings: ModelSettings, path: Path) -> None:
     saved, own = read_checkpoint(path), model.state_dict()
-    problem = misfit(saved["model"], own)
+    problem = mismatch(shapes(saved["model"]), shapes(own))
     if problem is not None:
         raise ConfigError(f"model.init_from: {path} does not fit the model: {problem}")
     if other := differences(saved["settings"]["model"], settings):

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and whether the two belong together."""
+"""Which checkpoint a run resumes, and whether it belongs to this run."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,45 +8,42 @@ from typing import Any
 from model_check.config.profile import parse_steps
 from model_check.config.resume import AUTO, architecture_changes, changes, forbidden
 from model_check.config.schema import Settings
-from model_check.engine.checkpoint import CheckpointError, read_checkpoint
-from model_check.engine.run_context import Surroundings
+from model_check.engine.checkpoint import CheckpointError, read_checkpoint, shapes
+from model_check.engine.run_context import RunContext
 from model_check.engine.saving.checkpoint_files import directories_beside, newest_first
-from model_check.engine.saving.misfit import misfit
 from model_check.engine.saving.saver import Saver
 from model_check.engine.state import TrainingState
+from model_check.models.mismatch import mismatch
 
 Say = Callable[[str], None]
 
 
-def resume(state: TrainingState, wanted: str, saver: Saver, here: Surroundings) -> None:
+def resume(state: TrainingState, wanted: str, saver: Saver, context: RunContext) -> None:
     """Put `state` where the checkpoint left off that `wanted` (training.resume) means; leave it as
-    it is where there is none to find. Raises CheckpointError."""
-    say = here.say
-    found = find(wanted, here)
+    it is where there is none. Raises CheckpointError."""
+    say = context.channels.say
+    found = find(wanted, context)
     if found is None:
         return
     path, saved = found
-    _refuse_misfit(path, saved, state)
+    _refuse_other_tensors(path, saved, state)
     _refuse_another_run(path, saved, state)
     _refuse_to_profile_the_past(saved["step"], state.settings)
     state.restore(saved)
     saver.adopt(path, saved.get("kept", []))  # an alarm's checkpoint says nothing of others
-    told = [
-        *forbidden(saved["settings"], state.settings),
-        *changes(saved["settings"], state.settings),
-    ]
-    if told:
-        say(f"Resumed with other settings: {', '.join(told)}")
+    before = saved["settings"]
+    if other := [*forbidden(before, state.settings), *changes(before, state.settings)]:
+        say(f"Resumed with other settings: {', '.join(other)}")
     say(f"Resumed from {path}: {saved['step']} steps done, {saved['total_tokens']:,} tokens")
 
 
-def find(wanted: str, here: Surroundings) -> tuple[Path, dict[str, Any]] | None:
+def find(wanted: str, context: RunContext) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint that `wanted` means, verified and read. Raises CheckpointError."""
-    path, directory, say = Path(wanted), here.directory, here.say
+    path, directory, say = Path(wanted), context.directory, context.channels.say
     if wanted == AUTO:
         if found := _newest_sound(directory, say):
             return found
-        _refuse_to_leave_others(here)
+        _refuse_to_leave_others(context)
         say(f"Nothing to resume in {directory}: starting at step 0")
         return None
     if not path.is_dir():
@@ -66,15 +63,16 @@ def _named(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _refuse_to_leave_others(here: Surroundings) -> None:
-    """Another GPU was chosen than before, or one more: starting at step 0 beside checkpoints is not
-    what was asked for."""
-    with _reading(here.directory):
-        others = directories_beside(here.directory, here.worker, here.started_at)
+def _refuse_to_leave_others(context: RunContext) -> None:
+    """Another GPU was chosen than before, or one more: a run that starts at step 0 beside the
+    checkpoints of others is not what was asked for."""
+    directory, identity = context.directory, context.identity
+    with _reading(directory):
+        others = directories_beside(directory, identity.worker, identity.started_at)
     if others:
         names = ", ".join(str(path) for path in others)
         raise CheckpointError(
-            f"training.resume = auto: {here.directory} holds no last.pt or step_N.pt, but {names} "
+            f"training.resume = auto: {directory} holds no last.pt or step_N.pt, but {names} "
             f"does; `--resume {others[0]}` goes on from there, no --resume starts at step 0"
         )
 
@@ -107,9 +105,9 @@ def _reading(directory: Path) -> Iterator[None]:
         raise CheckpointError(f"{where}: cannot be read: {error.strerror}") from error
 
 
-def _refuse_misfit(path: Path, saved: dict[str, Any], state: TrainingState) -> None:
-    """Raises CheckpointError that says which tensors, and which settings made them differ."""
-    problem = misfit(saved["model"], state.model.state_dict())
+def _refuse_other_tensors(path: Path, saved: dict[str, Any], state: TrainingState) -> None:
+    """Raises CheckpointError with the tensors, and the settings that made them differ."""
+    problem = mismatch(shapes(saved["model"]), shapes(state.model.state_dict()))
     if problem is not None:
         settings = architecture_changes(saved["settings"], state.settings)
         why = f"; settings that differ: {', '.join(settings)}" if settings else ""
@@ -117,8 +115,8 @@ def _refuse_misfit(path: Path, saved: dict[str, Any], state: TrainingState) -> N
 
 
 def _refuse_another_run(path: Path, saved: dict[str, Any], state: TrainingState) -> None:
-    """Raises CheckpointError when it is not the same run that goes on, unless that was asked
-    for."""
+    """Raises CheckpointError when the checkpoint is of another run, unless
+    training.resume_anyway."""
     found = forbidden(saved["settings"], state.settings)
     if saved["data"] != state.data:
         found.append(f"data: {_described(saved['data'])} -> {_described(state.data)}")

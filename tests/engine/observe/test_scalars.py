@@ -9,7 +9,8 @@ import pytest
 from model_check.engine.batches import StepData
 from model_check.engine.observe.mfu import FlopsPerToken, Utilisation
 from model_check.engine.observe.scalars import ScalarLog
-from model_check.engine.reading import Reading
+from model_check.engine.reading import StepMetrics
+from model_check.engine.run_context import Channels
 from model_check.errors import StorageError
 from model_check.events import Evaluation, Metrics, Note
 from tests.engine.conftest import Kept, Run
@@ -29,9 +30,9 @@ class Written:
         self.closed = True
 
 
-def reading(step: int, wait_s: float = 0.0) -> Reading:
+def reading(step: int, wait_s: float = 0.0) -> StepMetrics:
     data = StepData(step, [], num_positions=1000, num_targets=1000, wait_s=wait_s)
-    return Reading(data, lr=0.5, loss=2.0, grad_norm=1.0, bad=False)
+    return StepMetrics(data, lr=0.5, loss=2.0, grad_norm=1.0, bad=False)
 
 
 def metrics(kept: Kept) -> list[Metrics]:
@@ -42,14 +43,14 @@ def make(
     kept: Kept, written: Written, log_interval: int = 2, peak: float | None = 1e9
 ) -> ScalarLog:
     utilisation = Utilisation(FlopsPerToken(full=1e6, causal=5e5), peak)
-    return ScalarLog(5, log_interval, utilisation, kept.say, kept, [written])
+    return ScalarLog(5, log_interval, utilisation, Channels(kept.say, kept), [written])
 
 
 def test_each_report_covers_the_steps_since_the_last_and_never_the_first() -> None:
     kept, written = Kept(), Written()
     log = make(kept, written)
     for step, seconds in enumerate([60.0, 4.0, 6.0, 5.0, 5.0]):
-        log.on_reading(reading(step, wait_s=1.0), seconds)
+        log.on_step(reading(step, wait_s=1.0), seconds)
     first, second, last = metrics(kept)
     assert (first.step, first.tokens_per_s, first.mfu_full, first.data_wait) == (
         0,
@@ -69,14 +70,14 @@ def test_each_report_covers_the_steps_since_the_last_and_never_the_first() -> No
 
 def test_where_no_peak_is_known_the_last_line_says_nothing_of_it() -> None:
     kept = Kept()
-    make(kept, Written(), peak=None).on_reading(reading(4), 1.0)
+    make(kept, Written(), peak=None).on_step(reading(4), 1.0)
     assert kept.lines == ["Waited for data: n/a"]
 
 
 def test_writers_get_what_is_known_and_are_closed() -> None:
     kept, written = Kept(), Written()
     log = make(kept, written)
-    log.on_reading(reading(0), 1.0)
+    log.on_step(reading(0), 1.0)
     log.on_evaluation(Evaluation(step=1, split="held_out", loss=(1.5).hex(), tokens=10))
     log.close()
     (step, scalars), evaluation = written.scalars
@@ -105,7 +106,7 @@ def test_a_log_that_fails_later_is_told_once_and_left_out() -> None:
     log = make(kept, written, log_interval=1)
     log._writers.append(failing)
     for step in range(4):
-        log.on_reading(reading(step), 1.0)
+        log.on_step(reading(step), 1.0)
     assert [step for step, _ in failing.scalars] == [0]
     assert [step for step, _ in written.scalars] == [0, 1, 2, 3]
     notes = [event.text for event in kept.events if isinstance(event, Note)]

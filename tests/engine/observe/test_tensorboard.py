@@ -1,69 +1,68 @@
-"""The TensorBoard file: by the format, and by TensorBoard itself where it is installed."""
+"""The TensorBoard file, as TensorBoard itself reads it."""
 
 import math
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
 
 from launcher.arguments import parse_run
 from model_check.config.arguments import settings_request
 from model_check.config.load import load
-from model_check.engine.observe.tensorboard import TensorBoardWriter, crc32c
+from model_check.engine.observe.tensorboard import TensorBoardWriter
 from model_check.errors import StorageError
 from pretrain_main import parser as worker_parser
 from tests.engine.conftest import Run
 
 
-def test_the_checksum_is_castagnolis() -> None:
-    assert crc32c(b"123456789") == 0xE3069283  # the catalogue's check value
-    assert crc32c(b"") == 0
+def events(path: Path) -> list[Event]:
+    """What TensorBoard's own reader finds; it checks every checksum."""
+    return list(LegacyEventFileLoader(str(path)).Load())
 
 
-def records(path: Path) -> list[bytes]:
-    """The records' contents; each checksum is checked."""
-    content, found = path.read_bytes(), []
-    while content:
-        (length,) = struct.unpack("<Q", content[:8])
-        body = content[12 : 12 + length]
-        for part, start in ((content[:8], 8), (body, 12 + length)):
-            (masked,) = struct.unpack("<I", content[start : start + 4])
-            rotated = (masked - 0xA282EAD8) & 0xFFFFFFFF
-            assert (rotated >> 17 | rotated << 15) & 0xFFFFFFFF == crc32c(part)
-        found.append(body)
-        content = content[16 + length :]
-    return found
+def values(event: Event) -> dict[str, float]:
+    return {value.tag: value.simple_value for value in event.summary.value}
 
 
 def test_a_file_has_a_version_and_a_record_a_step(tmp_path: Path) -> None:
     writer = TensorBoardWriter(tmp_path / "logs")
-    writer.write(300, {"train/loss": 2.5})
-    version, step = records(writer.path)
-    assert version[9:] == b"\x1a\x0dbrain.Event:2"
-    assert step[9:] == (
-        b"\x10\xac\x02"  # step 300
-        b"\x2a\x13"  # a summary of 19 bytes
-        b"\x0a\x11"  # one value of 17
-        b"\x0a\x0atrain/loss" + b"\x15" + struct.pack("<f", 2.5)
-    )
+    writer.write(300, {"train/loss": 2.5, "train/grad_norm": 1.5})
+    version, step = events(writer.path)
+    assert (version.step, version.file_version) == (0, "brain.Event:2")
+    assert (step.step, step.HasField("file_version")) == (300, False)
+    assert values(step) == {"train/loss": 2.5, "train/grad_norm": 1.5}
+
+
+def test_every_write_is_whole_at_once_without_a_close(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(tmp_path)
+    for step in range(3):
+        writer.write(step, {"train/loss": 1.0})
+        assert [event.step for event in events(writer.path)[1:]] == list(range(step + 1))
+
+
+def test_a_writer_leaves_what_an_earlier_run_wrote_in_the_same_directory(tmp_path: Path) -> None:
+    first = TensorBoardWriter(tmp_path)
+    first.write(0, {"train/loss": 1.0})
+    before = first.path.read_bytes()
+    TensorBoardWriter(tmp_path).write(1, {"train/loss": 2.0})
+    assert first.path.read_bytes().startswith(before)
 
 
 def test_what_float32_cannot_hold_is_infinite(tmp_path: Path) -> None:
     writer = TensorBoardWriter(tmp_path)
-    writer.write(0, {"big": 1e300, "nan": math.nan})
-    (_, step) = records(writer.path)
-    assert struct.pack("<f", math.inf) in step
-    assert struct.pack("<f", math.nan) in step
+    writer.write(0, {"big": 1e300, "small": -1e300, "nan": math.nan})
+    (_, step) = events(writer.path)
+    assert (values(step)["big"], values(step)["small"]) == (math.inf, -math.inf)
+    assert math.isnan(values(step)["nan"])
 
 
 def test_tensorboard_reads_a_whole_run(tiny_run: Callable[..., Run], tmp_path: Path) -> None:
-    accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard"
-    )
     run = tiny_run(logging__tensorboard_dir=str(tmp_path / "tb"))()
     (file,) = (tmp_path / "tb").rglob("events.out.tfevents.*")
-    read = accumulator.EventAccumulator(str(file.parent)).Reload()
+    read = EventAccumulator(str(file.parent)).Reload()
     losses = [(event.step, event.value) for event in read.Scalars("train/loss")]
     assert losses == [(s.step, float.fromhex(s.loss)) for s in run.kept.steps()]
 
@@ -73,7 +72,7 @@ def test_a_run_says_where_its_log_is(tiny_run: Callable[..., Run], tmp_path: Pat
     (file,) = (tmp_path / "tb").rglob("events.out.tfevents.*")
     assert file.parent.name == "gpu6"
     assert f"TensorBoard: tensorboard --logdir {file.parent.parent}" in run.kept.lines
-    assert len(records(file)) == 5
+    assert len(events(file)) == 5
 
 
 def test_both_entry_points_take_the_flag_of_the_guide() -> None:

@@ -48,7 +48,7 @@ def test_an_offline_run_is_kept_on_disk_and_its_id_in_checkpoints(
     run = tiny_run(logging__wandb="offline")()
     (directory,) = (tmp_path / "wandb").glob("offline-run-*")
     assert list(directory.glob("*.wandb"))
-    kept = next(o.kept() for o in run.trainer.observers if "wandb_id" in o.kept())
+    kept = next(o.kept() for o in run.trainer.state.observers if "wandb_id" in o.kept())
     assert directory.name.endswith(str(kept["wandb_id"]))
     written = b"".join(p.read_bytes() for p in (tmp_path / "wandb").rglob("*") if p.is_file())
     assert b"train/loss" in written

@@ -57,8 +57,14 @@ def test_a_checkpoint_of_another_architecture_with_equal_shapes_is_refused(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda state: state.pop("settings"), "not a checkpoint of ours: it has no weights, or no"),
-        (lambda state: state["settings"].pop("model"), "not a checkpoint of ours: it has no"),
+        (
+            lambda state: state.pop("settings"),
+            "not a checkpoint of Model Check: it has no weights, or no",
+        ),
+        (
+            lambda state: state["settings"].pop("model"),
+            "not a checkpoint of Model Check: it has no",
+        ),
         (lambda state: state["settings"]["model"].update(num_heads=None), "settings .* damaged"),
         (lambda state: state["settings"]["model"].update(num_heads=0), "settings .* are damaged"),
     ],

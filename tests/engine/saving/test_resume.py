@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from model_check.engine.checkpoint import CheckpointError, read_checkpoint
 from model_check.engine.evaluation import Splits
-from model_check.engine.observer import Observer
+from model_check.engine.observer import RunObserver
 from model_check.engine.stop import EndedEarly
 from model_check.errors import ConfigError, NonFiniteError
 from model_check.events import Evaluation, Phase, Scalar
@@ -30,7 +30,7 @@ def dropout(run: Run) -> Run:
             return out
         return out * (torch.rand(out.shape) > 0.1)
 
-    run.trainer.model.layers[0].register_forward_hook(drop)  # type: ignore[index,union-attr]
+    run.trainer.state.model.layers[0].register_forward_hook(drop)  # type: ignore[index,union-attr]
     return run
 
 
@@ -317,7 +317,7 @@ def test_a_drill_that_lies_behind_is_refused(tiny_run: MakeRun) -> None:
 
 
 def test_observers_get_back_what_a_checkpoint_kept_of_them(tiny_run: MakeRun) -> None:
-    class Diary(Observer):
+    class Diary(RunObserver):
         told: dict[str, Scalar] | None = None
 
         def kept(self) -> dict[str, Scalar]:
