@@ -35,13 +35,14 @@ def main() -> NoReturn:
 
 
 def open_streams() -> None:
-    """Started with `>&-`, this process would open its lock and log files as its own output. The
-    terminal gets escapes for characters that its encoding lacks."""
+    """Open the standard streams that the caller closed: with `>&-`, this process would get its lock
+    and log files as its own output. Escape characters that the terminal's encoding lacks."""
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            # Takes the lowest number that is free: this one.
+            os.open(os.devnull, os.O_RDWR)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper):

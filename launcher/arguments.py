@@ -1,4 +1,4 @@
-"""argv -> what was asked. Parses only; whether it can be done is decided by cli."""
+"""argv -> what was asked for. Parses only; `launch` decides whether it can be done."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -80,7 +80,8 @@ def parse_run(
 
 
 def _refuse_words(overrides: Sequence[str]) -> None:
-    """What stands among the settings and is none may be a verb, misspelt or misplaced."""
+    """A word among the settings that is no setting may be a verb, misspelt or misplaced. Raises
+    UsageError."""
     for word in overrides:
         if word in VERBS:
             raise UsageError(f"{word}: a verb comes first: run.sh {word} ... (--help lists them)")

@@ -11,7 +11,7 @@ from typing import NoReturn
 from launcher.arguments import RunArguments, parse_run
 from launcher.devices import Machine
 from launcher.gpus.probe import NvmlProbe
-from launcher.launch import ROOT, open_session
+from launcher.launch import ROOT, make_launch
 from launcher.output.printer import LAUNCHER_PREFIX
 from launcher.run import run
 from model_check.errors import (
@@ -27,19 +27,21 @@ from model_check.utils.requests import TO_FORWARD
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code that the contract promises, with everything
-    written that was printed, if anybody could take it."""
+    """Run the command line; returns the exit code that the contract promises. What was printed is
+    flushed, unless its reader is gone or its disk is full."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments, os.environ)
     except ModelCheckError as error:
         _complain(f"error: {error}")
         return error.exit_code
-    except BrokenPipeError:  # `| head`: nobody reads on
+    # `| head`: its reader is gone.
+    except BrokenPipeError:
         return EXIT_SIGNAL_BASE + signal.SIGPIPE
     except KeyboardInterrupt:
         return EXIT_SIGNAL_BASE + signal.SIGINT
-    except Exception:  # our own fault: whole, for the bug report
+    # Our own fault: the whole traceback, for the bug report.
+    except Exception:
         import traceback  # 5 ms that no start waits for
 
         with suppress(OSError):
@@ -49,12 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(text: str) -> None:
-    with suppress(OSError):  # nobody reads it: the exit code still tells
+    # Where nobody reads it, the exit code still tells.
+    with suppress(OSError):
         print(f"{LAUNCHER_PREFIX}{text}", file=sys.stderr, flush=True)
 
 
 def _show(text: str) -> None:
-    """Print it, all of it. Raises BrokenPipeError; StorageError when its disk is full."""
+    """Print all of `text`. Raises BrokenPipeError; StorageError when its disk is full."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -80,10 +83,11 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _become(*arguments: str) -> NoReturn:
-    """Another program of ours, in the environment that was found."""
+    """Run another program of ours in place of this process."""
     _refuse_lost_directory()
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    for signum in TO_FORWARD:  # held back for workers that do not come
+    # `__main__` holds them back for workers, and this program starts none.
+    for signum in TO_FORWARD:
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_FORWARD)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
@@ -91,7 +95,7 @@ def _become(*arguments: str) -> NoReturn:
 
 
 def _refuse_lost_directory() -> None:
-    """Every relative path would mean nothing. Raises UsageError."""
+    """Raises UsageError where the working directory was deleted: no relative path has a meaning."""
     try:
         os.getcwd()
     except OSError as error:
@@ -106,13 +110,13 @@ def _run(argv: list[str], environ: Mapping[str, str]) -> int:
         raise UsageError("--json goes with --dry-run; a run leaves report.json in its directory")
     _refuse_lost_directory()
     probe = NvmlProbe()
-    session = open_session(arguments, probe, environ, hold=not arguments.dry_run)
+    launch = make_launch(arguments, probe, environ, hold=not arguments.dry_run)
     if arguments.dry_run:
         from launcher.dry_run import describe
 
-        _show(describe(session, as_json=arguments.as_json))
+        _show(describe(launch, as_json=arguments.as_json))
         return 0
-    return run(session, argv, sys.stdout.fileno())
+    return run(launch, argv, sys.stdout.fileno())
 
 
 def _config(argv: list[str], environ: Mapping[str, str]) -> int:

@@ -1,6 +1,6 @@
 """Which places this run uses: the GPUs that were asked for, or CPU slots where there is no GPU."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 
 from msgspec import Struct
@@ -16,12 +16,12 @@ from model_check.config.fields import all_fields
 from model_check.config.load import Loaded
 from model_check.errors import ConfigError, NoGpuError, UsageError
 
-NO_GPU_WANTED = ("", "-1", "NoDevFiles")
-"""Values of CUDA_VISIBLE_DEVICES by which a person says: no GPU."""
+NO_GPU_VALUES = ("", "-1", "NoDevFiles")
+"""Values of CUDA_VISIBLE_DEVICES that a person sets to use no GPU."""
 
 
 class Machine:
-    """The GPUs of this machine: asked once, and only when something depends on them."""
+    """The GPUs of this machine. NVML is asked once, and only when something depends on them."""
 
     def __init__(self, probe: GpuProbe, environ: Mapping[str, str]) -> None:
         self._probe = probe
@@ -38,25 +38,25 @@ class Machine:
 
     @property
     def visible(self) -> list[Gpu]:
-        """What CUDA_VISIBLE_DEVICES leaves, in its order."""
+        """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order."""
         return self.mask.devices
 
     def fresh_visible(self) -> list[Gpu]:
-        """The same, asked again: memory and processes change."""
+        """`visible`, asked again: memory and processes change."""
         return visible(self._probe.snapshot().gpus, self._mask)
 
     def has_gpu(self) -> bool:
-        """Whether there is a GPU to use. Raises NoGpuError where there should be one and is none:
-        a health check must not pass the CPU of a box that lost its GPUs."""
+        """Whether there is a GPU to use. Raises NoGpuError on a machine whose GPUs are lost: a
+        health check must not pass the CPU of such a machine."""
         if not self.visible and (broken := self.broken("all")):
             raise NoGpuError(f"{broken[0].why} (--device cpu trains without)")
         has_driver = self.snapshot.driver_version is not None
-        if not self.visible and has_driver and self._mask not in NO_GPU_WANTED:
+        if not self.visible and has_driver and self._mask not in NO_GPU_VALUES:
             raise NoGpuError(f"{self.why_no_gpu()} (--device cpu trains without)")
         return bool(self.visible)
 
     def broken(self, selector: str, expect_gpus: int | None = None) -> list[BrokenGpu]:
-        """The GPUs that cannot answer and that a run of these settings needs."""
+        """The GPUs that a run of these settings needs and that do not answer."""
         return broken_needed(selector, expect_gpus, self._mask, self.snapshot)
 
     def notes(self) -> list[str]:
@@ -72,8 +72,8 @@ class Machine:
         return [*broken, *self.snapshot.notes, *filter(None, [self.mask.lacks])]
 
     def unused_mask(self) -> str | None:
-        """A line for a run on the CPU whose environment names GPUs where there is no driver. Slurm
-        and containers leave such a mask on machines without GPUs, so it is no error."""
+        """A line for a run on the CPU whose environment names GPUs, on a machine without a driver.
+        Slurm and containers leave such a mask there, so it is no error. None: it names none."""
         if self.snapshot.driver_version is not None or not names_in(self._mask or "")[0]:
             return None
         return (
@@ -94,8 +94,6 @@ class Picked(Struct, frozen=True):
 
     places: tuple[Place, ...]
     why: str
-    groups: Mapping[str, str]
-    """Worker -> the kind of device it runs on: equals are compared bit for bit."""
     notes: tuple[str, ...] = ()
     """What a person should know before the start: a line each."""
     driver_version: str | None = None
@@ -128,7 +126,7 @@ def _refuse_contradictions(loaded: Loaded, machine: Machine) -> None:
 
 
 def _refuse_without_gpus(loaded: Loaded, machine: Machine) -> None:
-    """A run on the CPU that was told which GPUs to use, or how."""
+    """Refuse a run on the CPU whose settings say which GPUs to use, or how."""
     names = ("gpus", "require_idle", "expect_gpus", "fail_on", "fail_on_health")
     for name in (f"launch.{name}" for name in names):
         if not (_asked(loaded, name) and loaded.value(name)):
@@ -146,9 +144,8 @@ def _pick_cpu(loaded: Loaded, machine: Machine) -> Picked:
     places = cpu_places(loaded.settings.launch.workers)
     asked = loaded.settings.system.device == "cpu"
     why = "system.device is cpu" if asked else machine.why_no_gpu()
-    groups = dict.fromkeys((place.name for place in places), "cpu")
     notes = () if asked else tuple(filter(None, [machine.unused_mask()]))
-    return Picked(tuple(places), why, groups, notes)
+    return Picked(tuple(places), why, notes)
 
 
 def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
@@ -157,7 +154,7 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
     _refuse_blind_health(loaded)
     _refuse_missing(loaded, machine)
     reservation: Reservation | None = None
-    notes = _told_of_settings(loaded, machine)
+    notes = _notes_on_settings(loaded, machine)
     if hold and auto:
         gpus, reservation = reserve_auto(selector, machine.fresh_visible)
     elif auto:
@@ -167,16 +164,16 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
         reservation = reserve(gpus) if hold else None
         if not hold:
             notes += holders(gpus)
-    if loaded.settings.launch.require_idle:
-        _require_idle(gpus)
-    if auto:
-        notes += [describe_choice(gpu) for gpu in gpus]
-    else:
-        notes += [f"{gpu.label} is busy: {why}" for gpu in gpus if (why := why_busy(gpu))]
+    busy = [f"{gpu.label} is busy: {why}" for gpu in gpus if (why := why_busy(gpu))]
+    if busy and loaded.settings.launch.require_idle:
+        raise NoGpuError(
+            f"launch.require_idle: {'; '.join(busy)} (choose others with --gpus, or share them "
+            "without --require-idle)"
+        )
+    notes += [describe_choice(gpu) for gpu in gpus] if auto else busy
     return Picked(
         places=tuple(gpu_places(gpus)),
         why=", ".join(f"{gpu.label} {gpu.name}" for gpu in gpus),
-        groups={gpu.label: f"{gpu.name} {_whole_gib(gpu)}" for gpu in gpus},
         notes=(*machine.notes(), *notes),
         driver_version=machine.snapshot.driver_version,
         cuda_driver_version=machine.snapshot.cuda_driver_version,
@@ -185,13 +182,14 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
 
 
 def _refuse_missing(loaded: Loaded, machine: Machine) -> None:
-    """A GPU that was named, or all of them, and that is not here. `launch.expect_gpus` says how
-    many are all; without it nothing may be missing. Raises NoGpuError."""
+    """Refuse a run that asks for a GPU that is not here, or for all where one is missing.
+    `launch.expect_gpus` says how many are all; without it none may be missing. Raises
+    NoGpuError."""
     launch, num = loaded.settings.launch, len(machine.visible)
-    expected, wanted = launch.expect_gpus, auto_count(launch.gpus)
+    expected, asked = launch.expect_gpus, auto_count(launch.gpus)
     if expected is not None and num < expected:
         raise NoGpuError(_too_few(f"launch.expect_gpus = {expected}", machine))
-    if wanted is not None and num < wanted:
+    if asked is not None and num < asked:
         raise NoGpuError(_too_few(f"--gpus {launch.gpus}", machine))
     if broken := machine.broken(launch.gpus, expected):
         raise NoGpuError(f"{broken[0].why} (--gpus with the others runs without it)")
@@ -209,7 +207,7 @@ def _found(machine: Machine) -> str:
     return f"{len(machine.visible)}: {titles(machine.visible)}" if machine.visible else "none"
 
 
-def _told_of_settings(loaded: Loaded, machine: Machine) -> list[str]:
+def _notes_on_settings(loaded: Loaded, machine: Machine) -> list[str]:
     launch, num = loaded.settings.launch, len(machine.visible)
     notes = []
     if launch.expect_gpus is not None and num > launch.expect_gpus:
@@ -230,22 +228,8 @@ def _refuse_blind_health(loaded: Loaded) -> None:
             )
 
 
-def _require_idle(gpus: Sequence[Gpu]) -> None:
-    busy = [f"{gpu.label} is busy: {why}" for gpu in gpus if (why := why_busy(gpu))]
-    if busy:
-        raise NoGpuError(
-            f"launch.require_idle: {'; '.join(busy)} (choose others with --gpus, or share them "
-            "without --require-idle)"
-        )
-
-
 def _asked(loaded: Loaded, name: str) -> bool:
-    """Whether a person wants this value. A file that repeats the default (the config.json of an
+    """Whether a person asked for this value. A file that repeats the default (the config.json of an
     earlier run does) asks for nothing."""
     source = loaded.sources[name]
     return all_fields()[name].default != loaded.value(name) or source.startswith(("--", name))
-
-
-def _whole_gib(gpu: Gpu) -> str:
-    """Boards of one model differ by a few MiB that the driver takes."""
-    return "unknown memory" if gpu.total_mib is None else f"{round(gpu.total_mib / 1024)} GiB"

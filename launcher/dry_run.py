@@ -4,34 +4,34 @@ import json
 import shlex
 from typing import Any
 
-from launcher.launch import Session
+from launcher.launch import Launch
 from launcher.plan import WorkerSpec, plan_prepare
 from model_check.config.memory import describe_size
 
 
-def describe(session: Session, *, as_json: bool) -> str:
-    """Every process that a run would start; nothing was started, made or reserved."""
-    specs = [] if session.arguments.command else [plan_prepare(session.around)]
-    specs += session.specs
-    rows = [_row(spec, session) for spec in specs]
+def describe(launch: Launch, *, as_json: bool) -> str:
+    """Every process that a run would start. Starts, makes and reserves nothing."""
+    specs = [] if launch.arguments.command else [plan_prepare(launch.context)]
+    specs += launch.specs
+    rows = [_row(spec, launch) for spec in specs]
     if as_json:
         plan = {
             "schema": 1,
-            "device": session.loaded.device,
-            "why": session.picked.why,
-            "notes": list(session.picked.notes),
-            "preset": session.loaded.preset,
-            "run_dir": str(session.around.run_dir),
-            "grace_s": session.limits.grace_s,
-            "hang_timeout_s": session.limits.silence_s,
+            "device": launch.loaded.device,
+            "why": launch.picked.why,
+            "notes": list(launch.picked.notes),
+            "preset": launch.loaded.preset,
+            "run_dir": str(launch.context.run_dir),
+            "grace_s": launch.limits.grace_s,
+            "hang_timeout_s": launch.limits.silence_s,
             "processes": rows,
         }
         return json.dumps(plan, indent=2)
-    lines = [f"device {session.loaded.device} ({session.picked.why}); would start:"]
-    if not session.arguments.command:
-        size = describe_size(session.loaded.settings, session.loaded.device)
+    lines = [f"device {launch.loaded.device} ({launch.picked.why}); would start:"]
+    if not launch.arguments.command:
+        size = describe_size(launch.loaded.settings, launch.loaded.device)
         lines.insert(0, f"model: {size}")
-    lines[:0] = session.picked.notes
+    lines[:0] = launch.picked.notes
     for row in rows:
         env = " ".join(f"{name}={shlex.quote(value)}" for name, value in row["env"].items())
         lines += [
@@ -43,8 +43,8 @@ def describe(session: Session, *, as_json: bool) -> str:
     return "\n".join(f"[launcher] {line}" for line in lines)
 
 
-def _row(spec: WorkerSpec, session: Session) -> dict[str, Any]:
-    inherited = session.around.environ
+def _row(spec: WorkerSpec, launch: Launch) -> dict[str, Any]:
+    inherited = launch.context.environ
     changed = {n: v for n, v in sorted(spec.env.items()) if inherited.get(n) != v}
     return {
         "name": spec.name,

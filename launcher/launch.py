@@ -13,7 +13,7 @@ from launcher.arguments import RunArguments
 from launcher.devices import Machine, Picked, pick
 from launcher.doctor.limits import check_command
 from launcher.gpus.probe import GpuProbe
-from launcher.plan import Surroundings, WorkerSpec, plan_command, plan_training
+from launcher.plan import RunContext, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import Limits
 from model_check.config.load import Loaded, load
 from model_check.utils.project_files import PROJECT
@@ -21,24 +21,24 @@ from model_check.utils.project_files import PROJECT
 ROOT = Path(__file__).resolve().parents[1]
 
 
-class Session(Struct, frozen=True):
+class Launch(Struct, frozen=True):
     """A run that was asked for and can be done; nothing of it has started."""
 
     arguments: RunArguments
     loaded: Loaded
     picked: Picked
-    around: Surroundings
+    context: RunContext
 
     @property
     def specs(self) -> list[WorkerSpec]:
         places = self.picked.places
         if self.arguments.command:
-            return plan_command(places, self.arguments.command, self.around)
-        return plan_training(places, self.around)
+            return plan_command(places, self.arguments.command, self.context)
+        return plan_training(places, self.context)
 
     @property
     def not_compared(self) -> str | None:
-        """Why bits of workers are not held against each other; None: they are."""
+        """Why the bits of workers are not compared; None: they are."""
         if self.arguments.command:
             return "a foreign command may train something else on every GPU"
         if not self.loaded.settings.system.deterministic:
@@ -46,25 +46,26 @@ class Session(Struct, frozen=True):
         return None
 
     @property
-    def groups(self) -> Mapping[str, str]:
-        """Worker -> those who must agree with it bit for bit; alone when nothing is compared."""
-        if self.not_compared:
-            return {place.name: place.name for place in self.picked.places}
-        return self.picked.groups
+    def groups(self) -> dict[str, str]:
+        """Worker -> the group whose members must agree bit for bit; its own where nothing is
+        compared."""
+        is_compared = self.not_compared is None
+        return {p.name: p.kind if is_compared else p.name for p in self.picked.places}
 
     @property
     def limits(self) -> Limits:
         launch = self.loaded.settings.launch
         silence_s = launch.hang_timeout_s
         if self.arguments.command and self.loaded.sources["launch.hang_timeout_s"] == "default":
-            silence_s = 0.0  # a foreign command may be silent for as long as it likes
+            # A foreign command may be silent for as long as it likes.
+            silence_s = 0.0
         return Limits(grace_s=launch.grace_s, silence_s=silence_s)
 
 
-def open_session(
+def make_launch(
     arguments: RunArguments, probe: GpuProbe, environ: Mapping[str, str], *, hold: bool
-) -> Session:
-    """Settings, places and directory name; raises ModelCheckError before anything is touched.
+) -> Launch:
+    """Settings, places and directory name. Raises ModelCheckError before anything is touched.
 
     `hold`: reserve the GPUs (a dry run only looks).
     """
@@ -74,7 +75,7 @@ def open_session(
     system = replace(loaded.settings.system, device=loaded.device)
     settings = replace(loaded.settings, system=system)
     directory = arguments.run_dir or run_dir.default_path(settings.logging.log_dir)
-    around = Surroundings(
+    context = RunContext(
         root=PROJECT,
         python=sys.executable,
         environ=environ,
@@ -84,10 +85,9 @@ def open_session(
     if arguments.command:
         notes = check_command(len(picked.places))
     else:
-        from launcher.doctor.preflight import (
-            check_training,  # a command's start does not wait for it
-        )
+        # The start of a foreign command does not wait for this import.
+        from launcher.doctor.preflight import check_training
 
         notes = check_training(settings, picked.places)
     picked = replace(picked, notes=(*picked.notes, *notes))
-    return Session(arguments, replace(loaded, settings=settings), picked, around)
+    return Launch(arguments, replace(loaded, settings=settings), picked, context)

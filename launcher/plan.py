@@ -11,17 +11,17 @@ from model_check.config.load import ENVIRONMENT
 from model_check.utils import worker_env
 
 _INTERACTIVE = ("PYTHONINSPECT", "PYTHONSTARTUP")
-"""They would keep a Python alive that has ended, at a prompt that nobody sees."""
+"""They would keep a Python that has ended alive, at a prompt that nobody sees."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PYTHONPATH_BEFORE = "MODEL_CHECK_PYTHONPATH_BEFORE"
 """What PYTHONPATH was before run.sh put this project first: a foreign command gets it back."""
 
 
 class WorkerSpec(Struct, frozen=True):
-    """One process to start: what the supervisor must know, and nothing that it must guess."""
+    """One process to start: all that the supervisor must know of it."""
 
     name: str
-    """`GPU3`, `CPU0`, `prepare`: how messages call it."""
+    """`GPU3`, `CPU0`, `prepare`: its name in messages."""
     argv: tuple[str, ...]
     env: Mapping[str, str]
     """The complete environment, but for the file descriptor of the event socket."""
@@ -29,13 +29,13 @@ class WorkerSpec(Struct, frozen=True):
     events_path: Path | None = None
     """Where its events are appended, a JSON object a line; None: it has no event socket."""
     stacks_path: Path | None = None
-    """Where it is written what the worker was doing when the run hung; None: nowhere."""
+    """Where the worker's stacks are written when the run hangs; None: nowhere."""
     prefix: str = ""
-    """What every line of it begins with on the terminal; empty: `[name] `."""
+    """The beginning of each of its lines on the terminal; empty: `[name] `."""
     cpus: frozenset[int] = field(default_factory=frozenset)
     """CPU affinity; empty: inherited."""
     announces_itself: bool = False
-    """Its first event says that it can take signals; before it, they would kill it."""
+    """Its first event says that it can take signals. Before that event a signal would kill it."""
 
 
 class Place(Struct, frozen=True):
@@ -45,8 +45,17 @@ class Place(Struct, frozen=True):
     index: int
     gpu: Gpu | None = None
 
+    @property
+    def kind(self) -> str:
+        """Workers on places of one kind are compared bit for bit. In whole GiB: boards of one model
+        differ by a few MiB that the driver takes."""
+        if self.gpu is None:
+            return "cpu"
+        gib = None if self.gpu.total_mib is None else round(self.gpu.total_mib / 1024)
+        return f"{self.gpu.name} {'unknown memory' if gib is None else f'{gib} GiB'}"
 
-class Surroundings(Struct, frozen=True):
+
+class RunContext(Struct, frozen=True):
     """What every worker of a run has in common."""
 
     root: Path
@@ -66,77 +75,76 @@ def cpu_places(count: int) -> list[Place]:
     return [Place(f"CPU{index}", index) for index in range(count)]
 
 
-def plan_training(places: Sequence[Place], around: Surroundings) -> list[WorkerSpec]:
+def plan_training(places: Sequence[Place], context: RunContext) -> list[WorkerSpec]:
     """The same training on every place: isolated processes, identical settings."""
-    script, config = around.root / "pretrain_main.py", around.run_dir / "config.json"
-    argv = (around.python, str(script), "--config", str(config))
-    return [
-        replace(
-            _spec(place, argv, _trainer_env(place, len(places), around), around),
-            announces_itself=True,
-        )
-        for place in places
-    ]
+    argv = _program("pretrain_main.py", context)
+    envs = [_trainer_env(place, len(places), context) for place in places]
+    specs = [_spec(place, argv, env, context) for place, env in zip(places, envs, strict=True)]
+    return [replace(spec, announces_itself=True) for spec in specs]
 
 
 def plan_command(
-    places: Sequence[Place], command: Sequence[str], around: Surroundings
+    places: Sequence[Place], command: Sequence[str], context: RunContext
 ) -> list[WorkerSpec]:
     """A foreign command on every place: same pinning and logs, its own PYTHONPATH."""
     return [
-        _spec(place, tuple(command), _command_env(place, len(places), around), around)
+        _spec(place, tuple(command), _command_env(place, len(places), context), context)
         for place in places
     ]
 
 
-def plan_prepare(around: Surroundings) -> WorkerSpec:
+def plan_prepare(context: RunContext) -> WorkerSpec:
     """The one process that builds or finds the token cache; it alone may talk to the hub."""
-    run_dir, script = around.run_dir, around.root / "prepare_dataset.py"
-    options = ("--config", str(run_dir / "config.json"), "--result", str(run_dir / "data.json"))
-    argv = (around.python, str(script), *options)
-    env = _own_env(_base_env(around)) | {"CUDA_VISIBLE_DEVICES": ""}
+    run_dir = context.run_dir
     return WorkerSpec(
         name="prepare",
-        argv=argv,
-        env=env,
+        argv=(*_program("prepare_dataset.py", context), "--result", str(run_dir / "data.json")),
+        env=_own_env(_base_env(context)) | {"CUDA_VISIBLE_DEVICES": ""},
         log_path=run_dir / "prepare.log",
         stacks_path=worker_env.stacks_path(run_dir, "prepare"),
         prefix="[launcher] ",
     )
 
 
+def _program(script: str, context: RunContext) -> tuple[str, ...]:
+    """A program of ours with the settings of the run."""
+    config = context.run_dir / "config.json"
+    return (context.python, str(context.root / script), "--config", str(config))
+
+
 def _spec(
-    place: Place, argv: tuple[str, ...], env: dict[str, str], around: Surroundings
+    place: Place, argv: tuple[str, ...], env: dict[str, str], context: RunContext
 ) -> WorkerSpec:
     stem = place.name.lower()
     return WorkerSpec(
         name=place.name,
         argv=argv,
         env=env,
-        log_path=around.run_dir / f"{stem}.log",
-        events_path=around.run_dir / f"{stem}.events.jsonl",
-        stacks_path=worker_env.stacks_path(around.run_dir, place.name),
+        log_path=context.run_dir / f"{stem}.log",
+        events_path=context.run_dir / f"{stem}.events.jsonl",
+        stacks_path=worker_env.stacks_path(context.run_dir, place.name),
         cpus=place.gpu.cpus if place.gpu else frozenset(),
     )
 
 
-def _trainer_env(place: Place, num_workers: int, around: Surroundings) -> dict[str, str]:
-    env = _own_env(_worker_env(place, num_workers, around))
-    env.pop("HF_TOKEN", None)  # the data is prepared: no worker needs the secret
-    if around.token_cache is not None:
-        env[worker_env.TOKEN_CACHE] = str(around.token_cache)
+def _trainer_env(place: Place, num_workers: int, context: RunContext) -> dict[str, str]:
+    env = _own_env(_worker_env(place, num_workers, context))
+    # The data is prepared: no worker needs the secret.
+    env.pop("HF_TOKEN", None)
+    if context.token_cache is not None:
+        env[worker_env.TOKEN_CACHE] = str(context.token_cache)
     return env
 
 
 def _own_env(env: dict[str, str]) -> dict[str, str]:
-    """Without the variables that are settings: they are in config.json, and a command line that
-    overrode them must not be overridden again."""
+    """`env` without the variables that are settings: their values are in config.json, where the
+    command line may have overridden them."""
     left_out = (*ENVIRONMENT, *_INTERACTIVE)
     return {name: value for name, value in env.items() if name not in left_out}
 
 
-def _command_env(place: Place, num_workers: int, around: Surroundings) -> dict[str, str]:
-    env = _worker_env(place, num_workers, around)
+def _command_env(place: Place, num_workers: int, context: RunContext) -> dict[str, str]:
+    env = _worker_env(place, num_workers, context)
     before = env.pop(PYTHONPATH_BEFORE, None)
     if before is not None:
         env.pop("PYTHONPATH", None)
@@ -145,9 +153,9 @@ def _command_env(place: Place, num_workers: int, around: Surroundings) -> dict[s
     return env
 
 
-def _worker_env(place: Place, num_workers: int, around: Surroundings) -> dict[str, str]:
-    threads = str(max(1, around.num_cores // num_workers))
-    env = _base_env(around)
+def _worker_env(place: Place, num_workers: int, context: RunContext) -> dict[str, str]:
+    threads = str(max(1, context.num_cores // num_workers))
+    env = _base_env(context)
     for variable in THREAD_VARIABLES:
         env.setdefault(variable, threads)
     env |= {
@@ -162,9 +170,9 @@ def _worker_env(place: Place, num_workers: int, around: Surroundings) -> dict[st
     return env
 
 
-def _base_env(around: Surroundings) -> dict[str, str]:
+def _base_env(context: RunContext) -> dict[str, str]:
     return {
-        **around.environ,
+        **context.environ,
         "PYTHONUNBUFFERED": "1",
-        worker_env.RUN_DIR: str(around.run_dir),
+        worker_env.RUN_DIR: str(context.run_dir),
     }

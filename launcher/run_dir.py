@@ -1,10 +1,9 @@
-"""The run directory: where it is, who made it, what is written into it before the workers start."""
+"""The run directory: where it is, whose it is, and how files of it are written: whole, and without
+what looks like a secret."""
 
 import os
-import platform
+import re
 import stat
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime
@@ -13,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from launcher.masking import masked
 from model_check.errors import StorageError
 from model_check.events import readable
 from model_check.utils.held import HeldDirectory, NotPlainError, hold
@@ -22,6 +20,17 @@ SCHEMA = 1
 LAUNCHER_LOG = "launcher.log"
 PRIVATE = 0o700
 """Command lines, logs and, as hard links, weights out of a private home: for their owner alone."""
+
+_MASK = "***"
+_SECRET_NAME = re.compile(
+    r"(^|[-_.])(token|secret|password|passwd|credentials?|api[-_]?key|access[-_]?key)$", re.I
+)
+# Known by their looks, wherever they stand: tokens of common services, HTTP and URL credentials.
+_SECRET_VALUES = (
+    re.compile(r"\b(?:hf|ghp|glpat)[-_]\w{6,}|\bsk-[\w-]{6,}"),
+    re.compile(r"(?i)(?<=bearer )\S+"),
+    re.compile(r"(?<=://)[^/@\s]+(?=@)"),
+)
 
 
 def default_path(log_dir: str | None) -> Path:
@@ -32,8 +41,8 @@ def default_path(log_dir: str | None) -> Path:
 
 
 def create(path: Path) -> Path:
-    """Make the directory, for this launcher alone and readable by its user alone; one that exists
-    must be empty, and keeps its mode: who made it chose who may read. Raises StorageError."""
+    """Make the directory, for this launcher alone and readable by its user alone. One that exists
+    must be empty and keeps its mode: its maker chose who may read. Raises StorageError."""
     try:
         with opened(path) as directory:
             is_free = not directory.names() and _claim(directory)
@@ -53,21 +62,22 @@ def opened(path: Path) -> HeldDirectory:
     Names below /tmp can be foreseen, and freed: another user could make the directory, or a link in
     its place, to get our files or to have them written elsewhere. Raises OSError, StorageError.
     """
-    path = Path(os.path.abspath(path))  # `..` has no name to look up
+    # A path that ends in `..` has no name to look up in its parent.
+    path = Path(os.path.abspath(path))
     path.mkdir(PRIVATE, parents=True, exist_ok=True)
     with hold(path.parent) as parent:
         try:
             held = parent.directory_or_own_link(path.name)
         except NotPlainError as error:
-            raise _strangers(path) from error
+            raise _not_ours(path) from error
         is_public = bool(parent.status().st_mode & stat.S_IWOTH)
     if is_public and held.status().st_uid not in (os.geteuid(), 0):
         held.close()
-        raise _strangers(path)
+        raise _not_ours(path)
     return held
 
 
-def _strangers(path: Path) -> StorageError:
+def _not_ours(path: Path) -> StorageError:
     return StorageError(
         f"{path} belongs to another user, in a place where anybody may have made it "
         "(give --run-dir another path)"
@@ -75,7 +85,7 @@ def _strangers(path: Path) -> StorageError:
 
 
 def _claim(directory: HeldDirectory) -> bool:
-    """Make the log; False: another launcher was quicker."""
+    """Make the launcher's log; False: another launcher was quicker."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         os.close(os.open(LAUNCHER_LOG, flags, 0o666, dir_fd=directory.descriptor))
@@ -99,9 +109,9 @@ def write(path: Path, data: bytes | str | Mapping[str, Any]) -> None:
 
 
 def keep(evidence: Path, dossier: Path) -> Path:
-    """Where evidence will still be when a later run has written over it: a hard link in `dossier`
-    (two levels below the run directory), or `evidence` itself where there can be none (another file
-    system)."""
+    """Keep a file of evidence that a later run may write over: as a hard link in `dossier`, two
+    levels below the run directory. Returns the link; `evidence` itself where no link can be made
+    (another file system)."""
     with suppress(OSError, StorageError), ExitStack() as stack:
         directory = stack.enter_context(opened(dossier.parents[1]))
         for name in (dossier.parent.name, dossier.name):
@@ -113,7 +123,7 @@ def keep(evidence: Path, dossier: Path) -> Path:
 
 
 def kept(evidence: Path, dossier: Path) -> Path:
-    """Where `keep` has put it, or left it."""
+    """Where `keep` has put the file, or left it."""
     place = dossier / evidence.name
     return place if place.exists() else evidence
 
@@ -124,28 +134,13 @@ def telemetry_path(directory: Path, worker: str) -> Path:
 
 
 def link_latest(path: Path) -> None:
-    """Point `.logs/latest` of the working directory to this run; a read-only directory has none."""
+    """Point `.logs/latest` of the working directory to this run, unless it is read-only."""
     with suppress(OSError):
         link = Path(".logs") / "latest"
         link.parent.mkdir(exist_ok=True)
-        beside = link.with_name(f".latest.{os.getpid()}")
-        beside.symlink_to(path.absolute())
-        beside.replace(link)
-
-
-def facts(argv: Sequence[str], **more: Any) -> dict[str, Any]:
-    """What run.json says of the invocation and the machine; nothing that looks like a secret."""
-    return {
-        "command": masked(argv),
-        "started_at": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "started_ns": time.monotonic_ns(),
-        "pid": os.getpid(),
-        "cwd": str(Path.cwd()),
-        "host": platform.node(),
-        "kernel": platform.release(),
-        "python": sys.version.split()[0],
-        **more,
-    }
+        new = link.with_name(f".latest.{os.getpid()}")
+        new.symlink_to(path.absolute())
+        new.replace(link)
 
 
 def _storage_error(path: Path, error: OSError) -> StorageError:
@@ -153,3 +148,23 @@ def _storage_error(path: Path, error: OSError) -> StorageError:
         f"{path}: cannot write the run directory: {error.strerror or error} "
         "(give --run-dir a directory with space that you may write)"
     )
+
+
+def masked(argv: Sequence[str]) -> list[str]:
+    """`argv` with everything that looks like a secret replaced: `NAME=VALUE`, `--token VALUE`,
+    and values that are known by their looks."""
+    kept: list[str] = []
+    follows_name = False
+    for argument in argv:
+        name, equals, value = argument.partition("=")
+        shown = argument
+        for pattern in _SECRET_VALUES:
+            shown = pattern.sub(_MASK, shown)
+        if follows_name:
+            shown = _MASK
+        elif value and _SECRET_NAME.search(name):
+            shown = f"{name}={_MASK}"
+        names_a_secret = shown.startswith("-") and _SECRET_NAME.search(shown) is not None
+        follows_name = not follows_name and not equals and names_a_secret
+        kept.append(shown)
+    return kept

@@ -26,8 +26,7 @@ ALLOWED = {
     "model_check.utils": {"model_check.errors"},
     "model_check.config": {"model_check.errors", "model_check.utils"},
     # the supervisor, from the cellar up
-    "launcher.masking": FLOOR,
-    "launcher.run_dir": FLOOR | {"launcher.masking"},
+    "launcher.run_dir": FLOOR,
     "launcher.gpus": FLOOR,
     "launcher.install": FLOOR,
     "launcher.contain": FLOOR,
@@ -43,7 +42,7 @@ ALLOWED = {
     "launcher.doctor": FLOOR
     | rooms(LAUNCHER, "contain", "devices", "gpus", "install", "plan", "telemetry"),
     "launcher": FLOOR
-    | rooms(LAUNCHER, "contain", "devices", "doctor", "gpus", "install", "masking", "output")
+    | rooms(LAUNCHER, "contain", "devices", "doctor", "gpus", "install", "output")
     | rooms(LAUNCHER, "plan", "report", "run_dir", "supervise", "telemetry", "verdict"),
     # the worker's world, from the cellar up
     "model_check.data.read": FLOOR,

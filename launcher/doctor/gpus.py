@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from launcher.devices import NO_GPU_WANTED
+from launcher.devices import NO_GPU_VALUES
 from launcher.doctor.finding import Finding, fail, ok, warn
 from launcher.gpus.broken import broken_needed
 from launcher.gpus.choose import choose, why_busy, why_unusable
@@ -59,7 +59,7 @@ def check_gpus(
 def _none(snapshot: Snapshot, mask: str | None, expect_gpus: int | None) -> Finding:
     """A machine with a driver should have GPUs: a run would not take its CPU for them."""
     found = f"none: {snapshot.reason or 'no reason given'}"
-    has_driver = snapshot.driver_version is not None and mask not in NO_GPU_WANTED
+    has_driver = snapshot.driver_version is not None and mask not in NO_GPU_VALUES
     if has_driver or expect_gpus is not None:
         return fail("GPUs", found, f"{MISSING}; {WITHOUT}", EXIT_NO_GPU)
     return warn("GPUs", found, "runs train small CPU workers")
@@ -115,6 +115,6 @@ def _mask(value: str | None, read: Mask, launch: LaunchSettings) -> Finding:
         return warn(name, f"{labels}: {said}", "")
     if num:
         return ok(name, found)
-    if value not in NO_GPU_WANTED:
+    if value not in NO_GPU_VALUES:
         return fail(name, found, "correct CUDA_VISIBLE_DEVICES", EXIT_NO_GPU)
     return warn(name, found, "unset CUDA_VISIBLE_DEVICES to use the GPUs")

@@ -1,18 +1,27 @@
-"""The lines that end a run: table, verdict, and last of all the culprit's own words. Pure."""
+"""The lines that end a run: what a stopped training can go on from, table, verdict, and last of all
+the culprit's own words. Writes nothing."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.report.table import number, table
-from launcher.verdict.results import RunResult, Verdict, WorkerResult
+from launcher.verdict.results import Judgement, WorkerResult
+from launcher.verdict.summary import names_by_text
+from model_check.config.schema import Settings
+
+_CHECKPOINT = re.compile(r"last\.pt|step_[0-9]+\.pt")
 
 
-def closing_lines(result: RunResult, directory: Path, tail_lines: int) -> Iterator[str]:
+def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Iterator[str]:
     """What follows the workers, unprefixed; `tail_lines` of each failed worker come last."""
+    result = judgement.result
     if len(result.workers) > 1 or any(worker.steps for worker in result.workers):
         yield from table(result.workers)
     for worker in result.workers:
-        yield from _about(worker, result)
+        if worker.name in judgement.untold:
+            yield f"{worker.name}: {worker.cause}"
+        yield from (f"{worker.name}: evidence: {path}" for path in worker.evidence)
     yield from _validation(result.workers)
     yield from _warnings(result.workers)
     if result.dropped_lines:
@@ -21,42 +30,60 @@ def closing_lines(result: RunResult, directory: Path, tail_lines: int) -> Iterat
     yield f"{result.verdict}: {result.summary} (exit code {result.exit_code})"
     for worker in sorted(result.workers, key=lambda worker: worker.name in result.culprits):
         tail = worker.last_lines[-tail_lines:] if tail_lines else []
-        told = len(tail) == 1 and tail[0].removeprefix("error: ") in result.summary
-        if tail and not told:
+        is_told = len(tail) == 1 and worker.name in judgement.quoted
+        if tail and not is_told:
             yield f"last lines of {worker.name}:"
             yield from (f"  | {line}" for line in tail)
 
 
 def _validation(workers: Sequence[WorkerResult]) -> Iterator[str]:
     """Workers with the same bits share a line."""
-    sharing: dict[str, list[str]] = {}
-    for worker in workers:
-        parts = [
-            f"{split.split} {number(split.loss)}"
-            + ("" if split.perplexity is None else f" (perplexity {split.perplexity:.2f})")
-            for split in worker.validation
-        ]
-        if parts:
-            text = f"validation after {worker.validation[-1].step} steps: {', '.join(parts)}"
-            sharing.setdefault(text, []).append(worker.name)
-    yield from (f"{', '.join(names)}: {text}" for text, names in sharing.items())
+    told = ((worker.name, _splits(worker)) for worker in workers if worker.validation)
+    yield from (f"{', '.join(names)}: {text}" for text, names in names_by_text(told).items())
+
+
+def _splits(worker: WorkerResult) -> str:
+    parts = [
+        f"{split.split} {number(split.loss)}"
+        + ("" if split.perplexity is None else f" (perplexity {split.perplexity:.2f})")
+        for split in worker.validation
+    ]
+    return f"validation after {worker.validation[-1].step} steps: {', '.join(parts)}"
 
 
 def _warnings(workers: Sequence[WorkerResult]) -> Iterator[str]:
-    """What is wrong with the GPUs; what is wrong with several of them alike, in one line."""
-    names: dict[str, list[str]] = {}
-    for worker in workers:
-        for warning in worker.warnings:
-            names.setdefault(warning.removeprefix(f"{worker.name}: "), []).append(worker.name)
-    for text, whose in names.items():
-        yield f"warning: {', '.join(whose)}: {text}"
-
-
-def _about(worker: WorkerResult, result: RunResult) -> Iterator[str]:
-    told_below = (
-        worker.verdict in (Verdict.PASS, Verdict.STOPPED) or (worker.cause or "") in result.summary
+    """What is wrong with the GPUs. GPUs with the same warning share a line."""
+    told = (
+        (worker.name, warning.removeprefix(f"{worker.name}: "))
+        for worker in workers
+        for warning in worker.warnings
     )
-    if worker.cause and not told_below:
-        yield f"{worker.name}: {worker.cause}"
-    for path in worker.evidence:
-        yield f"{worker.name}: evidence: {path}"
+    for text, names in names_by_text(told).items():
+        yield f"warning: {', '.join(names)}: {text}"
+
+
+def resume_line(settings: Settings, workers: Sequence[str]) -> str | None:
+    """Which checkpoints `--resume auto` would find, or that there is none; None where the settings
+    ask for none."""
+    training, parent = settings.training, Path(settings.system.checkpoint_dir)
+    if training.save_interval is None and not training.save_last:
+        return None
+    newest = {worker: _newest(parent / worker.lower()) for worker in workers}
+    if any(newest.values()):
+        sharing = names_by_text((worker, name or "none") for worker, name in newest.items())
+        found = ", ".join(f"{name} ({', '.join(names)})" for name, names in sharing.items())
+        text = f"checkpoints in {parent}: {found}; --resume auto goes on from there"
+    else:
+        text = f"no checkpoint in {parent} yet"
+    if training.save_on_signal:
+        return f"{text} (a SIGUSR1 instead would have saved first)"
+    return f"{text} (with training.save_on_signal=true a SIGUSR1 saves, then ends the run)"
+
+
+def _newest(directory: Path) -> str | None:
+    """The name of the checkpoint in `directory` that was written last."""
+    try:
+        found = [path for path in directory.iterdir() if _CHECKPOINT.fullmatch(path.name)]
+        return max(found, key=lambda path: path.lstat().st_mtime_ns).name if found else None
+    except OSError:
+        return None

@@ -1,54 +1,47 @@
-"""The table of GPUs in report.html: what telemetry said of each, in cells. Pure."""
+"""The table of GPUs in report.html: a row of cells for each GPU that was watched. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from launcher.verdict.health import Health
 from launcher.verdict.results import WorkerResult
 
-COLUMNS = (
-    "GPU",
-    "temperature (memory)",
-    "power / limit",
-    "SM clock / max",
-    "busy",
-    "memory",
-    "clocks held back",
-    "ECC new (life)",
-    "remapped rows",
-    "PCIe",
-    "Xid",
-)
 _NA = "n/a"
+_CELLS: Mapping[str, Callable[[Health], str]] = {
+    "temperature (memory)": lambda h: (
+        f"{_with(h.temperature_max_c, ' C')} ({_with(h.memory_temperature_max_c, ' C')})"
+    ),
+    "power / limit": lambda h: f"{_with(h.power_mean_w, ' W')} / {_with(h.power_limit_w, ' W')}",
+    "SM clock / max": lambda h: f"{_with(h.sm_mean_mhz, '')} / {_with(h.sm_max_mhz, ' MHz')}",
+    "busy": lambda h: _with(h.utilization_mean_percent, " %"),
+    "memory": lambda h: _with(h.memory_used_max_mib, " MiB"),
+    "clocks held back": lambda h: _shares(h.throttled_percent),
+    "ECC new (life)": lambda h: (
+        f"{_with(h.ecc_corrected_new, '')} corrected, "
+        f"{_with(h.ecc_uncorrected_new, '')} uncorrected "
+        f"({_with(h.ecc_corrected_total, '')}, {_with(h.ecc_uncorrected_total, '')})"
+    ),
+    "remapped rows": lambda h: _remapped(h),
+    "PCIe": lambda h: (
+        f"gen {_with(h.pcie_gen, '')} of {_with(h.pcie_max_gen, '')}, "
+        f"x{_with(h.pcie_width, '')} of {_with(h.pcie_max_width, '')}"
+    ),
+    "Xid": lambda h: _xids(h.xids),
+}
+"""Title of a column -> its cell."""
+COLUMNS = ("GPU", *_CELLS)
 
 
 def rows(workers: Sequence[WorkerResult]) -> list[tuple[str, ...]]:
     """A row for each worker whose GPU was watched."""
-    return [_row(worker.name, worker.telemetry) for worker in workers if worker.telemetry]
-
-
-def _row(name: str, health: Health) -> tuple[str, ...]:
-    return (
-        name,
-        f"{_with(health.temperature_max_c, ' C')} ({_with(health.memory_temperature_max_c, ' C')})",
-        f"{_with(health.power_mean_w, ' W')} / {_with(health.power_limit_w, ' W')}",
-        f"{_with(health.sm_mean_mhz, '')} / {_with(health.sm_max_mhz, ' MHz')}",
-        _with(health.utilization_mean_percent, " %"),
-        _with(health.memory_used_max_mib, " MiB"),
-        _shares(health.throttled_percent),
-        f"{_errors(health)} ({_life(health)})",
-        _remapped(health),
-        f"gen {_of(health.pcie_gen, health.pcie_max_gen)}, "
-        f"x{_of(health.pcie_width, health.pcie_max_width)}",
-        _xids(health.xids),
-    )
+    return [
+        (worker.name, *(cell(worker.telemetry) for cell in _CELLS.values()))
+        for worker in workers
+        if worker.telemetry
+    ]
 
 
 def _with(value: float | None, unit: str) -> str:
     return _NA if value is None else f"{value:g}{unit}"
-
-
-def _of(value: int | None, most: int | None) -> str:
-    return f"{_with(value, '')} of {_with(most, '')}"
 
 
 def _shares(percents: dict[str, float] | None) -> str:
@@ -56,15 +49,6 @@ def _shares(percents: dict[str, float] | None) -> str:
         return _NA
     told = [f"{reason} {percent:g} %" for reason, percent in percents.items() if reason != "idle"]
     return ", ".join(told) or "never"
-
-
-def _errors(health: Health) -> str:
-    corrected, uncorrected = health.ecc_corrected_new, health.ecc_uncorrected_new
-    return f"{_with(corrected, '')} corrected, {_with(uncorrected, '')} uncorrected"
-
-
-def _life(health: Health) -> str:
-    return f"{_with(health.ecc_corrected_total, '')}, {_with(health.ecc_uncorrected_total, '')}"
 
 
 def _xids(counts: dict[int, int] | None) -> str:

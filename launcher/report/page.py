@@ -1,7 +1,7 @@
-"""report.html: a RunResult as one page that needs nothing beside it. Pure.
+"""report.html: a RunResult as one page that needs no other file. Pure.
 
-Written by hand rather than with a template engine, whose import cost more than all else that ends a
-run. Every value goes through `_text`.
+Written by hand: the import of a template engine took longer than all else that ends a run. Every
+value goes through `_text`, which escapes it.
 """
 
 import html
@@ -50,7 +50,7 @@ def _document(result: RunResult) -> Iterator[str]:
 
 
 def _validation(workers: Sequence[WorkerResult]) -> Iterator[str]:
-    """Nothing where nothing was evaluated."""
+    """A row for each split of each worker; no table where nothing was evaluated."""
     rows = [
         (
             worker.name,
@@ -82,7 +82,7 @@ def _about(worker: WorkerResult) -> Iterator[str]:
 
 
 def _gpus(workers: Sequence[WorkerResult]) -> Iterator[str]:
-    """What telemetry said; nothing where there was none."""
+    """What telemetry said of the GPUs; no table where there was none."""
     if rows := gpu_table.rows(workers):
         yield "<h2>GPUs</h2>"
         yield from _table(gpu_table.COLUMNS, rows)

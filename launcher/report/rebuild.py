@@ -6,18 +6,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from launcher import run_dir
-from launcher.report import evidence, files
 from launcher.report.closing import closing_lines
+from launcher.report.conclude import conclude, write
 from launcher.telemetry.health import Record
-from launcher.telemetry.health_result import Healths, with_health
 from launcher.verdict.health import Health
-from launcher.verdict.judge import judge
 from launcher.verdict.live import Watch
-from launcher.verdict.results import Case, RunEnd, RunResult, WorkerEnd
+from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
+from launcher.verdict.results import Judgement
 from launcher.verdict.steps import History
-from model_check.config.schema import FAIL_ON
 from model_check.errors import EXIT_INTERNAL, StorageError, UsageError
 from model_check.events import decode, decode_gpu
 from model_check.utils.requests import request_of
@@ -28,92 +27,77 @@ the first run that did not pass"""
 T = TypeVar("T")
 
 
-def rebuild(argv: Sequence[str], write: Callable[[str], None]) -> int:
+def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
     """Rebuild each run's report and print it. Returns the first exit code that is not 0.
 
     Raises UsageError for a directory that holds no run of ours, or one that is still going.
     """
     if not argv or argv[0].startswith("-"):
         raise UsageError(f"report: give one run directory or more ({USAGE})")
-    results = [(Path(name), _rebuilt(Path(name))) for name in argv]
-    for directory, result in results:
+    judgements = [(Path(name), _rebuilt(Path(name))) for name in argv]
+    for directory, judgement in judgements:
         try:
-            files.write(result, directory)
-        except StorageError as error:  # of somebody else, or an archive: the verdict stands
-            write(f"[launcher] no report: {error}")
-        for line in closing_lines(result, directory, tail_lines=0):
-            write(f"[launcher] {line}")
-    return next((result.exit_code for _, result in results if result.exit_code), 0)
+            write(judgement.result, directory)
+        # The directory is another user's, or an archive: the verdict stands.
+        except StorageError as error:
+            say(f"[launcher] no report: {error}")
+        for line in closing_lines(judgement, directory, tail_lines=0):
+            say(f"[launcher] {line}")
+    codes = (judgement.result.exit_code for _, judgement in judgements)
+    return next((code for code in codes if code), 0)
 
 
-def _rebuilt(directory: Path) -> RunResult:
-    run = _read_run(directory)
-    del run["schema"]  # the report has its own
-    watch = Watch(run["groups"])
-    for name in run["groups"]:
+def _rebuilt(directory: Path) -> Judgement:
+    record = _read_record(directory)
+    watch = Watch(record.groups)
+    for name in record.groups:
         for event in _lines(directory / f"{name.lower()}.events.jsonl", decode):
             watch.on_event(name, event)
     watch.finish()
-    evidence.find(watch.histories, directory.absolute())
-    end, ended = _read_end(directory, run, watch)
-    healths = _read_healths(directory, run)
-    histories = {worker.name: watch.histories.get(worker.name, History()) for worker in ended}
-    result = judge(Case(run, end, ended, histories, watch.agreed_steps))
-    return with_health(result, healths, run.get("fail_on", FAIL_ON))
+    if record.end is None:
+        record = _cut_short(record, directory, watch)
+    if record.healths is None:
+        record = replace(record, healths=_read_healths(record, directory))
+    return conclude(record, watch, directory.absolute(), run_dir.kept)
 
 
-def _read_healths(directory: Path, run: dict[str, Any]) -> Healths:
-    """As the run knew them at its end. A telemetry file may be gone or cut since then: it speaks
-    only for a run whose launcher was killed."""
+def _read_record(directory: Path) -> RunRecord:
+    path = directory / "run.json"
     try:
-        if "healths" in run:
-            types = dict[str, Health | None]
-            return msgspec.convert(run.pop("healths"), types, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise _not_ours(directory, error) from error
-    if run.get("telemetry_interval_s") == 0:
-        return {}
-    return {name: _heard(run_dir.telemetry_path(directory, name)) for name in run.get("gpus", {})}
+        document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        if (schema := document.get("schema")) != run_dir.SCHEMA:
+            raise UsageError(f"{path}: written by another version (schema {schema!r})")
+        record = msgspec.convert(document, RunRecord, str_keys=True)
+    except OSError as error:
+        raise UsageError(f"{path}: not a run directory: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path}: damaged, or not a run of ours: {error}") from error
+    if (record.end is None) != (record.ended is None):
+        raise UsageError(f"{path}: damaged: it needs `end` and `ended`, or neither")
+    return record
 
 
-def _heard(path: Path) -> Health | None:
-    record = Record()
-    for event in _lines(path, decode_gpu):
-        record.record(event)
-    return record.health()
-
-
-def _read_end(directory: Path, run: dict[str, Any], watch: Watch) -> tuple[RunEnd, list[WorkerEnd]]:
-    try:
-        if "end" in run:
-            return (
-                msgspec.convert(run.pop("end"), RunEnd),
-                msgspec.convert(run.pop("ended"), list[WorkerEnd]),
-            )
-    except (KeyError, msgspec.ValidationError) as error:
-        raise _not_ours(directory, error) from error
-    if _is_running(run):
-        raise UsageError(f"{directory}: this run is still going (launcher pid {run['pid']})")
-    # The supervisor itself was killed: what its workers said is all there is.
+def _cut_short(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:
+    """The launcher itself was killed: what its workers said is all there is. Raises UsageError when
+    it lives."""
+    if _is_running(record):
+        raise UsageError(f"{directory}: this run is still going (launcher pid {record.pid})")
     end = RunEnd(
         exit_code=EXIT_INTERNAL,
         reason="the launcher did not live to see the end",
         disagreement=watch.disagreement,
     )
-    return end, [_by_its_word(name, watch.histories[name]) for name in run["groups"]]
+    ended = tuple(_by_its_word(name, watch.histories[name]) for name in record.groups)
+    return replace(record, end=end, ended=ended)
 
 
-def _not_ours(directory: Path, error: Exception) -> UsageError:
-    return UsageError(f"{directory / 'run.json'}: not as we wrote it: {error}")
-
-
-def _is_running(run: dict[str, Any]) -> bool:
+def _is_running(record: RunRecord) -> bool:
     """Whether the launcher that wrote it lives: on this host, under this pid, as a launcher."""
     try:
-        command = Path(f"/proc/{int(run['pid'])}/cmdline").read_bytes()
-    except (OSError, KeyError, ValueError):
+        command = Path(f"/proc/{record.pid}/cmdline").read_bytes()
+    except OSError:
         return False
-    return run.get("host") == os.uname().nodename and b"launcher" in command
+    return record.host == os.uname().nodename and b"launcher" in command
 
 
 def _by_its_word(name: str, history: History) -> WorkerEnd:
@@ -122,17 +106,19 @@ def _by_its_word(name: str, history: History) -> WorkerEnd:
     return WorkerEnd(name=name, pid=0, returncode=code, stopped_by_us=stopped, duration_s=0.0)
 
 
-def _read_run(directory: Path) -> dict[str, Any]:
-    path = directory / "run.json"
-    try:
-        run: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except OSError as error:
-        raise UsageError(f"{path}: not a run directory: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{path}: not a run of ours: {error}") from error
-    if run.get("schema") != 1 or not isinstance(run.get("groups"), dict):
-        raise UsageError(f"{path}: written by another version (schema {run.get('schema')!r})")
-    return run
+def _read_healths(record: RunRecord, directory: Path) -> dict[str, Health | None]:
+    """From the telemetry files, which may be gone or cut since then: they speak for a run whose
+    launcher was killed, or is older than the `healths` of run.json."""
+    if record.telemetry_interval_s == 0:
+        return {}
+    return {name: _heard(run_dir.telemetry_path(directory, name)) for name in record.gpus}
+
+
+def _heard(path: Path) -> Health | None:
+    record = Record()
+    for event in _lines(path, decode_gpu):
+        record.record(event)
+    return record.health()
 
 
 def _lines(path: Path, decode: Callable[[bytes], T]) -> Iterator[T]:
@@ -144,4 +130,5 @@ def _lines(path: Path, decode: Callable[[bytes], T]) -> Iterator[T]:
         try:
             yield decode(line)
         except msgspec.DecodeError:
-            continue  # the last line of a run that was cut short
+            # The last line of a run that was cut short.
+            continue

@@ -6,7 +6,7 @@ from launcher.verdict.results import WorkerResult
 
 COLUMNS = ("worker", "verdict", "steps", "loss first", "last", "tokens/s", "peak memory", "time")
 _NUM_LEFT = 2
-"""So many columns hold words and start at the left; the others hold numbers."""
+"""The first two columns hold words and start at the left; the others hold numbers."""
 _GAP = "   "
 
 
@@ -43,7 +43,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def number(value: float | str | None, form: str = "{:.4f}") -> str:
-    """`form` of a figure; what is not finite is text already, what is not known is n/a."""
+    """A figure in this form. One that is not finite is text already; one that is unknown is n/a."""
     if value is None:
         return "n/a"
     return value if isinstance(value, str) else form.format(value)

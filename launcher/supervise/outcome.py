@@ -4,7 +4,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from launcher.verdict.results import WorkerEnd
+from launcher.verdict.record import WorkerEnd
 from launcher.verdict.stop import Stop
 from model_check.events import Event
 

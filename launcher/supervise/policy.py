@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 
-from launcher.verdict.results import Ending
+from launcher.verdict.record import Ending
 from launcher.verdict.stop import Stop
 from model_check.errors import EXIT_HANG, EXIT_SIGNAL_BASE, describe_exit, exit_code_of
 from model_check.utils.requests import request_of

@@ -16,7 +16,7 @@ from launcher.contain.linux import P_PIDFD, pidfd_open
 from launcher.plan import WorkerSpec
 from launcher.supervise import stacks
 from launcher.supervise.policy import Confession, WorkerView
-from launcher.verdict.results import WorkerEnd
+from launcher.verdict.record import WorkerEnd
 from model_check.errors import EXIT_INTERNAL, EXIT_NON_FINITE, ModelCheckError, describe_exit
 from model_check.events import STACKS_SIGNAL, Done, Event, NonFinite, Phase, Scalar, Step
 from model_check.utils.child import child_command

@@ -7,13 +7,13 @@ Workers are compared inside groups: two GPUs of different models may rightly rou
 from collections import Counter
 from collections.abc import Mapping
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from model_check.events import Step
 
 QUANTITIES = ("loss", "grad_norm")
 PATIENCE_NS = 60 * 10**9
-"""How long the rest of a group may take, after a difference was seen, to settle who is odd."""
+"""How long the rest of a group may take, after a difference was seen, to show which is odd."""
 
 
 class Disagreement(Struct, frozen=True):
@@ -27,7 +27,7 @@ class Disagreement(Struct, frozen=True):
 
     @property
     def odd(self) -> tuple[str, ...]:
-        """Who differs from a strict majority; empty when no value has one."""
+        """The workers that differ from a strict majority; none when no value has one."""
         value, votes = Counter(self.bits.values()).most_common(1)[0]
         if votes * 2 <= len(self.bits):
             return ()
@@ -37,47 +37,46 @@ class Disagreement(Struct, frozen=True):
         values = ", ".join(
             f"{worker} {float.fromhex(bits):.9g} ({bits})" for worker, bits in self.bits.items()
         )
-        who = " and ".join(self.odd) + " differs" if len(self.odd) == 1 else "workers differ"
+        odd = " and ".join(self.odd) + (" differs" if len(self.odd) == 1 else " differ")
         if not self.odd:
-            who = "workers differ, and no majority tells which is right"
-        elif len(self.odd) > 1:
-            who = " and ".join(self.odd) + " differ"
-        what = self.quantity.replace("_", " ")
-        return f"step {self.step}: {who} in the {what}: {values}"
+            odd = "workers differ, and no majority tells which is right"
+        return f"step {self.step}: {odd} in the {self.quantity.replace('_', ' ')}: {values}"
 
 
-class Agreement(Struct):
+class Agreement:
     """Holds a step until its whole group has reported it: memory grows with the stragglers only.
 
-    A group that differs gets a minute for its stragglers to tell who is odd; one that never reports
-    (it hangs, it was killed) does not hide the difference of the others.
+    A group that differs gets a minute for its stragglers to show which worker is odd. A worker that
+    never reports (it hangs, it was killed) does not hide the difference of the others.
     """
 
-    groups: Mapping[str, str]
-    """Worker -> the group whose members must agree."""
-    agreed_steps: dict[str, int] = field(default_factory=dict)
-    """Group -> steps that all of its members agreed on."""
-    _waiting: dict[tuple[str, int], dict[str, Step]] = field(default_factory=dict)
-    _doubts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Group -> (the first step that differs among those who reported, the time of that report)."""
+    def __init__(self, groups: Mapping[str, str]) -> None:
+        """`groups`: worker -> the group whose members must agree."""
+        self._groups = groups
+        self._sizes = Counter(groups.values())
+        self.agreed_steps = {w: 0 for w, group in groups.items() if self._sizes[group] > 1}
+        """Worker -> steps at which it agreed with its equals; without equals it has no entry."""
+        self._waiting: dict[tuple[str, int], dict[str, Step]] = {}
+        self._doubts: dict[str, tuple[int, int]] = {}
+        """Group -> (the first step that differs among the reports so far, time of that report)."""
 
     def record(self, worker: str, step: Step) -> Disagreement | None:
         """Take one worker's step; the disagreement that it completes, if any."""
-        group = self.groups[worker]
-        key = (group, step.step)
-        reported = self._waiting.setdefault(key, {})
+        group = self._groups[worker]
+        reported = self._waiting.setdefault((group, step.step), {})
         reported[worker] = step
-        if len(reported) < self.group_size(group):
+        if len(reported) < self._sizes[group]:
             return self._overdue(group, step)
         difference = _compare(step.step, reported)
         if difference is None:
-            del self._waiting[key]
-            self.agreed_steps[group] = self.agreed_steps.get(group, 0) + 1
+            del self._waiting[group, step.step]
+            for name in reported.keys() & self.agreed_steps.keys():
+                self.agreed_steps[name] += 1
         return difference
 
     def unsettled(self) -> Disagreement | None:
-        """The first difference among reports whose group was never complete: for the end of a
-        run."""
+        """For the end of a run: the first difference among reports whose group was never
+        complete."""
         for (_, number), reported in sorted(self._waiting.items(), key=lambda item: item[0][1]):
             if (difference := _compare(number, reported)) is not None:
                 return difference
@@ -92,9 +91,6 @@ class Agreement(Struct):
         if newest.t - since_ns < PATIENCE_NS:
             return None
         return _compare(number, self._waiting[group, number])
-
-    def group_size(self, group: str) -> int:
-        return sum(1 for name in self.groups.values() if name == group)
 
 
 def _compare(number: int, reported: Mapping[str, Step]) -> Disagreement | None:

@@ -6,18 +6,19 @@ from model_check.events import Trouble
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU during a run. None is "not told" (N/A); `_new` is what was added during the run."""
+    """One GPU during a run. None is "not told" (N/A); a count with `_new` rose so much during the
+    run."""
 
     samples: int
     samples_loaded: int
-    """Those in which the GPU said that it was busy."""
+    """Samples in which the GPU said that it was busy."""
     temperature_max_c: int | None
     memory_temperature_max_c: int | None
     power_mean_w: float | None
     power_max_w: float | None
     power_limit_w: float | None
     sm_mean_mhz: float | None
-    """While it was busy; over everything when nobody says when that was."""
+    """While the GPU was busy; over the whole run where it does not say when it was."""
     sm_max_mhz: int | None
     memory_mhz: int | None
     utilization_mean_percent: float | None
@@ -25,28 +26,28 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     throttled_percent: dict[str, float] | None
     """Reason -> share of the samples in which the clocks were held back for it."""
     slowed_percent: dict[str, float]
-    """Slowdown -> share of the run, by the counter of its time or by samples, if that is more."""
+    """Slowdown -> share of the run: by the counter of its time or by samples, whichever is more."""
     power_violation_percent: float | None
     thermal_violation_percent: float | None
     ecc_corrected_new: int | None
     ecc_uncorrected_new: int | None
     ecc_corrected_total: int | None
     ecc_uncorrected_total: int | None
-    """In the life of the board."""
+    """Both totals: in the life of the board."""
     remapped_corrected: int | None
     remapped_uncorrected: int | None
     remap_pending: bool | None
     remap_failed: bool | None
     pcie_gen: int | None
-    """The fastest that was seen."""
+    """The fastest generation that was seen."""
     pcie_max_gen: int | None
     pcie_width: int | None
     pcie_max_width: int | None
     pcie_replays_new: int | None
     nvlink_errors_new: int | None
     xids: dict[int, int] | None
-    """How often each came; None: this driver tells none."""
+    """Xid -> how often it came; None: this driver tells none."""
     told_no_more: list[str]
-    """What could condemn it, was told, and was not told at the end."""
+    """Counters that could condemn the GPU and that NVML told at first, but not at the end."""
     trouble: list[Trouble]
     """What NVML could not tell, and why."""

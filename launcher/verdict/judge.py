@@ -1,9 +1,11 @@
 """A run that is over -> a verdict for each worker and for the run. Pure."""
 
+from enum import Enum
 from signal import Signals
+from typing import Any
 
-from launcher.verdict.agreement import Disagreement
-from launcher.verdict.results import Case, RunResult, SplitResult, Verdict, WorkerEnd, WorkerResult
+from launcher.verdict.record import Case, WorkerEnd
+from launcher.verdict.results import Judgement, RunResult, SplitResult, Verdict, WorkerResult
 from launcher.verdict.steps import History
 from launcher.verdict.summary import shared_nonfinite, summary
 from model_check.errors import (
@@ -15,8 +17,42 @@ from model_check.errors import (
 )
 from model_check.utils.requests import request_of
 
+_ERROR = "error: "
+"""How our programs begin the line that says why they end."""
+_INNOCENT = (Verdict.PASS, Verdict.STOPPED)
 
-def judge(case: Case) -> RunResult:
+
+class Cause(Enum):
+    """What decides a worker's row: its verdict, its sentence. Of several causes the first decides.
+
+    A FAIL becomes INCONCLUSIVE where it is unknown whether the worker failed by itself.
+    """
+
+    NOT_STARTED = Verdict.FAIL, "could not be started: {spawn_error}"
+    HANG = Verdict.FAIL, "{reason}"
+    NON_FINITE = Verdict.FAIL, "non-finite {where} at step {step}{first}"
+    FAILED = Verdict.FAIL, "{how}{said}{oom}"
+    """It ended with an exit code of failure, or announced one before our signal reached it."""
+    ODD = Verdict.SUSPECT, "differs from the majority at {place}"
+    DIFFERS = Verdict.INCONCLUSIVE, "differs from its peer at {place}"
+    """Workers differ, and there is no majority."""
+    NEVER_STARTED = Verdict.STOPPED, "never started"
+    """The run was stopped before its turn came."""
+    END_UNSEEN = Verdict.INCONCLUSIVE, "its end was not seen"
+    REQUESTED = Verdict.STOPPED, "ended by {signal}"
+    """It ended by a signal that we got, too."""
+    STOPPED = Verdict.STOPPED, "stopped by us"
+    ENDED_EARLY = Verdict.STOPPED, "{why}"
+    """It was asked to end early, or had nothing left to do."""
+    TOO_FEW_STEPS = Verdict.INCONCLUSIVE, "ended with exit code 0 after {done} of {to_do} steps"
+    NONE = Verdict.PASS, ""
+
+
+Found = tuple[Cause, dict[str, Any]]
+"""A cause, and the values that its sentence needs."""
+
+
+def judge(case: Case) -> Judgement:
     """The whole verdict.
 
     What proves nothing is never a PASS: a trainer that ends well without all its steps, or a
@@ -25,30 +61,43 @@ def judge(case: Case) -> RunResult:
     shares bit for bit blames no GPU, nor does a tie. A worker that ended by a signal which we got,
     too, was stopped.
     """
-    results = [_judge_worker(case, worker) for worker in case.workers]
-    verdict = _run_verdict(case, results)
+    causes = [_cause(case, worker) for worker in case.workers]
+    rows = [_row(case, *each) for each in zip(case.workers, causes, strict=True)]
+    verdict = _run_verdict(case, rows)
+    text, told = summary(case, verdict, rows)
     end = case.end
-    return RunResult(
+    result = RunResult(
         verdict=verdict,
-        exit_code=_exit_code(case, verdict, results),
-        summary=summary(case, verdict, results),
-        culprits=[] if shared_nonfinite(case) else end.culprits,
+        exit_code=_exit_code(case, verdict, rows),
+        summary=text,
+        culprits=[] if shared_nonfinite(case) else list(end.culprits),
         disagreement=str(end.disagreement) if end.disagreement else None,
-        workers=results,
-        leftovers=end.leftovers,
+        workers=rows,
+        leftovers=list(end.leftovers),
         dropped_lines=end.dropped_lines,
-        run=case.run,
+        run=case.record.asked,
     )
+    quoted = {
+        worker.name
+        for worker, (_, facts) in zip(case.workers, causes, strict=True)
+        if worker.name in told and facts.get("said") == f": {_last_error(worker)}"
+    }
+    untold = {row.name for row in rows if row.verdict not in _INNOCENT and row.name not in told}
+    return Judgement(result, untold, quoted)
 
 
-def _judge_worker(case: Case, worker: WorkerEnd) -> WorkerResult:
+def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
     history = case.histories[worker.name]
-    verdict, cause = _worker_verdict(case, worker, history)
+    cause, facts = found
+    verdict, sentence = cause.value
+    if verdict is Verdict.FAIL and _is_unordered(case, worker, history):
+        verdict = Verdict.INCONCLUSIVE
+    tells_last_lines = verdict is Verdict.FAIL or worker.name in case.end.tied
     done = history.done
     return WorkerResult(
         name=worker.name,
         verdict=verdict,
-        cause=cause,
+        cause=sentence.format(**facts) or None,
         steps=history.num_steps,
         loss_first=_number(history.loss_first),
         loss_last=_number(history.loss_last),
@@ -56,110 +105,106 @@ def _judge_worker(case: Case, worker: WorkerEnd) -> WorkerResult:
         peak_memory_bytes=done.peak_memory_bytes if done else None,
         duration_s=round(worker.duration_s, 3),
         returncode=worker.returncode,
-        gpu=case.run.get("gpus", {}).get(worker.name),
+        gpu=case.record.gpus.get(worker.name),
         detail=history.detail,
         validation=_validation(history),
         notes=history.notes,
         evidence=[*(item.path for item in history.evidence), *worker.evidence],
-        last_lines=list(worker.last_lines) if _has_failed(case, worker, verdict) else [],
+        last_lines=list(worker.last_lines) if tells_last_lines else [],
     )
 
 
-def _worker_verdict(case: Case, worker: WorkerEnd, history: History) -> tuple[Verdict, str | None]:
-    request = _followed(case, worker, history)
-    own_failure = None if request else _own_failure(case, worker, history)
-    if own_failure is not None:
-        is_unordered = worker.name in case.end.tied or _is_beside_a_request(case, worker, history)
-        return Verdict.INCONCLUSIVE if is_unordered else Verdict.FAIL, own_failure
-    difference = case.end.disagreement
-    if difference and worker.name in difference.bits and worker.name in difference.odd:
-        return Verdict.SUSPECT, f"differs from the majority at {_place(difference)}"
-    if difference and worker.name in difference.bits and not difference.odd:
-        return Verdict.INCONCLUSIVE, f"differs from its peer at {_place(difference)}"
+def _cause(case: Case, worker: WorkerEnd) -> Found:
+    history, difference = case.histories[worker.name], case.end.disagreement
+    request = _request(case, worker, history)
+    if request is None and (failure := _failure(case, worker, history)) is not None:
+        return failure
+    if difference and worker.name in difference.bits:
+        place = f"step {difference.step}, {difference.quantity.replace('_', ' ')}"
+        if not difference.odd:
+            return Cause.DIFFERS, {"place": place}
+        if worker.name in difference.odd:
+            return Cause.ODD, {"place": place}
     if worker.pid is None:
-        return Verdict.STOPPED, "never started"
+        return Cause.NEVER_STARTED, {}
     if worker.returncode is None:
-        return Verdict.INCONCLUSIVE, "its end was not seen"
-    wanted = _wanted_steps(case, history)
-    done_well = history.done is not None and history.done.exit_code == EXIT_PASS
-    if (worker.stopped_by_us or request) and not (done_well and history.num_steps == wanted):
-        return Verdict.STOPPED, f"ended by {request.name}" if request else "stopped by us"
-    if history.done is not None and history.done.early is not None:
-        return Verdict.STOPPED, history.done.early
-    if wanted is not None and history.num_steps != wanted:
-        steps = f"{history.num_steps} of {wanted} steps"
-        return Verdict.INCONCLUSIVE, f"ended with exit code 0 after {steps}"
-    return Verdict.PASS, None
+        return Cause.END_UNSEEN, {}
+    to_do, done = _steps_to_do(case, history), history.done
+    has_done_all = done and done.exit_code == EXIT_PASS and history.num_steps == to_do
+    if request and not has_done_all:
+        return Cause.REQUESTED, {"signal": request.name}
+    if worker.stopped_by_us and not has_done_all:
+        return Cause.STOPPED, {}
+    if done and done.early is not None:
+        return Cause.ENDED_EARLY, {"why": done.early}
+    if to_do not in (None, history.num_steps):
+        return Cause.TOO_FEW_STEPS, {"done": history.num_steps, "to_do": to_do}
+    return Cause.NONE, {}
 
 
-def _followed(case: Case, worker: WorkerEnd, history: History) -> Signals | None:
+def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
+    """What this worker did wrong by itself, whatever stopped it later; None: nothing."""
+    end, done, announced = case.end, history.done, _announced(history)
+    error = done.error.splitlines()[0] if done and done.error else None
+    is_blamed = worker.name in end.culprits
+    if worker.spawn_error:
+        return Cause.NOT_STARTED, {"spawn_error": worker.spawn_error}
+    if is_blamed and end.is_hang:
+        return Cause.HANG, {"reason": end.reason}
+    if (bad := history.nonfinite) is not None:
+        first = f", first in {bad.names[0]}" if bad.names else ""
+        return Cause.NON_FINITE, {"where": bad.where, "step": bad.step, "first": first}
+    if worker.returncode and not worker.stopped_by_us:
+        return _failed(worker, history, worker.returncode, error or _last_error(worker))
+    is_stopped_for = is_blamed and announced == end.exit_code
+    if announced != EXIT_PASS and (is_stopped_for or announced < EXIT_SIGNAL_BASE):
+        return _failed(worker, history, announced, error)
+    return None
+
+
+def _failed(worker: WorkerEnd, history: History, returncode: int, error: str | None) -> Found:
+    after = "" if history.last_step is None else f" after step {history.last_step}"
+    phase = "" if error or history.phase is None else f" in phase {history.phase}"
+    how = f"{describe_exit(returncode)}{after}{phase}"
+    said = f": {error}" if error else ""
+    return Cause.FAILED, {"how": how, "said": said, "oom": f"; {worker.oom}" if worker.oom else ""}
+
+
+def _last_error(worker: WorkerEnd) -> str | None:
+    """Why it ended, by its last line; None: the line says something else."""
+    last = worker.last_lines[-1] if worker.last_lines else ""
+    return last.removeprefix(_ERROR) if last.startswith(_ERROR) else None
+
+
+def _request(case: Case, worker: WorkerEnd, history: History) -> Signals | None:
     """The request that ended this worker and that we got, too. None: another one, or a failure."""
     is_blamed = worker.name in (*case.end.culprits, *case.end.tied)
     if is_blamed or worker.stopped_by_us or history.nonfinite:
         return None
-    request = request_of(_said(history) or worker.returncode or EXIT_PASS)
+    request = request_of(_announced(history) or worker.returncode or EXIT_PASS)
     return request if request in case.end.requests else None
 
 
-def _is_beside_a_request(case: Case, worker: WorkerEnd, history: History) -> bool:
-    """We were asked to end before its death was judged: it may have been asked, too, and have ended
-    in its own way. What it said of a failure stays one."""
-    has_said = history.nonfinite or _said(history) or worker.spawn_error
-    return case.end.is_by_signal and not has_said
+def _is_unordered(case: Case, worker: WorkerEnd, history: History) -> bool:
+    """Whether it is unknown if this worker failed by itself: several failed together, or we were
+    asked to end before its death was judged. Then it may have been asked, too, and have ended in
+    its own way. A failure that it told itself stays a failure."""
+    has_said = history.nonfinite or _announced(history) or worker.spawn_error
+    return worker.name in case.end.tied or (case.end.is_by_signal and not has_said)
 
 
-def _said(history: History) -> int:
-    """The exit code that it announced; 0 if it announced none."""
+def _announced(history: History) -> int:
+    """The exit code that the worker announced; 0 if it announced none."""
     return history.done.exit_code if history.done else EXIT_PASS
 
 
-def _has_failed(case: Case, worker: WorkerEnd, verdict: Verdict) -> bool:
-    return verdict is Verdict.FAIL or worker.name in case.end.tied
-
-
-def _wanted_steps(case: Case, history: History) -> int | None:
-    """Steps that this worker had to train itself; None: nobody said."""
-    steps = case.run.get("steps")
+def _steps_to_do(case: Case, history: History) -> int | None:
+    """Steps that this worker had to train itself; None: a foreign command."""
+    steps = case.record.steps
     return None if steps is None else max(0, steps - history.first_step)
 
 
-def _own_failure(case: Case, worker: WorkerEnd, history: History) -> str | None:
-    """What this worker did wrong by itself, whoever stopped it afterwards; None: nothing."""
-    if worker.spawn_error:
-        return f"could not be started: {worker.spawn_error}"
-    if worker.name in case.end.culprits and case.end.is_hang:
-        return case.end.reason
-    if (bad := history.nonfinite) is not None:
-        names = f", first in {bad.names[0]}" if bad.names else ""
-        return f"non-finite {bad.where} at step {bad.step}{names}"
-    if worker.returncode and not worker.stopped_by_us:
-        oom = f"; {worker.oom}" if worker.oom else ""
-        return _describe_death(worker.returncode, history, _last_error(worker)) + oom
-    said = _said(history)
-    acted_on = worker.name in case.end.culprits and said == case.end.exit_code
-    if said != EXIT_PASS and (acted_on or said < EXIT_SIGNAL_BASE):  # before our signal reached it
-        return _describe_death(said, history)
-    return None
-
-
-def _describe_death(returncode: int, history: History, last_error: str | None = None) -> str:
-    after = "" if history.last_step is None else f" after step {history.last_step}"
-    said = history.done.error.splitlines()[0] if history.done and history.done.error else last_error
-    where = "" if said or history.phase is None else f" in phase {history.phase}"
-    return f"{describe_exit(returncode)}{after}{where}" + (f": {said}" if said else "")
-
-
-def _last_error(worker: WorkerEnd) -> str | None:
-    """What a process without events said last, if that is why it ended."""
-    last = worker.last_lines[-1] if worker.last_lines else ""
-    return last.removeprefix("error: ") if last.startswith("error: ") else None
-
-
-def _place(difference: Disagreement) -> str:
-    return f"step {difference.step}, {difference.quantity.replace('_', ' ')}"
-
-
-def _run_verdict(case: Case, results: list[WorkerResult]) -> Verdict:
+def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
     end = case.end
     if end.tied:
         return Verdict.INCONCLUSIVE
@@ -167,20 +212,21 @@ def _run_verdict(case: Case, results: list[WorkerResult]) -> Verdict:
         return Verdict.FAIL if end.culprits else Verdict.INCONCLUSIVE
     if end.disagreement:
         return Verdict.SUSPECT if end.disagreement.odd else Verdict.INCONCLUSIVE
-    failed = any(result.verdict is Verdict.FAIL for result in results)
-    if failed or end.exit_code != EXIT_PASS:  # it said so, or a foreign command's own 21
+    failed = any(row.verdict is Verdict.FAIL for row in rows)
+    # A worker said so, or a foreign command ended with its own 21.
+    if failed or end.exit_code != EXIT_PASS:
         return Verdict.FAIL
-    unproven = any(result.verdict is not Verdict.PASS for result in results)
+    unproven = any(row.verdict is not Verdict.PASS for row in rows)
     return Verdict.INCONCLUSIVE if unproven or end.leftovers else Verdict.PASS
 
 
-def _exit_code(case: Case, verdict: Verdict, results: list[WorkerResult]) -> int:
+def _exit_code(case: Case, verdict: Verdict, rows: list[WorkerResult]) -> int:
     if verdict is Verdict.PASS or case.end.exit_code != EXIT_PASS:
         return case.end.exit_code
     if case.end.disagreement:
         return EXIT_DISAGREEMENT
-    as_asked = all(result.verdict in (Verdict.PASS, Verdict.STOPPED) for result in results)
-    if results and as_asked and not case.end.leftovers:
+    as_asked = all(row.verdict in _INNOCENT for row in rows)
+    if rows and as_asked and not case.end.leftovers:
         return EXIT_PASS
     said = [history.done.exit_code for history in case.histories.values() if history.done]
     return next((code for code in said if code != EXIT_PASS), EXIT_INTERNAL)

@@ -1,4 +1,4 @@
-"""Listens to the workers while they run: keeps their histories, stops the run when bits differ."""
+"""Follows the workers while they run: keeps their histories, stops the run when bits differ."""
 
 from collections.abc import Mapping
 
@@ -17,6 +17,7 @@ class Watch:
         self.histories = {name: History() for name in groups}
         self.disagreement: Disagreement | None = None
         self._agreement = Agreement(groups)
+        self.agreed_steps: Mapping[str, int] = self._agreement.agreed_steps
 
     def on_event(self, worker: str, event: Event) -> Stop | None:
         """Take one event; a Stop at the first step whose bits differ."""
@@ -29,15 +30,5 @@ class Watch:
         return Stop(str(self.disagreement), EXIT_DISAGREEMENT, self.disagreement.odd)
 
     def finish(self) -> None:
-        """The run is over: a difference that nobody is left to settle counts, too."""
+        """The run is over: a difference that no further report can settle counts, too."""
         self.disagreement = self.disagreement or self._agreement.unsettled()
-
-    @property
-    def agreed_steps(self) -> dict[str, int]:
-        """Worker -> steps at which it agreed with its equals; without equals it has no entry."""
-        agreement = self._agreement
-        return {
-            worker: agreement.agreed_steps.get(group, 0)
-            for worker, group in agreement.groups.items()
-            if agreement.group_size(group) > 1
-        }

@@ -1,4 +1,4 @@
-"""How grave a symptom of a GPU is, and whose matter: the words that operators use. Values only."""
+"""How grave a symptom of a GPU is, in the words that operators use. Values only."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -7,7 +7,7 @@ from msgspec import Struct
 
 
 class Severity(StrEnum):
-    """The graver first: a tie goes to the first."""
+    """From the gravest to the least."""
 
     ISOLATE = "ISOLATE"
     """Take the GPU out of service: its results cannot be trusted, or it is gone."""
@@ -23,7 +23,7 @@ class CauseClass(StrEnum):
 
 
 class Symptom(Struct, frozen=True):
-    """One thing that is wrong with a GPU, or that could not be told of it."""
+    """One thing that is wrong with a GPU, or that NVML could not tell of it."""
 
     severity: Severity
     figure: str
@@ -40,5 +40,5 @@ class Symptom(Struct, frozen=True):
 
 
 def worst(symptoms: Sequence[Symptom]) -> Symptom:
-    """The gravest, and the first of those."""
+    """The gravest symptom; of several as grave, the first."""
     return min(symptoms, key=lambda symptom: list(Severity).index(symptom.severity))

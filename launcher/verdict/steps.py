@@ -1,4 +1,4 @@
-"""What each worker said of itself, kept small: the last of each kind, never every step."""
+"""What each worker said of itself, in bounded memory: of each kind of event the last, no step."""
 
 from msgspec import Struct, field
 
@@ -17,7 +17,7 @@ from model_check.events import (
 
 
 class History(Struct):
-    """One worker's run as its events told it."""
+    """One worker's run as its events tell it."""
 
     phase: str | None = None
     detail: dict[str, Scalar] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class History(Struct):
 
     @property
     def first_step(self) -> int:
-        """With which step it began: not 0 for a run that was resumed."""
+        """The step that it began with: not 0 for a run that was resumed."""
         first = self.detail.get("first_step", 0)
         return first if isinstance(first, int) else 0
 
@@ -65,6 +65,7 @@ class History(Struct):
         self.last_step = step.step
         self.tokens += step.tokens
         self.loss_last = step.loss
-        self.nonfinite = None  # it went on: not what it ends of
+        # It trained on after a NaN, so it does not end of that.
+        self.nonfinite = None
         if self.loss_first is None:
             self.loss_first = step.loss

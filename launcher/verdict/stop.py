@@ -1,4 +1,4 @@
-"""Why a run ends before all its workers have: the supervisor decides it, the verdict tells it."""
+"""Why a run ends before all its workers do: the supervisor decides it, the verdict tells it."""
 
 from msgspec import Struct
 
@@ -10,8 +10,9 @@ class Stop(Struct, frozen=True):
     """A sentence for people."""
     exit_code: int
     culprits: tuple[str, ...]
-    """Names of the workers that are blamed; none: nobody's fault (a signal to us), or a tie."""
+    """Names of the workers that are blamed; none: a signal to us, or a tie."""
     is_hang: bool = False
-    """What the workers are doing is worth saving before anybody is stopped."""
+    """Save what the workers are doing before any of them is stopped."""
     tied: tuple[str, ...] = ()
-    """Names of the workers that failed first together: nobody knows which, so none is blamed."""
+    """Names of the workers that failed together: it is unknown which was first, so none is
+    blamed."""

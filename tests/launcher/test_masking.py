@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.masking import masked
+from launcher.run_dir import masked
 
 
 @pytest.mark.parametrize(

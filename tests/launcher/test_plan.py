@@ -5,7 +5,7 @@ from pathlib import Path
 from launcher.gpus.probe import Gpu
 from launcher.plan import (
     PYTHONPATH_BEFORE,
-    Surroundings,
+    RunContext,
     cpu_places,
     gpu_places,
     plan_command,
@@ -24,8 +24,8 @@ H100 = Gpu(
 )
 
 
-def around(**environ: str) -> Surroundings:
-    return Surroundings(
+def context(**environ: str) -> RunContext:
+    return RunContext(
         root=Path("/checkout"),
         python="/venv/bin/python",
         environ=environ,
@@ -37,14 +37,14 @@ def around(**environ: str) -> Surroundings:
 
 def test_an_interactive_python_is_nothing_for_our_children_but_for_foreign_commands() -> None:
     wanted = {"PYTHONINSPECT": "1", "PYTHONSTARTUP": "rc.py"}
-    for spec in (*plan_training(cpu_places(1), around(**wanted)), plan_prepare(around(**wanted))):
+    for spec in (*plan_training(cpu_places(1), context(**wanted)), plan_prepare(context(**wanted))):
         assert not wanted.keys() & spec.env.keys()
-    (spec,) = plan_command(cpu_places(1), ["tool"], around(**wanted))
+    (spec,) = plan_command(cpu_places(1), ["tool"], context(**wanted))
     assert wanted.items() <= spec.env.items()
 
 
 def test_a_gpu_worker_is_pinned_by_uuid_and_named_by_index() -> None:
-    (spec,) = plan_training(gpu_places([H100]), around())
+    (spec,) = plan_training(gpu_places([H100]), context())
     assert spec.name == "GPU3"
     assert spec.env["CUDA_VISIBLE_DEVICES"] == "GPU-33333333-0000"
     assert spec.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
@@ -57,38 +57,38 @@ def test_a_gpu_worker_is_pinned_by_uuid_and_named_by_index() -> None:
 
 
 def test_cores_are_divided_among_the_workers_unless_a_person_decided() -> None:
-    specs = plan_training(cpu_places(4), around())
+    specs = plan_training(cpu_places(4), context())
     assert [spec.env["OMP_NUM_THREADS"] for spec in specs] == ["4"] * 4
-    (own, _) = plan_training(cpu_places(2), around(OMP_NUM_THREADS="3"))
+    (own, _) = plan_training(cpu_places(2), context(OMP_NUM_THREADS="3"))
     assert own.env["OMP_NUM_THREADS"] == "3"
 
 
 def test_a_cpu_worker_sees_no_gpu() -> None:
-    (spec, _) = plan_training(cpu_places(2), around(CUDA_VISIBLE_DEVICES="0,1"))
+    (spec, _) = plan_training(cpu_places(2), context(CUDA_VISIBLE_DEVICES="0,1"))
     assert spec.env["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_only_the_preparer_gets_the_token_of_the_hub() -> None:
-    surroundings = around(HF_TOKEN="hf_secret")
-    assert plan_prepare(surroundings).env["HF_TOKEN"] == "hf_secret"
-    (spec, _) = plan_training(cpu_places(2), surroundings)
+    shared = context(HF_TOKEN="hf_secret")
+    assert plan_prepare(shared).env["HF_TOKEN"] == "hf_secret"
+    (spec, _) = plan_training(cpu_places(2), shared)
     assert "HF_TOKEN" not in spec.env
     assert spec.env["MODEL_CHECK_TOKEN_CACHE"] == "/cache/entry"
 
 
 def test_the_same_settings_reach_the_preparer_and_every_worker() -> None:
-    surroundings = around()
-    specs = [plan_prepare(surroundings), *plan_training(cpu_places(2), surroundings)]
+    shared = context()
+    specs = [plan_prepare(shared), *plan_training(cpu_places(2), shared)]
     for spec in specs:
         at = spec.argv.index("--config")
         assert spec.argv[at + 1] == "/runs/r1/config.json"
 
 
 def test_a_foreign_command_gets_its_own_python_path_back() -> None:
-    changed = around(PYTHONPATH="/checkout:/mine", **{PYTHONPATH_BEFORE: "/mine"})
+    changed = context(PYTHONPATH="/checkout:/mine", **{PYTHONPATH_BEFORE: "/mine"})
     (spec,) = plan_command(gpu_places([H100]), ["tool", "a b"], changed)
     assert spec.argv == ("tool", "a b")
     assert spec.env["PYTHONPATH"] == "/mine"
     assert PYTHONPATH_BEFORE not in spec.env
-    (bare,) = plan_command(gpu_places([H100]), ["tool"], around(**{PYTHONPATH_BEFORE: ""}))
+    (bare,) = plan_command(gpu_places([H100]), ["tool"], context(**{PYTHONPATH_BEFORE: ""}))
     assert "PYTHONPATH" not in bare.env

@@ -25,7 +25,7 @@ def test_equal_bits_agree_and_are_counted() -> None:
     for number in range(3):
         assert agreement.record("GPU0", step(number)) is None
         assert agreement.record("GPU1", step(number)) is None
-    assert agreement.agreed_steps == {"H100": 3}
+    assert agreement.agreed_steps == {"GPU0": 3, "GPU1": 3}
 
 
 def test_the_odd_worker_of_three_is_named_with_the_step_and_the_quantity() -> None:

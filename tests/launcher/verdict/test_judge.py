@@ -4,16 +4,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from launcher.report.closing import closing_lines
 from launcher.report.table import row, table
 from launcher.verdict.agreement import Disagreement
 from launcher.verdict.judge import judge
-from launcher.verdict.results import Case, RunEnd, RunResult, Verdict, WorkerEnd
+from launcher.verdict.record import Case, RunEnd, RunRecord, WorkerEnd
+from launcher.verdict.results import Judgement, RunResult, Verdict
 from launcher.verdict.steps import History
 from model_check.events import Done, Evaluation, NonFinite, Phase, Step
 
 LOSS = (2.5).hex()
+RECORD = RunRecord(
+    command=["--debug"],
+    started_at="2026-01-01T00:00:00+00:00",
+    started_ns=1,
+    pid=1,
+    cwd="/",
+    host="h",
+    kernel="6",
+    python="3.11",
+    run_dir="/r",
+    preset="debug",
+    device="cpu",
+    mode="replicate",
+    drill=None,
+    steps=None,
+    workers=[],
+    groups={},
+    not_compared=None,
+    versions={},
+    gpus={},
+)
 
 
 def trained(steps: int = 3) -> History:
@@ -34,14 +57,20 @@ def ended(name: str, returncode: int | None = 0, **more: Any) -> WorkerEnd:
     return WorkerEnd(name=name, returncode=returncode, **values)
 
 
-def judged(
+def judgement(
     end: RunEnd,
     workers: list[WorkerEnd],
     histories: dict[str, History],
     agreed: dict[str, int] | None = None,
-    **run: Any,
-) -> RunResult:
-    return judge(Case(run, end, workers, histories, agreed or {}))
+    *,
+    steps: int | None = None,
+) -> Judgement:
+    record = replace(RECORD, steps=steps)
+    return judge(Case(record, end, workers, histories, agreed or {}))
+
+
+def judged(*arguments: Any, **more: Any) -> RunResult:
+    return judgement(*arguments, **more).result
 
 
 def spoiled(step: int = 2, grad_norm: str = "nan") -> History:
@@ -154,10 +183,10 @@ def test_the_summary_of_a_failure_is_its_cause_and_is_told_once() -> None:
     bad = spoiled()
     end = RunEnd(exit_code=20, reason="GPU1 failed first: exit code 20", culprits=["GPU1"])
     workers = [ended("GPU0", -15, stopped_by_us=True), ended("GPU1", 20, last_lines=["x", "y"])]
-    result = judged(end, workers, {"GPU0": trained(), "GPU1": bad})
+    found = judgement(end, workers, {"GPU0": trained(), "GPU1": bad})
     told = "GPU1 failed first: non-finite gradient at step 2, first in a.weight"
-    assert result.summary == told
-    lines = list(closing_lines(result, Path("/runs/r"), tail_lines=1))
+    assert found.result.summary == told
+    lines = list(closing_lines(found, Path("/runs/r"), tail_lines=1))
     assert lines[-3:] == [f"FAIL: {told} (exit code 20)", "last lines of GPU1:", "  | y"]
     assert sum("a.weight" in line for line in lines) == 1
 
@@ -230,9 +259,11 @@ def test_validation_is_reported_once_for_workers_with_the_same_bits() -> None:
                 Evaluation(step=step, split="full", loss=loss, perplexity=perplexity, tokens=9)
             )
     workers = [ended(name) for name in histories]
-    result = judged(RunEnd(exit_code=0), workers, histories)
-    assert [(v.split, v.step, v.loss) for v in result.workers[0].validation] == [("full", 3, 2.0)]
-    lines = list(closing_lines(result, Path("/runs/r"), tail_lines=0))
+    found = judgement(RunEnd(exit_code=0), workers, histories)
+    assert [(v.split, v.step, v.loss) for v in found.result.workers[0].validation] == [
+        ("full", 3, 2.0)
+    ]
+    lines = list(closing_lines(found, Path("/runs/r"), tail_lines=0))
     assert "GPU0, GPU1: validation after 3 steps: full 2.0000 (perplexity 7.39)" in lines
     assert "GPU2: validation after 3 steps: full nan" in lines
 
@@ -323,8 +354,8 @@ def test_a_process_that_could_not_be_killed_is_no_pass() -> None:
 def test_the_culprits_last_lines_are_the_very_last() -> None:
     end = RunEnd(exit_code=7, reason="r", culprits=["GPU0"])
     workers = [ended("GPU0", 7, last_lines=["mine"]), ended("GPU1", 1, last_lines=["other"])]
-    result = judged(end, workers, dict.fromkeys(("GPU0", "GPU1"), trained()))
-    assert list(closing_lines(result, Path("/r"), tail_lines=5))[-1] == "  | mine"
+    found = judgement(end, workers, dict.fromkeys(("GPU0", "GPU1"), trained()))
+    assert list(closing_lines(found, Path("/r"), tail_lines=5))[-1] == "  | mine"
 
 
 def test_a_worker_that_had_trained_every_step_when_we_stopped_it_passed() -> None:
@@ -337,9 +368,9 @@ def test_a_worker_that_had_trained_every_step_when_we_stopped_it_passed() -> Non
 def test_the_last_error_of_a_process_without_events_is_its_cause_and_is_told_once() -> None:
     end = RunEnd(exit_code=2, reason="r", culprits=["prepare"])
     workers = [ended("prepare", 2, last_lines=["error: /nope: no such file"])]
-    result = judged(end, workers, {"prepare": History()})
-    assert result.summary == "prepare failed: exit code 2: /nope: no such file"
-    *_, last = closing_lines(result, Path("/r"), tail_lines=20)
+    found = judgement(end, workers, {"prepare": History()})
+    assert found.result.summary == "prepare failed: exit code 2: /nope: no such file"
+    *_, last = closing_lines(found, Path("/r"), tail_lines=20)
     assert last == "FAIL: prepare failed: exit code 2: /nope: no such file (exit code 2)"
 
 

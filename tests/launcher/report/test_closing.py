@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from launcher.report.checkpoints import resume_line
+from launcher.report.closing import resume_line
 from model_check.config.schema import Settings
 
 WORKERS = ("CPU0", "CPU1")

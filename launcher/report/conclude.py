@@ -1,0 +1,46 @@
+"""A run that is over -> its verdict, its evidence in the run directory, report.json and .html."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from launcher import run_dir
+from launcher.report.page import page
+from launcher.telemetry.health_result import with_health
+from launcher.verdict.judge import judge
+from launcher.verdict.live import Watch
+from launcher.verdict.record import Case, RunRecord
+from launcher.verdict.results import Judgement, RunResult
+from launcher.verdict.steps import History
+from model_check.config.schema import FAIL_ON
+
+
+def conclude(
+    record: RunRecord,
+    watch: Watch,
+    directory: Path,
+    place: Callable[[Path, Path], Path] = run_dir.keep,
+) -> Judgement:
+    """The verdict of a run, and its GPUs' health. `place` puts a file of evidence into a dossier of
+    `directory`, where no later run writes over it, or finds it there."""
+    for name, history in watch.histories.items():
+        dossier = directory / "dossier" / name.lower()
+        history.evidence = [
+            replace(item, path=str(place(Path(item.path), dossier))) for item in history.evidence
+        ]
+    end, workers = record.end, record.ended
+    assert end is not None, "a run that is over has an end"
+    assert workers is not None
+    histories = {worker.name: watch.histories.get(worker.name, History()) for worker in workers}
+    judgement = judge(Case(record, end, workers, histories, watch.agreed_steps))
+    fail_on = FAIL_ON if record.fail_on is None else record.fail_on
+    result = with_health(judgement.result, record.healths or {}, fail_on)
+    return replace(judgement, result=result)
+
+
+def write(result: RunResult, directory: Path) -> None:
+    """report.json and report.html, each whole or not at all. Raises StorageError."""
+    run_dir.write(directory / "report.json", msgspec.to_builtins(result))
+    run_dir.write(directory / "report.html", page(result))

@@ -1,0 +1,127 @@
+"""run.json: what was asked for, where it ran, how it ended. Values only; `report` reads it again.
+
+A field that may be absent from the file is None, and None is then not written: the run has not come
+so far, its launcher was killed, or an older version wrote the file.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from launcher.verdict.agreement import Disagreement
+from launcher.verdict.health import Health
+from launcher.verdict.steps import History
+from model_check.errors import EXIT_SIGNAL_BASE
+
+
+class Ending(Struct, frozen=True):
+    """How a worker's process ended: what the policy that stops a run and its verdict both read."""
+
+    name: str
+    returncode: int | None = None
+    """As in `subprocess.Popen` (signal N is -N). None: it has not ended, it never started, or it
+    could not be killed."""
+    spawn_error: str | None = None
+    """Why its command could not be started."""
+    oom: str | None = None
+    """What the cgroup counted when SIGKILL ended it; None: no OOM kill is known."""
+
+
+class WorkerEnd(Ending, frozen=True, kw_only=True):
+    """What is left of a worker when its run is over. The supervisor makes it, run.json keeps it."""
+
+    pid: int | None
+    """None: it never started."""
+    stopped_by_us: bool
+    """We ended it, so its return code is no failure of its own."""
+    duration_s: float
+    last_lines: tuple[str, ...] = ()
+    """The end of its output, without prefix, safe to print."""
+    evidence: tuple[str, ...] = ()
+    """Files that the supervisor wrote to explain its end."""
+
+
+class RunEnd(Struct, frozen=True, kw_only=True):
+    """How the whole run ended."""
+
+    exit_code: int
+    reason: str | None = None
+    """Why it was stopped; None: every worker ended by itself with exit code 0."""
+    culprits: tuple[str, ...] = ()
+    tied: tuple[str, ...] = ()
+    """Workers that failed first together: none is blamed."""
+    requests: tuple[int, ...] = ()
+    """Signals that we got and that ask to end, or to report."""
+    is_hang: bool = False
+    """We ended it for silence: an exit code 124 may also be a worker's own."""
+    disagreement: Disagreement | None = None
+    leftovers: tuple[int, ...] = ()
+    """Processes that could not be killed."""
+    dropped_lines: int = 0
+    """Lines that a slow terminal missed; the log files have them."""
+
+    @property
+    def is_by_signal(self) -> bool:
+        """A signal to us asked for this end, and no worker is blamed."""
+        is_blameless = not (self.culprits or self.tied)
+        return is_blameless and self.exit_code - EXIT_SIGNAL_BASE in self.requests
+
+
+class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """run.json without its schema number. Nothing in it looks like a secret."""
+
+    command: list[str]
+    started_at: str
+    started_ns: int
+    """CLOCK_MONOTONIC."""
+    pid: int
+    """The launcher's."""
+    cwd: str
+    host: str
+    kernel: str
+    python: str
+    run_dir: str
+    preset: str
+    device: str
+    mode: str
+    drill: str | None
+    steps: int | None
+    """The step at which training ends; None: a foreign command."""
+    workers: list[str]
+    groups: dict[str, str]
+    """Worker -> the group whose members must agree bit for bit."""
+    not_compared: str | None
+    """Why the bits of workers are not compared; None: they are."""
+    fail_on: list[str] | None = None
+    telemetry_interval_s: float | None = None
+    versions: dict[str, str | None]
+    gpus: dict[str, dict[str, Any]]
+    """Worker -> its GPU as NVML described it."""
+    notes: list[str] | None = None
+    data: dict[str, Any] | None = None
+    """What the preparer said of the token cache."""
+    duration_s: float | None = None
+    end: RunEnd | None = None
+    ended: tuple[WorkerEnd, ...] | None = None
+    healths: dict[str, Health | None] | None = None
+    """Of the workers whose GPUs were watched; None: nothing was told of the GPU."""
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What report.json repeats: all but how the run ended."""
+        without_end = msgspec.structs.replace(self, end=None, ended=None, healths=None)
+        asked: dict[str, Any] = msgspec.to_builtins(without_end)
+        return asked
+
+
+class Case(Struct, frozen=True):
+    """All that a verdict is made of."""
+
+    record: RunRecord
+    end: RunEnd
+    workers: Sequence[WorkerEnd]
+    histories: Mapping[str, History]
+    agreed_steps: Mapping[str, int]
+    """Worker -> steps at which it had the bits of all its equals; absent: it has no equal."""

@@ -1,0 +1,85 @@
+"""run.json is read as it was written; what is damaged is refused in one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from launcher import run_dir
+from launcher.report.rebuild import rebuild
+from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
+from model_check.errors import UsageError
+
+RECORD = RunRecord(
+    command=["--", "true"],
+    started_at="2026-01-01T00:00:00+00:00",
+    started_ns=1,
+    pid=0,
+    cwd="/",
+    host="h",
+    kernel="6",
+    python="3.11",
+    run_dir="/r",
+    preset="cpu",
+    device="cpu",
+    mode="replicate",
+    drill=None,
+    steps=None,
+    workers=["CPU0"],
+    groups={"CPU0": "CPU0"},
+    not_compared="a foreign command may train something else on every GPU",
+    versions={"torch": None},
+    gpus={},
+    duration_s=0.1,
+    end=RunEnd(exit_code=0),
+    ended=(WorkerEnd(name="CPU0", returncode=0, pid=7, stopped_by_us=False, duration_s=0.1),),
+    healths={},
+)
+
+
+def written(directory: Path, **changes: Any) -> Path:
+    """A run directory whose run.json has these keys changed; None: without the key."""
+    document = msgspec.to_builtins(RECORD) | changes
+    kept = {key: value for key, value in document.items() if value is not None}
+    run_dir.write(directory / "run.json", kept | {"drill": None, "steps": changes.get("steps")})
+    return directory
+
+
+def test_a_run_of_an_older_version_is_rebuilt_without_the_keys_that_it_lacks(
+    tmp_path: Path,
+) -> None:
+    older = written(tmp_path, fail_on=None, telemetry_interval_s=None, notes=None, healths=None)
+    said: list[str] = []
+    assert rebuild([str(older)], said.append) == 0
+    assert said[-1] == "[launcher] PASS: CPU0 ended with exit code 0 (exit code 0)"
+    run = json.loads((tmp_path / "report.json").read_text())["run"]
+    assert not {"fail_on", "telemetry_interval_s", "notes", "healths", "end", "ended"} & run.keys()
+    assert run["command"] == ["--", "true"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema": 2}, r"another version \(schema 2\)"),
+        ({"groups": None}, "missing required field `groups`"),
+        ({"steps": "many"}, r"Expected `int \| null`, got `str` - at `\$.steps`"),
+        ({"end": {"reason": "r"}}, r"missing required field `exit_code` - at `\$.end`"),
+        ({"ended": None}, "`end` and `ended`"),
+    ],
+)
+def test_a_damaged_record_is_one_message(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        rebuild([str(written(tmp_path, **changes))], print)
+    assert str(tmp_path / "run.json") in str(caught.value)
+
+
+def test_what_is_no_record_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a run directory"):
+        rebuild([str(tmp_path)], print)
+    (tmp_path / "run.json").write_text('{"schema": 1')
+    with pytest.raises(UsageError, match="damaged, or not a run of ours"):
+        rebuild([str(tmp_path)], print)
