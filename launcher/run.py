@@ -23,8 +23,9 @@ from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec, plan_prepare
 from launcher.report.closing import closing_lines, resume_line
 from launcher.report.conclude import conclude, write
+from launcher.supervise.outcome import Outcome
 from launcher.supervise.policy import PATIENCE
-from launcher.supervise.supervisor import Outcome, Supervisor
+from launcher.supervise.supervisor import Supervisor
 from launcher.verdict.live import Watch
 from launcher.verdict.record import RunEnd, RunRecord
 from launcher.verdict.results import RunResult
@@ -109,9 +110,7 @@ class Run:
         except ModelCheckError as error:
             self._printer.say(f"error: {error}")
             stop = Stop(str(error), error.exit_code, ())
-            return Outcome(
-                error.exit_code, stop, workers=(), leftovers=(), signals=0, dropped_lines=0
-            )
+            return Outcome(error.exit_code, stop, workers=(), leftovers=(), dropped_lines=0)
 
     def _prepare_and_train(self) -> Outcome:
         """One child builds or finds the token cache; then every worker opens it."""
@@ -129,16 +128,15 @@ class Run:
         return self._supervise(replace(launch, context=context).specs, prepared)
 
     def _supervise(
-        self, specs: Sequence[WorkerSpec], prepared: Outcome | None = None
+        self, specs: Sequence[WorkerSpec], after: Outcome | None = None
     ) -> Outcome:
         return Supervisor(
             specs,
             self._launch.limits,
             self._printer,
-            self._watch,
+            self._watch.on_event,
             companion=self._monitor,
-            kept_signals=prepared.kept_signals if prepared else (),
-            left_behind=prepared.leftovers if prepared else (),
+            after=after,
         ).run()
 
     def _end(self, outcome: Outcome) -> RunEnd:

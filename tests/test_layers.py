@@ -36,8 +36,7 @@ ALLOWED = {
     "launcher.output": FLOOR | {"launcher.run_dir"},
     "launcher.telemetry": FLOOR
     | rooms(LAUNCHER, "contain", "gpus", "output", "run_dir", "verdict"),
-    "launcher.supervise": FLOOR
-    | rooms(LAUNCHER, "contain", "output", "plan", "run_dir", "verdict"),
+    "launcher.supervise": FLOOR | rooms(LAUNCHER, "contain", "output", "plan", "verdict"),
     "launcher.report": FLOOR | rooms(LAUNCHER, "run_dir", "telemetry", "verdict"),
     "launcher.doctor": FLOOR
     | rooms(LAUNCHER, "contain", "devices", "gpus", "install", "plan", "telemetry"),

@@ -1,4 +1,4 @@
-"""A file that grows byte for byte, and whose disk may fail without anybody else noticing."""
+"""A file that grows byte for byte, and whose disk may fail without harm to the run."""
 
 import errno
 import os
@@ -15,8 +15,8 @@ _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK 
 
 
 class AppendFile:
-    """Unbuffered appends. A full or vanished disk is told once through `say` and never raised:
-    losing a log is no reason to lose a run."""
+    """Unbuffered appends. `say` is told once of a full or vanished disk; nothing is raised: losing
+    a log is no reason to lose a run."""
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self._path = path
@@ -30,7 +30,7 @@ class AppendFile:
             say(f"cannot open {path}: {why}; the run goes on without this file")
 
     def write(self, data: bytes) -> None:
-        """Append all of `data`, or as much as the disk takes; later writes are tried again."""
+        """Append all of `data`, or as much as the disk takes; a later write tries again."""
         if self._fd is None:
             return
         written = 0
@@ -43,7 +43,7 @@ class AppendFile:
             self._lost_bytes += len(data) - written
 
     def close(self) -> None:
-        """Close it, and tell how much it misses."""
+        """Close it, and say how many bytes it lacks."""
         if self._fd is None:
             return
         deleted = os.fstat(self._fd)
@@ -56,12 +56,13 @@ class AppendFile:
 
 
 def _open(path: Path) -> int:
-    """In a directory that others may write to, a log of ours may be somebody's file or pipe."""
+    """Open or make it. Raises OSError: another user, who may write to its directory, may have put
+    a file, a link or a pipe there."""
     with opened(path.parent) as directory:
         fd = os.open(path.name, _FLAGS, 0o666, dir_fd=directory.descriptor)
         status, may_be_planted = os.fstat(fd), directory.status().st_mode & OTHERS_WRITE
-    is_new = status.st_uid == os.geteuid() and status.st_nlink == 1
-    if may_be_planted and (stat.S_ISFIFO(status.st_mode) or not is_new):
+    is_ours = status.st_uid == os.geteuid() and status.st_nlink == 1
+    if may_be_planted and (stat.S_ISFIFO(status.st_mode) or not is_ours):
         os.close(fd)
         raise OSError(errno.EPERM, "another user may have made it")
     return fd

@@ -1,7 +1,7 @@
-"""The terminal, behind a bounded queue and a thread of its own: nobody ever waits for it.
+"""The terminal, behind a bounded queue and a thread of its own: the loop never waits for it.
 
-Lines come in whole and go out whole. When the terminal is slow, lines are dropped and counted;
-when it is gone, everything is. The log files have it all.
+Lines come in whole and go out whole. A slow terminal makes us drop lines, which are counted; for a
+terminal that is gone, all lines are dropped. The log files have them all.
 """
 
 import os
@@ -20,7 +20,7 @@ LAUNCHER_PREFIX = "[launcher] "
 DRAIN_S = 2.0
 _QUEUE_BYTES = 8 << 20
 _OWN_QUEUE_BYTES = 9 << 20
-"""Our own lines still fit when the workers' no longer do: they say why the run ended."""
+"""Our own lines still fit when the workers' lines no longer do: they say why the run ended."""
 _WRITE_BYTES = 1 << 16
 
 
@@ -40,21 +40,17 @@ class Printer:
         self.dropped_lines = 0
         """Lines that a slow terminal did not show, so far."""
 
-    def line(self, prefix: str, text: str) -> None:
-        """One line, `text` being safe to print (`view.escape`)."""
-        self.lines(prefix, (text,))
-
     def lines(self, prefix: str, texts: Sequence[str]) -> None:
-        """Lines that follow each other without another's between them."""
+        """Lines that are safe to print (`view.escape`), without another's between them."""
         self._put(_block(prefix, texts), len(texts), _QUEUE_BYTES)
 
     def say(self, text: str) -> None:
-        """The launcher's own word: to the terminal and to its log. Several lines are fine."""
+        """A message of the launcher, to the terminal and to its log. Several lines are fine."""
         self.note(text)
         self._say_to_terminal(text)
 
     def note(self, text: str) -> None:
-        """The launcher's own word for its log alone."""
+        """A message of the launcher for its log alone."""
         if self._log is not None:
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ ", time.gmtime())
             self._log.write(_block(when, _own_lines(text)))
@@ -91,13 +87,13 @@ class Printer:
             self._start_thread()
 
     def _start_thread(self) -> None:
-        """At the first line. Where no process is left for it, the lines wait for the next try."""
+        """At the first line. If no thread can be made, the lines wait for the next try."""
         if self._thread is not None:
             return
         thread = threading.Thread(target=self._work, name="printer", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # "can't start new thread": workers that are about to end have it all
+        except RuntimeError:  # "can't start new thread": the workers, about to end, took them all
             return
         self._thread = thread
 
@@ -113,7 +109,7 @@ class Printer:
         self._lock.notify()
 
     def _work(self) -> None:
-        # A signal that the main thread has blocked must wait for it, not be taken here.
+        # A signal that the main thread has blocked must wait for that thread, not be taken here.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while data := self._take():
             if not write_all(self._fd, data):
@@ -122,22 +118,19 @@ class Printer:
                     self._blocks.clear()
                 return
 
-    def _take(self) -> bytes:
-        """Whole lines for one write; empty when closed and drained."""
+    def _take(self) -> bytearray:
+        """Whole lines for one write, about 64 KiB; empty when closed and drained."""
         with self._lock:
-            while not self._blocks and not self._closing:
-                self._lock.wait()
-            taken = [self._blocks.popleft()] if self._blocks else []
-            size = sum(map(len, taken))
-            while self._blocks and size + len(self._blocks[0]) <= _WRITE_BYTES:
-                taken.append(self._blocks.popleft())
-                size += len(taken[-1])
-            self._queued_bytes -= size
-            return b"".join(taken)
+            self._lock.wait_for(lambda: self._blocks or self._closing)
+            data = bytearray()
+            while self._blocks and len(data) < _WRITE_BYTES:
+                data += self._blocks.popleft()
+            self._queued_bytes -= len(data)
+            return data
 
 
-def write_all(fd: int, data: bytes) -> bool:
-    """Write everything, waiting as long as it takes; False: nobody can read it any more."""
+def write_all(fd: int, data: bytes | bytearray) -> bool:
+    """Write everything, however long it takes; False: the reader is gone."""
     rest = memoryview(data)
     while rest:
         try:
@@ -146,7 +139,7 @@ def write_all(fd: int, data: bytes) -> bool:
             waiter = select.poll()
             waiter.register(fd, select.POLLOUT)
             waiter.poll()
-        except OSError:  # EPIPE, EIO, EBADF: the terminal is gone, so there is nobody to tell
+        except OSError:  # EPIPE, EIO, EBADF: the terminal is gone
             return False
     return True
 

@@ -1,6 +1,7 @@
 """What comes out of a worker: output and events. To the files first, as the bytes they are."""
 
 import os
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -18,9 +19,9 @@ MAX_EVENT_BYTES = 1 << 20
 class Sink(Protocol):
     """Takes what a stream carries."""
 
-    def feed(self, data: bytes, now: float) -> None: ...
+    def feed(self, data: bytes) -> None: ...
 
-    def close(self, now: float) -> None:
+    def close(self) -> None:
         """End of file."""
 
 
@@ -29,32 +30,31 @@ class Stream:
 
     def __init__(self, fd: int, sink: Sink) -> None:
         self.fd: int | None = fd
-        self.last_read_bytes = 0
         self._sink = sink
 
-    def pump(self, now: float, num_reads: int = 1) -> bool:
-        """Read what is there, a bounded part of it; False: this was the end, close it."""
-        self.last_read_bytes = 0
+    def pump(self, num_reads: int = 1) -> int | None:
+        """Read what is there, at most so often. Bytes that were read; None: the end, close it."""
+        num_bytes = 0
         for _ in range(num_reads):
             if self.fd is None:
-                return False
+                return None
             try:
                 data = os.read(self.fd, READ_BYTES)
             except BlockingIOError:
-                return True
+                break
             except ConnectionResetError:  # a socket whose worker died with our bytes unread
-                return False
+                return None
             if not data:
-                return False
-            self.last_read_bytes = len(data)
-            self._sink.feed(data, now)
-        return True
+                return None
+            num_bytes += len(data)
+            self._sink.feed(data)
+        return num_bytes
 
-    def close(self, now: float) -> None:
+    def close(self) -> None:
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
-            self._sink.close(now)
+            self._sink.close()
 
 
 class Output:
@@ -69,19 +69,11 @@ class Output:
         self._seen = seen
         self._view = View()
 
-    @property
-    def next_due(self) -> float | None:
-        """When `tick` has something to do."""
-        return self._view.next_due
-
-    def feed(self, data: bytes, now: float) -> None:
+    def feed(self, data: bytes) -> None:
         self._log.write(data)
-        self._show(self._view.feed(data, now))
+        self._show(self._view.feed(data, time.monotonic()))
 
-    def tick(self, now: float) -> None:
-        self._show(self._view.tick(now))
-
-    def close(self, now: float) -> None:
+    def close(self) -> None:
         self._show(self._view.close())
         self._log.close()
 
@@ -92,7 +84,7 @@ class Output:
 
 
 class Events:
-    """A worker's events: byte for byte to their file, decoded to whoever listens."""
+    """A worker's events: byte for byte to their file, decoded to `hear`."""
 
     def __init__(
         self,
@@ -105,23 +97,25 @@ class Events:
         self._complain = complain
         self._has_complained = False
         self._rest = b""
-        self._skips = False  # inside a line that is too long to be an event
+        # Whether the rest of this line is skipped: it is too long to be an event.
+        self._skips = False
 
-    def feed(self, data: bytes, now: float) -> None:
+    def feed(self, data: bytes) -> None:
         self._file.write(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            if self._skips:
-                self._skips = False
-            elif line.strip():
-                self._decode(line)
-        if len(self._rest) > MAX_EVENT_BYTES or self._skips:
-            if not self._skips:
-                self._complain_once(f"an event line is above {MAX_EVENT_BYTES} bytes")
-            self._rest, self._skips = b"", True
+        if lines and self._skips:
+            del lines[0]
+            self._skips = False
+        for line in filter(bytes.strip, lines):
+            self._decode(line)
+        if len(self._rest) > MAX_EVENT_BYTES:
+            self._complain_once(f"an event line is above {MAX_EVENT_BYTES} bytes")
+            self._skips = True
+        if self._skips:
+            self._rest = b""
 
-    def close(self, now: float) -> None:
-        """A last line without a newline was torn by the worker's death: nobody's mistake."""
+    def close(self) -> None:
+        """Drop a last line without a newline: the worker's death tore it, which is no mistake."""
         self._file.close()
 
     def _decode(self, line: bytes) -> None:
@@ -139,14 +133,14 @@ class Events:
 
 
 class Report:
-    """The trampoline's word: nothing, then end of file, when the command's own code runs."""
+    """What the trampoline tells: nothing but end of file when the command's own code runs."""
 
     def __init__(self, ended: Callable[[bytes], None]) -> None:
         self._ended = ended
         self._text = b""
 
-    def feed(self, data: bytes, now: float) -> None:
+    def feed(self, data: bytes) -> None:
         self._text += data
 
-    def close(self, now: float) -> None:
+    def close(self) -> None:
         self._ended(self._text)

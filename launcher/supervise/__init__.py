@@ -1,1 +1,1 @@
-"""Start workers, watch them, stop them; leave nobody behind."""
+"""Start workers, watch them, stop them; leave no process behind."""

@@ -1,5 +1,6 @@
-"""What the supervisor says to whom: how a run ended, and each event while it runs. Values only."""
+"""What the supervisor hands out: each event while it runs, and how the run ended. Values only."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import Struct
@@ -8,16 +9,13 @@ from launcher.verdict.record import WorkerEnd
 from launcher.verdict.stop import Stop
 from model_check.events import Event
 
-
-class Observer(Protocol):
-    """Whoever judges what the workers say."""
-
-    def on_event(self, worker: str, event: Event) -> Stop | None:
-        """Called in the loop: be quick. A Stop ends the run, if nothing has yet."""
+Observe = Callable[[str, Event], Stop | None]
+"""Called in the loop with a worker's name and its event: be quick. A Stop ends the run, unless it
+is ending already."""
 
 
 class Companion(Protocol):
-    """A helper process beside the workers: never one of them, and its fate is never the run's."""
+    """A helper process beside the workers. How it ends changes nothing for the run."""
 
     def start(self, now: float) -> None:
         """Start it, if it can be; times are monotonic seconds."""
@@ -39,7 +37,7 @@ class Companion(Protocol):
     def tick(self, now: float) -> None: ...
 
     def forgive_silence(self, now: float) -> None:
-        """Nobody of us ran until now."""
+        """We and it were stopped until now."""
 
     def finish(self) -> None:
         """The workers are asked to end. Must not wait."""
@@ -57,8 +55,6 @@ class Outcome(Struct, frozen=True):
     workers: tuple[WorkerEnd, ...]
     leftovers: tuple[int, ...]
     """Pids that are alive after everything: SIGKILL has no effect on them."""
-    signals: int
-    """How many signals we were sent."""
     dropped_lines: int
     """Lines that the terminal was too slow to show."""
     kept_signals: tuple[int, ...] = ()

@@ -1,5 +1,5 @@
-"""Decide whether a run goes on, and whose fault it is when it does not. Pure: a test is a list of
-views."""
+"""Decide whether a run goes on, and which worker is to blame when it does not. Pure: a test is a
+list of views."""
 
 import signal
 from collections.abc import Collection, Mapping, Sequence
@@ -11,29 +11,30 @@ from launcher.verdict.stop import Stop
 from model_check.errors import EXIT_HANG, EXIT_SIGNAL_BASE, describe_exit, exit_code_of
 from model_check.utils.requests import request_of
 
+NEVER = float("inf")
 PATIENCE = 10.0
 """How much longer silence may last while a worker imports, builds, compiles, saves, evaluates."""
 LINGER_S = 5.0
-"""A worker that said how it failed gets this long to end by itself before it counts as failed."""
+"""A worker that announced its failure has this long to end by itself before it counts as failed."""
 HOLD_S = 0.2
-"""A worker that ended as a request asks may have got it before us: whoever signals a whole job
-(`systemctl stop`, `scancel`, `killall`) signals one process after the other. We wait this long for
-our own copy before the worker is blamed."""
+"""A worker that ended as a request asks may have got the request before us: `systemctl stop`,
+`scancel` and `killall` signal the processes of a job one after the other. We wait this long for our
+own copy before we blame the worker."""
 
 
 class Limits(Struct, frozen=True):
-    """How long we wait for whom, in seconds."""
+    """How long we wait for a worker, in seconds."""
 
     grace_s: float
     """From SIGTERM to SIGKILL."""
     silence_s: float
     """Longest time without an event or a byte of output; 0: no limit."""
     early_s: float = 30.0
-    """A worker that ended well so long before the others is worth a word."""
+    """A worker that ended well so long before the others is told in a line."""
 
 
 class Confession(Struct, frozen=True):
-    """A worker's own word that it failed, which it may utter well before it ends."""
+    """A worker's own announcement that it failed, which may come well before its end."""
 
     at: float
     """Its own stamp, monotonic seconds: better evidence than the order in which we saw deaths."""
@@ -41,7 +42,7 @@ class Confession(Struct, frozen=True):
     heard_at: float
     """When we received it."""
     final: bool
-    """It also said that it is done (a worker that only met a NaN may still be writing evidence)."""
+    """It also said that it is done. A worker that only met a NaN may still be writing evidence."""
 
 
 class WorkerView(Ending, frozen=True, kw_only=True):
@@ -57,24 +58,24 @@ class WorkerView(Ending, frozen=True, kw_only=True):
     wake: int = 0
     """Number of the wake-up that saw it end: within one, the order of deaths is unknown."""
     error: str | None = None
-    """Its own last word on why it failed (`Done.error`)."""
+    """Its last message on why it failed (`Done.error`)."""
 
 
 class Continue(Struct, frozen=True):
-    """Nothing to do until `until` (monotonic seconds; None: until something happens)."""
+    """Nothing to do until `until` (monotonic seconds; NEVER: until something happens)."""
 
-    until: float | None = None
+    until: float = NEVER
 
 
 class Done(Struct, frozen=True):
-    """Everybody ended with exit code 0."""
+    """All workers ended with exit code 0."""
 
 
 def decide(
     workers: Sequence[WorkerView], now: float, limits: Limits, received: Collection[int] = ()
 ) -> Continue | Stop | Done:
-    """The first failure wins; silence is a failure too. `received`: the requests that we got and
-    that do not end a run by themselves."""
+    """The first failure wins; silence is a failure too. `received`: the requests that we got, some
+    of which do not end a run by themselves."""
     if any(_has_failed(worker, now) for worker in workers):
         return _judge_failure(_first_failures(workers), now, received)
     if all(worker.returncode == 0 for worker in workers):
@@ -83,12 +84,14 @@ def decide(
     overdue = [w for w in running if now >= _silence_deadline(w, limits)]
     if overdue:
         return _stop_for_silence(min(overdue, key=lambda w: w.last_heard), now, limits)
-    dues = [w.ended_at + limits.early_s for w in workers if w.returncode == 0]
-    return Continue(until=_earliest(running, [due for due in dues if due > now], limits))
+    silences = [_silence_deadline(w, limits) for w in running]
+    lingers = [_linger_deadline(w) for w in running]
+    earlies = [w.ended_at + limits.early_s for w in workers if w.returncode == 0]
+    return Continue(until=min(due for due in (*silences, *lingers, *earlies, NEVER) if due > now))
 
 
 def ended_early(workers: Sequence[WorkerView], now: float, limits: Limits) -> list[WorkerView]:
-    """Who ended well so long ago while others still work."""
+    """The workers that ended well so long ago while others still work."""
     if all(worker.returncode is not None for worker in workers):
         return []
     ended = [worker for worker in workers if worker.returncode == 0]
@@ -96,7 +99,7 @@ def ended_early(workers: Sequence[WorkerView], now: float, limits: Limits) -> li
 
 
 def stop_for_signal(signum: int) -> Stop:
-    """We were told to end: nobody's fault."""
+    """We were told to end: no worker is to blame."""
     name = signal.Signals(signum).name
     return Stop(f"{name} received", EXIT_SIGNAL_BASE + signum, ())
 
@@ -104,12 +107,16 @@ def stop_for_signal(signum: int) -> Stop:
 def _has_failed(worker: WorkerView, now: float) -> bool:
     if worker.returncode is not None:
         return worker.returncode != 0
+    return now >= _linger_deadline(worker)
+
+
+def _linger_deadline(worker: WorkerView) -> float:
     said = worker.confession
-    return said is not None and said.final and now >= said.heard_at + LINGER_S
+    return said.heard_at + LINGER_S if said is not None and said.final else NEVER
 
 
 def _first_failures(workers: Sequence[WorkerView]) -> list[WorkerView]:
-    """The culprit, or all of those among whom nothing tells which came first."""
+    """The culprit; or several, when nothing tells which of them came first."""
     suspects = [w for w in workers if w.returncode != 0 and (w.returncode or w.confession)]
     first = min(suspects, key=_failed_at)
     if first.confession is not None:
@@ -120,8 +127,8 @@ def _first_failures(workers: Sequence[WorkerView]) -> list[WorkerView]:
 def _judge_failure(
     first: Sequence[WorkerView], now: float, received: Collection[int]
 ) -> Continue | Stop:
-    """Blame the first to fail, unless it did as it was asked. Whoever failed later changes nothing:
-    it may have followed the same request in its own way, or died of the first."""
+    """Blame the first to fail, unless it did as it was asked. A later failure changes nothing: that
+    worker may have followed the same request in its own way, or died of the first failure."""
     followed = {worker.name: request for worker in first if (request := _followed(worker))}
     if len(followed) == len(first) and received and set(followed.values()) <= set(received):
         return _stop_for_followers(followed)
@@ -130,7 +137,8 @@ def _judge_failure(
 
 
 def _followed(worker: WorkerView) -> signal.Signals | None:
-    """Its own word counts more than how it ended: a NaN is no request, whoever kills it then."""
+    """The request that it ended by, if any. What it announced counts more than how it ended: a NaN
+    is no request, even if a signal kills the worker afterwards."""
     code = worker.confession.exit_code if worker.confession else worker.returncode
     return None if code is None else request_of(code)
 
@@ -143,7 +151,7 @@ def _known_at(worker: WorkerView) -> float:
 
 
 def _stop_for_followers(followed: Mapping[str, signal.Signals]) -> Stop:
-    """What we were to pass on ended workers that have no handler for it: nobody's fault."""
+    """A signal that we forward ended workers that have no handler for it: none is to blame."""
     names, (signum, *_) = ", ".join(followed), followed.values()
     return Stop(f"{signum.name} received, which ended {names}", EXIT_SIGNAL_BASE + signum, ())
 
@@ -199,15 +207,5 @@ def _silence_limit_s(worker: WorkerView, limits: Limits) -> float:
 
 
 def _silence_deadline(worker: WorkerView, limits: Limits) -> float:
-    if limits.silence_s <= 0:
-        return float("inf")
-    return worker.last_heard + _silence_limit_s(worker, limits)
-
-
-def _earliest(running: Sequence[WorkerView], dues: Sequence[float], limits: Limits) -> float | None:
-    silences = [_silence_deadline(w, limits) for w in running]
-    lingers = [
-        w.confession.heard_at + LINGER_S for w in running if w.confession and w.confession.final
-    ]
-    earliest = min([*silences, *lingers, *dues], default=float("inf"))
-    return earliest if earliest != float("inf") else None
+    limit_s = _silence_limit_s(worker, limits)
+    return worker.last_heard + limit_s if limit_s > 0 else NEVER

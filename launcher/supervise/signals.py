@@ -3,7 +3,7 @@
 import os
 import signal
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from launcher.contain.linux import signalfd
@@ -11,31 +11,31 @@ from model_check.utils.requests import TO_FORWARD
 
 _ALWAYS_OURS = (signal.SIGTERM, *TO_FORWARD, signal.SIGCHLD, signal.SIGCONT)
 _OURS_UNLESS_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
-"""Whoever started us ignored them on purpose (nohup, a background job): they stay ignored, by us
-and by the workers."""
+"""Our parent may have ignored them on purpose (nohup, a background job): then they stay ignored, by
+us and by the workers."""
 
 
 class SignalInbox:
     """While entered, signals are recorded and make `fileno()` readable; on exit all handlers, the
     wake-up descriptor and the mask are as before. For the main thread.
 
-    The wake-up descriptor alone is the record: it gets a byte a signal, as they come. Python calls
-    the handlers later, by number, and once for a signal that came twice meanwhile.
+    The wake-up descriptor alone is the record: it gets one byte for each signal, in their order.
+    Python calls the handlers later, by number, and once for a signal that came twice meanwhile.
 
-    SIGTSTP has no handler. It is blocked, so it stays pending until `stop`, and the kernel takes it
-    back when a SIGCONT comes before that, at whatever moment.
+    SIGTSTP has no handler. It is blocked, so it stays pending until `stop`. The kernel takes it
+    back when a SIGCONT comes before that.
     """
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._handlers: dict[signal.Signals, signal._HANDLER] = {}
         self.stop_fd: int | None = None
-        """Readable while we are asked to stop; None: whoever started us ignored SIGTSTP."""
+        """Readable while we are asked to stop; None: our parent ignored SIGTSTP."""
 
     def __enter__(self) -> Self:
         self._wakeup_fd = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         kept = [s for s in _OURS_UNLESS_IGNORED if signal.getsignal(s) is not signal.SIG_IGN]
-        # CHLD too: inherited as ignored, it makes the kernel throw our children's exit codes away.
+        # CHLD too: if we inherit it ignored, the kernel throws our children's exit codes away.
         for signum in (*_ALWAYS_OURS, *kept):
             self._handlers[signum] = signal.signal(signum, _do_nothing)
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._handlers)
@@ -44,12 +44,7 @@ class SignalInbox:
             signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP,))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for signum, handler in self._handlers.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
@@ -62,7 +57,7 @@ class SignalInbox:
         return self._reader
 
     def take(self) -> list[signal.Signals]:
-        """What was received since the last call, in order; what other handlers got is left out."""
+        """The signals since the last call, in order, without those of other handlers."""
         arrived = bytearray()
         with suppress(BlockingIOError):
             while chunk := os.read(self.fileno(), 4096):
@@ -71,7 +66,7 @@ class SignalInbox:
 
     def stop(self) -> None:
         """Act on a pending SIGTSTP as every program does: this process stops until it is continued.
-        The kernel discards it where nobody could continue us."""
+        The kernel discards the signal where no process could continue us."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTSTP,))  # here we stop
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP,))
 
@@ -81,4 +76,4 @@ class SignalInbox:
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:
-    """A handler is what has the byte written."""
+    """Python writes the byte only for a signal that has a handler."""

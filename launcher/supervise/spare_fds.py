@@ -1,21 +1,14 @@
 """Descriptors held in reserve: an end must work when a start failed for want of them."""
 
 import os
+from contextlib import ExitStack
 
 _NUM = 8
 
 
-class SpareFds:
-    """`take` them early, `free` them when others need the numbers."""
-
-    def __init__(self) -> None:
-        self._fds: list[int] = []
-
-    def take(self) -> None:
-        """Raises OSError when there are not so many."""
+def spare_fds() -> ExitStack:
+    """`close` it when others need the numbers. Raises OSError when there are not so many."""
+    with ExitStack() as fds:
         for _ in range(_NUM):
-            self._fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-
-    def free(self) -> None:
-        while self._fds:
-            os.close(self._fds.pop())
+            fds.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        return fds.pop_all()

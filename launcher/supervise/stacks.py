@@ -1,7 +1,8 @@
-"""What the kernel tells of a process, without its help: threads, their states, what they wait for.
+"""What a process is doing: by its own stacks, and as the kernel tells without its help (threads,
+their states, what they wait for).
 
-Reads only what never waits for the process: `cmdline` and `environ` take a lock that a stuck one
-may hold.
+Reads only what never waits for the process: `cmdline` and `environ` take a lock that a stuck
+process may hold.
 """
 
 import os
@@ -14,6 +15,10 @@ from launcher.contain.processes import Process
 
 MAX_LINES = 512
 """Of one worker: the loop that asks has other things to do."""
+_NUM_CALLS = 3
+_THREAD = re.compile(r"^(?=Current thread 0x|Thread )", re.M)
+_FAULTHANDLER = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\S+) in (?P<name>.*)$', re.M)
+_PY_SPY = re.compile(r"^    (?P<name>\S+) \((?P<file>.*):(?P<line>\d+)\)$", re.M)
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -26,7 +31,7 @@ _STATES = {
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether it has a handler for this signal now; False when that can't be read."""
+    """Whether the process has a handler for this signal now; False when that can't be read."""
     found = re.search(rb"^SigCgt:\s*([0-9a-f]+)", processes.read_proc(pid, "status"), re.M)
     return found is not None and bool(int(found[1], 16) >> (signum - 1) & 1)
 
@@ -43,14 +48,30 @@ def state_of(pid: int) -> str:
     return _state(pid, pid)
 
 
+def innermost_calls(text: str) -> str | None:
+    """`wait (threading.py:324) < get (queue.py:180)`: the main thread's last calls, the latest
+    first, from the text of faulthandler or py-spy. None: there is no stack in it."""
+    blocks = [part for part in _THREAD.split(text) if _THREAD.match(part)]
+    named = [block for block in blocks if '"MainThread"' in block.partition("\n")[0]]
+    for block in (*named, *reversed(blocks)):  # faulthandler writes the oldest thread last
+        found = [*_FAULTHANDLER.finditer(block), *_PY_SPY.finditer(block)]
+        if found:
+            return " < ".join(map(_brief, found[:_NUM_CALLS]))
+    return None
+
+
+def _brief(frame: re.Match[str]) -> str:
+    return f"{frame['name']} ({frame['file'].rpartition('/')[2]}:{frame['line']})"
+
+
 def describe(processes: Sequence[Process]) -> str:
-    """The threads of these processes, a line each; of those in state D the kernel's stack, too."""
-    lines = (line for process in processes for line in _about(process.pid))
+    """The threads of these processes, a line each, with the kernel's stack for those in state D."""
+    lines = (line for process in processes for line in _threads(process.pid))
     told = [*islice(lines, MAX_LINES), *(["and more"] if next(lines, None) else [])]
     return "".join(f"{line}\n" for line in told)
 
 
-def _about(pid: int) -> Iterator[str]:
+def _threads(pid: int) -> Iterator[str]:
     try:
         tids = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
     except OSError:

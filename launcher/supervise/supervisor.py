@@ -1,4 +1,4 @@
-"""The loop that starts the workers, hears them, and ends with nobody left behind.
+"""The loop that starts the workers, hears them, and ends when no process of the run is left.
 
 One thread, one selector: deaths (pidfds), events, output, signals, deadlines. What to do is decided
 by `policy`; how to end it is `teardown`'s; the terminal is `printer`'s.
@@ -7,7 +7,7 @@ by `policy`; how to end it is `teardown`'s; the terminal is `printer`'s.
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -20,11 +20,12 @@ from launcher.contain.memory import OomCounter, OomWatch
 from launcher.contain.processes import Family
 from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec
-from launcher.supervise.hang import Inquest, forget_empty
-from launcher.supervise.listening import Ears
+from launcher.supervise.hang import HangEvidence, forget_empty
+from launcher.supervise.listening import Listener
 from launcher.supervise.loop import Loop, Urgency
-from launcher.supervise.outcome import Companion, Observer, Outcome
+from launcher.supervise.outcome import Companion, Observe, Outcome
 from launcher.supervise.policy import (
+    NEVER,
     Continue,
     Done,
     Limits,
@@ -34,25 +35,16 @@ from launcher.supervise.policy import (
     stop_for_signal,
 )
 from launcher.supervise.signals import SignalInbox
-from launcher.supervise.spare_fds import SpareFds
+from launcher.supervise.spare_fds import spare_fds
 from launcher.supervise.teardown import Stage, Teardown
-from launcher.supervise.worker import (
-    Spawn,
-    SpawnError,
-    Worker,
-    spawn,
-    spawn_error,
-)
+from launcher.supervise.worker import Spawn, SpawnError, Worker, spawn, spawn_error
 from launcher.verdict.stop import Stop
 from model_check.errors import EXIT_PASS
 from model_check.events import Event
 from model_check.utils.requests import IMPATIENT, REQUESTS, TO_FORWARD, TO_STOP
 
-__all__ = ["Observer", "Outcome", "Supervisor"]
-
-_NEVER = float("inf")
-ABSENT_S = 1.0
-"""A wake-up that is so late did not wait for a processor alone: nobody ran."""
+PAUSE_S = 1.0
+"""Overslept by more than this, we were stopped or frozen, not just short of CPU."""
 
 
 class Supervisor:
@@ -63,57 +55,50 @@ class Supervisor:
         specs: Sequence[WorkerSpec],
         limits: Limits,
         printer: Printer,
-        observer: Observer | None = None,
+        observe: Observe = lambda worker, event: None,
         *,
         companion: Companion | None = None,
         keep_signals: bool = False,
-        kept_signals: Sequence[int] = (),
-        left_behind: Collection[int] = (),
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-        absent_s: float = ABSENT_S,
+        after: Outcome | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        pause_s: float = PAUSE_S,
         spawn: Spawn = spawn,
         oom_counter: OomCounter | None = None,
     ) -> None:
-        """`keep_signals`: what else is passed on to the workers is not meant for these; it is kept
-        for the next supervisor, as its `kept_signals`. `left_behind`: the leftovers of an earlier
-        supervisor in this process, which are reaped when they die after all."""
-        self._workers = [Worker(spec) for spec in specs]
-        for worker in self._workers:
-            for signum in kept_signals:
-                worker.forward(signal.Signals(signum))
+        """`keep_signals`: hold USR1 and USR2 instead of forwarding them: these workers do not
+        expect them. `after`: how an earlier run of this process ended: the signals that it kept are
+        forwarded, its leftovers are reaped when they die."""
+        kept_signals = after.kept_signals if after else ()
+        self._workers = [Worker(spec, kept_signals) for spec in specs]
         self._limits = limits
         self._printer = printer
-        self._observer = observer
-        self._companion = companion
-        self._clock_ns = clock_ns
-        self._absent_s = absent_s
+        self._observe = observe
+        self._companions = [companion] if companion else []
+        self._clock = clock
+        self._pause_s = pause_s
         self._spawn = spawn
         self._oom = OomWatch(oom_counter or OomCounter())
         self._tag = os.urandom(16).hex()
         self._loop = Loop()
-        self._ears = Ears(self._loop, printer, lambda: self._woke_ns)
-        self._left_behind = set(left_behind)
-        self._unsure: set[Worker] = set()  # a debugger holds back how they ended
-        self._told_early: set[str] = set()
-        self._spare_fds = SpareFds()
+        self._left_behind = set(after.leftovers if after else ())
         self._lifeline: Lifeline | None = None
-        self._inquest: Inquest | None = None
+        self._hang: HangEvidence | None = None
         self._teardown: Teardown | None = None
         self._stop: Stop | None = None
-        self._wake = 0
-        self._woke_ns = 0
-        self._must_judge = True
-        self._judge_at = _NEVER
+        self._observed: Stop | None = None
+        # Number and time (monotonic seconds) of the latest wake-up.
+        self._wake, self._woke = 0, clock()
+        self._listener = Listener(self._loop, printer, lambda: self._woke)
+        self._judge_at = NEVER
+        self._told_early: set[str] = set()
         self._keeps_signals = keep_signals
         self._kept_signals: list[signal.Signals] = []
         self._requests = dict.fromkeys(kept_signals)
-        self._num_signals = 0
         self._num_impatient = 0
 
     def run(self) -> Outcome:
-        """Start everybody, return when all are gone. Whatever is raised meanwhile (a bug, in us or
-        in the observer) is raised again when all are gone."""
-        dropped_before = self._printer.dropped_lines
+        """Start all workers, return when all are gone. An exception meanwhile (a bug, in us or in
+        `observe`) is raised again when all are gone."""
         with self._set_up():
             try:
                 self._start_all()
@@ -124,11 +109,10 @@ class Supervisor:
                 raise
             finally:
                 self._let_go()
-        return self._outcome(dropped_before)
+        return self._outcome()
 
     @contextmanager
     def _set_up(self) -> Iterator[None]:
-        self._woke_ns = self._clock_ns()
         with ExitStack() as stack:
             stack.callback(self._loop.close)
             try:
@@ -137,8 +121,7 @@ class Supervisor:
                 if self._inbox.stop_fd is not None:
                     self._loop.watch(self._inbox.stop_fd, self._suspend, Urgency.SIGNAL)
                 stack.callback(set_child_subreaper, set_child_subreaper(True))
-                stack.callback(self._spare_fds.free)
-                self._spare_fds.take()
+                self._spare_fds = stack.enter_context(spare_fds())
                 self._family = self._found_family()
             except OSError as error:
                 raise spawn_error("the supervisor cannot start", error) from error
@@ -153,9 +136,8 @@ class Supervisor:
         try:
             self._lifeline = Lifeline(family)
         except OSError as error:
-            self._printer.say(
-                f"no guardian ({error}): a SIGKILL of this launcher may leave orphans"
-            )
+            warning = f"no guardian ({error}): a SIGKILL of this launcher may leave orphans"
+            self._printer.say(warning)
             return family
         return family._replace(spared=spared | {self._lifeline.guardian_pid})
 
@@ -165,101 +147,84 @@ class Supervisor:
                 return
             self._start(worker)
             self._turn(may_wait=False)  # signals and deaths count while the others start, too
-
-        self._start_companion()
-
-    def _start_companion(self) -> None:
-        """After the workers: none of them waits for it."""
-        companion = self._companion
-        if companion is None or self._teardown is not None:
-            return
-        companion.start(self._now)
-        if companion.pid is not None and companion.fd is not None:
-            spared = self._family.spared | {companion.pid}
-            self._family = self._family._replace(spared=spared)
-            self._loop.watch(companion.fd, self._read_companion, Urgency.EVENT)
-
-    def _read_companion(self) -> None:
-        if self._companion is None or self._companion.fd is None:
-            return
-        if not self._companion.read(self._now):
-            self._loop.unwatch(self._companion.fd)
-
-    def _close_companion(self) -> None:
-        if self._companion is None:
-            return
-        if self._companion.fd is not None:
-            self._loop.unwatch(self._companion.fd)
-        self._companion.close()
+        if self._teardown is None:
+            for companion in self._companions:
+                self._start_companion(companion)
 
     def _start(self, worker: Worker) -> None:
-        self._must_judge = True
         try:
             spawned = self._spawn(worker.spec, self._tag)
         except SpawnError as error:
-            worker.cannot_start(error, self._clock_ns(), self._wake)
+            worker.cannot_start(error, self._clock(), self._wake)
             return
-        worker.has_started(spawned, self._clock_ns())
+        worker.has_started(spawned, self._clock())
         if self._lifeline is not None:
             self._lifeline.add(spawned.process.pid)
-        dies = partial(self._dies, worker, spawned.pidfd)
-        self._loop.watch(spawned.pidfd, dies, Urgency.DEATH)
-        self._ears.listen(worker, spawned, partial(self._hear, worker))
+        self._loop.watch(spawned.pidfd, partial(self._dies, worker, spawned.pidfd), Urgency.DEATH)
+        self._listener.listen(worker, spawned, partial(self._hear, worker))
         self._printer.note(f"{worker!r}")
+
+    def _start_companion(self, companion: Companion) -> None:
+        """After the workers: none of them waits for it."""
+        companion.start(self._woke)
+        if companion.pid is None or companion.fd is None:
+            return
+        spared = self._family.spared | {companion.pid}
+        self._family = self._family._replace(spared=spared)
+        read = partial(self._read_companion, companion, companion.fd)
+        self._loop.watch(companion.fd, read, Urgency.EVENT)
+
+    def _read_companion(self, companion: Companion, fd: int) -> None:
+        if not companion.read(self._woke):
+            self._loop.unwatch(fd)
 
     # -- one turn of the loop
 
     def _turn(self, may_wait: bool = True) -> None:
-        now = self._clock_ns() / 1e9
-        timeout_s = self._timeout_s(now) if may_wait else 0
-        ready = self._loop.wait(timeout_s, hear_output=not self._ears.is_resting(now))
+        timeout_s = 0.0
+        if may_wait:
+            self._listener.gather()
+            timeout_s = max(0.0, self._due() - self._clock())
+        ready = self._loop.wait(timeout_s)
+        last_woke, self._woke = self._woke, self._clock()
         self._wake += 1
-        awake_before, self._woke_ns = self._now, self._clock_ns()
-        if timeout_s is not None and self._now - awake_before > timeout_s + self._absent_s:
+        if self._woke - last_woke > timeout_s + self._pause_s:
             self._forgive_silence()
         self._loop.serve(ready)
         self._judge()
         self._advance()
-        if self._companion is not None:
-            self._companion.tick(self._now)
-        self._ears.end_turn()
 
     def _advance(self) -> None:
         if self._teardown is not None:
-            self._teardown.advance(self._now)
-        elif self._inquest is not None:
-            self._inquest.advance(self._now)
-            if self._inquest.is_over:
-                self._stop_everybody()
-
-    @property
-    def _now(self) -> float:
-        """Monotonic seconds of the latest wake-up."""
-        return self._woke_ns / 1e9
+            self._teardown.advance(self._woke)
+        elif self._hang is not None and self._woke >= self._hang.deadline:
+            self._stop_all()
+        for companion in self._companions:
+            companion.tick(self._woke)
 
     @property
     def _is_over(self) -> bool:
         return self._teardown is not None and self._teardown.stage is Stage.OVER
 
-    def _timeout_s(self, now: float) -> float | None:
-        heard_by = self._companion.due if self._companion else _NEVER
-        due = min(self._next_stage_at(now), self._ears.due(now), heard_by)
-        return None if due == _NEVER else max(0.0, due - now)
-
-    def _next_stage_at(self, now: float) -> float:
+    def _due(self) -> float:
+        """When there is something to do even if no descriptor is ready."""
         if self._teardown is not None:
-            return self._teardown.deadline(now)
-        return self._inquest.deadline if self._inquest is not None else self._judge_at
+            due = self._teardown.deadline(self._woke)
+        else:
+            due = self._hang.deadline if self._hang is not None else self._judge_at
+        return min([due, *(companion.due for companion in self._companions)])
 
     def _judge(self) -> None:
-        if self._is_ending or not (self._must_judge or self._now >= self._judge_at):
+        if self._is_ending:
             return
         if any(worker.returncode for worker in self._workers):
             # What was said before the first death was seen may tell more than the order of deaths.
-            self._ears.hear_events()
+            self._listener.hear_events()
+        if self._observed is not None:
+            self._end(self._observed)
+            return
         self._act_on_signals()  # one that came since we woke up may be why they died
         if not self._is_ending:
-            self._must_judge = False
             self._act_on_views([worker.view() for worker in self._workers])
 
     @property
@@ -267,19 +232,19 @@ class Supervisor:
         return self._teardown is not None or self._stop is not None
 
     def _act_on_views(self, views: Sequence[WorkerView]) -> None:
-        match decide(views, self._now, self._limits, self._requests):
+        match decide(views, self._woke, self._limits, self._requests):
             case Stop() as stop:
                 self._end(stop)
             case Done():
                 self._begin_teardown()
             case Continue(until=until):
-                self._judge_at = _NEVER if until is None else until
+                self._judge_at = until
                 self._tell_early(views)
 
     def _tell_early(self, views: Sequence[WorkerView]) -> None:
-        """One word on each worker that ended well long before the others."""
+        """One line on each worker that ended well long before the others."""
         running = ", ".join(view.name for view in views if view.returncode is None)
-        for view in ended_early(views, self._now, self._limits):
+        for view in ended_early(views, self._woke, self._limits):
             if view.name not in self._told_early:
                 self._told_early.add(view.name)
                 ran_s = view.ended_at - (view.started_at or 0.0)
@@ -289,28 +254,26 @@ class Supervisor:
     # -- what descriptors bring
 
     def _dies(self, worker: Worker, pidfd: int) -> None:
-        """Its pidfd says that it is dead: that it says once, whatever the kernel lets us know."""
-        self._loop.unwatch(pidfd)
-        if not self._has_ended(worker) and worker.alive:
-            self._unsure.add(worker)
+        """Its pidfd says that it is dead. While a debugger holds its exit code back, we ask again
+        and again."""
+        if self._has_ended(worker) or not worker.alive:
+            self._loop.unwatch(pidfd)
 
     def _has_ended(self, worker: Worker) -> bool:
         """Look whether it ended since the last look, and hear its last words if so."""
-        if not worker.check_exit(self._woke_ns, self._wake):
+        if not worker.check_exit(self._woke, self._wake):
             return False
-        self._must_judge = True
         if worker.was_killed:
             worker.oom = self._oom.moved()
-        self._ears.hear_last_words(worker)
+        self._listener.hear_last_words(worker)
         self._printer.note(f"{worker!r}")
         return True
 
     def _hear(self, worker: Worker, event: Event) -> None:
-        worker.hear(event, self._clock_ns())  # written after the wake-up, perhaps
-        self._must_judge = True
-        stop = self._observer.on_event(worker.spec.name, event) if self._observer else None
-        if stop is not None:
-            self._end(stop)
+        """Nothing is ended here: we are in the middle of a stream that an end would read on."""
+        worker.hear(event, self._clock())
+        stop = self._observe(worker.name, event)
+        self._observed = self._observed or stop
 
     # -- signals
 
@@ -319,17 +282,16 @@ class Supervisor:
             if signum == signal.SIGCHLD:
                 self._reap_adopted()
                 continue
-            self._num_signals += 1
             if signum in REQUESTS:
                 self._requests[signum] = None
             if signum in TO_STOP:
                 self._asked_to_stop(signum)
             elif signum in TO_FORWARD:
-                self._pass_on(signum)
+                self._forward(signum)
             elif signum == signal.SIGCONT:
                 self._resume()
 
-    def _pass_on(self, signum: signal.Signals) -> None:
+    def _forward(self, signum: signal.Signals) -> None:
         if not self._keeps_signals:
             for worker in self._workers:
                 worker.forward(signum)
@@ -341,10 +303,10 @@ class Supervisor:
         self._num_impatient += signum in IMPATIENT
         if not self._is_ending:
             self._end(stop_for_signal(signum))
-        elif self._teardown is None:  # whoever is told to end does not wait for evidence
-            self._stop_everybody()
+        elif self._teardown is None:  # a run that is told to end does not wait for evidence
+            self._stop_all()
         elif self._num_impatient >= 2:
-            self._teardown.kill(self._now)
+            self._teardown.kill(self._woke)
         elif signum in IMPATIENT:
             self._printer.say("already stopping; once more kills at once")
 
@@ -371,17 +333,15 @@ class Supervisor:
 
     def _forgive_silence(self) -> None:
         """We did not run for a while (stopped, a frozen container, a machine that was paused), and
-        nor did they: every silence begins anew."""
-        now_ns = self._clock_ns()
+        nor did the workers: every silence begins anew."""
+        now = self._clock()
         for worker in self._workers:
-            worker.last_heard_ns = max(worker.last_heard_ns, now_ns)
-        if self._companion is not None:
-            self._companion.forgive_silence(now_ns / 1e9)
+            worker.last_heard = max(worker.last_heard, now)
+        for companion in self._companions:
+            companion.forgive_silence(now)
 
     def _reap_adopted(self) -> None:
-        """Orphans that came back to us, each by its own pid; also asks again for workers whose end
-        a debugger held back."""
-        self._unsure = {worker for worker in self._unsure if not self._has_ended(worker)}
+        """Reap the orphans that came back to us, each by its own pid."""
         groups = {worker.pid for worker in self._workers if worker.pid is not None}
         processes.reap_adopted(self._family, groups)
         self._left_behind = {pid for pid in self._left_behind if not processes.reap(pid)}
@@ -389,64 +349,58 @@ class Supervisor:
     # -- the end
 
     def _end(self, stop: Stop) -> None:
-        """The first reason to stop is the one that counts."""
-        if self._stop is not None:
-            return
+        """End the run for this reason, the first one."""
         self._stop = stop
-        if stop.is_hang and self._teardown is None:
-            self._printer.say(f"{stop.reason}: saving what everybody is doing")
-            self._spare_fds.free()
-            self._inquest = Inquest(self._workers, self._printer.say)
-            self._inquest.begin(self._now)
-        else:
-            self._stop_everybody()
+        if not stop.is_hang:
+            self._stop_all()
+            return
+        self._printer.say(f"{stop.reason}: saving what everybody is doing")
+        self._spare_fds.close()
+        self._hang = HangEvidence(self._workers, self._printer.say)
+        self._hang.begin(self._woke)
 
-    def _stop_everybody(self) -> None:
+    def _stop_all(self) -> None:
         self._begin_teardown()
         alive = sum(worker.alive for worker in self._workers)
         rest = f": stopping {alive} (grace {self._limits.grace_s:g} s)" if alive else ""
         if self._stop is not None:
             self._printer.say(self._stop.reason + rest)
 
-    def _close_inquest(self, inquest: Inquest) -> None:
-        inquest.close(self._now)
-        for worker in self._workers:
-            if (path := inquest.paths.get(worker.spec.name)) is not None:
-                worker.evidence = (path,)
-        if self._stop is not None:
-            found = [inquest.findings[n] for n in self._stop.culprits if n in inquest.findings]
-            self._stop = replace(self._stop, reason=", ".join([self._stop.reason, *found]))
-
-    def _begin_teardown(self) -> None:
-        if self._teardown is not None:
-            return
-        if self._inquest is not None:
-            self._close_inquest(self._inquest)
-        self._wake += 1  # whoever is found dead now died after what made us stop, but by itself
+    def _begin_teardown(self) -> Teardown:
+        if self._hang is not None:
+            self._close_hang(self._hang)
+        self._wake += 1  # a worker that is found dead now died after what made us stop
         for worker in self._workers:
             self._has_ended(worker)
-        self._spare_fds.free()
-        self._teardown = Teardown(self._workers, self._family, self._loop, self._printer.say)
-        self._teardown.begin(self._now, self._limits.grace_s)
-        if self._companion is not None:
-            self._companion.finish()
+        self._spare_fds.close()
+        self._teardown = Teardown(self._workers, self._family, self._printer.say)
+        self._teardown.begin(self._woke, self._limits.grace_s)
+        for companion in self._companions:
+            companion.finish()
+        return self._teardown
+
+    def _close_hang(self, hang: HangEvidence) -> None:
+        hang.close(self._woke)
+        if self._stop is not None:
+            found = [hang.findings[n] for n in self._stop.culprits if n in hang.findings]
+            self._stop = replace(self._stop, reason=", ".join([self._stop.reason, *found]))
 
     def _kill_all(self) -> None:
-        self._observer = None
-        self._begin_teardown()
-        if self._teardown is not None:
-            self._teardown.kill(self._now)
+        self._observe = lambda worker, event: None
+        teardown = self._teardown or self._begin_teardown()
+        teardown.kill(self._woke)
         while not self._is_over:
             self._turn()
 
     def _let_go(self) -> None:
-        """The last bytes, then the pids, then the guardian: it outlives everybody."""
-        self._ears.close()
-        self._close_companion()
+        """The last bytes, then the pids, then the guardian: it outlives all others."""
+        self._listener.close()
+        for companion in self._companions:
+            companion.close()
         for worker in self._workers:
             worker.release()
-        if self._inquest is not None:
-            self._inquest.release()
+        if self._hang is not None:
+            self._hang.release()
         forget_empty(self._workers)
         if (told := self._oom.moved()) and not any(w.oom for w in self._workers):
             self._printer.say(f"during this run, {told}")
@@ -454,14 +408,13 @@ class Supervisor:
         if self._lifeline is not None:
             self._lifeline.dismiss() if self._is_over else self._lifeline.cut()
 
-    def _outcome(self, dropped_before: int) -> Outcome:
+    def _outcome(self) -> Outcome:
         return Outcome(
             exit_code=self._stop.exit_code if self._stop else EXIT_PASS,
             stop=self._stop,
             workers=tuple(worker.end() for worker in self._workers),
             leftovers=self._teardown.leftovers if self._teardown else (),
-            signals=self._num_signals,
-            dropped_lines=self._printer.dropped_lines - dropped_before,
+            dropped_lines=self._printer.dropped_lines,
             kept_signals=tuple(self._kept_signals),
             requests=tuple(self._requests),
         )

@@ -6,10 +6,11 @@ import signal
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from enum import Enum
 
-from msgspec import Struct
+from msgspec import Struct, convert
 
 from launcher.contain import processes, trampoline
 from launcher.contain.linux import P_PIDFD, pidfd_open
@@ -36,7 +37,7 @@ class State(Enum):
 
 
 class SpawnError(ModelCheckError):
-    """A process could not be made. The message names the errno; `exit_code` is 70 or 126."""
+    """No process could be made. The message names the errno; `exit_code` is 70 or 126."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -49,11 +50,11 @@ class Spawned(Struct, frozen=True):
     process: "subprocess.Popen[bytes]"
     pidfd: int
     output_fd: int
-    """Its standard output and error, merged; non-blocking."""
+    """Its standard output and error, in one pipe; non-blocking."""
     report_fd: int
-    """The trampoline's: end of file when the command has started, else why it could not."""
+    """The trampoline's report: end of file when the command has started, else why it could not."""
     events_fd: int | None
-    """Our end of its event socket; non-blocking."""
+    """Our end of its event socket; non-blocking. None: it has none."""
 
 
 Spawn = Callable[[WorkerSpec, str], Spawned]
@@ -61,73 +62,91 @@ Spawn = Callable[[WorkerSpec, str], Spawned]
 
 
 class Worker:
-    """One worker and all that is known of it. Times are CLOCK_MONOTONIC nanoseconds."""
+    """One worker and all that is known of it. Times are monotonic seconds."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, held_signals: Sequence[int] = ()) -> None:
+        """`held_signals`: forwarded as soon as it can take them."""
         self.spec = spec
+        self.name = spec.name
         self.state = State.PLANNED
         self.spawned: Spawned | None = None
-        self.returncode: int | None = None
+        self.pid: int | None = None
+        self.started_at: float | None = None
+        self.last_heard = 0.0
+        # None also for a foreign command, which never tells a phase.
+        self.patient_phase: str | None = None
+        self.confession: Confession | None = None
+        self.error: str | None = None
         self.spawn_error: str | None = None
-        self.last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
-        self.last_heard_ns = 0
-        self.evidence: tuple[str, ...] = ()
+        self.returncode: int | None = None
+        self.ended_at = self.duration_s = 0.0
+        self.wake = 0
         self.oom: str | None = None
-        self._started_ns: int | None = None
-        self._ended_ns: int | None = None
-        self._wake = 0
+        self.evidence: tuple[str, ...] = ()
+        self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
         self._stopped_with: signal.Signals | None = None
-        self._confession: Confession | None = None
-        self._error: str | None = None
-        self._phase: str | None = None
         self._has_stepped = False
         self._stacks_signal: int | None = None
-        self._held_back: list[signal.Signals] | None = []  # until it can take them; then None
-
-    @property
-    def pid(self) -> int | None:
-        return self.spawned.process.pid if self.spawned else None
+        self._takes_signals = False
+        self._held_signals = list(map(signal.Signals, held_signals))
 
     @property
     def alive(self) -> bool:
         return self.state in (State.RUNNING, State.STOPPING)
 
     @property
+    def stopped_by_us(self) -> bool:
+        return self._stopped_with is not None
+
+    @property
     def was_killed(self) -> bool:
         """It ended by SIGKILL, and not by ours."""
-        return self.returncode == -signal.SIGKILL and self._stopped_with is None
+        return self.returncode == -signal.SIGKILL and not self.stopped_by_us
 
-    def has_started(self, spawned: Spawned, now_ns: int) -> None:
-        self.spawned = spawned
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        return tuple(self._last_lines)
+
+    def view(self) -> WorkerView:
+        return convert(self, WorkerView, from_attributes=True)
+
+    def end(self) -> WorkerEnd:
+        return convert(self, WorkerEnd, from_attributes=True)
+
+    def has_started(self, spawned: Spawned, now: float) -> None:
+        self.spawned, self.pid = spawned, spawned.process.pid
         self.state = State.RUNNING
-        self._started_ns = self.last_heard_ns = now_ns
+        self.started_at = self.last_heard = now
 
-    def cannot_start(self, error: SpawnError, now_ns: int, wake: int) -> None:
+    def cannot_start(self, error: SpawnError, now: float, wake: int) -> None:
         self.spawn_error = str(error)
-        self._started_ns = now_ns
-        self._end(error.exit_code, now_ns, wake)
+        self.started_at = now
+        self._end(error.exit_code, now, wake)
 
-    def command_runs(self) -> None:
-        """The trampoline is gone: signals that would have killed it can be passed on."""
-        if not self.spec.announces_itself:
-            self._take_signals()
+    def take_report(self, why_not: bytes) -> None:
+        """The trampoline's report, which is empty when the command's own code runs: signals that
+        would have killed the trampoline can be forwarded then."""
+        if why_not:
+            self.spawn_error = why_not.decode(errors="replace")
+        elif not self.spec.announces_itself:
+            self._forward_held()
 
     def forward(self, signum: signal.Signals) -> None:
-        """Pass a signal to the command itself, not to its group: its helpers may not expect it."""
-        if self._held_back is not None:
-            self._held_back.append(signum)
+        """Send a signal to the command itself, not to its group: its helpers may not expect it."""
+        if not self._takes_signals:
+            self._held_signals.append(signum)
         elif self.alive and self.spawned:
             processes.send(self.spawned.pidfd, signum)
 
-    def _take_signals(self) -> None:
-        held_back, self._held_back = self._held_back or [], None
-        for signum in held_back:
-            self.forward(signum)
+    def _forward_held(self) -> None:
+        self._takes_signals = True
+        while self._held_signals:
+            self.forward(self._held_signals.pop(0))
 
     def ask_for_stacks(self) -> bool:
-        """Have it write its stacks, if it offered that; whether it was asked. The signal kills
-        whoever has no handler for it, so its word alone is not enough: it may run another program
-        by now."""
+        """Have it write its stacks, if it offered that; whether it was asked. The signal kills a
+        process that has no handler for it, so the offer alone is not enough: the process may run
+        another program by now."""
         signum = self._stacks_signal
         if signum is None or not self.alive or self.spawned is None:
             return False
@@ -136,21 +155,21 @@ class Worker:
         processes.send(self.spawned.pidfd, signum)
         return True
 
-    def check_exit(self, now_ns: int, wake: int) -> bool:
+    def check_exit(self, now: float, wake: int) -> bool:
         """Whether it ended just now. It stays a zombie: its pid, and so its group's number, stay
         taken until `release`."""
         if not self.alive or self.spawned is None:
             return False
         flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
         ended = os.waitid(P_PIDFD, self.spawned.pidfd, flags)
-        if ended is None:  # a debugger holds its end back; SIGCHLD follows when it lets go
+        if ended is None:
             return False
         exited = ended.si_code == os.CLD_EXITED
-        self._end(ended.si_status if exited else -ended.si_status, now_ns, wake)
+        self._end(ended.si_status if exited else -ended.si_status, now, wake)
         return True
 
     def signal_group(self, *signals: signal.Signals) -> None:
-        """Signal everybody in its group, whether it lives itself or not."""
+        """Signal every process of its group, also when the worker itself is dead."""
         if self.spawned is not None:
             processes.send_group(self.spawned.process.pid, *signals)
 
@@ -161,32 +180,32 @@ class Worker:
             self._stopped_with = signum
         self.signal_group(signum, signal.SIGCONT)
 
-    def hear(self, event: Event, now_ns: int) -> None:
-        """Learn from what it said."""
-        self.last_heard_ns = now_ns
-        if self._held_back is not None:
-            self._take_signals()
-        now_s = now_ns / 1e9
+    def hear(self, event: Event, now: float) -> None:
+        """Learn from its event. `now`: when the event was read, not when the loop woke up."""
+        self.last_heard = now
+        self._forward_held()
+        stamp = event.t / 1e9
         # A stamp from before its start or from the future proves nothing.
-        stamp_s = event.t / 1e9 if (self._started_ns or 0) <= event.t <= now_ns else now_s
+        at = stamp if (self.started_at or 0.0) <= stamp <= now else now
         match event:
             case Phase():
-                self._phase = event.name
+                trains = None if self._has_stepped else "train, before its first step"
+                self.patient_phase = trains if event.name == "train" else event.name
                 self._stacks_signal = _real_time_signal(event.detail) or self._stacks_signal
             case Step():
-                self._phase, self._has_stepped = "train", True
-                self._confession = None  # it went on after a NaN: not what it ends of
-            case NonFinite() if self._confession is None:
-                self._confession = Confession(stamp_s, EXIT_NON_FINITE, now_s, final=False)
+                self.patient_phase, self._has_stepped = None, True
+                self.confession = None  # it went on after a NaN, so it does not end of that
+            case NonFinite() if self.confession is None:
+                self.confession = Confession(at, EXIT_NON_FINITE, now, final=False)
             case Done():
-                self._error = event.error
+                self.error = event.error
                 if event.exit_code != 0:
-                    at = self._confession.at if self._confession else stamp_s
-                    self._confession = Confession(at, event.exit_code, now_s, final=True)
+                    at = self.confession.at if self.confession else at
+                    self.confession = Confession(at, event.exit_code, now, final=True)
 
     def remember(self, lines: list[str]) -> None:
         """Keep the end of its output."""
-        self.last_lines.extend(line[:_LAST_LINE_CHARS] for line in lines[-_NUM_LAST_LINES:])
+        self._last_lines.extend(line[:_LAST_LINE_CHARS] for line in lines[-_NUM_LAST_LINES:])
 
     def release(self) -> None:
         """Nothing of its group is left: reap it, and let its pid go."""
@@ -195,58 +214,19 @@ class Worker:
         os.close(self.spawned.pidfd)
         if self.state is State.EXITED:
             self.spawned.process.wait()
-        else:  # it can't be killed: Popen must not warn that nobody waited
+        else:  # SIGKILL had no effect on it; without this, Popen warns that nobody waited
             self.spawned.process.returncode = -signal.SIGKILL
 
-    def view(self) -> WorkerView:
-        return WorkerView(
-            name=self.spec.name,
-            returncode=self.returncode,
-            spawn_error=self.spawn_error,
-            oom=self.oom,
-            started_at=None if self._started_ns is None else self._started_ns / 1e9,
-            last_heard=self.last_heard_ns / 1e9,
-            patient_phase=self._patient_phase,
-            confession=self._confession,
-            ended_at=(self._ended_ns or 0) / 1e9,
-            wake=self._wake,
-            error=self._error,
-        )
-
-    @property
-    def _patient_phase(self) -> str | None:
-        """None also for a foreign command, which never tells a phase."""
-        if self._phase != "train":
-            return self._phase
-        return None if self._has_stepped else "train, before its first step"
-
-    def end(self) -> WorkerEnd:
-        return WorkerEnd(
-            name=self.spec.name,
-            returncode=self.returncode,
-            spawn_error=self.spawn_error,
-            oom=self.oom,
-            pid=self.pid,
-            stopped_by_us=self._stopped_with is not None,
-            duration_s=self._duration_s,
-            last_lines=tuple(self.last_lines),
-            evidence=self.evidence,
-        )
-
-    @property
-    def _duration_s(self) -> float:
-        if self._started_ns is None or self._ended_ns is None:
-            return 0.0
-        return (self._ended_ns - self._started_ns) / 1e9
-
-    def _end(self, returncode: int, now_ns: int, wake: int) -> None:
+    def _end(self, returncode: int, now: float, wake: int) -> None:
         self.state = State.EXITED
         self.returncode = returncode
-        self._ended_ns = now_ns
-        self._wake = wake
+        self.ended_at = now
+        if self.started_at is not None:
+            self.duration_s = now - self.started_at
+        self.wake = wake
 
     def __repr__(self) -> str:
-        who = f"{self.spec.name} pid {self.pid}" if self.pid else self.spec.name
+        who = f"{self.name} pid {self.pid}" if self.pid else self.name
         return f"<Worker {who} {self._describe()}>"
 
     def _describe(self) -> str:
@@ -257,7 +237,7 @@ class Worker:
         how = describe_exit(self.returncode)
         if self._stopped_with is not None:
             how = f"stopped by us ({self._stopped_with.name})"
-        return f"{how} after {self._duration_s:.1f} s"
+        return f"{how} after {self.duration_s:.1f} s"
 
 
 def _real_time_signal(detail: Mapping[str, Scalar]) -> int | None:
@@ -270,29 +250,26 @@ def _real_time_signal(detail: Mapping[str, Scalar]) -> int | None:
 
 def spawn(spec: WorkerSpec, run_tag: str) -> Spawned:
     """Start a worker. Call it from the main thread: its death would take the worker along."""
-    ours: list[int] = []  # descriptors to close when anything fails
-    theirs: list[int] = []
-    try:
-        output_fd, output_end = _connect(os.pipe2(os.O_CLOEXEC), ours, theirs)
-        report_fd, report_end = _connect(os.pipe2(os.O_CLOEXEC), ours, theirs)
-        events_fd, events_end = None, None
-        if spec.events_path is not None:
-            pair = [end.detach() for end in socket.socketpair()]
-            events_fd, events_end = _connect((pair[0], pair[1]), ours, theirs)
-        process = _popen(spec, run_tag, output_end, report_end, events_end)
-        return Spawned(process, _pidfd(process), output_fd, report_fd, events_fd)
-    except (OSError, ValueError) as error:
-        for fd in ours:
-            os.close(fd)
-        raise spawn_error("no process for it", error) from error
-    finally:
-        for fd in theirs:
-            os.close(fd)
+    with ExitStack() as ours, ExitStack() as theirs:
+        try:
+            output_fd, output_end = _connect(os.pipe2(os.O_CLOEXEC), ours, theirs)
+            report_fd, report_end = _connect(os.pipe2(os.O_CLOEXEC), ours, theirs)
+            events_fd, events_end = None, None
+            if spec.events_path is not None:
+                pair = socket.socketpair()
+                ends = pair[0].detach(), pair[1].detach()
+                events_fd, events_end = _connect(ends, ours, theirs)
+            process = _popen(spec, run_tag, output_end, report_end, events_end)
+            spawned = Spawned(process, _pidfd(process), output_fd, report_fd, events_fd)
+        except (OSError, ValueError) as error:
+            raise spawn_error("no process for it", error) from error
+        ours.pop_all()
+        return spawned
 
 
-def _connect(pair: tuple[int, int], ours: list[int], theirs: list[int]) -> tuple[int, int]:
-    ours.append(pair[0])
-    theirs.append(pair[1])
+def _connect(pair: tuple[int, int], ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
+    ours.callback(os.close, pair[0])
+    theirs.callback(os.close, pair[1])
     os.set_blocking(pair[0], False)
     return pair
 
@@ -315,8 +292,8 @@ def _popen(
 
 
 def _environment(spec: WorkerSpec, run_tag: str, events: int | None) -> dict[str, str]:
-    """The worker's, plus the tag: appended, so that a supervisor around this one still finds its
-    own."""
+    """The worker's environment, plus the tag: appended, so that a supervisor around this one still
+    finds its own tag."""
     outer = spec.env.get(RUN_TAG)
     environment = {**spec.env, RUN_TAG: f"{outer}:{run_tag}" if outer else run_tag}
     environment.pop(EVENTS_FD, None)  # of a supervisor around this one: no socket of ours

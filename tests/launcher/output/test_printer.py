@@ -36,7 +36,7 @@ def test_lines_come_out_whole_and_in_order(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     printer = Printer(writer)
     printer.lines("[GPU0] ", ["a", "b"])
-    printer.line("[GPU1] ", "c")
+    printer.lines("[GPU1] ", ["c"])
     printer.say("two\nlines \x1b[31m")
     assert printer.close()
     expected = b"[GPU0] a\n[GPU0] b\n[GPU1] c\n[launcher] two\n[launcher] lines \\x1b[31m\n"
@@ -50,7 +50,7 @@ def test_a_terminal_that_nobody_reads_blocks_nobody_and_loses_are_counted(
     printer = Printer(writer)
     line = "x" * 1000
     for _ in range(20_000):
-        printer.line("[GPU0] ", line)
+        printer.lines("[GPU0] ", [line])
     assert printer.dropped_lines > 3000
     assert not printer.close(timeout_s=0.01)
     os.set_blocking(reader, False)
@@ -61,7 +61,7 @@ def test_a_slow_terminal_is_told_how_many_lines_it_missed(pipe: tuple[int, int])
     reader, writer = pipe
     printer = Printer(writer)
     for _ in range(20_000):
-        printer.line("[GPU0] ", "x" * 1000)
+        printer.lines("[GPU0] ", ["x" * 1000])
     printer.say("the end")
     assert printer.dropped_lines > 0
     seen: list[bytes] = []
@@ -87,7 +87,7 @@ def test_our_own_last_word_fits_when_the_workers_lines_no_longer_do(
     _, writer = pipe
     printer = Printer(writer)
     while not printer.dropped_lines:
-        printer.line("[GPU0] ", "x" * 1000)
+        printer.lines("[GPU0] ", ["x" * 1000])
     dropped = printer.dropped_lines
     printer.say("GPU3 failed first")
     assert printer.dropped_lines == dropped
@@ -100,7 +100,7 @@ def test_a_closed_terminal_makes_it_quiet(pipe: tuple[int, int]) -> None:
     os.close(reader)
     printer = Printer(writer)
     for _ in range(100):
-        printer.line("[GPU0] ", "x" * 1000)
+        printer.lines("[GPU0] ", ["x" * 1000])
     assert printer.close(timeout_s=60)
     assert printer.dropped_lines == 0
 
@@ -112,7 +112,7 @@ def test_a_terminal_that_somebody_made_non_blocking_gets_everything(
     os.set_blocking(writer, False)
     printer = Printer(writer)
     for i in range(500):
-        printer.line("", f"{i:0999d}")
+        printer.lines("", [f"{i:0999d}"])
     received = b""
     while len(received) < 500_000:
         received += os.read(reader, 1 << 20)

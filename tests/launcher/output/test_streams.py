@@ -18,7 +18,7 @@ class Listener:
         )
 
     def feed(self, data: bytes) -> None:
-        self.events.feed(data, 0.0)
+        self.events.feed(data)
 
 
 def test_events_split_anywhere_are_heard_once_each(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_an_endless_event_line_is_skipped_not_collected(tmp_path: Path) -> None:
 def test_a_last_event_torn_by_death_is_nobodys_mistake(tmp_path: Path) -> None:
     listener = Listener(tmp_path / "events")
     listener.feed(encode(Beat(t=1)) + b'{"kind": "st')
-    listener.events.close(0.0)
+    listener.events.close()
     assert listener.complaints == []
     assert listener.heard == [Beat(t=1)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.supervise.supervisor import Observer
+from launcher.supervise.outcome import Observe
 from launcher.verdict.stop import Stop
 from tests.launcher.supervise.lab import ROOT, Lab, Launch, OwnProcess, is_alive, open_fds
 
@@ -64,9 +64,5 @@ def launch(lab: Lab) -> Iterator[Launch]:
 
 
 @pytest.fixture
-def stop_on_first_event() -> Observer:
-    class FirstEvent:
-        def on_event(self, worker: str, event: object) -> Stop | None:
-            return Stop(f"{worker} said {type(event).__name__}", 21, (worker,))
-
-    return FirstEvent()
+def stop_on_first_event() -> Observe:
+    return lambda worker, event: Stop(f"{worker} said {type(event).__name__}", 21, (worker,))

@@ -20,7 +20,7 @@ def main() -> int:
     outcome = Supervisor(_specs(plan["commands"], run_dir), Limits(**plan["limits"]), printer).run()
     if then := plan.get("then"):
         specs, limits = _specs(then, run_dir), Limits(**plan["limits"])
-        outcome = Supervisor(specs, limits, printer, left_behind=outcome.leftovers).run()
+        outcome = Supervisor(specs, limits, printer, after=outcome).run()
     (run_dir / "outcome.json").write_text(json.dumps(msgspec.to_builtins(outcome)))
     printer.close(0.2)
     return outcome.exit_code

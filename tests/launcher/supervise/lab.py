@@ -13,8 +13,10 @@ from pathlib import Path
 from launcher.contain import processes
 from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec
+from launcher.supervise.outcome import Observe, Outcome
 from launcher.supervise.policy import Limits
-from launcher.supervise.supervisor import Observer, Outcome, Supervisor
+from launcher.supervise.supervisor import Supervisor
+from model_check.events import Event
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 60
@@ -24,6 +26,10 @@ DEADLINE_S = 60
 def python(code: str, *arguments: str) -> tuple[str, ...]:
     """A worker that runs `code`."""
     return (sys.executable, "-I", "-S", "-c", code, *arguments)
+
+
+def ignore(worker: str, event: Event) -> None:
+    """An observer that ends no run."""
 
 
 def sh(code: str) -> tuple[str, ...]:
@@ -84,25 +90,25 @@ class Lab:
         events: bool = False,
         grace_s: float = 30.0,
         silence_s: float = 0.0,
-        observer: Observer | None = None,
+        observe: Observe = ignore,
     ) -> Outcome:
         specs = self.specs(*commands, events=events)
-        return self.supervise(specs, grace_s, silence_s, observer)
+        return self.supervise(specs, grace_s, silence_s, observe)
 
     def supervise(
         self,
         specs: Sequence[WorkerSpec],
         grace_s: float = 30.0,
         silence_s: float = 0.0,
-        observer: Observer | None = None,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
+        observe: Observe = ignore,
+        clock: Callable[[], float] = time.monotonic,
     ) -> Outcome:
         """In this process; what the terminal would show is in `shown`."""
         fd = os.open(self.dir / "terminal", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         printer = Printer(fd, self.dir / "launcher.log")
         try:
             limits = Limits(grace_s, silence_s)
-            return Supervisor(specs, limits, printer, observer, clock_ns=clock_ns).run()
+            return Supervisor(specs, limits, printer, observe, clock=clock).run()
         finally:
             assert printer.close()
             os.close(fd)

@@ -42,21 +42,21 @@ def worker(name: str, code: str, offered: int | None = signal.SIGRTMIN + 7) -> t
 
 class Hours:
     """A clock that jumps far beyond every limit once all of `num` workers have made a step: as if
-    they had been silent for so long, not as if nobody had run (`absent_s`)."""
+    they had been silent for so long, not as if nobody had run (`pause_s`)."""
 
     def __init__(self, num: int, then: Callable[[], None] = lambda: None) -> None:
         self._missing = num
         self._then = then
-        self._jump_ns = 0
+        self._jump_s = 0.0
 
     def on_event(self, worker: str, event: Event) -> None:
         self._missing -= isinstance(event, Step)
-        if self._missing == 0 and not self._jump_ns:
+        if self._missing == 0 and not self._jump_s:
             self._then()
-            self._jump_ns = 3600 * 10**9
+            self._jump_s = 3600.0
 
-    def clock_ns(self) -> int:
-        return time.monotonic_ns() + self._jump_ns
+    def clock(self) -> float:
+        return time.monotonic() + self._jump_s
 
 
 def hang(
@@ -68,7 +68,7 @@ def hang(
     printer, specs = Printer(fd), lab.specs(*commands, events=True)
     limits = Limits(30.0, LIMIT_S)
     outcome = Supervisor(
-        specs, limits, printer, hours, clock_ns=hours.clock_ns, absent_s=float("inf")
+        specs, limits, printer, hours.on_event, clock=hours.clock, pause_s=float("inf")
     ).run()
     assert printer.close()
     os.close(fd)

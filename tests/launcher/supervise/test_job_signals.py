@@ -70,15 +70,15 @@ def then_signal_us(signum: int) -> tuple[str, ...]:
 
 def supervise(lab: Lab, *commands: tuple[str, ...]) -> Outcome:
     """Time stands still once the first worker has its pid: no hold ends by itself."""
-    stopped_ns: list[int] = []
+    stopped_at: list[float] = []
 
-    def clock_ns() -> int:
-        now_ns = time.monotonic_ns()
+    def clock() -> float:
+        now = time.monotonic()
         if (lab.dir / "first.pid").exists():
-            stopped_ns.append(now_ns)
-        return stopped_ns[0] if stopped_ns else now_ns
+            stopped_at.append(now)
+        return stopped_at[0] if stopped_at else now
 
-    return lab.supervise(lab.specs(*commands, events=True), clock_ns=clock_ns)
+    return lab.supervise(lab.specs(*commands, events=True), clock=clock)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -164,7 +164,7 @@ AT_ONCE = (
 def test_a_signal_that_came_since_we_woke_up_is_read_before_the_verdict(lab: Lab) -> None:
     busy = Busy(lab, meanwhile=lambda: os.kill(os.getpid(), signal.SIGTERM))
     commands = [worker(AT_ONCE), worker(BEATS + "time.sleep(1000)")]
-    outcome = lab.run(*commands, events=True, observer=busy)
+    outcome = lab.run(*commands, events=True, observe=busy.on_event)
     assert outcome.stop == Stop("SIGTERM received", 143, ())
 
 
@@ -274,6 +274,6 @@ def test_a_word_that_was_written_since_we_woke_up_keeps_its_own_time(lab: Lab) -
     later += "    os._exit(0)\n" + AT_ONCE
     earlier = BEATS + "wait_for('go')\nfails(9)\ntouch('W1.said')\ntime.sleep(1000)"
     commands = [worker(fails + later), worker(fails + earlier)]
-    outcome = lab.run(*commands, events=True, observer=Busy(lab, hear_both))
+    outcome = lab.run(*commands, events=True, observe=Busy(lab, hear_both).on_event)
     assert outcome.stop is not None
     assert (outcome.stop.culprits, outcome.exit_code) == (("W1",), 9)

@@ -93,7 +93,6 @@ def test_a_second_ctrl_c_kills_at_once(lab: Lab, launch: Launch) -> None:
     run.wait_for("SIGINT received")
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 130
-    assert run.outcome["signals"] == 2
     assert run.outcome["workers"][0]["returncode"] == -9
 
 

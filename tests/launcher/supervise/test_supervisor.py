@@ -13,9 +13,11 @@ from msgspec.structs import replace
 
 from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec
+from launcher.supervise.outcome import Observe, Outcome
 from launcher.supervise.policy import Limits
-from launcher.supervise.supervisor import Observer, Supervisor
+from launcher.supervise.supervisor import Supervisor
 from launcher.supervise.worker import Spawned, SpawnError, Worker, spawn
+from launcher.verdict.stop import Stop
 from model_check.events import Beat, Done, Event, NonFinite, Phase, Step, encode
 from tests.launcher.supervise.lab import Lab, Launch, is_alive, python, sh
 
@@ -318,10 +320,10 @@ def test_a_pause_of_the_whole_machine_is_nobodys_silence(lab: Lab) -> None:
     )
     silent = sh(f"until [ -e {paused} ]; do sleep 0.01; done; sleep 0.3; touch $LAB/go")
 
-    def clock_ns() -> int:
-        return time.monotonic_ns() + (1000 * 10**9 if paused.exists() else 0)
+    def clock() -> float:
+        return time.monotonic() + (1000 if paused.exists() else 0)
 
-    outcome = lab.supervise(lab.specs(speaks, silent), silence_s=30.0, clock_ns=clock_ns)
+    outcome = lab.supervise(lab.specs(speaks, silent), silence_s=30.0, clock=clock)
     assert (outcome.exit_code, outcome.stop) == (0, None)
 
 
@@ -342,14 +344,13 @@ def test_a_worker_that_ends_well_long_before_the_others_is_told_once(lab: Lab) -
 def test_events_reach_the_observer_the_file_and_the_reason(lab: Lab) -> None:
     heard: list[tuple[str, Event]] = []
 
-    class Ear:
-        def on_event(self, worker: str, event: Event) -> None:
-            heard.append((worker, event))
+    def observe(worker: str, event: Event) -> None:
+        heard.append((worker, event))
 
     events = [Phase(t=1, name="build"), Done(t=2, exit_code=20, error="loss is NaN")]
     data = b"".join(map(encode, events))
     code = SAYS + "os.write(fd, b'garbage\\n'); sys.exit(20)"
-    outcome = lab.run(python(code, repr(data)), events=True, observer=Ear())
+    outcome = lab.run(python(code, repr(data)), events=True, observe=observe)
     assert heard == [("W0", events[0]), ("W0", events[1])]
     assert (lab.dir / "w0.events.jsonl").read_bytes() == data + b"garbage\n"
     assert outcome.exit_code == 20
@@ -358,20 +359,40 @@ def test_events_reach_the_observer_the_file_and_the_reason(lab: Lab) -> None:
     assert sum("can't be read" in line for line in lab.shown) == 1
 
 
-def test_an_observer_can_end_a_run(lab: Lab, stop_on_first_event: Observer) -> None:
+def test_an_observer_can_end_a_run(lab: Lab, stop_on_first_event: Observe) -> None:
     code = SAYS + "time.sleep(1000)"
     argv = python(code, repr(encode(Beat(t=1))))
-    outcome = lab.run(argv, argv, events=True, observer=stop_on_first_event)
+    outcome = lab.run(argv, argv, events=True, observe=stop_on_first_event)
     assert outcome.exit_code == 21
     started = [record for record in outcome.workers if record.pid is not None]
     assert started  # on a busy machine the first event comes before the second worker starts
     assert all(record.stopped_by_us for record in started)
 
 
+def test_events_keep_their_order_when_one_of_them_ends_the_run(lab: Lab) -> None:
+    """Its worker is dead by then, and more wait in the socket than one read takes."""
+    heard: list[int] = []
+
+    def observe(worker: str, event: Event) -> Stop | None:
+        while not (pids := lab.pids()) or is_alive(pids["w"]):
+            os.sched_yield()
+        heard.append(event.t)
+        return Stop("enough", 21, (worker,)) if event.t == 1 else None
+
+    code = (
+        SAYS
+        + 'line = \'{"kind": "note", "t": %d, "text": "\' + \'x\' * 100 + \'"}\\n\'\n'
+        + "os.write(fd, ''.join(line % i for i in range(1000)).encode())\n"
+        + "open(os.environ['LAB'] + '/w.pid', 'w').write(f'{os.getpid()}\\n')"
+    )
+    outcome = lab.run(python(code, "b''"), events=True, observe=observe)
+    assert outcome.exit_code == 21
+    assert heard == list(range(1000))
+
+
 def test_an_observer_that_breaks_leaves_nobody_behind(lab: Lab) -> None:
-    class Broken:
-        def on_event(self, worker: str, event: Event) -> None:
-            raise ZeroDivisionError
+    def break_down(worker: str, event: Event) -> None:
+        raise ZeroDivisionError
 
     code = (
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -380,7 +401,7 @@ def test_an_observer_that_breaks_leaves_nobody_behind(lab: Lab) -> None:
         "os.write(fd, ast.literal_eval(sys.argv[1])); time.sleep(1000)"
     )
     with pytest.raises(ZeroDivisionError):
-        lab.run(python(code, repr(encode(Beat(t=1)))), events=True, observer=Broken())
+        lab.run(python(code, repr(encode(Beat(t=1)))), events=True, observe=break_down)
     assert not [pid for pid in lab.pids().values() if is_alive(pid)]
 
 
@@ -441,7 +462,7 @@ def test_a_worker_tells_its_life_in_its_repr(lab: Lab) -> None:
     worker.stop(signal.SIGTERM)
     assert repr(worker) == f"<Worker GPU3 pid {pid} stopping>"
     os.waitid(os.P_PIDFD, spawned.pidfd, os.WEXITED | os.WNOWAIT)
-    assert worker.check_exit(41_200_000_000, 1)
+    assert worker.check_exit(41.2, 1)
     worker.release()
     assert repr(worker) == f"<Worker GPU3 pid {pid} stopped by us (SIGTERM) after 41.2 s>"
     os.close(spawned.output_fd)
@@ -463,7 +484,7 @@ def test_patience_ends_with_the_first_step_and_returns_with_a_save(lab: Lab) -> 
     step = Step(t=6, step=0, loss="0x1p0", grad_norm="0x1p0", lr=0.1, ms=1.0, tokens=1)
     patience = []
     for event in (Phase(name="train"), step, Phase(name="save"), Phase(name="train"), Beat()):
-        worker.hear(event, time.monotonic_ns())
+        worker.hear(event, time.monotonic())
         patience.append(worker.view().patient_phase)
     assert patience == ["train, before its first step", None, "save", None, None]
 
@@ -492,8 +513,8 @@ def test_a_signal_waits_until_a_worker_has_announced_that_it_can_take_it(lab: La
     printer = Printer(fd, lab.dir / "launcher.log")
     try:
         specs = [replace(spec, announces_itself=True)]
-        kept = (signal.SIGUSR1,)
-        outcome = Supervisor(specs, Limits(5, 0), printer, kept_signals=kept).run()
+        prepared = Outcome(0, None, (), (), 0, kept_signals=(signal.SIGUSR1,))
+        outcome = Supervisor(specs, Limits(5, 0), printer, after=prepared).run()
     finally:
         printer.close()
         os.close(fd)

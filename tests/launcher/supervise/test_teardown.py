@@ -4,7 +4,6 @@ import os
 import signal
 
 from launcher.contain.processes import Family
-from launcher.supervise.loop import Loop
 from launcher.supervise.teardown import REAP_S, Stage, Teardown
 from launcher.supervise.worker import Worker, spawn
 from tests.launcher.supervise.lab import Lab, sh
@@ -23,9 +22,8 @@ def test_a_process_that_cannot_be_killed_is_named_and_left(lab: Lab) -> None:
     spawned = spawn(spec, "tag-of-nobody")
     worker.has_started(spawned, 0)
     said: list[str] = []
-    loop = Loop()
     family = Family("tag-of-nobody", 1 << 60, None, 0, frozenset())
-    teardown = Teardown([worker], family, loop, said.append)
+    teardown = Teardown([worker], family, said.append)
     stages = []
     teardown.begin(now=100.0, grace_s=10.0)
     for now in (109.9, 110.0, 110.0 + REAP_S - 0.1, 110.0 + REAP_S):
@@ -40,4 +38,3 @@ def test_a_process_that_cannot_be_killed_is_named_and_left(lab: Lab) -> None:
     worker.release()
     for fd in (spawned.output_fd, spawned.report_fd):
         os.close(fd)
-    loop.close()

@@ -1,4 +1,5 @@
-"""What the kernel tells of this very process."""
+"""What the kernel tells of this very process, and what stacks tell in the texts of faulthandler and
+py-spy."""
 
 import os
 import signal
@@ -9,7 +10,36 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.contain.processes import Process, read_process
-from launcher.supervise.stacks import MAX_LINES, catches, describe, is_python, state_of
+from launcher.supervise.stacks import (
+    MAX_LINES,
+    catches,
+    describe,
+    innermost_calls,
+    is_python,
+    state_of,
+)
+
+FAULTHANDLER = """\
+Thread 0x00007f3a56e1d6c0 (most recent call first):
+  File "/lib/python3.11/threading.py", line 982 in run
+  File "/lib/python3.11/threading.py", line 1045 in _bootstrap_inner
+
+Current thread 0x00007f3a578a4b80 (most recent call first):
+  File "/app/model_check/engine/step.py", line 41 in accumulate
+  File "/app/model_check/engine/step.py", line 20 in train_step
+  File "/app/model_check/engine/trainer.py", line ??? in _loop
+  File "/app/pretrain_main.py", line 9 in <module>
+"""
+PY_SPY = """\
+Process 4711: python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 4711 (active+gil): "MainThread"
+    step (train.py:3)
+    <module> (train.py:9)
+Thread 4712 (idle): "pump"
+    wait (threading.py:324)
+"""
 
 
 @pytest.fixture
@@ -70,3 +100,18 @@ def test_a_signal_is_caught_while_it_has_a_handler(me: Process) -> None:
 
 def test_this_is_python(me: Process) -> None:
     assert is_python(me.pid)
+
+
+def test_the_main_thread_is_the_last_one_of_faulthandler() -> None:
+    told = "accumulate (step.py:41) < train_step (step.py:20) < _loop (trainer.py:???)"
+    assert innermost_calls(FAULTHANDLER) == told
+
+
+def test_the_main_thread_is_named_by_py_spy() -> None:
+    assert innermost_calls(PY_SPY) == "step (train.py:3) < <module> (train.py:9)"
+
+
+def test_a_text_without_stacks_has_none() -> None:
+    assert innermost_calls("") is None
+    assert innermost_calls("Error: Permission denied (os error 1)\n") is None
+    assert innermost_calls("Thread 0x1 (most recent call first):\n") is None
