@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_SIGNAL_BASE + signal.SIGINT
     # Our own fault: the whole traceback, for the bug report.
     except Exception:
-        import traceback  # 5 ms that no start waits for
+        # 5 ms that no start waits for.
+        import traceback
 
         with suppress(OSError):
             traceback.print_exc()

@@ -1,4 +1,4 @@
-"""Decide who runs what, where, with which environment. Pure: starts nothing, reads nothing."""
+"""Which process runs what, where, with which environment. Pure: starts nothing, reads nothing."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

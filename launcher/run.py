@@ -46,7 +46,8 @@ def run(launch: Launch, argv: Sequence[str], printer_out: int) -> int:
     and while the reports are written, they wait.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, (*TO_STOP, *TO_FORWARD))
-    raise_file_limit()  # five descriptors a worker
+    # A worker takes five descriptors.
+    raise_file_limit()
     directory = run_dir.create(launch.context.run_dir)
     run_dir.link_latest(directory)
     printer = Printer(printer_out, launcher_log=directory / run_dir.LAUNCHER_LOG)
@@ -176,7 +177,8 @@ def _monitor(launch: Launch, printer: Printer) -> "Monitor | None":
     interval_s = launch.loaded.settings.launch.telemetry_interval_s
     if not uuids or interval_s == 0:
         return None
-    from launcher.telemetry.monitor import Monitor  # no start on a CPU waits for it
+    # The start of a run on the CPU does not wait for this import.
+    from launcher.telemetry.monitor import Monitor
 
     return Monitor(uuids, launch.context.run_dir, interval_s, printer.say)
 

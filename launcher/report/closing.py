@@ -19,7 +19,7 @@ def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Ite
     if len(result.workers) > 1 or any(worker.steps for worker in result.workers):
         yield from table(result.workers)
     for worker in result.workers:
-        if worker.name in judgement.untold:
+        if worker.name in judgement.unexplained:
             yield f"{worker.name}: {worker.cause}"
         yield from (f"{worker.name}: evidence: {path}" for path in worker.evidence)
     yield from _validation(result.workers)
@@ -30,16 +30,16 @@ def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Ite
     yield f"{result.verdict}: {result.summary} (exit code {result.exit_code})"
     for worker in sorted(result.workers, key=lambda worker: worker.name in result.culprits):
         tail = worker.last_lines[-tail_lines:] if tail_lines else []
-        is_told = len(tail) == 1 and worker.name in judgement.quoted
-        if tail and not is_told:
+        is_quoted = len(tail) == 1 and worker.name in judgement.quoted
+        if tail and not is_quoted:
             yield f"last lines of {worker.name}:"
             yield from (f"  | {line}" for line in tail)
 
 
 def _validation(workers: Sequence[WorkerResult]) -> Iterator[str]:
     """Workers with the same bits share a line."""
-    told = ((worker.name, _splits(worker)) for worker in workers if worker.validation)
-    yield from (f"{', '.join(names)}: {text}" for text, names in names_by_text(told).items())
+    pairs = ((worker.name, _splits(worker)) for worker in workers if worker.validation)
+    yield from (f"{', '.join(names)}: {text}" for text, names in names_by_text(pairs).items())
 
 
 def _splits(worker: WorkerResult) -> str:
@@ -53,12 +53,12 @@ def _splits(worker: WorkerResult) -> str:
 
 def _warnings(workers: Sequence[WorkerResult]) -> Iterator[str]:
     """What is wrong with the GPUs. GPUs with the same warning share a line."""
-    told = (
+    pairs = (
         (worker.name, warning.removeprefix(f"{worker.name}: "))
         for worker in workers
         for warning in worker.warnings
     )
-    for text, names in names_by_text(told).items():
+    for text, names in names_by_text(pairs).items():
         yield f"warning: {', '.join(names)}: {text}"
 
 

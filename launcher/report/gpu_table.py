@@ -47,8 +47,8 @@ def _with(value: float | None, unit: str) -> str:
 def _shares(percents: dict[str, float] | None) -> str:
     if percents is None:
         return _NA
-    told = [f"{reason} {percent:g} %" for reason, percent in percents.items() if reason != "idle"]
-    return ", ".join(told) or "never"
+    shares = [f"{reason} {percent:g} %" for reason, percent in percents.items() if reason != "idle"]
+    return ", ".join(shares) or "never"
 
 
 def _xids(counts: dict[int, int] | None) -> str:

@@ -70,10 +70,10 @@ def _validation(workers: Sequence[WorkerResult]) -> Iterator[str]:
 
 def _about(worker: WorkerResult) -> Iterator[str]:
     yield f"<h2>{_text(worker.name)}</h2>"
-    told_once = dict.fromkeys((worker.cause, *worker.symptoms, *worker.warnings, *worker.notes))
-    for told in told_once:
-        if told:
-            yield f"<p>{_text(told)}</p>"
+    texts = dict.fromkeys((worker.cause, *worker.symptoms, *worker.warnings, *worker.notes))
+    for text in texts:
+        if text:
+            yield f"<p>{_text(text)}</p>"
     if worker.evidence:
         items = "".join(f"<li><code>{_text(path)}</code></li>" for path in worker.evidence)
         yield f"<ul>{items}</ul>"

@@ -1,1 +1,1 @@
-"""What the events of all workers mean: agreement, outcomes, the report. Pure over data."""
+"""What the events of all workers mean: agreement, causes, verdicts, run.json. Pure over data."""

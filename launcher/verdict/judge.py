@@ -64,7 +64,7 @@ def judge(case: Case) -> Judgement:
     causes = [_cause(case, worker) for worker in case.workers]
     rows = [_row(case, *each) for each in zip(case.workers, causes, strict=True)]
     verdict = _run_verdict(case, rows)
-    text, told = summary(case, verdict, rows)
+    text, explained = summary(case, verdict, rows)
     end = case.end
     result = RunResult(
         verdict=verdict,
@@ -80,10 +80,10 @@ def judge(case: Case) -> Judgement:
     quoted = {
         worker.name
         for worker, (_, facts) in zip(case.workers, causes, strict=True)
-        if worker.name in told and facts.get("said") == f": {_last_error(worker)}"
+        if worker.name in explained and facts.get("said") == f": {_last_error(worker)}"
     }
-    untold = {row.name for row in rows if row.verdict not in _INNOCENT and row.name not in told}
-    return Judgement(result, untold, quoted)
+    unexplained = {row.name for row in rows if row.verdict not in _INNOCENT}
+    return Judgement(result, unexplained.difference(explained), quoted)
 
 
 def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:

@@ -83,7 +83,7 @@ class Judgement(Struct, frozen=True):
     """A result, and what its summary leaves to the lines that end a run."""
 
     result: RunResult
-    untold: Set[str]
+    unexplained: Set[str]
     """Workers with a cause that the summary does not tell."""
     quoted: Set[str]
     """Workers whose last line the summary quotes."""

@@ -13,14 +13,14 @@ from model_check.events import NonFinite
 
 class Summary(NamedTuple):
     text: str
-    told: Collection[str] = ()
+    explained: Collection[str] = ()
     """Workers whose cause it tells."""
 
 
 def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Summary:
     if verdict is Verdict.PASS:
         return Summary(_what_passed(case, results))
-    reason, told = _why_not(case, results)
+    reason, explained = _why_not(case, results)
     parts = [reason]
     difference = case.end.disagreement
     if difference and case.end.exit_code not in (EXIT_PASS, EXIT_DISAGREEMENT):
@@ -28,7 +28,7 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
     if case.end.leftovers:
         pids = ", ".join(map(str, case.end.leftovers))
         parts.append(f"could not be killed, and may still hold a GPU: pid {pids}")
-    return Summary("; ".join(filter(None, parts)), told)
+    return Summary("; ".join(filter(None, parts)), explained)
 
 
 def shared_nonfinite(case: Case) -> NonFinite | None:
@@ -40,10 +40,10 @@ def shared_nonfinite(case: Case) -> NonFinite | None:
     return first if all(bad and replace(bad, t=first.t) == first for bad in found) else None
 
 
-def names_by_text(told: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def names_by_text(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """(worker, text) pairs -> text -> the workers that share it, in their order."""
     sharing: dict[str, list[str]] = {}
-    for name, text in told:
+    for name, text in pairs:
         sharing.setdefault(text, []).append(name)
     return sharing
 

@@ -458,3 +458,24 @@ def test_a_tie_is_inconclusive_and_keeps_the_last_lines(code: int) -> None:
     assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, code)
     assert (result.culprits, result.summary) == ([], reason)
     assert [w.last_lines for w in result.workers] == [["mine"], ["mine"], []]
+
+
+def test_a_last_line_that_the_summary_does_not_quote_is_shown() -> None:
+    """However short it is: "b" stands in "killed by", too."""
+    end = RunEnd(exit_code=137, reason="r", culprits=("GPU0",))
+    found = judgement(end, [ended("GPU0", -9, last_lines=["b"])], {"GPU0": trained(1)})
+    assert list(closing_lines(found, Path("/r"), tail_lines=5))[-2:] == [
+        "last lines of GPU0:",
+        "  | b",
+    ]
+
+
+def test_a_cause_that_the_summary_does_not_tell_has_a_line_of_its_own() -> None:
+    end = RunEnd(exit_code=7, reason="r", culprits=("GPU0",))
+    workers = [ended("GPU0", 7), ended("GPU1", 1), ended("GPU2", -15, stopped_by_us=True)]
+    found = judgement(end, workers, dict.fromkeys(("GPU0", "GPU1", "GPU2"), History()))
+    assert found.unexplained == {"GPU1"}
+    lines = list(closing_lines(found, Path("/r"), tail_lines=0))
+    assert [line for line in lines if line.startswith("GPU") and ": " in line] == [
+        "GPU1: exit code 1"
+    ]
