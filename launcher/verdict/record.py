@@ -82,7 +82,7 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     host: str
     kernel: str
     python: str
-    run_dir: str
+    run_dir: str | None = None
     preset: str
     device: str
     mode: str
@@ -94,6 +94,8 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Worker -> the group whose members must agree bit for bit."""
     not_compared: str | None
     """Why the bits of workers are not compared; None: they are."""
+    fail_on_health: bool | None = None
+    """What older versions wrote before there was `fail_on`."""
     fail_on: list[str] | None = None
     telemetry_interval_s: float | None = None
     versions: dict[str, str | None]

@@ -50,12 +50,13 @@ def written(directory: Path, **changes: Any) -> Path:
 def test_a_run_of_an_older_version_is_rebuilt_without_the_keys_that_it_lacks(
     tmp_path: Path,
 ) -> None:
-    older = written(tmp_path, fail_on=None, telemetry_interval_s=None, notes=None, healths=None)
+    lacking = ("run_dir", "fail_on", "telemetry_interval_s", "notes", "healths")
+    older = written(tmp_path, **dict.fromkeys(lacking))
     said: list[str] = []
     assert rebuild([str(older)], said.append) == 0
     assert said[-1] == "[launcher] PASS: CPU0 ended with exit code 0 (exit code 0)"
     run = json.loads((tmp_path / "report.json").read_text())["run"]
-    assert not {"fail_on", "telemetry_interval_s", "notes", "healths", "end", "ended"} & run.keys()
+    assert not {*lacking, "end", "ended"} & run.keys()
     assert run["command"] == ["--", "true"]
 
 
