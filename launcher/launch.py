@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from launcher import run_dir
 from launcher.arguments import RunArguments
 from launcher.devices import Machine, Picked, pick
-from launcher.doctor.limits import check_command
+from launcher.doctor.machine import check_command
 from launcher.gpus.probe import GpuProbe
 from launcher.plan import RunContext, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import Limits

@@ -70,6 +70,7 @@ ALLOWED = {
 SINGLE_PLACE = {
     "pynvml": ("launcher/gpus/nvml.py",),
     "filelock": (),
+    "psutil": ("model_check/utils/host_memory.py",),
     "json5": ("model_check/config/files.py",),
     "yaml": ("model_check/config/files.py",),
     "datasets": ("model_check/data/",),

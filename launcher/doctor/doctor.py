@@ -1,27 +1,26 @@
-"""`run.sh doctor`: what of this machine is fine, what is not, what to do. Changes nothing, asks no
-network, imports no torch."""
+"""`run.sh doctor`: what of this machine is fine, what is not, what to do. It only reads: changes
+nothing, asks no network, imports no torch."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from launcher.doctor.cgroups import check_cgroups
-from launcher.doctor.finding import Finding
-from launcher.doctor.gpus import ask, check_gpus, taken
-from launcher.doctor.health import check_health
+from launcher.doctor.finding import Finding, fail
+from launcher.doctor.gpus import check_gpus, check_health, taken
 from launcher.doctor.machine import check_machine
 from launcher.doctor.packages import check_packages
 from launcher.doctor.storage import check_storage
-from launcher.gpus.probe import Gpu, GpuProbe, Snapshot
+from launcher.gpus.probe import GpuProbe, Snapshot
 from launcher.gpus.visible import pinnable
 from launcher.telemetry.health import Record
 from launcher.telemetry.monitor import look
 from model_check.config.derived import failing_severities
-from model_check.config.schema import Settings
+from model_check.config.schema import LaunchSettings, Settings
+from model_check.errors import ModelCheckError
 
 SCHEMA = 1
 Look = Callable[[Mapping[str, str]], Mapping[str, Record]]
-"""GPU label -> UUID; what telemetry says of each."""
+"""GPU label -> UUID in, GPU label -> what telemetry says of it out."""
 
 
 def doctor(
@@ -39,19 +38,17 @@ def doctor(
     `settings`: where token caches lie (relative to `cwd` or absolute), which GPUs a run would use,
     how many to expect, and what would fail it: the exit code is that of a run with them.
     """
-    snapshot, findings = ask(probe)
-    if snapshot is not None:
-        used, refused = taken(snapshot, environ, settings.launch.gpus)
-        findings = [
-            *check_gpus(snapshot, environ, settings.launch, used),
-            *refused,
-            *_health(snapshot, used, failing_severities(settings.launch), look),
-        ]
+    snapshot: Snapshot | None = None
+    try:
+        snapshot = probe.snapshot()
+    except ModelCheckError as error:  # its text says what to do
+        of_gpus = [fail("GPUs", str(error), "", error.exit_code)]
+    else:
+        of_gpus = _check_gpus(snapshot, environ, settings.launch, look)
     findings = [
         *check_packages(snapshot),
-        *findings,
+        *of_gpus,
         *check_machine(environ),
-        check_cgroups(),
         *check_storage(environ, cwd, Path(settings.data.cache_dir)),
     ]
     # A broken GPU (69) before a missing package (2): the higher code is the more specific one.
@@ -65,24 +62,27 @@ def doctor(
     return exit_code
 
 
-def _health(
-    snapshot: Snapshot, used: Sequence[Gpu], fail_on: Collection[str], look: Look
+def _check_gpus(
+    snapshot: Snapshot, environ: Mapping[str, str], launch: LaunchSettings, look: Look
 ) -> list[Finding]:
-    """Of every GPU; what is wrong with one that a run would not use fails none."""
-    devices = {device.label: device for gpu in snapshot.gpus for device in pinnable(gpu)}
+    used, refused = taken(snapshot, environ, launch.gpus)
+    findings = [*check_gpus(snapshot, environ, launch, used), *refused]
+    devices = [device for gpu in snapshot.gpus for device in pinnable(gpu)]
     if not devices:
-        return []
-    records = look({label: device.uuid for label, device in devices.items()})
-    return [
-        check_health(device, records[label], fail_on if device in used else ())
-        for label, device in devices.items()
+        return findings
+    records = look({device.label: device.uuid for device in devices})
+    # The health of a GPU that a run would not use fails nothing.
+    fail_on = failing_severities(launch)
+    return findings + [
+        check_health(device, records[device.label], fail_on if device in used else ())
+        for device in devices
     ]
 
 
 def _document(findings: Sequence[Finding], exit_code: int) -> str:
-    checks = [
-        {"status": f.status, "name": f.name, "found": f.found, "advice": f.advice} for f in findings
-    ]
+    checks = [finding._asdict() for finding in findings]
+    for check in checks:
+        del check["exit_code"]
     return json.dumps({"schema": SCHEMA, "exit_code": exit_code, "checks": checks}, indent=2)
 
 

@@ -1,9 +1,10 @@
-"""One thing that was looked at: how it is, what was found, what to do."""
+"""One thing that was looked at: its status, what was found, what to do."""
 
 from typing import Literal, NamedTuple
 
 from model_check.errors import EXIT_USAGE
 
+GIB = 1 << 30
 Status = Literal["ok", "warn", "FAIL"]
 
 
@@ -28,6 +29,11 @@ def ok(name: str, found: str) -> Finding:
 
 def warn(name: str, found: str, advice: str) -> Finding:
     return Finding("warn", name, found, advice)
+
+
+def warn_if(is_low: bool, name: str, found: str, advice: str) -> Finding:
+    """The advice is told only when it is needed."""
+    return warn(name, found, advice) if is_low else ok(name, found)
 
 
 def fail(name: str, found: str, advice: str, exit_code: int = EXIT_USAGE) -> Finding:

@@ -1,46 +1,42 @@
-"""The driver and its GPUs, as the probe sees them, and what hides or occupies them."""
+"""The driver and its GPUs as the probe sees them: what hides or occupies them, how they are."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from launcher.devices import NO_GPU_VALUES
-from launcher.doctor.finding import Finding, fail, ok, warn
+from launcher.doctor.finding import Finding, fail, ok, warn, warn_if
 from launcher.gpus.broken import broken_needed
 from launcher.gpus.choose import choose, why_busy, why_unusable
 from launcher.gpus.cures import MISSING, WITHOUT
-from launcher.gpus.probe import BrokenGpu, Gpu, GpuProbe, Snapshot
+from launcher.gpus.probe import BrokenGpu, Gpu, Snapshot
 from launcher.gpus.visible import Mask, order_note, pinnable, read_mask, titles, visible
+from launcher.telemetry.health import Record, symptoms, throttle_reasons
 from model_check.config.schema import LaunchSettings
-from model_check.errors import EXIT_NO_GPU, ModelCheckError
+from model_check.errors import EXIT_HEALTH, EXIT_NO_GPU, ModelCheckError
+from model_check.events import Counters, Telemetry
 
-_LOOK = f"{MISSING}, or correct CUDA_VISIBLE_DEVICES"
-
-
-def ask(probe: GpuProbe) -> tuple[Snapshot | None, list[Finding]]:
-    """The GPUs, and what is to be said when they cannot be asked."""
-    try:
-        return probe.snapshot(), []
-    except ModelCheckError as error:  # its text says what to do
-        return None, [fail("GPUs", str(error), "", error.exit_code)]
+_FIND_IT = f"{MISSING}, or correct CUDA_VISIBLE_DEVICES"
+_HELD_BACK = ("hardware", "software thermal", "power brake")
+"""Beginnings of the reasons that a healthy, idle GPU does not have."""
 
 
 def taken(
     snapshot: Snapshot, environ: Mapping[str, str], gpus: str
 ) -> tuple[list[Gpu], list[Finding]]:
-    """Those that a run would use, and why it would use none. `gpus`: the setting."""
+    """The GPUs that a run would use, and why it would use none. `gpus`: the setting."""
     left = visible(snapshot.gpus, environ.get("CUDA_VISIBLE_DEVICES"))
     if gpus.strip() == "all" or not snapshot.gpus:
         return left, []
     try:
         return choose(gpus, left, snapshot.gpus), []
-    except ModelCheckError as error:  # its text says what to do
+    except ModelCheckError as error:
         return [], [fail("chosen GPUs", str(error), "", error.exit_code)]
 
 
 def check_gpus(
     snapshot: Snapshot, environ: Mapping[str, str], launch: LaunchSettings, used: Sequence[Gpu]
 ) -> list[Finding]:
-    """What this machine has, and what of it a run would use (`used`). What would not keep a run
-    with these settings from starting is no FAIL."""
+    """What this machine has, and which of it a run would use (`used`). A FAIL would keep a run with
+    these settings from starting."""
     expect_gpus = launch.expect_gpus
     findings = [_driver(snapshot)] if snapshot.driver_version else []
     mask = environ.get("CUDA_VISIBLE_DEVICES")
@@ -78,8 +74,8 @@ def _broken(gpu: BrokenGpu, is_needed: bool) -> Finding:
 
 
 def _gpu(gpu: Gpu, is_visible: bool, is_used: bool) -> Finding:
-    found = f"{gpu.name}, {_memory(gpu)}, {_number(gpu.utilization_percent)} % used, "
-    found += f"{_number(gpu.temperature_c)} C{'' if is_visible else ' (hidden)'}"
+    found = f"{gpu.name}, {_memory(gpu)}, {_na(gpu.utilization_percent)} % used, "
+    found += f"{_na(gpu.temperature_c)} C{'' if is_visible else ' (hidden)'}"
     unusable, busy = why_unusable(gpu), why_busy(gpu)
     if unusable is not None and is_used:
         return fail(gpu.label, f"{found}; it {unusable}", "choose others with --gpus", EXIT_NO_GPU)
@@ -96,17 +92,13 @@ def _memory(gpu: Gpu) -> str:
     return f"{gpu.free_mib / 1024:.1f} of {gpu.total_mib / 1024:.1f} GiB free"
 
 
-def _number(value: int | None) -> str:
-    return "N/A" if value is None else str(value)
-
-
 def _mask(value: str | None, read: Mask, launch: LaunchSettings) -> Finding:
     name, num, expect_gpus = "visible GPUs", len(read.devices), launch.expect_gpus
     if expect_gpus is not None and num < expect_gpus:
         found = f"launch.expect_gpus = {expect_gpus}, found {num}: {titles(read.devices)}"
-        return fail(name, "; ".join(filter(None, [found, read.lacks])), _LOOK, EXIT_NO_GPU)
+        return fail(name, "; ".join(filter(None, [found, read.lacks])), _FIND_IT, EXIT_NO_GPU)
     if read.lacks and expect_gpus is None and launch.gpus.strip() == "all":
-        return fail(name, read.lacks, _LOOK, EXIT_NO_GPU)
+        return fail(name, read.lacks, _FIND_IT, EXIT_NO_GPU)
     if value is None:
         return ok(name, "all: CUDA_VISIBLE_DEVICES is not set")
     labels = ", ".join(gpu.label for gpu in read.devices)
@@ -118,3 +110,44 @@ def _mask(value: str | None, read: Mask, launch: LaunchSettings) -> Finding:
     if value not in NO_GPU_VALUES:
         return fail(name, found, "correct CUDA_VISIBLE_DEVICES", EXIT_NO_GPU)
     return warn(name, found, "unset CUDA_VISIBLE_DEVICES to use the GPUs")
+
+
+def check_health(gpu: Gpu, record: Record, fail_on: Collection[str]) -> Finding:
+    """The state of a GPU's memory, clocks and link, from what telemetry told of it in one look. A
+    symptom whose severity is in `fail_on` is a FAIL."""
+    name = f"{gpu.label} health"
+    counters, sample = record.counters or Counters(), record.sample or Telemetry()
+    found_symptoms = symptoms(gpu.label, record.health())
+    advice = [str(symptom) for symptom in found_symptoms]
+    if counters.ecc_uncorrected:
+        advice.append("uncorrected memory errors since the driver was loaded: reset it when idle")
+    reasons = throttle_reasons(sample.clocks_event_reasons or 0)
+    if any(reason.startswith(_HELD_BACK) for reason in reasons):
+        advice.append("its clocks are held back now: check its cooling and its power supply")
+    found, what_to_do = _describe(counters, sample), "; ".join(advice)
+    if any(symptom.severity.lower() in fail_on for symptom in found_symptoms):
+        return fail(name, found, what_to_do, EXIT_HEALTH)
+    return warn_if(bool(advice), name, found, what_to_do)
+
+
+def _describe(counters: Counters, sample: Telemetry) -> str:
+    errors = f"{_na(counters.ecc_corrected)}, {_na(counters.ecc_uncorrected)}"
+    in_life = f"{_na(counters.ecc_corrected_total)}, {_na(counters.ecc_uncorrected_total)}"
+    rows = f"{_na(counters.remapped_corrected)}, {_na(counters.remapped_uncorrected)}"
+    states = [("pending", counters.remap_pending), ("failed", counters.remap_failed)]
+    rows += "".join(f", {state}" for state, is_so in states if is_so)
+    link = f"gen {_na(sample.pcie_gen)} x{_na(sample.pcie_width)}"
+    most = f"gen {_na(counters.pcie_max_gen)} x{_na(counters.pcie_max_width)}"
+    return (
+        f"ECC errors (corrected, uncorrected) {errors} since load, {in_life} in its life; "
+        f"remapped rows {rows}; clocks: {_clocks(sample.clocks_event_reasons)}; "
+        f"PCIe {link} of {most}"
+    )
+
+
+def _clocks(bits: int | None) -> str:
+    return "N/A" if bits is None else ", ".join(throttle_reasons(bits)) or "free"
+
+
+def _na(value: int | None) -> str:
+    return "N/A" if value is None else str(value)

@@ -1,37 +1,46 @@
-"""What the operating system grants: memory, cores, limits, the kernel's features, a container."""
+"""What the operating system grants: memory, cores, limits, the kernel's features, a container.
+
+As findings of the doctor, and as the notes that a start gives on what is too low. Imports little:
+every start waits for it.
+"""
 
 import os
 import platform
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
-from launcher.contain import linux
+from launcher.contain import cgroup, linux
 from launcher.contain.memory import memory_room
-from launcher.doctor.finding import Finding, fail, ok, warn
-from launcher.doctor.limits import LOW_SHM_BYTES, shared_memory_bytes
+from launcher.contain.processes import describe_stuck
+from launcher.doctor.finding import GIB, Finding, fail, ok, warn, warn_if
+from model_check.utils.host_memory import available_memory_bytes
 
-GIB = 1 << 30
 LOW_MEMORY_GIB = 4.0
-"""Two CPU workers of the `cpu` preset and the preparation of a token cache fit below."""
+"""Two CPU workers of the `cpu` preset and the preparation of a token cache need less."""
 LOW_OPEN_FILES = 1024
 LOW_PROCESSES = 1024
+LOW_SHM_BYTES = 1 << 28
+"""A container's usual 64 MiB make loaders and NCCL die of SIGBUS."""
 
-_CGROUP = Path("/sys/fs/cgroup")
+_FILES_A_WORKER = 5
+_OWN_FILES = 32
+_UNLIMITED = float("inf")
+_MORE_SHM = "start the container with --shm-size=8g or --ipc=host"
+_MAX_NAMED = 8
 
 
 def check_machine(environ: Mapping[str, str]) -> list[Finding]:
     return [
         _kernel(),
         _container(environ),
-        _cores(),
+        ok("cores", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} may be used"),
         _memory(),
         _shared_memory(),
         _open_files(),
         _processes(),
+        check_cgroups(),
     ]
 
 
@@ -56,67 +65,111 @@ def _kernel() -> Finding:
 
 
 def _container(environ: Mapping[str, str]) -> Finding:
-    if "KUBERNETES_SERVICE_HOST" in environ:
-        kind = "Kubernetes"
-    elif Path("/.dockerenv").exists():
-        kind = "Docker"
-    elif Path("/run/.containerenv").exists():
-        kind = "Podman"
-    else:
-        kind = environ.get("container") or "none seen"
-    return ok("container", kind)
-
-
-def _cores() -> Finding:
-    return ok("cores", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} may be used")
+    signs = {
+        "Kubernetes": "KUBERNETES_SERVICE_HOST" in environ,
+        "Docker": Path("/.dockerenv").exists(),
+        "Podman": Path("/run/.containerenv").exists(),
+    }
+    kinds = [kind for kind, is_there in signs.items() if is_there]
+    return ok("container", kinds[0] if kinds else environ.get("container") or "none seen")
 
 
 def _memory() -> Finding:
-    available = psutil.virtual_memory().available
+    available = available_memory_bytes()
     found = f"{available / GIB:.1f} GiB available"
     if (room := memory_room()) is not None:
         found += f", {room.left_bytes / GIB:.1f} GiB left of this control group's "
         found += f"{room.limit_bytes / GIB:.1f} GiB"
         available = min(available, room.left_bytes)
-    if available < LOW_MEMORY_GIB * GIB:
-        return warn("memory", found, "fewer --workers, or a smaller model")
-    return ok("memory", found)
+    is_low = available < LOW_MEMORY_GIB * GIB
+    return warn_if(is_low, "memory", found, "fewer --workers, or a smaller model")
 
 
 def _shared_memory() -> Finding:
     size = shared_memory_bytes()
     if size is None:
         return warn("/dev/shm", "missing", "mount a tmpfs there")
-    found = f"{size / GIB:.2f} GiB"
-    if size < LOW_SHM_BYTES:
-        return warn("/dev/shm", found, "start the container with --shm-size=8g or --ipc=host")
-    return ok("/dev/shm", found)
+    return warn_if(size < LOW_SHM_BYTES, "/dev/shm", f"{size / GIB:.2f} GiB", _MORE_SHM)
 
 
 def _open_files() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{_limit(soft)}, raised to {_limit(hard)} for workers"
-    if hard != resource.RLIM_INFINITY and hard < LOW_OPEN_FILES:
-        return warn("open files", found, f"raise the hard limit (ulimit -Hn) to {LOW_OPEN_FILES}")
-    return ok("open files", found)
+    soft, hard = _limits(resource.RLIMIT_NOFILE)
+    found = f"{_number(soft)}, raised to {_number(hard)} for workers"
+    advice = f"raise the hard limit (ulimit -Hn) to {LOW_OPEN_FILES}"
+    return warn_if(hard < LOW_OPEN_FILES, "open files", found, advice)
 
 
 def _processes() -> Finding:
-    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    limits = [n for n in (soft, _cgroup_number("pids.max")) if n not in (None, -1)]
-    allowed = min((n for n in limits if n is not None), default=resource.RLIM_INFINITY)
-    if allowed != resource.RLIM_INFINITY and allowed < LOW_PROCESSES:
-        return warn("processes", f"{allowed} allowed", "raise ulimit -u or --pids-limit")
-    return ok("processes", f"{_limit(allowed)} allowed")
-
-
-def _limit(value: int) -> str:
-    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
-
-
-def _cgroup_number(name: str) -> int | None:
-    """A limit of the control group that a container sees as its root; None: none, or no cgroup
-    v2."""
+    allowed = _limits(resource.RLIMIT_NPROC)[0]
+    # The limit of the control group that a container sees as its root, in version 2.
     with suppress(OSError, ValueError):
-        return int((_CGROUP / name).read_text())
-    return None
+        allowed = min(allowed, int(Path("/sys/fs/cgroup/pids.max").read_text()))
+    found, advice = f"{_number(allowed)} allowed", "raise ulimit -u or --pids-limit"
+    return warn_if(allowed < LOW_PROCESSES, "processes", found, advice)
+
+
+def check_cgroups(mounts: Sequence[str] = cgroup.MOUNTS) -> Finding:
+    """Cgroups of runs whose launcher and guardian were both killed, or that could not end a
+    process. Reads only: the next run from the same cgroup removes the empty ones, or a person
+    does."""
+    places = (parent for mount in mounts for parent, _, _ in os.walk(mount))
+    left = sorted({directory for parent in places for directory in cgroup.leftovers(parent)})
+    name, found = "cgroups of runs", f"{len(left)} left behind"
+    if not left:
+        return ok(name, "none left behind")
+    pids: list[int] = []
+    for directory in left:
+        with suppress(OSError):
+            pids += map(int, Path(directory, "cgroup.procs").read_text().split())
+    if pids:
+        named = ", ".join(map(describe_stuck, pids[:_MAX_NAMED]))
+        return warn(name, f"{found}; in them {named}", "SIGKILL did not end it: reboot, if need be")
+    advice = f"to remove them: rmdir {' '.join(left[:_MAX_NAMED])}"
+    return Finding("ok", name, f"{found}, empty", advice)
+
+
+# -- the notes of a start
+
+
+def check_command(num_workers: int) -> list[str]:
+    """What a person should know before a foreign command starts, of which little is known."""
+    return [*check_shared_memory(shared_memory_bytes()), *check_open_files(num_workers)]
+
+
+def check_open_files(num_workers: int) -> list[str]:
+    """A note when the hard limit is too low for the launcher itself."""
+    hard, needed = _limits(resource.RLIMIT_NOFILE)[1], num_workers * _FILES_A_WORKER + _OWN_FILES
+    if hard >= needed:
+        return []
+    return [f"{hard} open files are allowed (ulimit -Hn) and {num_workers} workers take {needed}"]
+
+
+def check_shared_memory(num_bytes: int | None) -> list[str]:
+    """A note on a small /dev/shm (None: there is none): our trainer uses none of it, loaders of
+    others and NCCL do."""
+    if num_bytes is not None and num_bytes >= LOW_SHM_BYTES:
+        return []
+    size = "is missing" if num_bytes is None else f"has {num_bytes / 2**20:.0f} MiB"
+    return [
+        f"/dev/shm {size}: programs that load data in processes, or use NCCL, may die of SIGBUS "
+        f"({_MORE_SHM})"
+    ]
+
+
+def shared_memory_bytes() -> int | None:
+    """The size of /dev/shm; None: there is none."""
+    try:
+        disk = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return disk.f_frsize * disk.f_blocks
+
+
+def _limits(kind: int) -> list[float]:
+    """The soft and the hard limit."""
+    both = resource.getrlimit(kind)
+    return [_UNLIMITED if limit == resource.RLIM_INFINITY else limit for limit in both]
+
+
+def _number(limit: float) -> str:
+    return "unlimited" if limit == _UNLIMITED else str(limit)

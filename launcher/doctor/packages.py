@@ -1,4 +1,4 @@
-"""The interpreter and what is installed for it. Imports none of it: torch alone takes seconds."""
+"""The interpreter and the packages that it has. Imports none of them: torch takes seconds."""
 
 import importlib.util
 import platform
@@ -27,8 +27,9 @@ class TorchBuild(NamedTuple):
 
 def check_packages(snapshot: Snapshot | None) -> list[Finding]:
     """`snapshot`: the GPUs; None when they could not be asked."""
-    findings = [_python(), *map(_required, required())]
-    findings += [_optional(wanted, name) for name in OPTIONAL for wanted in extra(name)]
+    findings = [ok("python", f"{platform.python_version()} {sys.executable}")]
+    findings += map(_check_package, required())
+    findings += [_check_package(need, name) for name in OPTIONAL for need in extra(name)]
     build = torch_build()
     if build is not None:
         findings.append(check_torch(build, snapshot))
@@ -70,31 +71,16 @@ def check_torch(build: TorchBuild, snapshot: Snapshot | None) -> Finding:
     return ok("torch build", f"{found}; the driver serves CUDA {driver or 'N/A'}")
 
 
-def _python() -> Finding:
-    return ok("python", f"{platform.python_version()} {sys.executable}")
-
-
-def _required(wanted: Requirement) -> Finding:
-    version = installed(wanted.name)
-    if wanted.met_by(version):
-        return ok(wanted.name, f"{version}")
-    found = f"{version or 'absent'}, needs {wanted}"
-    return fail(wanted.name, found, _install(wanted))
-
-
-def _optional(wanted: Requirement, name: str) -> Finding:
-    version = installed(wanted.name)
-    if version is None:
-        return ok(wanted.name, f"absent (optional, extra '{name}'; {_install(wanted)})")
-    if not wanted.met_by(version):
-        return warn(wanted.name, f"{version}, needs {wanted}", _install(wanted))
-    return ok(wanted.name, version)
-
-
-def _install(wanted: Requirement) -> str:
-    pin = pins().get(normalised(wanted.name))
-    what = f"{wanted.name}=={pin}" if pin else str(wanted)
-    return f"{sys.executable} -m pip install '{what}'"
+def _check_package(need: Requirement, optional: str = "") -> Finding:
+    """`optional`: the extra that it belongs to."""
+    version, pin = installed(need.name), pins().get(normalised(need.name))
+    if need.met_by(version):
+        return ok(need.name, f"{version}")
+    install = f"{sys.executable} -m pip install '{f'{need.name}=={pin}' if pin else need}'"
+    if optional and version is None:
+        return ok(need.name, f"absent (optional, extra '{optional}'; {install})")
+    found = f"{version or 'absent'}, needs {need}"
+    return (warn if optional else fail)(need.name, found, install)
 
 
 def _major(version: str) -> int:

@@ -1,12 +1,12 @@
-"""What can be known to fail before our trainer starts: memory, places to write to, a drill nobody
-would run. What may fail is a note, what must fail is refused."""
+"""What can be known to fail before our trainer starts: memory, places to write to, a drill that no
+worker would run. What may fail is a note, what must fail is refused."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.contain.memory import Membership, MemoryRoom, memory_room
-from launcher.doctor.limits import check_open_files
+from launcher.doctor.finding import GIB
+from launcher.doctor.machine import check_open_files
 from launcher.doctor.storage import try_to_write
 from launcher.plan import Place
 from model_check.config.drill import check_parameter, parse_drill
@@ -15,14 +15,12 @@ from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
 from model_check.config.shape import geometry
 from model_check.errors import ConfigError, StorageError
-from model_check.utils.host_memory import host_memory_bytes
-
-GIB = 1 << 30
+from model_check.utils.host_memory import available_memory_bytes, host_memory_bytes
 
 
 def check_training(settings: Settings, places: Sequence[Place]) -> list[str]:
-    """What a person should know before our trainer starts on `places`. Raises ConfigError,
-    StorageError for what cannot work."""
+    """Notes for a person before our trainer starts on `places`. Raises ConfigError and StorageError
+    for what cannot work."""
     names = [place.name for place in places]
     check_worker_settings(settings, names)
     notes = [*check_checkpoint_dir(settings, names), *check_open_files(len(places))]
@@ -55,16 +53,14 @@ def check_memory(
 ) -> list[str]:
     """Refuse CPU workers whose weights, gradients and moments alone exceed the memory that host
     and control group have left; a note when the estimate of all of it does."""
-    room = memory_room(membership)
-    available = available_bytes(room)
+    available, below = _available(memory_room(membership))
     shape = geometry(settings.model, settings.data.bpe_vocab_size)
-    held = "" if room is None or available < room.left_bytes else _limited(room)
     needed = shape.state_bytes * num_workers
     if needed > available:
         raise ConfigError(
             f"{num_workers} CPU workers with {shape.num_parameters:,} parameters need "
             f"{_gib(needed)} for weights, gradients and moments alone; "
-            f"{_gib(available)} are available{held} (a smaller model.*, fewer --workers, "
+            f"{_gib(available)} are available{below} (a smaller model.*, fewer --workers, "
             "or --preset cpu)"
         )
     check_host_memory(settings, num_workers, host_memory_bytes())
@@ -73,12 +69,13 @@ def check_memory(
         return []
     return [
         f"memory may not suffice: {num_workers} CPU workers take about {_gib(estimate)}, "
-        f"{_gib(available)} are available{held}; {advice(settings)}"
+        f"{_gib(available)} are available{below}; {advice(settings)}"
     ]
 
 
 def check_gpu_memory(settings: Settings, places: Sequence[Place]) -> list[str]:
-    """The same for GPUs, each with what it has free now. One that does not tell is not judged."""
+    """`check_memory` for GPUs, each with what it has free now. One that does not tell is not
+    judged."""
     shape = geometry(settings.model, settings.data.bpe_vocab_size)
     estimate = estimate_memory(settings, "cuda")
     notes = []
@@ -99,38 +96,35 @@ def check_gpu_memory(settings: Settings, places: Sequence[Place]) -> list[str]:
     return notes
 
 
-def available_bytes(room: MemoryRoom | None) -> int:
-    """What host and control group (`room`; None: no limit) both still grant."""
-    found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)
-    assert found, "every kernel since 3.14 tells it"
-    free = int(found[1]) << 10
-    return free if room is None else min(free, room.left_bytes)
+def _available(room: MemoryRoom | None) -> tuple[int, str]:
+    """The bytes that host and control group (`room`; None: no limit) both still grant; the limit in
+    words where it is the group's."""
+    free = available_memory_bytes()
+    if room is None or free < room.left_bytes:
+        return free, ""
+    return room.left_bytes, f" below this control group's limit of {_gib(room.limit_bytes)}"
 
 
 def check_checkpoint_dir(settings: Settings, workers: Sequence[str]) -> list[str]:
-    """Refuse a directory that cannot be written when the settings say that something will be."""
+    """Refuse a directory that cannot be written if the settings say that something will be; else
+    only note it."""
     training, parent = settings.training, Path(settings.system.checkpoint_dir)
     try:
         for directory in (parent, *(parent / worker.lower() for worker in workers)):
             try_to_write(directory)
     except OSError as error:
         why = f"system.checkpoint_dir = {settings.system.checkpoint_dir}: {error.strerror}"
-        wanted = {
+        saves = {
             "training.save_interval": training.save_interval is not None,
             "training.save_last": training.save_last,
             "training.save_best": training.save_best,
             "training.save_on_signal": training.save_on_signal,
             "debug.dump_tensors": settings.debug.dump_tensors,
         }
-        if any(wanted.values()):
-            names = ", ".join(name for name, is_wanted in wanted.items() if is_wanted)
+        if names := ", ".join(name for name, is_on in saves.items() if is_on):
             raise StorageError(f"{why}; {names} would write there: give another one") from error
         return [f"{why}; after a NaN there would be no checkpoint to look at"]
     return []
-
-
-def _limited(room: MemoryRoom) -> str:
-    return f" below this control group's limit of {_gib(room.limit_bytes)}"
 
 
 def _gib(num_bytes: int) -> str:

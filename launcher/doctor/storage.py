@@ -1,4 +1,4 @@
-"""Directories that a run writes to, what is prepared there, and whether there is a hub token."""
+"""The directories that a run writes to, the data prepared there, and the hub token."""
 
 import os
 import re
@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.doctor.finding import Finding, fail, ok, warn
+from launcher.doctor.finding import GIB, Finding, fail, ok, warn
 
-GIB = 1 << 30
 FULL_GIB = 0.1
 LOW_GIB = 5.0
 LARGE_RUNS_GIB = 1.0
@@ -33,7 +32,7 @@ def check_storage(
 
 
 def _directory(name: str, path: Path) -> Finding:
-    """Can a file be made there, or where it would be created, and is there room?"""
+    """Whether a file can be made there, or where it would be created, and whether there is room."""
     try:
         free = shutil.disk_usage(try_to_write(path)).free / GIB
     except OSError as error:
@@ -56,12 +55,12 @@ def try_to_write(path: Path) -> Path:
 
 
 def _leftovers(parent: Path) -> Finding:
-    """Run directories of earlier runs, which nobody removes."""
+    """Directories of earlier runs: no program removes them."""
     name = "run directories"
     runs = [path for path in parent.glob("model_check_logs_*") if path.is_dir()]
     if not runs:
         return ok(name, f"none in {parent}")
-    size = sum(_size(path) for path in runs)
+    size = sum(map(_size, runs))
     found = f"{len(runs)} in {parent}, {size / 2**20:.1f} MiB"
     remove = f"rm -r {parent}/model_check_logs_*"
     if size < LARGE_RUNS_GIB * GIB:

@@ -1,11 +1,13 @@
 """How much memory this machine has."""
 
-import re
-from pathlib import Path
+import psutil
 
 
 def host_memory_bytes() -> int:
     """Memory and swap, in use or not: more than any process ever gets."""
-    told = Path("/proc/meminfo").read_text()
-    kib = re.findall(r"^(?:MemTotal|SwapTotal): +(\d+) kB$", told, re.M)
-    return sum(int(number) for number in kib) << 10
+    return int(psutil.virtual_memory().total + psutil.swap_memory().total)
+
+
+def available_memory_bytes() -> int:
+    """What new processes can get without swapping, as the kernel estimates it."""
+    return int(psutil.virtual_memory().available)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.doctor.cgroups import check_cgroups
 from launcher.doctor.doctor import doctor
+from launcher.doctor.machine import check_cgroups
 from launcher.doctor.packages import TorchBuild, check_torch, torch_build
 from launcher.doctor.storage import check_storage
 from launcher.gpus.probe import BrokenGpu, Gpu, GpuProcess, Snapshot

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from launcher.contain.memory import Membership
-from launcher.doctor.limits import LOW_SHM_BYTES, check_open_files, check_shared_memory
+from launcher.doctor.machine import LOW_SHM_BYTES, check_open_files, check_shared_memory
 from launcher.doctor.preflight import (
     check_checkpoint_dir,
     check_gpu_memory,
