@@ -14,8 +14,7 @@ COPY pyproject.toml constraints.txt ./
 COPY launcher/__init__.py launcher/
 COPY launcher/install launcher/install
 COPY model_check/__init__.py model_check/errors.py model_check/
-COPY model_check/utils/__init__.py model_check/utils/files.py model_check/utils/held.py \
-    model_check/utils/project_files.py model_check/utils/
+COPY model_check/utils/__init__.py model_check/utils/project_files.py model_check/utils/
 RUN PIP_NO_CACHE_DIR=1 PYTHONPATH=/model_check python3 -P -m launcher.install.environment run
 
 COPY . .

@@ -3,15 +3,15 @@
 # launcher: no process of ours stays between it and its caller, so exit codes and signals are its own.
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@" # started as `sh run.sh`
 set -euo pipefail
-trap '' USR1 USR2 # for the workers, not for us: until the launcher takes them they must not kill
+trap '' USR1 USR2 # meant for the workers: they must not kill us before the launcher handles them
 
 self=$(readlink -f -- "${BASH_SOURCE[0]}")
 root=${self%/*}
 # shellcheck source=launcher/install/environment.sh
 source "$root/launcher/install/environment.sh"
 
-# No cd: paths in the arguments are relative to where the user is. -P, for the same reason: a
-# launcher/ or a types.py in that directory is not ours.
+# No cd: paths in the arguments are relative to the user's directory. -P, because a launcher/ or a
+# types.py in that directory is not ours.
 export MODEL_CHECK_PYTHONPATH_BEFORE=${PYTHONPATH-}
 path=:${PYTHONPATH-}:
 while [[ $path == *::* ]]; do path=${path//::/:}; done # an empty element is that directory, too

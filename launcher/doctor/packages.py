@@ -12,13 +12,13 @@ from launcher.gpus.probe import Snapshot
 from launcher.install.requirements import Requirement, extra, installed, normalised, pins, required
 
 OPTIONAL = ("hub", "flash")
-"""Extras whose absence only closes a door."""
+"""Extras that a run can do without."""
 
 _ASSIGNMENT = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*=\s*'([^']*)'", re.MULTILINE)
 
 
 class TorchBuild(NamedTuple):
-    """What the installed torch was built for; None: not for that."""
+    """What the installed torch was built for; `cuda` or `hip` is None: not for that."""
 
     version: str
     cuda: str | None

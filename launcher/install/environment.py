@@ -1,4 +1,4 @@
-"""The environment to run in: the one that is here when it will do, else our own, made once.
+"""The environment to run in: the current one where it meets the requirements, else our own.
 
 `python -P -m launcher.install.environment run|check [PYTHON ARGUMENTS ...]`: find or make it, then
 become its Python with those arguments. run.sh and check.sh call this. Standard library only.
@@ -15,9 +15,10 @@ from model_check.errors import ModelCheckError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns an exit code only when there is nothing to become, or nothing to become it in."""
+    """Returns an exit code only when there are no arguments, or no environment."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C: no traceback
+        # A Ctrl-C ends this process without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     purpose, *arguments = argv
     try:
         python = find(purpose, Path(os.environ.get("MODEL_CHECK_VENV") or ROOT / ".venv"))
@@ -38,15 +39,14 @@ def find(purpose: str, venv: Path) -> Path:
             return Path(sys.executable)
         if sys.prefix != sys.base_prefix:
             say(_what_is_missing(missing, venv))
-    from launcher.install import (
-        installation,
-    )  # 30 ms that a start in a found environment does without
+    # Here, because it takes 30 ms, which a start in a found environment does without.
+    from launcher.install import installation
 
     return installation.make(venv.absolute(), purpose)
 
 
 def _what_is_missing(missing: Sequence[Requirement], venv: Path) -> str:
-    names = " ".join(f"'{wanted}'" for wanted in missing)
+    names = " ".join(f"'{need}'" for need in missing)
     return (
         f"the active environment {sys.prefix} lacks some requirements, so {venv} is used "
         f"(to use the active one: {sys.executable} -m pip install {names})"

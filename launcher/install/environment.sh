@@ -1,12 +1,12 @@
-# Sourced by run.sh and check.sh, which set $root first: where our environment lies, whether it is
-# ready, and which Python may make it.
+# Where our environment is, whether it is ready, and which Python may make it. run.sh and check.sh
+# source this; they set $root first.
 #   MODEL_CHECK_VENV     another directory than .venv beside run.sh
 #   MODEL_CHECK_PYTHON   this interpreter and no other
 
 venv=${MODEL_CHECK_VENV:-$root/.venv}
 
-# Was $venv made of exactly these requirements, by an interpreter that is still the same file? The
-# stamp is compared by content: the times in a fresh clone or a copied tree tell nothing.
+# Whether $venv was made of exactly these requirements, by an interpreter that is still the same
+# file. The stamp is compared by content: the times in a fresh clone or a copied tree tell nothing.
 ready() {
     local made_for made_by key
     [[ -r $venv/ready-run ]] || return 1
@@ -15,7 +15,7 @@ ready() {
     [[ ${key%% *} == "$made_for" && $venv/bin/python -ef $made_by ]]
 }
 
-# Somebody who activated an environment or named an interpreter means that one.
+# Whether the user named an interpreter, or activated another environment than $venv.
 python_was_chosen() {
     [[ -n ${MODEL_CHECK_PYTHON-} ]] && return
     [[ -n ${VIRTUAL_ENV-} && ! $VIRTUAL_ENV -ef $venv ]]
@@ -30,7 +30,7 @@ find_python() {
         candidates=("$VIRTUAL_ENV/bin/python" "${candidates[@]}")
     fi
     for python in "${candidates[@]}"; do
-        # -I -S: half the start-up time, and nobody's site customisation in the way
+        # -I -S: half the start-up time, and no site customisation
         "$python" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && return
     done
     printf '[launcher] error: no Python 3.11 or newer among: %s (install one, or name it in %s)\n' \

@@ -1,7 +1,7 @@
-"""Our own environment: a venv, made once of the pinned versions, and repaired when it is not whole.
+"""Our own environment: a venv, made once of the pinned versions by one `pip install -c`.
 
-One start installs, others wait for it. The stamp that says "ready" is written last; whatever was
-interrupted before that is found by the next start. Standard library only.
+One start installs, others wait for it. The stamp that says "ready" is written last, so a venv
+without one was interrupted and is made anew. Standard library only.
 """
 
 import fcntl
@@ -15,31 +15,21 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
-from launcher.install.requirements import (
-    CONSTRAINTS,
-    PYPROJECT,
-    ROOT,
-    Requirement,
-    extra,
-    installed,
-    normalised,
-    pins,
-    required,
-    say,
-)
+from launcher.install import requirements
+from launcher.install.requirements import CONSTRAINTS, PYPROJECT, ROOT, Requirement, say
 from model_check.errors import InternalError, StorageError, UsageError
-from model_check.utils.files import write_atomic
 
-PURPOSES = {"run": ("hub",), "check": ("hub", "fast", "dev")}
-"""What an environment is made for -> the extras that it gets; later ones include the earlier."""
+EXTRAS = {"run": ("hub",), "check": ("hub", "fast", "dev")}
+"""What an environment is made for -> the extras that it gets. One for checks is one to run in."""
 LOCK = "install.lock"
 
 # Kept as they are where this machine has them: they are built for its driver and for each other.
 _KEPT = ("torch", "numpy")
-# Of the caller's environment: what would send pip's work elsewhere, or pin other versions than ours
-# (containers of GPU vendors set PIP_CONSTRAINT).
+# Variables that would send pip's work elsewhere, or pin other versions than ours (containers of GPU
+# vendors set PIP_CONSTRAINT).
 _NOT_FOR_PIP = ("PIP_CONSTRAINT", "PIP_TARGET", "PIP_PREFIX", "PYTHONPATH", "PYTHONHOME")
 
 
@@ -47,7 +37,7 @@ def make(venv: Path, purpose: str) -> Path:
     """The Python of the environment `venv`, which is ready for `purpose` on return.
 
     Raises UsageError (not ours to touch), StorageError (not writable) and InternalError (pip or
-    venv failed; they have said why).
+    venv failed; their own messages say why).
     """
     try:
         _claim(venv)
@@ -64,7 +54,7 @@ def make(venv: Path, purpose: str) -> Path:
 
 def is_ready(venv: Path, purpose: str) -> bool:
     """Whether the stamp is there and names these requirements and this very interpreter. run.sh
-    reads the same in bash."""
+    reads the same in bash, without a Python of its own."""
     try:
         return (venv / f"ready-{purpose}").read_text() == _stamp(venv)
     except FileNotFoundError:
@@ -77,7 +67,7 @@ def _stamp(venv: Path) -> str:
 
 
 def _claim(venv: Path) -> None:
-    """Create the directory; one that holds something else is refused, since ours may be cleared."""
+    """Create the directory. Refuse one that holds something else, since ours may be cleared."""
     venv.mkdir(parents=True, exist_ok=True)
     names = {entry.name for entry in venv.iterdir()}
     if names and not names & {LOCK, "pyvenv.cfg"}:
@@ -86,7 +76,7 @@ def _claim(venv: Path) -> None:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[int]:
-    """Hold the file's lock, and write into it who does; yields its descriptor."""
+    """Hold the file's lock, and write our pid into it; yields its descriptor."""
     with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,21 +91,31 @@ def _lock(path: Path) -> Iterator[int]:
 
 
 def _install(venv: Path, purpose: str, lock: int) -> None:
-    started = time.monotonic()
-    python = _python(venv)
-    if not _succeeds(python, "import sys; sys.exit(sys.version_info < (3, 11))"):
+    started, python = time.monotonic(), _python(venv)
+    stamps = {path: path.read_text() for path in venv.glob("ready-*")}
+    made_by = {text.splitlines()[-1] for text in stamps.values() if text}
+    if not python.exists() or str(python.resolve()) not in made_by:
         _create(venv, lock)
-    _remove_half_installed(venv)
     kept = _kept(python)
-    needs = [*required(), *(need for name in PURPOSES[purpose] for need in extra(name))]
+    needs = requirements.required()
+    needs += [need for name in EXTRAS[purpose] for need in requirements.extra(name)]
     wanted = [need for need in needs if need.name not in kept]
-    reused = ", ".join(f"{name} {version}" for name, version in kept.items())
     say(f"installing into {venv} (once; packages: {len(wanted)} and what they need)")
-    if reused:
+    if kept:
+        reused = ", ".join(f"{name} {version}" for name, version in kept.items())
         say(f"reusing {reused} of {sys.executable}")
-    _pip_install(venv, wanted, kept, quiet=purpose == "check", lock=lock)
-    for done in list(PURPOSES)[: list(PURPOSES).index(purpose) + 1]:
-        write_atomic(venv / f"ready-{done}", _stamp(venv))
+    for path in stamps:
+        path.unlink(missing_ok=True)
+    if _pip_install(venv, wanted, kept, quiet=purpose == "check", lock=lock) != 0:
+        for path, text in stamps.items():  # a pip that fails has changed nothing
+            path.write_text(text)
+        raise InternalError(
+            f"pip could not install the requirements into {venv}; its own words are above. "
+            "Connect this machine to a package index and start again, or name an interpreter that "
+            "has them: MODEL_CHECK_PYTHON=/path/to/python"
+        )
+    for ready_for in {"run", purpose}:
+        (venv / f"ready-{ready_for}").write_text(_stamp(venv))
     say(f"installed in {time.monotonic() - started:.0f} s")
 
 
@@ -125,78 +125,44 @@ def _create(venv: Path, lock: int) -> None:
     for entry in venv.iterdir():
         if entry.name != LOCK:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    command = [sys.executable, "-P", "-m", "venv", "--without-pip"]
-    if sys.prefix == sys.base_prefix and _met_here("torch") and _met_here("numpy"):
+    # The interpreter behind the links: this one may be the venv's own, which is gone by now.
+    command = [os.path.realpath(sys.executable), "-P", "-m", "venv"]
+    kept = [need for need in requirements.required() if need.name in _KEPT]
+    is_above = sys.prefix == sys.base_prefix and not requirements.lacking(kept)
+    if is_above:
         command.append("--system-site-packages")
+    # It may see a pip already; and Debian has ensurepip in a package of its own.
+    if (is_above and find_spec("pip")) or not find_spec("ensurepip"):
+        command.append("--without-pip")
     if _call([*command, str(venv)], lock) != 0:
         raise InternalError(f"{shlex.join(command)} failed: its own words are above")
 
 
-def _met_here(name: str) -> bool:
-    return _requirement(name).met_by(installed(name))
-
-
 def _kept(python: Path) -> dict[str, str]:
     """What a venv above the interpreter's own packages uses of them: name -> version."""
-    code = (
-        "import sys; from launcher.install.requirements import inherited;"
-        "print(inherited(sys.argv[1]))"
-    )
-    kept = {}
-    for name in _KEPT:
-        answer = subprocess.run(
-            [python, "-P", "-c", code, name],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        version = answer.stdout.strip()
-        if version != "None" and _requirement(name).met_by(version):
-            kept[name] = version
-    return kept
-
-
-def _requirement(name: str) -> Requirement:
-    return next(wanted for wanted in required() if wanted.name == name)
-
-
-def _remove_half_installed(venv: Path) -> None:
-    """What a killed pip leaves would pass for installed: it copies the files, metadata among them,
-    and writes INSTALLER after all of them. Packages that it was replacing are left as `~name`."""
-    for packages in venv.glob("lib/python3*/site-packages"):
-        cut_off = [d for d in packages.glob("*.dist-info") if not (d / "INSTALLER").exists()]
-        for directory in [*cut_off, *packages.glob("~*")]:
-            shutil.rmtree(directory)
+    command = [str(python), "-P", "-m", "launcher.install.requirements", *_KEPT]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    lines = subprocess.check_output(command, env=environ, text=True).splitlines()
+    return dict(line.split("==") for line in lines)
 
 
 def _pip_install(
     venv: Path, wanted: Sequence[Requirement], kept: dict[str, str], *, quiet: bool, lock: int
-) -> None:
+) -> int:
     constraints = venv / "constraints.txt"
-    versions = pins() | {normalised(name): version for name, version in kept.items()}
-    write_atomic(constraints, "".join(f"{name}=={v}\n" for name, v in versions.items()))
-    command = [*_pip(_python(venv), lock), "install", "--disable-pip-version-check"]
+    versions = requirements.pins() | kept
+    constraints.write_text("".join(f"{name}=={v}\n" for name, v in versions.items()))
+    command = [*_pip(str(_python(venv))), "install", "--disable-pip-version-check"]
     command += ["--quiet"] if quiet else []
-    command += ["--constraint", str(constraints), *map(str, wanted)]
-    if _call(command, lock) != 0:
-        raise InternalError(
-            f"pip could not install the requirements into {venv}; its own words are above. "
-            "Connect this machine to a package index and start again, or name an interpreter that "
-            "has them: MODEL_CHECK_PYTHON=/path/to/python"
-        )
+    return _call([*command, "--constraint", str(constraints), *map(str, wanted)], lock)
 
 
-def _pip(python: Path, lock: int) -> list[str]:
+def _pip(python: str) -> list[str]:
     """A pip that installs for `python`: its own, else the one of the interpreter that runs this."""
-    own = [str(python), "-P", "-m", "pip"]
-    if _succeeds(python, "import pip"):
-        return own
-    if _succeeds(python, "import ensurepip"):
-        if _call([str(python), "-P", "-m", "ensurepip", "--default-pip"], lock) == 0:
-            return own
-    elif _succeeds(Path(sys.executable), "import pip"):
-        return [sys.executable, "-P", "-m", "pip", "--python", str(python)]
+    if _can_import("pip", python):
+        return [python, "-P", "-m", "pip"]
+    if _can_import("pip", sys.executable):
+        return [sys.executable, "-P", "-m", "pip", "--python", python]
     raise UsageError(
         f"{sys.executable} has no pip to install with (on Debian and Ubuntu: apt install "
         "python3-venv)"
@@ -204,10 +170,11 @@ def _pip(python: Path, lock: int) -> list[str]:
 
 
 def _call(command: Sequence[str], lock: int) -> int:
-    """Run to its end; all it says goes to stderr. It holds the lock too: if we are killed, the next
-    start waits for it instead of installing beside it."""
+    """Run it to its end, with all its output on stderr; the exit code. It holds the lock, too: if
+    we are killed, the next start waits for it instead of installing beside it."""
     env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_PIP}
-    env["PIP_USER"] = "0"  # a `user = true` in somebody's pip.conf fails in a venv
+    # A `user = true` in a pip.conf fails in a venv.
+    env["PIP_USER"] = "0"
     # As -P, for the Pythons that pip and ensurepip start: the working directory may hold a pip.py.
     env["PYTHONSAFEPATH"] = "1"
     done = subprocess.run(
@@ -216,11 +183,9 @@ def _call(command: Sequence[str], lock: int) -> int:
     return done.returncode
 
 
-def _succeeds(python: Path, code: str) -> bool:
-    if not python.exists():
-        return False
-    done = subprocess.run([python, "-P", "-c", code], stderr=subprocess.DEVNULL, check=False)
-    return done.returncode == 0
+def _can_import(module: str, python: str) -> bool:
+    command = [python, "-P", "-c", f"import {module}"]
+    return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def _python(venv: Path) -> Path:

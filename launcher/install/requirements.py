@@ -1,11 +1,15 @@
-"""What must be installed, and what of it is. Reads pyproject.toml and constraints.txt, imports none
-of it. Standard library only: it runs where nothing is installed yet."""
+"""What must be installed, and which of it is. Reads pyproject.toml and constraints.txt, imports
+none of the packages. Standard library only: it runs where nothing is installed yet.
+
+`python -m launcher.install.requirements NAME ...` prints `NAME==VERSION` of each of these that
+`inherited` finds and that will do.
+"""
 
 import importlib.metadata
 import re
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,9 +65,9 @@ def installed(name: str) -> str | None:
     return version
 
 
-def lacking(requirements: Sequence[Requirement]) -> list[Requirement]:
+def lacking(requirements: Iterable[Requirement]) -> list[Requirement]:
     """Those that this interpreter does not meet."""
-    return [wanted for wanted in requirements if not wanted.met_by(installed(wanted.name))]
+    return [need for need in requirements if not need.met_by(installed(need.name))]
 
 
 def inherited(name: str) -> str | None:
@@ -104,3 +108,9 @@ def _release(version: str) -> tuple[int, ...]:
     while numbers and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)
+
+
+if __name__ == "__main__":
+    for need in required():
+        if need.name in sys.argv[1:] and need.met_by(version := inherited(need.name)):
+            print(f"{need.name}=={version}")

@@ -105,6 +105,8 @@ def test_without_an_index_the_last_line_says_what_to_do(ready: Tree) -> None:
     last = done.stderr.splitlines()[-1]
     assert last.startswith("[launcher] error: pip could not install the requirements into")
     assert "MODEL_CHECK_PYTHON" in last
+    write_constraints(ready.root, WHEELS)
+    assert ready("version", "alpha").stderr == ""  # what was ready before is ready still
 
 
 def test_a_directory_with_something_else_in_it_is_refused(bare: Tree) -> None:

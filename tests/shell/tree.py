@@ -20,8 +20,8 @@ COPIED = (
     *("launcher/__init__.py", "launcher/install/__init__.py", "launcher/install/environment.sh"),
     *("launcher/install/environment.py", "launcher/install/installation.py"),
     *("launcher/install/requirements.py", "model_check/__init__.py"),
-    *("model_check/errors.py", "model_check/utils/__init__.py", "model_check/utils/files.py"),
-    *("model_check/utils/held.py", "model_check/utils/project_files.py"),
+    *("model_check/errors.py", "model_check/utils/__init__.py"),
+    "model_check/utils/project_files.py",
 )
 
 PYPROJECT = """\
