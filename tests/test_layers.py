@@ -27,9 +27,9 @@ ALLOWED = {
     "model_check.config": {"model_check.errors", "model_check.utils"},
     # the supervisor, from the cellar up
     "launcher.run_dir": FLOOR,
-    "launcher.gpus": FLOOR,
-    "launcher.install": FLOOR,
     "launcher.contain": FLOOR,
+    "launcher.gpus": FLOOR | {"launcher.contain"},
+    "launcher.install": FLOOR,
     "launcher.verdict": FLOOR,
     "launcher.plan": FLOOR | {"launcher.gpus"},
     "launcher.devices": FLOOR | {"launcher.gpus", "launcher.plan"},

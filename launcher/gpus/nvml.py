@@ -1,16 +1,20 @@
-"""Read NVML once and print what it says: the child process of `probe.NvmlProbe`.
+"""The child process that asks NVML: how it begins and calls, and the snapshot of `probe.NvmlProbe`.
 
-The only importer of pynvml. Before each call it prints the call's name, so that the parent can name
-the one that never returns; the last line is the answer as JSON, in the fields of `probe.Snapshot`.
-Imports little: it is started anew for every snapshot.
+The only importer of pynvml. `nvml_child` is the parent's side, `telemetry.sampler` the other
+program that begins and calls in this way. Imports little: it is started anew for every snapshot.
 """
 
 import ctypes
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
+
+from launcher.contain.linux import die_with_parent
+from launcher.gpus.cures import cure_for
+from model_check.utils.requests import ignore_requests
 
 LIBRARY = "libnvidia-ml.so.1"
 MIB = 1 << 20
@@ -18,25 +22,52 @@ COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process
 
 NO_PERMISSION = 4
 NOT_FOUND = 6
+TIMEOUT = 10
 LIBRARY_NOT_FOUND = 12
 FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+RESET_REQUIRED = 16
 NOT_AVAILABLE = {2, 3, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND}
 """Invalid argument, not supported, no permission, not found, function not found: this device or
 driver has no such value. Any other code is a device in trouble."""
 
+ANNOUNCEMENT_BYTES = 128
+ANSWER = b"= "
+"""Begins the line with the answer, which is JSON: a driver library may print lines of its own."""
+ON_GPU = " on GPU "
+"""In an announcement, before the index of the GPU that the call is about."""
+
+Announce = Callable[[str], None]
 Fields = dict[str, Any]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the answer. `arguments`: seconds after which the kernel ends this process; the GPUs to
-    leave alone (JSON: their indices)."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, float(arguments[0]))  # no orphan of a killed launcher
+    """`PARENT_PID SHARED_FD SKIPPED` (JSON: the indices of GPUs to leave alone): print the fields
+    of a `probe.Snapshot`, or a string that says why NVML cannot be used."""
+    parent_pid, shared_fd, skipped = arguments
+    announce = begin(parent_pid, shared_fd)
     try:
-        answer = {"snapshot": read(json.loads(arguments[1]))}
+        answer: Fields | str = read(announce, json.loads(skipped))
     except CallFailed as failed:
-        answer = {"failure": failed.fields()}
-    _print("= " + json.dumps(answer))
+        answer = failed.describe()
+    os.write(1, ANSWER + json.dumps(answer).encode() + b"\n")
+
+
+def begin(parent_pid: str, shared_fd: str) -> Announce:
+    """What every child that asks NVML does first: it ends with its parent, and not by a signal that
+    is sent to a whole job. Returns what writes the name of the next call where the parent finds it;
+    an empty name means that no call is being made."""
+    ignore_requests()
+    die_with_parent(signal.SIGKILL)
+    if os.getppid() != int(parent_pid):
+        # The parent died before the line above.
+        os._exit(1)
+
+    def announce(call: str) -> None:
+        text = f"{time.monotonic():.6f} {call}".encode()[:ANNOUNCEMENT_BYTES]
+        os.pwrite(int(shared_fd), text.ljust(ANNOUNCEMENT_BYTES), 0)
+
+    return announce
 
 
 class CallFailed(Exception):
@@ -45,17 +76,20 @@ class CallFailed(Exception):
     def __init__(self, call: str, code: int | None, text: str) -> None:
         super().__init__(call, code, text)
         self.call, self.code, self.text = call, code, text
-        self.index: int | None = None
-        self.bus_id: str | None = None
 
-    def fields(self) -> Fields:
-        return vars(self)
+    def describe(self, index: int | None = None, bus_id: str | None = None) -> str:
+        """One line with what to do. `index`, `bus_id`: of the GPU that the call was about."""
+        where = "NVML" if index is None else f"GPU {index}"
+        where += f", PCI {bus_id}" if bus_id else ""
+        number = "" if self.code is None else f" (NVML {self.code})"
+        what = f"{self.call}: {self.text}{number}"
+        return f"{where} cannot be used: {what}; {cure_for(self.code, index)}"
 
 
 class Nvml:
     """pynvml, announcing each call, with one kind of error."""
 
-    def __init__(self, pynvml: Any, announce: Callable[[str], None]) -> None:
+    def __init__(self, pynvml: Any, announce: Announce) -> None:
         self.module = pynvml
         self._announce = announce
         self.subject = ""
@@ -83,10 +117,21 @@ class Nvml:
                 raise
             return None
 
+    def memory(self, handle: Any) -> Any:
+        """Bytes `used`, `total` and, from drivers since 510, the driver's own share as `reserved`.
+        None: the device shares the host's memory."""
+        name = "nvmlDeviceGetMemoryInfo"
+        memory = self.ask(name, handle, self.module.nvmlMemory_v2)
+        return self.ask(name, handle) if memory is None else memory
 
-def read(skipped: Collection[int]) -> Fields:
+    def utilization_percent(self, handle: Any) -> int | None:
+        rates = self.ask("nvmlDeviceGetUtilizationRates", handle)
+        return None if rates is None else int(rates.gpu)
+
+
+def read(announce: Announce, skipped: Collection[int]) -> Fields:
     """The fields of a Snapshot, but for the GPUs of these indices. Raises CallFailed."""
-    absent = _why_absent()
+    absent = _why_absent(announce)
     if absent is not None:
         return {"reason": absent}
     nvml = open_nvml(announce)
@@ -104,7 +149,7 @@ def read(skipped: Collection[int]) -> Fields:
     }
 
 
-def _why_absent() -> str | None:
+def _why_absent(announce: Announce) -> str | None:
     """Why there is no NVIDIA driver here; None when its library loads.
 
     Raises CallFailed when the library is there and does not load.
@@ -122,7 +167,7 @@ def _why_absent() -> str | None:
     return None
 
 
-def open_nvml(announce: Callable[[str], None]) -> Nvml:
+def open_nvml(announce: Announce) -> Nvml:
     """NVML, initialised; `announce` is told of every call before it is made. Raises CallFailed."""
     nvml = Nvml(_import_pynvml(), announce)
     nvml.call("nvmlInitWithFlags", nvml.module.NVML_INIT_FLAG_NO_GPUS)
@@ -138,40 +183,42 @@ def _import_pynvml() -> Any:
 
 
 def _gpus(nvml: Nvml, indices: Sequence[int]) -> tuple[list[Fields], list[Fields], list[str]]:
-    """Each of these GPUs; those that cannot answer; and a note for each one that this process may
-    not touch.
+    """Each of these GPUs; those that cannot answer, as fields of BrokenGpu; and a note for each one
+    that this process may not touch.
 
     NVML counts GPUs that a device cgroup withholds and refuses their handle (its manual, at
-    nvmlDeviceGetCount_v2): they are somebody else's, not lost. Raises CallFailed when none is left.
+    nvmlDeviceGetCount_v2): they belong to other jobs, and are not lost. When there is no other GPU
+    they count as broken.
     """
     gpus: list[Fields] = []
-    refused: list[CallFailed] = []
-    broken: list[CallFailed] = []
+    refused: list[Fields] = []
+    broken: list[Fields] = []
     for index in indices:
-        nvml.subject = f" on GPU {index}"
-        bus_ids: list[str] = []
+        nvml.subject = f"{ON_GPU}{index}"
+        bus_id = None
         try:
-            gpus.append(_gpu(nvml, index, bus_ids))
+            handle = nvml.call("nvmlDeviceGetHandleByIndex", index)
+            bus_id = nvml.call("nvmlDeviceGetPciInfo", handle).busId
+            gpus.append(_gpu(nvml, handle, index, bus_id))
         except CallFailed as failed:
-            failed.index, failed.bus_id = index, next(iter(bus_ids), None)
-            is_refused = failed.code == NO_PERMISSION and not bus_ids
-            (refused if is_refused else broken).append(failed)
-    if not gpus and (broken or refused):
-        raise (broken or refused)[0]
-    notes = [f"GPU {r.index} is left out: this process may not open it" for r in refused]
-    return gpus, [failed.fields() for failed in broken], notes
+            is_refused = failed.code == NO_PERMISSION and bus_id is None
+            why = failed.describe(index, bus_id)
+            (refused if is_refused else broken).append({"index": index, "why": why})
+    if not gpus and not broken:
+        return gpus, refused, []
+    notes = [f"GPU {gpu['index']} is left out: this process may not open it" for gpu in refused]
+    return gpus, broken, notes
 
 
-def _gpu(nvml: Nvml, index: int, bus_ids: list[str]) -> Fields:
-    """One GPU; `bus_ids` gets its PCI bus id once it is known, for the message of a failure."""
-    handle = nvml.call("nvmlDeviceGetHandleByIndex", index)
-    bus_ids.append(nvml.call("nvmlDeviceGetPciInfo", handle).busId)
+def _gpu(nvml: Nvml, handle: Any, index: int, bus_id: str) -> Fields:
     shared = {
         "index": index,
-        "pci_bus_id": bus_ids[0],
+        "pci_bus_id": bus_id,
         "compute_mode": _compute_mode(nvml, handle),
-        "temperature_c": _temperature(nvml, handle),
-        "cpus": sorted(_cpus(nvml, handle, bus_ids[0])),
+        "temperature_c": nvml.ask(
+            "nvmlDeviceGetTemperature", handle, nvml.module.NVML_TEMPERATURE_GPU
+        ),
+        "cpus": sorted(_cpus(nvml, handle, bus_id)),
     }
     mode = nvml.ask("nvmlDeviceGetMigMode", handle)
     gpu = shared | _device(nvml, handle)
@@ -182,12 +229,12 @@ def _gpu(nvml: Nvml, index: int, bus_ids: list[str]) -> Fields:
 
 def _device(nvml: Nvml, handle: Any) -> Fields:
     """What a GPU and a MIG instance both have of their own."""
-    utilization = nvml.ask("nvmlDeviceGetUtilizationRates", handle)
+    utilization_percent = nvml.utilization_percent(handle)
     processes = nvml.ask("nvmlDeviceGetComputeRunningProcesses", handle)
     return {
         "uuid": nvml.call("nvmlDeviceGetUUID", handle),
         "name": nvml.call("nvmlDeviceGetName", handle),
-        "utilization_percent": None if utilization is None else utilization.gpu,
+        "utilization_percent": utilization_percent,
         "processes": None
         if processes is None
         else [(process.pid, _mib(process.usedGpuMemory)) for process in processes],
@@ -206,16 +253,14 @@ def _mig_devices(nvml: Nvml, parent: Any, shared: Fields) -> list[Fields]:
 
 
 def _memory(nvml: Nvml, handle: Any) -> Fields:
-    """Memory in MiB. Version 2 tells the driver's own share apart; drivers before 510 lack it, and
-    devices that share the host's memory have neither."""
-    memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle, nvml.module.nvmlMemory_v2)
-    reserved = None if memory is None else memory.reserved
-    if memory is None:
-        memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+    memory = nvml.memory(handle)
     if memory is None:
         return {}
-    used, total = _mib(memory.used), _mib(memory.total)
-    return {"total_mib": total, "used_mib": used, "reserved_mib": _mib(reserved)}
+    return {
+        "total_mib": _mib(memory.total),
+        "used_mib": _mib(memory.used),
+        "reserved_mib": _mib(getattr(memory, "reserved", None)),
+    }
 
 
 def _mib(num_bytes: int | None) -> int | None:
@@ -227,15 +272,8 @@ def _compute_mode(nvml: Nvml, handle: Any) -> str | None:
     return COMPUTE_MODES[mode] if mode in range(len(COMPUTE_MODES)) else None
 
 
-def _temperature(nvml: Nvml, handle: Any) -> int | None:
-    degrees: int | None = nvml.ask(
-        "nvmlDeviceGetTemperature", handle, nvml.module.NVML_TEMPERATURE_GPU
-    )
-    return degrees
-
-
 def _cpus(nvml: Nvml, handle: Any, bus_id: str) -> set[int]:
-    """Cores near the GPU that this process may run on; empty when nobody says."""
+    """Cores near the GPU that this process may run on; empty: neither NVML nor the kernel says."""
     num_words = (max(os.sched_getaffinity(0)) + 64) // 64
     words = nvml.ask("nvmlDeviceGetCpuAffinity", handle, num_words)
     near = _cpus_of_mask(words) if words is not None else _cpus_of_sysfs(bus_id)
@@ -267,12 +305,3 @@ def parse_cpulist(text: str) -> set[int]:
         first, _, last = part.partition("-")
         cpus |= set(range(int(first), int(last or first) + 1))
     return cpus
-
-
-def announce(call: str) -> None:
-    """Tell the parent what comes next: it is what never returned, if nothing comes after it."""
-    _print(f"> {call}")
-
-
-def _print(line: str) -> None:
-    os.write(1, line.encode() + b"\n")

@@ -1,36 +1,24 @@
-"""What GPUs this machine has and how busy they are: the values, the seam, and the NVML probe.
-
-NVML is asked in a child process (`launcher.gpus.nvml`), never in this one: a driver that hangs
-in the kernel cannot be interrupted, and a process with a thread in there cannot even exit; a driver
-library that crashes must not take the supervisor along.
-"""
+"""What GPUs this machine has and how busy they are: the values, the seam, and the NVML probe."""
 
 import json
-import os
-import selectors
 import subprocess
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
-from typing import IO, Any, Literal, NamedTuple, Protocol
+from contextlib import closing
+from typing import Literal, NamedTuple, Protocol
 
+import msgspec
 from msgspec import Struct
 
-from launcher.gpus.cures import WITHOUT, cure_for
+from launcher.gpus.cures import WITHOUT
+from launcher.gpus.nvml import ANSWER, ON_GPU
+from launcher.gpus.nvml_child import KILL_WAIT_S, Call, NvmlChild
 from model_check.errors import InternalError, NoGpuError, describe_exit
-from model_check.utils.child import child_command
 
 ComputeMode = Literal["default", "exclusive_thread", "prohibited", "exclusive_process"]
 
-ANSWER = b"= "
-CALL = b"> "
-SUBJECT = " on GPU "
-"""How the child's lines begin: the answer as JSON, or the name of the call it is about to make,
-then the GPU that it is about, if any."""
 TOTAL_DEADLINES = 6
 """All calls together may take this many times the deadline of one: a GPU that wakes up without
 persistence mode takes a second or two, and a box has eight of them."""
-KILL_WAIT_S = 1.0
 
 
 class GpuProcess(NamedTuple):
@@ -42,7 +30,7 @@ class GpuProcess(NamedTuple):
 
 
 class Gpu(Struct, frozen=True):
-    """One device a process can be pinned to, at one moment. None is always "not told" (N/A).
+    """One device that a process can be pinned to, at one moment. None: NVML does not say (N/A).
 
     With MIG enabled the GPU itself cannot be used: its instances can, and each is a `Gpu` with the
     index of its parent and a UUID of its own.
@@ -105,7 +93,7 @@ class Snapshot(Struct, frozen=True):
     reason: str | None = None
     """Why there is no GPU; None when there are some."""
     notes: tuple[str, ...] = ()
-    """What a person should know, such as a GPU that this process may not touch."""
+    """Lines for a person, such as of a GPU that this process may not open."""
 
 
 class GpuProbe(Protocol):
@@ -125,155 +113,87 @@ class NvmlProbe:
     def __init__(self, deadline_s: float = 5.0) -> None:
         self._deadline_s = deadline_s
         self._given_up: dict[int, BrokenGpu] = {}
-        """Those about which a call never returned, or crashed: never asked again."""
+        """GPUs about which a call never returned, or crashed: they are never asked again."""
 
     def snapshot(self) -> Snapshot:
         end = time.monotonic() + self._deadline_s * TOTAL_DEADLINES
         while True:
             try:
-                answer = self._ask(end)
+                snapshot = self._ask(end)
                 break
             except _NoAnswer as failed:
                 if failed.index is None or time.monotonic() >= end:
                     raise NoGpuError(f"{failed} ({WITHOUT})") from None
                 self._given_up[failed.index] = BrokenGpu(failed.index, str(failed))
-        if "failure" in answer:
-            raise NoGpuError(_describe(**answer["failure"]))
-        return self._snapshot(answer["snapshot"])
-
-    def _ask(self, end: float) -> dict[str, Any]:
-        """What a new child tells of all but those that were given up. Raises _NoAnswer."""
-        limit_s = self._deadline_s * (TOTAL_DEADLINES + 1)
-        with _child(limit_s, self._given_up) as (child, output):
-            conversation = _Conversation(self._deadline_s)
-            conversation.hear(output, end)
-            if conversation.answer is None:
-                raise _died(child, conversation)
-            answer: dict[str, Any] = json.loads(conversation.answer)
-            return answer
-
-    def _snapshot(self, fields: dict[str, Any]) -> Snapshot:
-        gpus = tuple(_gpu(gpu) for gpu in fields.pop("gpus", ()))
-        broken = {failure["index"]: _broken(failure) for failure in fields.pop("broken", ())}
-        broken |= self._given_up
-        if not gpus and broken:
-            raise NoGpuError(f"{broken[min(broken)].why} ({WITHOUT})")
+        broken = {gpu.index: gpu for gpu in snapshot.broken} | self._given_up
         in_order = tuple(broken[index] for index in sorted(broken))
-        return Snapshot(gpus=gpus, broken=in_order, notes=tuple(fields.pop("notes", ())), **fields)
+        if not snapshot.gpus and in_order:
+            raise NoGpuError(f"{in_order[0].why} ({WITHOUT})")
+        return msgspec.structs.replace(snapshot, broken=in_order)
 
+    def _ask(self, end: float) -> Snapshot:
+        """What a new child tells of all GPUs but those that were given up.
 
-class _NoAnswer(Exception):
-    """The child said nothing more, or died; the text says in which call."""
+        Raises _NoAnswer, and NoGpuError when NVML as a whole cannot be used.
+        """
+        skipped, last_words = json.dumps([*self._given_up]), ""
+        child = NvmlChild("launcher.gpus.nvml", skipped, stderr=subprocess.STDOUT)
+        with closing(child):
+            while (lines := self._wait_for_lines(child, end)) is not None:
+                for line in lines:
+                    if line.startswith(ANSWER):
+                        return _read_answer(line.removeprefix(ANSWER))
+                    last_words = line.decode(errors="replace").strip() or last_words
+            raise _died(child, last_words)
 
-    def __init__(self, text: str, index: int | None) -> None:
-        super().__init__(text)
-        self.index = index
-        """The GPU that the call was about; None: NVML as a whole."""
+    def _wait_for_lines(self, child: NvmlChild, end: float) -> list[bytes] | None:
+        """What the child says next; None: it closed its output. Raises _NoAnswer when a call takes
+        too long, or all of them last until `end` (monotonic seconds)."""
+        while True:
+            call, now = child.in_flight(), time.monotonic()
+            # Before the first call it is only Python starting.
+            until = min(end, (call.began if call else now) + self._deadline_s)
+            if child.is_readable(until - now):
+                return child.read_lines()
+            is_stuck = call is not None and child.in_flight() == call
+            if is_stuck or time.monotonic() >= end:
+                raise self._too_slow(call)
 
-
-class _Conversation:
-    """Listens to the child line by line, and knows which call is in flight."""
-
-    def __init__(self, deadline_s: float) -> None:
-        self.answer: bytes | None = None
-        self.in_flight: str | None = None
-        self.last_words = ""
-        self._deadline_s = deadline_s
-        self._pending = b""
-
-    @property
-    def index(self) -> int | None:
-        """The GPU that the call in flight is about."""
-        _, is_about, index = (self.in_flight or "").partition(SUBJECT)
-        return int(index) if is_about else None
-
-    def hear(self, output: IO[bytes], end: float) -> None:
-        """Until the answer or the end. Raises _NoAnswer when a call takes too long, or all of them
-        last until `end` (monotonic seconds)."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(output, selectors.EVENT_READ)
-            while self.answer is None:
-                patience_s = end - time.monotonic()
-                if self.in_flight is not None:  # before the first call it is only Python starting
-                    patience_s = min(patience_s, self._deadline_s)
-                if patience_s <= 0 or not selector.select(patience_s):
-                    raise _NoAnswer(self._too_slow(), self.index)
-                chunk = os.read(output.fileno(), 1 << 16)
-                if not chunk:
-                    return
-                self._take(chunk)
-
-    def _take(self, chunk: bytes) -> None:
-        *lines, self._pending = (self._pending + chunk).split(b"\n")
-        for line in lines:
-            if line.startswith(CALL):
-                self.in_flight = line.removeprefix(CALL).decode()
-            elif line.startswith(ANSWER):
-                self.answer = line.removeprefix(ANSWER)
-            elif line.strip():
-                self.last_words = line.decode(errors="replace").strip()
-
-    def _too_slow(self) -> str:
-        if self.in_flight is None:
-            return "NVML was not asked: its reader did not start; is this machine overloaded?"
-        return (
-            f"the NVIDIA driver hangs: {self.in_flight} did not return within "
-            f"{self._deadline_s:g} s; see `dmesg | grep -i -e nvrm -e xid`, then reset the GPU or "
-            "reboot"
+    def _too_slow(self, call: Call | None) -> "_NoAnswer":
+        if call is None:
+            text = "NVML was not asked: its reader did not start; is this machine overloaded?"
+            return _NoAnswer(text, None)
+        return _NoAnswer(
+            f"the NVIDIA driver hangs: {call.name} did not return within {self._deadline_s:g} s; "
+            "see `dmesg | grep -i -e nvrm -e xid`, then reset the GPU or reboot",
+            call,
         )
 
 
-@contextmanager
-def _child(
-    limit_s: float, skipped: Collection[int]
-) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """The process that reads NVML; dead, or given up, on leaving."""
-    child = subprocess.Popen(
-        child_command("launcher.gpus.nvml", str(limit_s), json.dumps([*skipped])),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # a Ctrl-C is ours to answer
-    )
-    assert child.stdout is not None
-    try:
-        with child.stdout as output:
-            yield child, output
-    finally:
-        child.kill()
-        with suppress(subprocess.TimeoutExpired):  # stuck in the kernel: not even SIGKILL ends it
-            child.wait(KILL_WAIT_S)
+class _NoAnswer(Exception):
+    """The child went silent, or died; the text says in which call."""
+
+    def __init__(self, text: str, call: Call | None) -> None:
+        super().__init__(text)
+        _, is_about_gpu, index = (call.name if call else "").partition(ON_GPU)
+        self.index = int(index) if is_about_gpu else None
+        """The GPU that the call was about; None: NVML as a whole."""
 
 
-def _died(child: subprocess.Popen[bytes], conversation: _Conversation) -> Exception:
+def _read_answer(line: bytes) -> Snapshot:
+    answer = msgspec.json.decode(line, type=Snapshot | str)
+    if isinstance(answer, str):
+        raise NoGpuError(answer)
+    return answer
+
+
+def _died(child: NvmlChild, last_words: str) -> Exception:
     """The child ended without an answer: by a signal it was the driver's library, else our code."""
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(KILL_WAIT_S)
-    where, words = conversation.in_flight or "its start", conversation.last_words
-    if child.returncode is not None and child.returncode >= 0:
-        how = describe_exit(child.returncode)
-        return InternalError(f"the reader of NVML failed in {where} ({how}): {words}")
-    how = "closed its output" if child.returncode is None else describe_exit(child.returncode)
+    returncode, call = child.wait(KILL_WAIT_S), child.in_flight()
+    where = call.name if call else "its start"
+    if returncode is not None and returncode >= 0:
+        how = describe_exit(returncode)
+        return InternalError(f"the reader of NVML failed in {where} ({how}): {last_words}")
+    how = "closed its output" if returncode is None else describe_exit(returncode)
     text = f"NVML broke in {where} ({how}); `nvidia-smi` likely fails too: reinstall the driver or "
-    return _NoAnswer(f"{text}reboot", conversation.index)
-
-
-def _describe(call: str, code: int | None, text: str, index: int | None, bus_id: str | None) -> str:
-    where = "NVML" if index is None else f"GPU {index}"
-    where += f", PCI {bus_id}" if bus_id else ""
-    number = "" if code is None else f" (NVML {code})"
-    return f"{where} cannot be used: {call}: {text}{number}; {cure_for(code, index)}"
-
-
-def _broken(failure: dict[str, Any]) -> BrokenGpu:
-    return BrokenGpu(failure["index"], _describe(**failure))
-
-
-def _gpu(fields: dict[str, Any]) -> Gpu:
-    processes = fields.pop("processes")
-    return Gpu(
-        processes=None if processes is None else tuple(GpuProcess(*p) for p in processes),
-        cpus=frozenset(fields.pop("cpus")),
-        mig_devices=tuple(_gpu(device) for device in fields.pop("mig_devices", ())),
-        **fields,
-    )
+    return _NoAnswer(f"{text}reboot", call)

@@ -127,8 +127,11 @@ def look_auto(selector: str, seen: Sequence[Gpu], lock_dir: Path | None = None) 
 
 def holders(gpus: Sequence[Gpu], lock_dir: Path | None = None) -> list[str]:
     """A line for each GPU that another launcher holds now."""
-    held = ((gpu, _holder_of(gpu, lock_dir)) for gpu in gpus)
-    return [f"{gpu.title} is reserved by {who}: a run would be refused" for gpu, who in held if who]
+    return [
+        f"{gpu.title} is reserved by {holder}: a run would be refused"
+        for gpu in gpus
+        if (holder := _holder_of(gpu, lock_dir))
+    ]
 
 
 def default_lock_dir() -> Path:
@@ -148,7 +151,7 @@ def default_lock_dir() -> Path:
 def _freest(
     selector: str, seen: Sequence[Gpu], holder_of: Callable[[Gpu], str | None]
 ) -> list[Gpu]:
-    """As many GPUs as `selector` asks for, the freest that nobody holds, in PCI order.
+    """As many GPUs as `selector` asks for, the freest that no other launcher holds, in PCI order.
 
     `holder_of` is asked in the order of the ranking, until there are enough. Raises NoGpuError.
     """
@@ -211,8 +214,8 @@ def _try_flock(descriptor: int) -> bool:
 def _open(path: Path) -> int:
     """Open or make a lock file that every user can open. Raises OSError.
 
-    The directory is open to everybody: a link, a pipe or a hard link laid there by somebody else is
-    refused, so that nothing is written elsewhere.
+    Every user may write to the directory: a link, a pipe or a hard link that another user laid
+    there is refused, so that nothing is written elsewhere.
     """
     directory = _open_directory(path.parent)
     try:

@@ -1,1 +1,1 @@
-"""What NVML says of the GPUs while the workers run: a child process that asks, and who hears it."""
+"""What NVML reports of the GPUs while the workers run, and what it says of their health."""

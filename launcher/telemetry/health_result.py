@@ -1,8 +1,8 @@
-"""A verdict and what telemetry said of the GPUs -> the verdict with both. Pure."""
+"""A verdict and what telemetry reported of the GPUs -> the verdict with both. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from launcher.telemetry.health import symptoms
 from launcher.verdict.health import Health
@@ -12,8 +12,8 @@ from model_check.errors import EXIT_HEALTH, EXIT_INTERNAL, EXIT_PASS
 
 _LETS_PASS = "launch.fail_on lets it pass"
 Healths = Mapping[str, Health | None]
-"""Of the workers that were to be watched; None: nothing was told of its GPU."""
-Symptoms = Mapping[str, list[Symptom]]
+"""Of the workers whose GPUs were to be watched; None: nothing was reported of this one."""
+Symptoms = Mapping[str, Sequence[Symptom]]
 """Worker -> what is wrong with its GPU, or not known of it; a worker without any is not in it."""
 
 
@@ -23,24 +23,28 @@ def with_health(result: RunResult, healths: Healths, fail_on: Collection[str]) -
     A hard symptom fails its GPU's row, whatever the row was; any other makes a PASS a WARN. The
     run ends with exit code 22 for a severity that `fail_on` holds, unless it failed otherwise.
     """
-    told = _told(result, healths)
+    found = _find_symptoms(result, healths)
     workers = [
-        _row(msgspec.structs.replace(worker, telemetry=healths.get(worker.name)), told)
+        _row(replace(worker, telemetry=healths.get(worker.name)), found.get(worker.name, ()))
         for worker in result.workers
     ]
-    decided = _decided(result, told, fail_on)
-    summary = "; ".join([decided.summary, *_remarks(result, decided, told, healths)])
-    return msgspec.structs.replace(decided, summary=summary, workers=workers)
+    decided = _decide(result, found, fail_on)
+    remarks = [decided.summary]
+    # Any other end has a cause of its own, and warnings would only hide it.
+    if result.exit_code == EXIT_PASS:
+        remarks += _warnings(found, decided.culprits)
+        remarks += _unwatched(result, healths)
+    return replace(decided, summary="; ".join(remarks), workers=workers)
 
 
-def _told(result: RunResult, healths: Healths) -> Symptoms:
-    """A run that failed before anything was heard of its GPUs has nothing to say of them."""
-    told = {
+def _find_symptoms(result: RunResult, healths: Healths) -> Symptoms:
+    """A run that failed before anything was reported of its GPUs has nothing to say of them."""
+    found = {
         worker.name: symptoms(worker.name, healths[worker.name])
         for worker in result.workers
         if worker.name in healths and (healths[worker.name] or _is_open(result))
     }
-    return {name: found for name, found in told.items() if found}
+    return {name: of_one for name, of_one in found.items() if of_one}
 
 
 def _is_open(result: RunResult) -> bool:
@@ -49,85 +53,75 @@ def _is_open(result: RunResult) -> bool:
     return result.exit_code == EXIT_PASS or unproven
 
 
-def _row(worker: WorkerResult, told: Symptoms) -> WorkerResult:
-    found = told.get(worker.name, [])
+def _row(worker: WorkerResult, found: Sequence[Symptom]) -> WorkerResult:
     hard = [symptom for symptom in found if symptom.is_hard]
     soft = [f"{worker.name}: {symptom}" for symptom in found if not symptom.is_hard]
-    worker = msgspec.structs.replace(worker, warnings=soft, symptoms=list(map(str, hard)))
-    if hard:
-        has_cause = worker.verdict not in (Verdict.PASS, Verdict.STOPPED)
-        cause = worker.cause if has_cause else _sentence(hard)
-        return _graded(msgspec.structs.replace(worker, verdict=Verdict.FAIL, cause=cause), hard)
-    if soft and worker.verdict is Verdict.PASS:
-        return _graded(msgspec.structs.replace(worker, verdict=Verdict.WARN), found)
-    return worker
-
-
-def _graded(worker: WorkerResult, found: Sequence[Symptom]) -> WorkerResult:
+    worker = replace(worker, warnings=soft, symptoms=list(map(str, hard)))
+    if not hard and not (soft and worker.verdict is Verdict.PASS):
+        return worker
     gravest = worst(found)
-    return msgspec.structs.replace(
-        worker, cause_class=gravest.cause_class, severity=gravest.severity
-    )
+    worker = replace(worker, cause_class=gravest.cause_class, severity=gravest.severity)
+    if not hard:
+        return replace(worker, verdict=Verdict.WARN)
+    has_cause = worker.verdict not in (Verdict.PASS, Verdict.STOPPED)
+    cause = worker.cause if has_cause else _sentence(hard)
+    return replace(worker, verdict=Verdict.FAIL, cause=cause)
 
 
-def _decided(result: RunResult, told: Symptoms, fail_on: Collection[str]) -> RunResult:
+def _decide(result: RunResult, found: Symptoms, fail_on: Collection[str]) -> RunResult:
     """The result with the hard symptoms in its summary, and failed by those that `fail_on` holds:
     its culprits are the GPUs that have one, and they come first.
 
     A run that failed otherwise stays what it is: its exit code is that of its first culprit.
     """
-    held = {name: found for name, found in told.items() if _is_held(found, fail_on)}
-    hard = {name: found for name, found in told.items() if worst(found).is_hard}
-    if held and _is_open(result):
-        makes = [] if held.keys() & hard.keys() else ["launch.fail_on makes this a failure"]
-        before = [] if result.verdict is Verdict.PASS else [result.summary]
-        others = {name: found for name, found in hard.items() if name not in held}
-        passes = [f"{_sentences(others)}; {_LETS_PASS}"] if others else []
-        return msgspec.structs.replace(
-            result,
-            verdict=Verdict.FAIL,
-            exit_code=EXIT_HEALTH,
-            summary="; ".join([_sentences(held), *makes, *before, *passes]),
-            culprits=list(held),
-        )
+    failing = {name: of_one for name, of_one in found.items() if _fails(of_one, fail_on)}
+    hard = {name: of_one for name, of_one in found.items() if worst(of_one).is_hard}
+    if failing and _is_open(result):
+        parts = [_sentences(failing)]
+        if not failing.keys() & hard.keys():
+            parts.append("launch.fail_on makes this a failure")
+        if result.verdict is not Verdict.PASS:
+            parts.append(result.summary)
+        if passing := {name: of_one for name, of_one in hard.items() if name not in failing}:
+            parts.append(f"{_sentences(passing)}; {_LETS_PASS}")
+        culprits = list(failing)
+        failed = replace(result, verdict=Verdict.FAIL, exit_code=EXIT_HEALTH, culprits=culprits)
+        return replace(failed, summary="; ".join(parts))
     if not hard:
         return result
     summary = f"{result.summary}; {_sentences(hard)}"
     if result.verdict is not Verdict.PASS:
-        return msgspec.structs.replace(result, summary=summary)
-    summary += f"; {_LETS_PASS}"
-    return msgspec.structs.replace(result, verdict=Verdict.WARN, summary=summary)
+        return replace(result, summary=summary)
+    return replace(result, verdict=Verdict.WARN, summary=f"{summary}; {_LETS_PASS}")
 
 
-def _is_held(found: Sequence[Symptom], fail_on: Collection[str]) -> bool:
+def _fails(found: Sequence[Symptom], fail_on: Collection[str]) -> bool:
     return any(symptom.severity.lower() in fail_on for symptom in found)
 
 
-def _remarks(result: RunResult, decided: RunResult, told: Symptoms, healths: Healths) -> list[str]:
-    """What else a person should know of the GPUs of a run that nothing but a GPU failed."""
-    if result.exit_code != EXIT_PASS:
+def _warnings(found: Symptoms, culprits: Collection[str]) -> list[str]:
+    """How many there are, and about which GPUs."""
+    counts = {
+        name: sum(not symptom.is_hard for symptom in of_one)
+        for name, of_one in found.items()
+        if name not in culprits
+    }
+    num, names = sum(counts.values()), ", ".join(name for name, count in counts.items() if count)
+    return [f"{num} warning{'' if num == 1 else 's'} about {names}"] if num else []
+
+
+def _unwatched(result: RunResult, healths: Healths) -> list[str]:
+    if all(worker.gpu is None or worker.name in healths for worker in result.workers):
         return []
-    remarks = []
-    soft = [
-        name
-        for name, found in told.items()
-        for symptom in found
-        if not symptom.is_hard and name not in decided.culprits
-    ]
-    if soft:
-        whom = ", ".join(dict.fromkeys(soft))
-        remarks.append(f"{len(soft)} warning{'' if len(soft) == 1 else 's'} about {whom}")
-    if any(worker.gpu is not None and worker.name not in healths for worker in result.workers):
-        remarks.append("nobody watched the health of the GPUs (launch.telemetry_interval_s = 0)")
-    return remarks
+    return ["nobody watched the health of the GPUs (launch.telemetry_interval_s = 0)"]
 
 
-def _sentences(told: Symptoms) -> str:
+def _sentences(found: Symptoms) -> str:
     """One for each GPU; those with the same symptoms share it."""
     names: dict[str, list[str]] = {}
-    for name, found in told.items():
-        names.setdefault(_sentence(found), []).append(name)
-    return "; ".join(f"{', '.join(whose)}: {text}" for text, whose in names.items())
+    for name, of_one in found.items():
+        names.setdefault(_sentence(of_one), []).append(name)
+    return "; ".join(f"{', '.join(alike)}: {text}" for text, alike in names.items())
 
 
 def _sentence(found: Sequence[Symptom]) -> str:
@@ -135,4 +129,4 @@ def _sentence(found: Sequence[Symptom]) -> str:
     many memory errors would ask for the same reset."""
     gravest = worst(found)
     figures = [symptom.figure for symptom in found if symptom.is_hard == gravest.is_hard]
-    return str(msgspec.structs.replace(gravest, figure=", ".join(figures)))
+    return str(replace(gravest, figure=", ".join(figures)))

@@ -2,27 +2,31 @@
 
 A line of output is `[WORKER, EVENT]` as JSON (events: `model_check.events.GpuEvent`; worker "":
 NVML as a whole). It ends when its standard input does, after one last look, or with its parent.
-Before each call it writes the call's name where the parent finds it when one never returns. Imports
-little.
+Imports little.
 """
 
 import ctypes
 import json
 import os
 import select
-import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.contain.linux import die_with_parent
-from launcher.gpus.nvml import MIB, CallFailed, Nvml, open_nvml
-from model_check.utils.requests import ignore_requests
+from launcher.gpus.nvml import (
+    GPU_IS_LOST,
+    MIB,
+    RESET_REQUIRED,
+    TIMEOUT,
+    CallFailed,
+    Fields,
+    Nvml,
+    begin,
+    open_nvml,
+)
 
-ANNOUNCEMENT_BYTES = 128
-LOST = {15, 16}
-"""The GPU is lost, or needs a reset: nothing more comes of it without a person."""
-TIMEOUT = 10
+LOST = {GPU_IS_LOST, RESET_REQUIRED}
+"""Nothing more comes of the GPU until a person acts."""
 COUNTERS_EVERY_S = 10.0
 """Counters are dearer than a sample, and only their last values count: for one that is lost."""
 _EVENT_WAIT_MS = 1
@@ -34,29 +38,27 @@ _SW_THERMAL, _HW_THERMAL, _POWER_BRAKE = 269, 270, 271
 _NVLINK_ERRORS = (38, 45, 52, 59)
 """Totals of all links: flit CRC, data CRC, replays, recoveries."""
 _POWER_POLICY, _THERMAL_POLICY = 0, 1
+_ECC_COUNTERS = {
+    "ecc_corrected": (0, 0),
+    "ecc_uncorrected": (1, 0),
+    "ecc_corrected_total": (0, 1),
+    "ecc_uncorrected_total": (1, 1),
+}
+"""The arguments of nvmlDeviceGetTotalEccErrors: corrected or uncorrected; since the driver was
+loaded, or in the life of the board."""
 
 _VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Of nvmlValue_t, by the type that a field says it has; a newer driver may know more types."""
 
-Fields = dict[str, Any]
-
 
 def main(arguments: Sequence[str]) -> None:
-    """`PARENT_PID ANNOUNCEMENT_FD INTERVAL_S DEVICES` (JSON: [[worker, uuid], ...])."""
-    parent, announcement_fd, interval_s, devices = arguments
-    ignore_requests()
-    die_with_parent(signal.SIGKILL)
-    if os.getppid() != int(parent):
-        os._exit(1)  # it died before the line above
-
-    def announce(call: str) -> None:
-        text = call.encode()[:ANNOUNCEMENT_BYTES]
-        os.pwrite(int(announcement_fd), text.ljust(ANNOUNCEMENT_BYTES), 0)
-
+    """`PARENT_PID SHARED_FD INTERVAL_S DEVICES` (JSON: [[worker, uuid], ...])."""
+    parent_pid, shared_fd, interval_s, devices = arguments
+    announce = begin(parent_pid, shared_fd)
     try:
         nvml = open_nvml(announce)
     except CallFailed as failed:
-        _tell("", _trouble(failed, lost=True))
+        _print("", _trouble(failed, lost=True))
         return
     watched = [Device(nvml, *device) for device in json.loads(devices)]
     sample(watched, float(interval_s), at_rest=lambda: announce(""))
@@ -67,7 +69,7 @@ def sample(devices: "list[Device]", interval_s: float, at_rest: Callable[[], Non
     """Look at every device each `interval_s`, until standard input ends, and once more then.
     `at_rest` is called when NVML is not asked for a while."""
     for device in devices:
-        device.count()
+        device.report_counters()
     due = counters_due = time.monotonic()
     while True:
         for device in devices:
@@ -80,10 +82,10 @@ def sample(devices: "list[Device]", interval_s: float, at_rest: Callable[[], Non
         if now - counters_due >= COUNTERS_EVERY_S:
             counters_due = now
             for device in devices:
-                device.count()
+                device.report_counters()
     for device in devices:
-        device.count()
-        device.hear_xids()
+        device.report_counters()
+        device.report_xids()
 
 
 class Device:
@@ -92,7 +94,7 @@ class Device:
     def __init__(self, nvml: Nvml, worker: str, uuid: str) -> None:
         self._nvml = nvml
         self._worker = worker
-        self._told: set[int | None] = set()
+        self._reported_codes: set[int | None] = set()
         self._lost = False
         self._events: Any = None
         nvml.subject = f" on {worker}"
@@ -108,15 +110,15 @@ class Device:
 
     def look(self) -> None:
         """A sample, and the Xids since the last look."""
-        self._try(lambda: {"kind": "telemetry", **self._sample()})
-        self.hear_xids()
+        self._report(lambda: {"kind": "telemetry", **self._sample()})
+        self.report_xids()
 
-    def count(self) -> None:
-        """The counters."""
-        self._try(lambda: {"kind": "counters", **self._counters()})
+    def report_counters(self) -> None:
+        self._report(lambda: {"kind": "counters", **self._counters()})
 
-    def hear_xids(self) -> None:
-        """Tell the Xids that the driver has queued."""
+    def report_xids(self) -> None:
+        """The Xids that the driver has queued: also of a lost GPU, which they may explain."""
+        self._nvml.subject = f" on {self._worker}"
         for _ in range(_MAX_XIDS if self._events is not None else 0):
             try:
                 wait = "nvmlEventSetWait_v2"
@@ -126,10 +128,10 @@ class Device:
                     self._has_failed(failed)
                 return
             if _is_ours(event, self._instance):
-                _tell(self._worker, {"kind": "xid", "xid": event.eventData})
+                _print(self._worker, {"kind": "xid", "xid": event.eventData})
 
     def _register(self) -> Any:
-        """The set that its Xids come to; None: this device or driver tells none."""
+        """The set that its Xids come to; None: this device or driver reports none."""
         nvml, xid = self._nvml, self._nvml.module.nvmlEventTypeXidCriticalError
         self._instance = None
         if self._board is not self._handle:
@@ -142,7 +144,8 @@ class Device:
             nvml.call("nvmlDeviceRegisterEvents", self._board, xid, events)
         return events
 
-    def _try(self, ask: Callable[[], Fields]) -> None:
+    def _report(self, ask: Callable[[], Fields]) -> None:
+        """Print the event that `ask` makes, or the failure of its calls."""
         if self._lost:
             return
         self._nvml.subject = f" on {self._worker}"
@@ -151,30 +154,28 @@ class Device:
         except CallFailed as failed:
             self._has_failed(failed)
         else:
-            _tell(self._worker, fields)
+            _print(self._worker, fields)
 
     def _has_failed(self, failed: CallFailed, lost: bool = False) -> None:
         self._lost = lost or failed.code in LOST
-        if failed.code not in self._told:
-            self._told.add(failed.code)
-            _tell(self._worker, _trouble(failed, self._lost))
+        if failed.code not in self._reported_codes:
+            self._reported_codes.add(failed.code)
+            _print(self._worker, _trouble(failed, self._lost))
 
     def _sample(self) -> Fields:
-        ask, board = self._nvml.ask, self._board
-        utilization = ask("nvmlDeviceGetUtilizationRates", self._handle)
-        memory = ask("nvmlDeviceGetMemoryInfo", self._handle, self._nvml.module.nvmlMemory_v2)
-        if memory is None:
-            memory = ask("nvmlDeviceGetMemoryInfo", self._handle)
+        nvml, ask, board = self._nvml, self._nvml.ask, self._board
+        sm, memory = nvml.module.NVML_CLOCK_SM, nvml.module.NVML_CLOCK_MEM
+        used = nvml.memory(self._handle)
         return {
             "temperature_c": ask("nvmlDeviceGetTemperature", board, 0),
             "memory_temperature_c": self._fields(_MEMORY_TEMP)[0],
             "power_w": _thousandth(ask("nvmlDeviceGetPowerUsage", board)),
             "power_limit_w": _thousandth(ask("nvmlDeviceGetEnforcedPowerLimit", board)),
-            "sm_mhz": ask("nvmlDeviceGetClockInfo", board, self._nvml.module.NVML_CLOCK_SM),
-            "sm_max_mhz": ask("nvmlDeviceGetMaxClockInfo", board, self._nvml.module.NVML_CLOCK_SM),
-            "memory_mhz": ask("nvmlDeviceGetClockInfo", board, self._nvml.module.NVML_CLOCK_MEM),
-            "utilization_percent": None if utilization is None else utilization.gpu,
-            "memory_used_mib": None if memory is None else memory.used // MIB,
+            "sm_mhz": ask("nvmlDeviceGetClockInfo", board, sm),
+            "sm_max_mhz": ask("nvmlDeviceGetMaxClockInfo", board, sm),
+            "memory_mhz": ask("nvmlDeviceGetClockInfo", board, memory),
+            "utilization_percent": nvml.utilization_percent(self._handle),
+            "memory_used_mib": None if used is None else used.used // MIB,
             "clocks_event_reasons": self._event_reasons(),
             "pcie_gen": ask("nvmlDeviceGetCurrPcieLinkGeneration", board),
             "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth", board),
@@ -186,7 +187,7 @@ class Device:
         sw_thermal, hw_thermal, power_brake, *nvlink = self._fields(
             _SW_THERMAL, _HW_THERMAL, _POWER_BRAKE, *_NVLINK_ERRORS
         )
-        told = [count for count in nvlink if count is not None]
+        nvlink_errors = [count for count in nvlink if count is not None]
         return {
             "energy_mj": ask("nvmlDeviceGetTotalEnergyConsumption", board),
             "power_violation_ns": self._violation(_POWER_POLICY),
@@ -194,7 +195,10 @@ class Device:
             "sw_thermal_ns": sw_thermal,
             "hw_thermal_ns": hw_thermal,
             "power_brake_ns": power_brake,
-            **self._ecc(),
+            **{
+                name: ask("nvmlDeviceGetTotalEccErrors", board, *which)
+                for name, which in _ECC_COUNTERS.items()
+            },
             "remapped_corrected": rows[0],
             "remapped_uncorrected": rows[1],
             "remap_pending": None if rows[2] is None else bool(rows[2]),
@@ -202,21 +206,8 @@ class Device:
             "pcie_replays": ask("nvmlDeviceGetPcieReplayCounter", board),
             "pcie_max_gen": ask("nvmlDeviceGetMaxPcieLinkGeneration", board),
             "pcie_max_width": ask("nvmlDeviceGetMaxPcieLinkWidth", board),
-            "nvlink_errors": sum(told) if told else None,
+            "nvlink_errors": sum(nvlink_errors) if nvlink_errors else None,
             "watches_xids": self._events is not None,
-        }
-
-    def _ecc(self) -> Fields:
-        ask, board, module = self._nvml.ask, self._board, self._nvml.module
-        corrected = module.NVML_MEMORY_ERROR_TYPE_CORRECTED
-        uncorrected = module.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-        since_load, in_life = module.NVML_VOLATILE_ECC, module.NVML_AGGREGATE_ECC
-        count = "nvmlDeviceGetTotalEccErrors"
-        return {
-            "ecc_corrected": ask(count, board, corrected, since_load),
-            "ecc_uncorrected": ask(count, board, uncorrected, since_load),
-            "ecc_corrected_total": ask(count, board, corrected, in_life),
-            "ecc_uncorrected_total": ask(count, board, uncorrected, in_life),
         }
 
     def _event_reasons(self) -> int | None:
@@ -252,10 +243,11 @@ def _thousandth(value: int | None) -> float | None:
 
 
 def _trouble(failed: CallFailed, lost: bool) -> Fields:
-    known = {"call": failed.call, "code": failed.code, "text": failed.text}
-    return {"kind": "trouble", **known, "lost": lost}
+    cause = {"call": failed.call, "code": failed.code, "text": failed.text}
+    return {"kind": "trouble", **cause, "lost": lost}
 
 
-def _tell(worker: str, fields: Fields) -> None:
+def _print(worker: str, fields: Fields) -> None:
+    """One event, stamped now."""
     line = json.dumps([worker, {"t": time.monotonic_ns(), **fields}])
     os.write(1, line.encode() + b"\n")
