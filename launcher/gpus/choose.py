@@ -1,4 +1,4 @@
-"""Which of the visible GPUs a run takes. Pure: reserves nothing, asks nobody."""
+"""Which of the visible GPUs a run takes. Pure: reserves nothing, asks no driver."""
 
 import re
 from collections.abc import Sequence
@@ -9,15 +9,16 @@ from model_check.errors import NoGpuError, UsageError
 
 GRAMMAR = "all | auto | auto:N | 0,2,5 | GPU-<uuid prefix>[,...] | MIG-<uuid prefix>[,...]"
 BUSY_MIB = 1024
-"""More memory in use than this is somebody's work; a driver's own contexts stay below it."""
+"""More memory in use than this means that a program works there; a driver's own contexts stay below
+it."""
 
 
 def choose(selector: str, visible: Sequence[Gpu], physical: Sequence[Gpu]) -> list[Gpu]:
     """The GPUs that `selector` (see GRAMMAR) names, in its order; `auto` in PCI order.
 
     `visible`: what CUDA_VISIBLE_DEVICES leaves; `physical`: the whole machine. Numbers are physical
-    indices. Raises UsageError for a selector that makes no sense, NoGpuError for a GPU that is not
-    there, hidden or not usable.
+    indices. Raises UsageError for a selector that makes no sense, NoGpuError for a GPU that is
+    missing, hidden or not usable.
     """
     check_selector(selector)
     count = auto_count(selector)
@@ -32,7 +33,7 @@ def choose(selector: str, visible: Sequence[Gpu], physical: Sequence[Gpu]) -> li
 
 
 def check_selector(selector: str) -> None:
-    """Raises UsageError for what means nothing on any machine."""
+    """Raises UsageError for a selector that has no meaning on any machine."""
     if auto_count(selector) is not None or selector.strip() == "all":
         return
     for token in (part.strip() for part in selector.split(",")):
@@ -53,7 +54,7 @@ def auto_count(selector: str) -> int | None:
 
 
 def take(ranked: Sequence[Gpu], count: int, visible: Sequence[Gpu]) -> list[Gpu]:
-    """The first `count` of `ranked`. Raises NoGpuError when there are not so many usable ones."""
+    """The first `count` of `ranked`. Raises NoGpuError when fewer are usable."""
     if len(ranked) >= count:
         return list(ranked[:count])
     reasons = [f"{gpu.title} {why}" for gpu in visible if (why := why_unusable(gpu))]
@@ -62,7 +63,7 @@ def take(ranked: Sequence[Gpu], count: int, visible: Sequence[Gpu]) -> list[Gpu]
 
 
 def rank_free(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """The usable ones, freest first.
+    """The usable GPUs, freest first.
 
     Idle before busy, then most free memory, lowest utilisation, coolest, lowest index. Utilisation
     comes late: a GPU that holds 30 GiB at 0 % is waiting for its next batch, not free.
@@ -87,7 +88,7 @@ def why_unusable(gpu: Gpu) -> str | None:
 
 
 def why_busy(gpu: Gpu) -> str | None:
-    """Whose work is on this GPU, in words (`pid 4711 holds 30.0 GiB`); None when it is idle."""
+    """Which processes work on this GPU (`pid 4711 holds 30.0 GiB`); None when it is idle."""
     if gpu.processes:
         return ", ".join(
             f"pid {pid} holds {'an unknown amount' if mib is None else _gib(mib)}"
@@ -100,7 +101,7 @@ def why_busy(gpu: Gpu) -> str | None:
 
 
 def describe_choice(gpu: Gpu) -> str:
-    """`Using GPU 3 (79.1 GiB free, 0 % used)`, and whose work it shares when it is busy."""
+    """`Using GPU 3 (79.1 GiB free, 0 % used)`, and which processes share it when it is busy."""
     used = "N/A" if gpu.utilization_percent is None else f"{gpu.utilization_percent} %"
     busy = why_busy(gpu)
     shared = f"; busy: {busy}" if busy else ""
@@ -109,7 +110,7 @@ def describe_choice(gpu: Gpu) -> str:
 
 
 def _rank(gpu: Gpu) -> tuple[bool, float, float, float, int, int]:
-    # A few MiB more or less are the driver's doing: they must not outweigh utilisation.
+    # The driver itself takes a few MiB more or less: they must not outweigh utilisation.
     unknown = float("inf")
     free_mib = gpu.free_mib
     if free_mib is not None and gpu.used_mib is not None:

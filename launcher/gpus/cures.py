@@ -1,4 +1,4 @@
-"""What to do about each way NVML fails. Pure."""
+"""What to do about each way in which NVML fails. Pure."""
 
 WITHOUT = "--device cpu trains without"
 MISSING = "see `nvidia-smi -L` and `dmesg | grep -i -e nvrm -e xid`"

@@ -17,23 +17,23 @@ from msgspec import Struct
 
 from launcher.gpus.probe import Gpu
 
-_UUID_KINDS = ("GPU-", "MIG-")
+UUID_KINDS = ("GPU-", "MIG-")
 
 
 class Mask(Struct, frozen=True):
     """What CUDA_VISIBLE_DEVICES leaves of the machine's GPUs."""
 
     devices: list[Gpu]
-    """In its order. GPUs in MIG mode are replaced by their instances; one without instances stays,
-    unusable."""
+    """In its order. The instances of a GPU in MIG mode stand in its place; one without instances
+    stays, unusable."""
     lacks: str | None = None
-    """What it names and cannot have, and why; None: it has all that it names."""
+    """What it names and does not get, and why; None: it gets all that it names."""
     ignores: str | None = None
-    """What stands in it and CUDA does not read, and why."""
+    """The part of it that CUDA does not read, and why."""
 
 
 def read_mask(gpus: Sequence[Gpu], value: str | None) -> Mask:
-    """`value`: of CUDA_VISIBLE_DEVICES; None: it is unset."""
+    """`value`: CUDA_VISIBLE_DEVICES; None: it is unset."""
     if value is None:
         return Mask(_pinnable(gpus))
     names, rest = names_in(value)
@@ -64,7 +64,7 @@ def visible(gpus: Sequence[Gpu], value: str | None) -> list[Gpu]:
 
 
 def inventory(gpus: Sequence[Gpu]) -> str:
-    """What there is, for a message: `there are 0 (GPU-5d1c92ab), 1 (GPU-77aa0b1c)`."""
+    """The GPUs, for a message: `there are 0 (GPU-5d1c92ab), 1 (GPU-77aa0b1c)`."""
     num = len(_pinnable(gpus))
     return f"there {'is' if num == 1 else 'are'} {titles(gpus)}" if num else "there is none"
 
@@ -88,7 +88,7 @@ def order_note(gpus: Sequence[Gpu], value: str | None, device_order: str | None)
 
     `device_order`: what CUDA_DEVICE_ORDER says.
     """
-    numbers = value is not None and not value.startswith(_UUID_KINDS) and visible(gpus, value)
+    numbers = value is not None and not value.startswith(UUID_KINDS) and visible(gpus, value)
     models = sorted({gpu.name for gpu in gpus})
     if not numbers or device_order == "PCI_BUS_ID" or len(models) < 2:
         return None
@@ -100,9 +100,9 @@ def order_note(gpus: Sequence[Gpu], value: str | None, device_order: str | None)
 
 
 def names_in(value: str) -> tuple[list[str], list[str]]:
-    """The tokens of CUDA_VISIBLE_DEVICES of the first one's kind (UUID prefixes, or numbers in
-    plain digits), and from the first of another kind on those that CUDA does not read."""
-    kind = next((kind for kind in _UUID_KINDS if value.startswith(kind)), None)
+    """The tokens of CUDA_VISIBLE_DEVICES up to the first that is not of the first one's kind (UUID
+    prefixes, or numbers in plain digits); and the rest, which CUDA does not read."""
+    kind = next((kind for kind in UUID_KINDS if value.startswith(kind)), None)
     tokens = value.split(",")
     names: list[str] = []
     for token in tokens:
@@ -134,7 +134,7 @@ def _twice(names: Sequence[str]) -> str | None:
 
 
 def _lacks(names: Sequence[str], gpus: Sequence[Gpu]) -> str:
-    """`names`: from the first one on that cannot be had; CUDA reads no further."""
+    """`names`: from the first one on that does not exist or is ambiguous; CUDA stops there."""
     first = _matches(names[0], gpus)
     if first:
         return f"{names[0]}, which fits several: {titles(first)}"
@@ -142,9 +142,9 @@ def _lacks(names: Sequence[str], gpus: Sequence[Gpu]) -> str:
     after = [name for name in names if name not in missing]
     cut = f"; CUDA ignores what follows it ({','.join(after)})" if after else ""
     counted = f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
-    whom = " and ".join(map(_called, missing))
+    named = " and ".join(map(_called, missing))
     is_are = "is" if len(missing) == 1 else "are"
-    return f"{whom}, which {is_are} missing: NVML lists {counted}, {titles(gpus)}{cut}"
+    return f"{named}, which {is_are} missing: NVML lists {counted}, {titles(gpus)}{cut}"
 
 
 def _called(name: str) -> str:
@@ -152,9 +152,9 @@ def _called(name: str) -> str:
 
 
 def _unread(rest: Sequence[str]) -> str | None:
-    """The UUIDs behind what CUDA cannot read: whoever wrote them wants those devices. Behind a
-    terminator nobody does."""
-    uuids = [token.strip() for token in rest if token.strip().startswith(_UUID_KINDS)]
+    """The UUIDs after a token that CUDA cannot read: the author of the mask wants those devices.
+    After a terminator the author does not."""
+    uuids = [token.strip() for token in rest if token.strip().startswith(UUID_KINDS)]
     if not uuids or _is_terminator(rest[0]):
         return None
     return f"{' and '.join(uuids)}, and CUDA {_stops_at(rest[0])}"
@@ -169,7 +169,8 @@ def _stops_at(token: str) -> str:
 
 
 def _ignored(names: Sequence[str], rest: Sequence[str]) -> str | None:
-    """What follows a terminator; a value that begins with one, or ends with a comma, is meant."""
+    """What CUDA does not read. A value that begins with a terminator, or ends with a comma, is
+    meant so."""
     if not names or not any(rest):
         return None
     if _is_terminator(rest[0]):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.gpus.broken import broken_wanted
+from launcher.gpus.broken import broken_needed
 from launcher.gpus.probe import BrokenGpu, Gpu, Snapshot
 
 GPUS = (
@@ -14,7 +14,7 @@ BOX = Snapshot("570", gpus=GPUS, broken=(BrokenGpu(3, "lost"), BrokenGpu(5, "los
 
 
 @pytest.mark.parametrize(
-    ("selector", "mask", "wanted"),
+    ("selector", "mask", "needed"),
     [
         ("all", None, [3, 5]),
         ("all", "0,1", []),
@@ -33,11 +33,11 @@ BOX = Snapshot("570", gpus=GPUS, broken=(BrokenGpu(3, "lost"), BrokenGpu(5, "los
         ("auto:3", None, []),
     ],
 )
-def test_a_broken_gpu_counts_only_for_who_asks_for_it(
-    selector: str, mask: str | None, wanted: list[int]
+def test_a_broken_gpu_counts_only_for_a_run_that_asks_for_it(
+    selector: str, mask: str | None, needed: list[int]
 ) -> None:
-    assert [gpu.index for gpu in broken_wanted(selector, mask, BOX)] == wanted
+    assert [gpu.index for gpu in broken_needed(selector, None, mask, BOX)] == needed
 
 
 def test_a_sound_box_has_none() -> None:
-    assert broken_wanted("all", None, Snapshot("570", gpus=GPUS)) == []
+    assert broken_needed("all", None, None, Snapshot("570", gpus=GPUS)) == []
