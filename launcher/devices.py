@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from launcher.gpus.broken import broken_needed
 from launcher.gpus.choose import auto_count, check_selector, choose, describe_choice, why_busy
-from launcher.gpus.cures import MISSING
+from launcher.gpus.codes import MISSING
 from launcher.gpus.probe import BrokenGpu, Gpu, GpuProbe, Snapshot
 from launcher.gpus.reservation import Reservation, holders, look_auto, reserve, reserve_auto
 from launcher.gpus.visible import Mask, names_in, order_note, read_mask, titles, visible

@@ -34,8 +34,7 @@ ALLOWED = {
     "launcher.plan": FLOOR | {"launcher.gpus"},
     "launcher.devices": FLOOR | {"launcher.gpus", "launcher.plan"},
     "launcher.output": FLOOR | {"launcher.run_dir"},
-    "launcher.telemetry": FLOOR
-    | rooms(LAUNCHER, "contain", "gpus", "output", "run_dir", "verdict"),
+    "launcher.telemetry": FLOOR | rooms(LAUNCHER, "gpus", "output", "run_dir", "verdict"),
     "launcher.supervise": FLOOR | rooms(LAUNCHER, "contain", "output", "plan", "verdict"),
     "launcher.report": FLOOR | rooms(LAUNCHER, "run_dir", "telemetry", "verdict"),
     "launcher.doctor": FLOOR

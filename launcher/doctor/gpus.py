@@ -6,7 +6,7 @@ from launcher.devices import NO_GPU_VALUES
 from launcher.doctor.finding import Finding, fail, ok, warn, warn_if
 from launcher.gpus.broken import broken_needed
 from launcher.gpus.choose import choose, why_busy, why_unusable
-from launcher.gpus.cures import MISSING, WITHOUT
+from launcher.gpus.codes import MISSING, WITHOUT
 from launcher.gpus.probe import BrokenGpu, Gpu, Snapshot
 from launcher.gpus.visible import Mask, order_note, pinnable, read_mask, titles, visible
 from launcher.telemetry.health import Record, symptoms, throttle_reasons

@@ -1,7 +1,7 @@
-"""The child process that asks NVML: how it begins and calls, and the snapshot of `probe.NvmlProbe`.
+"""The child's side of asking NVML: how a child begins and calls, and the one that takes a snapshot.
 
-The only importer of pynvml. `nvml_child` is the parent's side, `telemetry.sampler` the other
-program that begins and calls in this way. Imports little: it is started anew for every snapshot.
+The only importer of pynvml. `nvml_child` is the parent's side, and `probe.NvmlProbe` starts `main`;
+the other child is `telemetry.sampler`. Imports little: it is started anew for every snapshot.
 """
 
 import ctypes
@@ -13,23 +13,18 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from launcher.contain.linux import die_with_parent
-from launcher.gpus.cures import cure_for
+from launcher.gpus.codes import (
+    FUNCTION_NOT_FOUND,
+    LIBRARY_NOT_FOUND,
+    NO_PERMISSION,
+    NOT_AVAILABLE,
+    cure_for,
+)
 from model_check.utils.requests import ignore_requests
 
 LIBRARY = "libnvidia-ml.so.1"
 MIB = 1 << 20
 COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
-
-NO_PERMISSION = 4
-NOT_FOUND = 6
-TIMEOUT = 10
-LIBRARY_NOT_FOUND = 12
-FUNCTION_NOT_FOUND = 13
-GPU_IS_LOST = 15
-RESET_REQUIRED = 16
-NOT_AVAILABLE = {2, 3, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND}
-"""Invalid argument, not supported, no permission, not found, function not found: this device or
-driver has no such value. Any other code is a device in trouble."""
 
 ANNOUNCEMENT_BYTES = 128
 ANSWER = b"= "
@@ -62,10 +57,11 @@ def begin(parent_pid: str, shared_fd: str) -> Announce:
     if os.getppid() != int(parent_pid):
         # The parent died before the line above.
         os._exit(1)
+    fd = int(shared_fd)
 
     def announce(call: str) -> None:
         text = f"{time.monotonic():.6f} {call}".encode()[:ANNOUNCEMENT_BYTES]
-        os.pwrite(int(shared_fd), text.ljust(ANNOUNCEMENT_BYTES), 0)
+        os.pwrite(fd, text.ljust(ANNOUNCEMENT_BYTES), 0)
 
     return announce
 
@@ -184,7 +180,7 @@ def _import_pynvml() -> Any:
 
 def _gpus(nvml: Nvml, indices: Sequence[int]) -> tuple[list[Fields], list[Fields], list[str]]:
     """Each of these GPUs; those that cannot answer, as fields of BrokenGpu; and a note for each one
-    that this process may not touch.
+    that this process may not open.
 
     NVML counts GPUs that a device cgroup withholds and refuses their handle (its manual, at
     nvmlDeviceGetCount_v2): they belong to other jobs, and are not lost. When there is no other GPU

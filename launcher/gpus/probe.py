@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 from msgspec import Struct
 
-from launcher.gpus.cures import WITHOUT
+from launcher.gpus.codes import WITHOUT
 from launcher.gpus.nvml import ANSWER, ON_GPU
 from launcher.gpus.nvml_child import KILL_WAIT_S, Call, NvmlChild
 from model_check.errors import InternalError, NoGpuError, describe_exit
@@ -132,7 +132,7 @@ class NvmlProbe:
         return msgspec.structs.replace(snapshot, broken=in_order)
 
     def _ask(self, end: float) -> Snapshot:
-        """What a new child tells of all GPUs but those that were given up.
+        """What a new child reports of all GPUs but those that were given up.
 
         Raises _NoAnswer, and NoGpuError when NVML as a whole cannot be used.
         """

@@ -5,8 +5,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from launcher.gpus.cures import WITHOUT, cure_for
-from launcher.gpus.nvml import GPU_IS_LOST, NOT_FOUND, RESET_REQUIRED
+from launcher.gpus.codes import GPU_IS_LOST, NOT_FOUND, RESET_REQUIRED, WITHOUT, cure_for
 from launcher.telemetry.xids import HARMLESS, xid_symptom
 from launcher.verdict.health import Health
 from launcher.verdict.severity import CauseClass, Severity, Symptom

@@ -13,17 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.gpus.nvml import (
-    GPU_IS_LOST,
-    MIB,
-    RESET_REQUIRED,
-    TIMEOUT,
-    CallFailed,
-    Fields,
-    Nvml,
-    begin,
-    open_nvml,
-)
+from launcher.gpus.codes import GPU_IS_LOST, RESET_REQUIRED, TIMEOUT
+from launcher.gpus.nvml import MIB, CallFailed, Fields, Nvml, begin, open_nvml
 
 LOST = {GPU_IS_LOST, RESET_REQUIRED}
 """Nothing more comes of the GPU until a person acts."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.gpus.cures import cure_for
+from launcher.gpus.codes import cure_for
 from launcher.gpus.nvml import parse_cpulist
 from tests.launcher.gpus.conftest import ROOT, Box
 from tests.nvml_fake.build import HANG, crash, delay, fake_gpu, fake_mig, fake_uuid, fault
@@ -302,6 +302,21 @@ def test_a_hanging_reader_ends_by_itself_when_its_launcher_is_killed(box: MakeBo
         assert select.select([reader], [], [], 30)[0], "the reader is still there"
     finally:
         os.close(reader)
+
+
+def test_what_a_whole_job_is_sent_does_not_end_the_reader(box: MakeBox) -> None:
+    """`systemctl stop`, `scancel`: the launcher answers."""
+    code = (
+        "import os, signal, threading; from launcher.gpus.probe import NvmlProbe\n"
+        "def end():\n"
+        "    children = '/proc/self/task/%d/children' % os.getpid()\n"
+        "    while not (pids := open(children).read().split()): pass\n"
+        "    os.kill(int(pids[0]), signal.SIGTERM)\n"
+        "threading.Thread(target=end).start()\n"
+        "print(len(NvmlProbe(deadline_s=20.0).snapshot().gpus))\n"
+    )
+    slow = [delay("DeviceGetHandleByIndex_v2", 0, 300)]
+    assert box([fake_gpu(0)], slow).python(code).split() == ["1"]
 
 
 def test_asking_leaves_no_driver_library_in_this_process(box: MakeBox) -> None:

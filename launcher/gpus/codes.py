@@ -1,10 +1,21 @@
-"""What to do about each way in which NVML fails. Pure."""
+"""NVML's return codes: those that mean something here, and what to do about each. Pure."""
+
+NO_PERMISSION = 4
+NOT_FOUND = 6
+TIMEOUT = 10
+LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+RESET_REQUIRED = 16
+NOT_AVAILABLE = {2, 3, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND}
+"""Invalid argument, not supported, no permission, not found, function not found: this device or
+driver has no such value. Any other code is a device in trouble."""
 
 WITHOUT = "--device cpu trains without"
 MISSING = "see `nvidia-smi -L` and `dmesg | grep -i -e nvrm -e xid`"
 """Where a GPU that is missing may have left a trace."""
 
-_CURES = {
+_CURES: dict[int | None, str] = {
     4: "this user may not open /dev/nvidia*: check their permissions; in a container restart it "
     "(a `systemctl daemon-reload` on the host takes its devices away)",
     8: "a power cable of the board is missing or the supply is too weak",
@@ -31,6 +42,5 @@ _UNKNOWN = "see what `nvidia-smi` and `dmesg | grep -i nvrm` say"
 
 def cure_for(code: int | None, index: int | None = None) -> str:
     """What a person can do about NVML return code `code` (None: no code), on GPU `index`."""
-    cure = _CURES.get(code, _UNKNOWN) if code is not None else _UNKNOWN
-    cure = cure.format(index="<index>" if index is None else index)
+    cure = _CURES.get(code, _UNKNOWN).format(index="<index>" if index is None else index)
     return f"{cure} ({WITHOUT})" if index is None else cure
