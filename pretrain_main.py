@@ -1,12 +1,13 @@
 """One worker: environment and settings -> a training run -> an exit code.
 
 Runs alone (`CUDA_VISIBLE_DEVICES=3 GPU_RANK=3 python3 pretrain_main.py --debug`), under the
-launcher, and under a profiler. Its last word to a supervisor, however it ends, is a `done` event.
+launcher, and under a profiler. The last event to its supervisor is always `done`, however it ends.
 """
 
 import signal
 
-if __name__ == "__main__":  # one that comes while the rest is imported waits, and kills nobody
+if __name__ == "__main__":
+    # A signal that comes during the imports below waits; unblocked, it would kill this process.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
 
 import faulthandler
@@ -54,9 +55,9 @@ if TYPE_CHECKING:
 
 EXIT_UNEXPECTED = 1
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""One of them is there where torch could use a GPU: NVIDIA, the same under WSL, AMD."""
+"""One of them exists where torch can use a GPU: NVIDIA, the same under WSL, AMD."""
 NO_MORE_THREADS = "can't start new thread"
-"""What Python says of it; there is no class of its own."""
+"""The text of Python's RuntimeError, which has no class of its own."""
 THREADS_ADVICE = (
     "no further thread can be started: the limit of this user's processes (ulimit -u) or of the "
     "control group's (pids.max) is reached; raise it, or lower system.num_threads and "
@@ -70,7 +71,7 @@ EPILOG = """exit codes:
 
 @dataclass(frozen=True)
 class Process:
-    """What belongs to this process and not to the settings."""
+    """What belongs to this process, and not to the settings."""
 
     env: WorkerEnv
     sink: EventSink
@@ -85,29 +86,29 @@ class Ending:
     exit_code: int
     error: str | None = None
     early: str | None = None
-    """Why it ended well without all its steps."""
+    """Why it ended well before its last step."""
 
 
 def main(argv: Sequence[str]) -> int:
     open_missing_streams()
     faulthandler.enable()
     env = WorkerEnv.from_environ()
-    here = Process(env, open_sink(env.events_fd), Console(), StopSignal(), Meter())
-    with here.stop.installed():
+    process = Process(env, open_sink(env.events_fd), Console(), StopSignal(), Meter())
+    with process.stop.installed():
         offered = offer_stacks(env.stacks_path)
-        here.sink.emit(Phase(name="import", detail={"schema": SCHEMA, **offered}))
-        failure = attempt(lambda: train(argv, here))
-        with here.stop.deferred():  # the last word is said to its end
-            ending = ending_of(failure, here)
-            here.sink.emit(last_word(ending, here.meter))
-    if here.stop.cut_short:  # the interpreter's end would wait for threads, perhaps for ever
+        process.sink.emit(Phase(name="import", detail={"schema": SCHEMA, **offered}))
+        failure = attempt(lambda: train(argv, process))
+        with process.stop.deferred():  # the last event must be written whole
+            ending = ending_of(failure, process)
+            process.sink.emit(last_word(ending, process.meter))
+    if process.stop.cut_short:  # a normal end would wait for threads, perhaps for ever
         sys.stdout.flush()
         os._exit(ending.exit_code)
     return ending.exit_code
 
 
 def attempt(work: Callable[[], None]) -> BaseException | None:
-    """Do it; what ended it, None when all went well."""
+    """Do `work`; returns the exception that ended it, None when there was none."""
     try:
         work()
     except SystemExit:  # --help
@@ -117,50 +118,50 @@ def attempt(work: Callable[[], None]) -> BaseException | None:
     return None
 
 
-def ending_of(failure: BaseException | None, here: Process) -> Ending:
-    """Tell what happened; every way to end has an exit code and a message."""
+def ending_of(failure: BaseException | None, process: Process) -> Ending:
+    """Print what happened; every way to end has an exit code and a message."""
     match failure:
         case None:
             return Ending(EXIT_PASS)
         case EndedEarly():
-            here.console.say(str(failure))
+            process.console.say(str(failure))
             return Ending(EXIT_PASS, early=str(failure))
         case Terminated(signum=signum):
-            return stopped(signum, here)
+            return stopped(signum, process)
         case KeyboardInterrupt():
-            return stopped(signal.SIGINT, here)
+            return stopped(signal.SIGINT, process)
         case ModelCheckError():
-            here.console.complain(f"error: {failure}")
+            process.console.complain(f"error: {failure}")
             return Ending(failure.exit_code, str(failure))
-        case BrokenPipeError():  # `| head`: nobody reads on
+        case BrokenPipeError():  # `| head`: the reader is gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return Ending(EXIT_SIGNAL_BASE + signal.SIGPIPE, "standard output was closed")
         case RuntimeError() if NO_MORE_THREADS in str(failure):
-            here.console.complain(f"error: {THREADS_ADVICE}")
+            process.console.complain(f"error: {THREADS_ADVICE}")
             return Ending(EXIT_UNEXPECTED, THREADS_ADVICE)
         case _:
-            here.console.complain("".join(traceback.format_exception(failure)).rstrip())
+            process.console.complain("".join(traceback.format_exception(failure)).rstrip())
             return Ending(EXIT_UNEXPECTED, f"{type(failure).__name__}: {failure}")
 
 
-def stopped(signum: int, here: Process) -> Ending:
-    text = f"stopped by {signal.Signals(signum).name} after {here.meter.num_steps} steps"
-    here.console.say(text)
+def stopped(signum: int, process: Process) -> Ending:
+    text = f"stopped by {signal.Signals(signum).name} after {process.meter.num_steps} steps"
+    process.console.say(text)
     return Ending(EXIT_SIGNAL_BASE + signum, text)
 
 
-def train(argv: Sequence[str], here: Process) -> None:
-    """Settings, device, data, model, steps: in the order in which they are cheap to get wrong."""
+def train(argv: Sequence[str], process: Process) -> None:
+    """Settings, device, data, model, steps: what fails cheaply comes first."""
     names = parser().read(argv)
     loaded = load(settings_request(names, os.environ), has_gpu)
     settings = loaded.settings
-    refuse_missing_gpu(loaded, here)
-    worker = name_worker(loaded, here)
-    refuse_to_be_a_rank(here.env, os.environ)
-    drill = wanted_drill(settings)
-    refuse_what_cannot_be(loaded)
-    if settings.training.save_on_signal and not here.env.supervised:
-        here.stop.take_as_notice(signal.SIGTERM)
+    refuse_missing_gpu(loaded, process)
+    worker = name_worker(loaded, process)
+    refuse_to_be_a_rank(process.env, os.environ)
+    drill = drill_of(settings)
+    refuse_impossible(loaded)
+    if settings.training.save_on_signal and not process.env.supervised:
+        process.stop.take_as_notice(signal.SIGTERM)
 
     from model_check.data.sources.weights import weights_directory
     from model_check.engine.assembly import build_trainer  # from here on: torch
@@ -169,20 +170,22 @@ def train(argv: Sequence[str], here: Process) -> None:
     from model_check.engine.run_context import Channels, Identity, Limits, RunContext
     from model_check.engine.saving.checkpoint_files import checkpoint_directory
 
-    set_up_process(settings.system, here.env.num_workers, os.environ)
+    set_up_process(settings.system, process.env.num_workers, os.environ)
     seed_everything(settings.system.seed)
-    device = pick_device(loaded.device, settings.system.device_id, here.env)
-    cache = open_tokens(settings, here)
-    run_name = here.env.run_dir.name if here.env.run_dir else None
+    device = pick_device(loaded.device, settings.system.device_id, process.env)
+    cache = open_tokens(settings, process)
+    run_name = process.env.run_dir.name if process.env.run_dir else None
     context = RunContext(
-        identity=Identity(worker, run_name, here.started_at, data_identity(cache)),
-        channels=Channels(here.console.say, here.sink),
+        identity=Identity(worker, run_name, process.started_at, data_identity(cache)),
+        channels=Channels(process.console.say, process.sink),
         device=device,
-        directory=checkpoint_directory(settings.system.checkpoint_dir, here.env.supervised, worker),
-        meter=here.meter,
-        limits=Limits(here.stop, drill),
+        directory=checkpoint_directory(
+            settings.system.checkpoint_dir, process.env.supervised, worker
+        ),
+        meter=process.meter,
+        limits=Limits(process.stop, drill),
         splits=validation_splits(cache, settings, pin=device.type == "cuda"),
-        weights=weights_directory(settings, here.console.say),
+        weights=weights_directory(settings, process.console.say),
     )
     if device.type == "cpu":
         keep_freed_memory()
@@ -190,14 +193,14 @@ def train(argv: Sequence[str], here: Process) -> None:
     build_trainer(settings, source, cache.vocab_size, context).run()
 
 
-def refuse_what_cannot_be(loaded: Loaded) -> None:
-    """Nothing to resume from, or more than this machine's memory. Raises ConfigError."""
+def refuse_impossible(loaded: Loaded) -> None:
+    """Raises ConfigError where there is nothing to resume, or too little memory in this machine."""
     check_resume(loaded.settings.training.resume)
     if loaded.device == "cpu":
         check_host_memory(loaded.settings, 1, host_memory_bytes())
 
 
-def wanted_drill(settings: Settings) -> Drill | None:
+def drill_of(settings: Settings) -> Drill | None:
     text = settings.debug.drill
     return parse_drill(text, settings.training.max_steps) if text else None
 
@@ -210,7 +213,7 @@ def parser() -> Parser:
 
 
 def has_gpu() -> bool:
-    """Whether torch can use a GPU; importing it is spared where no driver is loaded."""
+    """Whether torch can use a GPU. Where no driver is loaded, torch is not imported for it."""
     if not any(Path(driver).exists() for driver in GPU_DRIVERS):
         return False
     from model_check.engine.device import cuda_usable
@@ -218,10 +221,10 @@ def has_gpu() -> bool:
     return cuda_usable()
 
 
-def refuse_missing_gpu(loaded: Loaded, here: Process) -> None:
-    """A person who named a GPU must not be told that the CPU trained well."""
+def refuse_missing_gpu(loaded: Loaded, process: Process) -> None:
+    """Whoever names a GPU must not get a report that the CPU trained well. Raises NoGpuError."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if here.env.supervised or loaded.device == "cuda" or named in ("", "-1", "NoDevFiles"):
+    if process.env.supervised or loaded.device == "cuda" or named in ("", "-1", "NoDevFiles"):
         return
     if loaded.sources["system.device"] == "default":
         raise NoGpuError(
@@ -230,17 +233,17 @@ def refuse_missing_gpu(loaded: Loaded, here: Process) -> None:
         )
 
 
-def name_worker(loaded: Loaded, here: Process) -> str:
-    """`GPU3`; alone, its lines begin with it from now on."""
-    worker = here.env.name_for(loaded.device)
-    if not here.env.supervised:
-        here.console.prefix = f"[{worker}] "
+def name_worker(loaded: Loaded, process: Process) -> str:
+    """`GPU3`. The lines of a worker that runs alone begin with it from now on."""
+    worker = process.env.name_for(loaded.device)
+    if not process.env.supervised:
+        process.console.prefix = f"[{worker}] "
     return worker
 
 
 def refuse_to_be_a_rank(env: WorkerEnv, environ: Mapping[str, str]) -> None:
-    """Ranks that torchrun started would all train the same on one GPU, and write the same files. A
-    supervised worker may inherit the variable of its node."""
+    """Raises ConfigError in a rank that torchrun started: all of them would train the same on one
+    GPU, and write the same files. A supervised worker may inherit the variable of its node."""
     world_size = environ.get("WORLD_SIZE", "")
     if not env.supervised and world_size not in ("", "1"):
         raise ConfigError(
@@ -249,27 +252,27 @@ def refuse_to_be_a_rank(env: WorkerEnv, environ: Mapping[str, str]) -> None:
         )
 
 
-def open_tokens(settings: Settings, here: Process) -> "TokenCache":
-    """The entry that the supervisor names, else one that is found or built here and now."""
+def open_tokens(settings: Settings, process: Process) -> "TokenCache":
+    """The entry that the supervisor names, else one that is found or built now."""
     from model_check.data.read.token_cache import TokenCache
 
-    path = here.env.token_cache
+    path = process.env.token_cache
     if path is None:
         from model_check.data.build.prepare import prepare
 
-        path = prepare(settings, here.console.say).path
+        path = prepare(settings, process.console.say).path
     cache = TokenCache.open(path, settings.data.verify)
-    wanted = settings.training.context_length
-    if cache.context_length != wanted:
+    context_length = settings.training.context_length
+    if cache.context_length != context_length:
         raise ConfigError(
             f"{TOKEN_CACHE} = {path}: its sequences have {cache.context_length} tokens, "
-            f"training.context_length is {wanted}"
+            f"training.context_length is {context_length}"
         )
     return cache
 
 
 def data_identity(cache: "TokenCache") -> dict[str, Scalar]:
-    """What a checkpoint remembers of its data."""
+    """What a checkpoint keeps about its data."""
     from model_check.data.read.manifest import short
 
     view = cache.view
@@ -291,7 +294,7 @@ def batch_source(cache: "TokenCache", settings: Settings, *, pin: bool) -> "Batc
 
 
 def validation_splits(cache: "TokenCache", settings: Settings, *, pin: bool) -> "Splits":
-    """Name -> its batches; nothing where evaluation was not asked for."""
+    """Name -> its batches; empty where evaluation is off."""
     from model_check.data.read.loader import evaluation_batches
 
     training = settings.training

@@ -1,5 +1,5 @@
-"""Which model a set of weights belongs to, as far as the shapes of its tensors do not tell: other
-heads, rotary bases or norms compute other numbers from the same weights. Pure."""
+"""Which model a set of weights belongs to. The shapes of tensors do not tell everything: with other
+heads, rotary bases or norms the same weights compute other numbers. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -22,12 +22,12 @@ KEYS = (
     "rms_norm_eps",
     "tie_word_embeddings",
 )
-"""The keys of [model] that the function of the weights depends on; the others say where weights and
+"""The keys of [model] that decide what the weights compute. The others say where weights and
 tokenizer come from, how weights begin, and which kernel computes."""
 
 
 class Difference(NamedTuple):
-    """One key of [model] with two values, as they are given."""
+    """A key of [model] with its two values, as they were given."""
 
     key: str
     theirs: Any
@@ -38,10 +38,10 @@ class Difference(NamedTuple):
 
 
 def differences(weights_of: Mapping[str, Any], model: ModelSettings) -> list[Difference]:
-    """Where `weights_of`, the [model] that weights were trained with, is not the model `model`.
+    """Where `weights_of`, the [model] that weights were trained with, differs from `model`.
 
-    A key that it lacks had its default. A vocabulary of null is the tokenizer's: the shape of the
-    embedding tells. Raises ConfigError.
+    A key that is missing had its default. A vocabulary of null is the tokenizer's, and the shape of
+    the embedding is checked elsewhere. Raises ConfigError.
     """
     theirs, ours = _complete(weights_of), _complete(msgspec.to_builtins(model))
     if None in (theirs["vocab_size"], ours["vocab_size"]):
@@ -50,7 +50,8 @@ def differences(weights_of: Mapping[str, Any], model: ModelSettings) -> list[Dif
 
 
 def _complete(model: Mapping[str, Any]) -> dict[str, Any]:
-    """With defaults, and the width of a head. Raises ConfigError: no model has such values."""
+    """With defaults, and the width of a head. Raises ConfigError for values that no model can
+    have."""
     try:
         known = msgspec.convert({key: model[key] for key in KEYS if key in model}, ModelSettings)
     except msgspec.ValidationError as error:

@@ -1,5 +1,5 @@
-"""What follows from the settings: sizes, counts, what a device can do. The settings stay as they
-are given."""
+"""What follows from the settings: counts, sizes, what a device can do. The settings stay as they
+were given."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from model_check.errors import ConfigError
 
 
 def failing_severities(launch: LaunchSettings) -> tuple[Failing, ...]:
-    """What launch.fail_on and its older name ask for."""
+    """The severities of launch.fail_on, or of its older name."""
     return EVERY_FAILING if launch.fail_on_health else launch.fail_on
 
 
@@ -30,10 +30,10 @@ def tokens_per_step(settings: Settings) -> int:
 def loss_chunk_rows(settings: Settings, vocab_size: int, device: str) -> int:
     """Rows of logits that exist at once, on `cuda` or `cpu`.
 
-    Each chunk adds a [vocabulary, hidden] product to the head's gradient: on a GPU fewer than 2048
-    rows would make that traffic dominate. On a CPU a chunk of about 8 MiB stays in its cache, and
-    needs no fresh pages (one thread, 1024 tokens, vocabulary 8192, hidden 256: the head takes
-    164 ms in chunks of 256 rows, 182 in one of 1024, 278 in chunks of 64).
+    Each chunk adds a [vocabulary, hidden] product to the gradient of the head: on a GPU that
+    traffic would dominate below 2048 rows. On a CPU a chunk of about 8 MiB stays in the cache, and
+    needs no fresh pages (one thread, 1024 tokens, vocabulary 8192, hidden 256: the head takes 164
+    ms in chunks of 256 rows, 182 in one of 1024, 278 in chunks of 64).
     """
     if settings.training.loss_chunk_rows is not None:
         return settings.training.loss_chunk_rows
@@ -47,17 +47,17 @@ _VARYING = {
     "flash_attn_3": "flash_attn_3 is not known to be deterministic",
     "flash_attn_4": "flash_attn_4 is not known to be deterministic",
 }
-"""Attention kernels that may give other bits each time, so a healthy GPU would be a suspect.
-FlashAttention 3 and 4 have taken `deterministic=True` and ignored it (flash-attention #1596: a
-Hopper build with the flag compiled out; #2510: grouped heads, mended 2026-04), so a parameter of
+"""Attention kernels that may give other bits each time: a healthy GPU would be a suspect.
+FlashAttention 3 and 4 have accepted `deterministic=True` and ignored it (flash-attention #1596: a
+Hopper build with the flag compiled out; #2510: grouped heads, fixed 2026-04), so a parameter of
 that name proves nothing."""
 
 
 def backend_conflict(
     name: str, device: str, *, half: bool, deterministic: bool, documents: bool
 ) -> str | None:
-    """Why the attention backend `name` cannot act on `device` (`cuda`, `cpu`) beside the other
-    settings; None: it can, if its package is there. `half`: products in a 16-bit dtype."""
+    """Why the attention backend `name` cannot act on `device` (`cuda`, `cpu`) with the other
+    settings; None: it can, if its package is installed. `half`: products in a 16-bit dtype."""
     if name in ("auto", "eager", "sdpa"):
         return None
     if device != "cuda":
@@ -72,7 +72,8 @@ def backend_conflict(
 
 
 def check_on_device(settings: Settings, sources: Mapping[str, str], device: str) -> None:
-    """Refuse what cannot act on `cuda` or `cpu`, before anything starts. Raises ConfigError."""
+    """Refuse a backend that cannot act on `cuda` or `cpu`, before a run starts. Raises
+    ConfigError."""
     name = settings.model.attention_backend
     conflict = backend_conflict(
         name,

@@ -1,8 +1,8 @@
 """`model.geometry`: a model's sizes by one word. A size of ours, a local directory, or a hub id.
 
-It gives the keys of [model] that describe a shape; whoever names such a key as well overrides it.
-No torch, no transformers: a config.json is JSON. A hub's is fetched by a child process, so that
-neither huggingface_hub nor a network that hangs enters this one.
+It gives the keys of [model] that describe a shape; a key that is given by name overrides it. No
+torch, no transformers: a config.json is JSON. A child process fetches that of a hub model, so that
+huggingface_hub is not imported here, and a network that hangs has a time limit.
 """
 
 import json
@@ -25,8 +25,8 @@ Fetch = Callable[[str, bool], Path]
 
 
 def _size(hidden: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
-    """The usual SwiGLU width: two thirds of 4 x hidden, up to a multiple of 64. With the plain
-    4 x hidden these sizes would be a third larger than their names promise."""
+    """With the usual SwiGLU width: two thirds of 4 x hidden, rounded up to a multiple of 64. With
+    4 x hidden these models would be a third larger than their names say."""
     return {
         "num_layers": layers,
         "hidden_size": hidden,
@@ -56,7 +56,7 @@ parameters."""
 def geometry_values(name: str, *, offline: bool, fetch: Fetch | None = None) -> dict[str, Any]:
     """The keys of [model] that `name` stands for. Raises ConfigError.
 
-    `fetch`: how a hub's config.json is had; None: by a child process.
+    `fetch`: gets the config.json of a hub model; None: in a child process.
     """
     if name in SIZES:
         return dict(SIZES[name])
@@ -73,8 +73,8 @@ def geometry_values(name: str, *, offline: bool, fetch: Fetch | None = None) -> 
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """The keys of [model] from a transformers config.json. Raises ConfigError where it describes
-    something else than our LLaMA."""
+    """The keys of [model] from a transformers config.json. Raises ConfigError where it describes a
+    model other than our LLaMA."""
     config = _read_json(file)
     _refuse_others(config, file)
     try:
@@ -95,7 +95,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def fetch_config(repo: str, offline: bool) -> Path:
-    """A hub model's config.json, through huggingface_hub in a process of its own."""
+    """The config.json of a hub model, by huggingface_hub in a child process."""
     command = [sys.executable, "-P", "-m", "model_check.data.sources.fetch", repo, "config.json"]
     paths = (str(_ROOT), os.environ.get("PYTHONPATH", ""))
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
@@ -129,7 +129,8 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _refuse_others(config: dict[str, Any], file: Path) -> None:
-    """What our model has no switch for, and weights or numbers would silently be wrong without."""
+    """Refuse what our model has no switch for: its numbers would be wrong, and nothing would say
+    so."""
     expected: tuple[tuple[str, Any], ...] = (
         ("model_type", "llama"),
         ("hidden_act", "silu"),
@@ -144,7 +145,7 @@ def _refuse_others(config: dict[str, Any], file: Path) -> None:
 
 
 def _rope(config: dict[str, Any], file: Path) -> dict[str, Any]:
-    """transformers 5 keeps all of it in rope_parameters; before, theta stood outside."""
+    """transformers 5 keeps all of it in rope_parameters; earlier versions kept theta outside."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))

@@ -1,8 +1,8 @@
-"""How much memory a worker's training will take, from the settings alone. Pure, and without torch.
+"""How much memory the training of a worker takes, from the settings alone. Pure, and without torch.
 
-Counted is what is alive at the fullest moment of a step: weights, moments, what autograd keeps of
-the forward pass, and the head's chunk of logits. tests/models/test_memory_estimate.py holds the
-activations against what torch really keeps.
+It counts what exists at the fullest moment of a step: weights, moments, what autograd keeps of the
+forward pass, and a chunk of logits. tests/models/test_memory_estimate.py compares the activations
+with what torch really keeps.
 """
 
 import msgspec
@@ -47,13 +47,6 @@ class MemoryEstimate(Struct, frozen=True):
         return f"{self.total / size:{shown}} {unit}: {texts}"
 
 
-def estimate_memory_bytes(
-    settings: Settings, device: str, tokenizer_vocab_size: int | None = None
-) -> int:
-    """Bytes that one worker needs on `cuda` or `cpu`; see `estimate_memory`."""
-    return estimate_memory(settings, device, tokenizer_vocab_size).total
-
-
 def estimate_memory(
     settings: Settings, device: str, tokenizer_vocab_size: int | None = None
 ) -> MemoryEstimate:
@@ -63,7 +56,9 @@ def estimate_memory(
     weights = shape.num_parameters * _FLOAT32
     activations = _activations(settings, shape, device)
     temporaries = max(_logits(settings, shape, device), _backward(settings, shape))
-    gradients = shape.vocab_size * shape.hidden_size * _FLOAT32  # the head's, made in the forward
+    gradients = (
+        shape.vocab_size * shape.hidden_size * _FLOAT32
+    )  # of the head, computed in the forward pass
     if num_micro_batches(settings) > 1:
         gradients += weights
     elif activations + temporaries + gradients < weights:
@@ -93,8 +88,8 @@ def describe_size(settings: Settings, device: str) -> str:
 
 
 def check_host_memory(settings: Settings, num_workers: int, host_bytes: int) -> None:
-    """Refuse CPU workers that no machine with `host_bytes` could hold: what is counted without the
-    runtime, which they share. Raises ConfigError."""
+    """Refuse CPU workers that a machine with `host_bytes` cannot hold. The runtime is not counted:
+    the workers share it. Raises ConfigError."""
     estimate = estimate_memory(settings, "cpu")
     needed = (estimate.total - estimate.runtime) * num_workers
     if needed > host_bytes:
@@ -106,7 +101,7 @@ def check_host_memory(settings: Settings, num_workers: int, host_bytes: int) -> 
 
 
 def advice(settings: Settings) -> str:
-    """What makes a run smaller, the settings that can still be changed with their values."""
+    """What makes a run smaller: the settings that can still be changed, with their values."""
     training = settings.training
     ways = []
     if training.batch_size > 1:

@@ -7,14 +7,13 @@ from model_check.config.shape import Geometry, geometry
 from model_check.engine.alarm import Alarm
 from model_check.engine.batches import BatchSource
 from model_check.engine.compile import compile_blocks
-from model_check.engine.device import describe_device
+from model_check.engine.device import compute_dtype, describe_device
 from model_check.engine.evaluation import Evaluator
 from model_check.engine.inject import Injector
 from model_check.engine.loss_scale import loss_scale
 from model_check.engine.memory import explained
 from model_check.engine.observe.observers import run_observers
 from model_check.engine.optim import AdamW
-from model_check.engine.precision import compute_dtype
 from model_check.engine.reading import Reader
 from model_check.engine.run_context import RunContext
 from model_check.engine.saving.initial_weights import take_initial_weights

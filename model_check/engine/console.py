@@ -1,4 +1,4 @@
-"""A worker's lines. Supervised, its supervisor prefixes them; alone it does so itself."""
+"""The lines of a worker. A supervisor prefixes them; a worker that runs alone does it itself."""
 
 import sys
 from io import TextIOWrapper
@@ -14,7 +14,7 @@ class Console:
         self.prefix = ""
         """`[GPU3] ` for a worker that runs alone; set as soon as its name is known."""
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, TextIOWrapper):  # a terminal without UTF-8 must not end a run
+            if isinstance(stream, TextIOWrapper):  # a terminal without UTF-8 must not fail a run
                 stream.reconfigure(line_buffering=True, errors="backslashreplace")
 
     def say(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The device of this worker: chosen, checked, described; its process made reproducible."""
+"""Chooses, checks and describes the device of this worker; makes its process reproducible."""
 
 import ctypes
 import os
@@ -7,17 +7,19 @@ from collections.abc import Mapping
 
 import torch
 
-from model_check.config.schema import SystemSettings
+from model_check.config.precision import precision
+from model_check.config.schema import SystemSettings, TrainingSettings
 from model_check.errors import ConfigError, NoGpuError
 from model_check.events import Scalar
 from model_check.utils.worker_env import WorkerEnv
 
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Names of glibc's mallopt."""
 
 
 def set_up_process(system: SystemSettings, num_workers: int, environ: Mapping[str, str]) -> None:
-    """Threads and determinism. Call before anything touches the GPU or runs an operator."""
+    """Threads and determinism. Call it before the GPU is used and before any operator runs."""
     torch.set_num_threads(system.num_threads or default_num_threads(num_workers, environ))
     torch.set_float32_matmul_precision("highest")  # no TF32: float32 means float32
     if system.deterministic:
@@ -25,8 +27,8 @@ def set_up_process(system: SystemSettings, num_workers: int, environ: Mapping[st
 
 
 def default_num_threads(num_workers: int, environ: Mapping[str, str]) -> int:
-    """OMP_NUM_THREADS where it is set, else this worker's share of the cores. At least 1, and fixed
-    for the run: the order of a CPU's sums depends on it."""
+    """OMP_NUM_THREADS where it is set, else this worker's share of the cores, at least 1. It stays
+    for the run: the order of sums on a CPU depends on it."""
     given = environ.get("OMP_NUM_THREADS", "")
     if given.isdigit() and int(given) > 0:
         return int(given)
@@ -34,11 +36,11 @@ def default_num_threads(num_workers: int, environ: Mapping[str, str]) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep up to 512 MiB of what is freed: on a CPU the next step takes the same again.
+    """Let malloc keep up to 512 MiB of freed memory: on a CPU the next step needs the same again.
 
-    glibc hands it back at once, and the kernel zeroes each page anew (vocabulary 32768, 2 x 2 x 512
-    tokens: 215,000 page faults a step, a quarter of its CPU time). Blocks above 32 MiB go back as
-    ever: they would not fit together again, and the process would grow.
+    By default glibc returns it at once, and the kernel zeroes each page again (vocabulary 32768,
+    2 x 2 x 512 tokens: 215,000 page faults a step, a quarter of its CPU time). Blocks above 32 MiB
+    still go back: their holes would not fit later blocks, and the process would grow.
     """
     mallopt = ctypes.CDLL(None).mallopt
     mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
@@ -52,7 +54,7 @@ def cuda_usable() -> bool:
 def pick_device(kind: str, device_id: int, env: WorkerEnv) -> torch.device:
     """`cuda` or `cpu` -> the device, current in this process.
 
-    Raises NoGpuError or ConfigError when it is not there or not the one the supervisor meant.
+    Raises NoGpuError or ConfigError for a device that is not visible, or not the expected one.
     """
     if kind == "cpu":
         return torch.device("cpu")
@@ -75,9 +77,9 @@ def pick_device(kind: str, device_id: int, env: WorkerEnv) -> torch.device:
 
 
 def check_uuid(expected: str | None, seen: str) -> None:
-    """Raises NoGpuError when another GPU is seen than the supervisor meant.
+    """Raises NoGpuError when the visible GPU is not the expected one.
 
-    For a slice (`MIG-...`) CUDA may tell the UUID of the slice or of its GPU: no check is possible.
+    For a slice (`MIG-...`) CUDA may report the UUID of the slice or of its GPU: it is not checked.
     """
     if expected is None or expected.startswith("MIG-"):
         return
@@ -89,11 +91,24 @@ def check_uuid(expected: str | None, seen: str) -> None:
         )
 
 
+def compute_dtype(training: TrainingSettings, device: torch.device) -> torch.dtype:
+    """Of matrix products; weights, gradients and moments are always float32. Raises ConfigError
+    where bfloat16 was asked for and is only emulated."""
+    dtype = _DTYPES[precision(training)]
+    emulated = dtype == torch.bfloat16 and device.type == "cuda"
+    if emulated and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ConfigError(
+            f"training.use_amp = true: {torch.cuda.get_device_name(device)} has no bfloat16; set "
+            "training.precision=fp16 or training.use_amp=false"
+        )
+    return dtype
+
+
 def describe_device(device: torch.device) -> dict[str, Scalar]:
-    """For the `build` phase's detail: only workers that agree in it can have equal bits."""
+    """For the detail of the `build` phase: only workers that agree in it can have equal bits."""
     common: dict[str, Scalar] = {
         "device": str(device),
-        "torch": str(torch.__version__),  # a str of its own class, which the encoder refuses
+        "torch": str(torch.__version__),  # of a subclass of str that the encoder refuses
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     if device.type == "cpu":
@@ -110,17 +125,17 @@ def describe_device(device: torch.device) -> dict[str, Scalar]:
 
 
 def device_name(device: torch.device) -> str:
-    """What the driver, or /proc/cpuinfo, calls it."""
+    """Its name in the driver, or in /proc/cpuinfo."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
 
 
 def _be_deterministic() -> None:
     # cuBLAS reads it once, when its first handle is made.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # An operator that varies is an error. What use_deterministic_algorithms(True) does, but for the
-    # import of torch._inductor to configure it: 1.8 s of a worker's start, and nothing is compiled.
+    # An operator that varies raises. use_deterministic_algorithms(True) does the same, and imports
+    # torch._inductor to configure it: 1.8 s of a worker's start, where nothing is compiled.
     torch.set_deterministic_debug_mode("error")
-    # By default strict mode fills new memory with NaN: it could make the very NaN we look for.
+    # By default strict mode fills new memory with NaN, which could cause the NaN that we look for.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False

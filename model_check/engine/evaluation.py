@@ -78,16 +78,16 @@ class Evaluator:
 
     def _noted(self, evaluation: Evaluation) -> Evaluation:
         """Remember it, marked where it is the best so far. A loss that is not finite never is."""
-        progress, loss = self._progress, float.fromhex(evaluation.loss)
-        progress.val_loss[evaluation.split] = loss
+        validation, loss = self._progress.validation, float.fromhex(evaluation.loss)
+        validation.val_loss[evaluation.split] = loss
         if evaluation.split != self._best_split or not math.isfinite(loss):
             return evaluation
-        same_split = progress.best_split == self._best_split
-        best = progress.best_val_loss if same_split else None
+        same_split = validation.best_split == self._best_split
+        best = validation.best_val_loss if same_split else None
         if best is not None and loss >= best:
             return evaluation
-        progress.best_split, progress.best_val_loss = evaluation.split, loss
-        progress.best_step = evaluation.step
+        validation.best_split, validation.best_val_loss = evaluation.split, loss
+        validation.best_step = evaluation.step
         return msgspec.structs.replace(evaluation, best=True)
 
 

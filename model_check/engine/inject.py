@@ -21,19 +21,20 @@ _FLIPPED_BIT = 1 << 16
 
 
 class Injector:
-    """Acts when the trainer reaches the drill's step; without a drill it does nothing."""
+    """Acts when the trainer reaches the step of the drill; without a drill it does nothing."""
 
     def __init__(self, drill: Drill | None, worker: str, model: nn.Module) -> None:
         """Raises ConfigError when the drill names a parameter that `model` lacks."""
-        applies = drill is not None and drill.worker in (None, worker)
-        self._drill = drill if applies else None
         self._step = -1
         self._parameter = _find(drill, model) if drill else None
-        if self._drill:
-            self._hook(self._drill, model)
+        self._drill = drill if drill and drill.worker in (None, worker) else None
+        if self._drill and self._drill.kind == "loss_nan":
+            model.register_forward_hook(self._spoil_loss)
+        elif self._drill and self._drill.kind in GRADIENT_KINDS and self._parameter is not None:
+            self._parameter.register_hook(self._spoil_gradient)  # type: ignore[no-untyped-call]
 
     def check_reached(self, from_step: int) -> None:
-        """Raises ConfigError when a resumed run begins behind the drill's step."""
+        """Raises ConfigError when a resumed run begins after the step of the drill."""
         if self._drill and self._drill.step < from_step:
             raise ConfigError(
                 f"debug.drill: step {self._drill.step} is never reached: the resumed run goes on "
@@ -47,14 +48,8 @@ class Injector:
             _act(self._drill, self._parameter)
 
     def repeat(self, step: int) -> None:
-        """Step `step` is computed again: only what its own numbers contained comes back."""
+        """Step `step` is computed again: faults of its own numbers come back, no others."""
         self._step = step
-
-    def _hook(self, drill: Drill, model: nn.Module) -> None:
-        if drill.kind in GRADIENT_KINDS and self._parameter is not None:
-            self._parameter.register_hook(self._spoil_gradient)  # type: ignore[no-untyped-call]
-        elif drill.kind == "loss_nan":
-            model.register_forward_hook(self._spoil_loss)
 
     def _due(self) -> bool:
         return self._drill is not None and self._step == self._drill.step

@@ -1,9 +1,9 @@
 """Dynamic loss scaling for float16, on the device.
 
 float16 has no number between 0 and 6e-8, where many gradients lie, and none above 65504. So the
-loss is multiplied by a scale, as large as the gradients bear: halved when they overflow (that step
-is left out), doubled after many that did not (Micikevicius et al. 2018, Mixed Precision Training,
-section 3.2).
+loss is multiplied by a scale as large as the gradients allow: it is halved when they overflow (that
+step is left out), and doubled after many steps without an overflow (Micikevicius et al. 2018, Mixed
+Precision Training, section 3.2).
 """
 
 from typing import Any
@@ -13,13 +13,13 @@ from torch import Tensor
 
 FIRST_SCALE = 2.0**16
 SMALLEST_SCALE = 1.0
-"""Gradients that overflow here overflow by themselves: no scale is to blame."""
+"""Gradients that overflow at this scale overflow without one."""
 LARGEST_SCALE = 2.0**24
 STEPS_UNTIL_DOUBLED = 2000
 
 
 class LossScale:
-    """A power of two, always: scaling changes no bit of a mantissa. Nothing here waits for the
+    """Always a power of two: scaling changes no bit of a mantissa. Nothing here waits for the
     device."""
 
     def __init__(
@@ -39,8 +39,8 @@ class LossScale:
 
     @torch.no_grad()
     def update(self, overflow: Tensor, refused: Tensor) -> None:
-        """The scale of the next step; this one's where the step is `refused` (bool scalars both):
-        the evidence is to be computed as it was."""
+        """Set the scale of the next step (both arguments are bool scalars). It stays where the step
+        is `refused`: the evidence is computed again with the same scale."""
         num_good = (self.num_good + 1) * ~overflow
         doubled = num_good >= self._steps_until_doubled
         factor = torch.where(overflow, 0.5, torch.where(doubled, 2.0, 1.0))
@@ -58,5 +58,5 @@ class LossScale:
 
 
 def loss_scale(dtype: torch.dtype, device: torch.device) -> LossScale | None:
-    """None where products are not in float16: bfloat16 has float32's range."""
+    """None where products are not in float16: bfloat16 has the range of float32."""
     return LossScale(device) if dtype == torch.float16 else None

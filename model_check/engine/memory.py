@@ -24,32 +24,33 @@ class OutOfMemory(ModelCheckError):
 
 @contextmanager
 def explained(settings: Settings, context: RunContext) -> Iterator[None]:
-    """Turn an allocator's failure inside into OutOfMemory."""
+    """Turn the failure of an allocator into OutOfMemory."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _explanation(settings, context, error) from error
     except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # the CPU allocator has no class of its own
+        # The CPU allocator raises no class of its own.
+        if "can't allocate memory" not in str(error):
             raise
         raise _explanation(settings, context, error) from error
 
 
 def _explanation(settings: Settings, context: RunContext, error: BaseException) -> OutOfMemory:
-    # The CPU allocator quotes its own source at length; the size stands behind "DefaultCPU".
+    # The CPU allocator quotes its source at length; the size follows "DefaultCPUAllocator:".
     words = str(error).partition("DefaultCPUAllocator: ")[2] or str(error)
     why = words.splitlines()[0] if words else type(error).__name__
     kind = "cuda" if context.device.type == "cuda" else "cpu"
     needed = estimate_memory(settings, kind)
     return OutOfMemory(
-        f"out of memory on {context.device}, wcontext this run needs about {needed.describe()}; "
+        f"out of memory on {context.device}, where this run needs about {needed.describe()}; "
         f"{advice(settings)}. {why}{_snapshot(context)}"
     )
 
 
 def _snapshot(context: RunContext) -> str:
-    """Leave what the allocator holds beside the checkpoints; the launcher keeps it in the run
-    directory. Wcontext that fails, the failure itself is what matters. Never run on a GPU by us."""
+    """Write what the allocator holds beside the checkpoints; the launcher keeps it in the run
+    directory. A snapshot that fails must not hide the error. We have never run it on a GPU."""
     if context.device.type != "cuda":
         return ""
     path = context.directory / SNAPSHOT

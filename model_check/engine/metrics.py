@@ -1,4 +1,4 @@
-"""How far, how fast, how much memory. No torch: also what a run that never trained can tell."""
+"""Progress, speed and memory of a run. No torch: a run that never trained reports them, too."""
 
 import sys
 import time
@@ -41,23 +41,22 @@ def clock(seconds: float) -> str:
 
 @dataclass
 class Meter:
-    """A run's progress. The first step pays for warm-up: no rate counts it."""
+    """The progress of a run. The first step pays for warm-up, so no rate counts it."""
 
     now: Callable[[], float] = time.monotonic
     num_steps: int = 0
     loss_first: float | None = None
     loss_last: float | None = None
     total_tokens: int = 0
-    """Trained on, those of the run that this one resumes included."""
+    """Tokens trained on, with those of the run that this one resumes."""
     _since: float = field(default=0.0, init=False)
     _first_s: float = field(default=0.0, init=False)
     _seconds: float = field(default=0.0, init=False)
-    """Of all steps but the first, as `_tokens`."""
+    """Of all steps but the first, like `_tokens`."""
     _tokens: int = field(default=0, init=False)
 
     def start(self) -> None:
-        """Stepping begins, or goes on after something else (a save): what was before counts for
-        nothing."""
+        """Steps begin, or go on after other work (a save), whose time counts for no step."""
         self._since = self.now()
 
     def finish_step(self, loss: float, num_tokens: int) -> float:
@@ -87,18 +86,18 @@ class Meter:
 def peak_memory_bytes() -> int:
     """Peak of the device's allocator where this process uses a GPU, else of its resident set."""
     cuda = _cuda()
-    # VmHWM and not ru_maxrss: that one is inherited from the process that spawned this one.
+    # VmHWM, not ru_maxrss: a process inherits the latter from its parent.
     return _of_status("VmHWM:") if cuda is None else int(cuda.max_memory_allocated())
 
 
 def current_memory_bytes() -> int:
-    """As peak_memory_bytes, now."""
+    """Like peak_memory_bytes, at this moment."""
     cuda = _cuda()
     return _of_status("VmRSS:") if cuda is None else int(cuda.memory_allocated())
 
 
 def _cuda() -> Any:
-    """torch.cuda where this process uses a GPU."""
+    """torch.cuda where this process uses a GPU, else None."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if cuda is not None and cuda.is_initialized() else None
 

@@ -1,8 +1,8 @@
 """AdamW in one fused kernel a group, with the clip folded in and a gate on the device.
 
-`torch.optim.AdamW(fused=True)` calls the same kernels; a test holds the two against each other bit
-for bit, and either reads the other's state. It is not used because making one imports
-torch._dynamo (1.7 s of a worker's start), and because a refused step must refuse the next ones too.
+`torch.optim.AdamW(fused=True)` calls the same kernels: a test compares the two bit for bit, and
+each reads the state of the other. We do not use it because its constructor imports torch._dynamo
+(1.7 s of a worker's start), and because a refused step must refuse the next ones, too.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from model_check.engine.loss_scale import LossScale
 
 @dataclass(frozen=True)
 class _Group:
-    """Parameters with one weight decay, and where they stand in the model's order."""
+    """Parameters with one weight decay, and their numbers in the order of the model."""
 
     indices: list[int]
     parameters: list[nn.Parameter]
@@ -30,7 +30,7 @@ class AdamW:
     """Decays what `config.shape` says: matrices, never norms.
 
     A step with a non-finite gradient leaves weights, moments and step count untouched, and so do
-    all later steps: the host learns of it late, and the evidence must still be there.
+    all later steps: the host notices it late, and must still find the evidence.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class AdamW:
         named = dict(parameters)
         self.parameters = list(named.values())
         self.loss_scale = loss_scale
-        """What gradients are too large by; None: they are as they are."""
+        """The factor that gradients carry; None: they carry none."""
         self.betas = (training.adam_beta1, training.adam_beta2)
         self.eps = training.adam_eps
         self.first_moments = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
@@ -70,8 +70,8 @@ class AdamW:
         """Update with gradients / `grad_divisor`, unless `bad` (a bool scalar) is or was true, or
         `skip` is.
 
-        All stay on the device. The divided gradients are left in `.grad`; refused ones as they
-        were.
+        All of them stay on the device. `.grad` holds the divided gradients afterwards, or the
+        gradients as they were where the step was refused.
         """
         torch.maximum(self.refusing, bad.float(), out=self.refusing)
         gate = self.refusing if skip is None else torch.maximum(self.refusing, skip.float())
@@ -134,8 +134,7 @@ class AdamW:
 
 
 def clip_divisor(grad_norm: Tensor, max_grad_norm: float | None) -> Tensor | None:
-    """What gradients are divided by so that their norm is at most `max_grad_norm`; never below
-    1."""
+    """The divisor, at least 1, that brings the norm of the gradients down to `max_grad_norm`."""
     if max_grad_norm is None:
         return None
     return ((grad_norm + 1e-6) / max_grad_norm).clamp(min=1.0)

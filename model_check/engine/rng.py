@@ -1,5 +1,5 @@
-"""Every random state that a training step could draw from: kept in checkpoints, put back on resume,
-and left alone by evaluation."""
+"""Every random state that a training step could draw from. Checkpoints hold them, a resumed run
+gets them back, and evaluation leaves them as they were."""
 
 import random
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import torch
 
 
 def seed_everything(seed: int) -> None:
-    """The same start for whatever draws without a generator of its own."""
+    """The same start for all code that draws without a generator of its own."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # numpy takes no more
     torch.manual_seed(seed % 2**63)  # of every GPU, too
@@ -27,7 +27,7 @@ def rng_states() -> dict[str, Any]:
         "python": [version, list(internal), gauss],
         "numpy": numpy_state | {"state": {"key": keys, "pos": numpy_state["state"]["pos"]}},
         "torch": torch.get_rng_state(),
-        # Not of all visible ones: asking makes a context on each.
+        # Only this GPU: a query of the others would make a context on each.
         "cuda": [torch.cuda.get_rng_state()] if on_gpu else [],
     }
 
@@ -46,7 +46,7 @@ def set_rng_states(states: dict[str, Any]) -> None:
 
 @contextmanager
 def kept_rng() -> Iterator[None]:
-    """Whatever is drawn inside was never drawn."""
+    """Put the random states back at the end: draws inside leave no trace."""
     states = rng_states()
     try:
         yield

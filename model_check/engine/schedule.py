@@ -32,8 +32,8 @@ def _remaining(step: int, training: TrainingSettings) -> float:
 
 
 def _stable_then_falling(step: int, training: TrainingSettings) -> float:
-    """WSD (Hu et al. 2024, MiniCPM, section 4.2), with a linear decay that begins after the warm-up
-    at the earliest."""
+    """WSD (Hu et al. 2024, MiniCPM, section 4.2). The linear decay begins after the warm-up at the
+    earliest."""
     share = round(training.wsd_decay_share * training.max_steps)
     num_falling = max(1, min(share, training.max_steps - training.warmup_steps))
     return min(1.0, max(0.0, (training.max_steps - step) / num_falling))

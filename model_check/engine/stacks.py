@@ -1,5 +1,5 @@
-"""On a signal from the supervisor, every thread's Python stack to a file: the worker's half of what
-is known of a hang."""
+"""On a signal from the supervisor, this process writes the Python stack of every thread to a file:
+the worker's part of the evidence of a hang."""
 
 import faulthandler
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from model_check.events import STACKS_SIGNAL
 
 SIGNAL = signal.SIGRTMIN + 7
-"""A real-time one: USR1 and USR2 are forwarded from outside, and belong to whoever sends them."""
+"""A real-time signal: USR1 and USR2 come from outside, and belong to their senders."""
 
 
 def offer_stacks(path: Path | None) -> dict[str, int]:

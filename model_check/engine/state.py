@@ -8,7 +8,7 @@ cache, dataset, tokenizer), `logging` (what observers keep, a W&B run's id for o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import msgspec
@@ -27,6 +27,18 @@ from model_check.events import Scalar
 
 
 @dataclass
+class Validation:
+    """Losses on validation splits; a checkpoint holds each by its name here."""
+
+    val_loss: dict[str, float] = field(default_factory=dict)
+    """The latest of each split."""
+    best_split: str | None = None
+    best_val_loss: float | None = None
+    """Lowest loss of best_split, after best_step steps."""
+    best_step: int | None = None
+
+
+@dataclass
 class RunProgress:
     """How far a run is, beside weights and moments."""
 
@@ -34,11 +46,7 @@ class RunProgress:
     """Optimizer steps done before this process's first."""
     position: int = 0
     """Batches consumed before it."""
-    val_loss: dict[str, float] = field(default_factory=dict)
-    best_split: str | None = None
-    best_val_loss: float | None = None
-    """Lowest loss of best_split, after best_step steps."""
-    best_step: int | None = None
+    validation: Validation = field(default_factory=Validation)
 
 
 @dataclass(frozen=True)
@@ -66,10 +74,7 @@ class TrainingState:
             "rng": rng_states(),
             "loader": {"position": progress.position + num_batches},
             "loss": loss,
-            "val_loss": dict(progress.val_loss),
-            "best_split": progress.best_split,
-            "best_val_loss": progress.best_val_loss,
-            "best_step": progress.best_step,
+            **asdict(progress.validation),
             "total_tokens": self.meter.total_tokens,
             "settings": msgspec.to_builtins(self.settings),
             "model_cfg": msgspec.to_builtins(self.shape),
@@ -86,9 +91,7 @@ class TrainingState:
         self.meter.total_tokens = state["total_tokens"]
         progress = self.progress
         progress.step, progress.position = state["step"], state["loader"]["position"]
-        progress.val_loss = dict(state["val_loss"])
-        progress.best_split = state["best_split"]
-        progress.best_val_loss, progress.best_step = state["best_val_loss"], state["best_step"]
+        progress.validation = Validation(**{f.name: state[f.name] for f in fields(Validation)})
         for observer in self.observers:
             observer.restore(state["logging"])
         set_rng_states(state["rng"])  # last: nothing above may draw from it

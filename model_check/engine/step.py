@@ -1,4 +1,4 @@
-"""One optimizer step. Its numbers stay on the device: the caller decides when to wait for them."""
+"""One optimizer step. Its numbers stay on the device; the caller decides when to wait for them."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class StepResult:
     """Whether gradients overflowed in float16, the loss being finite; no weight has changed then,
     and the next step has half the scale."""
     loss_scale: Tensor | None = None
-    """That this step had; both None where none is used."""
+    """The scale of this step; both are None where none is used."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def train_step(
 def _scaled_update(
     loss: Tensor, optimizer: AdamW, scale: LossScale, lr: float, plan: StepPlan
 ) -> StepResult:
-    """As float16 needs it: gradients carry the loss scale, and their overflow only skips."""
+    """For float16: gradients carry the loss scale, and an overflow only skips the step."""
     used = scale.value.clone()
     grad_norm = get_total_norm(optimizer.gradients()) / used
     overflow = ~torch.isfinite(grad_norm)

@@ -1,5 +1,5 @@
-"""SIGTERM and SIGINT: while training they are noted and the step is finished; elsewhere they end
-the work at once. SIGUSR1 is a notice: the run may end well, with a checkpoint, if it is set so."""
+"""SIGTERM and SIGINT end the work: during training after the step, elsewhere at once. SIGUSR1 is a
+notice: with training.save_on_signal the run ends well, with a checkpoint."""
 
 import signal
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from types import FrameType
 
 FINISH_STEP_S = 5.0
-"""How long a step may take to finish once its end was asked for."""
+"""How long a step may go on after the signal, seconds."""
 
 
 class Terminated(BaseException):
-    """This process was asked to end by a signal. Not an Exception: nothing may swallow it."""
+    """A signal asked this process to end. Not an Exception: no handler may swallow it."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -19,33 +19,34 @@ class Terminated(BaseException):
 
 
 class EndedEarly(BaseException):
-    """This run ended well without training all its steps, because that was asked for; its text says
-    why. Not an Exception, as Terminated."""
+    """This run ended well before its last step, as it was asked to; its text says why. Not an
+    Exception, for the reason of Terminated."""
 
 
 class StopSignal:
-    """What was asked for. Install it once, in the main thread."""
+    """The signals that came. Install it once, in the main thread."""
 
     def __init__(self, finish_step_s: float = FINISH_STEP_S) -> None:
         self.finish_step_s = finish_step_s
         self.signum: int | None = None
         self.cut_short = False
-        """A step was interrupted wherever it was: a lock that it held stays taken, so nobody may
-        wait for other threads any more."""
+        """A step was interrupted at an arbitrary place. A lock that it held stays taken, so waiting
+        for another thread may last for ever."""
         self.notice: int | None = None
-        """What asked for an end with a checkpoint: SIGUSR1, or what `take_as_notice` names."""
+        """The signal that asked for an end with a checkpoint: SIGUSR1, or that of
+        `take_as_notice`."""
         self._deferring = False
         self._also_notice: int | None = None
 
     @contextmanager
     def installed(self) -> Iterator["StopSignal"]:
-        """SIGINT stays ignored where it was: a job in a shell's background. A notice that was
-        blocked until now counts; on leaving it is blocked again."""
-        wanted = {signal.SIGTERM: self._on_stop, signal.SIGALRM: self._on_alarm}
+        """SIGINT stays ignored where it was, as in a job in the background of a shell. A notice
+        that was blocked until now counts; on leaving it is blocked again."""
+        handlers = {signal.SIGTERM: self._on_stop, signal.SIGALRM: self._on_alarm}
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-            wanted[signal.SIGINT] = self._on_stop
-        before = {signum: signal.signal(signum, handler) for signum, handler in wanted.items()}
-        # A notice that the launcher passes on (Slurm's USR1) must not kill, and blame, a worker.
+            handlers[signal.SIGINT] = self._on_stop
+        before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+        # A notice that the launcher forwards (Slurm's USR1) must not kill a worker, nor blame it.
         before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_notice)
         before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         notices = (signal.SIGUSR1, signal.SIGUSR2)
@@ -60,8 +61,8 @@ class StopSignal:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Inside, the first signal is only noted: `check` acts on it. A second signal, or a step
-        that goes on for `finish_step_s` after the first, is cut short."""
+        """Inside, the first signal is only noted, and `check` acts on it. A second signal cuts the
+        step short, and so does a step that goes on for `finish_step_s` after the first."""
         self._deferring = True
         try:
             yield
@@ -73,12 +74,12 @@ class StopSignal:
         return "request" if self.notice is None else signal.Signals(self.notice).name
 
     def take_as_notice(self, signum: int) -> None:
-        """From now on, while deferring, the first `signum` is a notice, with no limit on the step
-        that is under way; the second stops as ever."""
+        """From now on the first `signum` inside `deferred` is a notice, without a limit for the
+        step under way; the second one stops the run as usual."""
         self._also_notice = signum
 
     def asked(self, on_notice: bool) -> bool:
-        """Whether the run shall end after this step; `on_notice`: a notice counts."""
+        """Whether the run must end after this step; `on_notice`: a notice counts."""
         return self.signum is not None or (on_notice and self.notice is not None)
 
     def check(self) -> None:
@@ -98,7 +99,7 @@ class StopSignal:
         if second or not self._deferring:
             self.cut_short |= self._deferring
             raise Terminated(signum)
-        # Repeated: one raised inside a destructor or a callback is lost.
+        # Repeated: an exception raised inside a destructor or a callback is lost.
         signal.setitimer(signal.ITIMER_REAL, self.finish_step_s, 1.0)
 
     def _on_alarm(self, _signum: int, _frame: FrameType | None) -> None:

@@ -1,12 +1,12 @@
 """The block that is printed when a loss or a gradient is NaN or infinite. Pure.
 
 Its form is a contract (seed format): scripts and people search for its lines. Inf has the same
-block with `Inf` for `NaN`; where both occur each has its list.
+block with `Inf` for `NaN`; where both occur, each has its list.
 """
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model_check.forensics.scan import NUM_SHOWN, BadTensor
@@ -17,7 +17,7 @@ _NARROW = "=" * 40
 
 @dataclass(frozen=True)
 class BadStep:
-    """A non-finite step, as far as it is known."""
+    """What is known of a non-finite step."""
 
     worker: str
     """`GPU6`"""
@@ -27,7 +27,7 @@ class BadStep:
     gradients: Sequence[BadTensor]
     parameters: Sequence[BadTensor]
     recomputed: bool = False
-    """Whether the gradients are those of a second computation of the same step."""
+    """Whether the gradients come from a second computation of the same step."""
 
 
 def block(bad: BadStep) -> str:
@@ -75,8 +75,8 @@ def _title(bad: BadStep) -> str:
 
 def _problems(bad: BadStep) -> list[str]:
     lines = [
-        *_section(bad.gradients, "Gradients", "Grad", "gradients"),
-        *_section(bad.parameters, "Parameters", "Param", "parameters"),
+        *_section(bad.gradients, "Gradient", "Grad"),
+        *_section(bad.parameters, "Parameter", "Param"),
     ]
     if not bad.gradients:
         lines.append(_why_no_gradient(bad))
@@ -91,44 +91,33 @@ def _why_no_gradient(bad: BadStep) -> str:
     return "All gradients are finite"
 
 
-def _section(tensors: Sequence[BadTensor], plural: str, short: str, lower: str) -> list[str]:
+def _section(tensors: Sequence[BadTensor], what: str, short: str) -> list[str]:
+    """First the tensors with NaN, then those with Inf; a tensor may be in both lists."""
     lines = []
-    for kind, count in (("NaN", _num_nan), ("Inf", _num_inf)):
-        affected = [tensor for tensor in tensors if count(tensor)]
+    for kind, counts in (
+        ("NaN", [t.num_nan for t in tensors]),
+        ("Inf", [t.num_inf for t in tensors]),
+    ):
+        affected = [(tensor, count) for tensor, count in zip(tensors, counts, strict=True) if count]
         if affected:
-            lines += _list(kind, affected, count, plural, short, lower)
+            lines += _list(kind, affected, what, short)
     return lines
 
 
-def _list(
-    kind: str,
-    tensors: Sequence[BadTensor],
-    count: Callable[[BadTensor], int],
-    plural: str,
-    short: str,
-    lower: str,
-) -> list[str]:
-    lines = [f"⚠️  {plural} with {kind} ({len(tensors)} layers):"]
-    for tensor in tensors:
+def _list(kind: str, affected: Sequence[tuple[BadTensor, int]], what: str, short: str) -> list[str]:
+    lines = [f"⚠️  {what}s with {kind} ({len(affected)} layers):"]
+    for tensor, count in affected:
         lines += [
             f"  • {tensor.name} (shape: torch.Size({list(tensor.shape)}))",
             f"    {short} values: {_values(tensor)}",
-            f"    {kind} count: {count(tensor)}/{tensor.numel}",
+            f"    {kind} count: {count}/{tensor.numel}",
         ]
     return [
         *lines,
         "",
-        f"Total layers with {kind} {lower}: {len(tensors)}",
-        f"Affected layers: {[tensor.name for tensor in tensors]}",
+        f"Total layers with {kind} {what.lower()}s: {len(affected)}",
+        f"Affected layers: {[tensor.name for tensor, _ in affected]}",
     ]
-
-
-def _num_nan(tensor: BadTensor) -> int:
-    return tensor.num_nan
-
-
-def _num_inf(tensor: BadTensor) -> int:
-    return tensor.num_inf
 
 
 def _values(tensor: BadTensor) -> str:

@@ -1,5 +1,6 @@
-"""Which tensors hold NaN or Inf, and how many. Reads whole tensors: for after an alarm."""
+"""Which tensors hold NaN or Inf, and how many. It reads whole tensors: only an alarm uses it."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -21,10 +22,7 @@ class BadTensor:
 
     @property
     def numel(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
 
 def bad_gradients(model: nn.Module) -> list[BadTensor]:

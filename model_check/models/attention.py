@@ -1,4 +1,4 @@
-"""Causal attention: backends of one signature. Which one is used is `backends`' to decide.
+"""Causal attention: backends of one signature. `backends` decides which one is used.
 
 Shapes: B batch, H query heads, G key/value heads (H is a multiple of G), T time, D width of a head.
 """
@@ -7,7 +7,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ def visible_within(documents_BT: Tensor) -> Tensor:
 def eager(
     q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, visible_B1TT: Tensor | None = None
 ) -> Tensor:
-    """The definition, T x T scores and all: what the others are compared with."""
+    """The definition, with its T x T scores. The others are compared with it."""
     k_BHTD, v_BHTD = _repeated(k_BGTD, q_BHTD), _repeated(v_BGTD, q_BHTD)
     scores_BHTT = q_BHTD @ k_BHTD.transpose(-2, -1) / math.sqrt(q_BHTD.shape[-1])
     if visible_B1TT is None:
@@ -50,13 +50,14 @@ def eager(
 def sdpa(
     q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, visible_B1TT: Tensor | None = None
 ) -> Tensor:
-    """torch's own choice of kernel; under strict determinism it leaves out those that vary."""
+    """torch's own choice of kernel; under strict determinism it refuses those that vary."""
     if visible_B1TT is None:
         grouped = q_BHTD.shape[1] != k_BGTD.shape[1]
         return F.scaled_dot_product_attention(
             q_BHTD, k_BGTD, v_BGTD, is_causal=True, enable_gqa=grouped
         )
-    # The only GPU kernel that takes a mask and keeps no T x T scores knows no groups.
+    # Groups are written out for the memory-efficient kernel, which takes a mask, keeps no T x T
+    # scores, and knows no groups. (We have read that, and not run it on a GPU.)
     k_BHTD, v_BHTD = _repeated(k_BGTD, q_BHTD), _repeated(v_BGTD, q_BHTD)
     return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=visible_B1TT)
 
@@ -64,8 +65,8 @@ def sdpa(
 def cudnn(
     q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, visible_B1TT: Tensor | None = None
 ) -> Tensor:
-    """cuDNN's kernel through torch. torch itself prefers any other kernel to it: it is asked for by
-    name, and flash takes what it has no execution plan for. Never run on a GPU by us."""
+    """cuDNN's kernel through torch, asked for by name: whether torch itself prefers it depends on
+    the version. Flash takes what cuDNN has no execution plan for. We have never run it on a GPU."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
@@ -73,40 +74,17 @@ def cudnn(
         return sdpa(q_BHTD, k_BGTD, v_BGTD, visible_B1TT)
 
 
-def flash_attn_2(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
-    """The flash-attn package. Never run on a GPU by us, nor are 3 and 4."""
-    return _flash("flash_attn_2", q, k, v, visible)
-
-
-def flash_attn_3(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
-    """FlashAttention-3: Hopper only."""
-    return _flash("flash_attn_3", q, k, v, visible)
-
-
-def flash_attn_4(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
-    """FlashAttention-4: Hopper and Blackwell."""
-    return _flash("flash_attn_4", q, k, v, visible)
-
-
-BACKENDS: dict[str, AttentionFn] = {
-    "eager": eager,
-    "sdpa": sdpa,
-    "cudnn": cudnn,
-    "flash_attn_2": flash_attn_2,
-    "flash_attn_3": flash_attn_3,
-    "flash_attn_4": flash_attn_4,
-}
-
-
 @cache
 def flash_function(name: str) -> tuple[Callable[..., Any], bool]:
-    """The package's function, and whether it can be told to be deterministic. Raises ImportError
-    (or what a package that was built for another torch raises)."""
+    """The package's function, and whether it takes `deterministic`. Raises ImportError, and
+    whatever a package raises that was built for another torch."""
     function = importlib.import_module(FLASH_MODULES[name]).flash_attn_func
     return function, "deterministic" in inspect.signature(function).parameters
 
 
-def _flash(name: str, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+def _flash(name: str, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
+    """One of FLASH_MODULES: 2 from Ampere on, 3 on Hopper, 4 on Hopper and Blackwell. We have never
+    run them on a GPU."""
     assert visible is None, "flash_attn is never chosen where documents are masked"
     function, can_be_deterministic = flash_function(name)
     options = {"deterministic": torch.are_deterministic_algorithms_enabled()}
@@ -117,6 +95,14 @@ def _flash(name: str, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -
     )
     out_BTHD: Tensor = out[0] if isinstance(out, tuple) else out  # 3 and 4 may add row sums
     return out_BTHD.transpose(1, 2)
+
+
+BACKENDS: dict[str, AttentionFn] = {
+    "eager": eager,
+    "sdpa": sdpa,
+    "cudnn": cudnn,
+    **{name: partial(_flash, name) for name in FLASH_MODULES},
+}
 
 
 def _repeated(x_BGTD: Tensor, q_BHTD: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which attention backend is used here, and why. The backends themselves are in `attention`."""
+"""Chooses the attention backend, and says why. The backends themselves are in `attention`."""
 
 import importlib
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ _INSTALL = {
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the kernels must do."""
+class KernelNeeds:
+    """What a kernel must be able to do."""
 
     device: torch.device
     dtype: torch.dtype
@@ -32,7 +32,7 @@ class Wanted:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Of the GPU; _UNKNOWN where there is none to ask."""
+        """Of the GPU; _UNKNOWN where there is none."""
         usable = self.device.type == "cuda" and torch.cuda.is_available()
         return torch.cuda.get_device_capability(self.device) if usable else _UNKNOWN
 
@@ -42,41 +42,41 @@ def resolve_backend(
 ) -> tuple[str, str]:
     """(a key of BACKENDS, reason) for queries of `dtype` on `device`.
 
-    `auto` never fails; a name that cannot be had raises ConfigError with what to do.
+    `auto` never fails. A name that cannot act here raises ConfigError, which says what to do.
     """
     deterministic = torch.are_deterministic_algorithms_enabled()
-    wanted = Wanted(device, dtype, deterministic, documents)
+    needs = KernelNeeds(device, dtype, deterministic, documents)
     if name == "auto":
-        return _best(wanted)
+        return _best(needs)
     if name == "flash_attn":
-        return _newest_flash(wanted)
-    if obstacle := _obstacle(name, wanted):
+        return _newest_flash(needs)
+    if obstacle := _obstacle(name, needs):
         raise _refusal(name, obstacle)
     return name, "as configured"
 
 
-def _best(wanted: Wanted) -> tuple[str, str]:
+def _best(needs: KernelNeeds) -> tuple[str, str]:
     """By speed on an H100, causal, head 128, forward at 8192 tokens: FlashAttention-3 602 TFLOP/s,
     cuDNN 529, FlashAttention-2 333 (flash-attention's own chart). Where bits are compared it is
     sdpa, which contains a FlashAttention-2."""
-    if wanted.device.type != "cuda":
-        return "sdpa", f"flash_attn and cudnn need a CUDA GPU, not {wanted.device.type}"
-    if wanted.deterministic:
+    if needs.device.type != "cuda":
+        return "sdpa", f"flash_attn and cudnn need a CUDA GPU, not {needs.device.type}"
+    if needs.deterministic:
         return "sdpa", "bits are compared, and torch refuses the kernels of its own that vary"
     obstacles = {}
     for name in ("flash_attn_4", "flash_attn_3", "cudnn", "flash_attn_2"):
-        obstacle = _obstacle(name, wanted)
+        obstacle = _obstacle(name, needs)
         if obstacle is None:
             return name, "the fastest that can be had here"
         obstacles[name] = obstacle
     return "sdpa", obstacles["flash_attn_2"]
 
 
-def _newest_flash(wanted: Wanted) -> tuple[str, str]:
-    obstacles = {name: _obstacle(name, wanted) for name in FLASH_MODULES}
+def _newest_flash(needs: KernelNeeds) -> tuple[str, str]:
+    obstacles = {name: _obstacle(name, needs) for name in FLASH_MODULES}
     for name, obstacle in obstacles.items():
         if obstacle is None:
-            newest = "the newest that is deterministic" if wanted.deterministic else "the newest"
+            newest = "the newest that is deterministic" if needs.deterministic else "the newest"
             return name, f"as configured, {newest} and can be had here"
     raise _refusal("flash_attn", str(obstacles["flash_attn_2"]))
 
@@ -88,20 +88,20 @@ def _refusal(name: str, obstacle: str) -> ConfigError:
     )
 
 
-def _obstacle(name: str, wanted: Wanted) -> str | None:
+def _obstacle(name: str, needs: KernelNeeds) -> str | None:
     """Why `name` cannot be used here; None when it can."""
     conflict = backend_conflict(
         name,
-        wanted.device.type,
-        half=wanted.dtype in (torch.bfloat16, torch.float16),
-        deterministic=wanted.deterministic,
-        documents=wanted.documents,
+        needs.device.type,
+        half=needs.dtype in (torch.bfloat16, torch.float16),
+        deterministic=needs.deterministic,
+        documents=needs.documents,
     )
     if conflict or name in ("eager", "sdpa"):
         return conflict
-    if obstacle := _generation_obstacle(name, wanted.capability):
+    if obstacle := _generation_obstacle(name, needs.capability):
         return obstacle
-    return _cudnn_obstacle() if name == "cudnn" else _package_obstacle(name, wanted)
+    return _cudnn_obstacle() if name == "cudnn" else _package_obstacle(name, needs)
 
 
 def _cudnn_obstacle() -> str | None:
@@ -121,7 +121,7 @@ def _generation_obstacle(name: str, capability: tuple[int, int]) -> str | None:
     return None
 
 
-def _package_obstacle(name: str, wanted: Wanted) -> str | None:
+def _package_obstacle(name: str, needs: KernelNeeds) -> str | None:
     package = FLASH_MODULES[name]
     try:
         importlib.import_module(package)
@@ -130,6 +130,6 @@ def _package_obstacle(name: str, wanted: Wanted) -> str | None:
         return f"{name} is not installed ({_INSTALL[name]})"
     except (ImportError, AttributeError, OSError) as error:  # built for another torch or CUDA
         return f"{package} is installed but broken: {first_line(error)}"
-    if wanted.deterministic and not can_be_deterministic:
+    if needs.deterministic and not can_be_deterministic:
         return f"this {package} cannot be deterministic (system.deterministic=false allows it)"
     return None

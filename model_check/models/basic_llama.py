@@ -86,7 +86,7 @@ class Block(nn.Module):
 
 
 class BasicLlama(nn.Module):
-    """The whole model. `build_model` makes one that is placed, initialised and has its tables."""
+    """The whole model. `build_model` makes one on its device, with first weights and tables."""
 
     rope_cos: Tensor
     rope_sin: Tensor
@@ -117,8 +117,8 @@ class BasicLlama(nn.Module):
         return self.tok_embed.weight if self.tied else self.output.weight
 
     def set_rope(self, cos_TD: Tensor, sin_TD: Tensor) -> None:
-        """The tables bound the context length. They follow from the settings: no checkpoint holds
-        them."""
+        """The tables limit the context length. They follow from the settings, so checkpoints leave
+        them out."""
         self.register_buffer("rope_cos", cos_TD, persistent=False)
         self.register_buffer("rope_sin", sin_TD, persistent=False)
 
@@ -158,7 +158,8 @@ class BasicLlama(nn.Module):
     def _context(
         self, tokens_BT: Tensor, documents_BT: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What all blocks share: cosines and sines of the positions, and who sees whom."""
+        """What all blocks share: cosines and sines of the positions, and which positions see
+        which."""
         if documents_BT is None:
             time = tokens_BT.shape[1]
             return self.rope_cos[:time], self.rope_sin[:time], None

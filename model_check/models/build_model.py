@@ -51,11 +51,11 @@ def empty_model(
 def initialise(
     model: torch.nn.Module, std: float, seed: int, piece_numel: int = PIECE_NUMEL
 ) -> None:
-    """Overwrite every parameter. Drawn on the CPU: a GPU's own generator would be one more thing
-    that can differ.
+    """Overwrite every parameter. All values are drawn on the CPU: the generator of a GPU could
+    differ.
 
-    `normal_` runs on one thread and takes 5 to 12 ns an element (2 billion: 10 to 20 s), so pieces
-    are drawn side by side. Each has a generator seeded by (seed, name, piece): the values do not
+    `normal_` runs on one thread and takes 5 to 12 ns an element (2 billion: 10 to 20 s), so threads
+    draw pieces in parallel. Each piece has a generator seeded by (seed, name, piece): values do not
     depend on the number of threads.
     """
     for name, parameter in model.named_parameters():

@@ -1,8 +1,8 @@
 """The language model's head and its cross entropy in one, a chunk of rows at a time.
 
 With a vocabulary of 128256, float32 logits of 8192 tokens and what autograd keeps of them would
-take 12 to 17 GB. Here each chunk's gradients are computed as soon as its logits exist, so only one
-chunk's logits are alive, and nothing is computed twice.
+take 12 to 17 GB. Here each chunk's gradients are computed as soon as its logits exist: only one
+chunk's logits exist at a time, and nothing is computed twice.
 
 Shapes: N rows (tokens), H hidden width, V vocabulary.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 IGNORED = -100
-"""A target that counts for nothing."""
+"""The target of a position that does not count."""
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -35,7 +35,8 @@ def linear_cross_entropy(
     `chunk_rows`: see model_check.config.derived.loss_chunk_rows.
     """
     dtype = compute_dtype(weight_VH)
-    if not torch.is_grad_enabled():  # a parameter would still say that it wants its gradient
+    # A parameter asks for its gradient even where gradients are off.
+    if not torch.is_grad_enabled():
         weight_VH = weight_VH.detach()
     with torch.autocast(hidden_NH.device.type, enabled=False):
         total: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
@@ -54,14 +55,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         chunk_rows: int,
     ) -> Tensor:
-        wanted = any(ctx.needs_input_grad)
+        with_gradient = any(ctx.needs_input_grad)
         weight = weight_VH.to(dtype)
-        hidden_grad = torch.empty_like(hidden_NH) if wanted else None
+        hidden_grad = torch.empty_like(hidden_NH) if with_gradient else None
         total, weight_grad = None, None
         for start in range(0, len(targets_N), chunk_rows):
             rows = slice(start, start + chunk_rows)
             hidden, targets = hidden_NH[rows].to(dtype), targets_N[rows]
-            loss, logits_grad = _loss_and_gradient(hidden @ weight.T, targets, wanted)
+            loss, logits_grad = _loss_and_gradient(hidden @ weight.T, targets, with_gradient)
             total = loss if total is None else total + loss
             if hidden_grad is not None and logits_grad is not None:
                 ignored = (targets == IGNORED)[:, None]  # masked here: H is narrower than V
@@ -82,9 +83,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _loss_and_gradient(
-    logits_NV: Tensor, targets_N: Tensor, wanted: bool
+    logits_NV: Tensor, targets_N: Tensor, with_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Summed loss of one chunk and, where `wanted`, its gradient by the logits in their dtype.
+    """Summed loss of one chunk; `with_gradient`: also its gradient by the logits, in their dtype.
 
     Written out: autograd would keep the log-probabilities, fill a second [N, V] with zeros and
     write a third (one CPU thread, V 8192: the head's step 279 ms with it, 165 ms without).
@@ -94,7 +95,7 @@ def _loss_and_gradient(
     del exact
     index = torch.arange(len(targets_N), device=targets_N.device), targets_N.clamp(min=0)
     loss = -log_p_NV[index].masked_fill(targets_N == IGNORED, 0.0).sum()
-    if not wanted:
+    if not with_gradient:
         return loss, None
     minus_one = torch.full_like(log_p_NV[0, :1], -1.0)
     gradient_NV = log_p_NV.exp_().index_put_(index, minus_one, accumulate=True)
@@ -104,8 +105,7 @@ def _loss_and_gradient(
 def _add_product(
     total_VH: Tensor | None, logits_grad_NV: Tensor, hidden_NH: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """total + logits_grad.T @ hidden, in `dtype`; in place, and in one kernel where there is
-    one."""
+    """total + logits_grad.T @ hidden in `dtype`, in place; one kernel if the dtypes are equal."""
     if total_VH is None:
         return (logits_grad_NV.T @ hidden_NH).to(dtype)
     if logits_grad_NV.dtype == dtype:

@@ -112,7 +112,7 @@ def test_the_best_is_that_of_one_split(tiny_run: MakeRun, asked: str | None, dec
     marks = [e.best for e in evaluations(run) if e.split == decides]
     assert marks == [loss < min(losses[:n], default=9e9) for n, loss in enumerate(losses)]
     assert not any(e.best for e in evaluations(run) if e.split != decides)
-    progress = run.trainer.state.progress
+    progress = run.trainer.state.progress.validation
     assert progress.best_val_loss == min(losses)
     assert progress.best_step == losses.index(min(losses)) + 1
 

@@ -16,11 +16,11 @@ def settings_with(**training: Any) -> Settings:
 
 
 def test_the_cpu_allocator_is_understood(tiny_run: Callable[..., Any]) -> None:
-    here = tiny_run().trainer.context
+    context = tiny_run().trainer.context
     expected = r"needs about .* GiB: weights .*batch_size \(3\).*gradient_checkpointing=true"
     with (
         pytest.raises(OutOfMemory, match=expected) as caught,
-        explained(settings_with(batch_size=3), here),
+        explained(settings_with(batch_size=3), context),
     ):
         torch.empty(2**60)
     assert caught.value.exit_code == 1
@@ -32,12 +32,13 @@ def test_a_setting_that_is_on_already_is_not_advised(tiny_run: Callable[..., Any
     with pytest.raises(OutOfMemory) as caught, explained(settings, tiny_run().trainer.context):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12 GiB.\nmore")
     assert "gradient_checkpointing" not in str(caught.value)
+    assert "out of memory on cpu, where this run needs about" in str(caught.value)
     assert "Tried to allocate 12 GiB." in str(caught.value)
 
 
 def test_other_failures_pass_unchanged(tiny_run: Callable[..., Any]) -> None:
-    here = tiny_run().trainer.context
-    with pytest.raises(RuntimeError, match="shapes cannot"), explained(Settings(), here):
+    context = tiny_run().trainer.context
+    with pytest.raises(RuntimeError, match="shapes cannot"), explained(Settings(), context):
         torch.ones(2, 3) @ torch.ones(2, 3)
 
 
@@ -52,8 +53,8 @@ def test_a_snapshot_is_a_plain_pickle(tmp_path: Path) -> None:
 def test_a_gpu_that_is_full_leaves_a_snapshot(tiny_run: Callable[..., Any]) -> None:
     import dataclasses
 
-    here = dataclasses.replace(tiny_run().trainer.context, device=torch.device("cuda"))
+    context = dataclasses.replace(tiny_run().trainer.context, device=torch.device("cuda"))
     expected = r"Memory snapshot: .*oom_memory\.pickle"
-    with pytest.raises(OutOfMemory, match=expected), explained(Settings(), here):
+    with pytest.raises(OutOfMemory, match=expected), explained(Settings(), context):
         torch.empty(2**50, device="cuda")
-    assert (here.directory / "oom_memory.pickle").is_file()
+    assert (context.directory / "oom_memory.pickle").is_file()

@@ -8,7 +8,7 @@ import torch
 from model_check.config.load import Request, load, to_json
 from model_check.config.precision import precision
 from model_check.config.schema import TrainingSettings
-from model_check.engine.precision import compute_dtype
+from model_check.engine.device import compute_dtype
 from model_check.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -221,8 +221,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(start: Start, argument: str, mess
 def test_no_more_threads_is_one_line_that_names_the_limits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    here = Process(WorkerEnv.from_environ({}), Kept(), Console(), StopSignal(), Meter())
-    ending = ending_of(RuntimeError("can't start new thread"), here)
+    process = Process(WorkerEnv.from_environ({}), Kept(), Console(), StopSignal(), Meter())
+    ending = ending_of(RuntimeError("can't start new thread"), process)
     assert ending.exit_code == 1
     told = capsys.readouterr().err.splitlines()
     assert told == [f"error: {ending.error}"]

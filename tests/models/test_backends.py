@@ -11,7 +11,7 @@ from model_check.config.load import Request, load
 from model_check.errors import ConfigError
 from model_check.models.attention import BACKENDS, FLASH_MODULES, eager, flash_function
 from model_check.models.backends import (
-    Wanted,
+    KernelNeeds,
     _best,
     _generation_obstacle,
     _newest_flash,
@@ -90,11 +90,11 @@ def test_a_package_that_cannot_be_deterministic_is_refused_where_bits_count(
     packages: Path,
 ) -> None:
     write(packages / "flash_attn" / "__init__.py", deterministic=False)
-    wanted = Wanted(CUDA, torch.bfloat16, deterministic=True, documents=False)
+    wanted = KernelNeeds(CUDA, torch.bfloat16, deterministic=True, documents=False)
     assert "system.deterministic=false" in str(_obstacle("flash_attn_2", wanted))
 
 
-class OnHopper(Wanted):
+class OnHopper(KernelNeeds):
     """What is wanted of an H100, wherever the test runs."""
 
     capability = HOPPER

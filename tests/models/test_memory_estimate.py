@@ -14,7 +14,6 @@ from model_check.config.memory import (
     advice,
     block_activations,
     estimate_memory,
-    estimate_memory_bytes,
 )
 from model_check.config.schema import Settings, TrainingSettings
 from model_check.config.shape import geometry
@@ -66,7 +65,7 @@ TRAIN = """
 import sys, torch
 from model_check.config.load import Request, load
 from model_check.config.shape import geometry
-from model_check.config.memory import estimate_memory_bytes
+from model_check.config.memory import estimate_memory
 from model_check.engine.metrics import peak_memory_bytes
 from model_check.engine.optim import AdamW
 from model_check.models.attention import BACKENDS
@@ -82,7 +81,7 @@ for _ in range(2):
     for _ in range(settings.training.grad_accum_nums):
         model(batch, batch).backward()
     optimizer.step(1e-3, torch.tensor(False), None)
-print(estimate_memory_bytes(settings, "cpu") / peak_memory_bytes())
+print(estimate_memory(settings, "cpu").total / peak_memory_bytes())
 """
 
 
@@ -113,7 +112,8 @@ def test_the_default_workload_fits_an_80_gib_gpu_and_its_parts_add_up() -> None:
     estimate = estimate_memory(Settings(), "cuda")
     assert estimate.weights == 4 * 1_923_125_248 + 2 * 1_397_751_808
     assert estimate.moments == 8 * 1_923_125_248
-    assert estimate.total == estimate_memory_bytes(Settings(), "cuda")
+    parts = (estimate.weights, estimate.gradients, estimate.moments, estimate.activations)
+    assert estimate.total == sum(parts) + estimate.temporaries + estimate.runtime
     assert 30 < estimate.total / 2**30 < 50
     assert estimate.describe().startswith(f"{estimate.total / 2**30:.1f} GiB: weights ")
 
@@ -133,7 +133,7 @@ def test_every_way_out_that_is_advised_makes_it_smaller(name: str, less: int, mo
         Settings(training=msgspec.structs.replace(TrainingSettings(), **{name: value}))
         for value in (less, more)
     )
-    assert estimate_memory_bytes(small, "cuda") < estimate_memory_bytes(large, "cuda")
+    assert estimate_memory(small, "cuda").total < estimate_memory(large, "cuda").total
 
 
 def test_advice_names_only_what_can_still_be_changed(settings: Make) -> None:

@@ -1,1 +1,1 @@
-"""What is told of a run: events, scalars, TensorBoard, W&B, profiles."""
+"""What a run reports: events, scalars, TensorBoard, W&B, profiles."""

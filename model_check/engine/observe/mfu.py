@@ -1,8 +1,8 @@
 """Model FLOPs utilisation: the share of a device's peak that the model's own arithmetic takes.
 
-Counted are the matrix products of forward and backward pass, 6 FLOPs a parameter and token (Kaplan
-et al. 2020, section 2.1), without the embedding, which is a lookup, and attention's two products.
-Work that is done twice (checkpointing) counts once. Two conventions, always named:
+It counts the matrix products of forward and backward pass, 6 FLOPs a parameter and token (Kaplan et
+al. 2020, section 2.1), without the embedding, which is a lookup, and the two products of attention.
+Work that is done twice (checkpointing) counts once. There are two conventions, always named:
 
 - full: attention as if every token saw every other, 12 L H D T a token (Chowdhery et al. 2022,
   PaLM, appendix B); what most published figures use.
@@ -15,8 +15,8 @@ import torch
 
 from model_check.config.shape import Geometry
 
-# Dense bfloat16 tensor-core TFLOP/s, by the name that the driver gives; float16 has the same. The
-# source of each was looked up, often a copy of NVIDIA's sheet; a GPU without one is not here.
+# Dense bfloat16 tensor-core TFLOP/s, by the driver's name of the GPU; float16 has the same. Each
+# has a source, often a copy of NVIDIA's sheet; a GPU without a source is not here.
 _PEAK_TFLOPS = {
     "NVIDIA A100-SXM4-40GB": 312.0,  # A100 data sheet and product page, SXM and PCIe alike
     "NVIDIA A100-SXM4-80GB": 312.0,
@@ -50,7 +50,7 @@ def flops_per_token(shape: Geometry, context_length: int) -> FlopsPerToken:
 
 
 def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
-    """FLOP/s; None where the table has no source, or products are in float32."""
+    """FLOP/s; None for a GPU that is not in the table, and for float32."""
     tflops = _PEAK_TFLOPS.get(device_name) if dtype != torch.float32 else None
     return None if tflops is None else tflops * 1e12
 

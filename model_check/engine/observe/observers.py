@@ -66,6 +66,5 @@ def _wandb_run(settings: Settings, context: RunContext) -> WandbRun:
         group=context.identity.run_name,
         name=context.identity.worker,
         mode=settings.logging.wandb,
-        directory=Path(),
     )
     return WandbRun(place, msgspec.to_builtins(settings), context.channels.say)

@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ class WandbPlace:
     name: str
     mode: str
     """`online` or `offline`."""
-    directory: Path
+    dir: str = "."
     """Its files go into `wandb/` here."""
 
 
@@ -92,17 +92,12 @@ class WandbRun(RunObserver):
         self._say(f"W&B: {self._run.url or self._run.dir} ({self._place.mode})")
 
     def _init(self, wandb: Any) -> Any:
-        place = self._place
         return wandb.init(
-            project=place.project,
-            group=place.group,
-            name=place.name,
-            mode=place.mode,
-            dir=str(place.directory),
+            **asdict(self._place),
             config=dict(self._config),
             id=self._kept.get("wandb_id"),
             resume="allow",
-            # Nothing but what we log: no output, no source, no environment.
+            # It sends what we log, and nothing else: no output, no source, no environment.
             settings=wandb.Settings(
                 console="off", disable_git=True, save_code=False, x_disable_meta=True, silent=True
             ),

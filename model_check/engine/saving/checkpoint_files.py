@@ -1,4 +1,4 @@
-"""The checkpoints of one directory: their names, which is the newest, which may go."""
+"""The checkpoints of one directory: their names, which is the newest, which may be removed."""
 
 import fcntl
 import os
@@ -13,12 +13,12 @@ _STEP = re.compile(r"step_(0|[1-9]\d*)\.pt")
 _LEFTOVER = re.compile(r"\.(last|best|(nan_grad_)?step_\d+)\.pt\.\w+\.tmp")
 _WORKER = re.compile(r"[cg]pu\d+\w*")
 _LEFTOVER_AGE_S = 10.0
-"""A younger one may belong to a writer that has not locked it yet."""
+"""A younger file may belong to a writer that has not locked it yet."""
 
 
 def checkpoint_directory(parent: str, supervised: bool, worker: str) -> Path:
-    """`parent` for a worker that was started by hand, else a directory of its own: launchers that
-    run side by side, with a GPU each, share no path either."""
+    """`parent` for a worker that was started by hand, else a directory of its own. Launchers that
+    run at the same time, with a GPU each, then share no path either."""
     directory = Path(parent)
     return directory / worker.lower() if supervised else directory
 
@@ -35,13 +35,13 @@ def steps_of(path: Path) -> int | None:
 
 def newest_first(directory: Path) -> list[Path]:
     """`last.pt` and every `step_N.pt`, by the time of writing: an earlier run may have left higher
-    numbers here. `best.pt` is where nobody stopped, so it is not among them."""
+    numbers here. `best.pt` is not among them: no run ended there."""
     return [path for *_, path in sorted(_written(directory), reverse=True)]
 
 
 def directories_beside(directory: Path, worker: str, before: float) -> list[Path]:
-    """Those of other workers that have checkpoints from `before` (seconds since the epoch): later
-    ones may be of this very run, whose workers do not wait for each other."""
+    """Directories of other workers with checkpoints from `before` (seconds since the epoch). Later
+    checkpoints may be of this run: its workers do not wait for each other."""
     parent = directory.parent if directory.name == worker.lower() else directory
     others = [
         path
@@ -52,8 +52,8 @@ def directories_beside(directory: Path, worker: str, before: float) -> list[Path
 
 
 def keep_earlier(path: Path) -> Path | None:
-    """Move an earlier run's file out of the way of ours: `last.pt` is then `last.earlier.pt`, in
-    place of an older one of that name. None: there was none. Raises OSError."""
+    """Rename the file of an earlier run: `last.pt` becomes `last.earlier.pt`, and replaces an older
+    one of that name. None: there was no such file. Raises OSError."""
     earlier = path.with_name(f"{path.stem}.earlier{path.suffix}")
     try:
         path.rename(earlier)
@@ -63,18 +63,18 @@ def keep_earlier(path: Path) -> Path | None:
 
 
 def _written(directory: Path) -> list[tuple[int, int, Path]]:
-    """When, which step, which file: what a run could go on from."""
+    """(time of writing, step, file) of each checkpoint that a run can resume."""
     found = []
     for path in directory.iterdir() if directory.is_dir() else ():
         if path.name == LAST or steps_of(path) is not None:
-            with suppress(FileNotFoundError):  # somebody's keep_last has just removed it
+            with suppress(FileNotFoundError):  # another process has just removed it (keep_last)
                 found.append((_written_ns(path), steps_of(path) or 0, path))
     return found
 
 
 def _written_ns(path: Path) -> int:
-    """Of a link that leads nowhere, its own time: it is told, not passed over in silence. Raises
-    FileNotFoundError where not even that is there."""
+    """Time of writing; of a broken link its own, so that the link is reported and not skipped in
+    silence. Raises FileNotFoundError where there is no link either."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -82,7 +82,7 @@ def _written_ns(path: Path) -> int:
 
 
 def sweep_leftovers(directory: Path) -> None:
-    """Remove what writers left that were killed in the middle of a file: nobody holds its lock."""
+    """Remove the partial files of writers that were killed: no process holds their locks."""
     for path in directory.glob(".*.tmp") if directory.is_dir() else ():
         if _LEFTOVER.fullmatch(path.name):
             with suppress(OSError):
@@ -91,6 +91,6 @@ def sweep_leftovers(directory: Path) -> None:
 
 def _remove_if_dead(path: Path) -> None:
     with path.open("r+b") as leftover:
-        fcntl.flock(leftover, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: somebody writes it
+        fcntl.flock(leftover, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: a process writes it
         if time.time() - os.fstat(leftover.fileno()).st_mtime > _LEFTOVER_AGE_S:
             path.unlink()

@@ -30,7 +30,7 @@ def resume(state: TrainingState, wanted: str, saver: Saver, context: RunContext)
     _refuse_another_run(path, saved, state)
     _refuse_to_profile_the_past(saved["step"], state.settings)
     state.restore(saved)
-    saver.adopt(path, saved.get("kept", []))  # an alarm's checkpoint says nothing of others
+    saver.adopt(path, saved.get("kept", []))  # an alarm's checkpoint names no others
     before = saved["settings"]
     if other := [*forbidden(before, state.settings), *changes(before, state.settings)]:
         say(f"Resumed with other settings: {', '.join(other)}")
@@ -38,7 +38,8 @@ def resume(state: TrainingState, wanted: str, saver: Saver, context: RunContext)
 
 
 def find(wanted: str, context: RunContext) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint that `wanted` means, verified and read. Raises CheckpointError."""
+    """The checkpoint that `wanted` means, verified and read; None: auto, and there is none. Raises
+    CheckpointError."""
     path, directory, say = Path(wanted), context.directory, context.channels.say
     if wanted == AUTO:
         if found := _newest_sound(directory, say):
@@ -97,7 +98,7 @@ def _newest_sound(directory: Path, say: Say) -> tuple[Path, dict[str, Any]] | No
 
 @contextmanager
 def _reading(directory: Path) -> Iterator[None]:
-    """Raises CheckpointError where the names of checkpoints cannot be read."""
+    """Turn the failure to list a directory into CheckpointError."""
     try:
         yield
     except OSError as error:

@@ -1,5 +1,5 @@
-"""Writes a run's checkpoints: beside training where asked for, one after the other, and removes the
-old ones of this very run."""
+"""Writes the checkpoints of a run, one at a time, in a thread where asked for; removes old ones of
+this run, and of no other."""
 
 import threading
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from model_check.errors import StorageError
 
 
 class Saver:
-    """Entered for as long as the run lasts; on leaving it waits for what is being written."""
+    """A context for as long as the run lasts. On leaving, it waits for the write under way."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class Saver:
     ) -> None:
         self.directory = directory
         self._interval, self._keep_last = training.save_interval, training.keep_last
-        # On a CPU the copy and its writer take from training what they save it (docs/log.md).
+        # On a CPU the copy and its thread cost training as much as they save (docs/log.md).
         on_gpu = device.type != "cpu"
-        self._beside = on_gpu if training.async_save is None else training.async_save
+        self._in_thread = on_gpu if training.async_save is None else training.async_save
         self._say = say
         self._thread: threading.Thread | None = None
         self._failure: StorageError | None = None
@@ -40,7 +40,7 @@ class Saver:
         self._own: set[Path] = set()
         """What this run has written."""
         self._goes_on = False
-        """Whether what was in the directory before is this run's as well."""
+        """Whether files that were in the directory before are this run's as well."""
 
     def __enter__(self) -> Self:
         sweep_leftovers(self.directory)
@@ -52,9 +52,10 @@ class Saver:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """A run that fails for another reason keeps that reason; this one is told."""
+        """Where the run fails for another reason, that reason stays, and a failed write is
+        printed."""
         self.wait()
-        sweep_leftovers(self.directory)  # some were too young to be judged when this run began
+        sweep_leftovers(self.directory)  # some were too young when this run began
         if error is None:
             self.check()
         elif self._failure is not None:
@@ -65,8 +66,8 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def adopt(self, resumed: Path, kept: list[str]) -> None:
-        """Count the resumed checkpoint, and those that its run had kept, as this run's; not if they
-        lie elsewhere. Every other file here is somebody else's."""
+        """Count the resumed checkpoint, and those that its run had kept, as this run's, if they are
+        in this directory. Every other file here belongs to another run."""
         if resumed.parent.absolute() == self.directory.absolute():
             self._goes_on = True
             names = [name for name in (*kept, resumed.name) if Path(name).name == name]
@@ -77,41 +78,42 @@ class Saver:
         return self._interval is not None and num_done % self._interval == 0
 
     def check(self) -> None:
-        """Raises StorageError if a write has failed since."""
+        """Raises StorageError if a write has failed since the last call."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
 
     def save(self, name: str, state: dict[str, Any], *, wait: bool = False) -> Path:
-        """Write `state` as `name`. Raises StorageError, of an earlier write too.
+        """Write `state` as `name`. Raises StorageError, also for an earlier write.
 
-        `wait`: be done on return, without a copy of the state: training is over.
+        `wait`: return when it is written, without a copy of the state: training is over.
         """
         self.wait()
         self.check()
         path = self.directory / name
         self._keep_earlier(path)
         state = state | {"kept": [kept.name for kept in self._kept]}
-        if wait or not self._beside:
+        if wait or not self._in_thread:
             self._write(path, state)
         else:
             copy = snapshot(state)
-            # A daemon: a process that must end at once does not wait for a disk.
+            # A daemon: a process that must end at once must not wait for a disk.
             thread = threading.Thread(
-                target=self._write_beside, args=(path, copy), name="save", daemon=True
+                target=self._write_in_thread, args=(path, copy), name="save", daemon=True
             )
             thread.start()
             self._thread = thread
         return path
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Return when no write is under way."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def _keep_earlier(self, path: Path) -> None:
-        """What a run that was not resumed left under this name is not lost at once."""
+        """An earlier run may have left a file of this name, and this run does not resume it: keep
+        it under another name."""
         if self._goes_on or path in self._own:
             return
         with storing(path):
@@ -120,7 +122,7 @@ class Saver:
             self._say(f"An earlier run's {path.name} is kept as {earlier}")
         self._own.add(path)
 
-    def _write_beside(self, path: Path, state: dict[str, Any]) -> None:
+    def _write_in_thread(self, path: Path, state: dict[str, Any]) -> None:
         try:
             self._write(path, state)
         except StorageError as failure:
@@ -134,5 +136,5 @@ class Saver:
 
     def _remove_old(self) -> None:
         while self._keep_last is not None and len(self._kept) > self._keep_last:
-            with suppress(OSError):  # somebody else removed it
+            with suppress(OSError):  # it was removed already
                 self._kept.pop(0).unlink()
