@@ -1,4 +1,4 @@
-"""Zip archives, which checkpoints are: whole or not, by their own checksums."""
+"""Zip archives, such as checkpoints: whether they are whole, by their own checksums."""
 
 import stat
 import struct
@@ -17,13 +17,14 @@ DAMAGE = (
     OverflowError,
     KeyError,
 )
-"""What readers raise for archives that are cut off or have flipped bytes, depending on where."""
+"""The errors of readers of archives that are cut off or have flipped bytes, depending on where."""
 
 
 def damage_of(path: Path) -> str | None:
-    """What is wrong with the archive, each record held against its checksum; None: it is whole.
+    """What is wrong with the archive, each record compared with its checksum; None: it is whole.
     Raises OSError where it cannot be read."""
-    if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would be waited for
+    # A read of a pipe would wait.
+    if not stat.S_ISREG(path.stat().st_mode):
         return "not a regular file"
     try:
         with zipfile.ZipFile(path) as archive:

@@ -1,4 +1,4 @@
-"""Files that others read appear whole: written beside, synced, renamed into place."""
+"""Files that appear whole for readers: written under another name, synced, renamed into place."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from model_check.utils.held import hold
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """Replace `path` by a file holding `data`; a reader sees the old content or the new, never a
+    """Replace `path` by a file that holds `data`. A reader sees the old content or the new, never a
     part.
 
     Raises OSError (disk full, no permission); the old file then stays as it was.
@@ -21,21 +21,20 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` to write to; on success it is synced and renamed over `path`,
-    else removed."""
+    """Yield a path in the same directory to write to. On success it is synced and renamed over
+    `path`, else removed. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
-    beside.touch(
-        exist_ok=False
-    )  # not by `tempfile`: the launcher's start would wait for its import
+    # Not by `tempfile`, for whose import the launcher's start would wait.
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+    temporary.touch(exist_ok=False)
     try:
-        yield beside
-        sync(beside)
-        beside.replace(path)
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
         sync(path.parent)
     except BaseException:
         with suppress(FileNotFoundError):
-            beside.unlink()
+            temporary.unlink()
         raise
 
 

@@ -1,10 +1,10 @@
-"""Directories held by their descriptor, where other users may write, too.
+"""Directories held by their descriptor, for places where other users may write, too.
 
 A user who may write to a directory may rename, replace or link any name in it at any moment: a path
-that was looked at leads elsewhere when it is used. Here a name is one component, looked up in a
-directory that is held. A link is followed only where nobody else can have made it. What is no plain
-file is not opened: a pipe would block, a hard link is somebody's file elsewhere. Every method
-raises OSError.
+that was checked may lead elsewhere when it is used. Here a name is one component, looked up in a
+directory that is held. A link is followed only where no other user can have made it. Only plain
+files are opened: a pipe would block, and a hard link may be a file elsewhere. Every method raises
+OSError.
 """
 
 import errno
@@ -20,11 +20,11 @@ _LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 OTHERS_WRITE = 0o022
 _DEEPEST = 10_000
-"""Levels of directories that are removed; ours are two deep."""
+"""Levels of directories that are removed. Ours are two deep."""
 
 
 class NotPlainError(OSError):
-    """A name leads to a link, a pipe, or whatever else is not opened here."""
+    """A name leads to a link, a pipe, or something else that is not opened here."""
 
 
 class HeldDirectory:
@@ -53,7 +53,7 @@ class HeldDirectory:
     # Directories
 
     def directory(self, *names: str) -> "HeldDirectory":
-        """A directory below: NotPlainError for a link that somebody else may have made."""
+        """A directory below. Raises NotPlainError for a link that another user may have made."""
         if not names:
             return HeldDirectory(os.dup(self.descriptor), self.path)
         held = HeldDirectory(self._open_directory(names[0]), self.path / names[0])
@@ -63,12 +63,12 @@ class HeldDirectory:
             return held.directory(*names[1:])
 
     def directory_or_own_link(self, name: str) -> "HeldDirectory":
-        """Like `directory`, in a directory of the user's own choice: a link that we, root or, if
-        nobody else may write to it, its owner made is followed."""
+        """Like `directory`, in a directory of the user's own choice. It follows a link that we or
+        root made, or, if no other user may write to the directory, its owner."""
         return HeldDirectory(self._open_directory(name, own=True), self.path / name)
 
     def make_directory(self, name: str, mode: int = 0o777) -> None:
-        """Raises FileExistsError for whatever has that name."""
+        """Raises FileExistsError if anything has that name."""
         os.mkdir(_component(name), mode, dir_fd=self.descriptor)
 
     def _open_directory(self, name: str, *, own: bool = False) -> int:
@@ -92,7 +92,8 @@ class HeldDirectory:
     # Links
 
     def _target(self, name: str, *, own: bool = False) -> str | None:
-        """Where a link leads that is followed; None for any other, and for what is no link."""
+        """The target of a link that may be followed; None for other links and for what is not a
+        link."""
         link = os.open(_component(name), os.O_PATH | _LINK, dir_fd=self.descriptor)
         try:
             status = os.fstat(link)
@@ -102,8 +103,8 @@ class HeldDirectory:
             os.close(link)
 
     def _is_followed(self, link: os.stat_result, own: bool) -> bool:
-        """`own`: as under the kernel's fs.protected_symlinks. Elsewhere the link's owner proves too
-        little: others can move a link of ours, or make a directory with links of their own."""
+        """`own`: as under the kernel's fs.protected_symlinks. Elsewhere the link's owner is not
+        enough: others can move a link of ours, or make a directory with links of their own."""
         here, ours = self.status(), (0, os.geteuid())
         private = not here.st_mode & OTHERS_WRITE
         if own:
@@ -112,7 +113,7 @@ class HeldDirectory:
 
     @contextmanager
     def _naming_link(self, name: str, target: str) -> Iterator[None]:
-        """An error of what the link leads to is not one of an entry that is not there."""
+        """An error of the link's target names the link, and does not look like an absent entry."""
         try:
             yield
         except OSError as error:
@@ -138,7 +139,7 @@ class HeldDirectory:
             os.close(listed)
 
     def lstat(self, name: str) -> os.stat_result:
-        """Of whatever has that name."""
+        """Of anything that has that name."""
         return os.stat(_component(name), dir_fd=self.descriptor, follow_symlinks=False)
 
     def plain(self, name: str) -> os.stat_result:
@@ -157,7 +158,7 @@ class HeldDirectory:
         return False
 
     def leads_to(self, name: str, status: os.stat_result) -> bool:
-        """Whether a name still is that very file or directory."""
+        """Whether a name still leads to the same file or directory."""
         with suppress(FileNotFoundError):
             return os.path.samestat(self.lstat(name), status)
         return False
@@ -173,13 +174,13 @@ class HeldDirectory:
         return os.fdopen(self._open_plain(name, os.O_WRONLY | os.O_APPEND), "ab")
 
     def create(self, name: str) -> BufferedWriter:
-        """A new file, to write; whatever had its name loses it."""
+        """A new file, to write. Anything that had its name is unlinked."""
         with suppress(FileNotFoundError):
             self.unlink(name)
         return self.create_first(name)
 
     def create_first(self, name: str) -> BufferedWriter:
-        """A new file, to write: FileExistsError for whatever has that name."""
+        """A new file, to write. Raises FileExistsError if anything has that name."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
         return os.fdopen(os.open(_component(name), flags, 0o666, dir_fd=self.descriptor), "wb")
 
@@ -192,18 +193,18 @@ class HeldDirectory:
             return file.read(size)
 
     def replace(self, name: str, content: bytes) -> None:
-        """A reader sees the old content or the new, never a part; synced."""
-        beside = f".{name}.{os.urandom(8).hex()}.tmp"
+        """Synced. A reader sees the old content or the new, never a part."""
+        temporary = f".{name}.{os.urandom(8).hex()}.tmp"
         try:
-            with self.create(beside) as file:
+            with self.create(temporary) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            self.rename(beside, self, name)
+            self.rename(temporary, self, name)
             self.sync()
         except BaseException:
             with suppress(OSError):
-                self.unlink(beside)
+                self.unlink(temporary)
             raise
 
     def _open_plain(self, name: str, flags: int) -> int:
@@ -213,7 +214,8 @@ class HeldDirectory:
             to_read = error.errno == errno.ELOOP and not flags & os.O_WRONLY
             if to_read and (target := self._target(name)) is not None:
                 return self._open_linked(name, target, flags)
-            if error.errno in (errno.ELOOP, errno.ENXIO):  # the latter: a socket, a pipe to write
+            # ENXIO: a socket, or a pipe opened for writing.
+            if error.errno in (errno.ELOOP, errno.ENXIO):
                 raise self._refused(name, "is no plain file", error) from error
             raise
         with _closed_on_error(descriptor):
@@ -245,7 +247,7 @@ class HeldDirectory:
         os.unlink(_component(name), dir_fd=self.descriptor)
 
     def rename(self, name: str, to: "HeldDirectory", new: str) -> None:
-        """A link is renamed itself."""
+        """Of a link, the link itself."""
         names = _component(name), _component(new)
         os.rename(*names, src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
 
@@ -253,31 +255,32 @@ class HeldDirectory:
         os.fsync(self.descriptor)
 
     def remove(self, name: str) -> None:
-        """Whatever has that name, and all that is in it. Of a link, the link."""
+        """Remove anything that has that name, and all that is in it. Of a link, the link itself."""
         if (held := self._directory_or_unlinked(name)) is not None:
             with held:
                 self.remove_held(held)
 
     def remove_held(self, held: "HeldDirectory") -> None:
-        """A directory of this one, if its name still leads to it, and all that is in it."""
+        """Remove a directory of this one with all that is in it, if its name still leads to it."""
         if self.leads_to(held.path.name, held.status()):
             held.clear()
             os.rmdir(held.path.name, dir_fd=self.descriptor)
 
     def clear(self) -> None:
-        """Remove all that is in this directory, one level after the other and without recursion:
-        another user may have nested directories a thousand deep."""
+        """Remove all that is in this directory, level by level, not by recursion: another user may
+        have nested directories a thousand deep."""
         for _ in range(_DEEPEST):
             names = self.names()
             if not names:
                 return
             for name in names:
-                with suppress(FileNotFoundError):  # somebody else removes it, too
+                # Another process may remove it at the same time.
+                with suppress(FileNotFoundError):
                     self._flatten(name)
         raise OSError(errno.EINVAL, f"directories in directories, more than {_DEEPEST:,} deep")
 
     def _flatten(self, name: str) -> None:
-        """Remove a file, or a directory, whose directories come up into this one."""
+        """Remove a file, or a directory after its own directories were moved into this one."""
         held = self._directory_or_unlinked(name)
         if held is None:
             return
@@ -290,7 +293,7 @@ class HeldDirectory:
             os.rmdir(name, dir_fd=self.descriptor)
 
     def _directory_or_unlinked(self, name: str) -> "HeldDirectory | None":
-        """None: it was none, and is gone."""
+        """None: it was not a directory, and is unlinked."""
         try:
             return HeldDirectory(self._open_no_link(name), self.path / name)
         except NotPlainError:
@@ -299,14 +302,15 @@ class HeldDirectory:
 
 
 def hold(path: Path) -> HeldDirectory:
-    """A directory at a path of the user's own choice: links in it are followed, once, here."""
+    """A directory at a path of the user's own choice. Links in the path are followed once, here."""
     return HeldDirectory(_open_directory(str(path), 0, None), path)
 
 
 def _open_directory(path: str, flags: int, directory: int | None) -> int:
     try:
         return os.open(path, os.O_RDONLY | flags | _DIRECTORY, dir_fd=directory)
-    except PermissionError:  # one that may be passed through, not listed
+    # It may be passed through, but not listed.
+    except PermissionError:
         return os.open(path, os.O_PATH | flags | _DIRECTORY, dir_fd=directory)
 
 
@@ -328,7 +332,7 @@ def _plain(status: os.stat_result) -> os.stat_result:
 
 
 def _component(name: str) -> str:
-    """Manifests of others name files: `../../x` is none."""
+    """Manifests of other users name files, and may name `../../x`."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise _not_plain("is no name of a file here")
     return name

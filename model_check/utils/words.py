@@ -1,7 +1,9 @@
 """Parts of messages."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+Say = Callable[[str], None]
+"""Takes one line for people."""
 _NUM_NAMED = 4
 
 
