@@ -6,7 +6,8 @@ The launcher runs it once before the workers start; by hand it prepares a machin
 
 import signal
 
-if __name__ == "__main__":  # a notice to the run, not to us: one to the whole job kills nobody
+# These signals are notices to the run, and a scheduler sends them to the whole job.
+if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
 
 import io
@@ -47,20 +48,22 @@ is ever found by others, and the same command goes on from there).
 
 
 class Stopped(BaseException):
-    """A signal asked us to end."""
+    """A signal asked this process to end."""
 
 
 def main(argv: Sequence[str]) -> int:
     _stop_on_signals()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal's encoding lacks
+    # A name may have characters that the terminal's encoding lacks.
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         arguments = _parser().read(argv)
         request = settings_request(arguments, os.environ, tool_flags(arguments))
         settings = load(request, _has_gpu).settings
-        if _keep_house(arguments, settings):
+        if _looked_after_cache(arguments, settings):
             return 0
-        weights_directory(settings, _say)  # fetched here, once: workers only ever open it
+        # Fetched here, once: workers only open it.
+        weights_directory(settings, _say)
         prepared = prepare(settings, _say, _bar if sys.stdout.isatty() else None)
         if arguments.result is not None:
             _write_result(arguments.result, prepared)
@@ -70,8 +73,10 @@ def main(argv: Sequence[str]) -> int:
     except ModelCheckError as error:
         print(printable_lines(f"error: {error}"), file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+    # `| head` has read enough.
+    except BrokenPipeError:
+        # For the flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_SIGNAL_BASE + signal.SIGPIPE
     except Stopped as stop:
         name = signal.Signals(stop.args[0]).name
@@ -111,12 +116,14 @@ def _parser() -> Parser:
     return parser
 
 
-def _keep_house(arguments: Namespace, settings: Settings) -> bool:
-    """Whether the command line asks for that, instead of data. Raises UsageError, StorageError."""
+def _looked_after_cache(arguments: Namespace, settings: Settings) -> bool:
+    """Do what --list, --verify or --gc ask for. False: none was given. Raises UsageError,
+    DataError, StorageError."""
     if arguments.older_than is not None and not arguments.gc:
         raise UsageError("--older-than: is for --gc alone")
     older_than = UNUSED_DAYS if arguments.older_than is None else arguments.older_than
-    if not older_than >= 0:  # nan is not
+    # Written so that nan is refused, too.
+    if not older_than >= 0:
         raise UsageError(f"--older-than {older_than:g}: days, 0 or more")
     cache = cache_root(settings)
     if settings.data.output_dir is None and read_metadata(Path(settings.data.dataset).expanduser()):
@@ -131,15 +138,15 @@ def _keep_house(arguments: Namespace, settings: Settings) -> bool:
 
 
 def _has_gpu() -> bool:
-    """Only chooses between presets when none is named, so the driver's device file and the mask are
-    enough; the launcher passes settings that are resolved already."""
+    """Only chooses the preset when none is named, so the driver's device file and the mask are
+    enough. The launcher passes settings that are resolved already."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
     return Path("/dev/nvidiactl").exists() and not hidden
 
 
 def _stop_on_signals() -> None:
-    """The first SIGTERM or SIGINT unwinds, so that unfinished work goes; a second one kills. SIGINT
-    stays ignored where it was: a job in a shell's background."""
+    """The first SIGTERM or SIGINT unwinds, so that unfinished work is removed; a second one kills.
+    SIGINT stays ignored if it was: this is a job in a shell's background."""
 
     def stop(signum: int, frame: FrameType | None) -> None:
         signal.signal(signum, signal.SIG_DFL)
@@ -148,7 +155,8 @@ def _stop_on_signals() -> None:
     signal.signal(signal.SIGTERM, stop)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, stop)
-    for signum in (signal.SIGUSR1, signal.SIGUSR2):  # nor to the processes that we start
+    # Ignored, since the processes that we start inherit that.
+    for signum in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from model_check.data.build.request import CacheRequest
 from model_check.data.build.splits import view_of
-from model_check.data.build.wanted import Wanted
 from model_check.data.cache.publish import write_synced
 from model_check.data.read.manifest import (
     DOCUMENTS,
@@ -72,7 +72,7 @@ class Random:
 
 def make_cache(root: Path, num_tokens: int) -> Path:
     """A whole entry of random tokens; its view's path."""
-    wanted = Wanted(root, Random(), Random(), CONTEXT_LENGTH, None)
+    wanted = CacheRequest(root, Random(), Random(), CONTEXT_LENGTH, None)
     wanted.store.mkdir(parents=True)
     wanted.view.mkdir()
     with hold(wanted.store) as store, hold(wanted.view) as directory:
@@ -82,7 +82,7 @@ def make_cache(root: Path, num_tokens: int) -> Path:
     return wanted.view
 
 
-def write_store(wanted: Wanted, store: HeldDirectory, num_tokens: int) -> TokensManifest:
+def write_store(wanted: CacheRequest, store: HeldDirectory, num_tokens: int) -> TokensManifest:
     random = np.random.default_rng(0)
     files: dict[str, FileEntry] = {}
     for number in range(-(-num_tokens // SHARD_TOKENS)):

@@ -95,8 +95,8 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def fetch_config(repo: str, offline: bool) -> Path:
-    """The config.json of a hub model, by huggingface_hub in a child process."""
-    command = [sys.executable, "-P", "-m", "model_check.data.sources.fetch", repo, "config.json"]
+    """A hub model's config.json, through huggingface_hub in a process of its own."""
+    command = [sys.executable, "-P", "-m", "model_check.data.sources.hub", repo, "config.json"]
     paths = (str(_ROOT), os.environ.get("PYTHONPATH", ""))
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     if offline:

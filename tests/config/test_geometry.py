@@ -104,7 +104,7 @@ def test_a_hub_id_is_fetched_through_the_seam(directory: Path) -> None:
 
 def test_a_hub_id_that_cannot_be_had_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
-    with pytest.raises(ConfigError, match=r"^model\.geometry: org/nowhere: is not in") as caught:
+    with pytest.raises(ConfigError, match=r"^model\.geometry: org/nowhere: its config") as caught:
         loaded("model.geometry=org/nowhere")
     assert "\n" not in str(caught.value)
 

@@ -13,15 +13,15 @@ from typing import Any
 
 from tokenizers import Tokenizer, normalizers
 
-from model_check.data.build.filling import How
+from model_check.data.build.build import BuildOptions
 from model_check.data.build.make import make
-from model_check.data.build.wanted import Wanted
+from model_check.data.build.request import CacheRequest
 from model_check.data.cache.memo import Memo
 from model_check.data.sources.local_text import LocalSource
 from model_check.data.sources.source import Source
 from model_check.data.tokenizers.tokenizer import TextTokenizer
 
-ONE_DOCUMENT_A_TASK = How(save_every_s=0.0, task_bytes=1)
+ONE_DOCUMENT_A_TASK = BuildOptions(save_every_s=0.0, task_bytes=1)
 
 
 def wait_at_the_gate() -> None:
@@ -59,8 +59,8 @@ class Choice:
         return self.tokenizer
 
 
-def wanted(root: Path, text: Path, choice: Choice) -> Wanted:
-    return Wanted(root, LocalSource(text, "text", Memo(root)), choice, 16, None)
+def wanted(root: Path, text: Path, choice: Choice) -> CacheRequest:
+    return CacheRequest(root, LocalSource(text, "text", Memo(root)), choice, 16, None)
 
 
 def gate_the_rename(gate: str) -> None:

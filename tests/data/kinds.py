@@ -12,9 +12,8 @@ from functools import cache
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from model_check.data.tokenizers.byte_level import byte_letters
 from model_check.data.tokenizers.tiktoken_tokenizer import converted
-from model_check.data.tokenizers.tokenizer import END_OF_TEXT, TextTokenizer
+from model_check.data.tokenizers.tokenizer import END_OF_TEXT, TextTokenizer, byte_letters
 
 # As published in the tokenizer.json of GPT-2's and Llama 3's followers, Qwen 2, and tiktoken.
 GPT_2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from model_check.data.build.build import build_tokens
+from model_check.data.build.request import CacheRequest
 from model_check.data.build.splits import view_of
-from model_check.data.build.wanted import Wanted
 from model_check.data.read.manifest import MANIFEST, to_bytes
 from model_check.data.read.token_cache import TokenCache
 from model_check.data.read.windows import Tail
@@ -69,7 +69,7 @@ def number_cache(
     fractions: Mapping[str, float] | None = None,
 ) -> TokenCache:
     """A cache as `make` lays it out."""
-    wanted = Wanted(
+    wanted = CacheRequest(
         root=root,
         source=source,
         tokenizer=NumberChoice(),

@@ -1,33 +1,62 @@
 """Documents -> a token store in a directory of the caller's. Memory stays bounded: a few batches of
-documents, never the text. A build that was killed goes on where it had come to."""
+documents, never the whole text. A build that was killed is continued from its last note."""
 
 import sys
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, Literal
 
 import numpy as np
 
-from model_check.data.build.filling import Filling, How
-from model_check.data.build.unfinished import read
+from model_check.data.build.encode import Encoder, EncoderSpec, Task, tasks_of
+from model_check.data.build.progress import BuildProgress
+from model_check.data.build.store_writer import EncodedTask, Note, StoreWriter, last_note
+from model_check.data.build.workers import WorkerPool
 from model_check.data.cache.publish import storage_errors, write_synced
 from model_check.data.read.manifest import (
     MANIFEST,
+    MAX_UINT16_VOCAB,
     TOKENIZER,
-    FileEntry,
     TokensManifest,
     hash_of,
     to_bytes,
 )
-from model_check.data.sources.progress import Progress, Say
 from model_check.data.sources.source import Source, nothing_usable
+from model_check.data.sources.spans import PIECE_BYTES
 from model_check.data.sources.text import Repairs
+from model_check.data.tokenizers.backends import BackendName, CheckedEncoder, choose_backend
 from model_check.data.tokenizers.tokenizer import TextTokenizer
 from model_check.errors import ModelCheckError
+from model_check.utils.cores import usable_cores
 from model_check.utils.held import HeldDirectory
+from model_check.utils.words import Say
 
 SHARD_TOKENS = 1 << 23
 """16 MiB of uint16. Readers take it from the manifest."""
-AS_IT_COMES = How()
-"""In this process, with `tokenizers`."""
+_TASKS_WORTH_A_WORKER: dict[BackendName, int] = {"tokenizers": 4, "tiktoken": 8, "gigatoken": 64}
+"""A process needs 0.3 s to start, so it is not worth starting for a text that is done by then. A
+task is 2 MiB; the backends take 3 to 10, 10, and 100 MB/s. With fewer tasks there are fewer
+processes."""
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How a store is built. None of this changes a byte."""
+
+    backend: BackendName = "tokenizers"
+    num_workers: int | None = 1
+    """Processes where the text is long enough; None: one a core."""
+    save_every_s: float = 2.0
+    """Between two notes of progress: a kill loses at most the work of so long."""
+    task_bytes: int = PIECE_BYTES
+    """Text that a process gets at once."""
+    tasks_a_worker: int | None = None
+    """How many tasks are worth starting a process; None: as many as take longer than its start."""
+
+
+IN_THIS_PROCESS = BuildOptions()
 
 
 def build_tokens(
@@ -38,49 +67,102 @@ def build_tokens(
     max_tokens: int | None,
     say: Say,
     shard_tokens: int = SHARD_TOKENS,
-    how: How = AS_IT_COMES,
-    progress: Progress | None = None,
+    options: BuildOptions = IN_THIS_PROCESS,
+    progress: BuildProgress | None = None,
 ) -> TokensManifest:
-    """Fill `directory` with the store of `key`, every file synced, the manifest last; go on with
-    what it holds of that very store.
+    """Fill `directory` with the store of `key`: every file synced, the manifest last. Continues
+    what it holds of the same store.
 
     Stops after exactly `max_tokens` where given. Raises DataError (the text), StorageError (the
     disk), InternalError (a worker died).
     """
-    progress = progress or Progress(source.size_bytes, max_tokens, say)
-    found = read(directory, hash_of(key), shard_tokens, how.task_bytes)
-    tokenizer_file = write_synced(directory, TOKENIZER, tokenizer.to_json().encode())
-    if found is not None and found.tokenizer != tokenizer_file:
-        found = None
-    store = Filling(
-        directory, hash_of(key), tokenizer, tokenizer_file, max_tokens, shard_tokens, how, found
+    progress = progress or BuildProgress(source.size_bytes, max_tokens, say)
+    fresh = Note(
+        hash=hash_of(key),
+        tokenizer=write_synced(directory, TOKENIZER, tokenizer.to_json().encode()),
+        shard_tokens=shard_tokens,
+        task_bytes=options.task_bytes,
     )
-    if found is not None:
-        say(f"data: going on after {store.tokens.num_items:,} tokens, which are on the disk")
-        progress.resume(store.num_bytes, store.tokens.num_items)
-    _fill(store, source, progress, say)
+    note = last_note(directory, fresh)
+    if note is not fresh:
+        say(f"data: going on after {note.tokens.num_items:,} tokens, which are on the disk")
+        progress.resume(note.num_bytes, note.tokens.num_items)
+    dtype = dtype_for(tokenizer.vocab_size)
+    store = StoreWriter(directory, note, dtype, max_tokens, options.save_every_s)
+    try:
+        missing = encoded_tasks(store, source, tokenizer, options, say)
+        with store.tokens, store.ends, closing(missing) as tasks:
+            for num_bytes in store.write(tasks):
+                progress.advance(num_bytes, store.tokens.num_items)
+    except ModelCheckError:
+        _say_repairs(store.repairs(), say)
+        raise
     progress.finish()
     _say_repairs(store.repairs(), say)
     if not store.ends.num_items:
         raise nothing_usable(source.name, store.repairs())
-    manifest = _manifest_of(store, key, source, tokenizer, tokenizer_file, shard_tokens)
+    manifest = _manifest_of(store, key, source, tokenizer)
     write_synced(directory, MANIFEST, to_bytes(manifest))
     _remove_strays(directory, manifest)
     return manifest
 
 
-def _fill(store: Filling, source: Source, progress: Progress, say: Say) -> None:
-    try:
-        with store:
-            for num_bytes in store.fill(source, say):
-                progress.advance(num_bytes, store.tokens.num_items)
-    except ModelCheckError:
-        _say_repairs(store.repairs(), say)
-        raise
+def encoded_tasks(
+    store: StoreWriter, source: Source, tokenizer: TextTokenizer, options: BuildOptions, say: Say
+) -> Generator[EncodedTask, None, None]:
+    """What `store` lacks of the source, in order, here or by processes. Raises DataError."""
+    backend = choose_backend(options.backend, tokenizer)
+    say(f"data: tokenizing with {backend.why}")
+    encoder = Encoder(CheckedEncoder(backend, tokenizer, say), tokenizer.end_id, store.dtype)
+    missing = islice(tasks_of(source, options.task_bytes), store.note.num_tasks, None)
+    num_workers, tasks = plan_workers(missing, backend.name, options)
+    skip = store.note.num_documents
+    if num_workers < 2:
+        yield from _encoded_here(tasks, encoder, skip)
+        return
+    spec = EncoderSpec(
+        tokenizer_json=tokenizer.to_json(),
+        tokenizer_name=tokenizer.name,
+        backend=backend.name,
+        dtype=store.dtype,
+        limit=store.max_tokens,
+    )
+    with WorkerPool(num_workers, spec) as pool:
+        yield from _encoded_by(pool, tasks, encoder, skip)
+
+
+def plan_workers(
+    tasks: Iterator[Task], backend: BackendName, options: BuildOptions
+) -> tuple[int, Iterator[Task]]:
+    """(processes that have enough to do, all tasks). Fewer than two are not worth starting."""
+    most = options.num_workers or usable_cores()
+    each = options.tasks_a_worker or _TASKS_WORTH_A_WORKER[backend]
+    first = list(islice(tasks, each * most)) if most > 1 else []
+    return min(most, len(first) // each), chain(first, tasks)
+
+
+def _encoded_here(tasks: Iterable[Task], encoder: Encoder, skip: int) -> Iterator[EncodedTask]:
+    """`skip`: documents of the first task that are finished."""
+    for task in tasks:
+        repairs = Repairs()
+        yield repairs, encoder.batches(task, repairs, skip)
+        skip = 0
+
+
+def _encoded_by(
+    pool: WorkerPool, tasks: Iterable[Task], encoder: Encoder, skip: int
+) -> Iterator[EncodedTask]:
+    """By the pool, except tasks that are not bounded."""
+    for task, result in pool.results(tasks):
+        if result is None:
+            yield from _encoded_here([task], encoder, skip)
+        else:
+            yield result.repairs, [result.encoded.without(skip)]
+        skip = 0
 
 
 def _remove_strays(directory: HeldDirectory, manifest: TokensManifest) -> None:
-    """The notes of progress, and what a killed builder left that this store does not have."""
+    """The note of progress, and files of a killed builder that this store does not have."""
     with storage_errors(directory.path.parent):
         for name in directory.names():
             if name not in manifest.files and name != MANIFEST:
@@ -88,19 +170,16 @@ def _remove_strays(directory: HeldDirectory, manifest: TokensManifest) -> None:
 
 
 def _manifest_of(
-    store: Filling,
-    key: dict[str, Any],
-    source: Source,
-    tokenizer: TextTokenizer,
-    tokenizer_file: FileEntry,
-    shard_tokens: int,
+    store: StoreWriter, key: dict[str, Any], source: Source, tokenizer: TextTokenizer
 ) -> TokensManifest:
+    import tokenizers
+
     repairs = store.repairs()
     return TokensManifest(
-        hash=hash_of(key),
+        hash=store.note.hash,
         key=key,
         dtype=store.dtype,
-        shard_tokens=shard_tokens,
+        shard_tokens=store.note.shard_tokens,
         num_tokens=store.tokens.num_items,
         num_documents=store.ends.num_items,
         vocab_size=tokenizer.vocab_size,
@@ -110,8 +189,12 @@ def _manifest_of(
         tokenizer=tokenizer.name,
         repairs=repairs.counts,
         repair_places=repairs.places,
-        files={**store.tokens.files, **store.ends.files, TOKENIZER: tokenizer_file},
-        built_with=_versions(),
+        files={**store.tokens.files, **store.ends.files, TOKENIZER: store.note.tokenizer},
+        built_with={
+            "python": sys.version.split()[0],
+            "numpy": np.__version__,
+            "tokenizers": tokenizers.__version__,
+        },
     )
 
 
@@ -120,11 +203,5 @@ def _say_repairs(repairs: Repairs, say: Say) -> None:
         say(f"data: {line}")
 
 
-def _versions() -> dict[str, str]:
-    import tokenizers
-
-    return {
-        "python": sys.version.split()[0],
-        "numpy": np.__version__,
-        "tokenizers": tokenizers.__version__,
-    }
+def dtype_for(vocab_size: int) -> Literal["uint16", "uint32"]:
+    return "uint16" if vocab_size <= MAX_UINT16_VOCAB else "uint32"

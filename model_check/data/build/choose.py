@@ -1,13 +1,13 @@
-"""The settings' words -> a source and a tokenizer, both decided but not yet read."""
+"""`data.dataset` and `data.tokenizer` -> a source and a tokenizer, which are not read yet."""
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
 from model_check.config.fields import nearest
 from model_check.config.schema import Settings
 from model_check.config.validation import parse_validation
 from model_check.data.cache.memo import Memo
+from model_check.data.read.manifest import TOKENIZER
 from model_check.data.sources.embedded import EmbeddedSource
 from model_check.data.sources.file_piece import SUFFIXES
 from model_check.data.sources.hub import Hub
@@ -16,44 +16,51 @@ from model_check.data.sources.local_text import LocalSource
 from model_check.data.sources.rows import own_paths, rows_to_train
 from model_check.data.sources.source import Source
 from model_check.data.tokenizers.tiktoken_tokenizer import DEFAULT_ENCODING, TiktokenTokenizer
-from model_check.data.tokenizers.tokenizer import GivenTokenizer, TokenizerChoice, TrainedTokenizer
-from model_check.data.tokenizers.trained import TrainedWordPiece
+from model_check.data.tokenizers.tokenizer import GivenTokenizer, TokenizerChoice
+from model_check.data.tokenizers.trained import TrainedTokenizer, TrainedWordPiece
 from model_check.errors import DataError
-
-Say = Callable[[str], None]
+from model_check.utils.words import Say
 
 
 def choose(settings: Settings, memo: Memo, say: Say) -> tuple[Source, TokenizerChoice]:
-    """What `data.dataset` and `data.tokenizer` mean here and now. Raises DataError.
+    """The source and the tokenizer that the settings name on this machine. Raises DataError.
 
-    Only `auto` decides between things, and says in one line what it could not have.
+    Only `auto` chooses, and says in one line what it could not take.
     """
-    hub = Hub(settings.data.hub_timeout_s, settings.data.offline, memo)
+    hub = Hub.of(settings.data)
     match settings.data.dataset:
         case "auto":
-            return _wikitext_or_embedded(settings, hub, memo, say)
+            try:
+                return _wikitext(settings, hub, memo)
+            except DataError as error:
+                say(f"data: embedded text (this Python's own documentation and source): {error}")
+            source: Source = EmbeddedSource()
         case "embedded":
-            return EmbeddedSource(), _tokenizer_or_trained(settings, hub, memo, say, embedded=True)
+            source = EmbeddedSource()
         case name:
             source = _named(name, settings, hub, memo)
-            return source, _tokenizer_or_trained(settings, hub, memo, say, embedded=False)
-
-
-def _wikitext_or_embedded(
-    settings: Settings, hub: Hub, memo: Memo, say: Say
-) -> tuple[Source, TokenizerChoice]:
     try:
-        if importlib.util.find_spec("datasets") is None:
-            raise DataError(PIP_HINT)
-        if hub.why_offline is not None:
-            raise DataError(hub.why_offline)
-        tokenizer = _tokenizer(settings, hub, memo)
-        source = _hub_source("wikitext", settings, hub)
-        source.identity()  # asks for the commit: a refusal must come before the choice
-        return source, tokenizer
+        if settings.data.tokenizer == "auto" and isinstance(source, EmbeddedSource):
+            return source, TrainedTokenizer(settings.data.bpe_vocab_size)
+        return source, _tokenizer(settings, hub, memo)
     except DataError as error:
-        say(f"data: embedded text (this Python's own documentation and source): {error}")
-        return EmbeddedSource(), _tokenizer_or_trained(settings, hub, memo, say, embedded=True)
+        if settings.data.tokenizer != "auto":
+            raise
+        say(f"data: a tokenizer trained on the text: {error}")
+        return source, TrainedTokenizer(settings.data.bpe_vocab_size)
+
+
+def _wikitext(settings: Settings, hub: Hub, memo: Memo) -> tuple[Source, TokenizerChoice]:
+    """Raises DataError where it, or the tokenizer, cannot be had."""
+    if importlib.util.find_spec("datasets") is None:
+        raise DataError(PIP_HINT)
+    if hub.why_offline is not None:
+        raise DataError(hub.why_offline)
+    tokenizer = _tokenizer(settings, hub, memo)
+    source = _hub_source("wikitext", settings, hub)
+    # Asks for the commit: a refusal must come before the choice.
+    source.identity()
+    return source, tokenizer
 
 
 def _named(name: str, settings: Settings, hub: Hub, memo: Memo) -> Source:
@@ -74,7 +81,7 @@ def _named(name: str, settings: Settings, hub: Hub, memo: Memo) -> Source:
 
 
 def _maybe_misspelt(source: HubSource, name: str) -> HubSource:
-    """Raises DataError for what the hub does not give and is nearly a word of ours."""
+    """Raises DataError for a name that the hub refuses and that is nearly one of our words."""
     if "/" not in name and (near := nearest(name, ["auto", "embedded", *KNOWN])):
         try:
             source.identity()
@@ -87,20 +94,6 @@ def _hub_source(name: str, settings: Settings, hub: Hub) -> HubSource:
     data = settings.data
     bounded = data.num_samples is not None
     return HubSource(name, data.dataset_config, data.split, data.text_column, hub, bounded)
-
-
-def _tokenizer_or_trained(
-    settings: Settings, hub: Hub, memo: Memo, say: Say, *, embedded: bool
-) -> TokenizerChoice:
-    if settings.data.tokenizer == "auto" and embedded:
-        return TrainedTokenizer(settings.data.bpe_vocab_size)
-    try:
-        return _tokenizer(settings, hub, memo)
-    except DataError as error:
-        if settings.data.tokenizer != "auto":
-            raise
-        say(f"data: a tokenizer trained on the text: {error}")
-        return TrainedTokenizer(settings.data.bpe_vocab_size)
 
 
 def _tokenizer(settings: Settings, hub: Hub, memo: Memo) -> TokenizerChoice:
@@ -128,4 +121,5 @@ def _model_tokenizer(model_path: str, hub: Hub, memo: Memo) -> GivenTokenizer:
     path = Path(model_path).expanduser()
     if path.exists():
         return GivenTokenizer(path, path.absolute().name, memo)
-    return GivenTokenizer(hub.tokenizer_file(model_path), model_path, memo)
+    instead = "take data.tokenizer=bpe or a local tokenizer.json"
+    return GivenTokenizer(hub.model_file(model_path, TOKENIZER, instead), model_path, memo)

@@ -1,5 +1,5 @@
-"""Documents -> ids with an end token after each, task by task. What a task is depends on the text
-alone, so any number of workers gives the same bytes."""
+"""Documents -> ids with an end token after each, task by task. Tasks depend on the text alone, so
+any number of workers gives the same bytes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 
 from model_check.data.sources.source import Piece, Source, Splittable
 from model_check.data.sources.text import Repairs
-from model_check.data.tokenizers.backends import BackendName, CheckedEncode
+from model_check.data.tokenizers.backends import BackendName, CheckedEncoder, choose_backend
+from model_check.data.tokenizers.tokenizer import TextTokenizer
+from model_check.utils.words import Say
 
 _BATCH_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Task:
-    """Pieces in a row: together about `How.task_bytes`, or one that is not bounded."""
+    """Neighbouring pieces: together about `BuildOptions.task_bytes`, or one unbounded piece."""
 
     pieces: Sequence[Piece]
     is_first: bool = False
@@ -44,123 +46,108 @@ class Task:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Some documents in a row."""
+    """Some neighbouring documents."""
 
     ids: NDArray[Any]
     lengths: NDArray[np.int64]
     """Tokens of each document, its end token included; they sum to `ids.size`."""
     num_bytes: int
-    """Of text, about."""
+    """Approximate size of the text."""
 
     def without(self, num_documents: int) -> "Encoded":
-        """All but the first documents."""
-        if not num_documents:
-            return self
+        """All except the first documents."""
         start = int(self.lengths[:num_documents].sum())
         return Encoded(self.ids[start:], self.lengths[num_documents:], self.num_bytes)
 
 
 @dataclass(frozen=True)
-class Coding:
-    """How documents become ids."""
+class TaskResult:
+    """What a worker made of one task."""
 
-    encode: CheckedEncode
-    end_id: int
-    dtype: str
+    encoded: Encoded
+    repairs: Repairs
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a worker process needs to know once."""
+class EncoderSpec:
+    """All that a process needs to make its Encoder."""
 
     tokenizer_json: str
     tokenizer_name: str
     backend: BackendName
     dtype: str
     limit: int | None
-    """So many tokens of a task are enough."""
+    """A task may end once it has so many tokens."""
 
 
 @dataclass(frozen=True)
-class Done:
-    """The answer to one task."""
+class Encoder:
+    """Makes the ids of documents."""
 
-    encoded: Encoded
-    repairs: Repairs
+    checked: CheckedEncoder
+    end_id: int
+    dtype: str
+
+    @classmethod
+    def of(cls, spec: EncoderSpec, say: Say) -> "Encoder":
+        """Raises DataError."""
+        from tokenizers import Tokenizer
+
+        tokenizer = TextTokenizer(Tokenizer.from_str(spec.tokenizer_json), spec.tokenizer_name)
+        backend = choose_backend(spec.backend, tokenizer)
+        return cls(CheckedEncoder(backend, tokenizer, say), tokenizer.end_id, spec.dtype)
+
+    def batches(self, task: Task, repairs: Repairs, skip: int = 0) -> Iterator[Encoded]:
+        """The documents of a task after the first `skip`, in batches. Raises DataError."""
+        is_first = task.is_first and not skip
+        for texts in _batches(islice(task.documents(repairs), skip, None)):
+            yield self._encoded(texts, is_first)
+            is_first = False
+
+    def whole(self, task: Task, repairs: Repairs, limit: int | None) -> Encoded:
+        """A task's documents together, or those of its first batches that have `limit` tokens.
+        Raises DataError."""
+        batches = [Encoded(np.empty(0, self.dtype), np.empty(0, np.int64), 0)]
+        num_tokens = 0
+        for batch in self.batches(task, repairs):
+            batches.append(batch)
+            num_tokens += batch.ids.size
+            if limit is not None and num_tokens >= limit:
+                break
+        ids = np.concatenate([batch.ids for batch in batches])
+        return Encoded(ids, np.concatenate([b.lengths for b in batches]), task.num_bytes)
+
+    def _encoded(self, texts: list[str], is_first: bool) -> Encoded:
+        each = self.checked.encode(texts, is_first)
+        lengths = np.fromiter((ids.size + 1 for ids in each), np.int64, len(each))
+        flat = np.empty(int(lengths.sum()), self.dtype)
+        start = 0
+        for ids in each:
+            flat[start : start + ids.size] = ids
+            start += ids.size + 1
+        flat[np.cumsum(lengths) - 1] = self.end_id
+        return Encoded(flat, lengths, sum(map(len, texts)))
 
 
 def tasks_of(source: Source, task_bytes: int) -> Iterator[Task]:
-    """All of the source, in order. Raises DataError."""
-    for number, pieces in enumerate(_portions(source, task_bytes)):
+    """The whole source, in order. Raises DataError."""
+    for number, pieces in enumerate(_groups(source, task_bytes)):
         yield Task(pieces, is_first=number == 0)
 
 
-def _portions(source: Source, task_bytes: int) -> Iterator[list[Piece]]:
-    if not isinstance(source, Splittable):
-        yield [_Whole(source)]
-        return
-    held: list[Piece] = []
+def _groups(source: Source, task_bytes: int) -> Iterator[list[Piece]]:
+    pieces = source.pieces() if isinstance(source, Splittable) else [_Whole(source)]
+    group: list[Piece] = []
     size = 0
-    for piece in source.pieces():
-        if held and (not piece.bounded or size + piece.num_bytes > task_bytes):
-            yield held
-            held, size = [], 0
-        held.append(piece)
+    for piece in pieces:
+        alone = not piece.bounded
+        if group and (alone or not group[0].bounded or size + piece.num_bytes > task_bytes):
+            yield group
+            group, size = [], 0
+        group.append(piece)
         size += piece.num_bytes
-        if not piece.bounded:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held
-
-
-def encoded(
-    task: Task, repairs: Repairs, coding: Coding, skip: int = 0, limit: int | None = None
-) -> Iterator[Encoded]:
-    """The documents of a task after the first `skip`, a batch a turn; none once `limit` tokens are
-    there."""
-    num_tokens = 0
-    is_first = task.is_first and not skip
-    for texts in _batches(islice(task.documents(repairs), skip, None)):
-        batch = _joined(texts, coding, is_first)
-        yield batch
-        is_first = False
-        num_tokens += batch.ids.size
-        if limit is not None and num_tokens >= limit:
-            return
-
-
-def merged(batches: Sequence[Encoded], dtype: str) -> Encoded:
-    """One for several."""
-    ids = [batch.ids for batch in batches] or [np.empty(0, dtype)]
-    lengths = [batch.lengths for batch in batches] or [np.empty(0, np.int64)]
-    num_bytes = sum(batch.num_bytes for batch in batches)
-    return Encoded(np.concatenate(ids), np.concatenate(lengths), num_bytes)
-
-
-def _joined(texts: list[str], coding: Coding, is_first: bool) -> Encoded:
-    each = coding.encode(texts, is_first)
-    lengths = np.fromiter((ids.size + 1 for ids in each), np.int64, len(each))
-    flat = np.empty(int(lengths.sum()), coding.dtype)
-    start = 0
-    for ids in each:
-        flat[start : start + ids.size] = ids
-        start += ids.size + 1
-    flat[np.cumsum(lengths) - 1] = coding.end_id
-    return Encoded(flat, lengths, sum(map(len, texts)))
-
-
-def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    texts: list[str] = []
-    size = 0
-    for text in documents:
-        texts.append(text)
-        size += len(text)
-        if size >= _BATCH_CHARACTERS:
-            yield texts
-            texts, size = [], 0
-    if texts:
-        yield texts
+    if group:
+        yield group
 
 
 @dataclass(frozen=True)
@@ -176,3 +163,16 @@ class _Whole:
 
     def documents(self, repairs: Repairs) -> Iterator[str]:
         return self.source.documents(repairs)
+
+
+def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    texts: list[str] = []
+    size = 0
+    for text in documents:
+        texts.append(text)
+        size += len(text)
+        if size >= _BATCH_CHARACTERS:
+            yield texts
+            texts, size = [], 0
+    if texts:
+        yield texts

@@ -1,130 +1,146 @@
 """Build what a view lacks: its token store, then the view itself. One builder at a time."""
 
-from collections.abc import Callable
+import os
+from pathlib import Path
 
-from model_check.data.build.build import AS_IT_COMES, build_tokens
-from model_check.data.build.filling import How
+from model_check.data.build.build import IN_THIS_PROCESS, BuildOptions, build_tokens, dtype_for
+from model_check.data.build.progress import BuildProgress
+from model_check.data.build.request import CacheRequest
 from model_check.data.build.splits import view_of
-from model_check.data.build.wanted import Wanted
 from model_check.data.cache.lock import build_lock
 from model_check.data.cache.publish import (
-    beside,
     check_room,
     forget,
-    going_on,
     publish,
     set_aside,
+    staging,
     storage_errors,
     sweep,
+    take_away,
     unfinished_bytes,
     write_synced,
 )
 from model_check.data.read.manifest import (
+    ITEM_BYTES,
     MANIFEST,
-    MAX_UINT16_VOCAB,
     TOKEN_STORES,
     CorruptEntryError,
     TokensManifest,
     Verify,
-    ViewManifest,
     read_tokens,
     read_view,
     to_bytes,
 )
 from model_check.data.read.sharing import shared_directory
-from model_check.data.sources.progress import Progress
 from model_check.data.tokenizers.tokenizer import TextTokenizer
+from model_check.utils.words import Say
 
-_BYTES_A_TOKEN = 3.5  # English and source text; only to ask for room in time
+_BYTES_A_TOKEN = 3.5
+"""Of English and source text. Only for asking for room in time."""
 _ROOM = 1.2
-
-Say = Callable[[str], None]
 
 
 def make(
-    wanted: Wanted, verify: Verify, say: Say, how: How = AS_IT_COMES, bar: Say | None = None
-) -> tuple[ViewManifest, bool]:
-    """(the view, whether somebody else had made it meanwhile). `bar` draws over what it drew.
+    request: CacheRequest,
+    verify: Verify,
+    say: Say,
+    options: BuildOptions = IN_THIS_PROCESS,
+    bar: Say | None = None,
+) -> bool:
+    """Build a view and all that it needs. False: another process had built it meanwhile. `bar`
+    draws over what it drew before.
 
     Raises DataError, StorageError, InternalError (a tokenizing worker died).
     """
-    root = wanted.root
-    with storage_errors(root):
-        shared_directory(root, TOKEN_STORES).close()
-        sweep(root)
-    if wanted.beside:
-        _make_beside(wanted, verify, say, how, bar)
-    with build_lock(root, wanted.store_name, say) as tell:
+    with storage_errors(request.root):
+        shared_directory(request.root, TOKEN_STORES).close()
+        sweep(request.root)
+    if request.validation_texts:
+        # One lock at a time, so that two builders never wait for each other. The training text
+        # comes first: the others may need its tokenizer.
+        with build_lock(request.root, request.store_name, say) as report:
+            _whole_store(request, verify, say, options, _progress(request, say, bar, report))
+        for text in request.validation_texts.values():
+            make(text, verify, say, options, bar)
+    with build_lock(request.root, request.store_name, say) as report:
         try:
-            return read_view(wanted.view, verify)[0], True
+            read_view(request.view, verify)
+            return False
         except (FileNotFoundError, CorruptEntryError):
-            size = wanted.source.size_bytes
-            progress = Progress(size, wanted.max_tokens, say, bar, tell)
-            tokens = _sound_store(wanted, verify, say, how, progress)
-            return _sound_view(wanted, tokens, verify, say), False
+            progress = _progress(request, say, bar, report)
+            tokens = _whole_store(request, verify, say, options, progress)
+            _make_view(request, tokens, verify, say)
+            return True
 
 
-def _make_beside(wanted: Wanted, verify: Verify, say: Say, how: How, bar: Say | None) -> None:
-    """The validation texts, one lock at a time: two builders never wait for each other. The
-    training text comes first, whose tokenizer the others may need."""
-    with build_lock(wanted.root, wanted.store_name, say) as tell:
-        size = wanted.source.size_bytes
-        progress = Progress(size, wanted.max_tokens, say, bar, tell)
-        _sound_store(wanted, verify, say, how, progress)
-    for other in wanted.beside.values():
-        make(other, verify, say, how, bar)
+def discard(request: CacheRequest) -> None:
+    """Remove what the cache holds of a request. A process that has mapped its files keeps them.
+    Raises StorageError."""
+    for part in (request, *request.validation_texts.values()):
+        for entry in (part.view, part.store):
+            if os.path.lexists(entry):
+                take_away(part.root, part.store_name, entry)
+        # Else a build would be continued from its finished shards.
+        forget(part.root, part.store_name)
 
 
-def _sound_store(
-    wanted: Wanted, verify: Verify, say: Say, how: How, progress: Progress
+def _progress(request: CacheRequest, say: Say, bar: Say | None, report: Say) -> BuildProgress:
+    return BuildProgress(request.source.size_bytes, request.max_tokens, say, bar, report)
+
+
+def _whole_store(
+    request: CacheRequest, verify: Verify, say: Say, options: BuildOptions, progress: BuildProgress
 ) -> TokensManifest:
     try:
-        return read_tokens(wanted.store, verify)
+        return read_tokens(request.store, verify)
     except FileNotFoundError:
         pass
     except CorruptEntryError as error:
-        say(f"data: {error}; set aside as {set_aside(wanted.root, wanted.store)}")
-    say(f"data: preparing {wanted.source.name} with tokenizer {wanted.tokenizer.name}")
-    tokenizer = wanted.tokenizer.load(wanted.source)
-    _check_room(wanted, tokenizer)
-    with going_on(wanted.root, wanted.store_name) as directory:
+        _set_aside(request.root, request.store, error, say)
+    say(f"data: preparing {request.source.name} with tokenizer {request.tokenizer.name}")
+    tokenizer = request.tokenizer.load(request.source)
+    _check_room(request, tokenizer)
+    with staging(request.root, request.store_name, resume=True) as directory:
         tokens = build_tokens(
             directory,
-            wanted.source,
+            request.source,
             tokenizer,
-            wanted.tokens_key,
-            wanted.max_tokens,
+            request.tokens_key,
+            request.max_tokens,
             say,
-            how=how,
+            options=options,
             progress=progress,
         )
-        if publish(directory, wanted.store):
-            forget(wanted.root, wanted.store_name)
+        if publish(directory, request.store):
+            forget(request.root, request.store_name)
             return tokens
-    return read_tokens(wanted.store, verify)  # somebody without our lock was faster
+    # A builder without our lock was faster.
+    return read_tokens(request.store, verify)
 
 
-def _sound_view(wanted: Wanted, tokens: TokensManifest, verify: Verify, say: Say) -> ViewManifest:
+def _make_view(request: CacheRequest, tokens: TokensManifest, verify: Verify, say: Say) -> None:
     try:
-        return read_view(wanted.view, verify)[0]
+        read_view(request.view, verify)
+        return
     except FileNotFoundError:
         pass
     except CorruptEntryError as error:
-        say(f"data: {error}; set aside as {set_aside(wanted.root, wanted.view)}")
-    with beside(wanted.root, wanted.store_name) as directory:
-        view = view_of(wanted, tokens, directory)
+        _set_aside(request.root, request.view, error, say)
+    with staging(request.root, request.store_name) as directory:
+        view = view_of(request, tokens, directory)
         write_synced(directory, MANIFEST, to_bytes(view))
-        if publish(directory, wanted.view):
-            return view
-    return read_view(wanted.view, verify)[0]
+        publish(directory, request.view)
 
 
-def _check_room(wanted: Wanted, tokenizer: TextTokenizer) -> None:
-    """Refuse now what would fill the disk later, as far as the size can be known."""
-    sizes = [wanted.max_tokens]
-    if wanted.source.size_bytes is not None:
-        sizes.append(int(wanted.source.size_bytes / _BYTES_A_TOKEN))
-    item_bytes = 2 if tokenizer.vocab_size <= MAX_UINT16_VOCAB else 4
+def _set_aside(root: Path, entry: Path, error: CorruptEntryError, say: Say) -> None:
+    say(f"data: {error}; set aside as {set_aside(root, entry)}")
+
+
+def _check_room(request: CacheRequest, tokenizer: TextTokenizer) -> None:
+    """Raises PlaceError now where the disk would be full later, as far as the size is known."""
+    sizes = [request.max_tokens]
+    if request.source.size_bytes is not None:
+        sizes.append(int(request.source.size_bytes / _BYTES_A_TOKEN))
     if known := [size for size in sizes if size is not None]:
-        there = unfinished_bytes(wanted.root, wanted.store_name)
-        check_room(wanted.root, int(min(known) * item_bytes * _ROOM) - there)
+        needed = int(min(known) * ITEM_BYTES[dtype_for(tokenizer.vocab_size)] * _ROOM)
+        check_room(request.root, needed - unfinished_bytes(request.root, request.store_name))

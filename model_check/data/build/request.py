@@ -1,9 +1,13 @@
-"""Settings -> what is wanted of the token cache: sources, tokenizer, windows, validation splits."""
+"""Settings -> a request to the token cache, as content hashes and as directories. No writing."""
 
+import math
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from model_check.config.derived import num_micro_batches
 from model_check.config.prepared_dir import DATASET
@@ -17,37 +21,167 @@ from model_check.config.validation import (
     fractions,
     parse_validation,
 )
-from model_check.data.build.choose import Say, choose
-from model_check.data.build.store_tokenizer import TokenizerOfStore
-from model_check.data.build.wanted import Wanted
+from model_check.data.build.choose import choose
 from model_check.data.cache.memo import Memo
+from model_check.data.read.manifest import (
+    TOKEN_STORES,
+    TOKENIZER,
+    hash_of,
+    read_tokenizer,
+    short,
+)
+from model_check.data.read.windows import Tail, Windows
 from model_check.data.sources.hub_text import HubSource
 from model_check.data.sources.local_text import LocalSource
 from model_check.data.sources.rows import RowRule, Value, earlier_values, own_paths
 from model_check.data.sources.source import Source
-from model_check.data.tokenizers.tokenizer import TokenizerChoice, TrainedTokenizer
+from model_check.data.tokenizers.tokenizer import (
+    TextTokenizer,
+    TokenizerChoice,
+    document_in,
+    parse,
+)
+from model_check.data.tokenizers.trained import TrainedTokenizer
 from model_check.errors import ConfigError, DataError
+from model_check.utils.words import Say
+
+_LONGEST_LABEL = 40
+# These words and numbers are parts of keys: a change of one makes every cache new.
+_PACKING = "windows of context_length + 1 tokens that overlap by 1; tail dropped"
+_POLICY = "document, end token; no begin token; special tokens in text are text"
+_KEY_VERSION = 1
+_SELECTION = "documents by the hash of their tokens, equal documents on one side"
+_ROOM_FOR_VALIDATION = 1.05
+"""A share of the documents is only about that share of the tokens."""
+
+
+@dataclass(frozen=True)
+class CacheRequest:
+    """One view, and the token store under it."""
+
+    root: Path
+    source: Source
+    tokenizer: TokenizerChoice
+    context_length: int
+    num_samples: int | None
+    """Sequences to train on at most; None: all that the text has."""
+    stride: int | None = None
+    """Tokens between the starts of sequences; None: context_length."""
+    tail: Tail = "drop"
+    fractions: Mapping[str, float] = field(default_factory=dict)
+    """Validation splits that are a share of the documents, by name."""
+    validation_texts: Mapping[str, "CacheRequest"] = field(default_factory=dict)
+    """Validation splits that are texts of their own, by name."""
+    validation: tuple[str, ...] = ()
+    """The names of all validation splits, in the order of the setting."""
+
+    @property
+    def windows(self) -> Windows:
+        return Windows(self.context_length, self.stride or self.context_length, self.tail)
+
+    @cached_property
+    def tokens_key(self) -> dict[str, Any]:
+        """All that the tokens depend on. The context length only if a number of samples bounds
+        them. Raises DataError."""
+        return {
+            "version": _KEY_VERSION,
+            "source": self.source.identity(),
+            "tokenizer": self.tokenizer.identity(),
+            "policy": _POLICY,
+            "max_tokens": self.max_tokens,
+        }
+
+    @cached_property
+    def tokens_hash(self) -> str:
+        return hash_of(self.tokens_key)
+
+    @cached_property
+    def view_key(self) -> dict[str, Any]:
+        """Options are in it only where they are used, so that keys of older views stay the same.
+        Raises DataError."""
+        key: dict[str, Any] = {
+            "version": _KEY_VERSION,
+            "tokens": self.tokens_hash,
+            "context_length": self.context_length,
+            "num_samples": self.num_samples,
+            "packing": _PACKING,
+        }
+        if self.stride is not None and self.stride != self.context_length:
+            key["stride"] = self.stride
+        if self.tail != "drop":
+            key["tail"] = self.tail
+        if self.fractions:
+            key["selection"] = _SELECTION
+            key["fractions"] = [[name, share] for name, share in self.fractions.items()]
+        if texts := self.validation_texts:
+            key["validation"] = list(self.validation)
+            key["beside"] = [[name, hash_of(text.view_key)] for name, text in texts.items()]
+        return key
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Enough for `num_samples` sequences, and for the documents that validation takes."""
+        if self.num_samples is None:
+            return None
+        needed = (self.num_samples - 1) * self.windows.stride + self.context_length + 1
+        if not self.fractions:
+            return needed
+        left = 1 - sum(self.fractions.values())
+        return math.ceil(needed / left * _ROOM_FOR_VALIDATION)
+
+    @property
+    def store_name(self) -> str:
+        return short(self.tokens_hash)
+
+    @property
+    def store(self) -> Path:
+        return self.root / TOKEN_STORES / self.store_name
+
+    @cached_property
+    def view(self) -> Path:
+        count = "all" if self.num_samples is None else f"n{self.num_samples}"
+        labels = [self.source.label, self.tokenizer.label, f"ctx{self.context_length}", count]
+        readable = "__".join(_slug(label) for label in labels)
+        return self.root / f"{readable}__{short(hash_of(self.view_key))}"
+
+
+class StoredTokenizer:
+    """`trained` as it is in the store of `request`, which must exist when it is loaded."""
+
+    def __init__(self, trained: TrainedTokenizer, request: CacheRequest) -> None:
+        self.name = trained.name
+        self.label = trained.label
+        self._trained = trained
+        self._request = request
+
+    def identity(self) -> dict[str, Any]:
+        return {"trained on": self._request.source.identity(), **self._trained.identity()}
+
+    def load(self, source: Source) -> TextTokenizer:
+        store = self._request.store
+        document = document_in(read_tokenizer(store), store / TOKENIZER)
+        return TextTokenizer(parse(document, store / TOKENIZER), self.name)
 
 
 def cache_root(settings: Settings) -> Path:
-    """The directory of the entries: in a prepared directory that is to be made, or the shared
-    cache."""
+    """The directory of the entries: the shared cache, or a part of a prepared directory that is to
+    be made."""
     if settings.data.output_dir is not None:
         return Path(settings.data.output_dir).expanduser() / DATASET
     return Path(settings.data.cache_dir).expanduser()
 
 
-def want(settings: Settings, say: Say) -> Wanted:
+def cache_request(settings: Settings, say: Say) -> CacheRequest:
     """Raises DataError, ConfigError."""
     memo = Memo(Path(settings.data.cache_dir).expanduser())
     validation = parse_validation(settings.data.validation)
     source, tokenizer = choose(settings, memo, say)
-    _tell_left_out(source, say)
+    _say_left_out(source, say)
     num_samples = settings.data.num_samples
     if num_samples is None and source.endless:
         training = settings.training
         num_samples = training.max_steps * num_micro_batches(settings) * training.batch_size
-    train = Wanted(
+    train = CacheRequest(
         root=cache_root(settings),
         source=source,
         tokenizer=tokenizer,
@@ -58,29 +192,31 @@ def want(settings: Settings, say: Say) -> Wanted:
         fractions=fractions(validation),
         validation=tuple(validation),
     )
-    return replace(train, beside=_beside(train, validation, settings, memo, say))
+    texts = _validation_texts(train, validation, settings, memo, say)
+    return replace(train, validation_texts=texts)
 
 
-def _tell_left_out(source: Source, say: Say) -> None:
+def _say_left_out(source: Source, say: Say) -> None:
     if isinstance(source, LocalSource) and (line := source.left_out()):
         say(f"data: {line}")
 
 
-def _beside(
-    train: Wanted, validation: Mapping[str, What], settings: Settings, memo: Memo, say: Say
-) -> dict[str, Wanted]:
+def _validation_texts(
+    train: CacheRequest, validation: Mapping[str, What], settings: Settings, memo: Memo, say: Say
+) -> dict[str, CacheRequest]:
     own_text = {n: w for n, w in validation.items() if not isinstance(w, DocumentFraction)}
     if not own_text:
         return {}
     tokenizer: TokenizerChoice = train.tokenizer
     if isinstance(tokenizer, TrainedTokenizer):
-        tokenizer = TokenizerOfStore(tokenizer, train)
-    found: dict[str, Wanted] = {}
+        tokenizer = StoredTokenizer(tokenizer, train)
+    found: dict[str, CacheRequest] = {}
     contents = {"the training text": train.source.identity()}
     for name in own_text:
         source = _source_of(name, own_text, train.source, settings, memo)
-        if isinstance(own_text[name], TextPath):  # rows are of the training text, which was told
-            _tell_left_out(source, say)
+        # Rows are of the training text, of which it was said already.
+        if isinstance(own_text[name], TextPath):
+            _say_left_out(source, say)
         identity = source.identity()
         for other, content in contents.items():
             if content == identity:
@@ -131,3 +267,8 @@ def _source_of(
             return LocalSource(place, data.text_column, memo, rows, own_paths(validation))
         case DocumentFraction():
             raise AssertionError("a fraction has no text of its own")
+
+
+def _slug(label: str) -> str:
+    """A part of a directory's name, which does not contain the separator of the parts."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-.")[:_LONGEST_LABEL] or "unnamed"

@@ -1,7 +1,7 @@
-"""A store's documents divided among training and validation, and the view that says so.
+"""A store's documents divided among training and validation, and the view that records it.
 
-A document goes where the hash of its tokens sends it: equal documents never stand on both sides,
-and the order of a text does not matter. Nothing is copied: a split is runs of the store's tokens.
+The hash of a document's tokens decides its split, so equal documents are never on both sides, and
+the order of a text does not matter. Nothing is copied: a split is runs of the store's tokens.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model_check.data.build.wanted import Wanted
+from model_check.data.build.request import CacheRequest
 from model_check.data.cache.publish import write_synced
-from model_check.data.read.document_hashes import document_hashes
 from model_check.data.read.manifest import (
     TOKEN_STORES,
     TRAIN,
@@ -26,52 +25,59 @@ from model_check.data.read.manifest import (
     runs_name,
 )
 from model_check.data.read.token_store import TokenStore
+from model_check.data.read.windows import Windows
 from model_check.errors import DataError
 from model_check.utils.held import HeldDirectory
 
 _LEAST_TOKENS = 2
 """An input and a label."""
+CHUNK_TOKENS = 1 << 20
+"""Tokens that are hashed at a time: 40 MiB, however long a document is."""
+# Odd numbers: multiplying by them loses no bit.
+_OF_TOKEN = np.uint64(0x9E3779B97F4A7C15)
+_OF_PLACE = np.uint64(0xD1342543DE82EF95)
 
 
 @dataclass(frozen=True)
 class Part:
     """Some documents of a store, in their order."""
 
-    num_documents: int
-    num_tokens: int
+    counts: SplitManifest
     runs: NDArray[np.int64]
-    """See StoreSplit."""
+    """See Split."""
 
 
-def view_of(wanted: Wanted, tokens: TokensManifest, directory: HeldDirectory) -> ViewManifest:
-    """The view's manifest; the files of its splits are written to `directory`. Raises DataError
-    where a split has too little text, StorageError."""
-    parts = _parts(wanted, tokens) if wanted.fractions else {}
-    num_train_tokens = parts[TRAIN].num_tokens if parts else None
-    splits = _inner_splits(wanted, parts) | _splits_beside(wanted, tokens)
-    available = _num_train_sequences(wanted, tokens, num_train_tokens or tokens.num_tokens)
+def view_of(
+    request: CacheRequest, tokens: TokensManifest, directory: HeldDirectory
+) -> ViewManifest:
+    """The view's manifest. Writes the files of its splits to `directory`. Raises DataError where a
+    split has too little text, StorageError."""
+    parts = _parts(request, tokens) if request.fractions else {}
+    num_train_tokens = parts[TRAIN].counts.num_tokens if parts else None
+    splits = {name: part.counts for name, part in parts.items()} | _text_splits(request, tokens)
+    available = _num_train_sequences(request, tokens, num_train_tokens or tokens.num_tokens)
     return ViewManifest(
-        hash=hash_of(wanted.view_key),
-        key=wanted.view_key,
-        tokens=f"{TOKEN_STORES}/{wanted.store_name}",
+        hash=hash_of(request.view_key),
+        key=request.view_key,
+        tokens=f"{TOKEN_STORES}/{request.store_name}",
         tokens_hash=tokens.hash,
-        context_length=wanted.context_length,
-        num_sequences=min(available, wanted.num_samples or available),
+        context_length=request.context_length,
+        num_sequences=min(available, request.num_samples or available),
         num_tokens=tokens.num_tokens,
         vocab_size=tokens.vocab_size,
-        dataset=wanted.source.name,
-        tokenizer=wanted.tokenizer.name,
-        stride=wanted.stride,
-        tail=wanted.tail,
+        dataset=request.source.name,
+        tokenizer=request.tokenizer.name,
+        stride=request.stride,
+        tail=request.tail,
         num_train_tokens=num_train_tokens,
-        splits={name: splits[name] for name in wanted.validation},
+        splits={name: splits[name] for name in request.validation},
         files={runs_name(name): _write_runs(directory, name, parts[name]) for name in parts},
     )
 
 
 def divide(hashes: NDArray[np.uint64], shares: Mapping[str, float]) -> dict[str, NDArray[np.bool_]]:
-    """Which documents each split has, TRAIN's being the rest: about its share of them, at least
-    one, equal hashes together. Raises DataError when nothing is left to train on."""
+    """Which documents each split has: about its share, at least one, equal hashes together. TRAIN
+    has the rest. Raises DataError when nothing is left to train on."""
     left = np.ones(hashes.size, np.bool_)
     found: dict[str, NDArray[np.bool_]] = {}
     for name, share in shares.items():
@@ -89,59 +95,56 @@ def divide(hashes: NDArray[np.uint64], shares: Mapping[str, float]) -> dict[str,
     return {TRAIN: left, **found}
 
 
-def part_of(mask: NDArray[np.bool_], ends: NDArray[np.uint64]) -> Part:
-    """The documents of `mask`; neighbours become one run."""
+def _parts(request: CacheRequest, tokens: TokensManifest) -> dict[str, Part]:
+    """The documents of the store divided among TRAIN and the shares of `request`."""
+    store = TokenStore(request.store, tokens)
+    windows = replace(request.windows, tail="pad")
+    masks = divide(document_hashes(store), request.fractions)
+    parts = {name: _part_of(mask, store.document_ends, windows) for name, mask in masks.items()}
+    for name in request.fractions:
+        if (counts := parts[name].counts).num_tokens < _LEAST_TOKENS:
+            raise DataError(
+                f"data.validation: {name}: its {counts.num_documents} documents have no token to "
+                "predict; take a larger share, or a file of its own"
+            )
+    return parts
+
+
+def _part_of(mask: NDArray[np.bool_], ends: NDArray[np.uint64], windows: Windows) -> Part:
+    """The documents of `mask`. Neighbours become one run."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
     firsts, lasts = edges[0::2], edges[1::2]
     all_ends = np.asarray(ends, np.int64)
     places = np.concatenate([[0], all_ends])[firsts]
     sizes = all_ends[lasts - 1] - places
-    runs = np.stack([np.cumsum(sizes) - sizes, places])
-    return Part(int(mask.sum()), int(sizes.sum()), runs)
+    num_tokens = int(sizes.sum())
+    counts = SplitManifest(
+        num_sequences=windows.num_sequences(num_tokens),
+        num_tokens=num_tokens,
+        num_documents=int(mask.sum()),
+    )
+    return Part(counts, np.stack([np.cumsum(sizes) - sizes, places]))
 
 
-def _parts(wanted: Wanted, tokens: TokensManifest) -> dict[str, Part]:
-    store = TokenStore(wanted.store, tokens)
-    masks = divide(document_hashes(store), wanted.fractions)
-    return {name: part_of(mask, store.document_ends) for name, mask in masks.items()}
-
-
-def _num_train_sequences(wanted: Wanted, tokens: TokensManifest, num_tokens: int) -> int:
-    available = wanted.windows.num_sequences(num_tokens)
+def _num_train_sequences(request: CacheRequest, tokens: TokensManifest, num_tokens: int) -> int:
+    available = request.windows.num_sequences(num_tokens)
     if available == 0:
         raise DataError(
             f"{tokens.dataset}: {num_tokens:,} tokens are too few for one sequence of "
-            f"training.context_length = {wanted.context_length} (it needs one more); take more "
+            f"training.context_length = {request.context_length} (it needs one more); take more "
             "text or a shorter context, or data.tail=pad"
         )
     return available
 
 
-def _inner_splits(wanted: Wanted, parts: Mapping[str, Part]) -> dict[str, SplitManifest]:
-    windows = replace(wanted.windows, tail="pad")
-    for name in wanted.fractions:
-        if parts[name].num_tokens < _LEAST_TOKENS:
-            raise DataError(
-                f"data.validation: {name}: its {parts[name].num_documents} documents have no token "
-                "to predict; take a larger share, or a file of its own"
-            )
-    return {
-        name: SplitManifest(
-            num_sequences=windows.num_sequences(parts[name].num_tokens),
-            num_tokens=parts[name].num_tokens,
-            num_documents=parts[name].num_documents,
-        )
-        for name in wanted.fractions
-    }
-
-
-def _splits_beside(wanted: Wanted, tokens: TokensManifest) -> dict[str, SplitManifest]:
-    if not wanted.beside:
+def _text_splits(request: CacheRequest, tokens: TokensManifest) -> dict[str, SplitManifest]:
+    if not request.validation_texts:
         return {}
-    trained_on = document_hashes(TokenStore(wanted.store, tokens))
+    trained_on = document_hashes(TokenStore(request.store, tokens))
     found = {}
-    for name, other in wanted.beside.items():
-        view, own = read_view(other.view, "off")  # made, and verified, a moment ago
+    for name, other in request.validation_texts.items():
+        # It was made and verified a moment ago.
+        view, own = read_view(other.view, "off")
         hashes = document_hashes(TokenStore(other.store, own))
         found[name] = SplitManifest(
             num_sequences=view.num_sequences,
@@ -156,3 +159,36 @@ def _splits_beside(wanted: Wanted, tokens: TokensManifest) -> dict[str, SplitMan
 def _write_runs(directory: HeldDirectory, name: str, part: Part) -> FileEntry:
     runs: NDArray[Any] = part.runs.astype("<i8")
     return write_synced(directory, runs_name(name), runs.tobytes())
+
+
+def document_hashes(store: TokenStore, chunk_tokens: int = CHUNK_TOKENS) -> NDArray[np.uint64]:
+    """uint64 [documents]: the sum, modulo 2^64, of a mix of each token and its place in the
+    document. Equal documents have equal hashes. Among n different ones two hashes are equal with a
+    probability of about n^2 / 2^65."""
+    ends = store.document_ends
+    starts = np.concatenate([np.zeros(1, np.uint64), ends[:-1]])
+    hashes = np.zeros(ends.size, np.uint64)
+    for begin in range(0, store.manifest.num_tokens, chunk_tokens):
+        positions = np.arange(begin, min(begin + chunk_tokens, store.manifest.num_tokens))
+        ids = np.empty(positions.size, np.int64)
+        store.read(begin, ids)
+        first, last = np.searchsorted(ends, positions[[0, -1]].astype(np.uint64), "right")
+        documents = slice(first, last + 1)
+        # Where the part of each document in this chunk begins.
+        borders = np.maximum(starts[documents].astype(np.int64), begin) - begin
+        sizes = np.diff(np.append(borders, positions.size))
+        places = positions.view(np.uint64) - np.repeat(starts[documents], sizes)
+        mixed = _mix13(ids.view(np.uint64) * _OF_TOKEN + places * _OF_PLACE)
+        hashes[documents] += np.add.reduceat(mixed, borders)
+    return hashes
+
+
+def _mix13(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Stafford's variant 13, the finalizer of SplitMix64: each bit of the input changes about half
+    of the bits of the output. In place."""
+    values ^= values >> np.uint64(30)
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    values ^= values >> np.uint64(31)
+    return values

@@ -1,7 +1,7 @@
 """The data preparation tool: options of prepare_dataset.py that make a prepared directory.
 
 `--input_dir D --output_dir O --tokenizer_type bpe --vocab_size 32000 --max_length 2048 --stride N
---num_workers 8`: each is a setting, so what it does is what the same settings do elsewhere.
+--num_workers 8`: each stands for a setting.
 """
 
 import argparse
@@ -31,13 +31,13 @@ def add_tool_options(parser: argparse.ArgumentParser) -> None:
 
 
 def tool_flags(names: argparse.Namespace) -> Flags:
-    """Raises UsageError for values that cannot be."""
+    """The settings that the options stand for. Raises UsageError for impossible values."""
     flags = given_flags(names, _SETTINGS)
     _check_tokenizer(names.tokenizer_type, names.vocab_size)
     if names.stride is not None:
-        flags["data.stride"] = ("--stride", _starts_apart(names.stride, names.max_length))
+        flags["data.stride"] = ("--stride", _stride_of(names.stride, names.max_length))
     if names.raw_data is not None or names.output_dir is not None:
-        # Whether a model takes the vocabulary is asked when one is trained.
+        # Whether a model has room for the vocabulary is checked when one is trained.
         flags["model.vocab_size"] = ("--output-dir", "null")
     return flags
 
@@ -51,7 +51,8 @@ def _check_tokenizer(kind: str | None, vocab_size: str | None) -> None:
         raise UsageError(f"--vocab-size is for bpe and wordpiece: {kind} has its own vocabulary")
 
 
-def _starts_apart(overlap: str, max_length: str | None) -> str:
+def _stride_of(overlap: str, max_length: str | None) -> str:
+    """--stride is the overlap of sequences, data.stride the distance of their starts."""
     if max_length is None:
         raise UsageError("--stride: give --max-length too, of which it is a part")
     if not (overlap.isdecimal() and max_length.isdecimal() and int(overlap) < int(max_length)):

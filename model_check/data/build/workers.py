@@ -1,6 +1,8 @@
-"""Processes that tokenize in parallel, and what they made, in the order of the tasks.
+"""Processes that tokenize in parallel, and their results in the order of the tasks.
 
 Processes, not threads: each reads, parses, cleans and tokenizes with an interpreter of its own.
+`python -m model_check.data.build.workers` is such a process: pickled tasks come in at stdin, ids go
+out at what was stdout. It ends when its stdin does, so it outlives its parent for one task at most.
 """
 
 import os
@@ -14,31 +16,33 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
-from model_check.data.build.encode import Done, Order, Task
+from model_check.data.build.encode import Encoder, EncoderSpec, Task, TaskResult
+from model_check.data.sources.text import Repairs
 from model_check.errors import InternalError, ModelCheckError, describe_exit
 
-_AHEAD = 2
-"""Tasks for each worker, those it works on included: what bounds the memory."""
+_TASKS_AHEAD = 2
+"""Tasks for each worker, the one at work included: this bounds the memory."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ROOT = Path(__file__).parents[3]
 
 
-class Crew:
-    """Workers that start when entered and are gone at the end, however it comes."""
+class WorkerPool:
+    """Workers that start when it is entered and are gone when it is left, for whatever reason."""
 
-    def __init__(self, num_workers: int, order: Order) -> None:
+    def __init__(self, num_workers: int, spec: EncoderSpec) -> None:
         self._num_workers = num_workers
-        self._order = order
+        self._spec = spec
         self._workers: list[_Worker] = []
 
-    def __enter__(self) -> "Crew":
-        self._threads = ThreadPoolExecutor(self._num_workers, thread_name_prefix="crew")
+    def __enter__(self) -> "WorkerPool":
+        self._threads = ThreadPoolExecutor(self._num_workers, thread_name_prefix="pool")
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         try:
-            with _signals_held():
+            with _ending_signals_held():
                 for _ in range(self._num_workers):
-                    self._workers.append(_Worker(self._order))
+                    self._workers.append(_Worker(self._spec))
                     self._idle.put(self._workers[-1])
         except BaseException:
             self.__exit__()
@@ -48,23 +52,24 @@ class Crew:
     def __exit__(self, *_: object) -> None:
         for worker in self._workers:
             worker.kill()
-        self._threads.shutdown(cancel_futures=True)  # theirs now ends: nobody answers
+        # A thread that waits for an answer ends now, since its worker is dead.
+        self._threads.shutdown(cancel_futures=True)
         for worker in self._workers:
             worker.close()
 
-    def results(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Done | None]]:
-        """In order; None for what no worker may hold as a whole: the caller does it then. Raises
-        what a worker met; InternalError when one died, saying how and at what."""
-        ahead: deque[tuple[Task, Future[Done] | None]] = deque()
+    def results(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, TaskResult | None]]:
+        """In order; None for a task that is not bounded: the caller must do it. Raises the
+        ModelCheckError of a worker; InternalError when one died, with its end and its task."""
+        ahead: deque[tuple[Task, Future[TaskResult] | None]] = deque()
         for task in tasks:
             future = self._threads.submit(self._work, task) if task.bounded else None
             ahead.append((task, future))
-            if len(ahead) >= _AHEAD * self._num_workers:
+            if len(ahead) >= _TASKS_AHEAD * self._num_workers:
                 yield _result(*ahead.popleft())
         while ahead:
             yield _result(*ahead.popleft())
 
-    def _work(self, task: Task) -> Done:
+    def _work(self, task: Task) -> TaskResult:
         worker = self._idle.get()
         try:
             return worker.work(task)
@@ -72,14 +77,14 @@ class Crew:
             self._idle.put(worker)
 
 
-def _result(task: Task, future: Future[Done] | None) -> tuple[Task, Done | None]:
+def _result(task: Task, future: Future[TaskResult] | None) -> tuple[Task, TaskResult | None]:
     return task, None if future is None else future.result()
 
 
 @contextmanager
-def _signals_held() -> Iterator[None]:
-    """What asks us to end waits until every worker is on record. A worker keeps it held: a Ctrl-C
-    goes to the whole group, and one that is still importing would die of it with a traceback."""
+def _ending_signals_held() -> Iterator[None]:
+    """Signals that end us wait until all workers are known. A worker inherits the mask: a Ctrl-C
+    goes to the whole group, and would end a worker that still imports with a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         yield
@@ -90,11 +95,11 @@ def _signals_held() -> Iterator[None]:
 class _Worker:
     """One process and its two pipes."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, spec: EncoderSpec) -> None:
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
-            # -P: what lies in the current directory is text, whatever its name is.
-            [sys.executable, "-P", "-m", "model_check.data.build.encode_worker"],
+            # -P: files of the current directory are text, even if they are named like modules.
+            [sys.executable, "-P", "-m", "model_check.data.build.workers"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={
@@ -104,20 +109,21 @@ class _Worker:
                 "TOKENIZERS_PARALLELISM": "false",
             },
         )
-        self._order: Order | None = order
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._spec: EncoderSpec | None = spec
 
-    def work(self, task: Task) -> Done:
+    def work(self, task: Task) -> TaskResult:
         """Raises DataError, InternalError."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
         try:
-            if self._order is not None:  # by a thread: a pipe takes less than a tokenizer at once
-                pickle.dump(self._order, stdin)
-                self._order = None
-            pickle.dump(task, stdin)
-            stdin.flush()
-            answer: Done | ModelCheckError = pickle.load(stdout)
+            # Sent here, in a thread: a tokenizer is larger than a pipe's buffer.
+            if self._spec is not None:
+                pickle.dump(self._spec, self._stdin)
+                self._spec = None
+            pickle.dump(task, self._stdin)
+            self._stdin.flush()
+            answer: TaskResult | ModelCheckError = pickle.load(self._stdout)
         except (EOFError, OSError, pickle.UnpicklingError) as error:
             raise InternalError(
                 f"a tokenizing worker (pid {self._process.pid}) died: "
@@ -133,7 +139,43 @@ class _Worker:
 
     def close(self) -> None:
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):  # what was never sent cannot be sent now
-                    pipe.close()
+        for pipe in (self._stdin, self._stdout):
+            # Closing flushes, and the worker that would read is dead.
+            with suppress(OSError):
+                pipe.close()
+
+
+def main() -> None:
+    """A worker."""
+    # The whole group gets these signals. The parent decides, and must not take us for dead first.
+    for signum in _ENDING:
+        signal.signal(signum, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    # What a library prints is not an answer.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        _serve(sys.stdin.buffer, answers)
+    except (EOFError, BrokenPipeError):
+        # The parent is gone, so a flush at exit would fail again.
+        os._exit(0)
+
+
+def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    spec: EncoderSpec = pickle.load(requests)
+    encoder = Encoder.of(spec, lambda line: print(line, file=sys.stderr, flush=True))
+    while True:
+        answer = _answer(encoder, pickle.load(requests), spec.limit)
+        pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
+        answers.flush()
+
+
+def _answer(encoder: Encoder, task: Task, limit: int | None) -> TaskResult | ModelCheckError:
+    repairs = Repairs()
+    try:
+        return TaskResult(encoder.whole(task, repairs, limit), repairs)
+    except ModelCheckError as error:
+        return error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,8 @@
-"""What people ask of a cache directory: list it, verify it, throw away what nobody needs."""
+"""What users ask of a cache directory: list it, verify it, remove what nobody needs."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from model_check.config.prepared_dir import DATASET, METADATA, read_metadata
@@ -10,26 +11,26 @@ from model_check.data.cache.lock import if_idle
 from model_check.data.cache.publish import is_of_another_user, set_aside, take_away
 from model_check.data.read.manifest import CorruptEntryError, read_view
 from model_check.errors import DataError, StorageError
+from model_check.utils.words import Say
 
 UNUSED_DAYS = 30
 _DAY_S = 24 * 3600.0
 
-Say = Callable[[str], None]
-
 
 def list_cache(root: Path, say: Say) -> None:
-    """One line an entry: kind, size, days since its last use, name, what it holds. Raises DataError
-    where there is no such directory."""
+    """One line for each entry: kind, size, days since its last use, name, what it holds. Raises
+    DataError where there is no such directory."""
     _must_exist(root)
     found = entries(root)
     for entry in found:
         say(entry.line(root))
-    say(f"{_together(found)} in {root}")
+    say(f"{_total(found)} in {root}")
 
 
 def verify_cache(root: Path, say: Say) -> None:
-    """Every checksum of every entry; a bad one is set aside, so that the next preparation makes it
-    again whatever it checks. Raises DataError when one is not whole, or there is no `root`."""
+    """Compare every checksum of every entry. A bad entry is set aside, so that the next preparation
+    makes it again whatever data.verify is. Raises DataError when one is not whole, or there is no
+    `root`."""
     _must_exist(root)
     found = [entry for entry in entries(root) if entry.kind in ("view", "tokens")]
     bad = 0
@@ -39,7 +40,7 @@ def verify_cache(root: Path, say: Say) -> None:
         say(f"{'BAD' if wrong else 'whole':<6} {entry.path.relative_to(root)}")
         if wrong is not None:
             say(f"       {wrong}")
-            say(f"       {_out_of_the_way(root, entry, wrong)}")
+            say(f"       {_set_aside(root, entry, wrong)}")
     if bad:
         again = f"prepare {root.parent} again" if _is_prepared(root) else "prepare again"
         raise DataError(
@@ -57,8 +58,8 @@ def _must_exist(root: Path) -> None:
         )
 
 
-def _out_of_the_way(root: Path, entry: Entry, wrong: DataError) -> str:
-    """What became of an entry that is not whole."""
+def _set_aside(root: Path, entry: Entry, wrong: DataError) -> str:
+    """Says what became of an entry that is not whole."""
     if not isinstance(wrong, CorruptEntryError):
         return "left there: it may be whole for users who can read it"
     with if_idle(root, entry.store or "verify") as idle:
@@ -73,30 +74,30 @@ def _out_of_the_way(root: Path, entry: Entry, wrong: DataError) -> str:
 
 
 def collect_garbage(root: Path, older_than_days: float, say: Say) -> None:
-    """Remove what was set aside, what dead builders left, views that were not used for so long,
-    and token stores that no view needs any more and that were not used for so long either. What a
-    prepared directory holds stays.
+    """Remove what was set aside, what dead builders left, views that were not used for so many
+    days, and token stores that no remaining view needs and that were not used for as long.
 
-    What somebody builds now, or might (no lock to be had), stays, and so does what another user
-    alone may remove. Raises StorageError, after all others, when an entry cannot be removed;
-    ConfigError.
+    These stay: what a prepared directory consists of, what is being built or may be (no lock can be
+    had), and what only another user may remove. Raises StorageError, after all entries were tried,
+    when one cannot be removed; ConfigError.
     """
     found, kept = entries(root), _views_of_prepared(root)
     oldest = time.time() - older_than_days * _DAY_S
-    rubbish = _Rubbish(root, say)
+    remover = _Remover(root, say)
     for entry in found:
         old_view = entry.kind == "view" and entry.last_use <= oldest
         if entry.kind == "set aside" or entry.dead or (old_view and entry.path.name not in kept):
-            rubbish.take(entry)
-    needed = {entry.store for entry in found if entry.kind == "view" and entry not in rubbish.gone}
+            remover.remove(entry)
+    views = [entry for entry in found if entry.kind == "view" and entry not in remover.removed]
+    needed = {view.store for view in views}
     for entry in found:
         unused = entry.store not in needed and entry.last_use <= oldest
         if entry.kind == "tokens" and unused and not entry.dead:
-            rubbish.take(entry)
-    say(f"removed {_together(rubbish.gone)} from {root} (unused: {older_than_days:g} days)")
-    if rubbish.num_failed:
+            remover.remove(entry)
+    say(f"removed {_total(remover.removed)} from {root} (unused: {older_than_days:g} days)")
+    if remover.num_failed:
         raise StorageError(
-            f"{root}: {rubbish.num_failed} entries cannot be removed (see above): do it by hand"
+            f"{root}: {remover.num_failed} entries cannot be removed (see above): do it by hand"
         )
 
 
@@ -105,8 +106,8 @@ def _is_prepared(root: Path) -> bool:
 
 
 def _views_of_prepared(root: Path) -> set[str]:
-    """The views that a prepared directory around `root` is made of: they are never unused. Raises
-    ConfigError where it cannot be understood."""
+    """Names of the views that a prepared directory around `root` consists of: they count as used.
+    Raises ConfigError where its metadata cannot be understood."""
     metadata = read_metadata(root.parent) if root.name == DATASET else None
     if metadata is None:
         return set()
@@ -118,39 +119,39 @@ def _views_of_prepared(root: Path) -> set[str]:
     return {name, *(split.view for split in view.splits.values() if split.view is not None)}
 
 
-class _Rubbish:
-    """What was removed of a cache, each entry for itself."""
+@dataclass
+class _Remover:
+    """Removes entries of a cache, one by one, and records which."""
 
-    def __init__(self, root: Path, say: Say) -> None:
-        self.gone: list[Entry] = []
-        self.num_failed = 0
-        self._root = root
-        self._say = say
+    root: Path
+    say: Say
+    removed: list[Entry] = field(default_factory=list)
+    num_failed: int = 0
 
-    def take(self, entry: Entry) -> None:
-        name = entry.path.relative_to(self._root)
-        with if_idle(self._root, entry.store or "gc") as idle:
+    def remove(self, entry: Entry) -> None:
+        name = entry.path.relative_to(self.root)
+        with if_idle(self.root, entry.store or "gc") as idle:
             if not idle:
-                self._say(f"kept    {name}: somebody builds it, or no lock can be had")
+                self.say(f"kept    {name}: somebody builds it, or no lock can be had")
                 return
             try:
-                if not take_away(self._root, "gc", entry.path):
+                if not take_away(self.root, "gc", entry.path):
                     return
             except StorageError as error:
-                self._left(entry, name, error)
+                self._failed(entry, name, error)
                 return
-        self.gone.append(entry)
-        self._say(f"removed {name}: {entry.size_bytes / 2**20:,.1f} MiB ({entry.about})")
+        self.removed.append(entry)
+        self.say(f"removed {name}: {entry.size_bytes / 2**20:,.1f} MiB ({entry.about})")
 
-    def _left(self, entry: Entry, name: Path, error: StorageError) -> None:
+    def _failed(self, entry: Entry, name: Path, error: StorageError) -> None:
         cause = error.__cause__
-        if isinstance(cause, PermissionError) and is_of_another_user(self._root, entry.path):
-            self._say(f"kept    {name}: belongs to another user")
+        if isinstance(cause, PermissionError) and is_of_another_user(self.root, entry.path):
+            self.say(f"kept    {name}: belongs to another user")
             return
         self.num_failed += 1
-        self._say(f"left    {name}: cannot be removed: {getattr(cause, 'strerror', None) or error}")
+        self.say(f"left    {name}: cannot be removed: {getattr(cause, 'strerror', None) or error}")
 
 
-def _together(found: Iterable[Entry]) -> str:
+def _total(found: Iterable[Entry]) -> str:
     sizes = [entry.size_bytes for entry in found]
     return f"{len(sizes)} entries, {sum(sizes) / 2**20:,.1f} MiB"

@@ -1,5 +1,5 @@
-"""What lies in a cache directory: entries, what was set aside, what builders left. Reads only, and
-so that looking does not pass for using."""
+"""What a cache directory holds: entries, what was set aside, what builders left. Only reads, and
+leaves the time of last use as it was."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from model_check.data.cache.publish import TMP_PREFIX, aside, is_dead, unfinished
+from model_check.data.cache.publish import TMP_PREFIX, is_dead, names_set_aside, unfinished
 from model_check.data.read.manifest import (
     LONGEST,
     MANIFEST,
@@ -33,7 +33,7 @@ Kind = Literal["view", "tokens", "set aside", "unfinished"]
 _DAY_S = 24 * 3600.0
 _VIEW = re.compile(r"[^.].*__[0-9a-f]{16}")
 _STORE = re.compile(r"[0-9a-f]{16}")
-"""Whatever else lies in the directory is not ours."""
+"""Other names in the directory are not ours."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Entry:
     path: Path
     kind: Kind
     size_bytes: int
-    """Of all files in it."""
+    """Of all its files."""
     last_use: float
     """When its manifest was last read, seconds since the epoch: as exact as the file system keeps
     it (`relatime`: to a day; `noatime`: when it was made)."""
@@ -52,7 +52,7 @@ class Entry:
     about: str
     """For people."""
     dead: bool = False
-    """Nobody works on it, or it is a link in place of an entry."""
+    """No process works on it, or it is a link in place of an entry."""
 
     def line(self, root: Path) -> str:
         days = max(0, int((time.time() - self.last_use) / _DAY_S))
@@ -63,8 +63,8 @@ class Entry:
 
 
 def entries(root: Path) -> list[Entry]:
-    """All of them: views, token stores, unfinished ones, what was set aside. None in a directory
-    that does not exist. Raises DataError."""
+    """Views, token stores, what was set aside, unfinished ones. Empty for a directory that does not
+    exist. Raises DataError."""
     try:
         if not root.exists():
             return []
@@ -75,17 +75,20 @@ def entries(root: Path) -> list[Entry]:
 
 
 def problem(entry: Entry) -> DataError | None:
-    """What is wrong with a view or a token store, every checksum looked at; None: nothing."""
+    """What is wrong with a view or a token store, every checksum compared; None: nothing."""
     try:
         if entry.kind == "view":
-            view, _ = read_view(entry.path, "off")  # stores and other views have their own turn
+            # Its store and other views are entries of their own.
+            view, _ = read_view(entry.path, "off")
             with hold_view(entry.path) as directory:
                 verify_files(directory, view.files, "full")
         elif entry.kind == "tokens":
             read_tokens(entry.path, "full")
+    # It was removed meanwhile.
     except FileNotFoundError:
-        return None  # removed meanwhile
-    except DataError as error:  # not whole, or not to be read
+        return None
+    # Not whole, or not readable.
+    except DataError as error:
         return error
     return None
 
@@ -101,7 +104,7 @@ def _views(cache: HeldDirectory) -> Iterator[Entry]:
 
 
 def _store_named(view: ViewManifest) -> str | None:
-    """None where a manifest, which anybody may have written, names what no store is called."""
+    """None where the manifest, which anybody may have written, has no name of a store."""
     name = Path(view.tokens).name
     return name if _STORE.fullmatch(name) else None
 
@@ -117,7 +120,7 @@ def _stores(cache: HeldDirectory) -> Iterator[Entry]:
 
 
 def _left(cache: HeldDirectory) -> Iterator[Entry]:
-    for name in aside(cache):
+    for name in names_set_aside(cache):
         yield _entry(cache, name, "set aside", None, "was not whole")
     for name in unfinished(cache):
         with suppress(FileNotFoundError):
@@ -142,18 +145,21 @@ def _entry(
             size, last_use = _size(directory), _last_use(directory)
     except NotPlainError:
         about, dead = "no directory, so no entry", True
-        with suppress(OSError):  # somebody else removes it, too
+        # Another process may remove it at the same time.
+        with suppress(OSError):
             last_use = place.lstat(name).st_mtime
-    except OSError:  # it goes while we look, or is not to be looked at
+    # It was removed while we looked, or is not readable.
+    except OSError:
         pass
     return Entry(place.path / name, kind, size, last_use, store, about, dead)
 
 
 def _size(directory: HeldDirectory) -> int:
-    """Ours hold files alone."""
+    """Our entries hold plain files only."""
     total = 0
     for name in directory.names():
-        with suppress(OSError):  # it goes while we look
+        # A file may be removed while we look.
+        with suppress(OSError):
             status = directory.lstat(name)
             total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total
@@ -176,7 +182,7 @@ def _manifest(place: HeldDirectory, name: str, kind: type[M]) -> M | None:
 
 
 def _read_unnoticed(directory: HeldDirectory) -> bytes:
-    """Without changing when it was last read, where we may (its owner may)."""
+    """Without a change of the access time, which only its owner may leave as it is."""
     try:
         return directory.read(MANIFEST, LONGEST, os.O_NOATIME)
     except PermissionError:

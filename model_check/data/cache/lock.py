@@ -1,8 +1,7 @@
-"""One builder at a time, and the others told whom they wait for.
+"""One builder at a time for each key. The others wait, and say for which process.
 
-The lock saves work, nothing else (`publish` makes the cache correct). Where it cannot be had at
-all, builders race. Lock files are never deleted: a second holder could then lock a second file of
-the same name.
+The lock only saves work: `publish` makes the cache correct. Where locks do not work, builders race.
+Lock files are never deleted: a second builder could then lock a second file of the same name.
 """
 
 import json
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from model_check.data.read.sharing import share, shared_directory
 from model_check.utils.held import HeldDirectory
-from model_check.utils.words import printable
+from model_check.utils.words import Say, printable
 
 LOCKS = ".locks"
 _LONGEST_STATUS = 4096
@@ -24,33 +23,32 @@ _FIRST_WAIT_S = 0.2
 _WAIT_S = 5.0
 _POLL_S = 0.1
 
-Say = Callable[[str], None]
-
 
 @contextmanager
 def build_lock(root: Path, key_hash: str, say: Say) -> Iterator[Say]:
-    """Hold the lock of one key; waits, with words, as long as a living process holds it.
+    """Hold the lock of one key; says for which living process it waits.
 
-    Yields what tells those who wait how far the build is.
+    Yields a function that reports progress to the processes that wait for us.
     """
     with ExitStack() as stack:
-        tell: Say = _unheard
+        report: Say = _report_to_nobody
         try:
             locks = stack.enter_context(shared_directory(root, LOCKS))
             status = f"{key_hash}.status.json"
             file = stack.enter_context(_lock_file(locks, key_hash))
             _wait_for(file, lambda: _holder(locks, status), say)
-            tell = stack.enter_context(_status(locks, status))
-        except OSError as error:  # a kernel, or an NFS, without flock, too
+            report = stack.enter_context(_status(locks, status))
+        # Also a kernel, or an NFS, without flock.
+        except OSError as error:
             why = error.strerror or error
             say(f"data: no lock in {root / LOCKS} ({why}): two builders may do the same work")
-        yield tell
+        yield report
 
 
 @contextmanager
 def if_idle(root: Path, key_hash: str) -> Iterator[bool]:
-    """Hold the lock of one key unless somebody does; whether it is held. Where locks cannot be had
-    it is not."""
+    """Hold the lock of one key unless another process does; yields whether we hold it. Where locks
+    do not work, we do not."""
     with ExitStack() as stack:
         idle = False
         with suppress(OSError):
@@ -61,18 +59,19 @@ def if_idle(root: Path, key_hash: str) -> Iterator[bool]:
 
 @contextmanager
 def _lock_file(locks: HeldDirectory, key_hash: str) -> Iterator[BufferedWriter]:
-    """Not locked yet; unlocked at the end. Nothing is ever written to it: another user may have put
-    a file there, whose content and rights stay as they are."""
+    """Not locked yet; unlocked at the end. Nothing is written to it: the file may be another
+    user's, so its content and rights stay as they are."""
     with _opened(locks, f"{key_hash}.lock") as file:
         try:
             yield file
         finally:
+            # Closing is not enough: a child that we forked may hold the file open.
             with suppress(OSError):
-                flock(file, LOCK_UN)  # a child that we forked may hold the file open
+                flock(file, LOCK_UN)
 
 
 def _opened(locks: HeldDirectory, name: str) -> BufferedWriter:
-    """To write, since NFS locks nothing else."""
+    """Opened for writing, without which NFS does not lock."""
     try:
         file = locks.create_first(name)
     except FileExistsError:
@@ -82,7 +81,7 @@ def _opened(locks: HeldDirectory, name: str) -> BufferedWriter:
 
 
 def _locked(file: BufferedWriter) -> bool:
-    """Whether we hold it now; False: somebody else does."""
+    """Whether we hold it now; False: another process does. Raises OSError."""
     try:
         flock(file, LOCK_EX | LOCK_NB)
     except BlockingIOError:
@@ -101,17 +100,17 @@ def _wait_for(file: BufferedWriter, holder: Callable[[], str], say: Say) -> None
         time.sleep(_POLL_S)
 
 
-def _unheard(progress: str) -> None:
-    """Nobody waits for a lock that we do not hold."""
+def _report_to_nobody(progress: str) -> None:
+    """For a build without a lock: no process waits for it."""
 
 
 @contextmanager
 def _status(locks: HeldDirectory, name: str) -> Iterator[Say]:
-    """Who builds, and how far that is: a file of our own, whatever had its name."""
+    """A file that says which process builds and how far it is: our own, whatever had its name."""
     try:
         file = locks.create(name)
     except OSError:
-        yield _unheard
+        yield _report_to_nobody
         return
     with file:
         share(locks, file.fileno())
@@ -133,9 +132,10 @@ def _write_status(descriptor: int, progress: str) -> None:
 
 
 def _holder(locks: HeldDirectory, name: str) -> str:
-    """As far as the file tells: anybody can write into it."""
+    """What the status file says of the process that builds. Other users can write to it."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         status = json.loads(locks.read(name, _LONGEST_STATUS))
-        who = f"process {status['pid']} on {status['host']}, which prepares this data"
-        return printable(f"{who} ({progress})" if (progress := status.get("progress")) else who)
+        progress = f" ({status['progress']})" if status.get("progress") else ""
+        process = f"process {status['pid']} on {status['host']}"
+        return printable(f"{process}, which prepares this data{progress}")
     return "another process, which prepares this data"

@@ -1,10 +1,11 @@
-"""What need not be computed twice: hashes of files that did not change since, commits of hub
-repositories. Only ever a short cut: losing it, or being unable to write it, costs time."""
+"""Remembers results: hashes of files that did not change since, commits of hub repositories. It
+only saves time: it may be lost, and it need not be writable."""
 
 import hashlib
 import json
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +18,7 @@ _SETTLED_S = 2.0
 
 
 class Memo:
-    """Values by signature, a small file each, in `<cache dir>/.memo`."""
+    """Values by signature, a small file for each, in `<cache dir>/.memo`."""
 
     def __init__(self, cache_dir: Path) -> None:
         self._cache_dir = cache_dir
@@ -32,13 +33,32 @@ class Memo:
 
     def put(self, signature: str, value: str) -> None:
         name = _name_of(signature)
-        beside = f"{name}.{os.getpid()}"
+        temporary = f"{name}.{os.getpid()}"
         content = json.dumps({"signature": signature, "value": value}).encode()
         with suppress(OSError), shared_directory(self._cache_dir, _DIRECTORY) as memo:
-            with memo.create(beside) as file:
+            with memo.create(temporary) as file:
                 file.write(content)
                 share(memo, file.fileno())
-            memo.rename(beside, memo, name)
+            memo.rename(temporary, memo, name)
+
+    def remember(self, signature: str, compute: Callable[[], str]) -> str:
+        """The value, computed if it is not known."""
+        if known := self.get(signature):
+            return known
+        value = compute()
+        self.put(signature, value)
+        return value
+
+    def of_file(self, kind: str, path: Path, compute: Callable[[], str]) -> str:
+        """The value of a file's content, computed unless the file stayed the same. Raises OSError,
+        and the errors of `compute`."""
+        signature = f"{kind} {stat_signature(path)}"
+        if known := self.get(signature):
+            return known
+        value = compute()
+        if settled(path) and f"{kind} {stat_signature(path)}" == signature:
+            self.put(signature, value)
+        return value
 
 
 def _name_of(signature: str) -> str:
@@ -46,27 +66,25 @@ def _name_of(signature: str) -> str:
 
 
 def stat_signature(path: Path) -> str:
-    """Changes whenever the file's content may have. With ctime, since mtime and size alone lie
-    after `cp -p`, `touch -r` or an edit that restores them."""
+    """Changes whenever the file's content may have changed. It includes ctime, since `cp -p`,
+    `touch -r` or an edit can restore mtime and size. Raises OSError."""
     st = path.stat()
     return f"{st.st_dev}:{st.st_ino}:{st.st_size}:{st.st_mtime_ns}:{st.st_ctime_ns}"
 
 
 def file_sha256(path: Path, memo: Memo) -> str:
-    """The content's hash, remembered for big files. Raises OSError."""
-    before = stat_signature(path)
+    """sha256 of the content, remembered for big files. Raises OSError."""
+
+    def compute() -> str:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
     big = path.stat().st_size >= _SMALL_BYTES
-    if big and (known := memo.get(f"sha256 {before}")):
-        return known
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if big and settled(path) and stat_signature(path) == before:
-        memo.put(f"sha256 {before}", digest)
-    return digest
+    return memo.of_file("sha256", path, compute) if big else compute()
 
 
 def settled(path: Path) -> bool:
-    """Whether the file's times are old enough that a later write must change them: the kernel
-    stamps with a granularity of milliseconds, some file systems of seconds."""
+    """Whether the file's times are so old that a later write must change them: the kernel's clock
+    for files ticks every few milliseconds, that of some file systems every second or two."""
     st = path.stat()
     return time.time() - max(st.st_mtime, st.st_ctime) > _SETTLED_S

@@ -4,6 +4,8 @@
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from model_check.config.prepared_dir import (
     DATASET,
     METADATA,
@@ -19,21 +21,21 @@ from model_check.data.read.manifest import (
     TOKENIZER,
     TRAIN,
     CorruptEntryError,
+    SplitManifest,
     TokensManifest,
     ViewManifest,
     read_tokenizer,
     read_view,
     store_of,
 )
-from model_check.data.read.windows import Windows
 from model_check.errors import DataError
 from model_check.utils.held import HeldDirectory, hold
 
 
 def find_prepared(settings: Settings) -> tuple[Path, ViewManifest, TokensManifest] | None:
-    """(its view, what it holds) of the prepared directory that data.dataset is; None: it is
-    something else. That it fits was checked when the settings were loaded. Raises DataError for a
-    damaged one."""
+    """(path of its view, the view, its store) if data.dataset is a prepared directory, else None.
+    Whether it fits the settings was checked when those were loaded. Raises DataError for a damaged
+    one."""
     directory = Path(settings.data.dataset).expanduser()
     metadata = read_metadata(directory)
     if metadata is None:
@@ -48,8 +50,8 @@ def find_prepared(settings: Settings) -> tuple[Path, ViewManifest, TokensManifes
 
 
 def check_output(directory: Path, *, force: bool) -> None:
-    """Raises DataError where files of somebody else would be replaced, ConfigError where our own
-    cannot be understood, unless that is meant (`force`)."""
+    """Raises DataError where foreign files would be replaced; unless `force`, ConfigError where our
+    own cannot be understood."""
     theirs = [name for name in (TOKENIZER, METADATA) if (directory / name).exists()]
     ours = (directory / DATASET / TOKEN_STORES).is_dir()
     if not force:
@@ -76,15 +78,15 @@ def check_same(directory: Path, view: Path) -> None:
 
 
 def _hash_in(view: str) -> str:
-    """The rest of a view's name is for people."""
+    """The rest of a view's name is only for people."""
     return view.rpartition("__")[2]
 
 
 def write_prepared(
     directory: Path, view_path: Path, view: ViewManifest, tokens: TokensManifest, settings: Settings
 ) -> None:
-    """Lay the rest of a prepared directory around the entry in its `dataset/`. What is there
-    already is left alone. Raises StorageError."""
+    """Write the rest of a prepared directory around the entry in its `dataset/`. Files with the
+    right content are left alone. Raises StorageError."""
     tokenizer = read_tokenizer(store_of(view_path, view))
     metadata = to_bytes(_metadata(view_path, view, tokens, settings))
     with storage_errors(directory), hold(directory) as held:
@@ -101,49 +103,31 @@ def _holds(directory: HeldDirectory, name: str, content: bytes) -> bool:
 
 def counts_of(view: ViewManifest, tokens: TokensManifest) -> dict[str, SplitCount]:
     """What each split holds and drops, `train` first."""
-    windows = Windows(view.context_length, view.stride or view.context_length, view.tail)
-    num_train_tokens = view.num_train_tokens or view.num_tokens
-    inner = [split for split in view.splits.values() if split.view is None]
-    train = _count(
-        windows,
-        view.num_sequences,
-        num_train_tokens,
-        tokens.num_documents - sum(split.num_documents for split in inner),
+    num_validation_documents = sum(split.num_documents for split in view.inner_splits())
+    train = SplitManifest(
+        num_sequences=view.num_sequences,
+        num_tokens=view.num_train_tokens or view.num_tokens,
+        num_documents=tokens.num_documents - num_validation_documents,
     )
-    padded = Windows(windows.context_length, windows.stride, "pad")
-    return {TRAIN: train} | {
-        name: _count(
-            padded,
-            split.num_sequences,
-            split.num_tokens,
-            split.num_documents,
-            split.num_trained_on,
-        )
-        for name, split in view.splits.items()
-    }
+    others = {name: _count(view, split) for name, split in view.splits.items()}
+    return {TRAIN: replace(_count(view, train), num_trained_on=None), **others}
 
 
-def _count(
-    windows: Windows,
-    num_sequences: int,
-    num_tokens: int,
-    num_documents: int,
-    num_trained_on: int | None = None,
-) -> SplitCount:
-    used = windows.num_used(num_sequences, num_tokens)
+def _count(view: ViewManifest, split: SplitManifest) -> SplitCount:
+    used = view.windows.num_used(split.num_sequences, split.num_tokens)
     return SplitCount(
-        num_sequences=num_sequences,
-        num_documents=num_documents,
-        num_trained_on=num_trained_on,
+        num_sequences=split.num_sequences,
+        num_documents=split.num_documents,
+        num_trained_on=split.num_trained_on,
         num_tokens=used,
-        num_dropped=num_tokens - used,
+        num_dropped=split.num_tokens - used,
     )
 
 
 def _metadata(
     view_path: Path, view: ViewManifest, tokens: TokensManifest, settings: Settings
 ) -> Metadata:
-    stride = view.stride or view.context_length
+    stride = view.windows.stride
     return Metadata(
         dataset=view.dataset,
         tokenizer=view.tokenizer,

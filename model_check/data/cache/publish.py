@@ -1,7 +1,8 @@
-"""Directories that appear whole or not at all: filled beside, synced, renamed into place.
+"""Entries that appear whole or not at all: filled in a staging directory, synced, renamed into
+place.
 
-The rename is what makes a cache correct, whatever happens to the lock: two builders at once do the
-work twice, and one of them wins. A published file is never changed afterwards.
+The rename alone makes a cache correct, whatever happens to the lock: two builders at once do the
+work twice, and the first rename wins. A published file is never changed afterwards.
 """
 
 import errno
@@ -22,84 +23,72 @@ from model_check.utils.held import OTHERS_WRITE, HeldDirectory
 
 TMP_PREFIX = ".tmp-"
 BAD_PREFIX = ".bad-"
-# The whole names, since people point a cache directory at their home, too: `.tmp-<what>-<place>-
-# <pid>-<start>-<number>` and `.bad-<when>-<pid>-<entry>` are ours, `.tmp-notes` is not.
+# Whole names, since a cache directory may be somebody's home: `.tmp-<key>-<place>-<pid>-<start>-
+# <number>` and `.bad-<when>-<pid>-<entry>` are ours, `.tmp-notes` is not.
 _TMP = re.compile(rf"{re.escape(TMP_PREFIX)}\w+-[0-9a-f]{{8}}-\d+-\d+-\w+")
 _BAD = re.compile(rf"{re.escape(BAD_PREFIX)}\d{{8}}T\d{{6}}-\d+-.+")
 UNFINISHED = "unfinished.json"
-"""In a directory that is being filled: how far that has come."""
+"""The note in a staging directory that says how much of it is filled."""
 _FOREIGN_TMP_AGE_S = 24 * 3600
-"""Another machine's unfinished directory is taken for dead after so long; ours when it is."""
+"""After so long another machine's builder counts as dead. Of ours we know."""
 _RESUMABLE_S = 7 * 24 * 3600
-"""So long an unfinished directory waits for somebody who goes on with it."""
+"""So long an unfinished directory is kept for a builder that continues it."""
 _NOBODY_ELSE_WRITES = 0o755
 _serial = itertools.count()
 
 
 class BrokenOffError(DataError):
-    """The rest of the text cannot be had now. What was made of the text before is worth keeping."""
+    """The rest of the text cannot be read now. The work on the text before it is worth keeping."""
 
 
 class PlaceError(StorageError):
     """The directory of the entries cannot be written to, or has too little room."""
 
-    def __init__(self, problem: str, which: str) -> None:
-        """`which` directory to take instead: one `that can`, or `with more room`."""
-        self.problem = problem
-        self.which = which
-        cure = f"set data.cache_dir (or DATASET_CACHE_DIR) to a directory {which}"
-        super().__init__(f"{problem}; {cure}")
+    def __init__(self, path: Path, reason: str, *, full: bool) -> None:
+        self.path = path
+        self.reason = reason
+        self.full = full
+        super().__init__(self.with_cure("data.cache_dir (or DATASET_CACHE_DIR)"))
+
+    def with_cure(self, setting: str) -> str:
+        """The message, where `setting` chose the directory."""
+        other = "with more room" if self.full else "that can be written"
+        return f"{self.path}: {self.reason}; set {setting} to a directory {other}"
 
 
 @contextmanager
-def beside(root: Path, key_hash: str) -> Iterator[HeldDirectory]:
-    """A new directory to fill; it is gone at the end unless it was published."""
-    with _opened(root) as cache, _staging(root, cache, key_hash) as directory:
-        try:
-            yield directory
-        finally:
-            _remove(cache, directory)
+def staging(root: Path, key_hash: str, *, resume: bool = False) -> Iterator[HeldDirectory]:
+    """A directory to fill, removed at the end unless it was published.
 
-
-@contextmanager
-def going_on(root: Path, key_hash: str) -> Iterator[HeldDirectory]:
-    """Like `beside`, but with what a builder of the same key left that was killed. What is
-    unfinished at the end stays for the next one, unless an error says that it would end the same
-    (a text that broke off may come back)."""
-    with _opened(root) as cache, _staging(root, cache, key_hash, resume=True) as directory:
-        keep = True
+    With `resume` it is one that a killed builder of the same key left, if there is one. What is
+    unfinished at the end then stays for the next builder, unless the error would come again: of the
+    errors of text and disk only BrokenOffError may not. Raises StorageError.
+    """
+    with storage_errors(root):
+        cache = hold_cache(root)
+    with cache, _staging_directory(cache, key_hash, resume) as directory:
+        keep = resume
         try:
             yield directory
         except (DataError, StorageError) as error:
-            keep = isinstance(error, BrokenOffError)
+            keep = resume and isinstance(error, BrokenOffError)
             raise
         finally:
+            # Its name is gone if it was published, or leads elsewhere: then nothing is removed.
             if not (keep and directory.has(UNFINISHED)):
-                _remove(cache, directory)
+                with suppress(OSError):
+                    cache.remove_held(directory)
 
 
-@contextmanager
-def _opened(root: Path) -> Iterator[HeldDirectory]:
-    with storage_errors(root):
-        cache = hold_cache(root)
-    with cache:
-        yield cache
-
-
-@contextmanager
-def _staging(
-    root: Path, cache: HeldDirectory, key_hash: str, *, resume: bool = False
-) -> Iterator[HeldDirectory]:
-    name = f"{TMP_PREFIX}{key_hash}-{_owner()}-{next(_serial)}"
-    with storage_errors(root):
+def _staging_directory(cache: HeldDirectory, key_hash: str, resume: bool) -> HeldDirectory:
+    name = _new_name(key_hash)
+    with storage_errors(cache.path):
         directory = _taken_over(cache, key_hash, name) if resume else None
-        directory = directory or _made(cache, name)
-    with directory:
-        yield directory
+        return directory or _made(cache, name)
 
 
 def _made(cache: HeldDirectory, name: str) -> HeldDirectory:
-    """A new directory in which nobody else can make a link."""
+    """A new directory in which no other user can make a link."""
     cache.make_directory(name, _NOBODY_ELSE_WRITES)
     directory = cache.directory(name)
     try:
@@ -112,6 +101,7 @@ def _made(cache: HeldDirectory, name: str) -> HeldDirectory:
 
 
 def _taken_over(cache: HeldDirectory, key_hash: str, name: str) -> HeldDirectory | None:
+    """The newest one that dead builders left and that can be continued, under a new name."""
     left = sorted(unfinished(cache, key_hash), key=lambda name: _saved(cache, name), reverse=True)
     for old in left:
         with suppress(OSError):
@@ -122,7 +112,7 @@ def _taken_over(cache: HeldDirectory, key_hash: str, name: str) -> HeldDirectory
 
 
 def _claimed(cache: HeldDirectory, old: str, name: str) -> HeldDirectory | None:
-    """By a rename: of two who try, one has it. Only our own, into which nobody else could write."""
+    """By a rename: of two builders that try, one gets it."""
     with cache.directory(old) as left:
         if not _resumable(left):
             return None
@@ -135,25 +125,20 @@ def _claimed(cache: HeldDirectory, old: str, name: str) -> HeldDirectory | None:
 
 
 def _resumable(directory: HeldDirectory) -> bool:
+    """Only our own, to which nobody else could write."""
     others_write = directory.status().st_mode & OTHERS_WRITE
     return not others_write and directory.has(UNFINISHED) and is_ours(directory)
 
 
 def _saved(cache: HeldDirectory, name: str) -> float:
-    """When the last note of progress was made; 0: there is none."""
+    """When its last note was written; 0: it has none."""
     with suppress(OSError), cache.directory(name) as directory:
         return directory.lstat(UNFINISHED).st_mtime
     return 0.0
 
 
-def _remove(cache: HeldDirectory, directory: HeldDirectory) -> None:
-    """What was filled, unless its name is gone (it was published) or leads elsewhere by now."""
-    with suppress(OSError):
-        cache.remove_held(directory)
-
-
 def write_synced(directory: HeldDirectory, name: str, data: bytes) -> FileEntry:
-    """Write a whole new file of a directory that is being filled, fsync it. Raises StorageError."""
+    """Write and fsync a whole new file of a staging directory. Raises StorageError."""
     with storage_errors(directory.path.parent), directory.create(name) as file:
         file.write(data)
         file.flush()
@@ -162,7 +147,8 @@ def write_synced(directory: HeldDirectory, name: str, data: bytes) -> FileEntry:
 
 
 def publish(filled: HeldDirectory, final: Path) -> bool:
-    """Make `filled`, its files synced, appear as `final`; False when somebody else was first."""
+    """Make `filled`, whose files are synced, appear as `final`. False: another builder was first.
+    Raises StorageError."""
     root, name = filled.path.parent, filled.path.name
     with storage_errors(root), hold_cache(root) as cache, _parent(cache, final) as place:
         share_entry(cache, filled)
@@ -181,8 +167,8 @@ def publish(filled: HeldDirectory, final: Path) -> bool:
 
 
 def set_aside(root: Path, entry: Path) -> Path:
-    """Move a bad entry out of the way, kept to find out what happened to it; gone
-    already: somebody else does the same."""
+    """Move a bad entry away, and keep it to find out what happened to it. It may be gone: another
+    process does the same. Raises StorageError."""
     stamp = time.strftime("%Y%m%dT%H%M%S")
     name = f"{BAD_PREFIX}{stamp}-{os.getpid()}-{entry.name}"
     with (
@@ -196,24 +182,15 @@ def set_aside(root: Path, entry: Path) -> Path:
 
 
 def take_away(root: Path, key_hash: str, entry: Path) -> bool:
-    """Remove an entry; False: it is gone already. Raises StorageError."""
-    if entry.name.startswith((TMP_PREFIX, BAD_PREFIX)):
-        return _remove_hidden(root, entry.name)
-    # First out of sight, in one step: nobody ever opens half of it.
-    with beside(root, key_hash) as directory, storage_errors(root), hold_cache(root) as cache:
-        try:
-            with _parent(cache, entry) as place:
-                place.rename(entry.name, directory, "entry")
-        except FileNotFoundError:
-            return False
-        directory.clear()
-    return True
-
-
-def _remove_hidden(root: Path, name: str) -> bool:
-    """Where it lies: what cannot be removed must not be wrapped once more with every attempt."""
+    """Remove an entry. False: it was gone already. Raises StorageError."""
+    name = entry.name
     with storage_errors(root), hold_cache(root) as cache:
         try:
+            # Hidden first, in one step, so that nobody opens half of it.
+            if not name.startswith((TMP_PREFIX, BAD_PREFIX)):
+                name = _new_name(key_hash)
+                with _parent(cache, entry) as place:
+                    place.rename(entry.name, cache, name)
             cache.remove(name)
         except FileNotFoundError:
             return False
@@ -227,72 +204,74 @@ def is_of_another_user(root: Path, entry: Path) -> bool:
 
 
 def _parent(cache: HeldDirectory, entry: Path) -> HeldDirectory:
-    """The directory of an entry: the cache itself, or one in it."""
+    """The directory that an entry lies in: the cache itself, or one in it."""
     return cache.directory(*entry.parent.relative_to(cache.path).parts)
 
 
 def forget(root: Path, key_hash: str) -> None:
-    """Remove what dead builders left of a store that is finished."""
+    """Remove all that dead builders of one key left."""
     with suppress(OSError), hold_cache(root) as cache:
-        for left in unfinished(cache, key_hash):
-            with suppress(OSError):
-                if is_dead(cache, left):
-                    cache.remove(left)
+        _remove_dead(cache, unfinished(cache, key_hash))
 
 
 def sweep(root: Path) -> None:
-    """Remove what builders left that did not live to do it, and that nobody will go on with."""
+    """Remove what dead builders left and nobody continued for a week. Raises OSError."""
+    oldest = time.time() - _RESUMABLE_S
     with hold_cache(root) as cache:
-        for left in unfinished(cache):
-            with suppress(OSError):  # somebody else sweeps too
-                if is_dead(cache, left) and time.time() - _saved(cache, left) > _RESUMABLE_S:
-                    cache.remove(left)
+        _remove_dead(cache, [name for name in unfinished(cache) if _saved(cache, name) < oldest])
+
+
+def _remove_dead(cache: HeldDirectory, names: list[str]) -> None:
+    for name in names:
+        # Another process may sweep at the same time.
+        with suppress(OSError):
+            if is_dead(cache, name):
+                cache.remove(name)
 
 
 def unfinished(cache: HeldDirectory, key_hash: str = "") -> list[str]:
-    """Names of directories that were, or are, filled in a cache: of one key, or all."""
+    """Names of the staging directories in a cache, of living and dead builders: of one key, or
+    all."""
     start = f"{TMP_PREFIX}{key_hash}-" if key_hash else TMP_PREFIX
     return [name for name in cache.names() if name.startswith(start) and _TMP.fullmatch(name)]
 
 
 def unfinished_bytes(root: Path, key_hash: str) -> int:
-    """What lies on the disk already of a store that is not finished."""
+    """Bytes on the disk of a store that is not finished."""
     total = 0
     with suppress(OSError), hold_cache(root) as cache:
         for left in unfinished(cache, key_hash):
-            with suppress(OSError), cache.directory(left) as directory:  # its builder works on it
+            # Its builder may be at work on it.
+            with suppress(OSError), cache.directory(left) as directory:
                 total += sum(directory.lstat(name).st_size for name in directory.names())
     return total
 
 
-def aside(cache: HeldDirectory) -> list[str]:
-    """Names of what was set aside in a cache."""
+def names_set_aside(cache: HeldDirectory) -> list[str]:
     return [name for name in cache.names() if _BAD.fullmatch(name)]
 
 
 @contextmanager
 def storage_errors(root: Path) -> Iterator[None]:
-    """Any OSError inside becomes a PlaceError that names the directory and the cure."""
+    """Any OSError inside becomes a PlaceError."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            text, which = f"the disk is full ({_mib(free_bytes(root))} free)", "with more room"
-        else:
-            text, which = f"cannot be written: {error.strerror or error}", "that can"
-        raise PlaceError(f"{root}: {text}", which) from error
+        reason = f"cannot be written: {error.strerror or error}"
+        if full := error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason = f"the disk is full ({_mib(free_bytes(root))} free)"
+        raise PlaceError(root, reason, full=full) from error
 
 
 def check_room(root: Path, needed: int) -> None:
     """Raises PlaceError when `needed` bytes will not fit: before the work, not after it."""
     free = free_bytes(root)
     if needed > free:
-        text = f"{root}: needs about {_mib(needed)}, has {_mib(free)} free"
-        raise PlaceError(text, "with more room")
+        raise PlaceError(root, f"needs about {_mib(needed)}, has {_mib(free)} free", full=True)
 
 
 def free_bytes(root: Path) -> int:
-    """Free for this user on the file system of `root` (or of its nearest parent that exists)."""
+    """Free for this user on the file system of `root`, or of its nearest parent that exists."""
     existing = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
     st = os.statvfs(existing)
     return st.f_bavail * st.f_frsize
@@ -300,7 +279,7 @@ def free_bytes(root: Path) -> int:
 
 @cache
 def place_id() -> str:
-    """Names this boot of this machine and this PID namespace: where a PID means a process."""
+    """Identifies this boot of this machine and this PID namespace, in which a PID is unique."""
     parts = [os.uname().nodename]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
@@ -309,7 +288,7 @@ def place_id() -> str:
 
 
 def start_time(pid: int) -> str | None:
-    """When a process started, in clock ticks since the boot; None: there is no such process."""
+    """When a process started, in clock ticks since the boot; None: no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -317,12 +296,14 @@ def start_time(pid: int) -> str | None:
     return stat.rpartition(")")[2].split()[19]
 
 
-def _owner() -> str:
-    return f"{place_id()}-{os.getpid()}-{start_time(os.getpid())}"
+def _new_name(key_hash: str) -> str:
+    """Of a staging directory of this process."""
+    pid = os.getpid()
+    return f"{TMP_PREFIX}{key_hash}-{place_id()}-{pid}-{start_time(pid)}-{next(_serial)}"
 
 
 def is_dead(cache: HeldDirectory, name: str) -> bool:
-    """Whether the builder that a directory's name tells of is gone. Raises OSError."""
+    """Whether the builder in a staging directory's name is gone. Raises OSError."""
     match name.removeprefix(TMP_PREFIX).split("-"):
         case [_, place, pid, started, *_] if place == place_id() and pid.isdigit():
             return start_time(int(pid)) != started

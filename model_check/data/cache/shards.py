@@ -1,10 +1,11 @@
-"""Arrays appended to files of a directory that is being filled, and how far that went, so that a
-later process can go on where this one was killed."""
+"""Arrays appended to files of a staging directory, and how much of them is on the disk, so that a
+later process can continue after a kill."""
 
 import hashlib
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,56 +18,56 @@ from model_check.utils.held import HeldDirectory
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What a writer has put on the disk for certain."""
+    """What a writer has synced to the disk."""
 
     num_items: int
     closed: dict[str, FileEntry]
     """Files that are finished."""
     last: FileEntry
-    """The beginning of the file after those: what may stand behind it was never promised."""
+    """The beginning of the file after those. Bytes behind it do not count."""
 
 
+NOTHING = Written(0, {}, FileEntry(0, hashlib.sha256().hexdigest()))
+
+
+@dataclass
 class ShardWriter:
-    """Files of at most `shard_items` each (None: one file), hashed on the way and synced.
+    """Files of at most `shard_items` items each (None: one file), hashed on the way and synced.
 
-    With write(), never through a writable memory map: a full disk is an error there, a SIGBUS here.
+    Uses write(), where a full disk is an error. In a writable memory map it is a SIGBUS.
     """
 
-    def __init__(
-        self,
-        directory: HeldDirectory,
-        name_of: Callable[[int], str],
-        dtype: str,
-        shard_items: int | None,
-        written: Written | None = None,
-    ) -> None:
-        """Goes on after `written`, which `intact` has seen whole."""
-        self.num_items = written.num_items if written else 0
-        self.files: dict[str, FileEntry] = dict(written.closed) if written else {}
-        self._directory = directory
-        self._name_of = name_of
-        self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._shard_items = shard_items
-        self._keep_bytes = written.last.size if written else 0
+    directory: HeldDirectory
+    name_of: Callable[[int], str]
+    dtype: str
+    shard_items: int | None
+    written: Written = NOTHING
+    """What another process wrote, which must be `intact`: this one continues."""
+
+    def __post_init__(self) -> None:
+        self.num_items = self.written.num_items
+        self.files = dict(self.written.closed)
+        self._dtype = np.dtype(self.dtype).newbyteorder("<")
 
     def __enter__(self) -> "ShardWriter":
-        with storage_errors(self._directory.path.parent):
-            self._open(self._keep_bytes)
+        with storage_errors(self.directory.path.parent):
+            self._open(self.written.last.size)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            with suppress(OSError):  # what is buffered may not fit either
+            # The rest of the buffer may not fit on the disk either.
+            with suppress(OSError):
                 self._file.close()
             return
-        with storage_errors(self._directory.path.parent):
+        with storage_errors(self.directory.path.parent):
             self._close()
 
     def write(self, items: NDArray[Any]) -> None:
         """Raises StorageError."""
-        with storage_errors(self._directory.path.parent):
-            while self._shard_items and self._held + items.size > self._shard_items:
-                room = self._shard_items - self._held
+        with storage_errors(self.directory.path.parent):
+            while self.shard_items and self._held + items.size > self.shard_items:
+                room = self.shard_items - self._held
                 self._append(items[:room])
                 items = items[room:]
                 self._close()
@@ -74,15 +75,16 @@ class ShardWriter:
             self._append(items)
 
     def save(self) -> Written:
-        """Everything so far, synced. Raises StorageError."""
-        with storage_errors(self._directory.path.parent):
+        """Sync everything so far. Raises StorageError."""
+        with storage_errors(self.directory.path.parent):
             self._file.flush()
             os.fsync(self._file.fileno())
             last = FileEntry(size=self._file.tell(), sha256=self._digest.hexdigest())
         return Written(self.num_items, dict(self.files), last)
 
     def _append(self, items: NDArray[Any]) -> None:
-        if not items.size:  # which a memoryview cannot cast
+        # A memoryview cannot cast an empty array.
+        if not items.size:
             return
         raw = np.ascontiguousarray(items, self._dtype).data.cast("B")
         self._file.write(raw)
@@ -91,16 +93,16 @@ class ShardWriter:
         self.num_items += items.size
 
     def _open(self, keep_bytes: int = 0) -> None:
-        """The next file, or, of the one that another process began, the first `keep_bytes`."""
-        self._name = self._name_of(len(self.files))
+        """The next file, of which another process has written the first `keep_bytes`."""
+        self._name = self.name_of(len(self.files))
         self._digest = hashlib.sha256()
         if keep_bytes:
-            self._file = self._directory.append(self._name)
+            self._file = self.directory.append(self._name)
             self._file.truncate(keep_bytes)
-            with self._directory.open(self._name) as file:
+            with self.directory.open(self._name) as file:
                 self._digest = hashlib.file_digest(file, "sha256")
         else:
-            self._file = self._directory.create(self._name)
+            self._file = self.directory.create(self._name)
         self._held = keep_bytes // self._dtype.itemsize
 
     def _close(self) -> None:
@@ -112,7 +114,7 @@ class ShardWriter:
 
 
 def intact(directory: HeldDirectory, name_of: Callable[[int], str], written: Written) -> bool:
-    """Whether all that was promised is on the disk, byte for byte. Raises OSError."""
+    """Whether the disk holds every byte that was synced. Raises OSError."""
     begun = {name_of(len(written.closed)): written.last}
     return all(
         _begins_with(directory, name, entry) for name, entry in (written.closed | begun).items()

@@ -1,8 +1,8 @@
-"""Batches: for training, which sequences, in which order, prepared ahead; for evaluation, every
+"""Batches. For training: which sequences, in which order, prepared ahead. For evaluation: every
 sequence once.
 
-A training batch is a function of (seed, index) alone, so a run resumes by its index and every
-worker of a replicated run gets the same bits.
+A training batch depends on (seed, index) alone, so a run resumes by its index and every worker of a
+replicated run gets the same bits.
 """
 
 from collections import deque
@@ -26,72 +26,68 @@ _SEED_WORD = 0xFFFF_FFFF
 
 @dataclass(frozen=True)
 class Batch:
-    """int64 [B, T] each, no two in the same memory; `targets[b, t]` is the token after
-    `inputs[b, t]`, or -100 where none counts."""
+    """int64 [B, T] each, no two in the same memory. `targets[b, t]` is the token after
+    `inputs[b, t]`, or -100 where no label counts."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
     documents: torch.Tensor | None = None
-    """int64 [B, T]: number of the document in its row, from 0; None: nobody asked."""
+    """int64 [B, T]: number of the document in its row, from 0; None: not asked for."""
 
 
+@dataclass
 class BatchLoader:
-    """Every epoch is a permutation of all sequences; epochs follow each other without a gap."""
+    """Every epoch is a permutation of all sequences. Epochs follow each other without a gap. Raises
+    DataError for a split without a sequence."""
 
-    def __init__(
-        self,
-        split: Split,
-        batch_size: int,
-        seed: int,
-        num_workers: int,
-        pin: bool = False,
-        documents: bool = False,
-    ) -> None:
-        """`num_workers` threads prepare batches ahead (0: none); `pin`: in page-locked memory;
-        `documents`: batches say which token belongs to which document."""
-        if split.num_sequences < 1:
-            raise DataError(f"{split}: holds no sequence")
-        self._split = split
-        self._batch_size = batch_size
-        self._seed = seed
-        self._num_workers = num_workers
-        self._pin = pin
-        self._documents = documents
+    split: Split
+    batch_size: int
+    seed: int
+    num_workers: int
+    """Threads that prepare batches ahead; 0: none."""
+    pin: bool = False
+    """Batches are in page-locked memory."""
+    documents: bool = False
+    """Batches say which token belongs to which document."""
+
+    def __post_init__(self) -> None:
+        if self.split.num_sequences < 1:
+            raise DataError(f"{self.split}: holds no sequence")
         # Neighbouring batches share an epoch, and threads work on neighbours.
         self._order = lru_cache(maxsize=2)(self._permutation)
 
     def batch(self, index: int) -> Batch:
-        """The batch at `index`, from 0, without an end."""
-        return _read(self._split, self._sequences(index), self._documents, self._pin)
+        """The batch at `index`, from 0; there is no last one."""
+        return _read(self.split, self._sequences(index), self.documents, self.pin)
 
     def batches(self, start: int = 0) -> Generator[Batch, None, None]:
-        """Batches from `start` on, for ever. What a thread raises is raised here, in its place;
-        closing the iterator stops the threads."""
-        if self._num_workers == 0:
+        """Batches from `start` on, without an end. An error of a thread is raised in place of its
+        batch. Closing the iterator stops the threads."""
+        if self.num_workers == 0:
             yield from map(self.batch, count(start))
             return
-        pool = ThreadPoolExecutor(self._num_workers, thread_name_prefix="batch")
+        pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="batch")
         try:
             indices = count(start)
             ahead: deque[Future[Batch]] = deque()
             while True:
-                while len(ahead) < _AHEAD * self._num_workers:
+                while len(ahead) < _AHEAD * self.num_workers:
                     ahead.append(pool.submit(self.batch, next(indices)))
                 yield ahead.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
 
     def _sequences(self, index: int) -> NDArray[np.int64]:
-        """Which sequences make up a batch; one may take from two epochs."""
-        first = index * self._batch_size
-        positions = range(first, first + self._batch_size)
-        places = (divmod(position, self._split.num_sequences) for position in positions)
+        """The sequences of a batch, which may come from two epochs."""
+        first = index * self.batch_size
+        positions = range(first, first + self.batch_size)
+        places = (divmod(position, self.split.num_sequences) for position in positions)
         return np.array([self._order(epoch)[offset] for epoch, offset in places], np.int64)
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
-        # RandomState, since numpy promises that its numbers never change between versions.
-        words = [self._seed & _SEED_WORD, self._seed >> 32 & _SEED_WORD, epoch]
-        return np.random.RandomState(words).permutation(self._split.num_sequences)
+        # RandomState: numpy promises that its numbers stay the same in all versions.
+        words = [self.seed & _SEED_WORD, self.seed >> 32 & _SEED_WORD, epoch]
+        return np.random.RandomState(words).permutation(self.split.num_sequences)
 
 
 def evaluation_batches(
@@ -102,11 +98,11 @@ def evaluation_batches(
     pin: bool = False,
     documents: bool = False,
 ) -> Iterator[Batch]:
-    """Every sequence of `split` once, in order; the last batch may be smaller. At most `limit`
-    batches.
+    """Every sequence of `split` once, in order, in at most `limit` batches. The last batch may be
+    smaller.
 
-    Each label counts once: where windows overlap (data.stride) the part that the window before had
-    is -100 here. Weigh batches by the number of their targets that are not -100.
+    Each label counts once: where windows overlap (data.stride), labels that the previous window had
+    are -100. Weigh a batch by the number of its targets that are not -100.
     """
     starts = range(0, split.num_sequences, batch_size)
     for first in islice(starts, limit):
@@ -120,22 +116,24 @@ def evaluation_batches(
 def _read(split: Split, indices: NDArray[np.int64], documents: bool, pin: bool) -> Batch:
     windows_BW = torch.from_numpy(split.gather(indices))
     largest = int(windows_BW.max())
-    if largest >= split.vocab_size:  # on a GPU it would end as an assert in a kernel
+    # On a GPU such a token would end as an assert in a kernel.
+    if largest >= split.vocab_size:
         raise DataError(
             f"{split}: sequences {indices.tolist()} hold token {largest}, the vocabulary is "
             f"{split.vocab_size}: the cache is damaged (data.verify=full rebuilds it)"
         )
     inputs_BT, targets_BT = _copied(windows_BW[:, :-1]), _copied(windows_BW[:, 1:])
     if bool((windows_BW[:, -1] == PADDING).any()):
-        inputs_BT[inputs_BT == PADDING] = split.end_id  # its targets count for nothing
+        # Its targets are PADDING too, so the token that stands here counts for nothing.
+        inputs_BT[inputs_BT == PADDING] = split.end_id
     numbers = torch.from_numpy(split.documents(indices)) if documents else None
     batch = Batch(inputs_BT, targets_BT, numbers)
     return _pinned(batch) if pin else batch
 
 
 def _copied(view: torch.Tensor) -> torch.Tensor:
-    """In memory of its own: `.contiguous()` copies nothing of a slice of one row, and what is
-    written into the inputs would appear in the targets."""
+    """In memory of its own. `.contiguous()` does not copy a slice of one row, so a write to the
+    inputs would change the targets."""
     return view.clone(memory_format=torch.contiguous_format)
 
 

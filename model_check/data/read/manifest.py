@@ -2,14 +2,14 @@
 whole. No numpy: finding a prepared cache must be quick.
 
 A token store `tokens/<hash>/` holds `tokens-00000.bin` ... (little-endian uint16, or uint32 above
-65,536 ids; every shard but the last has `shard_tokens` tokens), `documents.bin` (uint64: where each
-document ends, its end token included), `tokenizer.json` and `manifest.json`.
+65,536 ids; every shard except the last has `shard_tokens` tokens), `documents.bin` (uint64: where
+each document ends, its end token included), `tokenizer.json` and `manifest.json`.
 
-A view `<readable name>__<hash>/` holds a `manifest.json`: sequence i is the tokens
-[i*S, i*S + T + 1) of a split, T being the context length, S the stride (T, unless asked otherwise:
-then each token but the very first is a label exactly once). What is behind the last whole sequence
-is dropped or padded. A split is the store; or documents of it, listed in `<split>.runs.bin`; or
-another view, of another text.
+A view `<readable name>__<hash>/` holds a `manifest.json`: sequence i consists of the tokens
+[i*S, i*S + T + 1) of a split, where T is the context length and S the stride. With S = T, the
+default, each token except the very first is a label exactly once. Tokens behind the last whole
+sequence are dropped, or padded to one. A split is the whole store, or documents of it, listed in
+`<split>.runs.bin`, or another view, of another text.
 """
 
 import hashlib
@@ -29,15 +29,15 @@ MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.bin"
 TRAIN = "train"
-"""The split that a view is when it has no other."""
+"""The split of a view that has no others."""
 TOKEN_STORES = "tokens"
-"""Directory of the token stores inside the cache directory."""
+"""The directory of the token stores in the cache directory."""
 LONGEST = 256 << 20
-"""Bytes of a manifest, or of a tokenizer: a larger one is there to fill our memory."""
+"""Bytes of a manifest, or of a tokenizer: a larger one would only fill our memory."""
 ITEM_BYTES = {"uint16": 2, "uint32": 4}
 _RUN_BYTES = 2 * 8
 MAX_UINT16_VOCAB = 1 << 16
-"""Largest vocabulary whose ids fit 16 bits."""
+"""The largest vocabulary whose ids fit 16 bits."""
 
 Verify = Literal["full", "size", "off"]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -45,7 +45,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class CorruptEntryError(DataError):
-    """An entry is not what its manifest says: it must be set aside and built again."""
+    """An entry differs from its manifest: it must be set aside and built again."""
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -57,13 +57,13 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class TokensManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="tokens"):
-    """What a token store is."""
+    """Describes a token store."""
 
     schema: Literal[1] = 1
     hash: str
     """sha256 of `key`."""
     key: dict[str, Any]
-    """Everything that the tokens depend on."""
+    """All that the tokens depend on."""
     dtype: Literal["uint16", "uint32"]
     shard_tokens: Positive
     num_tokens: Count
@@ -72,21 +72,21 @@ class TokensManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
     end_token: str
     end_id: Count
     dataset: str
-    """The text's name, for people: never part of the key."""
+    """The text's name, for people; not part of the key."""
     tokenizer: str
     repairs: dict[str, int]
-    """What was repaired or skipped in the text, and how often."""
+    """How often each kind of repair was made in the text."""
     repair_places: dict[str, str] = {}
-    """Where each of those came first."""
+    """Where each kind was made first."""
     files: dict[str, FileEntry]
     built_with: dict[str, str]
-    """Versions, for people: never part of the key."""
+    """Versions, for people; not part of the key."""
 
     def shard_names(self) -> list[str]:
         return [shard_name(number) for number in range(self._num_shards())]
 
     def is_consistent(self) -> bool:
-        """Whether the files have room for exactly what the numbers promise."""
+        """Whether the sizes of the files agree with the numbers."""
         if self._num_shards() > len(self.files):
             return False
         sizes = {DOCUMENTS: 8 * self.num_documents}
@@ -106,25 +106,25 @@ class SplitManifest(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: Count
     num_documents: Count
     num_trained_on: Count = 0
-    """Documents that the train split has too, word for word."""
+    """Documents that are also in the train split, word for word."""
     view: str | None = None
-    """The entry beside this one that holds it; None: documents of the view's own store."""
+    """The view of the same cache that holds it; None: it is documents of this view's store."""
 
 
 class ViewManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="view"):
-    """What a view is."""
+    """Describes a view."""
 
     schema: Literal[1] = 1
     hash: str
     """sha256 of `key`."""
     key: dict[str, Any]
     tokens: str
-    """Its store, relative to the view's own directory."""
+    """Its store: `tokens/<name>`, relative to the cache directory."""
     tokens_hash: str
     context_length: Positive
     num_sequences: Count
     num_tokens: Count
-    """Tokens in the store; which of them the view uses says `windows`."""
+    """Tokens in the store, those that no window uses included."""
     vocab_size: Positive
     dataset: str
     tokenizer: str
@@ -132,22 +132,30 @@ class ViewManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     """Tokens between the starts of windows; None: context_length."""
     tail: Tail = "drop"
     num_train_tokens: Count | None = None
-    """Tokens of the documents to train on; None: all of the store."""
+    """Tokens of the documents to train on; None: of all documents."""
     splits: dict[str, SplitManifest] = {}
     """The validation splits, by name."""
     files: dict[str, FileEntry] = {}
-    """Files of the view itself: `<split>.runs.bin` (int64 [2, n]: where each run of tokens begins
-    in the split, and where in the store), for splits that are documents of the store."""
+    """The view's own files: `<split>.runs.bin` for splits that are documents of the store (int64
+    [2, n]: where each run of tokens begins in the split, and where in the store)."""
+
+    @property
+    def windows(self) -> Windows:
+        """Of the train split. Those of the others are padded."""
+        return Windows(self.context_length, self.stride or self.context_length, self.tail)
+
+    def inner_splits(self) -> list[SplitManifest]:
+        """Those that are documents of the view's own store."""
+        return [split for split in self.splits.values() if split.view is None]
 
     def is_consistent(self) -> bool:
-        """Whether there are tokens for every sequence, and whole runs in its files."""
-        windows = Windows(self.context_length, self.stride or self.context_length, self.tail)
-        padded = replace(windows, tail="pad")
+        """Whether there are tokens for every sequence, and its files hold whole runs."""
+        padded = replace(self.windows, tail="pad")
         num_tokens = self.num_train_tokens or self.num_tokens
-        inner = [split for split in self.splits.values() if split.view is None]
+        inner = self.inner_splits()
         return (
             num_tokens + sum(split.num_tokens for split in inner) <= self.num_tokens
-            and self.num_sequences <= windows.num_sequences(num_tokens)
+            and self.num_sequences <= self.windows.num_sequences(num_tokens)
             and all(s.num_sequences <= padded.num_sequences(s.num_tokens) for s in inner)
             and not any(entry.size % _RUN_BYTES for entry in self.files.values())
         )
@@ -167,7 +175,7 @@ def hash_of(key: Any) -> str:
 
 
 def short(full_hash: str) -> str:
-    """The part of a hash that stands in names; the whole one stands in the manifest."""
+    """The part of a hash that is used in names. The manifest has the whole hash."""
     return full_hash[:16]
 
 
@@ -176,7 +184,7 @@ def to_bytes(manifest: TokensManifest | ViewManifest) -> bytes:
 
 
 def hold_view(path: Path) -> HeldDirectory:
-    """Raises FileNotFoundError where there is no such view, CorruptEntryError for what is no
+    """Raises FileNotFoundError where there is no such view, CorruptEntryError where it is not a
     directory, DataError."""
     return _hold(path.parent, path)
 
@@ -197,17 +205,17 @@ def _hold(root: Path, entry: Path) -> HeldDirectory:
 
 
 def read_view(directory: Path, verify: Verify) -> tuple[ViewManifest, TokensManifest]:
-    """A view and its store, verified. Raises FileNotFoundError when there is no such view,
-    CorruptEntryError when one of the two is not whole."""
+    """A view and its store, verified, with the views of its splits. Raises FileNotFoundError when
+    there is no such view, CorruptEntryError when one of them is not whole, DataError."""
     view, tokens = _read_one_view(directory, verify)
     for name, split in view.splits.items():
         if split.view is None:
             continue
-        beside = view_beside(directory, split.view)
+        other = neighbour_view(directory, split.view)
         try:
-            _read_one_view(beside, verify)
+            _read_one_view(other, verify)
         except FileNotFoundError as error:
-            raise CorruptEntryError(f"{directory}: {beside}, its split {name}, is gone") from error
+            raise CorruptEntryError(f"{directory}: {other}, its split {name}, is gone") from error
     return view, tokens
 
 
@@ -225,8 +233,8 @@ def _read_one_view(directory: Path, verify: Verify) -> tuple[ViewManifest, Token
     return view, tokens
 
 
-def view_beside(directory: Path, name: str) -> Path:
-    """Another view of the same cache: a manifest leads nowhere else."""
+def neighbour_view(directory: Path, name: str) -> Path:
+    """Another view of the same cache; a manifest cannot name a path outside it."""
     return directory.parent / Path(name).name
 
 
@@ -273,7 +281,7 @@ def read_manifest(directory: HeldDirectory, kind: type[M]) -> M:
 
 
 def verify_files(directory: HeldDirectory, files: dict[str, FileEntry], verify: Verify) -> None:
-    """Raises CorruptEntryError for the first that is not what its manifest says."""
+    """Raises CorruptEntryError for the first file that differs from its manifest."""
     if verify != "off":
         for name, entry in files.items():
             _verify_file(directory, name, entry, whole=verify == "full")

@@ -1,6 +1,6 @@
-"""A cache that several users share: how its directories are opened, and which rights what we make
-in it gets: a directory that is writable for a group or for all makes what is in it so, too,
-whatever the umask of the process that prepares."""
+"""A cache that several users share: how its directories are opened, and with which rights entries
+are made in it. A cache directory that is writable for a group or for all is shared on purpose, so
+its entries get the same rights, whatever the umask of the process that prepares."""
 
 import os
 import stat
@@ -11,13 +11,14 @@ from model_check.config.prepared_dir import DATASET
 from model_check.utils.held import OTHERS_WRITE, HeldDirectory, hold
 
 _DIRECTORY = 0o2777
-"""Not the sticky bit: under it the status file of another user's dead builder would stay."""
+"""Without the sticky bit, under which the status file of another user's dead builder would
+stay."""
 
 
 def hold_cache(root: Path) -> HeldDirectory:
-    """The directory of the entries. As the user's own choice (data.cache_dir) it may be a link.
-    In a prepared directory that choice is the directory around it: there a link is followed as the
-    kernel follows one under fs.protected_symlinks. Raises OSError."""
+    """The directory of the entries. data.cache_dir is the user's own choice and may be a link. In a
+    prepared directory the user chose the directory around it, so a link is followed as the kernel
+    follows one under fs.protected_symlinks. Raises OSError."""
     if root.name != DATASET:
         return hold(root)
     with hold(root.parent) as prepared:
@@ -25,8 +26,8 @@ def hold_cache(root: Path) -> HeldDirectory:
 
 
 def shared_directory(root: Path, name: str) -> HeldDirectory:
-    """A directory of the cache `root` for all who use that; both are made unless they are there.
-    Raises OSError."""
+    """A directory of the cache `root` for all its users; both are made if absent. Raises
+    OSError."""
     root.mkdir(parents=True, exist_ok=True)
     with hold_cache(root) as cache:
         try:
@@ -35,13 +36,15 @@ def shared_directory(root: Path, name: str) -> HeldDirectory:
             return cache.directory(name)
         held = cache.directory(name)
         with suppress(OSError):
-            if is_ours(held):  # not one that was swapped in: root may change everybody's
+            # Another user may have swapped one in, and root may change everybody's rights.
+            if is_ours(held):
                 share(cache, held.descriptor)
         return held
 
 
 def is_ours(directory: HeldDirectory) -> bool:
-    """The file system says which user we are: NFS makes root nobody, others know one owner only."""
+    """Asks the file system which user we are: NFS maps root to nobody, and some file systems know
+    one owner only."""
     owner = directory.status().st_uid
     return owner == os.geteuid() or owner == _owner_of_new_file(directory)
 
@@ -55,7 +58,8 @@ def _owner_of_new_file(directory: HeldDirectory) -> int:
 
 def share(directory: HeldDirectory, descriptor: int, *, writable: bool = True) -> None:
     """Give an open file or directory that we made the rights of `directory`, if that is shared."""
-    with suppress(OSError):  # a file system without rights; on NFS root may be nobody
+    # A file system may have no rights, and on NFS root may be nobody.
+    with suppress(OSError):
         rights, status = stat.S_IMODE(directory.status().st_mode), os.fstat(descriptor)
         if not rights & OTHERS_WRITE:
             return
@@ -64,7 +68,7 @@ def share(directory: HeldDirectory, descriptor: int, *, writable: bool = True) -
 
 
 def share_entry(root: HeldDirectory, entry: HeldDirectory) -> None:
-    """A finished entry: its directory like the cache's, its files to be read."""
+    """Share a finished entry: its directory with the cache's rights, its files for reading."""
     for name in entry.names():
         with entry.open(name) as file:
             share(root, file.fileno(), writable=False)

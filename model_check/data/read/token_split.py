@@ -1,9 +1,8 @@
-"""The sequences of one split: windows over documents of a token store, one after the other."""
+"""The sequences of one split: windows over the documents of a token store, one after the other."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,41 +11,12 @@ from model_check.data.read.token_store import TokenStore
 from model_check.data.read.windows import Windows
 
 PADDING = -100
-"""Stands where a padded window has no token: what cross entropy ignores."""
+"""Fills the places of a padded window that have no token: cross entropy ignores it."""
 
 
-class Split(Protocol):
-    """What loaders read."""
-
-    @property
-    def num_sequences(self) -> int: ...
-
-    @property
-    def context_length(self) -> int: ...
-
-    @property
-    def stride(self) -> int: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def end_id(self) -> int: ...
-
-    def gather(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The sequences at `indices`: int64 [len(indices), context_length + 1]. A label is the
-        next column: shifted here, once, and nowhere else. Behind the split's last token stands
-        PADDING. Safe to call from several threads."""
-
-    def documents(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which document of its row each input belongs to, from 0: int64 [len(indices),
-        context_length]. An end token belongs to the document that it ends, padding to one of its
-        own."""
-
-
-@dataclass(frozen=True)
-class StoreSplit:
-    """A split whose tokens lie in one store."""
+@dataclass(eq=False, repr=False)
+class Split:
+    """Its tokens lie in one store. Safe to read from several threads."""
 
     name: str
     path: Path
@@ -55,9 +25,10 @@ class StoreSplit:
     windows: Windows
     num_sequences: int
     num_tokens: int
+    """Tokens of the split, those that no window uses included."""
     runs: NDArray[np.int64] | None
     """[2, n]: where each run of tokens begins in the split, and where in the store; None: the split
-    is the store."""
+    is the whole store."""
 
     def __repr__(self) -> str:
         return f"{self.path} ({self.name})"
@@ -68,6 +39,7 @@ class StoreSplit:
 
     @property
     def stride(self) -> int:
+        """Tokens between the starts of neighbouring sequences."""
         return self.windows.stride
 
     @property
@@ -76,10 +48,13 @@ class StoreSplit:
 
     @property
     def end_id(self) -> int:
+        """The token after every document."""
         return self.store.manifest.end_id
 
     def gather(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See Split."""
+        """The sequences at `indices`: int64 [len(indices), context_length + 1]. The label of a
+        token is the next column: it is shifted here, once, and nowhere else. PADDING follows the
+        split's last token."""
         rows = np.empty((len(indices), self.context_length + 1), np.int64)
         for row, index in zip(rows, indices, strict=True):
             end = 0
@@ -90,19 +65,23 @@ class StoreSplit:
         return rows
 
     def documents(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See Split."""
+        """The number, from 0, of the document in its row that each input belongs to: int64
+        [len(indices), context_length]. An end token belongs to the document that it ends; padding
+        counts as a document of its own."""
         begins = np.zeros((len(indices), self.context_length), np.int64)
         for row, index in zip(begins, indices, strict=True):
             for done, position, count in self._pieces(int(index), row.size):
-                row[done : done + 1] = 1  # runs are whole documents, so the next is another one
+                # A run holds whole documents, so each piece begins another one.
+                row[done : done + 1] = 1
                 row[done + self.store.borders(position, count)] = 1
-                row[done + count : done + count + 1] = 1  # padding, where nothing follows
+                # Padding begins here, unless another piece follows.
+                row[done + count : done + count + 1] = 1
         begins[:, 0] = 0
         return np.cumsum(begins, axis=1, out=begins)
 
     def _pieces(self, index: int, size: int) -> Iterator[tuple[int, int, int]]:
-        """(how much of the row lies before, position in the store, tokens) of each stretch that the
-        first `size` tokens of a sequence are made of."""
+        """(offset in the row, position in the store, tokens) of each stretch of the store that the
+        first `size` tokens of a sequence consist of."""
         if not 0 <= index < self.num_sequences:
             raise IndexError(f"sequence {index} of {self.num_sequences}")
         first = index * self.stride

@@ -1,6 +1,7 @@
 """A token store, opened to read: any stretch of its tokens, and where its documents end."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ from model_check.errors import DataError
 from model_check.utils.held import HeldDirectory
 
 
+@dataclass(eq=False)
 class TokenStore:
-    """Files are mapped when first used and never written; safe to read from several threads."""
+    """Maps files when they are first used and never writes. Safe to read from several threads."""
 
-    def __init__(self, path: Path, manifest: TokensManifest) -> None:
-        self.path = path
-        self.manifest = manifest
+    path: Path
+    manifest: TokensManifest
 
     @cached_property
     def document_ends(self) -> NDArray[np.uint64]:
@@ -26,7 +27,8 @@ class TokenStore:
         return map_files(hold_store, self.path, [DOCUMENTS], "<u8")[0]
 
     def read(self, position: int, out: NDArray[np.int64]) -> None:
-        """Fill `out` with the tokens from `position` on; they may lie across shards."""
+        """Fill `out` with the tokens from `position` on, across shards where needed. Raises
+        DataError where the files hold fewer tokens than the manifest says."""
         shard_tokens = self.manifest.shard_tokens
         done = 0
         while done < out.size:
@@ -41,8 +43,7 @@ class TokenStore:
             done += part.size
 
     def borders(self, position: int, count: int) -> NDArray[np.int64]:
-        """Where new documents begin among the `count` tokens from `position` on, counted from it;
-        not its first token."""
+        """Offsets from `position`, above 0, at which documents begin among `count` tokens."""
         ends = self.document_ends
         first = np.searchsorted(ends, np.uint64(position), "right")
         last = np.searchsorted(ends, np.uint64(position + count), "left")
@@ -63,7 +64,7 @@ class TokenStore:
 def map_files(
     hold_entry: Callable[[Path], HeldDirectory], entry: Path, names: Iterable[str], dtype: Any
 ) -> list[NDArray[Any]]:
-    """Files of an entry, mapped read-only. Raises DataError."""
+    """Map files of an entry read-only. Raises DataError."""
     try:
         with hold_entry(entry) as directory:
             return [_map_items(directory, name, dtype) for name in names]
@@ -75,5 +76,6 @@ def _map_items(directory: HeldDirectory, name: str, dtype: Any) -> NDArray[Any]:
     try:
         with directory.open(name) as file:
             return np.memmap(file, dtype, mode="r")
-    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+    # ValueError: an empty file cannot be mapped.
+    except (OSError, ValueError) as error:
         raise DataError(f"{directory.path / name}: cannot be mapped: {error}") from error

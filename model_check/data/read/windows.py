@@ -1,8 +1,8 @@
 """How a stream of tokens is cut into sequences. Pure, and without numpy.
 
-N tokens of a split, T tokens in a sequence, S the stride. Sequence i is the tokens
+N tokens of a split, T tokens in a sequence, S the stride. Sequence i consists of the tokens
 [i*S, i*S + T + 1): T inputs, T labels. With S = T neighbours overlap by one token, so each token
-but the very first is a label exactly once.
+except the very first is a label exactly once.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ class Windows:
     tail: Tail
 
     def num_sequences(self, num_tokens: int) -> int:
-        """All whole windows; with `pad` one more for labels that none of them has."""
+        """All whole windows; with `pad` one more for the labels behind the last whole one."""
         labels = num_tokens - 1
         whole = max(0, (labels - self.context_length) // self.stride + 1)
         return whole + (self.tail == "pad" and labels > self._num_labels(whole))
 
     def num_used(self, num_sequences: int, num_tokens: int) -> int:
-        """Tokens that are in one of the first `num_sequences` windows."""
+        """Tokens that the first `num_sequences` windows hold."""
         if num_sequences == 0:
             return 0
         return min(num_tokens, self._num_labels(num_sequences) + 1)

@@ -1,7 +1,7 @@
 """Text that is on every machine: documentation and source of the Python that runs.
 
-It needs no network and ships nothing, so its content differs between Python versions: its identity
-is the hash of what it is here.
+It needs no network, and nothing is shipped. So its content differs between Python versions, and its
+identity is the hash of the content on this machine.
 """
 
 import hashlib
@@ -21,9 +21,12 @@ MAX_BYTES = 8 << 20
 _TOPICS = "pydoc_data/topics.py"
 _LEFT_OUT = {
     *("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"),
-    "pydoc_data",  # read as documentation instead
-    "encodings",  # tables of numbers
-    *("idlelib", "lib2to3", "turtledemo", "ensurepip"),  # not everywhere, or not in every version
+    # Read as documentation instead.
+    "pydoc_data",
+    # Tables of numbers.
+    "encodings",
+    # Not on every machine, or not in every version.
+    *("idlelib", "lib2to3", "turtledemo", "ensurepip"),
 }
 
 
@@ -57,7 +60,7 @@ class EmbeddedSource:
 
     @cached_property
     def _files(self) -> list[tuple[str, bytes]]:
-        """(relative path, content): read once, so that identity and documents cannot differ."""
+        """(relative path, content). Read once, so that identity and documents agree."""
         files: list[tuple[str, bytes]] = []
         size = 0
         for path in _paths(self._directory):
@@ -65,9 +68,9 @@ class EmbeddedSource:
             size += len(raw)
             if size > MAX_BYTES:
                 break
-            if not raw.strip():  # many an __init__.py
-                continue
-            files.append((path.relative_to(self._directory).as_posix(), raw))
+            # Many an __init__.py is empty.
+            if raw.strip():
+                files.append((path.relative_to(self._directory).as_posix(), raw))
         if not files:
             raise DataError(
                 f"{self._directory}: no sources of the standard library of Python "
@@ -94,7 +97,8 @@ def _paths(directory: Path) -> list[Path]:
 
 def _topics(raw: bytes) -> list[str]:
     """The texts in `topics = {...}`, read as data: nothing is executed."""
-    import ast  # only when the text is read, never to find a prepared cache
+    # Finding a prepared cache does not need it.
+    import ast
 
     for node in ast.parse(raw).body:
         match node:

@@ -1,15 +1,17 @@
-"""A part of one text file, read without the rest: what a worker gets to tokenize."""
+"""A part of one text file that is read without the rest: a worker's portion."""
 
+import gzip
 import io
 import json
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from model_check.data.cache.memo import stat_signature
-from model_check.data.sources.packed import PACKED, unpacked
 from model_check.data.sources.rows import EVERY_ROW, RowRule
 from model_check.data.sources.spans import PIECE_BYTES, document_spans, line_spans, read_line
 from model_check.data.sources.text import (
@@ -22,49 +24,49 @@ from model_check.data.sources.text import (
 from model_check.errors import DataError
 from model_check.utils.words import printable
 
+PACKED = (".gz", ".zst")
 _LINES = (".txt", ".jsonl")
 SUFFIXES = (*_LINES, *(kind + packing for kind in _LINES for packing in PACKED), ".parquet")
-"""In upper case, too."""
+"""Also in upper case."""
 _PARQUET_ROWS = 1024
 _COLUMNS_IN_MESSAGE = 8
 _KEY_CHARACTERS = 40
 _LARGEST_ROW_GROUP = 32 * PIECE_BYTES
-"""A larger one is streamed: a worker would hold its tokens all at once."""
+"""A larger one is streamed here: a worker would hold all its tokens at once."""
 
 
 @dataclass(frozen=True)
 class FilePiece:
-    """Bytes [start, end) of a .txt or .jsonl file; a row group of a .parquet file, whose rows are
-    counted from `first`; the whole of a packed file."""
+    """Bytes [start, end) of a .txt or .jsonl file, or a row group (number `start`) of a .parquet
+    file, or a whole packed file."""
 
     file: Path
     name: str
-    """Relative to the directory that was given: what people are told."""
+    """Relative to the directory that was given: for messages."""
     text_column: str
     signature: str
     """The file's `stat_signature` when its content was hashed."""
+    rows: RowRule
+    """Which lines of .jsonl and rows of .parquet are read."""
     start: int
     end: int
     first: int
     """Number of its first line or row, from 1."""
     num_bytes: int
     bounded: bool = True
-    """Whether it is small enough to be tokenized in one go."""
-    rows: RowRule = EVERY_ROW
-    """Which lines of .jsonl and rows of .parquet are read."""
+    """Whether memory has room for all its tokens at once."""
 
     def documents(self, repairs: Repairs) -> Iterator[str]:
-        """Every usable document. Raises DataError: unreadable, or changed since it was hashed."""
-        try:
+        """Every usable document. Raises DataError where the file is not readable, or changed since
+        it was hashed."""
+        with read_errors(self.file):
             for text, place in self._texts(repairs):
                 if (document := clean(text, place, repairs)) is not None:
                     yield document
             check_unchanged(self.file, self.signature)
-        except (OSError, EOFError, zlib.error) as error:  # gzip: torn or not gzip at all
-            raise unreadable(error, self.file) from error
 
     def _texts(self, repairs: Repairs) -> Iterator[tuple[str, str]]:
-        """(text, `file:line`) as it stands in the file."""
+        """(text as it is in the file, `file:line`)"""
         match format_of(self.file):
             case ".txt":
                 for line, raw in cut_into_documents(self._lines()):
@@ -80,8 +82,8 @@ class FilePiece:
 
     def _lines(self) -> Iterator[bytes]:
         if is_packed(self.file):
-            with unpacked(self.file) as packed:
-                lines = iter(lambda: read_line(packed, self.file), b"")
+            with _unpacked(self.file) as stream:
+                lines = iter(lambda: read_line(stream, self.file), b"")
                 yield from without_bom(lines, self.name)
             return
         with self.file.open("rb") as file:
@@ -100,14 +102,11 @@ class FilePiece:
         if not isinstance(row, dict) or self.text_column not in row:
             where = f"{place}, keys: {_keys_of(row)}"
             repairs.add(f"line skipped: no {self.text_column!r} in it", where)
-            return None
-        if not self.rows.keeps(row):
-            return None
-        value = row[self.text_column]
-        if not isinstance(value, str):
+        elif self.rows.keeps(row):
+            if isinstance(value := row[self.text_column], str):
+                return value
             repairs.add(f"line skipped: {self.text_column!r} is not a string", place)
-            return None
-        return value
+        return None
 
     def _rows(self, repairs: Repairs) -> Iterator[tuple[str, str]]:
         import pyarrow
@@ -136,32 +135,28 @@ class FilePiece:
         return list(dict.fromkeys([self.text_column, *deciding]))
 
 
-def pieces_of(file: Path, name: str, text_column: str, signature: str) -> Iterator[FilePiece]:
-    """The whole file, piece by piece. Raises DataError (also where it changed since it was hashed:
-    a file that grew or shrank has other pieces), OSError."""
+def pieces_of(
+    file: Path, name: str, text_column: str, signature: str, rows: RowRule = EVERY_ROW
+) -> Iterator[FilePiece]:
+    """The whole file, piece by piece. Raises DataError, also where it changed since it was hashed,
+    since then its pieces are others; OSError."""
+    piece = partial(FilePiece, file, name, text_column, signature, rows)
     match format_of(file):
         case _ if is_packed(file):
-            size = file.stat().st_size
-            yield FilePiece(file, name, text_column, signature, 0, 0, 1, size, bounded=False)
+            yield piece(0, 0, 1, file.stat().st_size, bounded=False)
         case ".parquet":
             first = 1
-            for group, (rows, size) in enumerate(_row_groups(file, text_column)):
-                bounded = size <= _LARGEST_ROW_GROUP
-                end = group + 1
-                yield FilePiece(
-                    file, name, text_column, signature, group, end, first, size, bounded
-                )
-                first += rows
+            for group, (num_rows, size) in enumerate(_row_groups(file, text_column)):
+                yield piece(group, group + 1, first, size, bounded=size <= _LARGEST_ROW_GROUP)
+                first += num_rows
         case kind:
-            spans = document_spans(file) if kind == ".txt" else line_spans(file)
-            for span in spans:
-                start, end, first, size = *span, span.end - span.start
-                yield FilePiece(file, name, text_column, signature, start, end, first, size)
+            for span in document_spans(file) if kind == ".txt" else line_spans(file):
+                yield piece(*span, span.end - span.start)
     check_unchanged(file, signature)
 
 
 def _row_groups(file: Path, column: str) -> list[tuple[int, int]]:
-    """(rows, bytes when unpacked) of each row group."""
+    """(rows, unpacked bytes) of each row group."""
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -189,13 +184,13 @@ def _keys_of(row: object) -> str:
 
 
 def check_unchanged(file: Path, signature: str) -> None:
-    """Raises DataError where a file is another one than when it was hashed, OSError."""
+    """Raises DataError where a file changed since it was hashed, OSError."""
     if stat_signature(file) != signature:
         raise DataError(f"{file}: changed while it was read; run again once it is at rest")
 
 
 def suffix_of(file: Path) -> str | None:
-    """In lower case; None where text is not read from such files."""
+    """Its suffix in lower case; None for files of no format that is read."""
     name = file.name.lower()
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
 
@@ -206,13 +201,32 @@ def format_of(file: Path) -> str:
     return suffix[: suffix.index(".", 1)] if is_packed(file) else suffix
 
 
+def _unpacked(file: Path) -> io.BufferedIOBase:
+    """Close it. Raises DataError where pyarrow, which reads zstd, is missing. Reading raises
+    OSError, EOFError or zlib.error for a file that is cut off or not packed."""
+    if file.name.lower().endswith(".gz"):
+        return gzip.open(file)
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise DataError(f"{file}: zstd needs the pyarrow package: pip install pyarrow") from error
+    return io.BufferedReader(pyarrow.input_stream(str(file), compression="zstd"))
+
+
 def is_packed(file: Path) -> bool:
     return (suffix_of(file) or "").endswith(PACKED)
 
 
-def unreadable(error: Exception, file: Path | None = None) -> DataError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-    return DataError(f"{getattr(error, 'filename', None) or file}: cannot be read: {reason}")
+@contextmanager
+def read_errors(file: Path | None = None) -> Iterator[None]:
+    """An error of reading becomes a DataError that names its file, or else `file`."""
+    try:
+        yield
+    # EOFError, zlib.error: packed, but cut off, or not packed at all.
+    except (OSError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        name = getattr(error, "filename", None) or file
+        raise DataError(f"{name}: cannot be read: {reason}") from error
 
 
 def _not_parquet(file: Path, error: Exception) -> DataError:

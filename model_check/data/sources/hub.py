@@ -1,54 +1,64 @@
 """The Hugging Face hub: asked once whether it answers, then used or left alone for the whole run.
 
-Every way it can refuse has a message of its own. The token is read by huggingface_hub itself, from
-HF_TOKEN or its own file; here only a `.env` puts it into HF_TOKEN, and nothing prints it.
+Each way in which it can refuse has a message of its own. huggingface_hub reads the token itself,
+from HF_TOKEN or its own file. We only copy that of a `.env` file into HF_TOKEN, and never print it.
+
+`python -m model_check.data.sources.hub ORGANISATION/MODEL config.json` prints the path of a file of
+a model, for processes that do not import huggingface_hub.
 """
 
 import os
 import queue
 import re
 import socket
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from model_check.config.load import Request, load
+from model_check.config.schema import DataSettings
 from model_check.data.cache.memo import Memo
-from model_check.errors import DataError
+from model_check.errors import DataError, ModelCheckError
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 _TOKEN_LINE = re.compile(r"""\s*(?:export\s+)?HF_TOKEN\s*=\s*["']?(?P<token>[^\s"'#]+)""")
-_HTTP_UNAUTHORIZED = 401
-_HTTP_FORBIDDEN = 403
-_HTTP_TOO_MANY = 429
 
 Kind = Literal["model", "dataset"]
 
 
+@dataclass
 class Hub:
-    """What the hub has, as seen from here. `offline` and a probe without answer mean the same: no
-    call is made, only what was fetched before is used."""
+    """The hub as seen from this machine. When it is offline on request or does not answer, no call
+    is made, and only files that were fetched before are used."""
 
-    def __init__(self, timeout_s: float, offline: bool, memo: Memo) -> None:
-        self._timeout_s = timeout_s
-        self._offline = offline
-        self._memo = memo
+    timeout_s: float
+    offline: bool
+    memo: Memo
+
+    def __post_init__(self) -> None:
         self.endpoint = os.environ.get("HF_ENDPOINT", DEFAULT_ENDPOINT).rstrip("/")
+
+    @classmethod
+    def of(cls, data: DataSettings) -> "Hub":
+        return cls(data.hub_timeout_s, data.offline, Memo(Path(data.cache_dir).expanduser()))
 
     @cached_property
     def why_offline(self) -> str | None:
-        """None when the hub answers. Asks at most once, before huggingface_hub is imported: that
-        reads HF_HUB_OFFLINE when imported, and burns 24 s a call on a network that is not there.
-        """
+        """None when the hub answers. Asks at most once, before huggingface_hub is imported: at
+        import that reads HF_HUB_OFFLINE, and without a network it spends 24 s on each call."""
         reason = None
-        if self._offline:
+        if self.offline:
             reason = "offline was asked for (data.offline or HF_HUB_OFFLINE)"
-        elif silence := _silence(self.endpoint, self._timeout_s):
+        elif silence := _silence(self.endpoint, self.timeout_s):
             reason = f"{self.endpoint} does not answer ({silence})"
         if reason:
             os.environ["HF_HUB_OFFLINE"] = "1"
@@ -58,43 +68,36 @@ class Hub:
         return reason
 
     def dataset_commit(self, repo: str) -> str:
-        """The commit of the dataset's main branch; offline, the one that was seen last."""
+        """The commit of the dataset's main branch; offline, the last one that we saw. Raises
+        DataError, as all methods do."""
         signature = f"hub dataset {self.endpoint} {repo}"
         if self.why_offline is not None:
-            if known := self._memo.get(signature):
+            if known := self.memo.get(signature):
                 return known
             raise DataError(
                 f"{repo}: was never prepared here, and {self.why_offline}; prepare it once with "
                 "network, or take data.dataset=embedded or a local file"
             )
         commit = self._commit(repo, "dataset")
-        self._memo.put(signature, commit)
+        self.memo.put(signature, commit)
         return commit
 
-    def tokenizer_file(self, repo: str) -> Path:
-        """The repository's tokenizer.json, fetched or from huggingface_hub's own cache."""
+    def model_file(self, repo: str, name: str, instead: str) -> Path:
+        """One file of a model. `instead`: the cure where it cannot be fetched."""
+        file = self.model_files(repo, [name], instead) / name
+        if not file.is_file():
+            if self.why_offline is not None:
+                raise self._not_cached(repo, f"its {name}", instead)
+            raise DataError(f"{repo}: has no {name} on {self.endpoint}")
+        return file
+
+    def model_files(self, repo: str, patterns: Sequence[str], instead: str) -> Path:
+        """The directory of those files of a model, fetched or from huggingface_hub's own cache. It
+        lacks files that the model does not have."""
         online = self.why_offline is None
         if online:
             # Asked first because it fails at once: the download alone retries a 429 for 24 s.
             self._commit(repo, "model")
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-        try:
-            return Path(hf_hub_download(repo, "tokenizer.json", local_files_only=not online))
-        except LocalEntryNotFoundError as error:
-            raise self._not_cached(repo) from error
-        except EntryNotFoundError as error:
-            raise DataError(f"{repo}: has no tokenizer.json on {self.endpoint}") from error
-        except Exception as error:
-            raise self._explained(error, repo, "model") from error
-
-    def model_files(self, repo: str, patterns: Sequence[str]) -> Path:
-        """The directory that holds those files of a model, fetched or from huggingface_hub's own
-        cache; a file that the model does not have is not in it."""
-        online = self.why_offline is None
-        if online:
-            self._commit(repo, "model")  # asked first, as for a tokenizer
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -103,11 +106,7 @@ class Hub:
                 repo, allow_patterns=list(patterns), local_files_only=not online
             )
         except LocalEntryNotFoundError as error:
-            raise DataError(
-                f"{repo}: is not in huggingface_hub's cache here, and "
-                f"{self.why_offline or f'{self.endpoint} stopped answering'}; fetch it once with "
-                "network, or name a local directory"
-            ) from error
+            raise self._not_cached(repo, f"its {patterns[0]}", instead) from error
         except Exception as error:
             raise self._explained(error, repo, "model") from error
         return Path(found)
@@ -126,23 +125,23 @@ class Hub:
 
     def _commit(self, repo: str, kind: Kind) -> str:
         try:
-            info = self._api().repo_info(repo, repo_type=kind, timeout=max(10.0, self._timeout_s))
+            info = self._api().repo_info(repo, repo_type=kind, timeout=max(10.0, self.timeout_s))
         except Exception as error:
             raise self._explained(error, repo, kind) from error
         return str(info.sha)
 
-    def _not_cached(self, repo: str) -> DataError:
+    def _not_cached(self, repo: str, what: str, instead: str) -> DataError:
         from huggingface_hub.constants import HF_HUB_CACHE
 
         reason = self.why_offline or f"{self.endpoint} stopped answering"
         return DataError(
-            f"{repo}: its tokenizer.json is not in {HF_HUB_CACHE}, and {reason}; fetch it once "
-            "with network, or take data.tokenizer=bpe or a local tokenizer.json"
+            f"{repo}: {what} is not in {HF_HUB_CACHE}, and {reason}; fetch it once with network, "
+            f"or {instead}"
         )
 
     def _explained(self, error: Exception, repo: str, kind: Kind) -> DataError:
-        """One line about what huggingface_hub raised. Our own words only: a foreign message may
-        quote what it was given."""
+        """One line about an error of huggingface_hub. In our own words only: its message may quote
+        the token."""
         from huggingface_hub import get_token
         from huggingface_hub.errors import (
             GatedRepoError,
@@ -162,9 +161,9 @@ class Hub:
                 text = f"no such {kind} at {self.endpoint}, or it is private and needs HF_TOKEN"
             case HFValidationError():
                 text = f"is neither a file here nor a name that the hub could have ({kind})"
-            case _ if status in (_HTTP_UNAUTHORIZED, _HTTP_FORBIDDEN):
+            case _ if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
                 text = f"{self.endpoint} refuses your token (HTTP {status}): is it still valid?"
-            case _ if status == _HTTP_TOO_MANY and response is not None:
+            case _ if status == HTTPStatus.TOO_MANY_REQUESTS and response is not None:
                 wait = response.headers.get("Retry-After")
                 when = f"in {wait} s" if wait and wait.isdigit() else "in some minutes"
                 text = f"{self.endpoint} asks to slow down (HTTP 429): try again {when}"
@@ -175,7 +174,7 @@ class Hub:
 
 
 def _token_of_dotenv(path: Path) -> str | None:
-    """HF_TOKEN of a `.env` file here, where there is one: read as data, never executed."""
+    """HF_TOKEN of a `.env` file, where there is one: read as data, never executed."""
     with suppress(OSError, UnicodeDecodeError):
         for line in path.read_text().splitlines():
             if found := _TOKEN_LINE.match(line):
@@ -184,7 +183,7 @@ def _token_of_dotenv(path: Path) -> str | None:
 
 
 def without_secrets(text: str) -> str:
-    """A foreign message, fit to be printed."""
+    """A message of another package, without our token."""
     from huggingface_hub import get_token
 
     token = get_token()
@@ -192,22 +191,23 @@ def without_secrets(text: str) -> str:
 
 
 def _silence(endpoint: str, timeout_s: float) -> str | None:
-    """Why no HTTP answer comes back in time; None: one does, be it an error page."""
-    # In a thread: a name server that is gone blocks getaddrinfo for longer than any time-out.
-    heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    """Why no HTTP answer comes in time; None: one comes, even if it is an error page."""
+    answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def ask() -> None:
-        heard.put(_ask(endpoint, timeout_s))
+        answers.put(_ask(endpoint, timeout_s))
 
+    # A thread: getaddrinfo has no time-out, and blocks for long when the name server is gone.
     threading.Thread(target=ask, daemon=True, name="hub probe").start()
     try:
-        return heard.get(timeout=timeout_s)
+        return answers.get(timeout=timeout_s)
     except queue.Empty:
         return f"waited {timeout_s:g} s"
 
 
 def _ask(endpoint: str, timeout_s: float) -> str | None:
-    import ssl  # only who asks the hub pays for these: 60 ms
+    # 60 ms, which only a process that asks the hub pays for.
+    import ssl
     import urllib.error
     import urllib.request
 
@@ -219,9 +219,10 @@ def _ask(endpoint: str, timeout_s: float) -> str | None:
         error.close()
         return None
     except urllib.error.URLError as error:
-        # Somebody answered; whose certificates are trusted is huggingface_hub's question.
+        # A server answered. Which certificates to trust is for huggingface_hub to decide.
         return None if isinstance(error.reason, ssl.SSLError) else _in_words(error.reason)
-    except (OSError, ValueError) as error:  # a broken proxy answer, a malformed endpoint
+    # A broken answer of a proxy, a malformed endpoint.
+    except (OSError, ValueError) as error:
         return _in_words(error)
 
 
@@ -237,3 +238,18 @@ def _in_words(reason: object) -> str:
             return text
         case _:
             return type(reason).__name__
+
+
+def main(argv: Sequence[str]) -> int:
+    repo, name = argv
+    try:
+        settings = load(Request(preset="cpu", environ=os.environ), lambda: False).settings
+        print(Hub.of(settings.data).model_file(repo, name, "name a local directory"))
+    except ModelCheckError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

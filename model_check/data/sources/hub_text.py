@@ -1,5 +1,6 @@
 """Text of a dataset on the hub, read with the `datasets` package, at a pinned commit."""
 
+import errno
 import re
 from collections.abc import Iterator
 from copy import copy
@@ -17,7 +18,7 @@ KNOWN = {"wikitext": WIKITEXT, "c4": C4}
 """Short names."""
 USUAL_CONFIG = {
     # 103-raw has the same validation text and 50 times the training text: 300 MB to fetch and
-    # minutes to tokenize, where 2-raw (6 MB) feeds 290 sequences of 8192 tokens.
+    # minutes to tokenize. 2-raw (6 MB) suffices for 290 sequences of 8192 tokens.
     WIKITEXT: "wikitext-2-raw-v1",
     C4: "en",
 }
@@ -27,14 +28,14 @@ PIP_HINT = "hub datasets need the datasets package: pip install 'datasets>=4' py
 
 
 class HubSource:
-    """A hub dataset. Rows are documents, but in wikitext an article is: its rows are lines."""
+    """A hub dataset. A row is a document, except in wikitext, whose rows are lines of articles."""
 
     size_bytes = None
 
     def __init__(
         self, repo: str, config: str | None, split: str, text_column: str, hub: Hub, bounded: bool
     ) -> None:
-        """`bounded`: only a part will be read, so it is streamed instead of fetched whole."""
+        """`bounded`: only a part will be read, so it is streamed, not fetched whole."""
         self.name = KNOWN.get(repo, repo)
         self._config = config or USUAL_CONFIG.get(self.name)
         self._split = split
@@ -45,7 +46,7 @@ class HubSource:
         self.label = named if named.startswith(short_name) else f"{short_name}-{named}"
 
     def with_split(self, split: str) -> "HubSource":
-        """Another split of the same dataset, at the same commit, of the same hub."""
+        """Another split of the same dataset at the same commit."""
         other = copy(self)
         other._split = split
         return other
@@ -71,13 +72,9 @@ class HubSource:
     def documents(self, repairs: Repairs) -> Iterator[str]:
         rows = self._rows(repairs)
         texts = _articles(rows) if self.name == WIKITEXT else rows
-        usable = 0
         for text, place in texts:
             if (document := clean(text, place, repairs)) is not None:
-                usable += 1
                 yield document
-        if not usable:
-            raise DataError(f"{self.name}: no usable text: {'; '.join(repairs.lines())}")
 
     def _rows(self, repairs: Repairs) -> Iterator[tuple[str, str]]:
         row = 0
@@ -110,12 +107,13 @@ class HubSource:
                 yield batch[self._text_column]
         except DataError:
             raise
-        except Exception as error:  # datasets raises of every kind, also of packages it hides
+        # datasets also raises errors of packages that it uses.
+        except Exception as error:
             raise self._explained(error, begun) from error
 
     def _check(self, table: Any, online: bool) -> None:
-        """Raises DataError unless `table` has the column, and is of our commit: offline, datasets
-        takes whichever commit it cached last."""
+        """Raises DataError unless `table` has the column and is of our commit: offline, datasets
+        takes the commit that it cached last."""
         columns = table.column_names
         if columns is not None and self._text_column not in columns:
             raise DataError(
@@ -129,8 +127,6 @@ class HubSource:
             )
 
     def _explained(self, error: Exception, begun: bool) -> DataError | StorageError:
-        import errno
-
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return StorageError(
                 f"{self.name}: no space left where hub datasets are kept; set HF_HOME to a "
@@ -142,13 +138,15 @@ class HubSource:
             )
         first_line = without_secrets(str(error).strip().split("\n", 1)[0])
         text = f"{self.name}: {type(error).__name__}: {first_line}"
-        if begun:
-            return BrokenOffError(f"{text}; run again: it goes on from there")
-        return DataError(text)
+        return (
+            BrokenOffError(f"{text}; run again: it goes on from there")
+            if begun
+            else DataError(text)
+        )
 
 
 def import_datasets() -> Any:
-    """The `datasets` package, its progress bars off. Raises DataError where it is absent."""
+    """The `datasets` package without progress bars. Raises DataError where it is absent."""
     try:
         import datasets
     except ImportError as error:
@@ -158,14 +156,14 @@ def import_datasets() -> Any:
 
 
 def _articles(rows: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Wikitext's lines put together, a heading of the first level opening each article."""
-    held: list[str] = []
+    """Wikitext's lines joined to articles, each of which begins with a heading of level one."""
+    lines: list[str] = []
     first = ""
     for line, place in rows:
-        if held and _HEADING.match(line):
-            yield "".join(held), first
-            held = []
-        first = first if held else place
-        held.append(line)
-    if held:
-        yield "".join(held), first
+        if lines and _HEADING.match(line):
+            yield "".join(lines), first
+            lines = []
+        first = first if lines else place
+        lines.append(line)
+    if lines:
+        yield "".join(lines), first

@@ -1,10 +1,10 @@
 """Text from a file or a directory of this machine."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from model_check.data.cache.memo import Memo, file_sha256, stat_signature
 from model_check.data.read.manifest import hash_of
@@ -13,111 +13,94 @@ from model_check.data.sources.file_piece import (
     format_of,
     is_packed,
     pieces_of,
+    read_errors,
     suffix_of,
-    unreadable,
 )
 from model_check.data.sources.rows import EVERY_ROW, RowRule
-from model_check.data.sources.source import nothing_usable
 from model_check.data.sources.text import Repairs
 from model_check.data.sources.text_files import FORMATS, TextFiles, nothing_to_read, text_files
 from model_check.errors import DataError
 from model_check.utils.words import printable
 
 
+@dataclass
 class LocalSource:
     """A file, or all files of a directory in order of their relative paths.
 
-    A .txt file is one document (a big one several: `text.CUT_AT_BLANK_LINE`), elsewhere a row is.
+    A .txt file is one document (a big one several: `text.CUT_AT_BLANK_LINE`). In other formats a
+    row is one.
     """
 
-    endless = False
+    path: Path
+    text_column: str
+    memo: Memo
+    rows: RowRule = EVERY_ROW
+    """Which rows of JSONL and parquet are read."""
+    without: tuple[Path, ...] = ()
+    """Files and directories that are left out."""
+    endless: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        path: Path,
-        text_column: str,
-        memo: Memo,
-        rows: RowRule = EVERY_ROW,
-        without: tuple[Path, ...] = (),
-    ) -> None:
-        """`rows`: which of JSONL and parquet; `without`: files and directories left out."""
-        self._path = path
-        self._text_column = text_column
-        self._memo = memo
-        self._rows = rows
-        self._without = without
+    def __post_init__(self) -> None:
         self._signatures: dict[Path, str] = {}
-        only = rows.only
-        self.name = printable(path.name or str(path)) + (f", {only}" if only else "")
-        self.label = (path.name.split(".")[0] or "local") + (f"-{only.text}" if only else "")
+        name, only = self.path.name, self.rows.only
+        self.name = printable(name or str(self.path)) + (f", {only}" if only else "")
+        self.label = (name.split(".")[0] or "local") + (f"-{only.text}" if only else "")
 
     @property
     def size_bytes(self) -> int | None:
-        """None where compression hides it."""
+        """None where it is not known, since a file is packed."""
         if any(is_packed(file) or format_of(file) == ".parquet" for file in self._files):
             return None
-        try:
+        with read_errors():
             return sum(file.stat().st_size for file in self._files)
-        except OSError as error:
-            raise unreadable(error) from error
 
     def identity(self) -> dict[str, Any]:
-        try:
+        with read_errors():
             contents = [[suffix_of(file), self._content(file)] for file in self._files]
-        except OSError as error:
-            raise unreadable(error) from error
         key: dict[str, Any] = {"kind": "local", "files": hash_of(contents)}
         if any(format_of(file) != ".txt" for file in self._files):
-            key["text_column"] = self._text_column
-        if rule := self._rows.identity():
+            key["text_column"] = self.text_column
+        if rule := self.rows.identity():
             key["rows"] = rule
         return key
 
     def left_out(self) -> str | None:
-        """A line about files of the directory that give no text, if there are any."""
-        try:
-            return self._found.told() if self._path.is_dir() else None
-        except OSError as error:
-            raise unreadable(error) from error
+        """A line about files of the directory that have no text, if there are any."""
+        with read_errors():
+            return self._found.left_out() if self.path.is_dir() else None
 
     def documents(self, repairs: Repairs) -> Iterator[str]:
-        usable = 0
         for piece in self.pieces():
-            for document in piece.documents(repairs):
-                usable += 1
-                yield document
-        if not usable:
-            raise nothing_usable(self.name, repairs)
+            yield from piece.documents(repairs)
 
     def pieces(self) -> Iterator[FilePiece]:
         for file in self._files:
-            name = file.relative_to(self._path).as_posix() if file != self._path else file.name
-            try:
+            name = file.relative_to(self.path).as_posix() if file != self.path else file.name
+            with read_errors(file):
                 signature = self._signature(file)
-                pieces = pieces_of(file, printable(name), self._text_column, signature)
-                yield from (replace(piece, rows=self._rows) for piece in pieces)
-            except OSError as error:
-                raise unreadable(error, file) from error
+                yield from pieces_of(file, printable(name), self.text_column, signature, self.rows)
 
     def _content(self, file: Path) -> str:
-        self._signature(file)  # before it is hashed: what changes later is noticed
-        return file_sha256(file, self._memo)
+        # Taken before it is hashed, so that a later change is noticed.
+        self._signature(file)
+        return file_sha256(file, self.memo)
 
     def _signature(self, file: Path) -> str:
         if file not in self._signatures:
             self._signatures[file] = stat_signature(file)
-            if not file.is_file():  # a pipe would be waited for
+            # A read of a pipe would wait.
+            if not file.is_file():
                 raise DataError(f"{file}: is no regular file")
         return self._signatures[file]
 
     @cached_property
     def _files(self) -> list[Path]:
-        if self._path.is_file():
-            if suffix_of(self._path) is None:
-                raise DataError(f"{self._path}: text comes from {FORMATS} files")
-            return [self._path]
-        if self._path.exists() and not self._path.is_dir():
-            raise DataError(f"{self._path}: is no regular file and no directory")
+        if self.path.is_file():
+            if suffix_of(self.path) is None:
+                raise DataError(f"{self.path}: text comes from {FORMATS} files")
+            return [self.path]
+        if self.path.exists() and not self.path.is_dir():
+            raise DataError(f"{self.path}: is no regular file and no directory")
         files = [file for file in self._found.texts if self._may_have_rows(file)]
         if not files:
             raise nothing_to_read(self._found)
@@ -125,7 +108,7 @@ class LocalSource:
 
     @cached_property
     def _found(self) -> TextFiles:
-        return text_files(self._path, self._without)
+        return text_files(self.path, self.without)
 
     def _may_have_rows(self, file: Path) -> bool:
-        return self._rows.only is None or format_of(file) != ".txt"
+        return self.rows.only is None or format_of(file) != ".txt"

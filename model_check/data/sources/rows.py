@@ -1,4 +1,4 @@
-"""Which rows and files of a local text a split has: rows by what one of their columns says."""
+"""Which rows and files of a local text belong to a split: rows by the value of a column."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,15 +24,14 @@ class Value:
 
 @dataclass(frozen=True)
 class RowRule:
-    """The rows to read: those that hold `only` (None: all), but none that holds one of
-    `without`."""
+    """The rows to read: those that hold `only` (None: all) and none of `without`."""
 
     only: Value | None = None
     without: tuple[Value, ...] = ()
 
     @property
     def columns(self) -> list[str]:
-        """What must be read of a row to decide."""
+        """The columns that decide."""
         values = self.without if self.only is None else (self.only, *self.without)
         return list(dict.fromkeys(value.column for value in values))
 
@@ -55,18 +54,18 @@ EVERY_ROW = RowRule()
 
 
 def rows_to_train(validation: Mapping[str, What]) -> RowRule:
-    """All rows that no split has."""
+    """All rows that belong to no validation split."""
     return RowRule(without=_values(validation))
 
 
 def earlier_values(name: str, validation: Mapping[str, What]) -> tuple[Value, ...]:
-    """What the splits named before `name` have: a row that two could have is the first one's."""
+    """The values of the splits before `name`: a row that fits two splits belongs to the first."""
     names = list(validation)
     return _values({other: validation[other] for other in names[: names.index(name)]})
 
 
 def own_paths(validation: Mapping[str, What]) -> tuple[Path, ...]:
-    """Files and directories that are splits: never read as anything else."""
+    """Files and directories that are validation splits: never read as training text."""
     whats = validation.values()
     return tuple(Path(what.path).expanduser() for what in whats if isinstance(what, TextPath))
 

@@ -1,4 +1,4 @@
-"""Where text comes from: the protocol of a source, and of its parts."""
+"""The protocols of a source of text and of its pieces."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
@@ -12,7 +12,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """What every record calls it: `embedded`, `Salesforce/wikitext`, `notes.txt`."""
+        """Its name in every record: `embedded`, `Salesforce/wikitext`, `notes.txt`."""
 
     @property
     def label(self) -> str:
@@ -20,29 +20,31 @@ class Source(Protocol):
 
     @property
     def size_bytes(self) -> int | None:
-        """About how much text it holds, for progress and free space; None: unknown."""
+        """Approximate size of the text, for progress and free space; None: unknown."""
 
     @property
     def endless(self) -> bool:
-        """Whether it is too big to be prepared whole, so that a count must bound it."""
+        """Whether it is too big to prepare whole, so that a number of samples must bound it."""
 
     def identity(self) -> dict[str, Any]:
-        """Its content, never its place or time: its part of the cache key. Raises DataError."""
+        """Its part of the cache key: depends on its content, not on place or time. Raises
+        DataError."""
 
     def documents(self, repairs: Repairs) -> Iterator[str]:
-        """Every usable document, in an order that the identity fixes. Raises DataError."""
+        """Every usable document, in an order that depends on the identity alone; maybe none. Raises
+        DataError."""
 
 
 class Piece(Protocol):
-    """A part of a source that can be read without the rest, in another process too."""
+    """A part of a source that can be read without the rest, also in another process."""
 
     @property
     def num_bytes(self) -> int:
-        """About how much text it holds."""
+        """Approximate size of the text."""
 
     @property
     def bounded(self) -> bool:
-        """Whether its tokens may lie in memory all at once."""
+        """Whether memory has room for all its tokens at once."""
 
     def documents(self, repairs: Repairs) -> Iterator[str]:
         """Every usable document of this part. Raises DataError."""
@@ -50,8 +52,8 @@ class Piece(Protocol):
 
 @runtime_checkable
 class Splittable(Protocol):
-    """A source that can be read piece by piece: the documents of all pieces, in their order, are
-    the documents of the source."""
+    """A source that can be read piece by piece: the documents of its pieces, in order, are its
+    documents."""
 
     def pieces(self) -> Iterator[Piece]:
         """Raises DataError."""

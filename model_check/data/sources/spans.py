@@ -1,7 +1,7 @@
-"""Where a file can be cut so that its parts are read on their own, by any number of workers: byte
-ranges that begin and end on borders of documents. They depend on the content alone.
+"""Byte ranges of a file that begin and end between documents, so that any number of workers can
+read them on their own. They depend on the content alone.
 
-Read, never mapped: a file that shrinks under a memory map kills the process.
+Files are read, never mapped: one that shrinks under a memory map kills the process.
 """
 
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from model_check.data.sources.text import CUT_AT_BLANK_LINE, CUT_AT_LINE_END
 from model_check.errors import DataError
 
 PIECE_BYTES = 2 << 20
-"""A worker's portion: a second of work at the slowest, small beside any memory."""
+"""A worker's portion: a second of work at most, and little memory."""
 LONGEST_LINE = 512 << 20
-"""A longer one is no text (zeros without an end, a gzip bomb), and would fill the memory."""
+"""A longer one is not text (endless zeros, a gzip bomb), and would fill the memory."""
 
 
 class Lines(Protocol):
@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 
 def line_spans(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[Span]:
-    """Spans of whole lines, each of at least `piece_bytes` but the last. Raises OSError,
+    """Spans of whole lines, each except the last of at least `piece_bytes`. Raises OSError,
     DataError."""
     with path.open("rb") as file:
         start, line = 0, 1
@@ -56,7 +56,7 @@ def document_spans(path: Path) -> Iterator[Span]:
 
 
 def _rest_of_document(file: Lines, path: Path, head: bytes) -> tuple[int, int]:
-    """(bytes, lines) of the document that begins with `head`; read up to its end."""
+    """(bytes, lines) of the document that begins with `head`. Reads up to its end."""
     size, num_lines = len(head), head.count(b"\n")
     begun = head[head.rfind(b"\n") + 1 :]
     while rest := read_line(file, path):
@@ -70,7 +70,7 @@ def _rest_of_document(file: Lines, path: Path, head: bytes) -> tuple[int, int]:
 
 def read_line(file: Lines, path: Path) -> bytes:
     """The next line, its end included; empty at the end of the file. Raises DataError for one that
-    memory must not hold."""
+    is too long for the memory."""
     line = file.readline(LONGEST_LINE + 1)
     if len(line) > LONGEST_LINE:
         raise DataError(f"{path}: a line of more than {LONGEST_LINE >> 20} MiB: this is no text")

@@ -1,12 +1,11 @@
-"""The text files of a directory, and what is left out of it. Opens none of them."""
+"""The text files of a directory, and the files that are left out. Opens none of them."""
 
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from model_check.data.sources.file_piece import suffix_of, unreadable
+from model_check.data.sources.file_piece import read_errors, suffix_of
 from model_check.errors import DataError
 from model_check.utils.words import printable
 
@@ -16,45 +15,43 @@ _NAMES_IN_MESSAGE = 5
 
 @dataclass(frozen=True)
 class TextFiles:
-    """In order of their relative paths. Hidden files, and what is in hidden directories, are in
-    neither list."""
+    """In order of their relative paths. Hidden files and those in hidden directories are in neither
+    list."""
 
     directory: Path
     texts: Sequence[Path]
     others: Sequence[Path]
     """Of no format that is read."""
 
-    def told(self) -> str | None:
-        """A line about what gives no text; None: everything does."""
+    def left_out(self) -> str | None:
+        """A line about files without text; None: there are none. Raises OSError."""
         empty = [file for file in self.texts if file.is_file() and not file.stat().st_size]
-        told = []
-        if self.others:
-            told.append(
-                f"{_count(self.others)} not read, only {FORMATS}: {self.names(self.others)}"
-            )
-        if empty:
-            told.append(f"{_count(empty)} empty: {self.names(empty)}")
-        return f"{self.directory}: {'; '.join(told)}" if told else None
+        groups = ((self.others, f"not read, only {FORMATS}"), (empty, "empty"))
+        parts = [
+            f"{len(files)} file{'s' if len(files) > 1 else ''} {why}: {self.names(files)}"
+            for files, why in groups
+            if files
+        ]
+        return f"{self.directory}: {'; '.join(parts)}" if parts else None
 
     def names(self, files: Sequence[Path]) -> str:
-        """The first of them, and how many more there are."""
+        """The first names, and how many more there are."""
         names = [printable(_relative(file, self.directory)) for file in files]
         more = len(names) - _NAMES_IN_MESSAGE
         return ", ".join(names[:_NAMES_IN_MESSAGE]) + (f" (+{more} more)" if more > 0 else "")
 
 
 def text_files(directory: Path, without: Sequence[Path] = ()) -> TextFiles:
-    """All below `directory` but for the files and directories `without`. Raises DataError: it, or
-    a directory in it, cannot be listed."""
+    """All files below `directory` except those in `without`, which may be files or directories.
+    Raises DataError where a directory cannot be listed."""
     left_out = [os.path.realpath(path) for path in without]
     texts: list[Path] = []
     others: list[Path] = []
-    try:
+    # A directory that cannot be listed must not look empty.
+    with read_errors():
         for file in _files_below(directory):
             if not _is_in(os.path.realpath(file), left_out):
                 (others if suffix_of(file) is None else texts).append(file)
-    except OSError as error:  # a directory that cannot be listed must not look empty
-        raise unreadable(error) from error
     return TextFiles(directory, _sorted(texts, directory), _sorted(others, directory))
 
 
@@ -65,13 +62,13 @@ def nothing_to_read(files: TextFiles) -> DataError:
 
 
 def _files_below(directory: Path) -> Iterator[Path]:
-    """Each real directory once, so that no link leads in a circle or to the same text twice; those
-    that are there themselves before those that links lead to."""
+    """Each real directory once, so that links neither make a circle nor repeat a text. Directories
+    themselves come before those that links lead to."""
     known = set[tuple[int, int]]()
-    waiting = [_Place(False, directory)]
+    waiting = [(False, directory)]
     while waiting:
         waiting.sort(reverse=True)
-        place = waiting.pop().path
+        _, place = waiting.pop()
         entries = sorted(place.iterdir())
         st = place.stat()
         if (st.st_dev, st.st_ino) in known:
@@ -81,20 +78,13 @@ def _files_below(directory: Path) -> Iterator[Path]:
             if path.name.startswith("."):
                 continue
             if path.is_dir():
-                waiting.append(_Place(path.is_symlink(), path))
+                waiting.append((path.is_symlink(), path))
             else:
                 yield path
 
 
-class _Place(NamedTuple):
-    """A directory to look into."""
-
-    is_link: bool
-    path: Path
-
-
 def _sorted(files: list[Path], directory: Path) -> list[Path]:
-    """As if all suffixes were in lower case: their case does not change the text."""
+    """Sorted as if all suffixes were in lower case, since their case does not change the text."""
     return sorted(files, key=lambda file: _with_small_suffix(_relative(file, directory)))
 
 
@@ -109,7 +99,3 @@ def _relative(file: Path, directory: Path) -> str:
 
 def _is_in(file: str, places: Sequence[str]) -> bool:
     return any(file == place or file.startswith(f"{place}{os.sep}") for place in places)
-
-
-def _count(files: Sequence[Path]) -> str:
-    return f"{len(files)} file{'s' if len(files) > 1 else ''}"

@@ -1,20 +1,20 @@
 """The directory of a model's safetensors: a local one, or the hub's, fetched once."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from model_check.config.schema import Settings
-from model_check.data.cache.memo import Memo
 from model_check.data.sources.hub import Hub
 from model_check.errors import DataError
+from model_check.utils.words import Say
 
 _PATTERNS = ("config.json", "tokenizer.json", "model.safetensors.index.json", "model*.safetensors")
 
 
-def weights_directory(settings: Settings, say: Callable[[str], None]) -> Path | None:
-    """What `model.init_from` names; None where it is a file, or not set. Raises DataError.
+def weights_directory(settings: Settings, say: Say) -> Path | None:
+    """The directory that `model.init_from` names; None where it is a file, or not set. Raises
+    DataError.
 
-    What is here already is used without asking the hub: eight workers would ask eight times.
+    Files that are here already are used without a request: eight workers would make eight.
     """
     source = settings.model.init_from
     if source is None or Path(source).is_file():
@@ -28,9 +28,8 @@ def weights_directory(settings: Settings, say: Callable[[str], None]) -> Path | 
     if (cached := _cached(source)) is not None:
         return cached
     say(f"weights: fetching {source}")
-    data = settings.data
-    hub = Hub(data.hub_timeout_s, data.offline, Memo(Path(data.cache_dir).expanduser()))
-    directory = hub.model_files(source, _PATTERNS)
+    hub = Hub.of(settings.data)
+    directory = hub.model_files(source, _PATTERNS, "name a local directory")
     if not _has_weights(directory):
         raise DataError(f"{source}: has no safetensors on {hub.endpoint}")
     return directory
@@ -48,6 +47,7 @@ def _cached(repo: str) -> Path | None:
 
 
 def _has_weights(directory: Path) -> bool:
+    """All of them: a model may have several numbered files."""
     if (directory / "model.safetensors").is_file():
         return True
     numbered = list(directory.glob("model-*-of-*.safetensors"))

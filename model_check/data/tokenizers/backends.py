@@ -1,9 +1,9 @@
-"""What turns text into ids: `tokenizers` always, with a memory of words where that can be; a faster
-library where it gives the same ids.
+"""Libraries that turn text into ids: `tokenizers` always, with a memory of words where possible; a
+faster library where it gives the same ids.
 
-The cache's key does not know which one it was: a backend is used only after it gave, on a probe
-text, the ids that `tokenizers` gives; texts with a character that it takes for something else are
-left to `tokenizers` (`characters`); and samples of the whole text are compared.
+The cache's key does not name the library. So a faster one is used only after it gave the ids of
+`tokenizers` for probe texts. Texts with a character that it classifies otherwise go to `tokenizers`
+(`characters`), and samples of the whole text are compared.
 """
 
 import json
@@ -12,107 +12,108 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
-from model_check.data.sources.progress import Say
-from model_check.data.tokenizers.byte_level import byte_letters
-from model_check.data.tokenizers.characters import Characters, telling
+from model_check.data.tokenizers.characters import Characters, Divided, Encode, Ids, revealing
 from model_check.data.tokenizers.chunks import GPT_2, cut_for, has_windows, windows
-from model_check.data.tokenizers.divided import Divided, Encode, Ids
-from model_check.data.tokenizers.tokenizer import TextTokenizer
+from model_check.data.tokenizers.tokenizer import TextTokenizer, byte_letters
 from model_check.data.tokenizers.word_memo import WordMemo
 from model_check.errors import DataError
+from model_check.utils.words import Say
 
 BackendName = Literal["auto", "tokenizers", "gigatoken", "tiktoken"]
 Build = Callable[[TextTokenizer], Encode]
-"""Raises what the library raises, UnfitError, or ImportError."""
+"""Raises the library's errors, UnfitError, or ImportError."""
 
-_CHECKED_FIRST = 1 << 16
-"""So many characters of a text's first batch are tokenized twice: 30 ms ..."""
-_CHECKED_LATER = 1 << 8
-"""... and so many of every later one: 1 to 2 % of a preparation with the fastest backend."""
-
-
-class CheckedEncode(Protocol):
-    """The ids of each text. Of the text's first batch more is checked."""
-
-    def __call__(self, texts: Sequence[str], is_first: bool = True) -> list[Ids]: ...
+_COMPARED_FIRST = 1 << 16
+"""Characters of a text's first batch that are tokenized twice: 30 ms ..."""
+_COMPARED_LATER = 1 << 8
+"""... and of every later one: 1 to 2 % of a preparation with the fastest backend."""
 
 
 class UnfitError(Exception):
-    """A backend that cannot do what this tokenizer does; the text says why."""
+    """A backend cannot do what this tokenizer does; the text says why."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to encode, tried on the probe text."""
+    """A way to encode that gave the right ids for the probe texts."""
 
     name: BackendName
     why: str
-    """For people: what was chosen, and what was not."""
+    """For people: what was chosen, and why the others were not."""
     encode: Encode
-    """The ids of each text, without any special token."""
     has_memo: bool = False
 
 
-def choose_backend(wanted: BackendName, tokenizer: TextTokenizer) -> Backend:
-    """`auto` takes the fastest that is installed and gives identical ids. Raises DataError when one
-    asked for by name cannot be had or disagrees."""
-    if wanted == "tokenizers":
+def choose_backend(name: BackendName, tokenizer: TextTokenizer) -> Backend:
+    """`auto` takes the fastest that is installed and gives the same ids. Raises DataError when a
+    backend that was asked for by name is missing or gives others."""
+    if name == "tokenizers":
         return _tokenizers(tokenizer, "as asked")
-    if wanted != "auto":
-        try:
-            return _tried(wanted, tokenizer)
-        except UnfitError as error:
-            raise DataError(
-                f"data.tokenizer_backend = {wanted!r}: {error}; take auto or tokenizers"
-            ) from error
     refused = []
-    for name in _FASTER:
+    for candidate in _FASTER if name == "auto" else (name,):
         try:
-            return _tried(name, tokenizer)
+            return _tried(candidate, tokenizer)
         except UnfitError as error:
-            refused.append(f"{name} {error}")
+            if name != "auto":
+                raise DataError(
+                    f"data.tokenizer_backend = {name!r}: {error}; take auto or tokenizers"
+                ) from error
+            refused.append(f"{candidate} {error}")
     return _tokenizers(tokenizer, "; ".join(refused))
 
 
 def plain(tokenizer: TextTokenizer) -> Encode:
-    """`tokenizers` itself. Its ids are Python lists: array() takes them four times as fast as
-    numpy does."""
+    """`tokenizers` itself. Its ids are Python lists, which array() reads four times as fast as
+    numpy."""
     return lambda texts: [np.asarray(array("I", ids)) for ids in tokenizer.encode(texts)]
 
 
-def checked(backend: Backend, tokenizer: TextTokenizer, say: Say) -> CheckedEncode:
-    """`backend`, samples compared with what `tokenizers` says. If they differ, a word memo is given
-    up, and a line says so; for another library raises DataError."""
-    current, exact = backend.encode, plain(tokenizer)
-    given_up = backend.name == "tokenizers" and not backend.has_memo
+class CheckedEncoder:
+    """Encodes with a backend and compares samples with `tokenizers`."""
 
-    def encode(texts: Sequence[str], is_first: bool = True) -> list[Ids]:
-        nonlocal current, given_up
-        each = current(texts)
-        for number, sample in () if given_up else _samples(texts, is_first):
-            whole = len(sample) == len(texts[number])
-            given = each[number] if whole else current([sample])[0]
-            if _same(given, exact([sample])[0]):
-                continue
-            if not backend.has_memo:
-                what = _disagreement(backend.name, sample)
-                raise DataError(f"{what}; set data.tokenizer_backend=tokenizers")
-            say(f"data: {_disagreement('the word memo', sample)}: tokenizing without it")
-            current, given_up = exact, True
-            return exact(texts)
+    def __init__(self, backend: Backend, tokenizer: TextTokenizer, say: Say) -> None:
+        self._backend = backend
+        self._encode = backend.encode
+        self._exact = plain(tokenizer)
+        self._say = say
+        self._compares = backend.name != "tokenizers" or backend.has_memo
+
+    def encode(self, texts: Sequence[str], is_first: bool = True) -> list[Ids]:
+        """The ids of each text. `is_first`: the batch is the text's first, of which more is
+        compared. Where ids differ, a word memo is given up, and a line says so; with another
+        library DataError is raised."""
+        each = self._encode(texts)
+        if self._compares and (sample := self._difference(texts, each, is_first)) is not None:
+            self._give_up(sample)
+            return self._encode(texts)
         return each
 
-    return encode
+    def _difference(self, texts: Sequence[str], each: list[Ids], is_first: bool) -> str | None:
+        """The first sample for which `tokenizers` gives other ids."""
+        for number, sample in _samples(texts, is_first):
+            whole = len(sample) == len(texts[number])
+            given = each[number] if whole else self._encode([sample])[0]
+            if not _same(given, self._exact([sample])[0]):
+                return sample
+        return None
+
+    def _give_up(self, sample: str) -> None:
+        name = "the word memo" if self._backend.has_memo else self._backend.name
+        problem = f"{name} gives other ids than tokenizers for a text that begins {sample[:40]!r}"
+        if not self._backend.has_memo:
+            raise DataError(f"{problem}; set data.tokenizer_backend=tokenizers")
+        self._say(f"data: {problem}: tokenizing without it")
+        self._encode, self._compares = self._exact, False
 
 
 def _samples(texts: Sequence[str], is_first: bool) -> Iterator[tuple[int, str]]:
-    """(number of the text, all or a part of it): of the first batch its beginning, of others from a
-    place that follows from their texts alone."""
-    start, left = (0, _CHECKED_FIRST) if is_first else (sum(map(len, texts)), _CHECKED_LATER)
+    """(number of the text, all or a part of it): the beginning of the first batch, and of others
+    from a place that depends on their texts alone."""
+    start, left = (0, _COMPARED_FIRST) if is_first else (sum(map(len, texts)), _COMPARED_LATER)
     for number in range(start, start + len(texts)):
         number %= len(texts)
         text = texts[number]
@@ -123,12 +124,8 @@ def _samples(texts: Sequence[str], is_first: bool) -> Iterator[tuple[int, str]]:
             return
 
 
-def _disagreement(who: str, text: str) -> str:
-    return f"{who} gives other ids than tokenizers for a text that begins {text[:40]!r}"
-
-
 def _tokenizers(tokenizer: TextTokenizer, note: str) -> Backend:
-    """With a word memo, where that can be."""
+    """With a word memo, where that is possible."""
     try:
         encode = _word_memo(tokenizer)
     except UnfitError as error:
@@ -159,8 +156,8 @@ def _tried(name: BackendName, tokenizer: TextTokenizer) -> Backend:
     except ImportError as error:
         raise UnfitError("is not installed") from error
     except BaseException as error:
-        # A Rust panic is no Exception; whatever else a library raises only means: not this one.
-        if isinstance(error, KeyboardInterrupt) or not _of_library(error):
+        # Any error of the library, even a Rust panic, only means that it is not used.
+        if not _of_library(error):
             raise
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise UnfitError(f"cannot take this tokenizer: {first_line}") from error
@@ -170,29 +167,32 @@ def _tried(name: BackendName, tokenizer: TextTokenizer) -> Backend:
 
 
 def _characters(build: Build, tokenizer: TextTokenizer) -> Characters:
-    """Those that the library takes for what `tokenizers` does. Raises UnfitError."""
+    """The characters on which the library and `tokenizers` agree. Raises UnfitError."""
     if not _normalizes_plainly(json.loads(tokenizer.to_json())["normalizer"]):
         raise UnfitError("needs a tokenizer whose normalizer follows no table of Unicode")
 
     @cache
     def both() -> tuple[Encode, Encode]:
-        one = telling(tokenizer)
-        return build(one), plain(one)
+        tried = revealing(tokenizer)
+        return build(tried), plain(tried)
 
     def agree(texts: Sequence[str]) -> list[bool]:
         try:
-            fast, exact = both()  # not before it is asked for: 40 ms
+            # Not made before it is asked for: 40 ms.
+            fast, exact = both()
         except BaseException as error:
             if not _of_library(error):
                 raise
-            return [False] * len(texts)  # it cannot be tried: all of it is for `tokenizers`
+            # They cannot be tried, so all such texts go to `tokenizers`.
+            return [False] * len(texts)
         return list(map(_same, fast(texts), exact(texts)))
 
     return Characters(agree)
 
 
 def _normalizes_plainly(normalizer: dict[str, Any] | None) -> bool:
-    """Composition, case and width are of characters together: no trial of each would do."""
+    """Normalizers of composition, case and width work on several characters together, so trying
+    each character is not enough."""
     match normalizer:
         case None | {"type": "Prepend"} | {"type": "Replace", "pattern": {"String": _}}:
             return True
@@ -203,7 +203,7 @@ def _normalizes_plainly(normalizer: dict[str, Any] | None) -> bool:
 
 
 def _exact(tokenizer: TextTokenizer) -> Encode:
-    """`tokenizers`, as fast as it is; made when the first text is for it."""
+    """`tokenizers`, as fast as possible; made when the first text comes."""
 
     @cache
     def backend() -> Backend:
@@ -213,7 +213,7 @@ def _exact(tokenizer: TextTokenizer) -> Encode:
 
 
 def _parts(tokenizer: TextTokenizer) -> Callable[[str], Iterable[str]]:
-    """Windows of a long text, where they are sound."""
+    """Cuts a long text into windows, where they are sound."""
     try:
         if has_windows(_pattern(json.loads(tokenizer.to_json()))):
             return windows
@@ -225,7 +225,7 @@ def _parts(tokenizer: TextTokenizer) -> Callable[[str], Iterable[str]]:
 def _must_agree(
     encode: Encode, tokenizer: TextTokenizer, characters: Characters | None = None
 ) -> None:
-    """On the probe texts, but for those with characters in dispute. Raises UnfitError."""
+    """Compares the probe texts, except those with characters in dispute. Raises UnfitError."""
     texts = _probe_texts(tokenizer)
     same = map(_same, encode(texts), plain(tokenizer)(texts))
     differ = [text for text, equal in zip(texts, same, strict=True) if not equal]
@@ -236,6 +236,7 @@ def _must_agree(
 
 
 def _of_library(error: BaseException) -> bool:
+    """A Rust panic is not an Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -243,7 +244,7 @@ def _gigatoken(tokenizer: TextTokenizer) -> Encode:
     import gigatoken
 
     document = json.loads(tokenizer.to_json())
-    # Special tokens spelt in a text are text: it does not know them.
+    # The spelling of a special token in a text is text, so gigatoken must not know them.
     document["added_tokens"] = [a for a in document.get("added_tokens", []) if not a["special"]]
     encoder = gigatoken.Tokenizer.from_json(json.dumps(document))
     return lambda texts: [encoder.encode(text) for text in texts]
@@ -268,19 +269,19 @@ _FASTER: dict[BackendName, Build] = {"gigatoken": _gigatoken, "tiktoken": _tikto
 
 
 def _must_be_words_alone(document: dict[str, Any], *models: str) -> None:
-    """Raises UnfitError unless the ids of a text follow from its pre-tokens, each by itself."""
+    """Raises UnfitError unless the ids of a text are those of its pre-tokens, each by itself."""
     model = document.get("model", {})
     changes = model.get("dropout") or document.get("normalizer") is not None
     if model.get("type") not in models or changes:
-        wanted = " or ".join(models)
-        raise UnfitError(f"needs a byte-level {wanted} without a normalizer and without dropout")
+        needed = " or ".join(models)
+        raise UnfitError(f"needs a byte-level {needed} without a normalizer and without dropout")
     if any(not token["special"] for token in document.get("added_tokens", [])):
         raise UnfitError("has no added tokens that are not special")
 
 
 def _ranks(document: dict[str, Any]) -> dict[bytes, int]:
-    """Token bytes -> id, of which tiktoken takes it that they ascend in the order of the merges.
-    Raises UnfitError."""
+    """Token bytes -> id. tiktoken assumes that ids ascend in the order of the merges. Raises
+    UnfitError."""
     _must_be_words_alone(document, "BPE")
     added = {token["content"] for token in document.get("added_tokens", [])}
     byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
@@ -292,7 +293,7 @@ def _ranks(document: dict[str, Any]) -> dict[bytes, int]:
 
 
 def _without_second_split(document: dict[str, Any]) -> dict[str, Any]:
-    """A Split that comes second sees words, one at a time: what a text is cut into comes before."""
+    """Without a second Split, which only sees single words: the first one cuts the text."""
     match document.get("pre_tokenizer"):
         case {
             "type": "Sequence",
@@ -326,7 +327,7 @@ def _pattern(document: dict[str, Any]) -> str:
 
 
 def _probe_texts(tokenizer: TextTokenizer) -> list[str]:
-    """What tokenizers disagree about, and the spelling of every token that was added."""
+    """Texts on which tokenizers disagree, and the spelling of every added token."""
     added = json.loads(tokenizer.to_json()).get("added_tokens", [])
     spelt = " ".join(f"a{token['content']} {token['content']}b" for token in added)
     runs = [mark * count for mark in " \t\n\r\v\xa0\u2003\u200b\u3000" for count in range(1, 9)]

@@ -1,12 +1,13 @@
 """Cut a text where a byte-level tokenizer is sure to cut it, with one regular expression of Python.
 
-A pre-tokenizer of the two kinds below reads from left to right, takes at each place the first
-alternative of its pattern that matches, and looks at nothing behind that place; each alternative
-takes one character at least and the last ones take any. So once a place is a border of pre-tokens,
-what follows depends on what follows. Call a cut at q after a border p sound when q is a border of
-the whole text's pre-tokens, too, and [p, q) alone has the pre-tokens that it has within the text. A
-text begins at a border; by induction, if every cut is sound, the pre-tokens of a text are those of
-its chunks in a row, and so are the ids: no model of `tokenizers` looks beyond a pre-token.
+A pre-tokenizer of the two kinds below reads from left to right. At each place it takes the first
+alternative of its pattern that matches, and looks at nothing before that place. Each alternative
+takes one character at least, and the last ones take any. So from a border of pre-tokens on, the
+pre-tokens depend on the text after that border alone. Call a cut at q after a border p sound when q
+is a border of the whole text's pre-tokens, too, and [p, q) alone has the pre-tokens that it has
+within the text. A text begins at a border. By induction, if every cut is sound, the pre-tokens of a
+text are those of its chunks in a row, and so are the ids: no model of `tokenizers` looks beyond a
+pre-token.
 
 Python's `re` knows neither \\p{L} nor the same blanks, so this one decides about characters that
 every version of Unicode agrees on: sure letters (L below), ASCII digits (N), sure other signs (O),
@@ -14,25 +15,29 @@ ASCII blanks (S, of which H end no line). All others are unsure (U). Two ways to
 
 *One pre-token.* The pattern's own alternatives with L, N, O, S for its classes, each where those
 before it in the pattern surely do not match, and only if no U stands where its run could have
-gone on. Then the chunk is what the pre-tokenizer takes at p. Alone it is taken whole, too: a run is
-a run without what ends it, and blanks at the end of a text are taken together.
+continued. Then the chunk is what the pre-tokenizer takes at p. Alone it is taken whole, too: a run
+is a run without what ends it, and blanks at the end of a text are taken together.
 
 *Several pre-tokens,* where U is involved: from p up to the first place q where the character before
 is surely no blank (B, nearly all of Unicode), and
 - a blank of S follows (Llama 3: one of H), or the text ends. No alternative takes a blank after
-  something else, but for line ends after signs in Llama 3. So q is a border. The only look ahead,
-  `\\s+(?!\\S)`, is from the end of a run of blanks; those before q end before that B.
-- or, Llama 3 only, q stands behind line ends, and before another B. A line end is taken only by
-  `[\\r\\n]*` after signs and by the alternatives of blanks: none goes on with a B. Blanks before q
-  end in a line end, so `\\s*[\\r\\n]+` takes them, and it does not look ahead.
+  another character, except line ends after signs in Llama 3. So q is a border. The only look ahead,
+  `\\s+(?!\\S)`, is from the end of a run of blanks; runs before q end before that B.
+- or, Llama 3 only, q stands behind line ends, and before another B. Only `[\\r\\n]*` after signs
+  and the alternatives of blanks take a line end, and none of them continues with a B. Blanks before
+  q end in a line end, so `\\s*[\\r\\n]+` takes them, and it does not look ahead.
 Where there is no such q, up to the end of the text.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 GPT_2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-"""What a ByteLevel pre-tokenizer of `tokenizers` splits by."""
+"""The pattern of a ByteLevel pre-tokenizer of `tokenizers`."""
 GPT_2_SPELT_OUT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -47,7 +52,7 @@ O200K = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# Without U+017F, an s to (?i:'s).
+# Without U+017F, which (?i:'s) takes for an s.
 _L = (
     r"A-Za-z\xc0-\xd6\xd8-\xf6\xf8-\u017e\u0180-\u0233\u0388-\u038a\u038e-\u03a1\u03a3-\u03ce"
     r"\u0400-\u0481\u048a-\u0513\u05d0-\u05ea\u0621-\u063a\u0641-\u064a\u3041-\u3094\u30a1-\u30fa"
@@ -62,7 +67,7 @@ _H = r" \t\v\f"
 _S = _H + r"\r\n"
 _U = rf"[^{_L}{_N}{_O}{_S}]"
 _END = rf"(?!{_U})"
-# What some engine, some day, could take for a blank; not the letters and signs between them.
+# Characters that some engine could take for a blank, without the letters and signs between them.
 _DOUBTFUL = (
     r"\x1c-\x1f\x85\xa0\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff\ufff0-\uffff"
 )
@@ -86,15 +91,16 @@ _CUTS = {
 }
 
 WINDOW = 1 << 20
-"""Characters that `windows` gives at a time, about."""
+"""Characters of a window, approximately."""
 _BEFORE_A_BLANK = rf"{_B}(?= )"
 
 
 def cut_for(pattern: str) -> re.Pattern[str] | None:
-    """The expression whose `findall` cuts a text into chunks; None where `pattern`, by which a
-    pre-tokenizer splits, is none of ours."""
+    """The expression whose `findall` cuts a text into chunks, for a pre-tokenizer that splits by
+    `pattern`; None where there is no such expression."""
     cut = _CUTS.get(pattern)
-    return None if cut is None else re.compile(cut)  # not at import: 10 ms
+    # Not compiled at import, since that takes 10 ms.
+    return None if cut is None else re.compile(cut)
 
 
 def has_windows(pattern: str) -> bool:
@@ -103,12 +109,23 @@ def has_windows(pattern: str) -> bool:
 
 
 def windows(text: str) -> Iterator[str]:
-    """The text in parts of about a million characters, so that a long one is never worked on as a
-    whole. Sound where `has_windows`: no alternative takes a space after what is surely no blank. A
-    text without a space is one part."""
+    """The text in parts of about a million characters, so that a long one is never encoded as a
+    whole. Sound where `has_windows`: no alternative takes a space after a character that is surely
+    no blank. A text without a space is one part."""
     before_a_blank = re.compile(_BEFORE_A_BLANK)
     start = 0
     while found := before_a_blank.search(text, start + WINDOW):
         yield text[start : found.end()]
         start = found.end()
     yield text[start:]
+
+
+def by_windows(
+    encode: Callable[[Sequence[str]], list[NDArray[Any]]],
+    texts: Sequence[str],
+    parts: Callable[[str], Iterable[str]] = windows,
+) -> list[NDArray[Any]]:
+    """The ids of each text; a long one is encoded part by part."""
+    if max(map(len, texts), default=0) <= WINDOW:
+        return encode(texts)
+    return [np.concatenate([encode([part])[0] for part in parts(text)]) for text in texts]

@@ -1,4 +1,5 @@
-"""A named encoding of tiktoken as a tokenizer.json, used only if both give the same ids."""
+"""A named encoding of tiktoken, converted to a tokenizer.json. Used only if both give the same
+ids."""
 
 import hashlib
 import re
@@ -9,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_check.data.cache.memo import Memo
 from model_check.data.sources.source import Source
-from model_check.data.tokenizers.byte_level import byte_letters
-from model_check.data.tokenizers.tokenizer import PROBE, TextTokenizer
+from model_check.data.tokenizers.tokenizer import PROBE, TextTokenizer, byte_letters
 from model_check.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 DEFAULT_ENCODING = "cl100k_base"
 _PIP_HINT = "tiktoken encodings need the tiktoken package: pip install tiktoken"
 _POSSESSIVE = re.compile(r"([+?*]|\{\d+(?:,\d*)?\})\+")
-"""`\\p{L}++`, `{1,3}+`: `tokenizers` would read the second + as a repetition."""
+"""`\\p{L}++`, `{1,3}+`: `tokenizers` would read the last + as a repetition."""
 
 
 class TiktokenTokenizer:
-    """`cl100k_base`, `gpt2`, `o200k_base`, ...: whatever the installed tiktoken knows by name."""
+    """`cl100k_base`, `gpt2`, `o200k_base`, ...: any name that the installed tiktoken knows."""
 
     def __init__(self, encoding: str, memo: Memo) -> None:
         self._encoding_name = encoding
@@ -47,11 +47,7 @@ class TiktokenTokenizer:
     @cached_property
     def _content(self) -> str:
         signature = f"tiktoken {_version()} {self._encoding_name}"
-        if known := self._memo.get(signature):
-            return known
-        content = _content_of(self._encoding)
-        self._memo.put(signature, content)
-        return content
+        return self._memo.remember(signature, lambda: _content_of(self._encoding))
 
     @cached_property
     def _encoding(self) -> "Encoding":
@@ -64,7 +60,8 @@ class TiktokenTokenizer:
         except ValueError as error:
             known = ", ".join(tiktoken.list_encoding_names())
             raise DataError(f"{self.name}: no such encoding (there are {known})") from error
-        except Exception as error:  # fetched over the network by tiktoken itself
+        # tiktoken fetches it over the network, with errors of several packages.
+        except Exception as error:
             raise DataError(
                 f"{self.name}: tiktoken cannot fetch it ({type(error).__name__}); fetch it once "
                 "with network, with TIKTOKEN_CACHE_DIR set to a directory that stays"
@@ -72,7 +69,7 @@ class TiktokenTokenizer:
 
 
 def converted(encoding: "Encoding") -> "Tokenizer":
-    """Ranks -> merges: a token's two parts are what its bytes merge into by the lower ranks."""
+    """Ranks -> merges: the bytes of a token merge, by the lower ranks, into its two parts."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     ranks: dict[bytes, int] = encoding._mergeable_ranks
@@ -98,7 +95,7 @@ def converted(encoding: "Encoding") -> "Tokenizer":
 
 
 def _parts(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """The two parts that the merge of `token` joins."""
+    """The two parts that the merge of `token` joins. Raises DataError where there are none."""
     parts = [bytes([byte]) for byte in token]
     while len(parts) > 2:
         pairs = [ranks.get(left + right) for left, right in pairwise(parts)]

@@ -1,17 +1,15 @@
-"""Tokenizers: taken from a tokenizer.json, or trained on the data. Their part of the cache key."""
+"""What all tokenizers have in common, and those that a tokenizer.json gives."""
 
 import json
 import os
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from model_check.data.cache.memo import Memo, settled, stat_signature
+from model_check.data.cache.memo import Memo
 from model_check.data.read.manifest import TOKENIZER, hash_of
 from model_check.data.sources.source import Source
-from model_check.data.sources.text import Repairs
 from model_check.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,16 +26,10 @@ END_TOKENS = (
     "<|eot_id|>",
     "[SEP]",
 )
-"""What ends a document in the tokenizers of this world; the first that a vocabulary has is used:
-the pretraining one comes before a chat's."""
+"""What ends a document in known tokenizers. The first that a vocabulary has is used, so that of
+pretraining comes before that of a chat."""
 
-TRAINING_CHARACTERS = 16 << 20
-"""A tokenizer is trained on the first documents, up to so many characters: bounded memory."""
-_RECIPE = 3
-"""Counts changes of what is trained on, and how, that change the result."""
-_ENDLESS_WORD = re.compile(r"\S{1000}(?=\S)")
-
-# Letters, numbers, indentation, scripts, an emoji, line ends: what tokenizers disagree about.
+# Letters, numbers, indentation, scripts, an emoji, line ends: on these tokenizers disagree.
 PROBE = (
     "The quick brown fox can't jump over 12,345.678 lazy dogs; don't ask why.\n\n"
     "\tdef f(x):\n        return x ** 2  # comment\n    \n\n\n"
@@ -47,7 +39,7 @@ PROBE = (
 
 
 class TextTokenizer:
-    """Documents to ids, the end token after each; text that spells a special token is text."""
+    """Texts to ids, and the end token of documents. Text that spells a special token is text."""
 
     def __init__(self, raw: "Tokenizer", name: str) -> None:
         """Raises DataError when the vocabulary has no token that ends a document."""
@@ -73,7 +65,7 @@ class TextTokenizer:
 
 
 class TokenizerChoice(Protocol):
-    """A tokenizer that is decided and, on a cache hit, never loaded."""
+    """A tokenizer that is chosen. It is loaded only to build: not where a cache exists."""
 
     @property
     def name(self) -> str: ...
@@ -86,28 +78,7 @@ class TokenizerChoice(Protocol):
         """Its part of the cache key. Raises DataError."""
 
     def load(self, source: Source) -> TextTokenizer:
-        """Ready to encode `source`. Raises DataError."""
-
-
-class TrainedTokenizer:
-    """A byte-level BPE trained on the source itself: what it is follows from the source's identity,
-    so its key names the recipe alone."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self.name = self.label = f"bpe{vocab_size}"
-
-    def identity(self) -> dict[str, Any]:
-        return {
-            "kind": "bpe",
-            "vocab_size": self._vocab_size,
-            "training_characters": TRAINING_CHARACTERS,
-            "recipe": _RECIPE,
-        }
-
-    def load(self, source: Source) -> TextTokenizer:
-        sample = first_characters(source.documents(Repairs()), TRAINING_CHARACTERS)
-        return TextTokenizer(_train(sample, self._vocab_size), self.name)
+        """The tokenizer for `source`. Raises DataError."""
 
 
 class GivenTokenizer:
@@ -120,8 +91,8 @@ class GivenTokenizer:
         self._memo = memo
 
     def identity(self) -> dict[str, Any]:
-        """Its content, and how the installed library acts on it: a library that starts to tokenize
-        differently makes a new key, one that does not keeps it."""
+        """Its content, and the ids that the installed library gives for a probe: a version that
+        tokenizes differently makes a new key, one that does not keeps it."""
         content = self._content_hash
         return {"kind": "tokenizer.json", "content": content, "probe": self._probe(content)}
 
@@ -131,15 +102,9 @@ class GivenTokenizer:
     @cached_property
     def _content_hash(self) -> str:
         try:
-            before = stat_signature(self._path)
-            if known := self._memo.get(f"tokenizer {before}"):
-                return known
-            content = hash_of(self._document)
-            if settled(self._path) and stat_signature(self._path) == before:
-                self._memo.put(f"tokenizer {before}", content)
+            return self._memo.of_file("tokenizer", self._path, lambda: hash_of(self._document))
         except OSError as error:
             raise _unreadable(self._path, error) from error
-        return content
 
     @cached_property
     def _document(self) -> dict[str, Any]:
@@ -151,49 +116,25 @@ class GivenTokenizer:
     def _probe(self, content: str) -> str:
         import tokenizers
 
-        signature = f"probe {content} {tokenizers.__version__}"
-        if known := self._memo.get(signature):
-            return known
-        tokenizer = TextTokenizer(parse(self._document, self._path), self.name)
-        probe = hash_of(tokenizer.encode([PROBE])[0])
-        self._memo.put(signature, probe)
-        return probe
+        def compute() -> str:
+            tokenizer = TextTokenizer(parse(self._document, self._path), self.name)
+            return hash_of(tokenizer.encode([PROBE])[0])
+
+        return self._memo.remember(f"probe {content} {tokenizers.__version__}", compute)
 
 
 def use_threads(count: int | None) -> None:
-    """How many threads tokenize in this process; None: one a core. Before the first use."""
+    """How many threads tokenize in this process; None: one a core. To be called before the first
+    use."""
     if count is not None:
         os.environ["RAYON_NUM_THREADS"] = str(count)
-    # Said explicitly, since a later fork would else print a warning and turn threads off.
+    # Set explicitly: without it a later fork prints a warning and turns the threads off.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 
-def _train(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
-    """Deterministic: the same texts give the same tokenizer, byte for byte."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator((without_endless_words(text) for text in texts), trainer)
-    return tokenizer
-
-
-def without_endless_words(text: str) -> str:
-    """Training takes time quadratic in the longest word (240,000 characters without a blank: 22 s),
-    and one such word is no sample of a language. Encoding is not touched."""
-    return _ENDLESS_WORD.sub(r"\g<0> ", text)
-
-
 def _for_text(raw: "Tokenizer", end_token: str) -> "Tokenizer":
-    """`raw`, reading plain text: a special token's spelling in it does not become that token, the
-    end token is special even where the file forgot to say so."""
+    """`raw` for plain text: the spelling of a special token in a text does not become that token.
+    The end token is special, even where the file does not say so."""
     from tokenizers import Tokenizer
 
     document = json.loads(raw.to_str())
@@ -208,8 +149,8 @@ def _for_text(raw: "Tokenizer", end_token: str) -> "Tokenizer":
 
 
 def document_in(content: bytes, path: Path) -> dict[str, Any]:
-    """The file at `path` without what a caller sets for a moment: padding and truncation. Raises
-    DataError."""
+    """The tokenizer.json at `path` without padding and truncation, which each use sets for itself.
+    Raises DataError."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -225,19 +166,17 @@ def parse(document: dict[str, Any], path: Path) -> "Tokenizer":
 
     try:
         return Tokenizer.from_str(json.dumps(document))
-    except Exception as error:  # the package raises nothing more precise
+    # The package raises nothing more precise.
+    except Exception as error:
         raise DataError(f"{path}: not a tokenizer.json that `tokenizers` reads: {error}") from error
 
 
-def first_characters(documents: Iterable[str], limit: int) -> Iterator[str]:
-    """The first documents, the last of them cut: one alone may be longer than all that memory
-    takes."""
-    left = limit
-    for text in documents:
-        yield text[:left]
-        left -= len(text)
-        if left <= 0:
-            return
+def byte_letters() -> list[str]:
+    """The letter that ByteLevel has for each byte: printable ones for themselves, the others from
+    U+0100 on."""
+    printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printed else next(others)) for byte in range(256)]
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:

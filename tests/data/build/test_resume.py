@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from model_check.data.build.make import make
-from model_check.data.build.wanted import Wanted
+from model_check.data.build.request import CacheRequest
 from model_check.data.cache import publish
 from model_check.data.cache.publish import UNFINISHED, BrokenOffError
 from model_check.data.sources.text import Repairs
@@ -181,7 +181,7 @@ def test_a_stream_that_broke_off_is_gone_on_with(lab: Lab, tokenizer: Path) -> N
     texts = [f"{number} " + WORDS * 16_000 for number in range(2)]  # each a batch
     choice = Choice(tokenizer)
     broken, whole = (
-        Wanted(lab.cache, Streamed(texts, whole), choice, 16, None) for whole in (False, True)
+        CacheRequest(lab.cache, Streamed(texts, whole), choice, 16, None) for whole in (False, True)
     )
     with pytest.raises(BrokenOffError):
         make(broken, "size", lab.said.append, ONE_DOCUMENT_A_TASK)

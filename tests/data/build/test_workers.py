@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from model_check.data.build import filling
-from model_check.data.build.build import build_tokens
-from model_check.data.build.encode import Order, Task, tasks_of
-from model_check.data.build.filling import How
-from model_check.data.build.workers import Crew
+from model_check.data.build import build as building
+from model_check.data.build.build import BuildOptions, build_tokens
+from model_check.data.build.encode import EncoderSpec, Task, tasks_of
+from model_check.data.build.workers import WorkerPool
 from model_check.data.cache.memo import Memo, stat_signature
 from model_check.data.read.manifest import MANIFEST
 from model_check.data.sources.file_piece import pieces_of
@@ -52,7 +51,7 @@ def tokenizer_of(lab: Lab) -> TextTokenizer:
 
 
 def build(
-    lab: Lab, source: LocalSource, how: How, max_tokens: int | None = None
+    lab: Lab, source: LocalSource, how: BuildOptions, max_tokens: int | None = None
 ) -> dict[str, bytes]:
     """Every file of the store."""
     lab.said.clear()
@@ -75,10 +74,10 @@ def test_any_number_of_processes_gives_the_same_bytes(lab: Lab, max_tokens: int 
     path = corpus(lab)
     found, said = [], []
     for how in (
-        How(num_workers=1),
-        How(num_workers=1, task_bytes=1),
-        How(num_workers=2, task_bytes=3000, tasks_a_worker=1),
-        How(num_workers=3, task_bytes=1, tasks_a_worker=1, save_every_s=0.0),
+        BuildOptions(num_workers=1),
+        BuildOptions(num_workers=1, task_bytes=1),
+        BuildOptions(num_workers=2, task_bytes=3000, tasks_a_worker=1),
+        BuildOptions(num_workers=3, task_bytes=1, tasks_a_worker=1, save_every_s=0.0),
     ):
         found.append(build(lab, LocalSource(path, "text", Memo(lab.dir)), how, max_tokens))
         said.append([line for line in lab.said if " x " in line])
@@ -94,24 +93,24 @@ def test_there_are_as_many_processes_as_have_enough_to_do(
 ) -> None:
     started = []
 
-    class Recorded(Crew):
-        def __init__(self, num_workers: int, order: Order) -> None:
+    class Recorded(WorkerPool):
+        def __init__(self, num_workers: int, order: EncoderSpec) -> None:
             started.append(num_workers)
             super().__init__(1, order)
 
-    monkeypatch.setattr(filling, "Crew", Recorded)
+    monkeypatch.setattr(building, "WorkerPool", Recorded)
     for number in range(num_tasks):
         lab.text(WORDS, f"corpus/{number}.txt")
     source = LocalSource(lab.dir / "corpus", "text", Memo(lab.dir))
-    build(lab, source, How(num_workers=5, task_bytes=1, tasks_a_worker=2))
+    build(lab, source, BuildOptions(num_workers=5, task_bytes=1, tasks_a_worker=2))
     assert started == [num_workers] * bool(num_workers)
 
 
 def test_a_killed_process_is_named_and_nothing_hangs(lab: Lab) -> None:
     tokenizer = tokenizer_of(lab)
     source = LocalSource(corpus(lab), "text", Memo(lab.dir))
-    order = Order(tokenizer.to_json(), "tiny", "tokenizers", "uint16", None)
-    with Crew(2, order) as crew:
+    order = EncoderSpec(tokenizer.to_json(), "tiny", "tokenizers", "uint16", None)
+    with WorkerPool(2, order) as crew:
         results = crew.results(bounded(tasks_of(source, 1)))
         next(results)
         for pid in children():
@@ -126,9 +125,9 @@ def test_a_killed_process_is_named_and_nothing_hangs(lab: Lab) -> None:
 def test_a_ctrl_c_does_not_reach_a_process_that_only_starts(lab: Lab) -> None:
     tokenizer = tokenizer_of(lab)
     source = LocalSource(corpus(lab), "text", Memo(lab.dir))
-    order = Order(tokenizer.to_json(), "tiny", "tokenizers", "uint16", None)
+    order = EncoderSpec(tokenizer.to_json(), "tiny", "tokenizers", "uint16", None)
     tasks = bounded(tasks_of(source, 1))
-    with Crew(2, order) as crew:
+    with WorkerPool(2, order) as crew:
         for pid in children():
             os.kill(pid, signal.SIGINT)
             os.kill(pid, signal.SIGTERM)
@@ -138,9 +137,9 @@ def test_a_ctrl_c_does_not_reach_a_process_that_only_starts(lab: Lab) -> None:
 
 CREW_OF_TWO = """
 import os, sys
-from model_check.data.build.workers import Crew
-from model_check.data.build.encode import Order
-with Crew(2, Order("{}", "tiny", "tokenizers", "uint16", None)):
+from model_check.data.build.workers import WorkerPool
+from model_check.data.build.encode import EncoderSpec
+with WorkerPool(2, EncoderSpec("{}", "tiny", "tokenizers", "uint16", None)):
     print(open(f"/proc/self/task/{os.getpid()}/children").read(), flush=True)
     sys.stdin.read()
 """
@@ -177,8 +176,8 @@ def test_a_text_file_named_like_a_module_is_not_imported(
     monkeypatch.chdir(lab.dir)
     tokenizer = tokenizer_of(lab)
     source = LocalSource(corpus(lab), "text", Memo(lab.dir))
-    order = Order(tokenizer.to_json(), "tiny", "tokenizers", "uint16", None)
-    with Crew(1, order) as crew:
+    order = EncoderSpec(tokenizer.to_json(), "tiny", "tokenizers", "uint16", None)
+    with WorkerPool(1, order) as crew:
         assert list(crew.results(bounded(tasks_of(source, 1))))
 
 
@@ -187,9 +186,9 @@ def test_what_a_process_refuses_is_raised_here(lab: Lab) -> None:
     (piece,) = pieces_of(path, "notes.txt", "text", stat_signature(path))
     piece = replace(piece, signature="another")
     tokenizer = tokenizer_of(lab)
-    order = Order(tokenizer.to_json(), "tiny", "tokenizers", "uint16", None)
+    order = EncoderSpec(tokenizer.to_json(), "tiny", "tokenizers", "uint16", None)
     with (
-        Crew(1, order) as crew,
+        WorkerPool(1, order) as crew,
         pytest.raises(DataError, match=r"notes.txt: changed while it was read"),
     ):
         list(crew.results([Task([piece])]))

@@ -142,7 +142,7 @@ def test_gc_removes_what_was_set_aside_and_what_the_dead_left(lab: Lab) -> None:
     dead = lab.cache / f".tmp-0123456789abcdef-{publish.place_id()}-{os.getpid()}-12345-0"
     dead.mkdir()
     (dead / publish.UNFINISHED).write_text("{}")
-    with publish.beside(lab.cache, "feedfeedfeedfeed") as living:
+    with publish.staging(lab.cache, "feedfeedfeedfeed") as living:
         code, output = keep_house(lab, "--gc")
         assert code == 0
         assert living.path.is_dir()

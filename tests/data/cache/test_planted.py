@@ -20,7 +20,7 @@ from filelock import UnixFileLock
 
 from model_check.config.prepared_dir import read_metadata
 from model_check.data.build.make import make
-from model_check.data.build.wanted import Wanted
+from model_check.data.build.request import CacheRequest
 from model_check.data.cache import publish
 from model_check.data.cache.memo import Memo
 from model_check.data.cache.publish import UNFINISHED
@@ -371,7 +371,7 @@ def test_an_unfinished_directory_that_others_may_write_to_is_not_gone_on_with(
     left.mkdir()
     (left / UNFINISHED).write_text("{}")
     left.chmod(0o777)
-    with publish.going_on(shared.cache, key) as directory:
+    with publish.staging(shared.cache, key, resume=True) as directory:
         assert directory.names() == []
     assert left.is_dir()
 
@@ -407,7 +407,7 @@ def swap_for_link(shared: Lab, private: Path) -> None:
 
 def make_swapping(shared: Lab, then: Callable[[], None]) -> None:
     choice = Choice(write_tokenizer(shared.dir / "tokenizer.json"))
-    make(Wanted(shared.cache, Swapping(then), choice, 16, None), "size", shared.said.append)
+    make(CacheRequest(shared.cache, Swapping(then), choice, 16, None), "size", shared.said.append)
 
 
 def test_a_staging_directory_swapped_while_the_text_is_tokenized_is_not_left(
@@ -437,7 +437,7 @@ def test_what_is_published_is_what_was_filled(shared: Lab) -> None:
     final = shared.cache / "entry"
 
     def publish_swapped() -> None:
-        with publish.beside(shared.cache, "key") as directory:
+        with publish.staging(shared.cache, "key") as directory:
             (staging,) = shared.unfinished()
             staging.rename(shared.cache / "stolen")
             staging.mkdir()
@@ -448,7 +448,7 @@ def test_what_is_published_is_what_was_filled(shared: Lab) -> None:
 
 
 def test_the_end_of_a_build_deletes_by_the_directory_not_by_its_name(shared: Lab) -> None:
-    with publish.beside(shared.cache, "key"):
+    with publish.staging(shared.cache, "key"):
         (staging,) = shared.unfinished()
         staging.rename(shared.cache / "stolen")
         staging.mkdir()
@@ -459,7 +459,7 @@ def test_the_end_of_a_build_deletes_by_the_directory_not_by_its_name(shared: Lab
 def test_in_a_staging_directory_nobody_else_may_write(shared: Lab) -> None:
     before = os.umask(0)
     try:
-        with publish.beside(shared.cache, "key"):
+        with publish.staging(shared.cache, "key"):
             (staging,) = shared.unfinished()
             assert stat.S_IMODE(staging.stat().st_mode) == 0o755
     finally:

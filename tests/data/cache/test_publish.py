@@ -105,7 +105,7 @@ def test_a_signal_ends_a_builder_and_leaves_no_entry(lab: Lab, signum: int, code
 
 def test_directories_of_living_builders_are_not_swept(lab: Lab) -> None:
     lab.cache.mkdir()
-    with publish.beside(lab.cache, "key") as ours:
+    with publish.staging(lab.cache, "key") as ours:
         publish.sweep(lab.cache)
         assert ours.path.is_dir()
     assert not ours.path.exists()
@@ -135,7 +135,7 @@ def test_who_renames_second_keeps_the_first_ones_work(lab: Lab) -> None:
     lab.cache.mkdir()
     final = lab.cache / "entry"
     for content, won in (("first", True), ("second", False)):
-        with publish.beside(lab.cache, "key") as directory:
+        with publish.staging(lab.cache, "key") as directory:
             (directory.path / "file").write_text(content)
             assert publish.publish(directory, final) is won
     assert (final / "file").read_text() == "first"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from model_check.data.build.prepare import prepare
-from model_check.data.read.document_hashes import document_hashes
+from model_check.data.build.splits import document_hashes
 from model_check.data.read.loader import evaluation_batches
 from model_check.data.read.manifest import runs_name, store_of
 from model_check.data.read.token_cache import TokenCache

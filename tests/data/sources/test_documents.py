@@ -68,12 +68,12 @@ def test_unusable_lines_are_skipped_counted_and_named(lab: Lab) -> None:
 
 def test_nothing_usable_is_an_error_that_says_why(lab: Lab) -> None:
     with pytest.raises(DataError, match=r"no usable text: 2 x line skipped: no 'text' in it"):
-        read(lab.text('{"body": "x"}\n{"body": "y"}\n', "d.jsonl"))
+        lab.prepare(lab.text('{"body": "x"}\n{"body": "y"}\n', "d.jsonl"))
 
 
 def test_empty_files_are_an_error(lab: Lab) -> None:
     with pytest.raises(DataError, match="no usable text"):
-        read(lab.text(b""))
+        lab.prepare(lab.text(b""))
 
 
 def test_a_directory_without_text_is_an_error(lab: Lab) -> None:

@@ -15,7 +15,7 @@ from model_check.data.build.choose import choose
 from model_check.data.cache.memo import Memo
 from model_check.data.sources.embedded import EmbeddedSource
 from model_check.data.sources.hub_text import import_datasets
-from model_check.data.tokenizers.tokenizer import TrainedTokenizer
+from model_check.data.tokenizers.trained import TrainedTokenizer
 from model_check.errors import DataError
 from tests.data.lab import (
     COMMIT,

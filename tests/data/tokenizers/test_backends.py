@@ -11,7 +11,13 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from model_check.data.sources.text import Repairs
 from model_check.data.tokenizers import backends
-from model_check.data.tokenizers.backends import Backend, Encode, checked, choose_backend, plain
+from model_check.data.tokenizers.backends import (
+    Backend,
+    CheckedEncoder,
+    Encode,
+    choose_backend,
+    plain,
+)
 from model_check.data.tokenizers.tokenizer import TextTokenizer
 from model_check.data.tokenizers.trained import TrainedWordPiece
 from model_check.errors import DataError
@@ -70,7 +76,7 @@ def test_every_backend_gives_the_same_ids_and_they_are_the_text(tmp_path: Path, 
     tokenizer = byte_level(tmp_path / "t.json")
     backend = choose_backend(name, tokenizer)  # type: ignore[arg-type]
     assert backend.name == name
-    each = checked(backend, tokenizer, print)(ODD)
+    each = CheckedEncoder(backend, tokenizer, print).encode(ODD)
     decoder = Tokenizer.from_str(tokenizer.to_json())
     from tokenizers.decoders import ByteLevel
 
@@ -109,7 +115,7 @@ def test_our_own_word_pieces_have_a_word_memo() -> None:
     tokenizer = TrainedWordPiece(1100).load(OddText())
     backend = choose_backend("auto", tokenizer)
     assert backend.has_memo
-    encode = checked(backend, tokenizer, print)
+    encode = CheckedEncoder(backend, tokenizer, print).encode
     texts = [*odd_texts(3, 10), "long word " + "x" * 1000]
     for _ in range(2):
         assert [ids.tolist() for ids in encode(texts)] == tokenizer.encode(texts)
@@ -154,7 +160,9 @@ def test_a_word_memo_that_disagrees_is_given_up_in_one_line(tmp_path: Path) -> N
 
     tokenizer = byte_level(tmp_path / "t.json")
     said: list[str] = []
-    encode = checked(Backend("tokenizers", "", wrong, has_memo=True), tokenizer, said.append)
+    encode = CheckedEncoder(
+        Backend("tokenizers", "", wrong, has_memo=True), tokenizer, said.append
+    ).encode
     for _ in range(2):
         assert [ids.tolist() for ids in encode(ODD)] == tokenizer.encode(ODD)
     (line,) = said
@@ -178,7 +186,7 @@ def test_of_a_long_document_only_the_beginning_is_compared(tmp_path: Path) -> No
     path = tmp_path / "tokenizer.json"
     fast = plain(byte_level(path))
     slow = Listening(Tokenizer.from_file(str(path)), "slow")
-    encode = checked(Backend("gigatoken", "", fast), slow, print)
+    encode = CheckedEncoder(Backend("gigatoken", "", fast), slow, print).encode
     assert len(encode(["short", WORDS * 3000])) == 2
     assert max(map(len, slow.asked)) == (1 << 16) - len("short")
 
@@ -189,7 +197,7 @@ def test_a_backend_that_disagrees_about_the_text_stops_the_build(tmp_path: Path)
     def wrong(texts: Sequence[str]) -> list[np.ndarray]:  # type: ignore[type-arg]
         return [np.zeros(3, np.uint32) for _ in texts]
 
-    encode = checked(Backend("gigatoken", "", wrong), tokenizer, print)
+    encode = CheckedEncoder(Backend("gigatoken", "", wrong), tokenizer, print).encode
     with pytest.raises(
         DataError, match=r"gigatoken gives other ids .*tokenizer_backend=tokenizers"
     ):
@@ -222,7 +230,7 @@ def test_of_each_later_batch_a_little_is_checked_at_a_place_that_follows_from_it
     asked = []
     for _ in range(2):
         slow = Listening(Tokenizer.from_file(str(path)), "slow")
-        encode = checked(Backend("gigatoken", "", fast), slow, print)
+        encode = CheckedEncoder(Backend("gigatoken", "", fast), slow, print).encode
         for size in (3000, 3001, 3002):
             encode([WORDS * size], is_first=False)
             encode([f"{number} {WORDS}" for number in range(size)], is_first=False)

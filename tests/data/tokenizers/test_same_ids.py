@@ -19,8 +19,7 @@ from model_check.data.tokenizers.backends import (
     choose_backend,
     plain,
 )
-from model_check.data.tokenizers.byte_level import byte_letters
-from model_check.data.tokenizers.tokenizer import TextTokenizer
+from model_check.data.tokenizers.tokenizer import TextTokenizer, byte_letters
 from model_check.errors import DataError
 from tests.data.kinds import KINDS, tokenizer_of
 from tests.data.unicode_ages import VERSIONS, added_in

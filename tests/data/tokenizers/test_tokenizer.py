@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 
 from model_check.data.cache.memo import Memo
 from model_check.data.sources.embedded import EmbeddedSource
-from model_check.data.tokenizers.tokenizer import GivenTokenizer, first_characters
+from model_check.data.tokenizers.tokenizer import GivenTokenizer
+from model_check.data.tokenizers.trained import first_characters
 from model_check.errors import ConfigError, DataError
 from tests.data.lab import WORDS, Lab, write_tokenizer
 

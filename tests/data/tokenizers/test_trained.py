@@ -12,8 +12,8 @@ import pytest
 from model_check.data.cache.memo import Memo
 from model_check.data.sources.text import Repairs
 from model_check.data.tokenizers.tiktoken_tokenizer import TiktokenTokenizer
-from model_check.data.tokenizers.tokenizer import TextTokenizer, TrainedTokenizer
-from model_check.data.tokenizers.trained import TrainedWordPiece
+from model_check.data.tokenizers.tokenizer import TextTokenizer
+from model_check.data.tokenizers.trained import TrainedTokenizer, TrainedWordPiece
 from model_check.errors import ConfigError, DataError
 from tests.data.lab import ROOT, WORDS, Lab
 

@@ -1,6 +1,6 @@
 """What is said while a text is tokenized."""
 
-from model_check.data.sources.progress import Progress
+from model_check.data.build.progress import BuildProgress
 
 
 class Clock:
@@ -12,7 +12,7 @@ class Clock:
 
 def test_without_a_terminal_lines_come_and_grow_rarer() -> None:
     clock, said = Clock(), list[str]()
-    progress = Progress(100_000_000, None, said.append, clock=clock)
+    progress = BuildProgress(100_000_000, None, said.append, clock=clock)
     for _ in range(100):
         clock.now += 1.0
         progress.advance(1_000_000, 300_000)
@@ -25,7 +25,7 @@ def test_without_a_terminal_lines_come_and_grow_rarer() -> None:
 
 def test_the_end_reads_as_the_end_although_blank_documents_were_not_counted() -> None:
     said: list[str] = []
-    progress = Progress(100_000_000, 400_000, said.append, clock=Clock())
+    progress = BuildProgress(100_000_000, 400_000, said.append, clock=Clock())
     progress.advance(97_000_000, 300_000)
     progress.finish()
     assert said[-1].startswith("data: tokenized, 100.0 MB, 300,000 tokens, ")
@@ -33,7 +33,7 @@ def test_the_end_reads_as_the_end_although_blank_documents_were_not_counted() ->
 
 def test_a_text_that_was_not_read_to_its_end_says_how_far() -> None:
     said: list[str] = []
-    progress = Progress(100_000_000, 300_000, said.append, clock=Clock())
+    progress = BuildProgress(100_000_000, 300_000, said.append, clock=Clock())
     progress.advance(20_000_000, 300_000)
     progress.finish()
     assert said[-1].startswith("data: tokenized, the first 20.0 of 100.0 MB, 300,000 tokens, ")
@@ -41,7 +41,7 @@ def test_a_text_that_was_not_read_to_its_end_says_how_far() -> None:
 
 def test_on_a_terminal_a_bar_is_drawn_and_removed() -> None:
     clock, said, drawn = Clock(), list[str](), list[str]()
-    progress = Progress(10_000_000, None, said.append, drawn.append, clock=clock)
+    progress = BuildProgress(10_000_000, None, said.append, drawn.append, clock=clock)
     clock.now += 1.0
     progress.advance(5_000_000, 1_000_000)
     assert drawn == [
@@ -54,7 +54,7 @@ def test_on_a_terminal_a_bar_is_drawn_and_removed() -> None:
 
 def test_who_waits_is_told_the_same() -> None:
     clock, told = Clock(), list[str]()
-    progress = Progress(10_000_000, None, lambda line: None, tell=told.append, clock=clock)
+    progress = BuildProgress(10_000_000, None, lambda line: None, report=told.append, clock=clock)
     clock.now += 2.0
     progress.advance(5_000_000, 1_000_000)
     assert told == ["50%, 5.0 of 10.0 MB, 1,000,000 tokens, 2.5 MB/s, 500,000 tokens/s, ETA 0:02"]
@@ -62,7 +62,7 @@ def test_who_waits_is_told_the_same() -> None:
 
 def test_the_speed_is_that_of_this_process_alone() -> None:
     clock, told = Clock(), list[str]()
-    progress = Progress(10_000_000, None, lambda line: None, tell=told.append, clock=clock)
+    progress = BuildProgress(10_000_000, None, lambda line: None, report=told.append, clock=clock)
     progress.resume(5_000_000, 1_000_000)
     clock.now += 2.0
     progress.advance(2_500_000, 1_500_000)
@@ -71,7 +71,7 @@ def test_the_speed_is_that_of_this_process_alone() -> None:
 
 def test_a_stream_of_unknown_length_is_measured_by_the_tokens_it_must_give() -> None:
     clock, told = Clock(), list[str]()
-    progress = Progress(None, 4_000, lambda line: None, tell=told.append, clock=clock)
+    progress = BuildProgress(None, 4_000, lambda line: None, report=told.append, clock=clock)
     clock.now += 1.0
     progress.advance(1_000_000, 1_000)
     assert told == ["25%, 1.0 MB, 1,000 tokens, 1.0 MB/s, 1,000 tokens/s, ETA 0:03"]

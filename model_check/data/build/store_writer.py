@@ -1,0 +1,152 @@
+"""The files of a token store while they are written, and the note that says how much of the source
+is in them: written every few seconds, read by the next builder of the same store after a kill."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from model_check.data.build.encode import Encoded
+from model_check.data.cache.publish import UNFINISHED, storage_errors
+from model_check.data.cache.shards import NOTHING, ShardWriter, Written, intact
+from model_check.data.read.manifest import DOCUMENTS, LONGEST, FileEntry, shard_name
+from model_check.data.sources.text import Repairs
+from model_check.utils.held import HeldDirectory
+
+EncodedTask = tuple[Repairs, Iterable[Encoded]]
+"""The repairs of a task, complete once its documents, in batches, were read."""
+_RECIPE = 1
+"""Counts changes of how a source is divided into tasks."""
+_OF_THIS_BUILD = ("recipe", "hash", "tokenizer", "shard_tokens", "task_bytes")
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """A position between two documents of the source, and what is on the disk up to there."""
+
+    schema: Literal[1] = 1
+    recipe: int = _RECIPE
+    hash: str
+    """sha256 of the store's whole key."""
+    tokenizer: FileEntry
+    shard_tokens: int
+    task_bytes: int
+    num_tasks: int = 0
+    """Tasks that are finished."""
+    num_documents: int = 0
+    """Documents of the next task that are finished."""
+    num_bytes: int = 0
+    """Approximate size of the text that is finished."""
+    tokens: Written = NOTHING
+    ends: Written = NOTHING
+    repairs: dict[str, int] = {}
+    """Those of the finished tasks."""
+    repair_places: dict[str, str] = {}
+
+
+def last_note(directory: HeldDirectory, fresh: Note) -> Note:
+    """The note in `directory`, if it is of the same build as `fresh` and the disk holds every byte
+    that it counts; else `fresh`."""
+    with suppress(OSError, ValueError):
+        note = msgspec.json.decode(directory.read(UNFINISHED, LONGEST), type=Note)
+        if (
+            all(getattr(note, name) == getattr(fresh, name) for name in _OF_THIS_BUILD)
+            and intact(directory, shard_name, note.tokens)
+            and intact(directory, _documents_name, note.ends)
+        ):
+            return note
+    return fresh
+
+
+@dataclass
+class StoreWriter:
+    """Appends documents to the files of a store, from where `note` says. Enter `tokens` and `ends`
+    to write."""
+
+    directory: HeldDirectory
+    note: Note
+    dtype: Literal["uint16", "uint32"]
+    max_tokens: int | None
+    save_every_s: float
+
+    def __post_init__(self) -> None:
+        place, note = self.directory, self.note
+        self.tokens = ShardWriter(place, shard_name, self.dtype, note.shard_tokens, note.tokens)
+        self.ends = ShardWriter(place, _documents_name, "uint64", None, note.ends)
+        self._repairs = Repairs()
+
+    def repairs(self) -> Repairs:
+        """Of all that was read so far."""
+        repairs = Repairs(dict(self.note.repairs), dict(self.note.repair_places))
+        repairs.merge(self._repairs)
+        return repairs
+
+    def write(self, tasks: Iterable[EncodedTask]) -> Iterator[int]:
+        """Append the documents that `note` does not count, until `max_tokens` tokens are there.
+        Yields how much text each step took. Raises StorageError, and what `tasks` raise."""
+        saved = time.monotonic()
+        num_shards = len(self.tokens.files)
+        for repairs, batches in tasks:
+            self._repairs = repairs
+            for batch in chain(batches, [None]):
+                if batch is None:
+                    self._finish_task()
+                elif not self._append(batch):
+                    yield batch.num_bytes
+                    return
+                late = time.monotonic() - saved >= self.save_every_s
+                if late or len(self.tokens.files) > num_shards:
+                    self._save()
+                    saved, num_shards = time.monotonic(), len(self.tokens.files)
+                yield 0 if batch is None else batch.num_bytes
+
+    def _finish_task(self) -> None:
+        repairs = self.repairs()
+        self.note = replace(
+            self.note,
+            num_tasks=self.note.num_tasks + 1,
+            num_documents=0,
+            repairs=repairs.counts,
+            repair_places=repairs.places,
+        )
+        self._repairs = Repairs()
+
+    def _append(self, batch: Encoded) -> bool:
+        """False once `max_tokens` are there; the last document may be cut."""
+        before = self.tokens.num_items
+        ends = before + np.cumsum(batch.lengths, dtype=np.uint64)
+        ids = batch.ids
+        full = self.max_tokens is not None and before + ids.size >= self.max_tokens
+        if full:
+            ids, ends = _cut(ids, ends, before, self.max_tokens or 0)
+        self.tokens.write(ids)
+        self.ends.write(ends)
+        self.note = replace(
+            self.note,
+            num_documents=self.note.num_documents + ends.size,
+            num_bytes=self.note.num_bytes + batch.num_bytes,
+        )
+        return not full
+
+    def _save(self) -> None:
+        self.note = replace(self.note, tokens=self.tokens.save(), ends=self.ends.save())
+        with storage_errors(self.directory.path.parent):
+            self.directory.replace(UNFINISHED, msgspec.json.encode(self.note))
+
+
+def _documents_name(number: int) -> str:
+    """All document ends are in one file."""
+    return DOCUMENTS
+
+
+def _cut(
+    ids: NDArray[Any], ends: NDArray[np.uint64], before: int, max_tokens: int
+) -> tuple[NDArray[Any], NDArray[np.uint64]]:
+    last = np.searchsorted(ends, max_tokens) + 1
+    return ids[: max_tokens - before], np.minimum(ends[:last], np.uint64(max_tokens))
