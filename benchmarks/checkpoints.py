@@ -1,7 +1,9 @@
-"""What a checkpoint costs a run: written beside training, by the training thread, or not at all.
+"""What checkpoints cost a run: written while training goes on, by the training thread, or not at
+all.
 
-`python benchmarks/checkpoints.py [--rounds N] [--preset NAME]`: the same training in this process
-with each way in turn, alternating; the time that it lost to its saves, and the time to load one.
+`python benchmarks/checkpoints.py [--rounds N] [--preset NAME]` trains the same in this process with
+each of the three ways, in turns. It prints the time that a run loses to its saves, and the time to
+load a checkpoint.
 """
 
 import argparse
@@ -28,7 +30,7 @@ WAYS = {
     "beside": ("training.save_interval=4", "training.async_save=true"),
 }
 SHORT = ("training.max_steps=12", "training.batch_size=1", "training.context_length=128")
-"""Short steps: what is written beside them has little to hide behind."""
+"""Short steps: there is little training during which a file can be written."""
 VOCABULARY = 8192
 
 
@@ -50,7 +52,7 @@ class Source:
 
 
 def run_s(way: str, preset: str, directory: Path) -> float:
-    """Wall time of twelve steps, three saves among them or none."""
+    """Wall time of twelve steps with three saves, or with none."""
     overrides = (*SHORT, "system.device=cpu", *WAYS[way])
     settings = load(Request(preset=preset, overrides=overrides), lambda: False).settings
     context = RunContext(

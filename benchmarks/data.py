@@ -1,14 +1,15 @@
-"""Our token cache beside datasets.map, datatrove and litdata: `python benchmarks/data.py`.
+"""Compares our token cache with datasets.map, datatrove and litdata: `python benchmarks/data.py`.
 
-The same text and the same tokenizer.json for all, every run a process of its own with empty caches,
-in turns. A number counts only if the sha256 of the token stream (uint32, an end token after each
-document) is the same as everybody's. A peer that is not installed is left out with a word:
+All get the same text and the same tokenizer.json; every run is a process of its own with empty
+caches, and the contenders take turns. A number counts only if the sha256 of the token stream
+(uint32, an end token after each document) is the same for all. A peer that is not installed is left
+out, and a line says so:
 
     python -m venv --system-site-packages peers
     peers/bin/pip install datatrove litdata orjson gigatoken tiktoken
     peers/bin/python benchmarks/data.py
 
-Then: how long a prepared cache of 100 MB takes to open, and what eight readers of it cost.
+Then: how long it takes to open a prepared cache of 100 MB, and how much memory eight readers take.
 """
 
 import argparse
@@ -52,7 +53,7 @@ NEEDS = {
 
 
 def sources() -> Iterator[str]:
-    """Python source text of this installation, a part of a file a document."""
+    """Python source text of this installation; each document is a part of a file."""
     for base in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")):
         for path in sorted(Path(base).rglob("*.py")):
             text = path.read_text(errors="replace").replace("\r", "").replace("\0", "")
@@ -111,7 +112,7 @@ def ours(backend: str, text: Path, tokenizer: Path, out: Path, workers: int) -> 
 
 
 def datasets_map(text: Path, tokenizer: Path, out: Path, workers: int) -> list[Any]:
-    """As nanoGPT does it, with batches, and from Arrow to the file without Python numbers."""
+    """As nanoGPT uses it, but with batches, and from Arrow to the file without Python numbers."""
     import datasets
     from tokenizers import Tokenizer
 
@@ -133,7 +134,7 @@ def datasets_map(text: Path, tokenizer: Path, out: Path, workers: int) -> list[A
 
 
 def datatrove(text: Path, tokenizer: Path, out: Path, workers: int) -> list[Any]:
-    """It divides work by files, so it gets one for each task."""
+    """datatrove divides work by files, so it gets one file for each task."""
     from datatrove.executor import LocalPipelineExecutor
     from datatrove.pipeline.readers import JsonlReader
     from datatrove.pipeline.tokens import DocumentTokenizer
@@ -155,7 +156,8 @@ def datatrove(text: Path, tokenizer: Path, out: Path, workers: int) -> list[Any]
 
 
 def litdata(text: Path, tokenizer: Path, out: Path, workers: int) -> list[Any]:
-    """Ordered slices of the lines; its chunk files are read back by their documented layout."""
+    """litdata gets ordered slices of the lines; its chunk files are read by their documented
+    layout."""
     from litdata import TokensLoader, optimize
 
     lines = text.read_text().split("\n")[:-1]
@@ -210,7 +212,7 @@ CONTENDERS: dict[str, Callable[[Path, Path, Path, int], list[Any]]] = {
 
 
 def contend(name: str, text: Path, tokenizer: Path, out: Path, workers: int) -> None:
-    """In a process of its own: the last line of stdout is the result."""
+    """Runs in a process of its own: the last line of stdout is the result."""
     stream = CONTENDERS[name](text, tokenizer, out, workers)
     digest = hashlib.sha256()
     for part in stream:
@@ -233,8 +235,8 @@ def contend(name: str, text: Path, tokenizer: Path, out: Path, workers: int) -> 
 
 
 def measure(name: str, text: Path, tokenizer: Path, workers: int) -> dict[str, Any] | str:
-    """One run; a text where it failed. Reading the stream back for its hash is in the time, for
-    all alike."""
+    """One run; the reason as text where it failed. The time includes reading the stream for its
+    hash, for all alike."""
     with tempfile.TemporaryDirectory(dir=text.parent) as out:
         arguments = [name, text, tokenizer, out, workers]
         cpu_before = cpu_of_children()
@@ -262,7 +264,7 @@ def measure(name: str, text: Path, tokenizer: Path, workers: int) -> dict[str, A
 
 
 def cpu_of_children() -> float:
-    """Seconds: what a run costs on a machine that has other work, too."""
+    """Seconds: the cost of a run on a machine that has other work, too."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -366,7 +368,7 @@ def reading(directory: Path, rounds: int) -> None:
 
 
 def cache_of(directory: Path, num_tokens: int) -> Path:
-    """A cache of random tokens, published by the code that always does it."""
+    """A cache of random tokens, published by the product's own code."""
     from model_check.data.cache.shards import ShardWriter
     from model_check.data.read.manifest import (
         MANIFEST,
@@ -428,7 +430,7 @@ def start_reader(view: Path) -> subprocess.Popen[str]:
 
 
 def open_once(view: Path) -> float:
-    """Milliseconds, imports left out."""
+    """Milliseconds, without the imports."""
     reader = start_reader(view)
     assert reader.stdout is not None
     found = float(reader.stdout.readline())

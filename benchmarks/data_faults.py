@@ -1,9 +1,8 @@
-"""What our cache and its peers make of the same faults: `python benchmarks/data_faults.py`.
+"""How our cache and its peers handle the same faults: `python benchmarks/data_faults.py`.
 
-Each contender of `benchmarks/data.py` prepares a text, meets a fault in that same place, and
-prepares again, as its user would who runs the same command once more. The result is judged by the
-sha256 of the token stream: `right` is what an undisturbed run in an empty place gives.
-"""
+Each contender of `benchmarks/data.py` prepares a text, meets a fault in the same place, and
+prepares again with the same command, as its user would. The sha256 of the token stream decides:
+`right` is the stream of an undisturbed run in an empty directory."""
 
 import argparse
 import json
@@ -26,7 +25,7 @@ NAMES = ["ours, tokenizers", "datasets.map", "datatrove", "litdata"]
 
 
 class Place:
-    """Where one contender works: `text.jsonl`, `tokenizer.json`, `out/`."""
+    """The directory of one contender: `text.jsonl`, `tokenizer.json`, `out/`."""
 
     def __init__(self, directory: Path, name: str, given: Path) -> None:
         self.directory = directory
@@ -62,7 +61,7 @@ class Place:
         )
 
     def run(self) -> dict[str, Any] | str:
-        """The result, or the last line of what went wrong."""
+        """The result, or the last line of the error."""
         process = self.start()
         output, errors = process.communicate()
         if process.returncode:
@@ -82,7 +81,8 @@ def killed_half_way(place: Place, seconds: float) -> None:
 
 
 def bytes_flipped(place: Place, seconds: float) -> None:
-    """Eight in a row (an id may be an int64), in the middle of the largest file that it left."""
+    """Eight bytes in a row (an id may be an int64), in the middle of the largest file of its
+    output."""
     place.run()
     found = [path for path in place.out.rglob("*") if path.is_file() and path.name != "tokens.bin"]
     largest = max(found, key=lambda path: path.stat().st_size)
@@ -93,7 +93,7 @@ def bytes_flipped(place: Place, seconds: float) -> None:
 
 
 def other_text(place: Place, seconds: float) -> None:
-    """Its lines shuffled: the same size, the same name, the time set back."""
+    """The lines of the text are shuffled: same size, same name, and the time is set back."""
     place.run()
     text = place.directory / "text.jsonl"
     status = text.stat()
@@ -104,7 +104,7 @@ def other_text(place: Place, seconds: float) -> None:
 
 
 def other_tokenizer(place: Place, seconds: float) -> None:
-    """Under the same name: two ids change places."""
+    """A tokenizer under the same name, with two ids exchanged."""
     place.run()
     path = place.directory / "tokenizer.json"
     document = json.loads(path.read_text())

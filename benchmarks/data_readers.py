@@ -1,9 +1,10 @@
 """How much memory N readers of one token cache take: `python -m benchmarks.data_readers`.
 
-Each reader is a process that gathers every sequence, as a training worker does. What the kernel
-counts for the mapped shards: Rss of each reader, and Pss, where a page that N readers share counts
-1/N for each; the sum of Pss is what the machine holds. Private memory is what a reader has for
-itself, Python and numpy included. Also the time to open a cache and read its first sequence.
+Each reader is a process that gathers every sequence, as a training worker does. The kernel counts
+two figures for the mapped shards: Rss of each reader, and Pss, in which a page that N readers share
+counts 1/N for each; the sum of Pss is what the machine holds. Private memory belongs to one reader
+alone, Python and numpy included. The benchmark also measures the time to open a cache and read its
+first sequence.
 """
 
 import argparse
@@ -54,7 +55,7 @@ sys.stdin.read()
 
 
 class Random:
-    """A source and a tokenizer that nobody reads: the store is written directly."""
+    """Stands for a source and a tokenizer; neither is read, since the store is written directly."""
 
     name = label = "random"
     size_bytes = None
@@ -71,7 +72,7 @@ class Random:
 
 
 def make_cache(root: Path, num_tokens: int) -> Path:
-    """A whole entry of random tokens; its view's path."""
+    """Write a whole entry of random tokens; the path of its view."""
     wanted = CacheRequest(root, Random(), Random(), CONTEXT_LENGTH, None)
     wanted.store.mkdir(parents=True)
     wanted.view.mkdir()
@@ -112,7 +113,7 @@ def write_store(wanted: CacheRequest, store: HeldDirectory, num_tokens: int) -> 
 
 
 def shares(pid: int) -> dict[str, int]:
-    """Bytes of a process: `rss` and `pss` of the mapped shards, `private` of all the rest."""
+    """Bytes of a process: `rss` and `pss` of the mapped shards, `private` of everything else."""
     found = {"rss": 0, "pss": 0, "private": 0}
     of_shard = False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
@@ -148,7 +149,7 @@ def measure(view: Path, num_readers: int) -> list[dict[str, int]]:
 
 
 def open_times_s(view: Path, rounds: int) -> list[float]:
-    """Warm: from nothing but imports to the first sequence."""
+    """With a warm page cache: from the end of the imports to the first sequence."""
     times = []
     for _ in range(rounds):
         started = time.perf_counter()

@@ -1,12 +1,12 @@
-"""Runs whole training runs on a real GPU and tells what they did: one row a run, a table last;
-then the tests that are marked `gpu`, and benchmarks/trainer_gpu.py, the default workload variant by
-variant. Its last lines say what this machine left out, and why.
+"""Runs whole training runs on a real GPU and reports each in a row, with a table at the end. Then
+it runs the tests that are marked `gpu`, and benchmarks/trainer_gpu.py: the default workload,
+variant by variant. Its last lines say what could not run on this machine, and why.
 
 Each row is a real `python -m launcher` (detection, pinning, supervision included). The suite claims
 only what it measured: tokens/s over all steps but the first, peak memory of the allocator, and
 whether two runs of the same settings on the same GPU gave the same bits. `--self-test` takes the
 same way on a CPU with tiny models: its numbers mean nothing. `--only debug` and `--only compiled`
-are parts of it, for a machine that is lent by the minute.
+run parts of the suite, for a machine that is lent by the minute.
 """
 
 import argparse
@@ -28,12 +28,12 @@ TEST_LIMIT_S = 300
 GPU_TESTS = "tests marked gpu"
 NO_PYTEST = "No module named pytest"
 NOT_RUN = ": not run: "
-"""In trainer_gpu's lines, between a variant and the reason."""
+"""The words between a variant and the reason in trainer_gpu's lines."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run: a name for the table, and what the launcher is told."""
+    """One run: a name for the table, and the launcher's arguments."""
 
     name: str
     preset: str
@@ -109,7 +109,7 @@ def parse() -> argparse.Namespace:
 
 
 def record_nvml(path: Path) -> None:
-    """What the real NVML answers to our probe: the fake library must give the same shapes."""
+    """The answers of the real NVML to our probe: the fake library must give the same shapes."""
     code = (
         "import msgspec, sys; from launcher.gpus.probe import NvmlProbe;"
         "sys.stdout.buffer.write(msgspec.json.encode(NvmlProbe().snapshot()))"
@@ -128,8 +128,9 @@ def arguments(case: Case, *, self_test: bool) -> list[str]:
 
 
 def run_gpu_tests(log: Path) -> bool:
-    """pytest on what is marked `gpu`. True also where there is no pytest: that is left out."""
-    # Where all of them lie: collecting the others asks for packages that they need.
+    """Run the tests that are marked `gpu`. True, too, where pytest is missing: they are left
+    out."""
+    # These folders hold all of them. Collecting other folders would need their packages.
     command = [sys.executable, "-m", "pytest", "tests/engine", "tests/models"]
     command += ["-m", "gpu", "--timeout", str(TEST_LIMIT_S)]
     with log.open("w") as output:
@@ -140,7 +141,8 @@ def run_gpu_tests(log: Path) -> bool:
 
 
 def print_left_out(variants: Path, tests: Path) -> None:
-    """Variants and tests that this machine has no package, kernel or memory for, each with why."""
+    """Variants and tests for which this machine lacks a package, a kernel or memory, with
+    reasons."""
     lines = variants.read_text().splitlines()
     rows = [line.replace(NOT_RUN, ": ") for line in lines if NOT_RUN in line]
     said = tests.read_text() if tests.exists() else ""
@@ -149,7 +151,7 @@ def print_left_out(variants: Path, tests: Path) -> None:
 
 
 def run_trainer_benchmark(options: argparse.Namespace, text: Path) -> bool:
-    """The default workload, variant by variant; its table ends what this prints."""
+    """Run the default workload, variant by variant; its table is printed last."""
     command = [sys.executable, str(ROOT / "benchmarks" / "trainer_gpu.py"), "--only", options.only]
     command += ["--self-test", "--steps", "2"] if options.self_test else []
     with text.open("w") as log:

@@ -1,14 +1,14 @@
-"""Who is blamed when a whole job is sent a signal: `python -m benchmarks.job_signals [ROUNDS]`.
+"""Is a worker blamed when a whole job gets a signal? `python -m benchmarks.job_signals [ROUNDS]`.
 
 `systemctl stop`, `scancel`, `docker stop`, `killall` and a shutdown signal every process of a job,
 in any order. Each round starts the real launcher with two workers on fake GPUs, so that the
-telemetry sampler runs, too, and sends TERM, INT, HUP or QUIT to all processes of it: workers,
-launcher, guardian, sampler. A worker has default dispositions or handlers that exit with 128+N, as
-the dice say. Nobody may be blamed: no culprit, every row STOPPED, exit code 128+N.
+telemetry sampler runs, too, and sends TERM, INT, HUP or QUIT to all its processes: workers,
+launcher, guardian, sampler. A worker has default dispositions or handlers that exit with 128+N,
+chosen at random. No worker may be blamed: no culprit, every row STOPPED, exit code 128+N.
 
 Orders: the workers 30 ms before the rest; the launcher before all others; all in random order, 0 to
-5 ms apart; the launcher first and short of CPU (nice 19, for 0.1 s on one core with four processes
-that never rest); the launcher first and stopped (SIGSTOP) until 50 ms after all got the signal.
+5 ms apart; the launcher first and short of CPU (nice 19, for 0.1 s on one core with four busy
+processes); the launcher first and stopped (SIGSTOP) until 50 ms after all got the signal.
 `--trainer N`: N more rounds of random order with the real trainer on the CPU.
 """
 
@@ -35,7 +35,7 @@ from tests.nvml_fake.build import build, environment, fake_gpu, scenario
 ROOT = Path(__file__).parents[1]
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 DEADLINE_S = 60.0
-"""For hangs only."""
+"""A limit for hangs alone."""
 WORKER = """\
 import os, random, signal
 dice = random.Random(os.environ["SEED"] + os.environ["MODEL_CHECK_WORKER"])
@@ -50,13 +50,13 @@ NUM_BURNERS = 4
 
 @dataclass
 class Job:
-    """A running launcher and everybody below it."""
+    """A running launcher and all processes below it."""
 
     launcher: "subprocess.Popen[bytes]"
     directory: Path
     workers: list[int]
     helpers: list[int]
-    """Guardian and sampler."""
+    """The guardian and the sampler."""
 
     @property
     def pids(self) -> list[int]:
@@ -65,15 +65,15 @@ class Job:
 
 @dataclass
 class Tally:
-    """What became of the rounds of one order."""
+    """Results of the rounds of one order."""
 
     rounds: int = 0
     nobody: int = 0
-    """In so many nobody was blamed."""
+    """Rounds in which no worker was blamed."""
     with_code: int = 0
-    """In so many the exit code was 128+N."""
+    """Rounds with the exit code 128+N."""
     left: int = 0
-    """Processes that were there after the launcher had ended."""
+    """Processes that outlived the launcher."""
     longest_s: float = 0.0
     """From the first signal to the launcher's end."""
     told: Counter[str] = field(default_factory=Counter)
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 class Stage:
-    """Where rounds are played."""
+    """Runs the rounds."""
 
     def __init__(self, directory: Path, dice: random.Random) -> None:
         self._directory = directory
@@ -141,13 +141,13 @@ class Stage:
             ] += 1
 
     def start_command(self) -> Job:
-        """Two workers on fake GPUs, which say when they are up."""
+        """Two workers on fake GPUs, which report when they are up."""
         env = self._gpu_env | self._own | {"SEED": f"{self._dice.random()}"}
         command = ("--", sys.executable, "-I", "-S", "-c", WORKER)
         return self._start(env, ("launch.telemetry_interval_s=0.05", *command), "up", helpers=2)
 
     def start_trainer(self) -> Job:
-        """Two of the real trainer on the CPU, after their third step."""
+        """Two workers with the real trainer on the CPU, after their third step."""
         config = self._directory / "tiny.json"
         config.write_text(json.dumps(TINY))
         env = {**os.environ, **self._own, "DATASET_CACHE_DIR": str(self._directory / "cache")}
@@ -253,8 +253,8 @@ def send(pids: Sequence[int], signum: signal.Signals) -> None:
 
 @contextmanager
 def burnt(core: int) -> Iterator[None]:
-    """Processes that never rest keep this core busy. Sessions of their own: the kernel may share a
-    core out among sessions."""
+    """Processes that keep this core busy. Each has a session of its own: the kernel may divide a
+    core among sessions."""
     command = (sys.executable, "-I", "-S", "-c", "while True: pass")
     burners = [subprocess.Popen(command, start_new_session=True) for _ in range(NUM_BURNERS)]
     for burner in burners:

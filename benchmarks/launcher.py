@@ -1,8 +1,8 @@
-"""Our launcher side by side with torchrun (and honcho, if given): what a worker gets from each.
+"""Compares our launcher with torchrun (and honcho, if given) by what happens to their workers.
 
 All of them run the same commands on the same machine, alternating in one run, so that noise hits
 them alike; what counts is the ratio within one repetition, its median and spread. Times are the
-workers' own stamps and the ends of processes, not what a launcher says of itself.
+workers' own stamps and the ends of processes, not what a launcher reports about itself.
 
     python benchmarks/launcher.py [--quick] [--repeats N] [--honcho PATH] [--only WORD]
 
@@ -34,7 +34,7 @@ HANG_S = 60.0
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 Command = Callable[[int, Sequence[str], Path], list[str]]
-"""(number of workers, what each runs, an empty directory) -> the launcher's command line."""
+"""(number of workers, command of a worker, an empty directory) -> the launcher's command line."""
 
 
 def ours(num_workers: int, argv: Sequence[str], directory: Path) -> list[str]:
@@ -50,7 +50,7 @@ def torchrun(num_workers: int, argv: Sequence[str], directory: Path) -> list[str
 
 
 def torchrun_with_logs(num_workers: int, argv: Sequence[str], directory: Path) -> list[str]:
-    """As ours does: prefixed lines to the terminal and a file a worker."""
+    """torchrun with what ours does: prefixed lines to the terminal, and a file a worker."""
     program, *rest = torchrun(num_workers, argv, directory)
     return [program, "--tee", "3", "--log-dir", str(directory / "logs"), *rest]
 
@@ -66,7 +66,7 @@ def honcho(program: str) -> Command:
 
 @dataclass
 class Run:
-    """One launcher that is running, and what has been seen of it."""
+    """A running launcher, and what was observed of it."""
 
     process: "subprocess.Popen[bytes]"
     dir: Path
@@ -96,7 +96,7 @@ class Run:
                 self.peak_kib = max(self.peak_kib, int(line.split()[1]))
 
     def stamps(self, what: str) -> list[float]:
-        """Seconds of the workers' stamps of this kind."""
+        """Times of the workers' stamps of this kind, seconds."""
         paths = [path for path in self.dir.glob(f"{what}.*") if path.suffix != ".new"]
         return sorted(int(path.read_text()) / 1e9 for path in paths)
 
@@ -109,7 +109,7 @@ class Run:
             time.sleep(0.01)
 
     def cpu_s(self) -> float:
-        """Of the launcher's own process."""
+        """CPU seconds of the launcher's own process."""
         fields = read(f"/proc/{self.process.pid}/stat").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
@@ -121,7 +121,7 @@ class Run:
 def launched(
     command: Command, num_workers: int, mode: Sequence[str], terminal: str = "pipe"
 ) -> Iterator[Run]:
-    """Start it on `terminal` (`pipe`: read at once; `file`). Whoever is left is killed."""
+    """Start it on `terminal` (`pipe`: read at once; `file`). Processes that remain are killed."""
     directory = Path(tempfile.mkdtemp(prefix="launcher-benchmark-"))
     worker = [sys.executable, "-I", "-S", str(WORKER), str(directory), str(num_workers), *mode]
     argv = command(num_workers, worker, directory)
@@ -139,7 +139,7 @@ def launched(
         yield run
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its helpers hold the pipe, too
+            os.killpg(process.pid, signal.SIGKILL)  # its helpers hold the pipe open, too
         process.wait()
         kill_workers(directory)
         if process.stdout is not None:
@@ -166,7 +166,7 @@ def eighth_line_s(command: Command) -> float:
 
 
 def all_gone_s(command: Command, obeys: str = "obedient") -> float:
-    """From the stamp of the one that fails until the launcher and all workers are dead."""
+    """From the stamp of the worker that fails until the launcher and all workers are dead."""
     with launched(command, 8, ["one-fails", obeys, "quiet"]) as run:
         run.wait_for_stamps("up", 8)
         pidfds = [fd for pid in run.pids() if (fd := hold(pid)) is not None]
@@ -192,8 +192,8 @@ def stubborn_gone_s(command: Command) -> float:
 
 
 def noticed_s(command: Command) -> float:
-    """Under a flood of 8 workers: from the stamp of the one that fails until the first of its peers
-    has SIGTERM."""
+    """Under a flood of 8 workers: from the stamp of the worker that fails until the first of its
+    peers gets SIGTERM."""
     with launched(command, 8, ["one-fails", "obedient", "flood"]) as run:
         run.process.wait(HANG_S)
         return run.stamps("told")[0] - run.stamps("failed")[0]
@@ -208,7 +208,7 @@ def lines_per_s(command: Command, num_lines: int, terminal: str) -> float:
 
 
 def shown_part(command: Command, num_lines: int) -> float:
-    """Of the lines of that flood, the part that the pipe was shown."""
+    """The share of the lines of that flood that reached the pipe."""
     with launched(command, 8, ["lines", str(num_lines)]) as run:
         run.process.wait(HANG_S)
         run.reader.join(HANG_S)
@@ -239,13 +239,13 @@ def cpu_share(command: Command, seconds: int, num_workers: int = 64) -> float:
 
 @dataclass(frozen=True)
 class Measure:
-    """One row: a name, how often, and what to measure of a command line."""
+    """One row: a name, the number of repetitions, and what to measure of a command line."""
 
     name: str
     repeats: int
     measure: Callable[[Command], float]
     with_logs: bool = False
-    """Compared with a torchrun that writes files and prefixes, as we do."""
+    """Compared with torchrun that writes files and prefixes, as we do."""
     higher_is_better: bool = False
     show: str = "{:.3f}"
     skip: tuple[str, ...] = ()
@@ -323,7 +323,7 @@ def main() -> int:
 
 
 def keep_bytecode() -> None:
-    """Torch's bytecode was written when it was installed, ours is by the first run ever."""
+    """Torch's bytecode was written at its installation, ours is written by the very first run."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     packages = [str(ROOT / name) for name in ("launcher", "model_check")]
     subprocess.run([sys.executable, "-m", "compileall", "-q", *packages], check=True)
@@ -337,7 +337,7 @@ def contenders(measure: Measure, honcho_program: str | None) -> dict[str, Comman
 
 
 def row(measure: Measure, commands: dict[str, Command]) -> str:
-    """Measure all, alternating; one line of the table."""
+    """Measure all launchers in turns; one line of the table."""
     values: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(measure.repeats):
         for name, command in commands.items():
@@ -389,7 +389,8 @@ def print_versions(honcho_program: str | None) -> None:
 
 
 def load() -> str:
-    """Runnable processes of the last 5 minutes, ours among them: what the figures suffered."""
+    """Runnable processes of the last 5 minutes, ours among them: the load that disturbed the
+    figures."""
     return f"load {os.getloadavg()[1]:.1f}"
 
 
@@ -411,7 +412,7 @@ def hold(pid: int) -> int | None:
 
 
 def kill_workers(directory: Path) -> None:
-    """Those that their launcher has left behind; their command line holds the directory's name."""
+    """Processes that their launcher left behind; their command line holds the directory's name."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         if f"{WORKER}\0{directory}" in read(f"/proc/{name}/cmdline"):
             with suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""What telemetry costs: CPU of supervisor and sampler, and what it adds to the length of a run.
+"""What telemetry costs: CPU of supervisor and sampler, and the time that it adds to a run.
 
-`python -m benchmarks.telemetry [SECONDS]`: 8 fake GPUs whose driver answers at once, so the
-driver's own time is not in it. Runs with and without telemetry alternate.
+`python -m benchmarks.telemetry [SECONDS]`: 8 fake GPUs whose driver answers at once, so the figures
+do not include a driver's own time. Runs with and without telemetry alternate.
 """
 
 import os

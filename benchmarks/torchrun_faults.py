@@ -1,7 +1,8 @@
 """What torchrun does in the faults of docs/supervisor.md: `python benchmarks/torchrun_faults.py`.
 
-Two workers each, without `torch` in them. A line a fault: exit code, seconds, who lives on, whom it
-blames, its last words. Faults that need root (cgroups, tmpfs, FUSE) say so when they can't be had.
+Each run has two workers that do not import `torch`. It prints a line a fault: exit code, seconds,
+processes that live on, the worker that it blames, its last line. A fault that needs root (cgroups,
+tmpfs, FUSE) says so where it cannot be made.
 """
 
 import argparse
@@ -80,7 +81,7 @@ def faults(lab: str) -> Iterator[Fault]:
 
 
 def _cgroup(controller: str) -> str:
-    """In a child of our own cgroup (version 1 or 2), removed when empty by `clean`."""
+    """Runs in a child of our own cgroup (version 1 or 2); `clean` removes it when it is empty."""
     limit = {"memory": "limit_in_bytes=700M max=700M", "pids": "max=40"}[controller]
     return f"{sys.executable} {__file__} --enter {controller} $$ {limit}; "
 
@@ -152,7 +153,8 @@ def _wait(process: "subprocess.Popen[bytes]", limit_s: float) -> str:
 
 
 def _left(lab: Path) -> list[int]:
-    """Living processes of this fault: by its environment, or by the pid that they told."""
+    """Living processes of this fault, found by its environment or by the pid that they wrote
+    down."""
     time.sleep(0.5)
     found = {int(path.read_text()) for path in lab.glob("*.pid") if path.read_text().strip()}
     for environ in Path("/proc").glob("[0-9]*/environ"):
@@ -163,7 +165,7 @@ def _left(lab: Path) -> list[int]:
 
 
 def _beats(lab: Path) -> bool:
-    """Whether the runaway runs on: a search of the process table may miss it."""
+    """Whether the escaped process runs on: a search of the process table may miss it."""
     beats = lab / "beats"
     before = beats.stat().st_size if beats.exists() else 0
     time.sleep(0.5)

@@ -1,9 +1,10 @@
-"""Our trainer side by side with transformers' Trainer and with a plain loop over the same model, on
-the CPU: same weights, same tokens, same optimizer, same attention, each in its own process.
+"""Compares our trainer with transformers' Trainer and with a plain loop over the same model, on the
+CPU: same weights, same tokens, same optimizer, same attention, each in its own process.
 
 They step in turns within one run, so that noise hits them alike; what counts is the ratio within
-one round, its median and spread, by the clock and by CPU time. No ratio is printed unless all
-losses agree. `--checks` tells what the non-finite gate, the reading, event and line add to a step.
+one round, its median and spread, by wall time and by CPU time. No ratio is printed unless all
+losses agree. `--checks` measures what the non-finite gate, the reading, event and line add to a
+step.
 
     python benchmarks/trainer_cpu.py [--vocab 8192,32768] [--rounds 9] [--steps 2] [--threads N]
         [--peer-python PYTHON] [--checks]
@@ -44,14 +45,14 @@ TARGETS = {"transformers.Trainer": 1.2, "plain loop": 1.1}
 
 @dataclass
 class Peer:
-    """One trainer in its own process, and what its rounds showed."""
+    """One trainer in its own process, and the results of its rounds."""
 
     name: str
     process: "subprocess.Popen[str]"
     parts: list[Part] = field(default_factory=list)
 
     def steps(self, count: int) -> Part | None:
-        """Let it train so many steps; None: it has died."""
+        """Let it train `count` steps; None: it has died."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
@@ -104,7 +105,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def compare(work: Workload, options: argparse.Namespace) -> bool:
-    """Train them in turns and print what came of it; False: their losses disagree."""
+    """Train them in turns and print the results; False: their losses disagree."""
     num_steps = WARM_UP_STEPS + options.rounds * options.steps
     with tempfile.TemporaryDirectory() as directory:
         weights = Path(directory) / "weights.pt"
@@ -152,7 +153,7 @@ def start(
 
 
 def take_turns(peers: list[Peer], options: argparse.Namespace) -> list[Peer]:
-    """Those who stayed alive; who begins changes from round to round."""
+    """The peers that stayed alive. Another one begins each round."""
     for number in range(options.rounds):
         shift = number % len(peers)
         for peer in [*peers[shift:], *peers[:shift]]:
@@ -210,7 +211,7 @@ def spread(values: list[float]) -> str:
 
 
 def print_ratio(ours: Peer, other: Peer) -> bool:
-    """Only where both trained the same; False where they did not."""
+    """Print the ratio if both trained the same; False: they did not."""
     pairs = list(zip(ours.parts, other.parts, strict=True))
     gap = max(
         abs(a - b) for mine, its in pairs for a, b in zip(mine.losses, its.losses, strict=True)
@@ -232,8 +233,9 @@ def describe_ratios(ratios: list[float]) -> str:
 
 
 def checks(work: Workload, options: argparse.Namespace) -> bool:
-    """The cost is the same number of milliseconds for any size of step. Small steps show it
-    sharply, full ones that it is no more there; both are told as a share of the full step."""
+    """The cost is the same number of milliseconds for any size of step. Small steps measure it
+    exactly, full steps show that it is not larger there; both are printed as a share of the full
+    step."""
     small = replace(work, vocab_size=512, num_layers=1, context_length=16, num_micro_batches=1)
     full = pairs_of(work, num_pairs=options.rounds * options.steps)
     step_ms = statistics.median(bare for _, bare in full["pairs"])
@@ -260,9 +262,9 @@ def pairs_of(work: Workload, num_pairs: int) -> Any:
 
 
 def print_cost(name: str, extra_ms: list[float], step_ms: float) -> None:
-    """The median with its 95 % interval, by order statistics: no outlier moves it."""
+    """The median with its 95 % interval by order statistics, which outliers do not move."""
     ordered, count = sorted(extra_ms), len(extra_ms)
-    reach = 0.98 * math.sqrt(count)  # 1.96 standard deviations of how many lie below the median
+    reach = 0.98 * math.sqrt(count)  # 1.96 standard deviations of the number below the median
     low, high = (ordered[min(count - 1, max(0, round(count / 2 + s * reach)))] for s in (-1, 1))
     median = statistics.median(ordered)
     print(

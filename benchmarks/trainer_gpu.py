@@ -1,8 +1,8 @@
 """The default workload on one GPU: tokens/s, MFU by both conventions and peak memory, variant by
-variant, beside transformers' LlamaForCausalLM with the same weights and tokens.
+variant, compared with transformers' LlamaForCausalLM with the same weights and tokens.
 
 Each variant runs in its own process; the baseline runs first and last, so that a drift of clocks
-shows. Nothing is written but the table. `--self-test` runs the whole path on a CPU with a tiny
+shows. It writes nothing but the table. `--self-test` runs the whole path on a CPU with a tiny
 model: its numbers mean nothing.
 
     python benchmarks/trainer_gpu.py [--self-test] [--steps 12] [--only WORD] [--limit-s 200]
@@ -48,7 +48,7 @@ from model_check.models.build_model import build_model  # noqa: E402
 
 WARM_UP_STEPS = 3
 LOSS_TOLERANCE = 0.03
-"""Between bfloat16 kernels of the same model, over the first steps."""
+"""Allowed difference between bfloat16 kernels of the same model, over the first steps."""
 
 WORKLOAD = {
     "training.grad_accum_nums": "4",
@@ -68,7 +68,7 @@ TINY = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A name for the table, and what differs from the workload."""
+    """A name for the table, and the settings that differ from the workload."""
 
     name: str
     changes: dict[str, str] = field(default_factory=dict)
@@ -110,7 +110,7 @@ COMPILED_IN_SELF_TEST = "compiled"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a variant's process found."""
+    """The results of a variant's process."""
 
     attention: str
     step_ms: float
@@ -146,12 +146,14 @@ def parse() -> argparse.Namespace:
 
 
 def must_run(variant: Variant) -> bool:
-    """Other kernels need packages, and large batches memory, that may not be there."""
+    """Whether the variant must run. Others may lack a package for a kernel, or memory for a
+    batch."""
     return variant.name in ("eager", BASELINE.name)
 
 
 def measure(variant: Variant, options: argparse.Namespace) -> Outcome | str:
-    """In a process of its own; why not, where it could not run. Either is printed."""
+    """Run the variant in a process of its own and print the result, or the reason why it could not
+    run."""
     outcome = outcome_or_reason(variant, options)
     told = f"not run: {outcome}" if isinstance(outcome, str) else f"{outcome.step_ms:.1f} ms/step"
     print(f"{variant.name}: {told}", flush=True)
@@ -226,7 +228,7 @@ class RandomTokens:
 
 
 class Listener(NullSink):
-    """Hears which attention was taken."""
+    """Records which attention the run chose."""
 
     attention = ""
 
@@ -237,7 +239,7 @@ class Listener(NullSink):
 
 @dataclass
 class Clock(RunObserver):
-    """Step times and losses, as they are read."""
+    """Records step times and losses as the trainer reads them."""
 
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -264,7 +266,7 @@ def run_ours(settings: Settings, device: torch.device) -> Outcome:
 
 
 def run_theirs(settings: Settings, device: torch.device) -> Outcome:
-    """As a person writes it who knows transformers well: autocast to bfloat16, fused AdamW."""
+    """As an expert of transformers would write it: autocast to bfloat16, fused AdamW."""
     set_up_process(settings.system, 1, os.environ)
     shape = geometry(settings.model, 0)
     model = their_model(settings, shape, device)

@@ -128,9 +128,7 @@ class Run:
         context = replace(launch.context, token_cache=Path(data["path"]))
         return self._supervise(replace(launch, context=context).specs, prepared)
 
-    def _supervise(
-        self, specs: Sequence[WorkerSpec], after: Outcome | None = None
-    ) -> Outcome:
+    def _supervise(self, specs: Sequence[WorkerSpec], after: Outcome | None = None) -> Outcome:
         return Supervisor(
             specs,
             self._launch.limits,

@@ -1,4 +1,5 @@
-"""Capabilities that a test asks for by a mark; without them it is skipped, and says so."""
+"""Capabilities that a test asks for by a mark; where one is missing, the test is skipped with a
+reason."""
 
 import os
 import shutil

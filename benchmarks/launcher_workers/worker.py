@@ -1,7 +1,7 @@
 """One of several equal workers of a benchmark: `worker.py DIR NUM_WORKERS MODE [AMOUNT ...]`.
 
 Stamps (CLOCK_MONOTONIC nanoseconds) go to files in DIR, so that launchers are compared by what
-happens to their workers and not by what they say. Standard library only: it starts in milliseconds.
+happens to their workers and not by their reports. Standard library only: it starts in milliseconds.
 """
 
 import os
@@ -13,21 +13,21 @@ LINE = b"Step [123/1000] | Loss: 12.2340 | LR: 1.00e-05 | Grad Norm: 2.7565\n"
 
 
 class Worker:
-    """What one worker does; `directory` is where all of them meet."""
+    """The actions of one worker; all workers share `directory`."""
 
     def __init__(self, directory: str, num_workers: int) -> None:
         self._dir = directory
         self._num_workers = num_workers
 
     def stamp(self, what: str) -> None:
-        """Tell the time of something; the first stamp of a kind counts."""
+        """Write down the time of an event; the first stamp of a kind counts."""
         path = f"{self._dir}/{what}.{os.getpid()}"
         with open(path + ".new", "w") as file:
             file.write(str(time.monotonic_ns()))
         os.rename(path + ".new", path)
 
     def meet(self, what: str) -> None:
-        """Wait until everybody has stamped this."""
+        """Wait until every worker has written this stamp."""
         self.stamp(what)
         while self._count(what) < self._num_workers:
             time.sleep(0.01)
@@ -37,7 +37,7 @@ class Worker:
         time.sleep(1000)
 
     def one_fails(self, obeys: str, floods: str) -> None:
-        """All are up, then one ends with exit code 7; the others obey SIGTERM or do not."""
+        """When all are up, one exits with code 7; the others obey SIGTERM or ignore it."""
         signal.signal(signal.SIGTERM, self._obey if obeys == "obedient" else self._refuse)
         self.meet("up")
         try:
@@ -50,7 +50,8 @@ class Worker:
         os._exit(7)
 
     def lines(self, count: int) -> None:
-        """`count` lines as fast as they go; nobody ends before all have written theirs."""
+        """Print `count` lines as fast as possible; no worker ends before all have printed
+        theirs."""
         self.meet("up")
         for _ in range(count):
             os.write(1, LINE)

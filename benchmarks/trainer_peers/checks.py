@@ -1,5 +1,5 @@
-"""What it costs to watch a step: our step as it is beside the same without the non-finite gate, the
-reading, event and line; in turns within one process, the order changing from pair to pair.
+"""What it costs to watch a step: compares our step with the same step without the non-finite gate,
+the reading, event and line. Both run in turns within one process; the order changes each pair.
 
 Prints one JSON line, in milliseconds of CPU. Arguments: workload, number of pairs.
 """
@@ -26,7 +26,7 @@ DIRECT_ROUNDS = 300
 
 
 class Watching:
-    """One trainer, its steps taken by hand."""
+    """One trainer; the caller takes its steps one by one."""
 
     def __init__(self, work: Workload, num_pairs: int) -> None:
         num_steps = 2 * (num_pairs + WARM_UP_PAIRS) + 1
@@ -39,7 +39,7 @@ class Watching:
         return gather(self._stream, 0, self.work.num_micro_batches, CPU)
 
     def watched(self) -> None:
-        """What Trainer does of a step."""
+        """The part of a step that Trainer does."""
         trainer, data = self.trainer, self.data()
         result = train_step(
             trainer.state.model, data, trainer.state.optimizer, LEARNING_RATE, trainer.plan

@@ -1,4 +1,4 @@
-"""Our trainer as it is: its process set up, its events and its log written."""
+"""Our trainer as in a run: with its process set up, its events and its log."""
 
 import os
 import socket
@@ -59,7 +59,7 @@ class TokenSource:
 
 
 class Pace(RunObserver):
-    """Holds the trainer while it is not its turn."""
+    """Makes the trainer wait until it is its turn."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
@@ -105,7 +105,7 @@ def settings_of(work: Workload, num_steps: int) -> Settings:
 
 
 def build(work: Workload, num_steps: int, observer: RunObserver) -> Trainer:
-    """In a process that is set up as a worker's, with a listener at the other end of its events."""
+    """Runs in a process that is set up as a worker's; a listener reads its events."""
     settings = settings_of(work, num_steps)
     set_up_process(settings.system, 1, os.environ)
     keep_freed_memory()

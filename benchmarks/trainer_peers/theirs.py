@@ -1,5 +1,5 @@
 """transformers' LlamaForCausalLM, trained by its Trainer (`--trainer`) or by a plain loop with
-torch's fused AdamW: the loop that a person would write who knows both well."""
+torch's fused AdamW: the loop that an expert of both would write."""
 
 import sys
 import tempfile
@@ -80,7 +80,7 @@ def run_trainer(work: Workload, num_steps: int, weights: Path) -> None:
     turn = Turn()
 
     class Pace(TrainerCallback):
-        """Holds the trainer while it is not its turn."""
+        """Makes the trainer wait until it is its turn."""
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if not turn.begin_step():

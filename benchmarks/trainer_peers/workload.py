@@ -60,13 +60,13 @@ class Workload:
 
 @dataclass(frozen=True)
 class Part:
-    """What one round of one trainer showed."""
+    """The results of one round of one trainer."""
 
     wall_s: float
     cpu_s: float
     losses: list[float]
     peak_bytes: int
-    """Of the process, so far."""
+    """Peak of the process so far."""
     before_bytes: int
     """Resident before model and data were built: the imports."""
 
@@ -80,7 +80,7 @@ class Turn:
 
     def __init__(self) -> None:
         self._answers = sys.stdout
-        sys.stdout = sys.stderr  # what libraries print is no answer
+        sys.stdout = sys.stderr  # what libraries print must not pass for an answer
         self._before_bytes = _status_bytes("VmRSS:")
         self._left = 0
         self._losses: list[Callable[[], float]] = []
@@ -97,7 +97,7 @@ class Turn:
         return True
 
     def end_step(self, loss: Callable[[], float]) -> None:
-        """`loss` is asked after the clock has stopped."""
+        """`loss` is called after the clock has stopped."""
         self._losses.append(loss)
         self._left -= 1
         if self._left == 0:

@@ -1,4 +1,4 @@
-"""The files that decide what is installed where, and the container's recipe."""
+"""The files that decide which packages are installed where, and the container's recipe."""
 
 import json
 import os
@@ -61,5 +61,5 @@ def test_what_the_image_copies_is_there() -> None:
 
 
 def test_nothing_hidden_goes_into_the_image() -> None:
-    """Not .venv, of another machine; not .env, with its secrets."""
+    """Without .venv, which is of another machine, and .env, which holds secrets."""
     assert ".*" in (ROOT / ".dockerignore").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Making the environment: once, whole, repaired, by one start at a time."""
+"""The environment is made once and completely, repaired if damaged, and by one start at a time."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ def test_the_first_start_installs_and_then_runs(first_start: FirstStart) -> None
     assert done.returncode == 0, done.stderr
     assert '"argv": ["--debug"]' in done.stdout
     assert f"[launcher] installing into {tree.venv} (once; packages: 3 and what" in done.stderr
-    assert "Successfully installed alpha-1.0" in done.stderr  # pip is heard
+    assert "Successfully installed alpha-1.0" in done.stderr  # pip's output is shown
     assert done.stderr.splitlines()[-1].startswith("[launcher] installed in ")
 
 
@@ -172,7 +172,7 @@ def put_distribution(site: Path, name: str, version: str) -> None:
 
 @contextmanager
 def index_that_never_answers() -> Iterator[tuple[str, threading.Event]]:
-    """A package index on this machine that takes a request, tells, and leaves it open."""
+    """A package index on this machine that accepts a request, reports it, and never answers."""
     asked, over = threading.Event(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -181,7 +181,7 @@ def index_that_never_answers() -> Iterator[tuple[str, threading.Event]]:
             over.wait()
 
         def log_message(self, *_: object) -> None:
-            """Nobody reads it."""
+            """Drops the log line: no test reads it."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

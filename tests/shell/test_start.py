@@ -1,4 +1,4 @@
-"""A start in a ready environment: what reaches the launcher, and what comes back."""
+"""A start in a ready environment: the launcher's arguments and environment, and its exit code."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ def test_the_callers_python_path_is_kept_and_told(ready: Tree, before: str) -> N
 def test_an_empty_element_of_the_python_path_is_not_the_working_directory(
     ready: Tree, before: str, kept: str
 ) -> None:
-    """`PYTHONPATH=$PYTHONPATH:/a` leaves one where it was not set."""
+    """`PYTHONPATH=$PYTHONPATH:/a` leaves an empty entry where the variable was not set."""
     (ready.cwd / "types.py").write_text("raise SystemExit('imported')")
     seen = ready.seen(PYTHONPATH=before)
     assert (seen["path"], seen["before"]) == (f"{ready.root}{kept}", before)

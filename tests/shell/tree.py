@@ -1,4 +1,4 @@
-"""Copies of the shell part of the tree, with a stub for a launcher, real pip and tiny wheels."""
+"""Copies of the shell part of the tree, with a stub for the launcher, real pip and tiny wheels."""
 
 import json
 import os
@@ -108,7 +108,7 @@ class Tree:
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def seen(self, *arguments: str, script: str = "run.sh", **env: str) -> dict[str, Any]:
-        """What the launcher saw of a start that went well."""
+        """What the launcher received from a start that succeeded."""
         done = self(*arguments, script=script, **env)
         assert done.returncode == 0, done.stderr
         seen: dict[str, Any] = json.loads(done.stdout)
@@ -162,7 +162,7 @@ def write_constraints(root: Path, versions: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class FirstStart:
-    """A tree that was started once, and how that went."""
+    """A tree that was started once, and the result of that start."""
 
     tree: Tree
     done: "subprocess.CompletedProcess[str]"
