@@ -1,4 +1,4 @@
-"""Events keep exact bits over the wire, and a supervisor that is gone stops no training."""
+"""Events keep exact bits over the wire, and training goes on when the supervisor is gone."""
 
 import json
 import os

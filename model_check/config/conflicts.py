@@ -1,5 +1,5 @@
-"""Whether settings that are fine alone fit together. Each check yields what is wrong; one place
-refuses. Pure but for the look whether the text that validates is there."""
+"""Whether settings that are valid alone fit together. Each check yields conflicts; check_together
+raises the first. Pure, but that check_validation_text looks whether the text exists."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,12 @@ from model_check.config.validation import TextPath, parse_validation
 from model_check.errors import ConfigError
 
 Conflict = tuple[str, ...]
-"""(setting, what is wrong with it, *settings that may be to blame instead)"""
+"""(setting, what is wrong with it, *other settings that may be the cause)"""
 
 
 def check_together(settings: Settings, sources: Mapping[str, str]) -> None:
-    """Refuse settings that are impossible together, or could not act. Raises ConfigError."""
+    """Refuse settings that contradict each other, or that would have no effect. Raises ConfigError,
+    which names the source of a setting that a person gave."""
     training = settings.training
     if settings.debug.profile_steps is not None:
         parse_steps(settings.debug.profile_steps, training.max_steps)
@@ -37,14 +38,14 @@ def check_together(settings: Settings, sources: Mapping[str, str]) -> None:
         _of_evaluation(training, list(parse_validation(settings.data.validation))),
     )
     for name, text, *others in conflicts:
-        # Blame the setting that a person touched: presets and defaults fit together.
+        # Presets and defaults fit together, so the cause is a setting that a person gave.
         given = [sources.get(n, "settings") for n in (name, *others)]
         own = [source for source in given if not source.startswith(("default", "preset"))]
         raise ConfigError(f"{(own or given)[0]}: {name} {text}")
 
 
 def check_validation_text(settings: Settings, sources: Mapping[str, str]) -> None:
-    """Raises ConfigError for a path at which there is nothing."""
+    """Raises ConfigError for validation text that does not exist."""
     for name, what in parse_validation(settings.data.validation).items():
         if isinstance(what, TextPath) and not os.path.exists(os.path.expanduser(what.path)):
             raise ConfigError(
@@ -54,7 +55,7 @@ def check_validation_text(settings: Settings, sources: Mapping[str, str]) -> Non
 
 
 def _of_precision(training: TrainingSettings, sources: Mapping[str, str]) -> Iterator[Conflict]:
-    """A preset without AMP does not contradict a precision: only a person does."""
+    """Only a use_amp that a person gave contradicts a precision; one of a preset does not."""
     given = not sources.get("training.use_amp", "default").startswith(("default", "preset"))
     if given and training.use_amp is (precision(training) == "fp32"):
         yield (

@@ -44,7 +44,7 @@ class Field(Struct, frozen=True):
 
     @property
     def doc(self) -> str:
-        """Its meaning; empty where the schema gives none."""
+        """What the setting means; empty where the schema does not say."""
         section, _, key = self.name.rpartition(".")
         return _meanings(sections()[section]).get(key, "")
 
@@ -135,7 +135,8 @@ def _checked_value(field: Field, value: Any, where: str, text: bool) -> Any:
         converted = msgspec.convert(plain, field.type, strict=not (text and isinstance(plain, str)))
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         reason = str(error).replace("`", "").removeprefix("Expected ")
-        # Typed by hand, everything is a str; an invalid value of a few choices shows none of them.
+        # msgspec's reason does not help where all values are text ("got str"), or among choices,
+        # which it does not list.
         if text or reason.startswith("Invalid") or isinstance(error, UnicodeEncodeError):
             reason = field.type_name.replace("bool", "true or false")
         raise ConfigError(f"{given}: expected {reason}") from error

@@ -16,7 +16,7 @@ AUTO = "auto"
 
 
 def check_resume(resume: str | None) -> None:
-    """Raises ConfigError for a path at which there is nothing."""
+    """Raises ConfigError for a path that does not exist."""
     if resume is not None and resume != AUTO and not os.path.exists(resume):
         raise ConfigError(
             f"training.resume = {resume}: no such file or directory (auto: the newest of "

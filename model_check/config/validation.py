@@ -41,9 +41,9 @@ What = DocumentFraction | TextPath | RowsWith | HubSplit
 
 
 def parse_validation(text: str | None) -> dict[str, What]:
-    """Name -> what validates, in the order given. Raises ConfigError."""
+    """Name of the split -> its documents, in the order given. Raises ConfigError."""
     found: dict[str, What] = {}
-    for part in (text or "").split(",") if text else ():
+    for part in text.split(",") if text else ():
         name, equals, what = (piece.strip() for piece in part.partition("="))
         if not equals or not what:
             raise _refused(text, f"{part.strip()!r} is not NAME=WHAT")

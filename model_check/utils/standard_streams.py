@@ -1,4 +1,4 @@
-"""Standard input, output and error of a process that was started without some of them (`2>&-`)."""
+"""Standard streams of a process that was started with some of them closed (`2>&-`)."""
 
 import os
 import sys

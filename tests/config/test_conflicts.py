@@ -1,4 +1,5 @@
-"""What could not be evaluated or saved is refused before anything starts."""
+"""Settings of evaluation and saving that would have no effect are refused before anything
+starts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The reference page and `config show` say what the code does."""
+"""The reference page and `config show` agree with the code."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a drill may say."""
+"""The grammar of debug.drill."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""model.geometry: a size, a directory or a hub id; what a person names beside it wins."""
+"""model.geometry: a size, a directory or a hub id. A key that a person gives overrides it."""
 
 import json
 from pathlib import Path
@@ -103,7 +103,7 @@ def test_a_hub_id_is_fetched_through_the_seam(directory: Path) -> None:
 
 
 def test_a_hub_id_that_cannot_be_had_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # no server answers there
     with pytest.raises(ConfigError, match=r"^model\.geometry: org/nowhere: its config") as caught:
         loaded("model.geometry=org/nowhere")
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""debug.profile_steps: which steps, or why not."""
+"""debug.profile_steps: the steps that it gives, or the reason of a refusal."""
 
 import pytest
 

@@ -63,7 +63,7 @@ def saved(*overrides: str) -> dict[str, Any]:
 
 
 def saved_with_another(name: str) -> dict[str, Any]:
-    """The default settings, but for one."""
+    """The default settings with another value for `name`."""
     tree: dict[str, Any] = msgspec.to_builtins(Settings())
     *sections, key = name.split(".")
     node = tree

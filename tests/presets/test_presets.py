@@ -1,4 +1,4 @@
-"""Presets are data: known keys, promised values, and a run of each can be had."""
+"""Presets are data: known keys, promised values, and each loads with and without a GPU."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is printed of names that others gave."""
+"""Names that other users gave are escaped before they are printed."""
 
 import pytest
 

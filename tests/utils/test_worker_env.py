@@ -1,4 +1,4 @@
-"""Who a worker is: told by its supervisor, or guessed from what a person set."""
+"""A worker's name: given by its supervisor, or derived from the variables that a person set."""
 
 import pytest
 
