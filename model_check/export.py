@@ -1,5 +1,5 @@
-"""A checkpoint out, as a directory that transformers' `LlamaForCausalLM.from_pretrained` loads:
-`python -m model_check.export export CHECKPOINT.pt OUT_DIR`. The way in is `hf_import`.
+"""Writes a checkpoint as a directory that transformers' `LlamaForCausalLM.from_pretrained` loads:
+`python -m model_check.export export CHECKPOINT.pt OUT_DIR`. `hf_import` reads such directories.
 """
 
 import json
@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 import torch
+from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from model_check.config.arguments import Parser
@@ -33,9 +33,9 @@ from model_check.data.read.manifest import (
 )
 from model_check.engine.checkpoint import read_checkpoint
 from model_check.errors import ConfigError, ModelCheckError, StorageError
-from model_check.models.hf_import import INDEX, WEIGHTS
 from model_check.utils.files import sync
 
+CONFIG = "config.json"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -73,8 +73,8 @@ def export(
         chosen = own if tokenizer is None else _Tokenizer(tokenizer.read_bytes())
         vocab_size = len(weights[EMBEDDING.hf_name])
         end_id = None if chosen is None else chosen.end_id
-        _write_json(beside / "config.json", config_json(settings, vocab_size, dtype, end_id))
-        _write_shards(beside, weights, max_shard_bytes)
+        _write_json(beside / CONFIG, config_json(settings, vocab_size, dtype, end_id))
+        _write_weights(beside, weights, max_shard_bytes)
         if chosen is not None:
             (beside / TOKENIZER).write_bytes(chosen.content)
             config = tokenizer_config_json(settings, chosen.end_token)
@@ -125,7 +125,7 @@ def config_json(
 
 
 def tokenizer_config_json(settings: Settings, end_token: str | None) -> dict[str, Any]:
-    """transformers' tokenizer_config.json: tokenizer.json says the rest."""
+    """transformers' tokenizer_config.json; the rest is in tokenizer.json."""
     end = {} if end_token is None else {"bos_token": end_token, "eos_token": end_token}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -174,39 +174,14 @@ def _new_directory(out: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _write_shards(directory: Path, weights: Mapping[str, Tensor], max_shard_bytes: int) -> None:
-    """One file, or numbered ones with an index where it would be larger than `max_shard_bytes`."""
-    shards = _shards(weights, max_shard_bytes)
-    if len(shards) == 1:
-        _save(shards[0], directory / WEIGHTS)
-        return
-    places: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        _save(shard, directory / file)
-        places |= dict.fromkeys(shard, file)
-    total = sum(value.nbytes for value in weights.values())
-    _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    """With the mode of any new file: safetensors' own is for the owner alone."""
-    path.touch()
-    mode = stat.S_IMODE(path.stat().st_mode)
-    save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(mode)
-
-
-def _shards(weights: Mapping[str, Tensor], max_shard_bytes: int) -> list[dict[str, Tensor]]:
-    shards: list[dict[str, Tensor]] = [{}]
-    room = max_shard_bytes
-    for name, value in weights.items():
-        if value.nbytes > room and shards[-1]:
-            shards.append({})
-            room = max_shard_bytes
-        shards[-1][name] = value
-        room -= value.nbytes
-    return shards
+def _write_weights(directory: Path, weights: dict[str, Tensor], max_shard_bytes: int) -> None:
+    """One file; numbered ones with an index where it would exceed `max_shard_bytes`. With the mode
+    of any new file: safetensors makes files that only their owner can read."""
+    metadata = {"format": "pt"}
+    save_torch_state_dict(weights, directory, max_shard_size=max_shard_bytes, metadata=metadata)
+    mode = stat.S_IMODE((directory / CONFIG).stat().st_mode)
+    for file in directory.glob("*.safetensors"):
+        file.chmod(mode)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

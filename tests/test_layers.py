@@ -74,7 +74,7 @@ SINGLE_PLACE = {
     "yaml": ("model_check/config/files.py",),
     "datasets": ("model_check/data/sources/hub_text.py",),
     "pyarrow": ("model_check/data/sources/file_piece.py",),
-    "huggingface_hub": ("model_check/data/sources/",),
+    "huggingface_hub": ("model_check/data/sources/", "model_check/export.py"),
     "tokenizers": ("model_check/data/tokenizers/", "model_check/data/build/"),
     "gigatoken": ("model_check/data/tokenizers/backends.py",),
     "tiktoken": ("model_check/data/tokenizers/",),

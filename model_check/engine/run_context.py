@@ -56,6 +56,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class RunContext:
+    """Everything that a run needs besides its settings and its batches."""
+
     identity: Identity
     channels: Channels
     device: torch.device
