@@ -12,7 +12,7 @@ from launcher.telemetry.health import Record, symptoms
 from launcher.telemetry.health_result import with_health
 from launcher.telemetry.xids import xid_symptom
 from launcher.verdict.health import Health
-from launcher.verdict.results import RunResult, Verdict, WorkerResult
+from launcher.verdict.results import Judgement, RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Severity, Symptom
 from model_check.events import Counters, GpuEvent, Telemetry, Trouble, Xid
 
@@ -440,8 +440,8 @@ def test_a_failed_worker_keeps_its_cause_and_carries_the_class_of_its_gpu() -> N
 
 def test_what_is_wrong_with_several_gpus_alike_is_one_line() -> None:
     records = {"GPU0": SILENT, "GPU1": SILENT}
-    result = judged(result_of(PASS, PASS), records, DEFAULT)
-    lines = [line for line in closing_lines(result, Path("run"), 0) if "warning: " in line]
+    judgement = Judgement(judged(result_of(PASS, PASS), records, DEFAULT), set(), set())
+    lines = [line for line in closing_lines(judgement, Path("run"), 0) if "warning: " in line]
     assert lines == [
         "warning: GPU0, GPU1: telemetry ended: NVML was silent for 11 s: its health from then on "
         "is not known"
