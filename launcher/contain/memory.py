@@ -83,6 +83,10 @@ class Membership(Struct, frozen=True):
                 yield from (Group(place, _V2) for place in _upwards(self.root, path))
 
 
+HERE = Membership()
+"""Where the kernel says it of this process."""
+
+
 def _upwards(mount: Path, path: str) -> Iterator[Path]:
     """The group's directory and those above it. A container may mount its own group where the
     path, as the host has it, leads nowhere: the mount itself is it then."""
@@ -98,15 +102,15 @@ def _text(path: Path) -> str:
         return ""
 
 
-def memory_room(membership: Membership | None = None) -> MemoryRoom | None:
+def memory_room(membership: Membership = HERE) -> MemoryRoom | None:
     """What the control groups of this process still grant: a container's limit is what ends a run
     there, however much the host has free. The tightest of all groups above counts; None: none of
     them limits the memory."""
-    rooms = [group.room for group in (membership or Membership()).groups()]
+    rooms = [group.room for group in membership.groups()]
     return min(filter(None, rooms), key=lambda room: room.left_bytes, default=None)
 
 
-class OomCount(Struct, frozen=True):
+class OomCount(NamedTuple):
     """How often the kernel ended a process of a control group for want of memory."""
 
     kills: int
@@ -119,29 +123,24 @@ class OomCount(Struct, frozen=True):
         return f"the cgroup counted an OOM kill ({limit})"
 
 
-class OomCounter(Struct, frozen=True):
-    """The counter of the control group that this process is in."""
-
-    membership: Membership = Membership()
-
-    def read(self) -> OomCount | None:
-        """None: there is no counter here."""
-        for group in self.membership.groups():
-            if (kills := group.oom_kills) is not None:
-                return OomCount(kills, group.limit_bytes)
-        return None
+def oom_count(membership: Membership) -> OomCount | None:
+    """The count of the control group that this process is in; None: there is no counter here."""
+    for group in membership.groups():
+        if (kills := group.oom_kills) is not None:
+            return OomCount(kills, group.limit_bytes)
+    return None
 
 
 class OomWatch:
     """Whether the counter moved since this was made: make it before the first worker starts."""
 
-    def __init__(self, counter: OomCounter) -> None:
-        self._counter = counter
-        self._before = counter.read()
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._before = oom_count(membership)
 
     def moved(self) -> str | None:
         """In words, if the kernel has ended a process of our control group since."""
-        now = self._counter.read()
+        now = oom_count(self._membership)
         if self._before is None or now is None or now.kills <= self._before.kills:
             return None
         return now.describe()

@@ -4,7 +4,7 @@ worker would run. What may fail is a note, what must fail is refused."""
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.contain.memory import Membership, MemoryRoom, memory_room
+from launcher.contain.memory import HERE, Membership, memory_room
 from launcher.doctor.finding import GIB
 from launcher.doctor.machine import check_open_files
 from launcher.doctor.storage import try_to_write
@@ -48,12 +48,13 @@ def check_worker_settings(settings: Settings, workers: Sequence[str]) -> None:
         )
 
 
-def check_memory(
-    settings: Settings, num_workers: int, membership: Membership | None = None
-) -> list[str]:
+def check_memory(settings: Settings, num_workers: int, membership: Membership = HERE) -> list[str]:
     """Refuse CPU workers whose weights, gradients and moments alone exceed the memory that host
     and control group have left; a note when the estimate of all of it does."""
-    available, below = _available(memory_room(membership))
+    available, room, below = available_memory_bytes(), memory_room(membership), ""
+    if room is not None and room.left_bytes <= available:
+        available = room.left_bytes
+        below = f" below this control group's limit of {_gib(room.limit_bytes)}"
     shape = geometry(settings.model, settings.data.bpe_vocab_size)
     needed = shape.state_bytes * num_workers
     if needed > available:
@@ -94,15 +95,6 @@ def check_gpu_memory(settings: Settings, places: Sequence[Place]) -> list[str]:
                 f"{has}, and this run takes about {estimate.describe()}; {advice(settings)}"
             )
     return notes
-
-
-def _available(room: MemoryRoom | None) -> tuple[int, str]:
-    """The bytes that host and control group (`room`; None: no limit) both still grant; the limit in
-    words where it is the group's."""
-    free = available_memory_bytes()
-    if room is None or free < room.left_bytes:
-        return free, ""
-    return room.left_bytes, f" below this control group's limit of {_gib(room.limit_bytes)}"
 
 
 def check_checkpoint_dir(settings: Settings, workers: Sequence[str]) -> list[str]:

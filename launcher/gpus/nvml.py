@@ -165,17 +165,13 @@ def _why_absent(announce: Announce) -> str | None:
 
 def open_nvml(announce: Announce) -> Nvml:
     """NVML, initialised; `announce` is told of every call before it is made. Raises CallFailed."""
-    nvml = Nvml(_import_pynvml(), announce)
-    nvml.call("nvmlInitWithFlags", nvml.module.NVML_INIT_FLAG_NO_GPUS)
-    return nvml
-
-
-def _import_pynvml() -> Any:
     try:
         import pynvml
     except ImportError as error:
         raise CallFailed("import pynvml", None, f"{error}; pip install nvidia-ml-py") from error
-    return pynvml
+    nvml = Nvml(pynvml, announce)
+    nvml.call("nvmlInitWithFlags", pynvml.NVML_INIT_FLAG_NO_GPUS)
+    return nvml
 
 
 def _gpus(nvml: Nvml, indices: Sequence[int]) -> tuple[list[Fields], list[Fields], list[str]]:
@@ -214,7 +210,7 @@ def _gpu(nvml: Nvml, handle: Any, index: int, bus_id: str) -> Fields:
         "temperature_c": nvml.ask(
             "nvmlDeviceGetTemperature", handle, nvml.module.NVML_TEMPERATURE_GPU
         ),
-        "cpus": sorted(_cpus(nvml, handle, bus_id)),
+        "cpus": sorted(_cpus(nvml, handle)),
     }
     mode = nvml.ask("nvmlDeviceGetMigMode", handle)
     gpu = shared | _device(nvml, handle)
@@ -268,36 +264,10 @@ def _compute_mode(nvml: Nvml, handle: Any) -> str | None:
     return COMPUTE_MODES[mode] if mode in range(len(COMPUTE_MODES)) else None
 
 
-def _cpus(nvml: Nvml, handle: Any, bus_id: str) -> set[int]:
-    """Cores near the GPU that this process may run on; empty: neither NVML nor the kernel says."""
-    num_words = (max(os.sched_getaffinity(0)) + 64) // 64
-    words = nvml.ask("nvmlDeviceGetCpuAffinity", handle, num_words)
-    near = _cpus_of_mask(words) if words is not None else _cpus_of_sysfs(bus_id)
-    return near & os.sched_getaffinity(0)
-
-
-def _cpus_of_mask(words: Any) -> set[int]:
-    return {
-        64 * position + bit
-        for position, word in enumerate(words)
-        for bit in range(64)
-        if word >> bit & 1
-    }
-
-
-def _cpus_of_sysfs(bus_id: str) -> set[int]:
-    domain, _, rest = bus_id.lower().partition(":")  # NVML writes 8 digits, the kernel 4 or more
-    try:
-        with open(f"/sys/bus/pci/devices/{int(domain, 16):04x}:{rest}/local_cpulist") as file:
-            return parse_cpulist(file.read())
-    except (OSError, ValueError):
+def _cpus(nvml: Nvml, handle: Any) -> set[int]:
+    """Cores near the GPU that this process may run on; empty: NVML does not say."""
+    usable = os.sched_getaffinity(0)
+    words = nvml.ask("nvmlDeviceGetCpuAffinity", handle, max(usable) // 64 + 1)
+    if words is None:
         return set()
-
-
-def parse_cpulist(text: str) -> set[int]:
-    """The kernel's list format: `0-3,8` is {0, 1, 2, 3, 8}. Raises ValueError."""
-    cpus: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        cpus |= set(range(int(first), int(last or first) + 1))
-    return cpus
+    return {cpu for cpu in usable if words[cpu // 64] >> cpu % 64 & 1}

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from launcher.contain import processes
 from launcher.contain.lifeline import Lifeline
 from launcher.contain.linux import set_child_subreaper
-from launcher.contain.memory import OomCounter, OomWatch
+from launcher.contain.memory import HERE, Membership, OomWatch
 from launcher.contain.processes import Family
 from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec
@@ -63,7 +63,7 @@ class Supervisor:
         clock: Callable[[], float] = time.monotonic,
         pause_s: float = PAUSE_S,
         spawn: Spawn = spawn,
-        oom_counter: OomCounter | None = None,
+        membership: Membership = HERE,
     ) -> None:
         """`keep_signals`: hold USR1 and USR2 instead of forwarding them: these workers do not
         expect them. `after`: how an earlier run of this process ended: the signals that it kept are
@@ -77,7 +77,7 @@ class Supervisor:
         self._clock = clock
         self._pause_s = pause_s
         self._spawn = spawn
-        self._oom = OomWatch(oom_counter or OomCounter())
+        self._oom = OomWatch(membership)
         self._tag = os.urandom(16).hex()
         self._loop = Loop()
         self._left_behind = set(after.leftovers if after else ())

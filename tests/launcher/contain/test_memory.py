@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.contain.memory import Membership, MemoryRoom, OomCount, OomCounter, memory_room
+from launcher.contain.memory import Membership, MemoryRoom, OomCount, memory_room, oom_count
 
 GIB = 1 << 30
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
@@ -24,13 +24,13 @@ def cgroup(tmp_path: Path, membership: str, files: Mapping[str, object]) -> Memb
 # -- the kernel's count of OOM kills
 
 
-def oom_count(tmp_path: Path, membership: str, files: Mapping[str, object]) -> OomCount | None:
-    return OomCounter(cgroup(tmp_path, membership, files)).read()
+def count_of(tmp_path: Path, membership: str, files: Mapping[str, object]) -> OomCount | None:
+    return oom_count(cgroup(tmp_path, membership, files))
 
 
 def test_version_2(tmp_path: Path) -> None:
     files = {"job/step/memory.events": V2, "job/step/memory.max": "2147483648\n"}
-    found = oom_count(tmp_path, "0::/job/step\n", files)
+    found = count_of(tmp_path, "0::/job/step\n", files)
     assert found == OomCount(2, 2 << 30)
     assert found.describe() == "the cgroup counted an OOM kill (limit 2.0 GiB)"
 
@@ -38,22 +38,22 @@ def test_version_2(tmp_path: Path) -> None:
 def test_version_1_beside_an_empty_version_2(tmp_path: Path) -> None:
     membership = "5:devices:/\n4:cpu,memory:/job\n0::/\n"
     files = {"memory/job/memory.oom_control": V1, "memory/job/memory.limit_in_bytes": "67108864\n"}
-    found = oom_count(tmp_path, membership, files)
+    found = count_of(tmp_path, membership, files)
     assert found == OomCount(3, 64 << 20)
     assert found.describe().endswith("(limit 64 MiB)")
 
 
 @pytest.mark.parametrize(("name", "text"), [("max", "max\n"), ("max", "9223372036854771712\n")])
 def test_a_limit_that_is_none(tmp_path: Path, name: str, text: str) -> None:
-    found = oom_count(tmp_path, "0::/\n", {"memory.events": V2, f"memory.{name}": text})
+    found = count_of(tmp_path, "0::/\n", {"memory.events": V2, f"memory.{name}": text})
     assert found == OomCount(2, None)
     assert found.describe() == "the cgroup counted an OOM kill (no limit)"
 
 
 def test_a_container_that_sees_the_hosts_path_but_its_own_mount(tmp_path: Path) -> None:
     files = {"memory/memory.oom_control": V1}
-    assert oom_count(tmp_path, "4:memory:/docker/4f1e\n", files) == OomCount(3, None)
-    assert oom_count(tmp_path, "0::/../../kubepods/4f1e\n", {"memory.events": V2}) is not None
+    assert count_of(tmp_path, "4:memory:/docker/4f1e\n", files) == OomCount(3, None)
+    assert count_of(tmp_path, "0::/../../kubepods/4f1e\n", {"memory.events": V2}) is not None
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_a_container_that_sees_the_hosts_path_but_its_own_mount(tmp_path: Path) 
 def test_where_there_is_no_counter_nothing_is_known(
     tmp_path: Path, membership: str, files: dict[str, str]
 ) -> None:
-    assert oom_count(tmp_path, membership, files) is None
+    assert count_of(tmp_path, membership, files) is None
 
 
 def test_no_file_at_all(tmp_path: Path) -> None:
-    assert OomCounter(Membership(tmp_path / "cgroup", tmp_path / "fs")).read() is None
+    assert oom_count(Membership(tmp_path / "cgroup", tmp_path / "fs")) is None
 
 
 # -- how much memory they leave

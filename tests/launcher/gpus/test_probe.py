@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from launcher.gpus.codes import cure_for
-from launcher.gpus.nvml import parse_cpulist
 from tests.launcher.gpus.conftest import ROOT, Box
 from tests.nvml_fake.build import HANG, crash, delay, fake_gpu, fake_mig, fake_uuid, fault
 
@@ -332,11 +331,3 @@ def test_every_code_has_a_cure() -> None:
     for code in (None, *range(1, 31), 999):
         assert cure_for(code)
         assert "{" not in cure_for(code, 3)
-
-
-@pytest.mark.parametrize(
-    ("text", "cpus"),
-    [("", set()), ("0\n", {0}), ("0-3,8\n", {0, 1, 2, 3, 8}), ("1-2,4-5", {1, 2, 4, 5})],
-)
-def test_the_kernels_lists_of_cpus_are_read(text: str, cpus: set[int]) -> None:
-    assert parse_cpulist(text) == cpus
