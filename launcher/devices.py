@@ -5,8 +5,14 @@ from functools import cached_property
 
 from msgspec import Struct
 
-from launcher.gpus.broken import broken_needed
-from launcher.gpus.choose import auto_count, check_selector, choose, describe_choice, why_busy
+from launcher.gpus.choose import (
+    auto_count,
+    broken_needed,
+    check_selector,
+    choose,
+    describe_choice,
+    why_busy,
+)
 from launcher.gpus.codes import MISSING
 from launcher.gpus.probe import BrokenGpu, Gpu, GpuProbe, Snapshot
 from launcher.gpus.reservation import Reservation, holders, look_auto, reserve, reserve_auto
@@ -150,15 +156,15 @@ def _pick_cpu(loaded: Loaded, machine: Machine) -> Picked:
 
 def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
     selector = loaded.settings.launch.gpus
-    auto = auto_count(selector) is not None
+    count = auto_count(selector)
     _refuse_blind_health(loaded)
     _refuse_missing(loaded, machine)
     reservation: Reservation | None = None
     notes = _notes_on_settings(loaded, machine)
-    if hold and auto:
-        gpus, reservation = reserve_auto(selector, machine.fresh_visible)
-    elif auto:
-        gpus = look_auto(selector, machine.visible)
+    if count and hold:
+        gpus, reservation = reserve_auto(count, machine.fresh_visible)
+    elif count:
+        gpus = look_auto(count, machine.visible)
     else:
         gpus = choose(selector, machine.visible, machine.snapshot.gpus)
         reservation = reserve(gpus) if hold else None
@@ -170,7 +176,7 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
             f"launch.require_idle: {'; '.join(busy)} (choose others with --gpus, or share them "
             "without --require-idle)"
         )
-    notes += [describe_choice(gpu) for gpu in gpus] if auto else busy
+    notes += [describe_choice(gpu) for gpu in gpus] if count else busy
     return Picked(
         places=tuple(gpu_places(gpus)),
         why=", ".join(f"{gpu.label} {gpu.name}" for gpu in gpus),

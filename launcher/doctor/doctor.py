@@ -48,7 +48,7 @@ def doctor(
     findings = [
         *check_packages(snapshot),
         *of_gpus,
-        *check_machine(environ),
+        *check_machine(),
         *check_storage(environ, cwd, Path(settings.data.cache_dir)),
     ]
     # A broken GPU (69) before a missing package (2): the higher code is the more specific one.
@@ -67,7 +67,7 @@ def _check_gpus(
 ) -> list[Finding]:
     used, refused = taken(snapshot, environ, launch.gpus)
     findings = [*check_gpus(snapshot, environ, launch, used), *refused]
-    devices = [device for gpu in snapshot.gpus for device in pinnable(gpu)]
+    devices = pinnable(snapshot.gpus)
     if not devices:
         return findings
     records = look({device.label: device.uuid for device in devices})

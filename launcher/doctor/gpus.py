@@ -4,8 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from launcher.devices import NO_GPU_VALUES
 from launcher.doctor.finding import Finding, fail, ok, warn, warn_if
-from launcher.gpus.broken import broken_needed
-from launcher.gpus.choose import choose, why_busy, why_unusable
+from launcher.gpus.choose import broken_needed, choose, why_busy, why_unusable
 from launcher.gpus.codes import MISSING, WITHOUT
 from launcher.gpus.probe import BrokenGpu, Gpu, Snapshot
 from launcher.gpus.visible import Mask, order_note, pinnable, read_mask, titles, visible
@@ -38,15 +37,18 @@ def check_gpus(
     """What this machine has, and which of it a run would use (`used`). A FAIL would keep a run with
     these settings from starting."""
     expect_gpus = launch.expect_gpus
-    findings = [_driver(snapshot)] if snapshot.driver_version else []
+    findings, served = [], snapshot.cuda_driver_version or "N/A"
+    if snapshot.driver_version:
+        findings.append(ok("driver", f"{snapshot.driver_version}, serves CUDA {served}"))
     mask = environ.get("CUDA_VISIBLE_DEVICES")
     if not snapshot.gpus:
         return [*findings, _none(snapshot, mask, expect_gpus)]
     needed = broken_needed(launch.gpus, expect_gpus, mask, snapshot)
     findings += [_broken(gpu, gpu in needed) for gpu in snapshot.broken]
     read = read_mask(snapshot.gpus, mask)
-    devices = [device for gpu in snapshot.gpus for device in pinnable(gpu)]
-    findings += [_gpu(device, device in read.devices, device in used) for device in devices]
+    findings += [
+        _gpu(device, device in read.devices, device in used) for device in pinnable(snapshot.gpus)
+    ]
     findings.append(_mask(mask, read, launch))
     order = order_note(snapshot.gpus, mask, environ.get("CUDA_DEVICE_ORDER"))
     return findings + [warn("GPUs", note, "") for note in (*snapshot.notes, order) if note]
@@ -59,11 +61,6 @@ def _none(snapshot: Snapshot, mask: str | None, expect_gpus: int | None) -> Find
     if has_driver or expect_gpus is not None:
         return fail("GPUs", found, f"{MISSING}; {WITHOUT}", EXIT_NO_GPU)
     return warn("GPUs", found, "runs train small CPU workers")
-
-
-def _driver(snapshot: Snapshot) -> Finding:
-    served = snapshot.cuda_driver_version or "N/A"
-    return ok("driver", f"{snapshot.driver_version}, serves CUDA {served}")
 
 
 def _broken(gpu: BrokenGpu, is_needed: bool) -> Finding:

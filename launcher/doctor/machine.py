@@ -1,4 +1,4 @@
-"""What the operating system grants: memory, cores, limits, the kernel's features, a container.
+"""What the operating system grants: memory, cores, limits, the kernel's features.
 
 As findings of the doctor, and as the notes that a start gives on what is too low. Imports little:
 every start waits for it.
@@ -7,7 +7,7 @@ every start waits for it.
 import os
 import platform
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,10 +31,9 @@ _MORE_SHM = "start the container with --shm-size=8g or --ipc=host"
 _MAX_NAMED = 8
 
 
-def check_machine(environ: Mapping[str, str]) -> list[Finding]:
+def check_machine() -> list[Finding]:
     return [
         _kernel(),
-        _container(environ),
         ok("cores", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} may be used"),
         _memory(),
         _shared_memory(),
@@ -45,7 +44,8 @@ def check_machine(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def _kernel() -> Finding:
-    """Everything that the supervisor needs of it, tried on this very process."""
+    """What the supervisor needs and a kernel or a container may refuse, tried on this very
+    process."""
     name = f"Linux {platform.release()}"
     try:
         pidfd = linux.pidfd_open(os.getpid())
@@ -57,21 +57,7 @@ def _kernel() -> Finding:
             f"{name}: no pidfd ({error.strerror})",
             "needs Linux 5.4 or newer; an old container runtime may block the call",
         )
-    try:
-        linux.set_child_subreaper(linux.set_child_subreaper(True))
-    except OSError as error:
-        return fail("kernel", f"{name}: no subreaper ({error.strerror})", "allow prctl")
-    return ok("kernel", f"{name}: pidfd, subreaper")
-
-
-def _container(environ: Mapping[str, str]) -> Finding:
-    signs = {
-        "Kubernetes": "KUBERNETES_SERVICE_HOST" in environ,
-        "Docker": Path("/.dockerenv").exists(),
-        "Podman": Path("/run/.containerenv").exists(),
-    }
-    kinds = [kind for kind, is_there in signs.items() if is_there]
-    return ok("container", kinds[0] if kinds else environ.get("container") or "none seen")
+    return ok("kernel", f"{name}: pidfd")
 
 
 def _memory() -> Finding:

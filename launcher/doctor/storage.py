@@ -81,12 +81,12 @@ def _size(directory: Path) -> int:
 def _caches(directory: Path) -> Finding:
     try:
         views = list(directory.glob("*/manifest.json"))
-        size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-    except OSError as error:  # also: a run that is preparing data right now
+    except OSError as error:
         return warn("prepared data", f"{directory}: {error.strerror}", "look again")
     if not views:
         return ok("prepared data", f"none in {directory}; the first run prepares it")
-    return ok("prepared data", f"{len(views)} in {directory}, {size / 2**20:.1f} MiB")
+    found = f"{len(views)} in {directory}, {_size(directory) / 2**20:.1f} MiB"
+    return ok("prepared data", found)
 
 
 def _hub_token(environ: Mapping[str, str], cwd: Path) -> Finding:
@@ -96,7 +96,8 @@ def _hub_token(environ: Mapping[str, str], cwd: Path) -> Finding:
         if token != token.strip() or any(mark in token for mark in "'\" "):
             return warn(name, "set, with blanks or quotes in it", "export it without them")
         return ok(name, "set")
-    stored = _token_file(environ)
+    hub = Path(environ.get("HF_HOME") or Path(environ.get("HOME", "/"), ".cache", "huggingface"))
+    stored = Path(environ.get("HF_TOKEN_PATH") or hub / "token")
     if _read(stored).strip():
         return ok(name, f"not set; a token is stored in {stored}")
     if _TOKEN_LINE.search(_read(cwd / ".env")):
@@ -106,11 +107,6 @@ def _hub_token(environ: Mapping[str, str], cwd: Path) -> Finding:
         "not set",
         "only gated models and data sets need it: export HF_TOKEN=... with read permission",
     )
-
-
-def _token_file(environ: Mapping[str, str]) -> Path:
-    hub = Path(environ.get("HF_HOME") or Path(environ.get("HOME", "/"), ".cache", "huggingface"))
-    return Path(environ.get("HF_TOKEN_PATH") or hub / "token")
 
 
 def _read(path: Path) -> str:

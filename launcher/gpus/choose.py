@@ -1,10 +1,11 @@
-"""Which of the visible GPUs a run takes. Pure: reserves nothing, asks no driver."""
+"""Which of the visible GPUs a run takes, and which broken ones it would have taken. Pure: reserves
+nothing, asks no driver."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from launcher.gpus.probe import Gpu
-from launcher.gpus.visible import inventory, mig_devices, pinnable
+from launcher.gpus.probe import BrokenGpu, Gpu, Snapshot
+from launcher.gpus.visible import UUID_KINDS, inventory, mig_devices, names_in, pinnable
 from model_check.errors import NoGpuError, UsageError
 
 GRAMMAR = "all | auto | auto:N | 0,2,5 | GPU-<uuid prefix>[,...] | MIG-<uuid prefix>[,...]"
@@ -23,13 +24,43 @@ def choose(selector: str, visible: Sequence[Gpu], physical: Sequence[Gpu]) -> li
     check_selector(selector)
     count = auto_count(selector)
     if count is not None:
-        return in_pci_order(take(rank_free(visible), count, visible))
+        return freest(count, visible)
     if not visible:
-        raise NoGpuError(_none_visible(physical))
+        hidden = f"CUDA_VISIBLE_DEVICES hides every GPU; {inventory(physical)}"
+        raise NoGpuError(hidden if physical else "no GPU found")
     chosen = list(visible) if selector.strip() == "all" else _named(selector, visible, physical)
     for gpu in chosen:
-        _require_usable(gpu)
+        if why := why_unusable(gpu):
+            raise NoGpuError(f"{gpu.title} {why}; choose others with --gpus")
     return chosen
+
+
+def broken_needed(
+    selector: str, expect_gpus: int | None, mask: str | None, snapshot: Snapshot
+) -> list[BrokenGpu]:
+    """The GPUs of `snapshot.broken` that `selector` names under CUDA_VISIBLE_DEVICES=`mask`: a run
+    is refused for them. `expect_gpus`: how many are all; with it `all` needs no broken one.
+
+    One lost GPU must not keep a run from the others that were asked for; nor may a run of all GPUs
+    pass a box that has lost one. The UUID of a broken GPU is unknown: a UUID that no other GPU has
+    may be any of them. `auto` needs none: it takes the best of those that work.
+    """
+    is_all = selector.strip() == "all"
+    if auto_count(selector) is not None or (is_all and expect_gpus is not None):
+        return []
+    value = mask if is_all else selector
+    if value is None:
+        return list(snapshot.broken)
+    if is_all and not value.upper().startswith(UUID_KINDS):
+        names = names_in(value)[0]
+    else:
+        names = [name.strip() for name in value.split(",")]
+    working = [*snapshot.gpus, *mig_devices(snapshot.gpus)]
+    uuids = [name for name in names if name.upper().startswith(UUID_KINDS)]
+    if not all(_starting_with(uuid, working) for uuid in uuids):
+        return list(snapshot.broken)
+    indices = {int(name) for name in names if name.isdecimal()}
+    return [gpu for gpu in snapshot.broken if gpu.index in indices]
 
 
 def check_selector(selector: str) -> None:
@@ -53,13 +84,28 @@ def auto_count(selector: str) -> int | None:
     return int(number)
 
 
-def take(ranked: Sequence[Gpu], count: int, visible: Sequence[Gpu]) -> list[Gpu]:
-    """The first `count` of `ranked`. Raises NoGpuError when fewer are usable."""
-    if len(ranked) >= count:
-        return list(ranked[:count])
-    reasons = [f"{gpu.title} {why}" for gpu in visible if (why := why_unusable(gpu))]
-    text = f"--gpus auto: {count} wanted, {len(ranked)} usable of {len(visible)} visible"
-    raise NoGpuError("; ".join([text, *reasons]))
+def freest(
+    count: int, seen: Sequence[Gpu], holder_of: Callable[[Gpu], str | None] = lambda gpu: None
+) -> list[Gpu]:
+    """So many GPUs, the freest that no other launcher holds, in PCI order.
+
+    `holder_of` is asked in the order of the ranking, until there are enough. Raises NoGpuError.
+    """
+    ranked = rank_free(seen)
+    if len(ranked) < count:
+        reasons = [f"{gpu.title} {why}" for gpu in seen if (why := why_unusable(gpu))]
+        text = f"--gpus auto: {count} wanted, {len(ranked)} usable of {len(seen)} visible"
+        raise NoGpuError("; ".join([text, *reasons]))
+    free: list[Gpu] = []
+    reserved: list[str] = []
+    for gpu in ranked:
+        if holder := holder_of(gpu):
+            reserved.append(f"{gpu.title} is reserved by {holder}")
+        else:
+            free.append(gpu)
+        if len(free) == count:
+            return sorted(free, key=_position)
+    raise NoGpuError(f"--gpus auto: {count} wanted, {len(free)} free; {'; '.join(reserved)}")
 
 
 def rank_free(gpus: Sequence[Gpu]) -> list[Gpu]:
@@ -69,10 +115,6 @@ def rank_free(gpus: Sequence[Gpu]) -> list[Gpu]:
     comes late: a GPU that holds 30 GiB at 0 % is waiting for its next batch, not free.
     """
     return sorted((gpu for gpu in gpus if why_unusable(gpu) is None), key=_rank)
-
-
-def in_pci_order(gpus: Sequence[Gpu]) -> list[Gpu]:
-    return sorted(gpus, key=_position)
 
 
 def why_unusable(gpu: Gpu) -> str | None:
@@ -133,14 +175,17 @@ def _named(selector: str, visible: Sequence[Gpu], physical: Sequence[Gpu]) -> li
     for token in (part.strip() for part in selector.split(",")):
         for gpu in _resolve(token, selector, physical):
             if gpu.uuid not in {seen.uuid for seen in visible}:
-                raise NoGpuError(f"--gpus {selector}: {_hidden(gpu, visible)}")
+                raise NoGpuError(
+                    f"--gpus {selector}: {gpu.title} is hidden by CUDA_VISIBLE_DEVICES; "
+                    f"{inventory(visible)}"
+                )
             if gpu in chosen:
                 raise UsageError(f"--gpus {selector}: {gpu.title} is given twice")
             chosen.append(gpu)
     return chosen
 
 
-def _resolve(token: str, selector: str, physical: Sequence[Gpu]) -> tuple[Gpu, ...]:
+def _resolve(token: str, selector: str, physical: Sequence[Gpu]) -> list[Gpu]:
     """The devices that one token names, visible or not."""
     if re.fullmatch(r"[0-9]+", token):
         matches = [gpu for gpu in physical if gpu.index == int(token)]
@@ -153,27 +198,11 @@ def _resolve(token: str, selector: str, physical: Sequence[Gpu]) -> tuple[Gpu, .
         raise UsageError(f"--gpus {selector}: {token} is ambiguous: {names}")
     if not matches:
         raise NoGpuError(f"--gpus {selector}: there is no GPU {token}; {inventory(physical)}")
-    return pinnable(matches[0])
+    return pinnable(matches)
 
 
 def _starting_with(token: str, devices: Sequence[Gpu]) -> list[Gpu]:
     return [device for device in devices if device.uuid.lower().startswith(token.lower())]
-
-
-def _require_usable(gpu: Gpu) -> None:
-    why = why_unusable(gpu)
-    if why is not None:
-        raise NoGpuError(f"{gpu.title} {why}; choose others with --gpus")
-
-
-def _none_visible(physical: Sequence[Gpu]) -> str:
-    if not physical:
-        return "no GPU found"
-    return f"CUDA_VISIBLE_DEVICES hides every GPU; {inventory(physical)}"
-
-
-def _hidden(gpu: Gpu, visible: Sequence[Gpu]) -> str:
-    return f"{gpu.title} is hidden by CUDA_VISIBLE_DEVICES; {inventory(visible)}"
 
 
 def _gib(mib: int | None) -> str:

@@ -42,5 +42,4 @@ _UNKNOWN = "see what `nvidia-smi` and `dmesg | grep -i nvrm` say"
 
 def cure_for(code: int | None, index: int | None = None) -> str:
     """What a person can do about NVML return code `code` (None: no code), on GPU `index`."""
-    cure = _CURES.get(code, _UNKNOWN).format(index="<index>" if index is None else index)
-    return f"{cure} ({WITHOUT})" if index is None else cure
+    return _CURES.get(code, _UNKNOWN).format(index="<index>" if index is None else index)

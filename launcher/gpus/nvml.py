@@ -18,6 +18,7 @@ from launcher.gpus.codes import (
     LIBRARY_NOT_FOUND,
     NO_PERMISSION,
     NOT_AVAILABLE,
+    WITHOUT,
     cure_for,
 )
 from model_check.utils.requests import ignore_requests
@@ -79,7 +80,8 @@ class CallFailed(Exception):
         where += f", PCI {bus_id}" if bus_id else ""
         number = "" if self.code is None else f" (NVML {self.code})"
         what = f"{self.call}: {self.text}{number}"
-        return f"{where} cannot be used: {what}; {cure_for(self.code, index)}"
+        otherwise = f" ({WITHOUT})" if index is None else ""
+        return f"{where} cannot be used: {what}; {cure_for(self.code, index)}{otherwise}"
 
 
 class Nvml:

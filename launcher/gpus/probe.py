@@ -96,6 +96,9 @@ class Snapshot(Struct, frozen=True):
     """Lines for a person, such as of a GPU that this process may not open."""
 
 
+_decoder: msgspec.json.Decoder[Snapshot | str] = msgspec.json.Decoder(Snapshot | str)
+
+
 class GpuProbe(Protocol):
     """Where the launcher learns about GPUs."""
 
@@ -142,7 +145,10 @@ class NvmlProbe:
             while (lines := self._wait_for_lines(child, end)) is not None:
                 for line in lines:
                     if line.startswith(ANSWER):
-                        return _read_answer(line.removeprefix(ANSWER))
+                        answer = _decoder.decode(line.removeprefix(ANSWER))
+                        if isinstance(answer, Snapshot):
+                            return answer
+                        raise NoGpuError(answer)
                     last_words = line.decode(errors="replace").strip() or last_words
             raise _died(child, last_words)
 
@@ -178,13 +184,6 @@ class _NoAnswer(Exception):
         _, is_about_gpu, index = (call.name if call else "").partition(ON_GPU)
         self.index = int(index) if is_about_gpu else None
         """The GPU that the call was about; None: NVML as a whole."""
-
-
-def _read_answer(line: bytes) -> Snapshot:
-    answer = msgspec.json.decode(line, type=Snapshot | str)
-    if isinstance(answer, str):
-        raise NoGpuError(answer)
-    return answer
 
 
 def _died(child: NvmlChild, last_words: str) -> Exception:

@@ -35,7 +35,7 @@ class Mask(Struct, frozen=True):
 def read_mask(gpus: Sequence[Gpu], value: str | None) -> Mask:
     """`value`: CUDA_VISIBLE_DEVICES; None: it is unset."""
     if value is None:
-        return Mask(_pinnable(gpus))
+        return Mask(pinnable(gpus))
     names, rest = names_in(value)
     found: list[Gpu] = []
     lacks = _twice(names)
@@ -52,7 +52,7 @@ def read_mask(gpus: Sequence[Gpu], value: str | None) -> Mask:
     says, lacks = f"CUDA_VISIBLE_DEVICES={value!r}", lacks or unread
     ignored = None if unread else _ignored(names, rest)
     return Mask(
-        _pinnable(found),
+        pinnable(found),
         f"{says} names {lacks}" if lacks else None,
         f"{says}: {ignored}" if ignored else None,
     )
@@ -65,18 +65,18 @@ def visible(gpus: Sequence[Gpu], value: str | None) -> list[Gpu]:
 
 def inventory(gpus: Sequence[Gpu]) -> str:
     """The GPUs, for a message: `there are 0 (GPU-5d1c92ab), 1 (GPU-77aa0b1c)`."""
-    num = len(_pinnable(gpus))
+    num = len(pinnable(gpus))
     return f"there {'is' if num == 1 else 'are'} {titles(gpus)}" if num else "there is none"
 
 
 def titles(gpus: Sequence[Gpu]) -> str:
     """`0 (GPU-5d1c92ab), 1 (GPU-77aa0b1c)`: each one, or its MIG instances."""
-    return ", ".join(device.title.removeprefix("GPU ") for device in _pinnable(gpus))
+    return ", ".join(device.title.removeprefix("GPU ") for device in pinnable(gpus))
 
 
-def pinnable(gpu: Gpu) -> tuple[Gpu, ...]:
-    """What a process can be pinned to: the GPU, or its MIG instances where it has some."""
-    return gpu.mig_devices or (gpu,)
+def pinnable(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """What processes can be pinned to: each GPU, or its MIG instances where it has some."""
+    return [device for gpu in gpus for device in gpu.mig_devices or (gpu,)]
 
 
 def mig_devices(gpus: Sequence[Gpu]) -> list[Gpu]:
@@ -177,7 +177,3 @@ def _ignored(names: Sequence[str], rest: Sequence[str]) -> str | None:
         after = ",".join(rest[1:])
         return f"CUDA ignores what follows {rest[0].strip()} ({after})" if after else None
     return f"CUDA {_stops_at(rest[0])}"
-
-
-def _pinnable(gpus: Sequence[Gpu]) -> list[Gpu]:
-    return [device for gpu in gpus for device in pinnable(gpu)]

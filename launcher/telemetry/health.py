@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from launcher.gpus.codes import GPU_IS_LOST, NOT_FOUND, RESET_REQUIRED, WITHOUT, cure_for
+from launcher.gpus.codes import GPU_IS_LOST, NOT_FOUND, RESET_REQUIRED, cure_for
 from launcher.telemetry.xids import HARMLESS, xid_symptom
 from launcher.verdict.health import Health
 from launcher.verdict.severity import CauseClass, Severity, Symptom
@@ -344,7 +344,7 @@ def trouble_symptom(worker: str, trouble: Trouble) -> Symptom:
         figure = f"telemetry ended: {trouble.text}"
         return Symptom(Severity.MONITOR, figure, _LOST_SIGHT, CauseClass.UNKNOWN)
     number = worker.removeprefix("GPU").partition(".")[0]
-    cure = cure_for(trouble.code, int(number) if number else None).removesuffix(f" ({WITHOUT})")
+    cure = cure_for(trouble.code, int(number) if number else None)
     effect = "telemetry of it ends" if trouble.lost else "telemetry has a gap"
     figure = f"{trouble.call}: {trouble.text} (NVML {trouble.code})"
     severity = _severity_of(trouble)

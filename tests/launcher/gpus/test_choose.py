@@ -1,4 +1,4 @@
-"""Which GPUs a selector takes, and which is the freest."""
+"""Which GPUs a selector takes, which is the freest, and which broken ones a run would have used."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.gpus.choose import (
+    broken_needed,
     check_selector,
     choose,
     describe_choice,
@@ -13,7 +14,7 @@ from launcher.gpus.choose import (
     why_busy,
     why_unusable,
 )
-from launcher.gpus.probe import Gpu, GpuProcess
+from launcher.gpus.probe import BrokenGpu, Gpu, GpuProcess, Snapshot
 from launcher.gpus.visible import visible
 from model_check.errors import NoGpuError, UsageError
 
@@ -239,3 +240,43 @@ def test_a_selector_that_means_nothing_is_refused_on_any_machine(selector: str) 
 @pytest.mark.parametrize("selector", ["all", "auto", "auto:2", "0", "0, 2,5", "gpu-8f", "MIG-1"])
 def test_a_selector_that_means_something_somewhere_is_let_through(selector: str) -> None:
     check_selector(selector)
+
+
+# -- broken GPUs
+
+WORKING = (
+    Gpu(0, "GPU-aa00", "H100"),
+    Gpu(1, "GPU-bb11", "H100"),
+    Gpu(2, "GPU-cc22", "H100", mig_enabled=True, mig_devices=(Gpu(2, "MIG-dd", "H100"),)),
+)
+WITH_TWO_BROKEN = Snapshot("570", gpus=WORKING, broken=(BrokenGpu(3, "lost"), BrokenGpu(5, "lost")))
+
+
+@pytest.mark.parametrize(
+    ("selector", "mask", "needed"),
+    [
+        ("all", None, [3, 5]),
+        ("all", "0,1", []),
+        ("all", "0,5,1", [5]),
+        ("all", "GPU-aa,GPU-bb", []),
+        ("all", "GPU-aa,GPU-ff", [3, 5]),
+        ("all", "MIG-dd", []),
+        ("all", "", []),
+        ("0,2", None, []),
+        ("0, 3", None, [3]),
+        ("GPU-bb", None, []),
+        ("gpu-BB,mig-d", None, []),
+        ("GPU-ee", None, [3, 5]),
+        ("0,GPU-ee", None, [3, 5]),
+        ("auto", None, []),
+        ("auto:3", None, []),
+    ],
+)
+def test_a_broken_gpu_counts_only_for_a_run_that_asks_for_it(
+    selector: str, mask: str | None, needed: list[int]
+) -> None:
+    assert [gpu.index for gpu in broken_needed(selector, None, mask, WITH_TWO_BROKEN)] == needed
+
+
+def test_a_sound_box_has_none() -> None:
+    assert broken_needed("all", None, None, Snapshot("570", gpus=WORKING)) == []

@@ -23,7 +23,7 @@ from launcher.gpus.reservation import (
     reserve,
     reserve_auto,
 )
-from model_check.errors import NoGpuError, StorageError, UsageError
+from model_check.errors import NoGpuError, StorageError
 from tests.launcher.gpus.conftest import ROOT, Box
 from tests.nvml_fake.build import fake_gpu
 
@@ -47,7 +47,7 @@ HOLD_AUTO = """
 import sys
 from launcher.gpus.probe import NvmlProbe
 from launcher.gpus.reservation import reserve_auto
-gpus, held = reserve_auto(sys.argv[1], lambda: NvmlProbe(deadline_s=20.0).snapshot().gpus)
+gpus, held = reserve_auto(int(sys.argv[1]), lambda: NvmlProbe(deadline_s=20.0).snapshot().gpus)
 print("held", *(gpu.index for gpu in gpus), flush=True)
 sys.stdin.read()
 """
@@ -93,7 +93,7 @@ def test_a_reserved_gpu_is_refused_and_the_holder_is_named(tmp_path: Path) -> No
             NoGpuError, match=rf"GPU 0 \(GPU-0\) is reserved by pid {holder.pid} \("
         ):
             reserve([gpu(0)], tmp_path)
-        reserve([gpu(1)], tmp_path).release()
+        reserve([gpu(1)], tmp_path).close()
 
 
 def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
@@ -101,29 +101,28 @@ def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
         assert said(holder) == ["held"]
         holder.send_signal(signal.SIGKILL)
         holder.wait(DEADLINE_S)
-        reserve([gpu(0)], tmp_path).release()
+        reserve([gpu(0)], tmp_path).close()
 
 
 def test_children_do_not_inherit_the_reservation(tmp_path: Path) -> None:
     reservation = reserve([gpu(0)], tmp_path)
     with running("import sys; print('up', flush=True); sys.stdin.read()") as child:
         assert said(child) == ["up"]
-        reservation.release()
-        reserve([gpu(0)], tmp_path).release()
+        reservation.close()
+        reserve([gpu(0)], tmp_path).close()
 
 
 def test_all_or_nothing(tmp_path: Path) -> None:
     with reserve([gpu(1)], tmp_path):
         with pytest.raises(NoGpuError, match="GPU 1"):
             reserve([gpu(2), gpu(1), gpu(0)], tmp_path)
-        reserve([gpu(0), gpu(2)], tmp_path).release()
+        reserve([gpu(0), gpu(2)], tmp_path).close()
 
 
 def test_released_gpus_can_be_reserved_again(tmp_path: Path) -> None:
     with reserve([gpu(0)], tmp_path) as reservation:
-        assert repr(reservation) == "<Reservation of GPU0, held>"
-    assert repr(reservation) == "<Reservation of GPU0, released>"
-    reservation.release()
+        pass
+    reservation.close()
     with reserve([gpu(0)], tmp_path):
         pass
 
@@ -132,7 +131,7 @@ def test_lock_files_serve_all_users_whatever_the_umask_and_stay(tmp_path: Path) 
     lock_dir = tmp_path / "locks"
     before = os.umask(0o077)
     try:
-        reserve([gpu(0)], lock_dir).release()
+        reserve([gpu(0)], lock_dir).close()
         assert os.umask(0o077) == 0o077
     finally:
         os.umask(before)
@@ -152,19 +151,19 @@ def test_users_respect_each_others_reservations(first_user: str) -> None:
         os.chmod(directory, 0o777)
         lock_dir = Path(directory) / "locks"
         if first_user == "root":
-            reserve([gpu(0)], lock_dir).release()
+            reserve([gpu(0)], lock_dir).close()
         with running(HOLD, lock_dir, "GPU-0", env=os.environ | {"BECOME": str(NOBODY)}) as holder:
             assert said(holder) == ["held"]
             owner = 0 if first_user == "root" else NOBODY
             assert (lock_dir / "GPU-0.lock").stat().st_uid == owner
             with pytest.raises(NoGpuError, match=rf"pid {holder.pid} \(nobody, since "):
                 reserve([gpu(0)], lock_dir)
-        reserve([gpu(0)], lock_dir).release()
+        reserve([gpu(0)], lock_dir).close()
 
 
 @pytest.mark.root
 def test_another_users_lock_file_can_be_locked(tmp_path: Path) -> None:
-    reserve([gpu(0)], tmp_path / "locks").release()
+    reserve([gpu(0)], tmp_path / "locks").close()
     os.chown(tmp_path / "locks" / "GPU-0.lock", NOBODY, NOBODY)
     with reserve([gpu(0)], tmp_path / "locks"):
         pass
@@ -224,33 +223,33 @@ def views(*moments: Sequence[Gpu]) -> Callable[[], Sequence[Gpu]]:
 def test_auto_takes_the_next_freest_when_the_freest_is_reserved(tmp_path: Path) -> None:
     gpus = [gpu(0), gpu(1, used_mib=20000), gpu(2, used_mib=10000)]
     with reserve([gpu(0)], tmp_path):
-        chosen, reservation = reserve_auto("auto", views(gpus), tmp_path)
+        chosen, reservation = reserve_auto(1, views(gpus), tmp_path)
     assert [g.index for g in chosen] == [2]
-    reservation.release()
+    reservation.close()
 
 
 def test_auto_gives_a_gpu_back_that_got_busy_meanwhile(tmp_path: Path) -> None:
     idle = [gpu(0), gpu(1)]
     busy = [gpu(0, used_mib=30000, processes=(GpuProcess(4711, 30000),)), gpu(1)]
-    chosen, reservation = reserve_auto("auto", views(idle, busy), tmp_path)
+    chosen, reservation = reserve_auto(1, views(idle, busy), tmp_path)
     assert [g.index for g in chosen] == [1]
-    reserve([gpu(0)], tmp_path).release()
-    reservation.release()
+    reserve([gpu(0)], tmp_path).close()
+    reservation.close()
 
 
 def test_auto_gives_up_when_every_gpu_gets_busy_at_each_look(tmp_path: Path) -> None:
     idle = [gpu(0), gpu(1)]
     first, second = [gpu(0, used_mib=30000), gpu(1)], [gpu(0), gpu(1, used_mib=30000)]
     with pytest.raises(NoGpuError, match="faster than they can be reserved"):
-        reserve_auto("auto", views(idle, first, second, first), tmp_path)
-    reserve(idle, tmp_path).release()
+        reserve_auto(1, views(idle, first, second, first), tmp_path)
+    reserve(idle, tmp_path).close()
 
 
 def test_auto_on_a_busy_machine_shares_the_freest(tmp_path: Path) -> None:
     gpus = [gpu(0, used_mib=60000), gpu(1, used_mib=20000)]
-    chosen, reservation = reserve_auto("auto", views(gpus), tmp_path)
+    chosen, reservation = reserve_auto(1, views(gpus), tmp_path)
     assert [g.index for g in chosen] == [1]
-    reservation.release()
+    reservation.close()
 
 
 def test_auto_tells_who_holds_the_others_when_too_few_are_left(tmp_path: Path) -> None:
@@ -258,8 +257,8 @@ def test_auto_tells_who_holds_the_others_when_too_few_are_left(tmp_path: Path) -
         reserve([gpu(1)], tmp_path),
         pytest.raises(NoGpuError, match=rf"2 wanted, 1 free; GPU 1 .*pid {os.getpid()} "),
     ):
-        reserve_auto("auto:2", views([gpu(0), gpu(1)]), tmp_path)
-    reserve([gpu(0), gpu(1)], tmp_path).release()
+        reserve_auto(2, views([gpu(0), gpu(1)]), tmp_path)
+    reserve([gpu(0), gpu(1)], tmp_path).close()
 
 
 def test_auto_keeps_nothing_when_the_second_look_fails(tmp_path: Path) -> None:
@@ -271,34 +270,29 @@ def test_auto_keeps_nothing_when_the_second_look_fails(tmp_path: Path) -> None:
         raise NoGpuError("the driver hangs")
 
     with pytest.raises(NoGpuError, match="hangs"):
-        reserve_auto("auto", look, tmp_path)
-    reserve([gpu(0)], tmp_path).release()
+        reserve_auto(1, look, tmp_path)
+    reserve([gpu(0)], tmp_path).close()
 
 
 def test_a_look_passes_over_what_others_hold_and_leaves_nothing_behind(tmp_path: Path) -> None:
     gpus, locks = [gpu(0), gpu(1), gpu(2, used_mib=900)], tmp_path / "locks"
-    assert look_auto("auto:2", gpus, locks) == gpus[:2]
+    assert look_auto(2, gpus, locks) == gpus[:2]
     assert not locks.exists()
     with running(HOLD, locks, "GPU-0") as holder:
         said(holder)
-        assert look_auto("auto:2", gpus, locks) == gpus[1:]
+        assert look_auto(2, gpus, locks) == gpus[1:]
         (line,) = holders(gpus, locks)
         assert line.startswith(f"GPU 0 (GPU-0) is reserved by pid {holder.pid} (")
         with pytest.raises(NoGpuError, match=r"auto: 3 wanted, 2 free; GPU 0 .* is reserved by"):
-            look_auto("auto:3", gpus, locks)
-    reserve(gpus, locks).release()  # the looks hold nothing
-
-
-def test_only_auto_picks(tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
-        reserve_auto("all", views([gpu(0)]), tmp_path)
+            look_auto(3, gpus, locks)
+    reserve(gpus, locks).close()  # the looks hold nothing
 
 
 def test_launchers_at_once_get_different_gpus(box: Callable[..., Box], tmp_path: Path) -> None:
     env = box([fake_gpu(index) for index in range(3)]).env | {LOCK_DIR: str(tmp_path / "locks")}
     with (
-        running(HOLD_AUTO, "auto", env=env) as first,
-        running(HOLD_AUTO, "auto:2", env=env) as second,
+        running(HOLD_AUTO, 1, env=env) as first,
+        running(HOLD_AUTO, 2, env=env) as second,
     ):
         words = [said(first), said(second)]
         assert [w[0] for w in words] == ["held", "held"]
