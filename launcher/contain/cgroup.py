@@ -10,6 +10,7 @@ import os
 import select
 import time
 from contextlib import suppress
+from typing import NamedTuple
 
 from launcher.contain.processes import read_proc
 
@@ -17,27 +18,15 @@ MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 """The second one is where version 1 is mounted, too."""
 EMPTY_WAIT_S = 0.5
 _PREFIX = "model_check_"
-_TAG_DIGITS = 32
+_NAME_LENGTH = len(_PREFIX) + 32
+"""A run's tag has 32 hexadecimal digits."""
 
 
-def name_for(tag: str) -> str:
-    """The name of a run's cgroup; `tag`: 32 hexadecimal digits."""
-    return _PREFIX + tag
-
-
-def _is_a_runs(name: str) -> bool:
-    # Not with `re`, which would make the guardian's start longer.
-    tag = name.removeprefix(_PREFIX)
-    return tag != name and len(tag) == _TAG_DIGITS and not tag.strip("0123456789abcdef")
-
-
-class Cgroup:
+class Cgroup(NamedTuple):
     """A new cgroup. A lock on its directory holds it as long as this process lives: anybody may
     remove an empty one that is not held."""
 
-    def __init__(self, directory: str, lock_fd: int) -> None:
-        self.directory = directory
-        self._lock_fd = lock_fd
+    directory: str
 
     def add(self, pid: int) -> None:
         """Move a process into it, if it lives. The first time this takes 5 to 26 ms (a grace period
@@ -48,23 +37,19 @@ class Cgroup:
         """SIGKILL to every process in it."""
         _write(f"{self.directory}/cgroup.kill", 1)
 
-    def remove(self, wait_s: float = EMPTY_WAIT_S) -> None:
-        """`remove` it, and drop the lock."""
-        remove(self.directory, wait_s)
-        os.close(self._lock_fd)
 
-
-def make(name: str) -> Cgroup | None:
+def make(tag: str) -> Cgroup | None:
     """A new cgroup below our own; None: we may not, or the kernel is too old. Removes those that
-    earlier runs left."""
-    remove_leftovers(wait_s=0)
+    earlier runs left there. Its lock stays with this process."""
     for parent in _own():
-        directory = f"{parent}/{name}"
+        for left in leftovers(parent):
+            remove(left, wait_s=0)
+        directory = f"{parent}/{_PREFIX}{tag}"
         with suppress(OSError):
             os.mkdir(directory)
             can_kill = os.access(f"{directory}/cgroup.kill", os.W_OK)
-            if can_kill and (lock_fd := _lock(directory)) is not None:
-                return Cgroup(directory, lock_fd)
+            if can_kill and _lock(directory) is not None:
+                return Cgroup(directory)
             os.rmdir(directory)
     return None
 
@@ -74,18 +59,13 @@ def leftovers(parent: str) -> list[str]:
     empty has processes that SIGKILL could not end."""
     left = []
     with suppress(OSError):
-        for path in [f"{parent}/{name}" for name in os.listdir(parent) if _is_a_runs(name)]:
-            if (lock_fd := _lock(path)) is not None:
+        for name in os.listdir(parent):
+            if not (name.startswith(_PREFIX) and len(name) == _NAME_LENGTH):
+                continue
+            if (lock_fd := _lock(path := f"{parent}/{name}")) is not None:
                 os.close(lock_fd)
                 left.append(path)
     return left
-
-
-def remove_leftovers(wait_s: float = EMPTY_WAIT_S) -> None:
-    """Those of runs that started from the same cgroup as this process."""
-    for parent in _own():
-        for directory in leftovers(parent):
-            remove(directory, wait_s)
 
 
 def remove(directory: str, wait_s: float = EMPTY_WAIT_S) -> None:

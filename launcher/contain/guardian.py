@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
     tag, since_ticks, supervisor = arguments[0], int(arguments[1]), int(arguments[2])
     ignore_requests()
     groups, is_orphaned = set(), False
-    shared = cgroup.make(cgroup.name_for(tag))
+    shared = cgroup.make(tag)
     for line in sys.stdin.buffer:
         if line.strip() == BYE:
             break
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> None:
             shared.kill()
         kill_all(Family(tag, since_ticks, None, 0, frozenset({os.getpid()})), groups)
     if shared is not None:
-        shared.remove(_EMPTY_WAIT_S if is_orphaned else cgroup.EMPTY_WAIT_S)
+        cgroup.remove(shared.directory, _EMPTY_WAIT_S if is_orphaned else cgroup.EMPTY_WAIT_S)
 
 
 def is_worker(pid: int, supervisor: int, since_ticks: int) -> bool:

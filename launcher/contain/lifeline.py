@@ -5,7 +5,7 @@ import signal
 import subprocess
 from contextlib import suppress
 
-from launcher.contain import cgroup, guardian
+from launcher.contain import guardian
 from launcher.contain.processes import Family
 from model_check.utils.child import child_command
 from model_check.utils.requests import requests_held
@@ -29,6 +29,8 @@ class Lifeline:
                 start_new_session=True,
                 cwd="/",
             )
+        assert self._guardian.stdin is not None
+        self._pipe = self._guardian.stdin
 
     @property
     def guardian_pid(self) -> int:
@@ -45,8 +47,6 @@ class Lifeline:
         if self._guardian.returncode is None:
             self._guardian.kill()
             self._close(_KILL_WAIT_S)
-        if self._guardian.returncode != 0:  # it was killed, and its cgroup is left
-            cgroup.remove_leftovers()
         self._let_go()
 
     def cut(self) -> None:
@@ -57,8 +57,7 @@ class Lifeline:
 
     def _close(self, wait_s: float) -> None:
         """Close the pipe, and reap the guardian if it ends in that time."""
-        assert self._guardian.stdin is not None
-        self._guardian.stdin.close()
+        self._pipe.close()
         with suppress(subprocess.TimeoutExpired):
             self._guardian.wait(wait_s)
 
@@ -67,7 +66,6 @@ class Lifeline:
             self._guardian.returncode = -signal.SIGKILL  # Popen must not warn that nobody waited
 
     def _write(self, word: bytes) -> None:
-        assert self._guardian.stdin is not None
         # When somebody killed the guardian, the workers' PDEATHSIG is what is left.
         with suppress(BrokenPipeError):
-            self._guardian.stdin.write(word + b"\n")
+            self._pipe.write(word + b"\n")

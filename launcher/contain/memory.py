@@ -44,22 +44,19 @@ class Group(Struct, frozen=True):
 
     @property
     def limit_bytes(self) -> int | None:
-        limit = self._find(self.names.limit, r"^(\d+)$")
+        limit = self.find(self.names.limit, r"^(\d+)$")
         return None if limit is None or limit >= _NO_LIMIT_BYTES else limit
 
     @property
-    def oom_kills(self) -> int | None:
-        return self._find(self.names.oom_kills, r"^oom_kill (\d+)$")
-
-    @property
     def room(self) -> MemoryRoom | None:
-        limit, used = self.limit_bytes, self._find(self.names.used, r"^(\d+)$")
+        limit, used = self.limit_bytes, self.find(self.names.used, r"^(\d+)$")
         if limit is None or used is None:
             return None
-        reclaimable = self._find("memory.stat", rf"^{self.names.reclaimable} (\d+)$") or 0
+        reclaimable = self.find("memory.stat", rf"^{self.names.reclaimable} (\d+)$") or 0
         return MemoryRoom(limit, max(0, limit - used + min(reclaimable, used)))
 
-    def _find(self, file: str, pattern: str) -> int | None:
+    def find(self, file: str, pattern: str) -> int | None:
+        """The number that `pattern` captures in this file of the group."""
         found = re.search(pattern, _text(self.directory / file), re.M)
         return int(found[1]) if found else None
 
@@ -126,7 +123,7 @@ class OomCount(NamedTuple):
 def oom_count(membership: Membership) -> OomCount | None:
     """The count of the control group that this process is in; None: there is no counter here."""
     for group in membership.groups():
-        if (kills := group.oom_kills) is not None:
+        if (kills := group.find(group.names.oom_kills, r"^oom_kill (\d+)$")) is not None:
             return OomCount(kills, group.limit_bytes)
     return None
 

@@ -10,28 +10,21 @@ import resource
 
 from launcher.contain.linux import die_with_parent, reset_signals
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # importing `typing` would double the trampoline's time
-    from typing import NoReturn
-
 EXIT_CANNOT_EXECUTE = 126
 EXIT_NOT_FOUND = 127
 _SIGKILL = 9  # the `signal` module takes too long to import
 
 
-def main(arguments: list[str]) -> "NoReturn":
-    """`PARENT_PID REPORT_FD CPUS DROP_LC_CTYPE COMMAND ARG...` (CPUS: `0,1` or ``): become COMMAND.
+def main(arguments: list[str]) -> None:
+    """`PARENT_PID REPORT_FD CPUS COMMAND ARG...` (CPUS: `0,1` or ``): become COMMAND.
 
     Never returns. When that fails, REPORT_FD gets the errno and the reason. When it succeeds, the
     exec closes REPORT_FD: an empty report says that the command's own code runs.
     """
-    parent_pid, report_fd, cpus, drop_lc_ctype, *command = arguments
+    parent_pid, report_fd, cpus, *command = arguments
     os.set_inheritable(int(report_fd), False)
     try:
         _prepare(int(parent_pid), cpus)
-        if drop_lc_ctype == "1":
-            # Python itself sets it in an environment without a locale (PEP 538), -I or not.
-            os.environ.pop("LC_CTYPE", None)
         reset_signals()
         os.execvpe(command[0], command, os.environ)
     except (OSError, ValueError) as error:
@@ -55,7 +48,8 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _report(report_fd: int, error: OSError | ValueError, program: str) -> "NoReturn":
+def _report(report_fd: int, error: OSError | ValueError, program: str) -> None:
+    """Never returns."""
     number = error.errno if isinstance(error, OSError) and error.errno else errno.EINVAL
     why = os.strerror(number)
     if number == errno.ENOENT and os.path.exists(program):

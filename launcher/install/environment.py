@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.install.requirements import ROOT, Requirement, lacking, required, say
+from launcher.install.requirements import ROOT, lacking, required, say
 from model_check.errors import ModelCheckError
 
 
@@ -38,19 +38,15 @@ def find(purpose: str, venv: Path) -> Path:
         if not missing:
             return Path(sys.executable)
         if sys.prefix != sys.base_prefix:
-            say(_what_is_missing(missing, venv))
+            names = " ".join(f"'{need}'" for need in missing)
+            say(
+                f"the active environment {sys.prefix} lacks some requirements, so {venv} is used "
+                f"(to use the active one: {sys.executable} -m pip install {names})"
+            )
     # Here, because it takes 30 ms, which a start in a found environment does without.
     from launcher.install import installation
 
     return installation.make(venv.absolute(), purpose)
-
-
-def _what_is_missing(missing: Sequence[Requirement], venv: Path) -> str:
-    names = " ".join(f"'{need}'" for need in missing)
-    return (
-        f"the active environment {sys.prefix} lacks some requirements, so {venv} is used "
-        f"(to use the active one: {sys.executable} -m pip install {names})"
-    )
 
 
 if __name__ == "__main__":

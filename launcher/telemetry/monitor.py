@@ -50,7 +50,8 @@ class Monitor:
         self._directory = directory
         self._interval_s = interval_s
         self._say = say
-        self._deadline_s = deadline_s
+        # How long the sampler may be silent.
+        self._silence_s = deadline_s + interval_s
         self._sampler: NvmlChild | None = None
         self._files: dict[str, AppendFile] = {}
         self._last_heard = 0.0
@@ -76,15 +77,13 @@ class Monitor:
         """When `tick` has something to do, monotonic seconds."""
         return float("inf") if self._is_over else self._last_heard + self._silence_s
 
-    @property
-    def _silence_s(self) -> float:
-        """How long the sampler may be silent."""
-        return self._deadline_s + self._interval_s
-
     def start(self, now: float) -> None:
         """Start the sampler. From the main thread: its death would take the sampler along."""
-        if self._directory is not None:
-            self._open_files(self._directory)
+        for worker, uuid in self._uuids.items():
+            if self._directory is not None:
+                path = run_dir.telemetry_path(self._directory, worker)
+                self._files[worker] = AppendFile(path, self._say)
+            self._keep(worker, Watched(uuid=uuid, interval_s=self._interval_s, schema=SCHEMA))
         devices = msgspec.json.encode(list(self._uuids.items())).decode()
         try:
             self._sampler = NvmlChild(
@@ -97,12 +96,6 @@ class Monitor:
             self._report_end(f"its process cannot be started ({error.strerror})")
             return
         self._is_over, self._last_heard = False, now
-
-    def _open_files(self, directory: Path) -> None:
-        for worker, uuid in self._uuids.items():
-            path = run_dir.telemetry_path(directory, worker)
-            self._files[worker] = AppendFile(path, self._say)
-            self._keep(worker, Watched(uuid=uuid, interval_s=self._interval_s, schema=SCHEMA))
 
     def read(self, now: float) -> bool:
         """Take what there is to read; False: this was the end of it."""
