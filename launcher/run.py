@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.contain.trampoline import raise_file_limit
@@ -29,7 +29,6 @@ from launcher.supervise.supervisor import Supervisor
 from launcher.verdict.live import Watch
 from launcher.verdict.record import RunEnd, RunRecord
 from launcher.verdict.results import RunResult
-from launcher.verdict.stop import Stop
 from model_check.config.derived import failing_severities
 from model_check.config.load import to_json
 from model_check.errors import InternalError, ModelCheckError, StorageError
@@ -78,7 +77,7 @@ class Run:
         self._record = replace(
             self._record,
             duration_s=round(time.monotonic() - started, 3),
-            end=self._end(outcome),
+            end=replace(outcome.end, disagreement=self._watch.disagreement),
             ended=outcome.workers,
             healths=self._monitor.healths if self._monitor else {},
         )
@@ -110,8 +109,7 @@ class Run:
             return self._prepare_and_train()
         except ModelCheckError as error:
             self._printer.say(f"error: {error}")
-            stop = Stop(str(error), error.exit_code, ())
-            return Outcome(error.exit_code, stop, workers=(), leftovers=(), dropped_lines=0)
+            return Outcome(RunEnd(reason=str(error), exit_code=error.exit_code))
 
     def _prepare_and_train(self) -> Outcome:
         """One child builds or finds the token cache; then every worker opens it."""
@@ -121,7 +119,7 @@ class Run:
             [plan_prepare(launch.context)], patient, self._printer, keep_signals=True
         )
         prepared = preparer.run()
-        if prepared.exit_code != 0:
+        if prepared.end.exit_code != 0:
             return prepared
         data = _read_data(self._directory / "data.json")
         self._record = replace(self._record, data=data)
@@ -137,16 +135,6 @@ class Run:
             companion=self._monitor,
             after=after,
         ).run()
-
-    def _end(self, outcome: Outcome) -> RunEnd:
-        stop = asdict(outcome.stop) if outcome.stop else {"exit_code": outcome.exit_code}
-        return RunEnd(
-            **stop,
-            requests=outcome.requests,
-            disagreement=self._watch.disagreement,
-            leftovers=outcome.leftovers,
-            dropped_lines=outcome.dropped_lines,
-        )
 
     def _write_record(self) -> None:
         record = msgspec.to_builtins(self._record, str_keys=True)

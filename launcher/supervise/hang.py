@@ -27,31 +27,22 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class HangEvidence:
-    """`begin`; `close` at the `deadline` (monotonic seconds), or earlier when the run must not last
-    that long; `release` at the end of the run."""
+    """Asks all workers at once. `close` at the `deadline` (monotonic seconds), or earlier when the
+    run must not last that long; `release` at the end of the run."""
 
-    def __init__(self, workers: Sequence[Worker], say: Callable[[str], None]) -> None:
-        table = processes.process_table()
-        self._dumps = [
-            StackDump(worker, path, [p for p in table if worker.pid in (p.pid, p.group, p.session)])
-            for worker in workers
-            if worker.alive and (path := worker.spec.stacks_path) is not None
-        ]
-        self._say = say
-        self._began = 0.0
-        self.deadline = 0.0
+    def __init__(self, workers: Sequence[Worker], say: Callable[[str], None], now: float) -> None:
+        self._dumps: list[StackDump] = []
         self.findings: dict[str, str] = {}
         """Worker -> where it is, in words, once this is closed."""
-
-    def begin(self, now: float) -> None:
-        """Ask all workers at once."""
-        py_spy = find_py_spy()
-        for dump in list(self._dumps):
+        table, py_spy = processes.process_table(), find_py_spy()
+        for worker in workers:
+            if not worker.alive or (path := worker.spec.stacks_path) is None:
+                continue
+            found = [p for p in table if worker.pid in (p.pid, p.group, p.session)]
             try:
-                dump.ask(py_spy)
+                self._dumps.append(StackDump(worker, path, found, py_spy))
             except OSError as error:
-                self._say(f"{dump.name}: its stacks can't be saved in {dump.path}: {error}")
-                self._dumps.remove(dump)
+                say(f"{worker.name}: its stacks can't be saved in {path}: {error}")
         is_asked = any(dump.expects_answer for dump in self._dumps)
         self._began, self.deadline = now, now + (ANSWER_S if is_asked else 0.0)
 
@@ -72,35 +63,27 @@ class StackDump:
     a worker that offered it is sent its signal; into the Python processes of another, py-spy looks.
     """
 
-    def __init__(self, worker: Worker, path: Path, processes: Sequence[Process]) -> None:
+    def __init__(
+        self, worker: Worker, path: Path, found: Sequence[Process], py_spy: str | None
+    ) -> None:
+        """Write down what is known of the processes `found`, ask for the rest. Raises OSError: the
+        file can't be written."""
         self.name = worker.name
-        self.path = path
         self._worker = worker
-        self._processes = processes
+        self._path = path
         self._py_spies: list[subprocess.Popen[bytes]] = []
-        self._is_asked = False
-        self._answer_from = 0
-
-    def ask(self, py_spy: str | None) -> None:
-        """Write down what is known, ask for the rest. Raises OSError: the file can't be written."""
-        fd = os.open(self.path, _FLAGS, 0o666)
-        try:
-            os.write(fd, f"{self.name}\n{stacks.describe(self._processes)}\n".encode())
-            self._answer_from = os.fstat(fd).st_size
-            self._is_asked = self._worker.ask_for_stacks()
+        with open(os.open(path, _FLAGS, 0o666), "wb", buffering=0) as file:
+            file.write(f"{self.name}\n{stacks.describe(found)}\n".encode())
+            self._answer_from = os.fstat(file.fileno()).st_size
+            self._is_asked = worker.ask_for_stacks()
             if not self._is_asked and py_spy is not None:
-                self._start_py_spy(py_spy, fd)
-        finally:
-            os.close(fd)
-
-    @property
-    def expects_answer(self) -> bool:
-        return self._is_asked or bool(self._py_spies)
+                self._start_py_spy(py_spy, found, file.fileno())
+        self.expects_answer = self._is_asked or bool(self._py_spies)
 
     def close(self, waited_s: float) -> str:
         """Expect no more. Where the worker is, in words: its innermost calls, or what else is
         known."""
-        self._worker.evidence = (str(self.path),)
+        self._worker.evidence = (str(self._path),)
         for py_spy in self._py_spies:
             py_spy.kill()
         if (calls := stacks.innermost_calls(self._answer())) is not None:
@@ -114,8 +97,8 @@ class StackDump:
             if py_spy.poll() is None:
                 py_spy.returncode = -9  # without this, Popen warns that nobody waited
 
-    def _start_py_spy(self, py_spy: str, fd: int) -> None:
-        pids = [process.pid for process in self._processes if stacks.is_python(process.pid)]
+    def _start_py_spy(self, py_spy: str, found: Sequence[Process], fd: int) -> None:
+        pids = [process.pid for process in found if stacks.is_python(process.pid)]
         for pid in pids[:MAX_PY_SPY]:
             command = (py_spy, "dump", "--pid", str(pid))
             self._py_spies.append(
@@ -124,7 +107,7 @@ class StackDump:
 
     def _answer(self) -> str:
         try:
-            with self.path.open("rb") as file:
+            with self._path.open("rb") as file:
                 file.seek(self._answer_from)
                 return file.read(_MAX_READ).decode(errors="replace")
         except OSError:

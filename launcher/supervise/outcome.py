@@ -5,7 +5,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from launcher.verdict.record import WorkerEnd
+from launcher.verdict.record import RunEnd, WorkerEnd
 from launcher.verdict.stop import Stop
 from model_check.events import Event
 
@@ -49,15 +49,7 @@ class Companion(Protocol):
 class Outcome(Struct, frozen=True):
     """How a run ended."""
 
-    exit_code: int
-    stop: Stop | None
-    """Why it was ended; None: every worker ended with exit code 0."""
-    workers: tuple[WorkerEnd, ...]
-    leftovers: tuple[int, ...]
-    """Pids that are alive after everything: SIGKILL has no effect on them."""
-    dropped_lines: int
-    """Lines that the terminal was too slow to show."""
+    end: RunEnd
+    workers: tuple[WorkerEnd, ...] = ()
     kept_signals: tuple[int, ...] = ()
     """SIGUSR1/2 that came during preparation; the next supervisor forwards them."""
-    requests: tuple[int, ...] = ()
-    """The requests to end or to report that we got, each once."""

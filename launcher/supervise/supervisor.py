@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from launcher.contain import processes
 from launcher.contain.lifeline import Lifeline
@@ -35,9 +35,9 @@ from launcher.supervise.policy import (
     stop_for_signal,
 )
 from launcher.supervise.signals import SignalInbox
-from launcher.supervise.spare_fds import spare_fds
 from launcher.supervise.teardown import Stage, Teardown
 from launcher.supervise.worker import Spawn, SpawnError, Worker, spawn, spawn_error
+from launcher.verdict.record import RunEnd
 from launcher.verdict.stop import Stop
 from model_check.errors import EXIT_PASS
 from model_check.events import Event
@@ -45,6 +45,8 @@ from model_check.utils.requests import IMPATIENT, REQUESTS, TO_FORWARD, TO_STOP
 
 PAUSE_S = 1.0
 """Overslept by more than this, we were stopped or frozen, not just short of CPU."""
+NUM_SPARE_FDS = 8
+"""Held in reserve: an end must work even if a start failed because no descriptor was left."""
 
 
 class Supervisor:
@@ -80,7 +82,7 @@ class Supervisor:
         self._oom = OomWatch(membership)
         self._tag = os.urandom(16).hex()
         self._loop = Loop()
-        self._left_behind = set(after.leftovers if after else ())
+        self._left_behind = set(after.end.leftovers if after else ())
         self._lifeline: Lifeline | None = None
         self._hang: HangEvidence | None = None
         self._teardown: Teardown | None = None
@@ -121,7 +123,9 @@ class Supervisor:
                 if self._inbox.stop_fd is not None:
                     self._loop.watch(self._inbox.stop_fd, self._suspend, Urgency.SIGNAL)
                 stack.callback(set_child_subreaper, set_child_subreaper(True))
-                self._spare_fds = stack.enter_context(spare_fds())
+                self._spare_fds = stack.enter_context(ExitStack())
+                for _ in range(NUM_SPARE_FDS):
+                    self._spare_fds.enter_context(open(os.devnull))
                 self._family = self._found_family()
             except OSError as error:
                 raise spawn_error("the supervisor cannot start", error) from error
@@ -356,15 +360,14 @@ class Supervisor:
             return
         self._printer.say(f"{stop.reason}: saving what everybody is doing")
         self._spare_fds.close()
-        self._hang = HangEvidence(self._workers, self._printer.say)
-        self._hang.begin(self._woke)
+        self._hang = HangEvidence(self._workers, self._printer.say, self._woke)
 
     def _stop_all(self) -> None:
         self._begin_teardown()
         alive = sum(worker.alive for worker in self._workers)
         rest = f": stopping {alive} (grace {self._limits.grace_s:g} s)" if alive else ""
         if self._stop is not None:
-            self._printer.say(self._stop.reason + rest)
+            self._printer.say(f"{self._stop.reason}{rest}")
 
     def _begin_teardown(self) -> Teardown:
         if self._hang is not None:
@@ -383,7 +386,7 @@ class Supervisor:
         hang.close(self._woke)
         if self._stop is not None:
             found = [hang.findings[n] for n in self._stop.culprits if n in hang.findings]
-            self._stop = replace(self._stop, reason=", ".join([self._stop.reason, *found]))
+            self._stop = replace(self._stop, reason=", ".join([str(self._stop.reason), *found]))
 
     def _kill_all(self) -> None:
         self._observe = lambda worker, event: None
@@ -409,12 +412,12 @@ class Supervisor:
             self._lifeline.dismiss() if self._is_over else self._lifeline.cut()
 
     def _outcome(self) -> Outcome:
-        return Outcome(
-            exit_code=self._stop.exit_code if self._stop else EXIT_PASS,
-            stop=self._stop,
-            workers=tuple(worker.end() for worker in self._workers),
+        stop = asdict(self._stop) if self._stop else {"exit_code": EXIT_PASS}
+        end = RunEnd(
+            **stop,
+            requests=tuple(self._requests),
             leftovers=self._teardown.leftovers if self._teardown else (),
             dropped_lines=self._printer.dropped_lines,
-            kept_signals=tuple(self._kept_signals),
-            requests=tuple(self._requests),
         )
+        workers = tuple(worker.end() for worker in self._workers)
+        return Outcome(end, workers, tuple(self._kept_signals))

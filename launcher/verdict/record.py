@@ -13,6 +13,7 @@ from msgspec import Struct
 from launcher.verdict.agreement import Disagreement
 from launcher.verdict.health import Health
 from launcher.verdict.steps import History
+from launcher.verdict.stop import Stop
 from model_check.errors import EXIT_SIGNAL_BASE
 
 
@@ -43,22 +44,16 @@ class WorkerEnd(Ending, frozen=True, kw_only=True):
     """Files that the supervisor wrote to explain its end."""
 
 
-class RunEnd(Struct, frozen=True, kw_only=True):
-    """How the whole run ended."""
+class RunEnd(Stop, frozen=True, kw_only=True):
+    """How the whole run ended: by a Stop, or because every worker was done."""
 
-    exit_code: int
     reason: str | None = None
     """Why it was stopped; None: every worker ended by itself with exit code 0."""
-    culprits: tuple[str, ...] = ()
-    tied: tuple[str, ...] = ()
-    """Workers that failed first together: none is blamed."""
     requests: tuple[int, ...] = ()
-    """Signals that we got and that ask to end, or to report."""
-    is_hang: bool = False
-    """We ended it for silence: an exit code 124 may also be a worker's own."""
+    """The signals that we got and that ask to end, or to report, each once."""
     disagreement: Disagreement | None = None
     leftovers: tuple[int, ...] = ()
-    """Processes that could not be killed."""
+    """Pids that are alive after everything: SIGKILL has no effect on them."""
     dropped_lines: int = 0
     """Lines that a slow terminal missed; the log files have them."""
 

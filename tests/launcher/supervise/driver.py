@@ -21,9 +21,10 @@ def main() -> int:
     if then := plan.get("then"):
         specs, limits = _specs(then, run_dir), Limits(**plan["limits"])
         outcome = Supervisor(specs, limits, printer, after=outcome).run()
-    (run_dir / "outcome.json").write_text(json.dumps(msgspec.to_builtins(outcome)))
+    told = msgspec.to_builtins(outcome)
+    (run_dir / "outcome.json").write_text(json.dumps(told | told["end"]))
     printer.close(0.2)
-    return outcome.exit_code
+    return outcome.end.exit_code
 
 
 def _specs(commands: list[list[str]], run_dir: Path) -> list[WorkerSpec]:

@@ -72,9 +72,9 @@ def hang(
     ).run()
     assert printer.close()
     os.close(fd)
-    assert outcome.exit_code == 124
-    assert outcome.stop is not None
-    return outcome, outcome.stop.reason
+    assert outcome.end.exit_code == 124
+    assert outcome.end.reason is not None
+    return outcome, outcome.end.reason
 
 
 def stacks(lab: Lab, name: str) -> str:
@@ -102,8 +102,8 @@ def test_the_stacks_of_all_are_saved_and_the_silent_one_is_told_where_it_hangs(l
         "say()\nwhile True: os.write(1, b'tick\\n'); time.sleep(0.05)"
     )
     outcome, reason = hang(lab, worker("w0", works), worker("w1", hangs))
-    assert outcome.stop is not None
-    assert outcome.stop.culprits == ("W1",)
+    assert outcome.end.reason is not None
+    assert outcome.end.culprits == ("W1",)
     assert "(limit 100 s), in " in reason
     assert "loses_itself (<string>:" in reason
     assert "in <module>" in stacks(lab, "w0")
@@ -149,7 +149,7 @@ def test_who_has_no_handler_for_the_signal_is_never_sent_it(lab: Lab, offered: i
 @pytest.mark.usefixtures("no_py_spy")
 def test_the_threads_of_a_foreign_command_and_its_children_are_told_by_the_kernel(lab: Lab) -> None:
     outcome = lab.run(sh("sleep 1000 & wait"), silence_s=1.0)
-    assert outcome.exit_code == 124
+    assert outcome.end.exit_code == 124
     text = stacks(lab, "w0")
     assert "(sh): state S (sleeping)" in text
     assert "(sleep): state S (sleeping)" in text
@@ -171,8 +171,8 @@ def test_py_spy_looks_into_python_processes_that_offered_nothing(
     monkeypatch.setenv("PATH", f"{py_spy.parent}:/usr/bin:/bin")
     outcome = lab.run(python("import time; time.sleep(1000)"), silence_s=1.0)
     assert f"Process {outcome.workers[0].pid}: python" in stacks(lab, "w0")
-    assert outcome.stop is not None
-    assert "(limit 1 s), in wait (threading.py:324) < main (train.py:9)" in outcome.stop.reason
+    assert outcome.end.reason is not None
+    assert "(limit 1 s), in wait (threading.py:324) < main (train.py:9)" in outcome.end.reason
     lab.run(sh("exec sleep 1000"), silence_s=1.0)
     assert stacks(lab, "w0").count("Process") == 1
 
@@ -187,14 +187,14 @@ def test_a_py_spy_that_hangs_is_killed(
     monkeypatch.setenv("PATH", f"{py_spy.parent}:/usr/bin:/bin")
     monkeypatch.setenv("LAB", str(lab.dir))
     outcome = lab.run(python("import time; time.sleep(1000)"), silence_s=0.5)
-    assert outcome.exit_code == 124
+    assert outcome.end.exit_code == 124
     assert "spy" in lab.pids()  # that it is dead is the lab's own check
 
 
 def test_a_file_that_cannot_be_written_keeps_no_run_from_ending(lab: Lab) -> None:
     (lab.dir / "w0.stacks.txt").mkdir()
     outcome = lab.run(sh("exec sleep 1000"), silence_s=0.5)
-    assert outcome.exit_code == 124
+    assert outcome.end.exit_code == 124
     assert outcome.workers[0].evidence == ()
     assert sum("can't be saved in" in line for line in lab.shown) == 1
 
@@ -206,7 +206,7 @@ def test_a_run_that_does_not_hang_leaves_no_empty_files(lab: Lab) -> None:
 
 def test_an_exit_code_124_of_its_own_is_no_hang(lab: Lab) -> None:
     outcome = lab.run(sh("exec sleep 1000"), sh("exit 124"))
-    assert outcome.exit_code == 124
+    assert outcome.end.exit_code == 124
     assert [record.evidence for record in outcome.workers] == [(), ()]
     assert not list(lab.dir.glob("*.stacks.txt"))
 
@@ -217,4 +217,4 @@ def test_ctrl_c_cuts_the_evidence_short(lab: Lab, launch: Launch) -> None:
     running.wait_for("saving what everybody is doing")
     os.kill(running.process.pid, signal.SIGINT)
     assert running.wait() == 124
-    assert f"no answer within {ANSWER_S:.1f} s" not in running.outcome["stop"]["reason"]
+    assert f"no answer within {ANSWER_S:.1f} s" not in running.outcome["reason"]

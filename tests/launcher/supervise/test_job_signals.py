@@ -9,7 +9,7 @@ import pytest
 
 from launcher.contain import processes
 from launcher.supervise.outcome import Outcome
-from launcher.verdict.stop import Stop
+from launcher.verdict.record import RunEnd
 from model_check.events import Beat, Done, Event, encode
 from tests.launcher.supervise.lab import (
     Lab,
@@ -87,9 +87,10 @@ def test_a_worker_that_got_the_signal_before_us_is_not_blamed(
     lab: Lab, signum: signal.Signals, way: str
 ) -> None:
     outcome = supervise(lab, worker(end_by(signum, way)), then_signal_us(signum))
-    assert outcome.stop == Stop(f"{signum.name} received", 128 + signum, ())
-    assert outcome.exit_code == 128 + signum
-    assert outcome.requests == (signum,)
+    reason, requests = f"{signum.name} received", outcome.end.requests
+    assert outcome.end == RunEnd(reason=reason, exit_code=128 + signum, requests=requests)
+    assert outcome.end.exit_code == 128 + signum
+    assert outcome.end.requests == (signum,)
 
 
 @pytest.mark.parametrize("signum", NOTICES)
@@ -97,9 +98,9 @@ def test_a_notice_that_ended_a_worker_before_it_came_to_us_is_nobodys_fault(
     lab: Lab, signum: signal.Signals
 ) -> None:
     outcome = supervise(lab, worker(end_by(signum, "by the signal")), then_signal_us(signum))
-    assert outcome.stop is not None
-    assert outcome.stop.reason.startswith(f"{signum.name} received, which ended W0")
-    assert (outcome.exit_code, outcome.stop.culprits) == (128 + signum, ())
+    assert outcome.end.reason is not None
+    assert outcome.end.reason.startswith(f"{signum.name} received, which ended W0")
+    assert (outcome.end.exit_code, outcome.end.culprits) == (128 + signum, ())
 
 
 @pytest.mark.parametrize("signum", NOTICES)
@@ -110,17 +111,17 @@ def test_a_command_without_a_handler_that_we_passed_a_notice_on_to_is_not_blamed
     run.wait_for("[W0] up")
     run.process.send_signal(signum)
     assert run.wait() == 128 + signum
-    stop = run.outcome["stop"]
-    assert (stop["reason"], stop["culprits"]) == (f"{signum.name} received, which ended W0", [])
+    end = run.outcome
+    assert (end["reason"], end["culprits"]) == (f"{signum.name} received, which ended W0", [])
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_who_alone_was_sent_a_signal_is_blamed_with_its_own_time(lab: Lab, way: str) -> None:
     outcome = lab.run(worker("time.sleep(1000)"), worker(end_by(signal.SIGTERM, way)), events=True)
-    assert outcome.stop is not None
-    assert (outcome.exit_code, outcome.stop.culprits) == (143, ("W1",))
+    assert outcome.end.reason is not None
+    assert (outcome.end.exit_code, outcome.end.culprits) == (143, ("W1",))
     first = outcome.workers[1]
-    assert f"after {first.duration_s:.1f} s" in outcome.stop.reason
+    assert f"after {first.duration_s:.1f} s" in outcome.end.reason
 
 
 def test_a_failure_after_it_changes_nothing_while_the_first_death_is_held(lab: Lab) -> None:
@@ -133,7 +134,8 @@ def test_a_failure_after_it_changes_nothing_while_the_first_death_is_held(lab: L
     )
     first = worker(end_by(signal.SIGTERM, "by the signal"))
     outcome = supervise(lab, first, fails, signals_us)
-    assert outcome.stop == Stop("SIGTERM received", 143, ())
+    requests = outcome.end.requests
+    assert outcome.end == RunEnd(reason="SIGTERM received", exit_code=143, requests=requests)
 
 
 class Busy:
@@ -165,7 +167,8 @@ def test_a_signal_that_came_since_we_woke_up_is_read_before_the_verdict(lab: Lab
     busy = Busy(lab, meanwhile=lambda: os.kill(os.getpid(), signal.SIGTERM))
     commands = [worker(AT_ONCE), worker(BEATS + "time.sleep(1000)")]
     outcome = lab.run(*commands, events=True, observe=busy.on_event)
-    assert outcome.stop == Stop("SIGTERM received", 143, ())
+    requests = outcome.end.requests
+    assert outcome.end == RunEnd(reason="SIGTERM received", exit_code=143, requests=requests)
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -176,7 +179,7 @@ def test_a_supervisor_short_of_cpu_blames_nobody(lab: Lab, launch: Launch, is_fi
         os.sched_yield()
     signal_all_at_once(run, signal.SIGTERM, pids, is_first)
     assert run.wait() == 143
-    assert run.outcome["stop"]["reason"] == "SIGTERM received"
+    assert run.outcome["reason"] == "SIGTERM received"
 
 
 def signal_all_at_once(
@@ -206,7 +209,7 @@ def test_a_job_that_is_ended_while_its_workers_start_blames_nobody(
     _guardian, *started = processes.children(run.process.pid)
     signal_all_at_once(run, signal.SIGTERM, started)
     assert run.wait() == 143
-    assert run.outcome["stop"]["reason"] == "SIGTERM received"
+    assert run.outcome["reason"] == "SIGTERM received"
 
 
 def test_what_a_whole_job_is_sent_at_its_start_does_not_end_the_guardian(
@@ -237,7 +240,7 @@ def test_a_signal_after_all_have_ended_well_only_hurries(lab: Lab, launch: Launc
     for signum in (signal.SIGINT, signal.SIGQUIT):
         run.process.send_signal(signum)
     assert run.wait() == 0
-    assert run.outcome["stop"] is None
+    assert run.outcome["reason"] is None
 
 
 def test_what_was_ignored_on_purpose_is_ignored_by_the_workers_too(
@@ -275,5 +278,5 @@ def test_a_word_that_was_written_since_we_woke_up_keeps_its_own_time(lab: Lab) -
     earlier = BEATS + "wait_for('go')\nfails(9)\ntouch('W1.said')\ntime.sleep(1000)"
     commands = [worker(fails + later), worker(fails + earlier)]
     outcome = lab.run(*commands, events=True, observe=Busy(lab, hear_both).on_event)
-    assert outcome.stop is not None
-    assert (outcome.stop.culprits, outcome.exit_code) == (("W1",), 9)
+    assert outcome.end.reason is not None
+    assert (outcome.end.culprits, outcome.end.exit_code) == (("W1",), 9)

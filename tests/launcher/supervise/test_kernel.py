@@ -40,8 +40,8 @@ def test_a_worker_out_of_memory_is_137_and_told_by_the_cgroups_counter(
         assert run.wait() == 137
     told = "the cgroup counted an OOM kill (limit 96 MiB)"
     assert [record["oom"] for record in run.outcome["workers"]] == [None, told]
-    assert run.outcome["stop"]["culprits"] == ["W1"]
-    assert run.outcome["stop"]["reason"].endswith(told)
+    assert run.outcome["culprits"] == ["W1"]
+    assert run.outcome["reason"].endswith(told)
 
 
 def test_no_process_left_for_a_worker_is_70_and_takes_the_others_down(
@@ -50,7 +50,7 @@ def test_no_process_left_for_a_worker_is_70_and_takes_the_others_down(
     with limited("pids", {"pids.max": "6"}) as prefix:  # us, the guardian, a printer's thread
         run = launch(*[UP] * 8, prefix=prefix)
         assert run.wait() == 70
-    assert "EAGAIN" in run.outcome["stop"]["reason"]
+    assert "EAGAIN" in run.outcome["reason"]
     assert any(record["stopped_by_us"] for record in run.outcome["workers"])
     assert not [pid for pid in lab.pids().values() if is_alive(pid)]
 
@@ -226,7 +226,7 @@ def test_pid_1_ends_a_run_as_ever_and_leaves_strangers_alone(
     (lab.dir / "go").touch()
     assert run.wait() == 3
     assert run.outcome["leftovers"] == []
-    assert run.outcome["stop"]["culprits"] == ["W0"]
+    assert run.outcome["culprits"] == ["W0"]
     assert not (lab.dir / "hit").exists(), "a process of `docker exec` was taken for ours"
 
 

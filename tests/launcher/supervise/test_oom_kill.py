@@ -40,16 +40,16 @@ def test_a_counter_that_moved_is_told_with_the_limit(lab: Lab, cgroup: Membershi
     outcome = supervise(lab, cgroup, SLEEP, sh(COUNTS + "kill -9 $$"))
     told = "the cgroup counted an OOM kill (limit 3.0 GiB)"
     assert [record.oom for record in outcome.workers] == [None, told]
-    assert outcome.exit_code == 137
-    assert outcome.stop is not None
-    assert outcome.stop.reason.startswith("W1 failed first: killed by SIGKILL (9) after ")
-    assert outcome.stop.reason.endswith(f" s; {told}")
+    assert outcome.end.exit_code == 137
+    assert outcome.end.reason is not None
+    assert outcome.end.reason.startswith("W1 failed first: killed by SIGKILL (9) after ")
+    assert outcome.end.reason.endswith(f" s; {told}")
 
 
 def test_a_counter_that_did_not_move_is_no_claim(lab: Lab, cgroup: Membership) -> None:
     outcome = supervise(lab, cgroup, sh("kill -9 $$"))
     assert outcome.workers[0].oom is None
-    assert "OOM" not in str(outcome.stop)
+    assert "OOM" not in str(outcome.end.reason)
 
 
 def test_other_ends_have_nothing_to_do_with_it(lab: Lab, cgroup: Membership) -> None:

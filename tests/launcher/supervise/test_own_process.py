@@ -61,7 +61,7 @@ def test_a_signal_ends_the_run_with_128_plus_its_number(
     run.process.send_signal(signal.SIGINT)
     run.process.send_signal(signal.SIGQUIT)
     assert run.wait() == 128 + signum
-    assert run.outcome["stop"]["culprits"] == []
+    assert run.outcome["culprits"] == []
     assert run.outcome["workers"][0]["stopped_by_us"]
     assert len(pids) == 4
     assert not [pid for pid in pids.values() if is_alive(pid)]
@@ -364,7 +364,7 @@ def test_a_start_without_descriptors_left_takes_the_started_ones_down(
     limit = ("/bin/sh", "-c", 'ulimit -n 40; exec "$@"', "sh")
     run = launch(*[sh("echo up; exec sleep 1000")] * 12, prefix=limit)
     assert run.wait() == 70
-    assert "EMFILE" in run.outcome["stop"]["reason"]
+    assert "EMFILE" in run.outcome["reason"]
     assert any(record["stopped_by_us"] for record in run.outcome["workers"])
 
 

@@ -50,7 +50,7 @@ def test_a_runaway_does_not_outlive_a_run(
 ) -> None:
     children = processes.children(os.getpid())
     outcome = lab.run(runs(lab, how, pause_s, hears, code), grace_s=0.2)
-    assert (outcome.exit_code, outcome.leftovers) == (code, ())
+    assert (outcome.end.exit_code, outcome.end.leftovers) == (code, ())
     assert_it_is_dead(lab)
     assert processes.children(os.getpid()) == children, "zombies were left to this process"
 

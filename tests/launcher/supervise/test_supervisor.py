@@ -17,6 +17,7 @@ from launcher.supervise.outcome import Observe, Outcome
 from launcher.supervise.policy import Limits
 from launcher.supervise.supervisor import Supervisor
 from launcher.supervise.worker import Spawned, SpawnError, Worker, spawn
+from launcher.verdict.record import RunEnd
 from launcher.verdict.stop import Stop
 from model_check.events import Beat, Done, Event, NonFinite, Phase, Step, encode
 from tests.launcher.supervise.lab import Lab, Launch, is_alive, python, sh
@@ -42,7 +43,7 @@ def wait_for(path: str) -> str:
 
 def test_everybody_well_is_zero(lab: Lab) -> None:
     outcome = lab.run(sh("echo a"), sh("echo b"))
-    assert (outcome.exit_code, outcome.stop, outcome.leftovers) == (0, None, ())
+    assert outcome.end == RunEnd(exit_code=0)
     assert sorted(lab.shown) == ["[W0] a", "[W1] b"]
     assert [r.returncode for r in outcome.workers] == [0, 0]
     assert not any(r.stopped_by_us for r in outcome.workers)
@@ -50,9 +51,9 @@ def test_everybody_well_is_zero(lab: Lab) -> None:
 
 def test_an_exit_code_stays_as_it_was_and_its_peers_are_stopped_not_failed(lab: Lab) -> None:
     outcome = lab.run(SLEEP, SLEEP, sh("echo last words; exit 7"))
-    assert outcome.exit_code == 7
-    assert outcome.stop is not None
-    assert outcome.stop.culprits == ("W2",)
+    assert outcome.end.exit_code == 7
+    assert outcome.end.reason is not None
+    assert outcome.end.culprits == ("W2",)
     *peers, culprit = outcome.workers
     assert all(peer.stopped_by_us for peer in peers)
     assert (culprit.returncode, culprit.stopped_by_us) == (7, False)
@@ -66,13 +67,13 @@ def test_an_exit_code_stays_as_it_was_and_its_peers_are_stopped_not_failed(lab: 
 
 def test_a_killed_worker_is_137(lab: Lab) -> None:
     outcome = lab.run(SLEEP, sh("kill -9 $$"))
-    assert outcome.exit_code == 137
+    assert outcome.end.exit_code == 137
     assert outcome.workers[1].returncode == -9
 
 
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(lab: Lab) -> None:
     outcome = lab.run(IGNORES_TERM, sh(wait_for("stubborn.pid") + "exit 3"), grace_s=0.2)
-    assert outcome.exit_code == 3
+    assert outcome.end.exit_code == 3
     assert (outcome.workers[0].returncode, outcome.workers[0].stopped_by_us) == (-9, True)
     assert any("so SIGKILL: W0" in line for line in lab.shown)
 
@@ -131,19 +132,19 @@ def test_no_descendant_outlives_a_run(lab: Lab, how: str, leader_ends: str) -> N
         sh(ready + f"exit {'0' if leader_ends == 'exit 0' else '5'}"),
         grace_s=0.3,
     )
-    assert outcome.exit_code == (0 if leader_ends == "exit 0" else 5)
-    assert outcome.leftovers == ()
+    assert outcome.end.exit_code == (0 if leader_ends == "exit 0" else 5)
+    assert outcome.end.leftovers == ()
     assert not [pid for pid in lab.pids().values() if is_alive(pid)]
 
 
 def test_a_grandchild_that_holds_the_pipe_does_not_delay_the_news_of_a_death(lab: Lab) -> None:
     outcome = lab.run(SLEEP, sh("trap '' TERM; sleep 1000 & exit 9"), grace_s=0.2)
-    assert outcome.exit_code == 9
+    assert outcome.end.exit_code == 9
 
 
 def test_a_worker_that_closes_its_output_is_still_awaited(lab: Lab) -> None:
     outcome = lab.run(sh("echo a; exec >&- 2>&-; sleep 0.3; exit 4"))
-    assert outcome.exit_code == 4
+    assert outcome.end.exit_code == 4
     assert lab.log("w0") == b"a\n"
 
 
@@ -197,7 +198,7 @@ def test_a_log_directory_that_vanishes_does_not_end_a_run(lab: Lab) -> None:
         stacks_path=logs / "w0.stacks.txt",
     )
     outcome = lab.supervise([spec])
-    assert outcome.exit_code == 6
+    assert outcome.end.exit_code == 6
     assert outcome.workers[0].last_lines == ("early", "late")
     assert "[W0] late" in lab.shown
     assert sum("was deleted during the run: 11 bytes are lost" in line for line in lab.shown) == 1
@@ -205,27 +206,27 @@ def test_a_log_directory_that_vanishes_does_not_end_a_run(lab: Lab) -> None:
 
 def test_a_worker_that_somebody_stopped_is_a_hang(lab: Lab) -> None:
     outcome = lab.run(sh("echo up; kill -STOP $$; sleep 1000"), silence_s=0.5, grace_s=0.3)
-    assert outcome.exit_code == 124
-    assert outcome.stop is not None
-    assert "state T (stopped)" in outcome.stop.reason
+    assert outcome.end.exit_code == 124
+    assert outcome.end.reason is not None
+    assert "state T (stopped)" in outcome.end.reason
     assert outcome.workers[0].stopped_by_us
 
 
 def test_a_command_that_does_not_exist_is_127_and_takes_the_others_down(lab: Lab) -> None:
     outcome = lab.run(SLEEP, ("no-such-command", "x"), SLEEP)
-    assert outcome.exit_code == 127
-    assert outcome.stop is not None
-    assert outcome.stop.culprits == ("W1",)
-    assert "could not start: ENOENT: no-such-command: No such file" in outcome.stop.reason
+    assert outcome.end.exit_code == 127
+    assert outcome.end.reason is not None
+    assert outcome.end.culprits == ("W1",)
+    assert "could not start: ENOENT: no-such-command: No such file" in outcome.end.reason
     assert outcome.workers[1].spawn_error is not None
 
 
 def test_a_commands_own_127_is_not_taken_for_a_failed_start(lab: Lab) -> None:
     outcome = lab.run(sh("exit 127"))
-    assert outcome.exit_code == 127
+    assert outcome.end.exit_code == 127
     assert outcome.workers[0].spawn_error is None
-    assert outcome.stop is not None
-    assert "failed first: exit code 127" in outcome.stop.reason
+    assert outcome.end.reason is not None
+    assert "failed first: exit code 127" in outcome.end.reason
 
 
 def test_a_file_that_is_no_program_is_126(lab: Lab) -> None:
@@ -234,9 +235,9 @@ def test_a_file_that_is_no_program_is_126(lab: Lab) -> None:
     assert lab.run((str(script),)).exit_code == 126
     script.chmod(0o755)
     outcome = lab.run((str(script),))
-    assert outcome.exit_code == 126
-    assert outcome.stop is not None
-    assert "ENOEXEC" in outcome.stop.reason
+    assert outcome.end.exit_code == 126
+    assert outcome.end.reason is not None
+    assert "ENOEXEC" in outcome.end.reason
 
 
 def test_a_missing_interpreter_is_told_apart_from_a_missing_script(lab: Lab) -> None:
@@ -244,8 +245,8 @@ def test_a_missing_interpreter_is_told_apart_from_a_missing_script(lab: Lab) -> 
     script.write_text("#!/no/such/python\n")
     script.chmod(0o755)
     outcome = lab.run((str(script),))
-    assert outcome.stop is not None
-    assert "the interpreter that its #! line names does not" in outcome.stop.reason
+    assert outcome.end.reason is not None
+    assert "the interpreter that its #! line names does not" in outcome.end.reason
 
 
 def test_a_process_that_cannot_be_made_is_70_and_takes_the_others_down(lab: Lab) -> None:
@@ -260,7 +261,7 @@ def test_a_process_that_cannot_be_made_is_70_and_takes_the_others_down(lab: Lab)
     outcome = Supervisor(specs, Limits(9, 0), printer, spawn=spawn_once).run()
     assert printer.close()
     os.close(fd)
-    assert outcome.exit_code == 70
+    assert outcome.end.exit_code == 70
     assert outcome.workers[0].stopped_by_us
     assert outcome.workers[2].pid is None
     assert any("EAGAIN" in line for line in lab.shown)
@@ -306,10 +307,10 @@ def test_a_worker_starts_clean(lab: Lab) -> None:
 def test_a_silent_worker_is_a_hang(lab: Lab) -> None:
     talks = sh("while :; do echo tick; sleep 0.05; done")
     outcome = lab.run(talks, sh("echo up; exec sleep 1000"), silence_s=1.0)
-    assert outcome.exit_code == 124
-    assert outcome.stop is not None
-    assert outcome.stop.culprits == ("W1",)
-    assert "W1 silent for 1 s (limit 1 s)" in outcome.stop.reason
+    assert outcome.end.exit_code == 124
+    assert outcome.end.reason is not None
+    assert outcome.end.culprits == ("W1",)
+    assert "W1 silent for 1 s (limit 1 s)" in outcome.end.reason
 
 
 def test_a_pause_of_the_whole_machine_is_nobodys_silence(lab: Lab) -> None:
@@ -324,7 +325,7 @@ def test_a_pause_of_the_whole_machine_is_nobodys_silence(lab: Lab) -> None:
         return time.monotonic() + (1000 if paused.exists() else 0)
 
     outcome = lab.supervise(lab.specs(speaks, silent), silence_s=30.0, clock=clock)
-    assert (outcome.exit_code, outcome.stop) == (0, None)
+    assert outcome.end == RunEnd(exit_code=0)
 
 
 def test_a_worker_that_ends_well_long_before_the_others_is_told_once(lab: Lab) -> None:
@@ -332,7 +333,7 @@ def test_a_worker_that_ends_well_long_before_the_others_is_told_once(lab: Lab) -
     printer = Printer(fd)
     told = "until grep -q 'still running' $LAB/terminal; do sleep 0.02; done; sleep 0.2"
     specs = lab.specs(sh("exit 0"), sh(told))
-    assert Supervisor(specs, Limits(9, 0, early_s=0.1), printer).run().exit_code == 0
+    assert Supervisor(specs, Limits(9, 0, early_s=0.1), printer).run().end.exit_code == 0
     assert printer.close()
     os.close(fd)
     (line,) = lab.shown
@@ -353,9 +354,9 @@ def test_events_reach_the_observer_the_file_and_the_reason(lab: Lab) -> None:
     outcome = lab.run(python(code, repr(data)), events=True, observe=observe)
     assert heard == [("W0", events[0]), ("W0", events[1])]
     assert (lab.dir / "w0.events.jsonl").read_bytes() == data + b"garbage\n"
-    assert outcome.exit_code == 20
-    assert outcome.stop is not None
-    assert outcome.stop.reason.endswith(": loss is NaN")
+    assert outcome.end.exit_code == 20
+    assert outcome.end.reason is not None
+    assert outcome.end.reason.endswith(": loss is NaN")
     assert sum("can't be read" in line for line in lab.shown) == 1
 
 
@@ -363,7 +364,7 @@ def test_an_observer_can_end_a_run(lab: Lab, stop_on_first_event: Observe) -> No
     code = SAYS + "time.sleep(1000)"
     argv = python(code, repr(encode(Beat(t=1))))
     outcome = lab.run(argv, argv, events=True, observe=stop_on_first_event)
-    assert outcome.exit_code == 21
+    assert outcome.end.exit_code == 21
     started = [record for record in outcome.workers if record.pid is not None]
     assert started  # on a busy machine the first event comes before the second worker starts
     assert all(record.stopped_by_us for record in started)
@@ -386,7 +387,7 @@ def test_events_keep_their_order_when_one_of_them_ends_the_run(lab: Lab) -> None
         + "open(os.environ['LAB'] + '/w.pid', 'w').write(f'{os.getpid()}\\n')"
     )
     outcome = lab.run(python(code, "b''"), events=True, observe=observe)
-    assert outcome.exit_code == 21
+    assert outcome.end.exit_code == 21
     assert heard == list(range(1000))
 
 
@@ -414,15 +415,15 @@ def test_the_one_that_said_it_failed_is_blamed_though_it_died_last(lab: Lab) -> 
         repr(re.sub(rb'"t":\d+', b'"t":%d', said)),
     )
     outcome = lab.run(announces, sh(wait_for("said") + "exit 1"), events=True)
-    assert outcome.stop is not None
-    assert outcome.stop.culprits == ("W0",)
-    assert outcome.exit_code == 20
-    assert "loss is NaN" in outcome.stop.reason
+    assert outcome.end.reason is not None
+    assert outcome.end.culprits == ("W0",)
+    assert outcome.end.exit_code == 20
+    assert "loss is NaN" in outcome.end.reason
 
 
 def test_many_workers_quickly(lab: Lab) -> None:
     outcome = lab.run(*[sh("i=0; while [ $i -lt 200 ]; do echo line $i; i=$((i+1)); done")] * 24)
-    assert outcome.exit_code == 0
+    assert outcome.end.exit_code == 0
     lines = b"".join(b"line %d\n" % i for i in range(200))
     assert all(lab.log(f"w{i}") == lines for i in range(24))
 
@@ -495,7 +496,7 @@ def test_a_command_without_events_gets_no_extra_patience(lab: Lab) -> None:
 
 def test_limits_of_any_length_keep_the_code_of_who_failed(lab: Lab) -> None:
     outcome = lab.run(sh("exit 3"), SLEEP, grace_s=1e300, silence_s=3e6)
-    assert outcome.exit_code == 3
+    assert outcome.end.exit_code == 3
 
 
 TAKES_USR1 = python(
@@ -513,7 +514,7 @@ def test_a_signal_waits_until_a_worker_has_announced_that_it_can_take_it(lab: La
     printer = Printer(fd, lab.dir / "launcher.log")
     try:
         specs = [replace(spec, announces_itself=True)]
-        prepared = Outcome(0, None, (), (), 0, kept_signals=(signal.SIGUSR1,))
+        prepared = Outcome(RunEnd(exit_code=0), kept_signals=(signal.SIGUSR1,))
         outcome = Supervisor(specs, Limits(5, 0), printer, after=prepared).run()
     finally:
         printer.close()
@@ -532,5 +533,5 @@ def test_a_signal_for_later_is_kept_and_told_once(lab: Lab) -> None:
     finally:
         printer.close()
         os.close(fd)
-    assert (outcome.exit_code, outcome.kept_signals) == (0, (signal.SIGUSR1,))
+    assert (outcome.end.exit_code, outcome.kept_signals) == (0, (signal.SIGUSR1,))
     assert lab.shown.count("[launcher] SIGUSR1 received: it is passed on when the workers run") == 1

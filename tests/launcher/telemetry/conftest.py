@@ -37,8 +37,8 @@ printer.close()
 from launcher.telemetry.health import symptoms
 healths = {name: record.health() for name, record in monitor.records.items()}
 print(json.dumps({
-    "exit_code": outcome.exit_code,
-    "leftovers": outcome.leftovers,
+    "exit_code": outcome.end.exit_code,
+    "leftovers": outcome.end.leftovers,
     "lost": [name for name, record in monitor.records.items() if record.is_lost],
     "samples": {name: health.samples if health else None for name, health in healths.items()},
     "symptoms": [

@@ -57,7 +57,8 @@ def run_round(plan: dict[str, Any]) -> dict[str, Any]:
     os.close(terminal)
     os.chdir("/")
     after = _belongings()
-    return {"outcome": msgspec.to_builtins(outcome), "before": before, "after": after}
+    told = msgspec.to_builtins(outcome)
+    return {"outcome": told | told["end"], "before": before, "after": after}
 
 
 def _spec(name: str, argv: list[str], plan: dict[str, Any]) -> WorkerSpec:

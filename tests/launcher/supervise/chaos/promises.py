@@ -91,22 +91,22 @@ def _signals_to(played: Played, name: str) -> set[Signals]:
 
 
 def _the_exit_code_is_the_culprits(played: Played, outcome: dict[str, Any]) -> Iterator[str]:
-    stop, code = outcome["stop"], outcome["exit_code"]
-    if stop is None:
+    end, code = outcome["end"], outcome["exit_code"]
+    if end["reason"] is None:
         if code != 0 or any(record["returncode"] != 0 for record in outcome["workers"]):
             yield f"no reason to stop, exit code {code}, and yet {outcome['workers']}"
         return
-    if stop["exit_code"] != code or code == 0:
-        yield f"the run ended with {code}, the reason says {stop}"
+    if code == 0:
+        yield f"the run ended with {code}, the reason says {end}"
     records = {record["name"]: record for record in outcome["workers"]}
-    culprits = [records[name] for name in (*stop["culprits"], *stop["tied"])]
+    culprits = [records[name] for name in (*end["culprits"], *end["tied"])]
     allowed = {exit_code for culprit in culprits for exit_code in _blame(played, culprit)}
     if not culprits:
         allowed = {128 + signum for signum in played.sent_to_us if signum in REQUESTS}
     elif played.plan.silence_s > 0:
         allowed.add(EXIT_HANG)
     if code not in allowed:
-        yield f"the run ended with {code}, {stop} allows {sorted(allowed)}"
+        yield f"the run ended with {code}, {end} allows {sorted(allowed)}"
 
 
 def _blame(played: Played, culprit: dict[str, Any]) -> Iterator[int]:
