@@ -32,7 +32,7 @@ def wait_at_the_gate() -> None:
 class GatedTokenizer(TextTokenizer):
     def __init__(self, path: Path, gate: str) -> None:
         raw = Tokenizer.from_file(str(path))
-        raw.normalizer = normalizers.Sequence([])  # nothing, but so no word memo: each text comes
+        raw.normalizer = normalizers.Sequence([])  # nothing, but so only `tokenizers` fits
         super().__init__(raw, "gated")
         self.num_texts = 0
         self._gate = gate

@@ -1,14 +1,13 @@
 """Random texts of what pre-tokenizers disagree about, and what the real ones make of a text."""
 
 import random
-import re
 from collections.abc import Iterator
 
 from tokenizers import Regex, pre_tokenizers
 
-from model_check.data.tokenizers.chunks import GPT_2, LLAMA_3, cut_for
+from model_check.data.tokenizers.patterns import GPT_2, LLAMA_3, O200K, QWEN_2
 
-PATTERNS = {"gpt2": GPT_2, "llama3": LLAMA_3}
+PATTERNS = {"gpt2": GPT_2, "llama3": LLAMA_3, "qwen2": QWEN_2, "o200k": O200K}
 
 FEW = [
     *"asLl1'.([ \t\n\r\f",
@@ -76,12 +75,6 @@ ODD = [
     ],
     *["<|endoftext|>", "</s>"],
 ]
-
-
-def our_cut(pattern: str) -> re.Pattern[str]:
-    cut = cut_for(pattern)
-    assert cut is not None
-    return cut
 
 
 def pre_tokenizer(pattern: str) -> pre_tokenizers.PreTokenizer:

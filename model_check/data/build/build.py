@@ -37,7 +37,7 @@ SHARD_TOKENS = 1 << 23
 """16 MiB of uint16. Readers take it from the manifest."""
 _TASKS_WORTH_A_WORKER: dict[BackendName, int] = {"tokenizers": 4, "tiktoken": 8, "gigatoken": 64}
 """A process needs 0.3 s to start, so it is not worth starting for a text that is done by then. A
-task is 2 MiB; the backends take 3 to 10, 10, and 100 MB/s. With fewer tasks there are fewer
+task is 2 MiB; the backends take 2, 10, and 100 MB/s. With fewer tasks there are fewer
 processes."""
 
 
@@ -113,7 +113,7 @@ def encoded_tasks(
     """What `store` lacks of the source, in order, here or by processes. Raises DataError."""
     backend = choose_backend(options.backend, tokenizer)
     say(f"data: tokenizing with {backend.why}")
-    encoder = Encoder(CheckedEncoder(backend, tokenizer, say), tokenizer.end_id, store.dtype)
+    encoder = Encoder(CheckedEncoder(backend, tokenizer), tokenizer.end_id, store.dtype)
     missing = islice(tasks_of(source, options.task_bytes), store.note.num_tasks, None)
     num_workers, tasks = plan_workers(missing, backend.name, options)
     skip = store.note.num_documents

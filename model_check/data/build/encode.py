@@ -13,7 +13,6 @@ from model_check.data.sources.source import Piece, Source, Splittable
 from model_check.data.sources.text import Repairs
 from model_check.data.tokenizers.backends import BackendName, CheckedEncoder, choose_backend
 from model_check.data.tokenizers.tokenizer import TextTokenizer
-from model_check.utils.words import Say
 
 _BATCH_CHARACTERS = 1 << 20
 
@@ -89,13 +88,13 @@ class Encoder:
     dtype: str
 
     @classmethod
-    def of(cls, spec: EncoderSpec, say: Say) -> "Encoder":
+    def of(cls, spec: EncoderSpec) -> "Encoder":
         """Raises DataError."""
         from tokenizers import Tokenizer
 
         tokenizer = TextTokenizer(Tokenizer.from_str(spec.tokenizer_json), spec.tokenizer_name)
         backend = choose_backend(spec.backend, tokenizer)
-        return cls(CheckedEncoder(backend, tokenizer, say), tokenizer.end_id, spec.dtype)
+        return cls(CheckedEncoder(backend, tokenizer), tokenizer.end_id, spec.dtype)
 
     def batches(self, task: Task, repairs: Repairs, skip: int = 0) -> Iterator[Encoded]:
         """The documents of a task after the first `skip`, in batches. Raises DataError."""

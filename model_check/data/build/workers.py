@@ -162,7 +162,7 @@ def main() -> None:
 
 def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
     spec: EncoderSpec = pickle.load(requests)
-    encoder = Encoder.of(spec, lambda line: print(line, file=sys.stderr, flush=True))
+    encoder = Encoder.of(spec)
     while True:
         answer = _answer(encoder, pickle.load(requests), spec.limit)
         pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)

@@ -1,5 +1,4 @@
-"""Libraries that turn text into ids: `tokenizers` always, with a memory of words where possible; a
-faster library where it gives the same ids.
+"""Libraries that turn text into ids: `tokenizers` always, a faster one where it gives the same ids.
 
 The cache's key does not name the library. So a faster one is used only after it gave the ids of
 `tokenizers` for probe texts. Texts with a character that it classifies otherwise go to `tokenizers`
@@ -8,7 +7,7 @@ The cache's key does not name the library. So a faster one is used only after it
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -16,12 +15,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from model_check.data.tokenizers.characters import Characters, Divided, Encode, Ids, revealing
-from model_check.data.tokenizers.chunks import GPT_2, cut_for, has_windows, windows
+from model_check.data.tokenizers.characters import (
+    Characters,
+    Divided,
+    Encode,
+    Ids,
+    Parts,
+    by_parts,
+    revealing,
+)
+from model_check.data.tokenizers.patterns import GPT_2, has_windows, windows
 from model_check.data.tokenizers.tokenizer import TextTokenizer, byte_letters
-from model_check.data.tokenizers.word_memo import WordMemo
 from model_check.errors import DataError
-from model_check.utils.words import Say
 
 BackendName = Literal["auto", "tokenizers", "gigatoken", "tiktoken"]
 Build = Callable[[TextTokenizer], Encode]
@@ -45,7 +50,6 @@ class Backend:
     why: str
     """For people: what was chosen, and why the others were not."""
     encode: Encode
-    has_memo: bool = False
 
 
 def choose_backend(name: BackendName, tokenizer: TextTokenizer) -> Backend:
@@ -67,47 +71,39 @@ def choose_backend(name: BackendName, tokenizer: TextTokenizer) -> Backend:
 
 
 def plain(tokenizer: TextTokenizer) -> Encode:
-    """`tokenizers` itself. Its ids are Python lists, which array() reads four times as fast as
-    numpy."""
-    return lambda texts: [np.asarray(array("I", ids)) for ids in tokenizer.encode(texts)]
+    """`tokenizers` itself."""
+    return lambda texts: [_array(ids) for ids in tokenizer.encode(texts)]
+
+
+def _array(ids: list[int]) -> Ids:
+    """array() reads Python lists four times as fast as numpy."""
+    return np.asarray(array("I", ids))
 
 
 class CheckedEncoder:
     """Encodes with a backend and compares samples with `tokenizers`."""
 
-    def __init__(self, backend: Backend, tokenizer: TextTokenizer, say: Say) -> None:
+    def __init__(self, backend: Backend, tokenizer: TextTokenizer) -> None:
         self._backend = backend
-        self._encode = backend.encode
         self._exact = plain(tokenizer)
-        self._say = say
-        self._compares = backend.name != "tokenizers" or backend.has_memo
 
     def encode(self, texts: Sequence[str], is_first: bool = True) -> list[Ids]:
         """The ids of each text. `is_first`: the batch is the text's first, of which more is
-        compared. Where ids differ, a word memo is given up, and a line says so; with another
-        library DataError is raised."""
-        each = self._encode(texts)
-        if self._compares and (sample := self._difference(texts, each, is_first)) is not None:
-            self._give_up(sample)
-            return self._encode(texts)
+        compared. Raises DataError where `tokenizers` gives other ids."""
+        each = self._backend.encode(texts)
+        if self._backend.name != "tokenizers":
+            self._compare(texts, each, is_first)
         return each
 
-    def _difference(self, texts: Sequence[str], each: list[Ids], is_first: bool) -> str | None:
-        """The first sample for which `tokenizers` gives other ids."""
+    def _compare(self, texts: Sequence[str], each: list[Ids], is_first: bool) -> None:
         for number, sample in _samples(texts, is_first):
             whole = len(sample) == len(texts[number])
-            given = each[number] if whole else self._encode([sample])[0]
+            given = each[number] if whole else self._backend.encode([sample])[0]
             if not _same(given, self._exact([sample])[0]):
-                return sample
-        return None
-
-    def _give_up(self, sample: str) -> None:
-        name = "the word memo" if self._backend.has_memo else self._backend.name
-        problem = f"{name} gives other ids than tokenizers for a text that begins {sample[:40]!r}"
-        if not self._backend.has_memo:
-            raise DataError(f"{problem}; set data.tokenizer_backend=tokenizers")
-        self._say(f"data: {problem}: tokenizing without it")
-        self._encode, self._compares = self._exact, False
+                raise DataError(
+                    f"{self._backend.name} gives other ids than tokenizers for a text that begins "
+                    f"{sample[:40]!r}; set data.tokenizer_backend=tokenizers"
+                )
 
 
 def _samples(texts: Sequence[str], is_first: bool) -> Iterator[tuple[int, str]]:
@@ -125,23 +121,10 @@ def _samples(texts: Sequence[str], is_first: bool) -> Iterator[tuple[int, str]]:
 
 
 def _tokenizers(tokenizer: TextTokenizer, note: str) -> Backend:
-    """With a word memo, where that is possible."""
-    try:
-        encode = _word_memo(tokenizer)
-    except UnfitError as error:
-        return Backend("tokenizers", f"tokenizers ({note}; a word memo {error})", plain(tokenizer))
-    return Backend("tokenizers", f"tokenizers with a word memo ({note})", encode, has_memo=True)
-
-
-def _word_memo(tokenizer: TextTokenizer) -> Encode:
-    """Raises UnfitError."""
-    document = json.loads(tokenizer.to_json())
-    _must_be_words_alone(document, "BPE", "WordPiece")
-    cut = cut_for(_pattern(_without_second_split(document)))
-    if cut is None:
-        raise UnfitError("knows no such pre-tokenizer")
-    _must_agree(WordMemo(cut, tokenizer.encode, max_new=1.0).encode, tokenizer)
-    return WordMemo(cut, tokenizer.encode).encode
+    exact, parts = plain(tokenizer), _parts(tokenizer)
+    return Backend(
+        "tokenizers", f"tokenizers ({note})", lambda texts: by_parts(exact, texts, parts)
+    )
 
 
 def _tried(name: BackendName, tokenizer: TextTokenizer) -> Backend:
@@ -161,7 +144,7 @@ def _tried(name: BackendName, tokenizer: TextTokenizer) -> Backend:
             raise
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise UnfitError(f"cannot take this tokenizer: {first_line}") from error
-    divided = Divided(encode, _exact(tokenizer), characters, _parts(tokenizer))
+    divided = Divided(encode, plain(tokenizer), characters, _parts(tokenizer))
     why = f"{name} {version}: the same ids as tokenizers on a probe text"
     return Backend(name, why, divided.encode)
 
@@ -202,37 +185,27 @@ def _normalizes_plainly(normalizer: dict[str, Any] | None) -> bool:
             return False
 
 
-def _exact(tokenizer: TextTokenizer) -> Encode:
-    """`tokenizers`, as fast as possible; made when the first text comes."""
-
-    @cache
-    def backend() -> Backend:
-        return _tokenizers(tokenizer, "")
-
-    return lambda texts: backend().encode(texts)
-
-
-def _parts(tokenizer: TextTokenizer) -> Callable[[str], Iterable[str]]:
+def _parts(tokenizer: TextTokenizer) -> Parts:
     """Cuts a long text into windows, where they are sound."""
+    document = json.loads(tokenizer.to_json())
+    match document["pre_tokenizer"]:
+        case {"pretokenizers": [{"type": "ByteLevel"} as first, {"type": "Split"}]}:
+            # The second one, as our WordPiece has it, only sees single words.
+            document["pre_tokenizer"] = first
     try:
-        if has_windows(_pattern(json.loads(tokenizer.to_json()))):
+        if has_windows(_pattern(document)):
             return windows
     except UnfitError:
         pass
     return lambda text: [text]
 
 
-def _must_agree(
-    encode: Encode, tokenizer: TextTokenizer, characters: Characters | None = None
-) -> None:
+def _must_agree(encode: Encode, tokenizer: TextTokenizer, characters: Characters) -> None:
     """Compares the probe texts, except those with characters in dispute. Raises UnfitError."""
     texts = _probe_texts(tokenizer)
-    same = map(_same, encode(texts), plain(tokenizer)(texts))
-    differ = [text for text, equal in zip(texts, same, strict=True) if not equal]
-    if characters is not None:
-        differ = [text for text in differ if not characters.in_dispute(text)]
-    if differ:
-        raise UnfitError(f"gives other ids for a probe text that begins {differ[0][:20]!r}")
+    for text, given, right in zip(texts, encode(texts), plain(tokenizer)(texts), strict=True):
+        if not _same(given, right) and not characters.in_dispute(text):
+            raise UnfitError(f"gives other ids for a probe text that begins {text[:20]!r}")
 
 
 def _of_library(error: BaseException) -> bool:
@@ -258,31 +231,23 @@ def _tiktoken(tokenizer: TextTokenizer) -> Encode:
     encoding = tiktoken.Encoding(
         tokenizer.name, pat_str=_pattern(document), mergeable_ranks=ranks, special_tokens={}
     )
-    return lambda texts: [
-        encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
-        for text in texts
-    ]
+    # encode_to_numpy, which looks for special tokens, takes a third longer.
+    return lambda texts: [_array(encoding.encode_ordinary(text)) for text in texts]
 
 
 _FASTER: dict[BackendName, Build] = {"gigatoken": _gigatoken, "tiktoken": _tiktoken}
 """Fastest first."""
 
 
-def _must_be_words_alone(document: dict[str, Any], *models: str) -> None:
-    """Raises UnfitError unless the ids of a text are those of its pre-tokens, each by itself."""
+def _ranks(document: dict[str, Any]) -> dict[bytes, int]:
+    """Token bytes -> id. tiktoken assumes that ids ascend in the order of the merges, and that the
+    ids of a text are those of its words, each by itself. Raises UnfitError."""
     model = document.get("model", {})
     changes = model.get("dropout") or document.get("normalizer") is not None
-    if model.get("type") not in models or changes:
-        needed = " or ".join(models)
-        raise UnfitError(f"needs a byte-level {needed} without a normalizer and without dropout")
+    if model.get("type") != "BPE" or changes:
+        raise UnfitError("needs a byte-level BPE without a normalizer and without dropout")
     if any(not token["special"] for token in document.get("added_tokens", [])):
         raise UnfitError("has no added tokens that are not special")
-
-
-def _ranks(document: dict[str, Any]) -> dict[bytes, int]:
-    """Token bytes -> id. tiktoken assumes that ids ascend in the order of the merges. Raises
-    UnfitError."""
-    _must_be_words_alone(document, "BPE")
     added = {token["content"] for token in document.get("added_tokens", [])}
     byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
     return {
@@ -290,18 +255,6 @@ def _ranks(document: dict[str, Any]) -> dict[bytes, int]:
         for token, number in document["model"]["vocab"].items()
         if token not in added
     }
-
-
-def _without_second_split(document: dict[str, Any]) -> dict[str, Any]:
-    """Without a second Split, which only sees single words: the first one cuts the text."""
-    match document.get("pre_tokenizer"):
-        case {
-            "type": "Sequence",
-            "pretokenizers": [{"type": "ByteLevel"} as first, {"type": "Split"}],
-        }:
-            return {**document, "pre_tokenizer": first}
-        case _:
-            return document
 
 
 def _pattern(document: dict[str, Any]) -> str:

@@ -21,12 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from model_check.data.tokenizers.chunks import by_windows
+from model_check.data.tokenizers.patterns import WINDOW
 from model_check.data.tokenizers.tokenizer import END_OF_TEXT, TextTokenizer, byte_letters
 
 Ids = NDArray[np.uint32]
 Encode = Callable[[Sequence[str]], list[Ids]]
 """The ids of each text, without any special token."""
+Parts = Callable[[str], Iterable[str]]
+"""Cuts a long text where every pre-tokenizer does, or not at all."""
 _CONTEXTS = (" {}a", "a{}1", "!{}Aa")
 _BLOCK = 256
 _SAME, _DIFFERENT, _UNTRIED = 0, 1, 2
@@ -109,13 +111,12 @@ class Divided:
     fast: Encode
     exact: Encode
     characters: Characters
-    parts: Callable[[str], Iterable[str]]
-    """Cuts a long text where every pre-tokenizer does, or not at all. Without it one such character
-    sends 20 MB to `tokenizers`, which takes 125 bytes of memory for each character."""
+    parts: Parts
+    """Without it one such character sends 20 MB to `tokenizers`."""
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """See Encode."""
-        return by_windows(self._batch, texts, self.parts)
+        return by_parts(self._batch, texts, self.parts)
 
     def _batch(self, texts: Sequence[str]) -> list[Ids]:
         others = "".join(text for text in texts if not text.isascii())
@@ -126,3 +127,11 @@ class Divided:
         fast = iter(self.fast(list(compress(texts, is_fast))))
         exact = iter(self.exact(list(compress(texts, [not yes for yes in is_fast]))))
         return [next(fast if yes else exact) for yes in is_fast]
+
+
+def by_parts(encode: Encode, texts: Sequence[str], parts: Parts) -> list[Ids]:
+    """The ids of each text; a long one is encoded part by part, since `tokenizers` takes 125 bytes
+    of memory for each character."""
+    if max(map(len, texts), default=0) <= WINDOW:
+        return encode(texts)
+    return [np.concatenate([encode([part])[0] for part in parts(text)]) for text in texts]

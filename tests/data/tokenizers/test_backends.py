@@ -18,6 +18,7 @@ from model_check.data.tokenizers.backends import (
     choose_backend,
     plain,
 )
+from model_check.data.tokenizers.patterns import WINDOW
 from model_check.data.tokenizers.tokenizer import TextTokenizer
 from model_check.data.tokenizers.trained import TrainedWordPiece
 from model_check.errors import DataError
@@ -76,7 +77,7 @@ def test_every_backend_gives_the_same_ids_and_they_are_the_text(tmp_path: Path, 
     tokenizer = byte_level(tmp_path / "t.json")
     backend = choose_backend(name, tokenizer)  # type: ignore[arg-type]
     assert backend.name == name
-    each = CheckedEncoder(backend, tokenizer, print).encode(ODD)
+    each = CheckedEncoder(backend, tokenizer).encode(ODD)
     decoder = Tokenizer.from_str(tokenizer.to_json())
     from tokenizers.decoders import ByteLevel
 
@@ -105,20 +106,24 @@ def test_a_vocabulary_of_word_pieces_is_for_tokenizers_alone() -> None:
     assert choose_backend("auto", wordpiece()).name == "tokenizers"
 
 
-@pytest.mark.parametrize("name", PATTERNS)
-def test_a_tokenizer_of_a_known_shape_has_a_word_memo(name: str) -> None:
-    backend = choose_backend("tokenizers", shaped(pre_tokenizer(PATTERNS[name])))
-    assert (backend.has_memo, backend.why) == (True, "tokenizers with a word memo (as asked)")
-
-
-def test_our_own_word_pieces_have_a_word_memo() -> None:
+def test_our_own_word_pieces_are_for_tokenizers_alone_also_in_windows() -> None:
     tokenizer = TrainedWordPiece(1100).load(OddText())
     backend = choose_backend("auto", tokenizer)
-    assert backend.has_memo
-    encode = CheckedEncoder(backend, tokenizer, print).encode
-    texts = [*odd_texts(3, 10), "long word " + "x" * 1000]
-    for _ in range(2):
-        assert [ids.tolist() for ids in encode(texts)] == tokenizer.encode(texts)
+    assert backend.name == "tokenizers"
+    texts = [*odd_texts(3, 10), "long word " + "x" * 1000, WORDS * (WINDOW // len(WORDS) + 2)]
+    found = CheckedEncoder(backend, tokenizer).encode(texts)
+    assert [ids.tolist() for ids in found] == tokenizer.encode(texts)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_tokenizers_gets_a_long_text_in_windows(tmp_path: Path, name: str) -> None:
+    """125 bytes of memory a character is what it takes."""
+    shape = shaped(pattern=PATTERNS[name])
+    slow = Listening(Tokenizer.from_str(shape.to_json()), "slow")
+    text = WORDS * (2 * WINDOW // len(WORDS) + 2)
+    (ids,) = choose_backend("tokenizers", slow).encode([text])
+    assert max(map(len, slow.asked)) < 2 * WINDOW
+    assert [ids.tolist()] == shape.encode([text])
 
 
 class OddText:
@@ -134,7 +139,6 @@ class OddText:
 
 
 STRANGE = {
-    "another pattern": {"pattern": r"\w+|\W+"},
     "a space before the text": {"pre": pre_tokenizers.ByteLevel(add_prefix_space=True)},
     "no pre-tokenizer": {"pre": None},
     "a normalizer": {"normalizer": normalizers.NFC()},
@@ -144,29 +148,40 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("what", STRANGE)
-def test_a_tokenizer_of_another_shape_has_none(what: str) -> None:
+def test_a_tokenizer_of_another_shape_is_not_for_tiktoken(what: str) -> None:
+    pytest.importorskip("tiktoken")
     tokenizer = shaped(**STRANGE[what])
-    backend = choose_backend("tokenizers", tokenizer)
-    assert not backend.has_memo
-    assert "tokenizers (as asked; a word memo " in backend.why
+    with pytest.raises(DataError, match="tokenizer_backend = 'tiktoken'"):
+        choose_backend("tiktoken", tokenizer)
     if what != "dropout":
-        same = zip(backend.encode(ODD), tokenizer.encode(ODD), strict=True)
+        same = zip(
+            choose_backend("auto", tokenizer).encode(ODD), tokenizer.encode(ODD), strict=True
+        )
         assert all(ids.tolist() == expected for ids, expected in same)
 
 
-def test_a_word_memo_that_disagrees_is_given_up_in_one_line(tmp_path: Path) -> None:
-    def wrong(texts: Sequence[str]) -> list[np.ndarray]:  # type: ignore[type-arg]
-        return [np.zeros(3, np.uint32) for _ in texts]
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("seed", range(4))
+def test_tiktoken_gives_the_ids_of_odd_texts(name: str, seed: int) -> None:
+    pytest.importorskip("tiktoken")
+    tokenizer = trained(PATTERNS[name])
+    texts = ["", *odd_texts(seed, 40), "before <|endoftext|> after"]
+    found = choose_backend("tiktoken", tokenizer).encode(texts)
+    assert [ids.tolist() for ids in found] == tokenizer.encode(texts)
+    assert {ids.dtype for ids in found} == {np.dtype(np.uint32)}
 
-    tokenizer = byte_level(tmp_path / "t.json")
-    said: list[str] = []
-    encode = CheckedEncoder(
-        Backend("tokenizers", "", wrong, has_memo=True), tokenizer, said.append
-    ).encode
-    for _ in range(2):
-        assert [ids.tolist() for ids in encode(ODD)] == tokenizer.encode(ODD)
-    (line,) = said
-    assert "the word memo gives other ids than tokenizers for a text that begins 'before" in line
+
+def trained(pattern: str) -> TextTokenizer:
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizer(pattern)
+    trainer = trainers.BpeTrainer(
+        vocab_size=1000,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    raw.train_from_iterator(OddText().documents(Repairs()), trainer)
+    return TextTokenizer(raw, "odd")
 
 
 class Listening(TextTokenizer):
@@ -186,7 +201,7 @@ def test_of_a_long_document_only_the_beginning_is_compared(tmp_path: Path) -> No
     path = tmp_path / "tokenizer.json"
     fast = plain(byte_level(path))
     slow = Listening(Tokenizer.from_file(str(path)), "slow")
-    encode = CheckedEncoder(Backend("gigatoken", "", fast), slow, print).encode
+    encode = CheckedEncoder(Backend("gigatoken", "", fast), slow).encode
     assert len(encode(["short", WORDS * 3000])) == 2
     assert max(map(len, slow.asked)) == (1 << 16) - len("short")
 
@@ -197,7 +212,7 @@ def test_a_backend_that_disagrees_about_the_text_stops_the_build(tmp_path: Path)
     def wrong(texts: Sequence[str]) -> list[np.ndarray]:  # type: ignore[type-arg]
         return [np.zeros(3, np.uint32) for _ in texts]
 
-    encode = CheckedEncoder(Backend("gigatoken", "", wrong), tokenizer, print).encode
+    encode = CheckedEncoder(Backend("gigatoken", "", wrong), tokenizer).encode
     with pytest.raises(
         DataError, match=r"gigatoken gives other ids .*tokenizer_backend=tokenizers"
     ):
@@ -230,7 +245,7 @@ def test_of_each_later_batch_a_little_is_checked_at_a_place_that_follows_from_it
     asked = []
     for _ in range(2):
         slow = Listening(Tokenizer.from_file(str(path)), "slow")
-        encode = CheckedEncoder(Backend("gigatoken", "", fast), slow, print).encode
+        encode = CheckedEncoder(Backend("gigatoken", "", fast), slow).encode
         for size in (3000, 3001, 3002):
             encode([WORDS * size], is_first=False)
             encode([f"{number} {WORDS}" for number in range(size)], is_first=False)

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Regex, pre_tokenizers
 
 from model_check.data.tokenizers.characters import _CONTEXTS, Characters, Divided, Encode, Ids
-from model_check.data.tokenizers.chunks import WINDOW, has_windows, windows
+from model_check.data.tokenizers.patterns import WINDOW, has_windows, windows
 from tests.data import kinds
 
 PATTERNS = (kinds.GPT_2, kinds.LLAMA_3, kinds.QWEN_2, kinds.O200K)
