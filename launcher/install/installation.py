@@ -1,7 +1,8 @@
 """Our own environment: a venv, made once of the pinned versions by one `pip install -c`.
 
-One start installs, others wait for it. The stamp that says "ready" is written last, so a venv
-without one was interrupted and is made anew. Standard library only.
+One start installs, others wait for it. The stamp that says "ready" is written last, so a venv of
+ours without one was interrupted and is made anew. A venv that a person made is never cleared: it
+only gets what it lacks. Standard library only.
 """
 
 import fcntl
@@ -25,6 +26,7 @@ from model_check.errors import InternalError, StorageError, UsageError
 EXTRAS = {"run": ("hub",), "check": ("hub", "fast", "dev")}
 """What an environment is made for -> the extras that it gets. One for checks is one to run in."""
 LOCK = "install.lock"
+MADE_BY_US = "made-by-model-check"
 
 # Kept as they are where this machine has them: they are built for its driver and for each other.
 _KEPT = ("torch", "numpy")
@@ -70,7 +72,7 @@ def _claim(venv: Path) -> None:
     """Create the directory. Refuse one that holds something else, since ours may be cleared."""
     venv.mkdir(parents=True, exist_ok=True)
     names = {entry.name for entry in venv.iterdir()}
-    if names and not names & {LOCK, "pyvenv.cfg"}:
+    if names and not names & {LOCK, MADE_BY_US, "pyvenv.cfg"}:
         raise UsageError(f"{venv}: not a Python environment, so it is left alone; name another")
 
 
@@ -95,7 +97,7 @@ def _install(venv: Path, purpose: str, lock: int) -> None:
     stamps = {path: path.read_text() for path in venv.glob("ready-*")}
     made_by = {text.splitlines()[-1] for text in stamps.values() if text}
     if not python.exists() or str(python.resolve()) not in made_by:
-        _create(venv, lock)
+        _begin(venv, lock)
     kept = _kept(python)
     needs = requirements.required()
     needs += [need for name in EXTRAS[purpose] for need in requirements.extra(name)]
@@ -119,12 +121,25 @@ def _install(venv: Path, purpose: str, lock: int) -> None:
     say(f"installed in {time.monotonic() - started:.0f} s")
 
 
+def _begin(venv: Path, lock: int) -> None:
+    """A venv whose Python runs. Raises UsageError for a person's venv whose Python does not."""
+    is_ours = (venv / MADE_BY_US).exists() or not (venv / "pyvenv.cfg").exists()
+    if is_ours:
+        _create(venv, lock)
+    elif not _runs("import sys; sys.exit(sys.version_info < (3, 11))", str(_python(venv))):
+        raise UsageError(
+            f"{venv}: its Python does not run or is older than 3.11, and Model Check did not make "
+            "it: remove it, or name another directory (MODEL_CHECK_VENV)"
+        )
+
+
 def _create(venv: Path, lock: int) -> None:
     """A new venv in place of whatever is there; above the interpreter's own packages where those
     hold a torch that will do."""
     for entry in venv.iterdir():
         if entry.name != LOCK:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    (venv / MADE_BY_US).touch()
     # The interpreter behind the links: this one may be the venv's own, which is gone by now.
     command = [os.path.realpath(sys.executable), "-P", "-m", "venv"]
     kept = [need for need in requirements.required() if need.name in _KEPT]
@@ -159,9 +174,9 @@ def _pip_install(
 
 def _pip(python: str) -> list[str]:
     """A pip that installs for `python`: its own, else the one of the interpreter that runs this."""
-    if _can_import("pip", python):
+    if _runs("import pip", python):
         return [python, "-P", "-m", "pip"]
-    if _can_import("pip", sys.executable):
+    if _runs("import pip", sys.executable):
         return [sys.executable, "-P", "-m", "pip", "--python", python]
     raise UsageError(
         f"{sys.executable} has no pip to install with (on Debian and Ubuntu: apt install "
@@ -183,9 +198,12 @@ def _call(command: Sequence[str], lock: int) -> int:
     return done.returncode
 
 
-def _can_import(module: str, python: str) -> bool:
-    command = [python, "-P", "-c", f"import {module}"]
-    return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
+def _runs(code: str, python: str) -> bool:
+    command = [python, "-P", "-c", code]
+    try:
+        return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def _python(venv: Path) -> Path:

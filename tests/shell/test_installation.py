@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell.tree import BASE_PYTHON, WHEELS, FirstStart, Tree, write_constraints
+from tests.shell.tree import BASE_PYTHON, DEADLINE_S, WHEELS, FirstStart, Tree, write_constraints
 
 
 def test_the_first_start_installs_and_then_runs(first_start: FirstStart) -> None:
@@ -117,6 +117,21 @@ def test_a_directory_with_something_else_in_it_is_refused(bare: Tree) -> None:
     assert done.returncode == 2
     assert "not a Python environment" in done.stderr
     assert [path.name for path in photos.iterdir()] == ["one.jpg"]
+
+
+def test_an_environment_that_a_person_made_only_gets_what_it_lacks(bare: Tree) -> None:
+    make = (BASE_PYTHON, "-m", "venv", bare.venv)
+    subprocess.run(make, check=True, timeout=DEADLINE_S)
+    kept = bare.venv / "notes.txt"
+    kept.write_text("mine")
+    assert bare("version", "alpha").stdout == "1.0\n"
+    assert kept.read_text() == "mine"
+    (bare.venv / "bin" / "python").unlink()
+    bare.unstamp()
+    done = bare("version", "alpha")
+    assert done.returncode == 2
+    assert "Model Check did not make it" in done.stderr
+    assert kept.read_text() == "mine"
 
 
 def test_a_torch_that_is_here_is_reused_and_not_replaced(bare: Tree) -> None:
