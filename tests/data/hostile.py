@@ -11,6 +11,7 @@ import io
 import json
 import os
 import random
+import select
 import sys
 import tempfile
 import time
@@ -22,6 +23,8 @@ NUM_TEXTS = 12
 CACHE, PREPARED, PRIVATE, TEXTS = "cache", "prepared", "home/private", "texts"
 _NUM_KINDS = 12
 """Of what the victim does: seven with a wish, the rest plain preparations."""
+_MIN_PREPARATIONS = 100
+"""However slow the machine is: each kind of attack then meets a preparation."""
 _CALM_S = 0.005
 
 
@@ -37,8 +40,9 @@ def victim(place: Path, uid: int, seconds: float, seed: int) -> None:
     os.chdir(place / "home")
     become(uid)
     choice = random.Random(seed)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    end, done = time.monotonic() + seconds, 0
+    while time.monotonic() < end or done < _MIN_PREPARATIONS:
+        done += 1
         arguments = _arguments(place, choice)
         print(json.dumps({"begins": arguments}), flush=True)
         code, said = _run(arguments)
@@ -199,8 +203,7 @@ class Attacker:
 def attacker(place: Path, uid: int, seconds: float, seed: int) -> None:
     become(uid)
     hostile = Attacker(place, seed)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while not select.select([sys.stdin], [], [], 0)[0]:  # closed when the victim has ended
         hostile.attack()
     print(json.dumps(hostile.tricks), flush=True)
 

@@ -55,6 +55,7 @@ def start(role: str, place: Path, uid: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "tests.data.hostile", *map(str, arguments)],
         cwd=ROOT,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )

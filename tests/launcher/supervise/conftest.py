@@ -23,7 +23,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     for pid in left:
         os.kill(pid, 9)
     assert not left, "a test left processes behind"
-    assert open_fds() == before, "a descriptor was leaked"
+    assert open_fds() <= before, "a descriptor was leaked"
 
 
 @pytest.fixture
