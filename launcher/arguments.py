@@ -115,11 +115,10 @@ def _parser(prog: str) -> Parser:
 
 
 def _split_command(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    arguments = list(argv)
-    if "--" not in arguments:
-        return arguments, ()
-    at = arguments.index("--")
-    command = tuple(arguments[at + 1 :])
+    if "--" not in argv:
+        return list(argv), ()
+    at = argv.index("--")
+    command = tuple(argv[at + 1 :])
     if not command:
         raise UsageError("nothing after --: give the command to supervise")
-    return arguments[:at], command
+    return list(argv[:at]), command

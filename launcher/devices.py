@@ -72,11 +72,6 @@ class Machine:
         of_mask = (self.mask.lacks, self.mask.ignores, note)
         return [*self.snapshot.notes, *left_out, *filter(None, of_mask)]
 
-    def losses(self) -> list[str]:
-        """What is known of GPUs that should be here and are not."""
-        broken = (gpu.why for gpu in self.snapshot.broken)
-        return [*broken, *self.snapshot.notes, *filter(None, [self.mask.lacks])]
-
     def unused_mask(self) -> str | None:
         """A line for a run on the CPU whose environment names GPUs, on a machine without a driver.
         Slurm and containers leave such a mask there, so it is no error. None: it names none."""
@@ -111,24 +106,17 @@ class Picked(Struct, frozen=True):
 def pick(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
     """Choose (and with `hold` reserve) what the settings ask for. Raises UsageError, NoGpuError."""
     check_selector(loaded.settings.launch.gpus)
-    _refuse_contradictions(loaded, machine)
     if loaded.device == "cpu":
-        return _pick_cpu(loaded, machine)
-    return _pick_gpus(loaded, machine, hold=hold)
-
-
-def _refuse_contradictions(loaded: Loaded, machine: Machine) -> None:
-    sources = loaded.sources
-    if loaded.device == "cuda":
-        if not machine.has_gpu():
-            raise NoGpuError(f"--device cuda: {machine.why_no_gpu()} (--device cpu trains without)")
-        if _asked(loaded, "launch.workers"):
-            raise UsageError(
-                f"{sources['launch.workers']}: launch.workers counts CPU workers, and this run "
-                "uses GPUs: choose them with --gpus, or say --device cpu"
-            )
-    else:
         _refuse_without_gpus(loaded, machine)
+        return _pick_cpu(loaded, machine)
+    if not machine.has_gpu():
+        raise NoGpuError(f"--device cuda: {machine.why_no_gpu()} (--device cpu trains without)")
+    if _asked(loaded, "launch.workers"):
+        raise UsageError(
+            f"{loaded.sources['launch.workers']}: launch.workers counts CPU workers, and this run "
+            "uses GPUs: choose them with --gpus, or say --device cpu"
+        )
+    return _pick_gpus(loaded, machine, hold=hold)
 
 
 def _refuse_without_gpus(loaded: Loaded, machine: Machine) -> None:
@@ -147,11 +135,10 @@ def _refuse_without_gpus(loaded: Loaded, machine: Machine) -> None:
 
 
 def _pick_cpu(loaded: Loaded, machine: Machine) -> Picked:
-    places = cpu_places(loaded.settings.launch.workers)
-    asked = loaded.settings.system.device == "cpu"
-    why = "system.device is cpu" if asked else machine.why_no_gpu()
-    notes = () if asked else tuple(filter(None, [machine.unused_mask()]))
-    return Picked(tuple(places), why, notes)
+    places = tuple(cpu_places(loaded.settings.launch.workers))
+    if loaded.settings.system.device == "cpu":
+        return Picked(places, "system.device is cpu")
+    return Picked(places, machine.why_no_gpu(), tuple(filter(None, [machine.unused_mask()])))
 
 
 def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
@@ -205,8 +192,9 @@ def _refuse_missing(loaded: Loaded, machine: Machine) -> None:
 
 
 def _too_few(asked: str, machine: Machine) -> str:
-    parts = [f"{asked}, found {_found(machine)}", *machine.losses()]
-    return f"{'; '.join(parts)} ({MISSING})"
+    broken = (gpu.why for gpu in machine.snapshot.broken)
+    losses = [*broken, *machine.snapshot.notes, *filter(None, [machine.mask.lacks])]
+    return f"{'; '.join([f'{asked}, found {_found(machine)}', *losses])} ({MISSING})"
 
 
 def _found(machine: Machine) -> str:

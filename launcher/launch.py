@@ -1,7 +1,6 @@
 """A run that was asked for: its settings, places and limits, checked before anything starts."""
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from launcher.gpus.probe import GpuProbe
 from launcher.plan import RunContext, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import Limits
 from model_check.config.load import Loaded, load
-from model_check.utils.project_files import PROJECT
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -76,8 +74,6 @@ def make_launch(
     settings = replace(loaded.settings, system=system)
     directory = arguments.run_dir or run_dir.default_path(settings.logging.log_dir)
     context = RunContext(
-        root=PROJECT,
-        python=sys.executable,
         environ=environ,
         run_dir=directory.absolute(),
         num_cores=len(os.sched_getaffinity(0)),

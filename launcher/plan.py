@@ -1,5 +1,6 @@
 """Which process runs what, where, with which environment. Pure: starts nothing, reads nothing."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 from launcher.gpus.probe import Gpu
 from model_check.config.load import ENVIRONMENT
 from model_check.utils import worker_env
+from model_check.utils.project_files import PROJECT
 
 _INTERACTIVE = ("PYTHONINSPECT", "PYTHONSTARTUP")
 """They would keep a Python that has ended alive, at a prompt that nobody sees."""
@@ -58,9 +60,6 @@ class Place(Struct, frozen=True):
 class RunContext(Struct, frozen=True):
     """What every worker of a run has in common."""
 
-    root: Path
-    """Where pretrain_main.py and prepare_dataset.py lie."""
-    python: str
     environ: Mapping[str, str]
     run_dir: Path
     num_cores: int
@@ -78,8 +77,7 @@ def cpu_places(count: int) -> list[Place]:
 def plan_training(places: Sequence[Place], context: RunContext) -> list[WorkerSpec]:
     """The same training on every place: isolated processes, identical settings."""
     argv = _program("pretrain_main.py", context)
-    envs = [_trainer_env(place, len(places), context) for place in places]
-    specs = [_spec(place, argv, env, context) for place, env in zip(places, envs, strict=True)]
+    specs = [_spec(p, argv, _trainer_env(p, len(places), context), context) for p in places]
     return [replace(spec, announces_itself=True) for spec in specs]
 
 
@@ -87,10 +85,8 @@ def plan_command(
     places: Sequence[Place], command: Sequence[str], context: RunContext
 ) -> list[WorkerSpec]:
     """A foreign command on every place: same pinning and logs, its own PYTHONPATH."""
-    return [
-        _spec(place, tuple(command), _command_env(place, len(places), context), context)
-        for place in places
-    ]
+    argv = tuple(command)
+    return [_spec(p, argv, _command_env(p, len(places), context), context) for p in places]
 
 
 def plan_prepare(context: RunContext) -> WorkerSpec:
@@ -109,7 +105,7 @@ def plan_prepare(context: RunContext) -> WorkerSpec:
 def _program(script: str, context: RunContext) -> tuple[str, ...]:
     """A program of ours with the settings of the run."""
     config = context.run_dir / "config.json"
-    return (context.python, str(context.root / script), "--config", str(config))
+    return (sys.executable, str(PROJECT / script), "--config", str(config))
 
 
 def _spec(
@@ -145,8 +141,7 @@ def _own_env(env: dict[str, str]) -> dict[str, str]:
 
 def _command_env(place: Place, num_workers: int, context: RunContext) -> dict[str, str]:
     env = _worker_env(place, num_workers, context)
-    before = env.pop(PYTHONPATH_BEFORE, None)
-    if before is not None:
+    if (before := env.pop(PYTHONPATH_BEFORE, None)) is not None:
         env.pop("PYTHONPATH", None)
         if before:
             env["PYTHONPATH"] = before

@@ -43,9 +43,14 @@ def default_path(log_dir: str | None) -> Path:
 def create(path: Path) -> Path:
     """Make the directory, for this launcher alone and readable by its user alone. One that exists
     must be empty and keeps its mode: its maker chose who may read. Raises StorageError."""
+    is_free = False
     try:
         with opened(path) as directory:
-            is_free = not directory.names() and _claim(directory)
+            if not directory.names():
+                # Another launcher may be quicker.
+                with suppress(FileExistsError):
+                    directory.create_first(LAUNCHER_LOG).close()
+                    is_free = True
     except OSError as error:
         raise _storage_error(path, error) from error
     if not is_free:
@@ -82,16 +87,6 @@ def _not_ours(path: Path) -> StorageError:
         f"{path} belongs to another user, in a place where anybody may have made it "
         "(give --run-dir another path)"
     )
-
-
-def _claim(directory: HeldDirectory) -> bool:
-    """Make the launcher's log; False: another launcher was quicker."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    try:
-        os.close(os.open(LAUNCHER_LOG, flags, 0o666, dir_fd=directory.descriptor))
-    except FileExistsError:
-        return False
-    return True
 
 
 def write(path: Path, data: bytes | str | Mapping[str, Any]) -> None:

@@ -34,8 +34,8 @@ class Printer:
         self._blocks: deque[bytes] = deque()
         self._queued_bytes = 0
         self._untold_lines = 0
+        # Closed, or the terminal is gone: further lines are dropped.
         self._closing = False
-        self._gone = False
         self._thread: threading.Thread | None = None
         self.dropped_lines = 0
         """Lines that a slow terminal did not show, so far."""
@@ -76,7 +76,7 @@ class Printer:
 
     def _put(self, block: bytes, num_lines: int, limit_bytes: int) -> None:
         with self._lock:
-            if self._gone or self._closing:
+            if self._closing:
                 return
             if self._queued_bytes + len(block) > limit_bytes:
                 self.dropped_lines += num_lines
@@ -114,7 +114,7 @@ class Printer:
         while data := self._take():
             if not write_all(self._fd, data):
                 with self._lock:
-                    self._gone = True
+                    self._closing = True
                     self._blocks.clear()
                 return
 

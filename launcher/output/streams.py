@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
@@ -15,22 +14,19 @@ from model_check.events import Event, decode
 READ_BYTES = 1 << 16  # the capacity of a pipe
 MAX_EVENT_BYTES = 1 << 20
 
-
-class Sink(Protocol):
-    """Takes what a stream carries."""
-
-    def feed(self, data: bytes) -> None: ...
-
-    def close(self) -> None:
-        """End of file."""
+Feed = Callable[[bytes], None]
+"""Takes what a stream carries."""
+Ended = Callable[[], None]
+"""Called at the end of file."""
 
 
 class Stream:
     """Our non-blocking end of a pipe or socket, and what takes its bytes."""
 
-    def __init__(self, fd: int, sink: Sink) -> None:
+    def __init__(self, fd: int, feed: Feed, ended: Ended) -> None:
         self.fd: int | None = fd
-        self._sink = sink
+        self._feed = feed
+        self._ended = ended
 
     def pump(self, num_reads: int = 1) -> int | None:
         """Read what is there, at most so often. Bytes that were read; None: the end, close it."""
@@ -47,14 +43,14 @@ class Stream:
             if not data:
                 return None
             num_bytes += len(data)
-            self._sink.feed(data)
+            self._feed(data)
         return num_bytes
 
     def close(self) -> None:
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
-            self._sink.close()
+            self._ended()
 
 
 class Output:
@@ -130,17 +126,3 @@ class Events:
         if not self._has_complained:
             self._has_complained = True
             self._complain(f"{what}; it stays in the file, and more like it go unmentioned")
-
-
-class Report:
-    """What the trampoline tells: nothing but end of file when the command's own code runs."""
-
-    def __init__(self, ended: Callable[[bytes], None]) -> None:
-        self._ended = ended
-        self._text = b""
-
-    def feed(self, data: bytes) -> None:
-        self._text += data
-
-    def close(self) -> None:
-        self._ended(self._text)

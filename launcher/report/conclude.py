@@ -34,7 +34,7 @@ def conclude(
     assert end is not None, "a run that is over has an end"
     assert workers is not None
     histories = {worker.name: watch.histories.get(worker.name, History()) for worker in workers}
-    judgement = judge(Case(record, end, workers, histories, watch.agreed_steps))
+    judgement = judge(Case(record, end, workers, histories, watch.agreement.agreed_steps))
     fail_on = FAIL_ON if record.fail_on is None else record.fail_on
     result = with_health(judgement.result, record.healths or {}, fail_on)
     return replace(judgement, result=result)

@@ -12,7 +12,6 @@ from launcher.report.table import COLUMNS, number, row
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 
 _VALIDATION = ("worker", "split", "after steps", "loss", "perplexity", "tokens/s")
-_VERDICTS = {str(verdict) for verdict in Verdict}
 
 _STYLE = """\
 :root { color-scheme: light dark; --line: #8885; --bad: #c22; --good: #182; --odd: #a60; }
@@ -98,7 +97,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[st
 
 
 def _cell(text: str) -> str:
-    colour = f' class="{text}"' if text in _VERDICTS else ""
+    colour = f' class="{text}"' if text in Verdict.__members__ else ""
     return f"<td{colour}>{_text(text)}</td>"
 
 

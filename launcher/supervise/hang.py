@@ -32,8 +32,6 @@ class HangEvidence:
 
     def __init__(self, workers: Sequence[Worker], say: Callable[[str], None], now: float) -> None:
         self._dumps: list[StackDump] = []
-        self.findings: dict[str, str] = {}
-        """Worker -> where it is, in words, once this is closed."""
         table, py_spy = processes.process_table(), find_py_spy()
         for worker in workers:
             if not worker.alive or (path := worker.spec.stacks_path) is None:
@@ -46,14 +44,15 @@ class HangEvidence:
         is_asked = any(dump.expects_answer for dump in self._dumps)
         self._began, self.deadline = now, now + (ANSWER_S if is_asked else 0.0)
 
-    def close(self, now: float) -> None:
-        """Take what there is."""
-        for dump in self._dumps:
-            self.findings[dump.name] = dump.close(now - self._began)
+    def close(self, now: float) -> dict[str, str]:
+        """Take what there is: worker -> where it is, in words."""
+        return {dump.name: dump.close(now - self._began) for dump in self._dumps}
 
     def release(self) -> None:
-        for dump in self._dumps:
-            dump.release()
+        """Later: reap py-spy, which has long ended unless SIGKILL has no effect on it."""
+        for py_spy in (py_spy for dump in self._dumps for py_spy in dump.py_spies):
+            if py_spy.poll() is None:
+                py_spy.returncode = -9  # without this, Popen warns that nobody waited
 
 
 class StackDump:
@@ -71,37 +70,31 @@ class StackDump:
         self.name = worker.name
         self._worker = worker
         self._path = path
-        self._py_spies: list[subprocess.Popen[bytes]] = []
+        self.py_spies: list[subprocess.Popen[bytes]] = []
         with open(os.open(path, _FLAGS, 0o666), "wb", buffering=0) as file:
             file.write(f"{self.name}\n{stacks.describe(found)}\n".encode())
             self._answer_from = os.fstat(file.fileno()).st_size
             self._is_asked = worker.ask_for_stacks()
             if not self._is_asked and py_spy is not None:
                 self._start_py_spy(py_spy, found, file.fileno())
-        self.expects_answer = self._is_asked or bool(self._py_spies)
+        self.expects_answer = self._is_asked or bool(self.py_spies)
 
     def close(self, waited_s: float) -> str:
         """Expect no more. Where the worker is, in words: its innermost calls, or what else is
         known."""
         self._worker.evidence = (str(self._path),)
-        for py_spy in self._py_spies:
+        for py_spy in self.py_spies:
             py_spy.kill()
         if (calls := stacks.innermost_calls(self._answer())) is not None:
             return f"in {calls}"
         state = stacks.state_of(self._worker.pid or 0)
         return f"no answer within {waited_s:.1f} s: {state}" if self._is_asked else state
 
-    def release(self) -> None:
-        """Later: reap py-spy, which has long ended unless SIGKILL has no effect on it."""
-        for py_spy in self._py_spies:
-            if py_spy.poll() is None:
-                py_spy.returncode = -9  # without this, Popen warns that nobody waited
-
     def _start_py_spy(self, py_spy: str, found: Sequence[Process], fd: int) -> None:
         pids = [process.pid for process in found if stacks.is_python(process.pid)]
         for pid in pids[:MAX_PY_SPY]:
             command = (py_spy, "dump", "--pid", str(pid))
-            self._py_spies.append(
+            self.py_spies.append(
                 subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=fd, stderr=fd)
             )
 

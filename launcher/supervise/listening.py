@@ -10,7 +10,7 @@ from functools import partial
 
 from launcher.output.append_file import AppendFile
 from launcher.output.printer import Printer
-from launcher.output.streams import Events, Output, Report, Sink, Stream
+from launcher.output.streams import Ended, Events, Feed, Output, Stream
 from launcher.supervise.loop import Loop, Urgency
 from launcher.supervise.worker import Spawned, Worker
 from model_check.events import Event
@@ -42,14 +42,16 @@ class Listener:
     def listen(self, worker: Worker, spawned: Spawned, hear: Callable[[Event], None]) -> None:
         """Hear all that this worker says, until it ends."""
         spec, say = worker.spec, self._printer.say
-        self._add(worker, spawned.report_fd, Report(worker.take_report))
+        report = bytearray()
+        self._add(worker, spawned.report_fd, report.extend, partial(worker.take_report, report))
         if spawned.events_fd is not None and spec.events_path is not None:
             file = AppendFile(spec.events_path, say)
             events = Events(file, hear, lambda what: say(f"{spec.name}: {what}"))
-            self._events.append(self._add(worker, spawned.events_fd, events))
+            stream = self._add(worker, spawned.events_fd, events.feed, events.close)
+            self._events.append(stream)
         log, prefix = AppendFile(spec.log_path, say), spec.prefix or f"[{spec.name}] "
         output = Output(log, self._printer, prefix, worker.remember)
-        self._add(worker, spawned.output_fd, output, Urgency.OUTPUT)
+        self._add(worker, spawned.output_fd, output.feed, output.close, Urgency.OUTPUT)
 
     def gather(self) -> None:
         """If output was read, sleep until more has gathered, so that it takes one read."""
@@ -77,8 +79,10 @@ class Listener:
             for stream in streams:
                 self._close(stream)
 
-    def _add(self, worker: Worker, fd: int, sink: Sink, urgency: Urgency = Urgency.EVENT) -> Stream:
-        stream = Stream(fd, sink)
+    def _add(
+        self, worker: Worker, fd: int, feed: Feed, ended: Ended, urgency: Urgency = Urgency.EVENT
+    ) -> Stream:
+        stream = Stream(fd, feed, ended)
         self._streams[worker].append(stream)
         self._loop.watch(fd, partial(self._read, worker, stream, urgency), urgency)
         return stream

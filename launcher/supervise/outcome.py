@@ -1,12 +1,12 @@
 """What the supervisor hands out: each event while it runs, and how the run ended. Values only."""
 
 from collections.abc import Callable
+from signal import Signals
 from typing import Protocol
 
 from msgspec import Struct
 
-from launcher.verdict.record import RunEnd, WorkerEnd
-from launcher.verdict.stop import Stop
+from launcher.verdict.record import RunEnd, Stop, WorkerEnd
 from model_check.events import Event
 
 Observe = Callable[[str, Event], Stop | None]
@@ -51,5 +51,5 @@ class Outcome(Struct, frozen=True):
 
     end: RunEnd
     workers: tuple[WorkerEnd, ...] = ()
-    kept_signals: tuple[int, ...] = ()
+    kept_signals: tuple[Signals, ...] = ()
     """SIGUSR1/2 that came during preparation; the next supervisor forwards them."""

@@ -2,12 +2,11 @@
 list of views."""
 
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
-from launcher.verdict.record import Ending
-from launcher.verdict.stop import Stop
+from launcher.verdict.record import Stop
 from model_check.errors import EXIT_HANG, EXIT_SIGNAL_BASE, describe_exit, exit_code_of
 from model_check.utils.requests import request_of
 
@@ -45,14 +44,20 @@ class Confession(Struct, frozen=True):
     """It also said that it is done. A worker that only met a NaN may still be writing evidence."""
 
 
-class WorkerView(Ending, frozen=True, kw_only=True):
-    """What the policy knows of one worker. Times are monotonic seconds."""
+class WorkerView(Struct, eq=False):
+    """What the policy knows of one worker; `Worker` keeps it up to date. Times are monotonic
+    seconds. Fields without a word here are those of `WorkerEnd`."""
 
+    name: str
+    returncode: int | None = None
+    spawn_error: str | None = None
+    oom: str | None = None
     started_at: float | None = None
     """None: not started yet."""
     last_heard: float = 0.0
     patient_phase: str | None = None
-    """The phase it is in, when silence is normal for long there."""
+    """The phase it is in, when silence is normal for long there. None also for a foreign command,
+    which never tells a phase."""
     confession: Confession | None = None
     ended_at: float = 0.0
     wake: int = 0
@@ -98,10 +103,11 @@ def ended_early(workers: Sequence[WorkerView], now: float, limits: Limits) -> li
     return [worker for worker in ended if now >= worker.ended_at + limits.early_s]
 
 
-def stop_for_signal(signum: int) -> Stop:
-    """We were told to end: no worker is to blame."""
-    name = signal.Signals(signum).name
-    return Stop(f"{name} received", EXIT_SIGNAL_BASE + signum, ())
+def stop_for_signal(signum: int, ended: Collection[str] = ()) -> Stop:
+    """We were told to end, or we forwarded a signal that `ended` workers without a handler for it:
+    no worker is to blame."""
+    which = f", which ended {', '.join(ended)}" if ended else ""
+    return Stop(f"{signal.Signals(signum).name} received{which}", EXIT_SIGNAL_BASE + signum)
 
 
 def _has_failed(worker: WorkerView, now: float) -> bool:
@@ -131,7 +137,7 @@ def _judge_failure(
     worker may have followed the same request in its own way, or died of the first failure."""
     followed = {worker.name: request for worker in first if (request := _followed(worker))}
     if len(followed) == len(first) and received and set(followed.values()) <= set(received):
-        return _stop_for_followers(followed)
+        return stop_for_signal(next(iter(followed.values())), followed)
     held_until = max((_known_at(w) + HOLD_S for w in first if w.name in followed), default=now)
     return Continue(until=held_until) if now < held_until else _stop_for_failure(first)
 
@@ -148,12 +154,6 @@ def _known_at(worker: WorkerView) -> float:
     if worker.returncode is None and worker.confession is not None:
         return worker.confession.heard_at
     return worker.ended_at
-
-
-def _stop_for_followers(followed: Mapping[str, signal.Signals]) -> Stop:
-    """A signal that we forward ended workers that have no handler for it: none is to blame."""
-    names, (signum, *_) = ", ".join(followed), followed.values()
-    return Stop(f"{signum.name} received, which ended {names}", EXIT_SIGNAL_BASE + signum, ())
 
 
 def _failed_at(worker: WorkerView) -> float:

@@ -20,25 +20,15 @@ from launcher.contain.memory import HERE, Membership, OomWatch
 from launcher.contain.processes import Family
 from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec
+from launcher.supervise import policy
 from launcher.supervise.hang import HangEvidence, forget_empty
 from launcher.supervise.listening import Listener
 from launcher.supervise.loop import Loop, Urgency
 from launcher.supervise.outcome import Companion, Observe, Outcome
-from launcher.supervise.policy import (
-    NEVER,
-    Continue,
-    Done,
-    Limits,
-    WorkerView,
-    decide,
-    ended_early,
-    stop_for_signal,
-)
 from launcher.supervise.signals import SignalInbox
 from launcher.supervise.teardown import Stage, Teardown
-from launcher.supervise.worker import Spawn, SpawnError, Worker, spawn, spawn_error
-from launcher.verdict.record import RunEnd
-from launcher.verdict.stop import Stop
+from launcher.supervise.worker import Spawn, SpawnError, Worker, spawn
+from launcher.verdict.record import RunEnd, Stop
 from model_check.errors import EXIT_PASS
 from model_check.events import Event
 from model_check.utils.requests import IMPATIENT, REQUESTS, TO_FORWARD, TO_STOP
@@ -55,7 +45,7 @@ class Supervisor:
     def __init__(
         self,
         specs: Sequence[WorkerSpec],
-        limits: Limits,
+        limits: policy.Limits,
         printer: Printer,
         observe: Observe = lambda worker, event: None,
         *,
@@ -71,7 +61,9 @@ class Supervisor:
         expect them. `after`: how an earlier run of this process ended: the signals that it kept are
         forwarded, its leftovers are reaped when they die."""
         kept_signals = after.kept_signals if after else ()
-        self._workers = [Worker(spec, kept_signals) for spec in specs]
+        self._workers = [
+            Worker(spec.name, spec=spec, held_signals=list(kept_signals)) for spec in specs
+        ]
         self._limits = limits
         self._printer = printer
         self._observe = observe
@@ -91,7 +83,7 @@ class Supervisor:
         # Number and time (monotonic seconds) of the latest wake-up.
         self._wake, self._woke = 0, clock()
         self._listener = Listener(self._loop, printer, lambda: self._woke)
-        self._judge_at = NEVER
+        self._judge_at = policy.NEVER
         self._told_early: set[str] = set()
         self._keeps_signals = keep_signals
         self._kept_signals: list[signal.Signals] = []
@@ -128,7 +120,7 @@ class Supervisor:
                     self._spare_fds.enter_context(open(os.devnull))
                 self._family = self._found_family()
             except OSError as error:
-                raise spawn_error("the supervisor cannot start", error) from error
+                raise SpawnError("the supervisor cannot start", error) from error
             yield
 
     def _found_family(self) -> Family:
@@ -229,26 +221,26 @@ class Supervisor:
             return
         self._act_on_signals()  # one that came since we woke up may be why they died
         if not self._is_ending:
-            self._act_on_views([worker.view() for worker in self._workers])
+            self._follow_policy()
 
     @property
     def _is_ending(self) -> bool:
         return self._teardown is not None or self._stop is not None
 
-    def _act_on_views(self, views: Sequence[WorkerView]) -> None:
-        match decide(views, self._woke, self._limits, self._requests):
+    def _follow_policy(self) -> None:
+        match policy.decide(self._workers, self._woke, self._limits, self._requests):
             case Stop() as stop:
                 self._end(stop)
-            case Done():
+            case policy.Done():
                 self._begin_teardown()
-            case Continue(until=until):
+            case policy.Continue(until=until):
                 self._judge_at = until
-                self._tell_early(views)
+                self._tell_early()
 
-    def _tell_early(self, views: Sequence[WorkerView]) -> None:
+    def _tell_early(self) -> None:
         """One line on each worker that ended well long before the others."""
-        running = ", ".join(view.name for view in views if view.returncode is None)
-        for view in ended_early(views, self._woke, self._limits):
+        running = ", ".join(view.name for view in self._workers if view.returncode is None)
+        for view in policy.ended_early(self._workers, self._woke, self._limits):
             if view.name not in self._told_early:
                 self._told_early.add(view.name)
                 ran_s = view.ended_at - (view.started_at or 0.0)
@@ -267,7 +259,7 @@ class Supervisor:
         """Look whether it ended since the last look, and hear its last words if so."""
         if not worker.check_exit(self._woke, self._wake):
             return False
-        if worker.was_killed:
+        if worker.returncode == -signal.SIGKILL and not worker.stopped_by_us:
             worker.oom = self._oom.moved()
         self._listener.hear_last_words(worker)
         self._printer.note(f"{worker!r}")
@@ -306,7 +298,7 @@ class Supervisor:
     def _asked_to_stop(self, signum: signal.Signals) -> None:
         self._num_impatient += signum in IMPATIENT
         if not self._is_ending:
-            self._end(stop_for_signal(signum))
+            self._end(policy.stop_for_signal(signum))
         elif self._teardown is None:  # a run that is told to end does not wait for evidence
             self._stop_all()
         elif self._num_impatient >= 2:
@@ -370,8 +362,11 @@ class Supervisor:
             self._printer.say(f"{self._stop.reason}{rest}")
 
     def _begin_teardown(self) -> Teardown:
-        if self._hang is not None:
-            self._close_hang(self._hang)
+        if self._hang is not None and self._stop is not None:
+            found = self._hang.close(self._woke)
+            places = [found[name] for name in self._stop.culprits if name in found]
+            reason = ", ".join([str(self._stop.reason), *places])
+            self._stop = replace(self._stop, reason=reason)
         self._wake += 1  # a worker that is found dead now died after what made us stop
         for worker in self._workers:
             self._has_ended(worker)
@@ -381,12 +376,6 @@ class Supervisor:
         for companion in self._companions:
             companion.finish()
         return self._teardown
-
-    def _close_hang(self, hang: HangEvidence) -> None:
-        hang.close(self._woke)
-        if self._stop is not None:
-            found = [hang.findings[n] for n in self._stop.culprits if n in hang.findings]
-            self._stop = replace(self._stop, reason=", ".join([str(self._stop.reason), *found]))
 
     def _kill_all(self) -> None:
         self._observe = lambda worker, event: None

@@ -5,12 +5,11 @@ import os
 import signal
 import socket
 import subprocess
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from enum import Enum
 
-from msgspec import Struct, convert
+from msgspec import Struct, convert, field
 
 from launcher.contain import processes, trampoline
 from launcher.contain.linux import P_PIDFD, pidfd_open
@@ -39,9 +38,14 @@ class State(Enum):
 class SpawnError(ModelCheckError):
     """No process could be made. The message names the errno; `exit_code` is 70 or 126."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+    def __init__(self, what: str, error: OSError | ValueError) -> None:
+        """`what` failed for this reason."""
+        why, self.exit_code = str(error), EXIT_INTERNAL
+        if isinstance(error, OSError):
+            why = f"{errno.errorcode.get(error.errno or 0, 'error')}: {error.strerror}"
+            if error.errno == errno.E2BIG:
+                self.exit_code = trampoline.EXIT_CANNOT_EXECUTE
+        super().__init__(f"{what}: {why}")
 
 
 class Spawned(Struct, frozen=True):
@@ -61,34 +65,22 @@ Spawn = Callable[[WorkerSpec, str], Spawned]
 """Start a worker with this run tag. Raises SpawnError."""
 
 
-class Worker:
+class Worker(WorkerView, eq=False, kw_only=True):
     """One worker and all that is known of it. Times are monotonic seconds."""
 
-    def __init__(self, spec: WorkerSpec, held_signals: Sequence[int] = ()) -> None:
-        """`held_signals`: forwarded as soon as it can take them."""
-        self.spec = spec
-        self.name = spec.name
-        self.state = State.PLANNED
-        self.spawned: Spawned | None = None
-        self.pid: int | None = None
-        self.started_at: float | None = None
-        self.last_heard = 0.0
-        # None also for a foreign command, which never tells a phase.
-        self.patient_phase: str | None = None
-        self.confession: Confession | None = None
-        self.error: str | None = None
-        self.spawn_error: str | None = None
-        self.returncode: int | None = None
-        self.ended_at = self.duration_s = 0.0
-        self.wake = 0
-        self.oom: str | None = None
-        self.evidence: tuple[str, ...] = ()
-        self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
-        self._stopped_with: signal.Signals | None = None
-        self._has_stepped = False
-        self._stacks_signal: int | None = None
-        self._takes_signals = False
-        self._held_signals = list(map(signal.Signals, held_signals))
+    spec: WorkerSpec
+    held_signals: list[signal.Signals] = field(default_factory=list)
+    """Forwarded as soon as it can take them."""
+    state: State = State.PLANNED
+    spawned: Spawned | None = None
+    pid: int | None = None
+    duration_s: float = 0.0
+    evidence: tuple[str, ...] = ()
+    last_lines: tuple[str, ...] = ()
+    _stopped_with: signal.Signals | None = None
+    _has_stepped: bool = False
+    _stacks_signal: int | None = None
+    _takes_signals: bool = False
 
     @property
     def alive(self) -> bool:
@@ -97,18 +89,6 @@ class Worker:
     @property
     def stopped_by_us(self) -> bool:
         return self._stopped_with is not None
-
-    @property
-    def was_killed(self) -> bool:
-        """It ended by SIGKILL, and not by ours."""
-        return self.returncode == -signal.SIGKILL and not self.stopped_by_us
-
-    @property
-    def last_lines(self) -> tuple[str, ...]:
-        return tuple(self._last_lines)
-
-    def view(self) -> WorkerView:
-        return convert(self, WorkerView, from_attributes=True)
 
     def end(self) -> WorkerEnd:
         return convert(self, WorkerEnd, from_attributes=True)
@@ -123,7 +103,7 @@ class Worker:
         self.started_at = now
         self._end(error.exit_code, now, wake)
 
-    def take_report(self, why_not: bytes) -> None:
+    def take_report(self, why_not: bytearray) -> None:
         """The trampoline's report, which is empty when the command's own code runs: signals that
         would have killed the trampoline can be forwarded then."""
         if why_not:
@@ -134,14 +114,14 @@ class Worker:
     def forward(self, signum: signal.Signals) -> None:
         """Send a signal to the command itself, not to its group: its helpers may not expect it."""
         if not self._takes_signals:
-            self._held_signals.append(signum)
+            self.held_signals.append(signum)
         elif self.alive and self.spawned:
             processes.send(self.spawned.pidfd, signum)
 
     def _forward_held(self) -> None:
         self._takes_signals = True
-        while self._held_signals:
-            self.forward(self._held_signals.pop(0))
+        while self.held_signals:
+            self.forward(self.held_signals.pop(0))
 
     def ask_for_stacks(self) -> bool:
         """Have it write its stacks, if it offered that; whether it was asked. The signal kills a
@@ -205,7 +185,8 @@ class Worker:
 
     def remember(self, lines: list[str]) -> None:
         """Keep the end of its output."""
-        self._last_lines.extend(line[:_LAST_LINE_CHARS] for line in lines[-_NUM_LAST_LINES:])
+        newest = (line[:_LAST_LINE_CHARS] for line in lines[-_NUM_LAST_LINES:])
+        self.last_lines = (*self.last_lines, *newest)[-_NUM_LAST_LINES:]
 
     def release(self) -> None:
         """Nothing of its group is left: reap it, and let its pid go."""
@@ -262,7 +243,7 @@ def spawn(spec: WorkerSpec, run_tag: str) -> Spawned:
             process = _popen(spec, run_tag, output_end, report_end, events_end)
             spawned = Spawned(process, _pidfd(process), output_fd, report_fd, events_fd)
         except (OSError, ValueError) as error:
-            raise spawn_error("no process for it", error) from error
+            raise SpawnError("no process for it", error) from error
         ours.pop_all()
         return spawned
 
@@ -308,13 +289,3 @@ def _pidfd(process: "subprocess.Popen[bytes]") -> int:
         process.kill()
         process.wait()
         raise
-
-
-def spawn_error(what: str, error: OSError | ValueError) -> SpawnError:
-    """`what` failed for this reason, which it names."""
-    if not isinstance(error, OSError):
-        return SpawnError(f"{what}: {error}", EXIT_INTERNAL)
-    name = errno.errorcode.get(error.errno or 0, "error")
-    too_long = error.errno == errno.E2BIG
-    code = trampoline.EXIT_CANNOT_EXECUTE if too_long else EXIT_INTERNAL
-    return SpawnError(f"{what}: {name}: {error.strerror}", code)

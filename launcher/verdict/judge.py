@@ -4,6 +4,9 @@ from enum import Enum
 from signal import Signals
 from typing import Any
 
+from msgspec import convert
+from msgspec.structs import replace
+
 from launcher.verdict.record import Case, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, SplitResult, Verdict, WorkerResult
 from launcher.verdict.steps import History
@@ -129,7 +132,9 @@ def _cause(case: Case, worker: WorkerEnd) -> Found:
         return Cause.NEVER_STARTED, {}
     if worker.returncode is None:
         return Cause.END_UNSEEN, {}
-    to_do, done = _steps_to_do(case, history), history.done
+    steps, done = case.record.steps, history.done
+    # What this worker had to train itself; None: a foreign command.
+    to_do = None if steps is None else max(0, steps - history.first_step)
     has_done_all = done and done.exit_code == EXIT_PASS and history.num_steps == to_do
     if request and not has_done_all:
         return Cause.REQUESTED, {"signal": request.name}
@@ -198,12 +203,6 @@ def _announced(history: History) -> int:
     return history.done.exit_code if history.done else EXIT_PASS
 
 
-def _steps_to_do(case: Case, history: History) -> int | None:
-    """Steps that this worker had to train itself; None: a foreign command."""
-    steps = case.record.steps
-    return None if steps is None else max(0, steps - history.first_step)
-
-
 def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
     end = case.end
     if end.tied:
@@ -234,13 +233,7 @@ def _exit_code(case: Case, verdict: Verdict, rows: list[WorkerResult]) -> int:
 
 def _validation(history: History) -> list[SplitResult]:
     return [
-        SplitResult(
-            split=event.split,
-            step=event.step,
-            loss=_number(event.loss),
-            perplexity=event.perplexity,
-            tokens_per_s=event.tokens_per_s,
-        )
+        replace(convert(event, SplitResult, from_attributes=True), loss=_number(event.loss))
         for event in history.evaluations.values()
     ]
 

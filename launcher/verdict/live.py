@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from launcher.verdict.agreement import Agreement, Disagreement
+from launcher.verdict.record import Stop
 from launcher.verdict.steps import History
-from launcher.verdict.stop import Stop
 from model_check.errors import EXIT_DISAGREEMENT
 from model_check.events import Event, Step
 
@@ -16,19 +16,18 @@ class Watch:
         """`groups`: worker -> the group whose members must agree bit for bit."""
         self.histories = {name: History() for name in groups}
         self.disagreement: Disagreement | None = None
-        self._agreement = Agreement(groups)
-        self.agreed_steps: Mapping[str, int] = self._agreement.agreed_steps
+        self.agreement = Agreement(groups)
 
     def on_event(self, worker: str, event: Event) -> Stop | None:
         """Take one event; a Stop at the first step whose bits differ."""
         self.histories[worker].record(event)
         if not isinstance(event, Step) or self.disagreement:
             return None
-        self.disagreement = self._agreement.record(worker, event)
+        self.disagreement = self.agreement.record(worker, event)
         if self.disagreement is None:
             return None
         return Stop(str(self.disagreement), EXIT_DISAGREEMENT, self.disagreement.odd)
 
     def finish(self) -> None:
         """The run is over: a difference that no further report can settle counts, too."""
-        self.disagreement = self.disagreement or self._agreement.unsettled()
+        self.disagreement = self.disagreement or self.agreement.unsettled()

@@ -13,12 +13,11 @@ from msgspec import Struct
 from launcher.verdict.agreement import Disagreement
 from launcher.verdict.health import Health
 from launcher.verdict.steps import History
-from launcher.verdict.stop import Stop
 from model_check.errors import EXIT_SIGNAL_BASE
 
 
-class Ending(Struct, frozen=True):
-    """How a worker's process ended: what the policy that stops a run and its verdict both read."""
+class WorkerEnd(Struct, frozen=True, kw_only=True):
+    """What is left of a worker when its run is over. The supervisor makes it, run.json keeps it."""
 
     name: str
     returncode: int | None = None
@@ -28,11 +27,6 @@ class Ending(Struct, frozen=True):
     """Why its command could not be started."""
     oom: str | None = None
     """What the cgroup counted when SIGKILL ended it; None: no OOM kill is known."""
-
-
-class WorkerEnd(Ending, frozen=True, kw_only=True):
-    """What is left of a worker when its run is over. The supervisor makes it, run.json keeps it."""
-
     pid: int | None
     """None: it never started."""
     stopped_by_us: bool
@@ -42,6 +36,22 @@ class WorkerEnd(Ending, frozen=True, kw_only=True):
     """The end of its output, without prefix, safe to print."""
     evidence: tuple[str, ...] = ()
     """Files that the supervisor wrote to explain its end."""
+
+
+class Stop(Struct, frozen=True):
+    """Why a run ends before all its workers do: the supervisor decides it, the verdict tells it."""
+
+    reason: str | None
+    """A sentence for people; None only in a `RunEnd`."""
+    exit_code: int
+    culprits: tuple[str, ...] = ()
+    """Names of the workers that are blamed; none: a signal to us, or a tie."""
+    is_hang: bool = False
+    """It ends for silence: what the workers are doing is saved before any of them is stopped. An
+    exit code 124 alone may also be a worker's own."""
+    tied: tuple[str, ...] = ()
+    """Names of the workers that failed together: it is unknown which was first, so none is
+    blamed."""
 
 
 class RunEnd(Stop, frozen=True, kw_only=True):
@@ -89,8 +99,6 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Worker -> the group whose members must agree bit for bit."""
     not_compared: str | None
     """Why the bits of workers are not compared; None: they are."""
-    fail_on_health: bool | None = None
-    """What older versions wrote before there was `fail_on`."""
     fail_on: list[str] | None = None
     telemetry_interval_s: float | None = None
     versions: dict[str, str | None]

@@ -3,7 +3,6 @@
 from msgspec import Struct, field
 
 from model_check.events import (
-    Beat,
     Done,
     Evaluation,
     Event,
@@ -57,8 +56,6 @@ class History(Struct):
                 self.notes.append(event.text)
             case Done():
                 self.done = event
-            case Beat():
-                pass
 
     def _step(self, step: Step) -> None:
         self.num_steps += 1

@@ -26,8 +26,6 @@ H100 = Gpu(
 
 def context(**environ: str) -> RunContext:
     return RunContext(
-        root=Path("/checkout"),
-        python="/venv/bin/python",
         environ=environ,
         run_dir=Path("/runs/r1"),
         num_cores=16,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.supervise.outcome import Observe
-from launcher.verdict.stop import Stop
+from launcher.verdict.record import Stop
 from tests.launcher.supervise.lab import ROOT, Lab, Launch, OwnProcess, is_alive, open_fds
 
 

@@ -96,7 +96,7 @@ def test_an_empty_cgroup_that_nobody_was_left_to_remove_goes_with_the_next_run(
     while "populated 1" in (made / "cgroup.events").read_text():
         os.sched_yield()  # the dead leave it a little later than they die
     assert str(made) in cgroup.leftovers(str(made.parent))
-    assert lab.run(sh("true")).exit_code == 0
+    assert lab.run(sh("true")).end.exit_code == 0
     assert not made.exists()
 
 
@@ -105,7 +105,7 @@ def test_a_cgroup_of_a_run_that_lives_is_nobodys_to_remove(lab: Lab, launch: Lau
     """It is empty for the moment before the first worker is moved into it."""
     held = cgroup.make("a0" * 16)
     assert held is not None
-    assert lab.run(sh("true")).exit_code == 0
+    assert lab.run(sh("true")).end.exit_code == 0
     assert os.path.exists(held.directory)
     cgroup.remove(held.directory)
     assert not os.path.exists(held.directory)

@@ -14,7 +14,7 @@ from launcher.supervise.policy import (
     ended_early,
     stop_for_signal,
 )
-from launcher.verdict.stop import Stop
+from launcher.verdict.record import Stop
 from model_check.utils.requests import request_of
 
 NO_LIMIT = Limits(grace_s=10, silence_s=0)

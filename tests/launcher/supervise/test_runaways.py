@@ -57,7 +57,7 @@ def test_a_runaway_does_not_outlive_a_run(
 
 def test_a_run_with_runaways_that_are_asked_ends_before_its_grace(lab: Lab) -> None:
     commands = [runs(lab, "hop", 0.003, "polite", 0)] * 3
-    assert lab.run(*commands, grace_s=1000.0).exit_code == 0
+    assert lab.run(*commands, grace_s=1000.0).end.exit_code == 0
     assert_it_is_dead(lab)
 
 

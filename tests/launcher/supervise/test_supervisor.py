@@ -1,5 +1,6 @@
 """Real workers, one supervisor, in this process: how runs end."""
 
+import errno
 import os
 import re
 import shlex
@@ -17,8 +18,7 @@ from launcher.supervise.outcome import Observe, Outcome
 from launcher.supervise.policy import Limits
 from launcher.supervise.supervisor import Supervisor
 from launcher.supervise.worker import Spawned, SpawnError, Worker, spawn
-from launcher.verdict.record import RunEnd
-from launcher.verdict.stop import Stop
+from launcher.verdict.record import RunEnd, Stop
 from model_check.events import Beat, Done, Event, NonFinite, Phase, Step, encode
 from tests.launcher.supervise.lab import Lab, Launch, is_alive, python, sh
 
@@ -172,7 +172,7 @@ def test_standard_error_is_merged_in_order(lab: Lab) -> None:
 def test_a_full_log_disk_does_not_end_a_run(lab: Lab) -> None:
     spec = lab.spec("W0", sh("echo a; sleep 0.1; echo b"))
     full = WorkerSpec("W0", spec.argv, spec.env, Path("/dev/full"))
-    assert lab.supervise([full]).exit_code == 0
+    assert lab.supervise([full]).end.exit_code == 0
     assert [line for line in lab.shown if line.startswith("[W0]")] == ["[W0] a", "[W0] b"]
     assert sum("No space left" in line for line in lab.shown) == 1
 
@@ -232,7 +232,7 @@ def test_a_commands_own_127_is_not_taken_for_a_failed_start(lab: Lab) -> None:
 def test_a_file_that_is_no_program_is_126(lab: Lab) -> None:
     script = lab.dir / "script"
     script.write_text("echo hi\n")
-    assert lab.run((str(script),)).exit_code == 126
+    assert lab.run((str(script),)).end.exit_code == 126
     script.chmod(0o755)
     outcome = lab.run((str(script),))
     assert outcome.end.exit_code == 126
@@ -252,7 +252,7 @@ def test_a_missing_interpreter_is_told_apart_from_a_missing_script(lab: Lab) -> 
 def test_a_process_that_cannot_be_made_is_70_and_takes_the_others_down(lab: Lab) -> None:
     def spawn_once(spec: WorkerSpec, run_tag: str) -> Spawned:
         if spec.name == "W1":
-            raise SpawnError("no process for it: EAGAIN: Resource temporarily unavailable", 70)
+            raise SpawnError("no process for it", OSError(errno.EAGAIN, "no more of them"))
         return spawn(spec, run_tag)
 
     fd = os.open(lab.dir / "terminal", os.O_WRONLY | os.O_CREAT)
@@ -430,8 +430,8 @@ def test_many_workers_quickly(lab: Lab) -> None:
 
 def test_handlers_and_subreaper_are_as_before_so_a_second_run_works(lab: Lab) -> None:
     before = [signal.getsignal(n) for n in range(1, 32)]
-    assert lab.run(sh("exit 3")).exit_code == 3
-    assert lab.run(sh("exit 0")).exit_code == 0
+    assert lab.run(sh("exit 3")).end.exit_code == 3
+    assert lab.run(sh("exit 0")).end.exit_code == 0
     assert [signal.getsignal(n) for n in range(1, 32)] == before
     assert signal.set_wakeup_fd(-1) == -1
 
@@ -439,7 +439,7 @@ def test_handlers_and_subreaper_are_as_before_so_a_second_run_works(lab: Lab) ->
 def test_exit_codes_survive_an_inherited_ignored_sigchld(lab: Lab) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        assert lab.run(sh("exit 7")).exit_code == 7
+        assert lab.run(sh("exit 7")).end.exit_code == 7
     finally:
         signal.signal(signal.SIGCHLD, before)
 
@@ -454,7 +454,7 @@ def test_other_children_of_this_program_are_left_alone(lab: Lab) -> None:
 
 def test_a_worker_tells_its_life_in_its_repr(lab: Lab) -> None:
     spec = lab.spec("GPU3", SLEEP)
-    worker = Worker(spec)
+    worker = Worker(spec.name, spec=spec)
     assert repr(worker) == "<Worker GPU3 planned>"
     spawned = spawn(spec, "tag")
     worker.has_started(spawned, 0)
@@ -471,27 +471,27 @@ def test_a_worker_tells_its_life_in_its_repr(lab: Lab) -> None:
 
 
 def test_a_step_after_a_nan_takes_the_word_back(lab: Lab) -> None:
-    worker = Worker(lab.spec("GPU3", SLEEP))
+    worker = Worker("GPU3", spec=lab.spec("GPU3", SLEEP))
     nan = NonFinite(t=5, step=1, where="loss", loss="nan", grad_norm="nan")
     worker.hear(nan, 10)
-    assert worker.view().confession is not None
+    assert worker.confession is not None
     step = Step(t=6, step=2, loss="0x1p0", grad_norm="0x1p0", lr=0.1, ms=1.0, tokens=1)
     worker.hear(step, 11)
-    assert worker.view().confession is None
+    assert worker.confession is None
 
 
 def test_patience_ends_with_the_first_step_and_returns_with_a_save(lab: Lab) -> None:
-    worker = Worker(lab.spec("GPU3", SLEEP, events=True))
+    worker = Worker("GPU3", spec=lab.spec("GPU3", SLEEP, events=True))
     step = Step(t=6, step=0, loss="0x1p0", grad_norm="0x1p0", lr=0.1, ms=1.0, tokens=1)
     patience = []
     for event in (Phase(name="train"), step, Phase(name="save"), Phase(name="train"), Beat()):
         worker.hear(event, time.monotonic())
-        patience.append(worker.view().patient_phase)
+        patience.append(worker.patient_phase)
     assert patience == ["train, before its first step", None, "save", None, None]
 
 
 def test_a_command_without_events_gets_no_extra_patience(lab: Lab) -> None:
-    assert Worker(lab.spec("GPU3", SLEEP)).view().patient_phase is None
+    assert Worker("GPU3", spec=lab.spec("GPU3", SLEEP)).patient_phase is None
 
 
 def test_limits_of_any_length_keep_the_code_of_who_failed(lab: Lab) -> None:
