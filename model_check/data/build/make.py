@@ -1,6 +1,8 @@
 """Build what a view lacks: its token store, then the view itself. One builder at a time."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from model_check.data.build.build import IN_THIS_PROCESS, BuildOptions, build_tokens, dtype_for
@@ -91,12 +93,8 @@ def _progress(request: CacheRequest, say: Say, bar: Say | None, report: Say) -> 
 def _whole_store(
     request: CacheRequest, verify: Verify, say: Say, options: BuildOptions, progress: BuildProgress
 ) -> TokensManifest:
-    try:
+    with _absent_or_set_aside(request.root, request.store, say):
         return read_tokens(request.store, verify)
-    except FileNotFoundError:
-        pass
-    except CorruptEntryError as error:
-        _set_aside(request.root, request.store, error, say)
     say(f"data: preparing {request.source.name} with tokenizer {request.tokenizer.name}")
     tokenizer = request.tokenizer.load(request.source)
     _check_room(request, tokenizer)
@@ -119,21 +117,24 @@ def _whole_store(
 
 
 def _make_view(request: CacheRequest, tokens: TokensManifest, verify: Verify, say: Say) -> None:
-    try:
+    with _absent_or_set_aside(request.root, request.view, say):
         read_view(request.view, verify)
         return
-    except FileNotFoundError:
-        pass
-    except CorruptEntryError as error:
-        _set_aside(request.root, request.view, error, say)
     with staging(request.root, request.store_name) as directory:
         view = view_of(request, tokens, directory)
         write_synced(directory, MANIFEST, to_bytes(view))
         publish(directory, request.view)
 
 
-def _set_aside(root: Path, entry: Path, error: CorruptEntryError, say: Say) -> None:
-    say(f"data: {error}; set aside as {set_aside(root, entry)}")
+@contextmanager
+def _absent_or_set_aside(root: Path, entry: Path, say: Say) -> Iterator[None]:
+    """For a read of `entry`: goes on behind it where there is none, or none that is whole."""
+    try:
+        yield
+    except FileNotFoundError:
+        pass
+    except CorruptEntryError as error:
+        say(f"data: {error}; set aside as {set_aside(root, entry)}")
 
 
 def _check_room(request: CacheRequest, tokenizer: TextTokenizer) -> None:

@@ -6,7 +6,6 @@ the order of a text does not matter. Nothing is copied: a split is runs of the s
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,6 @@ from model_check.data.cache.publish import write_synced
 from model_check.data.read.manifest import (
     TOKEN_STORES,
     TRAIN,
-    FileEntry,
     SplitManifest,
     TokensManifest,
     ViewManifest,
@@ -71,7 +69,10 @@ def view_of(
         tail=request.tail,
         num_train_tokens=num_train_tokens,
         splits={name: splits[name] for name in request.validation},
-        files={runs_name(name): _write_runs(directory, name, parts[name]) for name in parts},
+        files={
+            runs_name(name): write_synced(directory, runs_name(name), part.runs.tobytes())
+            for name, part in parts.items()
+        },
     )
 
 
@@ -123,7 +124,7 @@ def _part_of(mask: NDArray[np.bool_], ends: NDArray[np.uint64], windows: Windows
         num_tokens=num_tokens,
         num_documents=int(mask.sum()),
     )
-    return Part(counts, np.stack([np.cumsum(sizes) - sizes, places]))
+    return Part(counts, np.stack([np.cumsum(sizes) - sizes, places]).astype("<i8"))
 
 
 def _num_train_sequences(request: CacheRequest, tokens: TokensManifest, num_tokens: int) -> int:
@@ -154,11 +155,6 @@ def _text_splits(request: CacheRequest, tokens: TokensManifest) -> dict[str, Spl
             view=other.view.name,
         )
     return found
-
-
-def _write_runs(directory: HeldDirectory, name: str, part: Part) -> FileEntry:
-    runs: NDArray[Any] = part.runs.astype("<i8")
-    return write_synced(directory, runs_name(name), runs.tobytes())
 
 
 def document_hashes(store: TokenStore, chunk_tokens: int = CHUNK_TOKENS) -> NDArray[np.uint64]:

@@ -164,17 +164,15 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
     spec: EncoderSpec = pickle.load(requests)
     encoder = Encoder.of(spec)
     while True:
-        answer = _answer(encoder, pickle.load(requests), spec.limit)
+        task: Task = pickle.load(requests)
+        repairs = Repairs()
+        answer: TaskResult | ModelCheckError
+        try:
+            answer = TaskResult(encoder.whole(task, repairs, spec.limit), repairs)
+        except ModelCheckError as error:
+            answer = error
         pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
         answers.flush()
-
-
-def _answer(encoder: Encoder, task: Task, limit: int | None) -> TaskResult | ModelCheckError:
-    repairs = Repairs()
-    try:
-        return TaskResult(encoder.whole(task, repairs, limit), repairs)
-    except ModelCheckError as error:
-        return error
 
 
 if __name__ == "__main__":

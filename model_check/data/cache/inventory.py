@@ -177,13 +177,10 @@ M = TypeVar("M", ViewManifest, TokensManifest)
 
 def _manifest(place: HeldDirectory, name: str, kind: type[M]) -> M | None:
     with suppress(OSError, ValueError, RecursionError), place.directory(name) as directory:
-        return msgspec.json.decode(_read_unnoticed(directory), type=kind)
+        try:
+            # The access time, which only its owner may leave as it is, does not change.
+            content = directory.read(MANIFEST, LONGEST, os.O_NOATIME)
+        except PermissionError:
+            content = directory.read(MANIFEST, LONGEST)
+        return msgspec.json.decode(content, type=kind)
     return None
-
-
-def _read_unnoticed(directory: HeldDirectory) -> bytes:
-    """Without a change of the access time, which only its owner may leave as it is."""
-    try:
-        return directory.read(MANIFEST, LONGEST, os.O_NOATIME)
-    except PermissionError:
-        return directory.read(MANIFEST, LONGEST)

@@ -114,7 +114,9 @@ def _taken_over(cache: HeldDirectory, key_hash: str, name: str) -> HeldDirectory
 def _claimed(cache: HeldDirectory, old: str, name: str) -> HeldDirectory | None:
     """By a rename: of two builders that try, one gets it."""
     with cache.directory(old) as left:
-        if not _resumable(left):
+        # Only our own, to which nobody else could write.
+        others_write = left.status().st_mode & OTHERS_WRITE
+        if others_write or not left.has(UNFINISHED) or not is_ours(left):
             return None
         cache.rename(old, cache, name)
         directory = cache.directory(name)
@@ -122,12 +124,6 @@ def _claimed(cache: HeldDirectory, old: str, name: str) -> HeldDirectory | None:
             return directory
     directory.close()
     return None
-
-
-def _resumable(directory: HeldDirectory) -> bool:
-    """Only our own, to which nobody else could write."""
-    others_write = directory.status().st_mode & OTHERS_WRITE
-    return not others_write and directory.has(UNFINISHED) and is_ours(directory)
 
 
 def _saved(cache: HeldDirectory, name: str) -> float:

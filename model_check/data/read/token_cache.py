@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_check.data.read.manifest import (
-    TOKENIZER,
     TRAIN,
     TokensManifest,
     Verify,
@@ -66,15 +65,6 @@ class TokenCache(Split):
         counts = entry.num_sequences, entry.num_tokens
         runs = _runs(self.path, self.view, name)
         return Split(name, self.path, self.store, windows, *counts, runs)
-
-    @property
-    def tokenizer_path(self) -> Path:
-        return self.store.path / TOKENIZER
-
-    @property
-    def document_ends(self) -> NDArray[np.uint64]:
-        """Where each document ends in the store, its end token included: positions, ascending."""
-        return self.store.document_ends
 
 
 def _runs(path: Path, view: ViewManifest, split: str) -> NDArray[np.int64] | None:

@@ -33,7 +33,11 @@ class TokenStore:
         done = 0
         while done < out.size:
             shard, offset = divmod(position + done, shard_tokens)
-            part = self._shard(shard)[offset : offset + out.size - done]
+            if shard >= len(self._shards):
+                raise DataError(
+                    f"{self.path}: has no shard {shard}: its manifest promises too much"
+                )
+            part = self._shards[shard][offset : offset + out.size - done]
             if part.size == 0:
                 raise DataError(
                     f"{self.path}: shard {shard} ends before token {position + done}, which the "
@@ -48,12 +52,6 @@ class TokenStore:
         first = np.searchsorted(ends, np.uint64(position), "right")
         last = np.searchsorted(ends, np.uint64(position + count), "left")
         return np.asarray(ends[first:last], np.int64) - position
-
-    def _shard(self, number: int) -> NDArray[Any]:
-        shards = self._shards
-        if number >= len(shards):
-            raise DataError(f"{self.path}: has no shard {number}: its manifest promises too much")
-        return shards[number]
 
     @cached_property
     def _shards(self) -> list[NDArray[Any]]:

@@ -22,7 +22,7 @@ from model_check.data.sources.text import (
     without_bom,
 )
 from model_check.errors import DataError
-from model_check.utils.words import printable
+from model_check.utils.words import first_line, printable
 
 PACKED = (".gz", ".zst")
 _LINES = (".txt", ".jsonl")
@@ -230,5 +230,4 @@ def read_errors(file: Path | None = None) -> Iterator[None]:
 
 
 def _not_parquet(file: Path, error: Exception) -> DataError:
-    first_line = str(error).split("\n", 1)[0]
-    return DataError(f"{file}: not readable as parquet: {first_line}")
+    return DataError(f"{file}: not readable as parquet: {first_line(error)}")

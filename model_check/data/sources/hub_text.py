@@ -11,6 +11,7 @@ from model_check.data.cache.publish import BrokenOffError
 from model_check.data.sources.hub import Hub, without_secrets
 from model_check.data.sources.text import Repairs, clean
 from model_check.errors import DataError, StorageError
+from model_check.utils.words import first_line
 
 WIKITEXT = "Salesforce/wikitext"
 C4 = "allenai/c4"
@@ -136,13 +137,10 @@ class HubSource:
             return DataError(
                 f"{self.name}: not in the hub cache of this machine, and {self._hub.why_offline}"
             )
-        first_line = without_secrets(str(error).strip().split("\n", 1)[0])
-        text = f"{self.name}: {type(error).__name__}: {first_line}"
-        return (
-            BrokenOffError(f"{text}; run again: it goes on from there")
-            if begun
-            else DataError(text)
-        )
+        text = f"{self.name}: {type(error).__name__}: {without_secrets(first_line(error))}"
+        if begun:
+            return BrokenOffError(f"{text}; run again: it goes on from there")
+        return DataError(text)
 
 
 def import_datasets() -> Any:

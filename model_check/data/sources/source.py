@@ -10,13 +10,10 @@ from model_check.errors import DataError
 class Source(Protocol):
     """A text to train on. Two sources with one identity yield the same documents."""
 
-    @property
-    def name(self) -> str:
-        """Its name in every record: `embedded`, `Salesforce/wikitext`, `notes.txt`."""
-
-    @property
-    def label(self) -> str:
-        """Its part of the cache directory's name."""
+    name: str
+    """Its name in every record: `embedded`, `Salesforce/wikitext`, `notes.txt`."""
+    label: str
+    """Its part of the cache directory's name."""
 
     @property
     def size_bytes(self) -> int | None:

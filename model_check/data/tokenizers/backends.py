@@ -27,6 +27,7 @@ from model_check.data.tokenizers.characters import (
 from model_check.data.tokenizers.patterns import GPT_2, has_windows, windows
 from model_check.data.tokenizers.tokenizer import TextTokenizer, byte_letters
 from model_check.errors import DataError
+from model_check.utils.words import first_line
 
 BackendName = Literal["auto", "tokenizers", "gigatoken", "tiktoken"]
 Build = Callable[[TextTokenizer], Encode]
@@ -142,8 +143,7 @@ def _tried(name: BackendName, tokenizer: TextTokenizer) -> Backend:
         # Any error of the library, even a Rust panic, only means that it is not used.
         if not _of_library(error):
             raise
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UnfitError(f"cannot take this tokenizer: {first_line}") from error
+        raise UnfitError(f"cannot take this tokenizer: {first_line(error)}") from error
     divided = Divided(encode, plain(tokenizer), characters, _parts(tokenizer))
     why = f"{name} {version}: the same ids as tokenizers on a probe text"
     return Backend(name, why, divided.encode)

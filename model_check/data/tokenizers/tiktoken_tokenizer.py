@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 DEFAULT_ENCODING = "cl100k_base"
-_PIP_HINT = "tiktoken encodings need the tiktoken package: pip install tiktoken"
 _POSSESSIVE = re.compile(r"([+?*]|\{\d+(?:,\d*)?\})\+")
 """`\\p{L}++`, `{1,3}+`: `tokenizers` would read the last + as a repetition."""
 
@@ -46,15 +45,13 @@ class TiktokenTokenizer:
 
     @cached_property
     def _content(self) -> str:
-        signature = f"tiktoken {_version()} {self._encoding_name}"
+        signature = f"tiktoken {metadata.version('tiktoken')} {self._encoding_name}"
         return self._memo.remember(signature, lambda: _content_of(self._encoding))
 
     @cached_property
     def _encoding(self) -> "Encoding":
-        try:
-            import tiktoken
-        except ImportError as error:
-            raise DataError(_PIP_HINT) from error
+        import tiktoken
+
         try:
             return tiktoken.get_encoding(self._encoding_name)
         except ValueError as error:
@@ -113,10 +110,3 @@ def _content_of(encoding: "Encoding") -> str:
         digest.update(f"{rank} {token.hex()}\n".encode())
     digest.update(repr(sorted(encoding._special_tokens.items())).encode())
     return digest.hexdigest()
-
-
-def _version() -> str:
-    try:
-        return metadata.version("tiktoken")
-    except metadata.PackageNotFoundError as error:
-        raise DataError(_PIP_HINT) from error

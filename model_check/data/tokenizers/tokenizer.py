@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -67,12 +68,9 @@ class TextTokenizer:
 class TokenizerChoice(Protocol):
     """A tokenizer that is chosen. It is loaded only to build: not where a cache exists."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def label(self) -> str:
-        """Its part of the cache directory's name."""
+    name: str
+    label: str
+    """Its part of the cache directory's name."""
 
     def identity(self) -> dict[str, Any]:
         """Its part of the cache key. Raises DataError."""
@@ -101,17 +99,13 @@ class GivenTokenizer:
 
     @cached_property
     def _content_hash(self) -> str:
-        try:
+        with _read_errors(self._path):
             return self._memo.of_file("tokenizer", self._path, lambda: hash_of(self._document))
-        except OSError as error:
-            raise _unreadable(self._path, error) from error
 
     @cached_property
     def _document(self) -> dict[str, Any]:
-        try:
+        with _read_errors(self._path):
             return document_in(self._path.read_bytes(), self._path)
-        except OSError as error:
-            raise _unreadable(self._path, error) from error
 
     def _probe(self, content: str) -> str:
         import tokenizers
@@ -179,5 +173,9 @@ def byte_letters() -> list[str]:
     return [chr(byte if byte in printed else next(others)) for byte in range(256)]
 
 
-def _unreadable(path: Path, error: OSError) -> DataError:
-    return DataError(f"{path}: cannot be read as a tokenizer: {error.strerror}")
+@contextmanager
+def _read_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read as a tokenizer: {error.strerror}") from error

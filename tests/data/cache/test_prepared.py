@@ -60,7 +60,9 @@ def test_the_tool_of_the_guide_leaves_tokenizer_dataset_and_metadata(
     cache = TokenCache.open(prepare(settings, print).path, "full")
     assert (cache.context_length, cache.stride) == (64, 48)
     assert cache.vocab_size == metadata["vocab_size"]
-    assert cache.tokenizer_path.read_bytes() == (out / "tokenizer.json").read_bytes()
+    assert (cache.store.path / "tokenizer.json").read_bytes() == (
+        out / "tokenizer.json"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])

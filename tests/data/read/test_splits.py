@@ -208,7 +208,7 @@ def test_rows_of_parquet_are_divided_too(lab: Lab) -> None:
 def decoded(cache: TokenCache, name: str) -> str:
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(cache.tokenizer_path))
+    tokenizer = Tokenizer.from_file(str(cache.store.path / "tokenizer.json"))
     return str(tokenizer.decode(stream_of(cache.split(name)), skip_special_tokens=False))
 
 

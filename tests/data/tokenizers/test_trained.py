@@ -101,14 +101,6 @@ def test_an_unknown_encoding_is_named_with_those_that_are(lab: Lab) -> None:
         TiktokenTokenizer("nope", Memo(lab.dir)).identity()
 
 
-def test_without_tiktoken_the_hint_says_how_to_have_it(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "tiktoken", None)
-    with pytest.raises(DataError, match="pip install tiktoken"):
-        lab.prepare(lab.text(), "data.tokenizer=tiktoken")
-
-
 TOY = r"""
 def toy():
     ranks = {bytes([byte]): byte for byte in range(256)}
