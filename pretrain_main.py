@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from model_check.config.arguments import (
     add_settings_options,
     settings_request,
 )
-from model_check.config.drill import Drill, parse_drill
+from model_check.config.drill import parse_drill
 from model_check.config.load import Loaded, load
 from model_check.config.memory import check_host_memory
 from model_check.config.resume import check_resume
@@ -49,9 +49,9 @@ from model_check.utils.standard_streams import open_missing_streams
 from model_check.utils.worker_env import TOKEN_CACHE, WorkerEnv
 
 if TYPE_CHECKING:
-    from model_check.data.read.loader import Batch, BatchLoader
+    from model_check.data.read.loader import BatchLoader
     from model_check.data.read.token_cache import TokenCache
-    from model_check.engine.evaluation import Splits
+    from model_check.engine.batches import Splits
 
 EXIT_UNEXPECTED = 1
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
@@ -97,7 +97,13 @@ def main(argv: Sequence[str]) -> int:
     with process.stop.installed():
         offered = offer_stacks(env.stacks_path)
         process.sink.emit(Phase(name="import", detail={"schema": SCHEMA, **offered}))
-        failure = attempt(lambda: train(argv, process))
+        failure: BaseException | None = None
+        try:
+            train(argv, process)
+        except SystemExit:  # --help
+            raise
+        except BaseException as error:
+            failure = error
         with process.stop.deferred():  # the last event must be written whole
             ending = ending_of(failure, process)
             process.sink.emit(last_word(ending, process.meter))
@@ -105,17 +111,6 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.flush()
         os._exit(ending.exit_code)
     return ending.exit_code
-
-
-def attempt(work: Callable[[], None]) -> BaseException | None:
-    """Do `work`; returns the exception that ended it, None when there was none."""
-    try:
-        work()
-    except SystemExit:  # --help
-        raise
-    except BaseException as failure:
-        return failure
-    return None
 
 
 def ending_of(failure: BaseException | None, process: Process) -> Ending:
@@ -158,7 +153,8 @@ def train(argv: Sequence[str], process: Process) -> None:
     refuse_missing_gpu(loaded, process)
     worker = name_worker(loaded, process)
     refuse_to_be_a_rank(process.env, os.environ)
-    drill = drill_of(settings)
+    text = settings.debug.drill
+    drill = parse_drill(text, settings.training.max_steps) if text else None
     refuse_impossible(loaded)
     if settings.training.save_on_signal and not process.env.supervised:
         process.stop.take_as_notice(signal.SIGTERM)
@@ -167,7 +163,7 @@ def train(argv: Sequence[str], process: Process) -> None:
     from model_check.engine.assembly import build_trainer  # from here on: torch
     from model_check.engine.device import keep_freed_memory, pick_device, set_up_process
     from model_check.engine.rng import seed_everything
-    from model_check.engine.run_context import Channels, Identity, Limits, RunContext
+    from model_check.engine.run_context import Channels, Identity, RunContext
     from model_check.engine.saving.checkpoint_files import checkpoint_directory
 
     set_up_process(settings.system, process.env.num_workers, os.environ)
@@ -183,7 +179,8 @@ def train(argv: Sequence[str], process: Process) -> None:
             settings.system.checkpoint_dir, process.env.supervised, worker
         ),
         meter=process.meter,
-        limits=Limits(process.stop, drill),
+        stop=process.stop,
+        drill=drill,
         splits=validation_splits(cache, settings, pin=device.type == "cuda"),
         weights=weights_directory(settings, process.console.say),
     )
@@ -198,11 +195,6 @@ def refuse_impossible(loaded: Loaded) -> None:
     check_resume(loaded.settings.training.resume)
     if loaded.device == "cpu":
         check_host_memory(loaded.settings, 1, host_memory_bytes())
-
-
-def drill_of(settings: Settings) -> Drill | None:
-    text = settings.debug.drill
-    return parse_drill(text, settings.training.max_steps) if text else None
 
 
 def parser() -> Parser:
@@ -300,17 +292,11 @@ def validation_splits(cache: "TokenCache", settings: Settings, *, pin: bool) -> 
     training = settings.training
     if training.eval_interval is None:
         return {}
-
-    def batches(name: str) -> "Iterable[Batch]":
-        return evaluation_batches(
-            cache.split(name),
-            training.batch_size,
-            training.eval_batches,
-            pin=pin,
-            documents=settings.data.document_masking,
-        )
-
-    return {name: partial(batches, name) for name in cache.splits[1:]}  # the first is train
+    sizes, masked = (training.batch_size, training.eval_batches), settings.data.document_masking
+    return {
+        name: partial(evaluation_batches, cache.split(name), *sizes, pin=pin, documents=masked)
+        for name in cache.splits[1:]  # the first is train
+    }
 
 
 def last_word(ending: Ending, meter: Meter) -> Done:

@@ -20,7 +20,7 @@ from model_check.config.load import Request, load
 from model_check.engine.assembly import build_trainer
 from model_check.engine.checkpoint import read_checkpoint
 from model_check.engine.metrics import Meter
-from model_check.engine.run_context import Channels, Identity, Limits, RunContext
+from model_check.engine.run_context import Channels, Identity, RunContext
 from model_check.engine.stop import StopSignal
 from model_check.events import NullSink
 
@@ -61,7 +61,7 @@ def run_s(way: str, preset: str, directory: Path) -> float:
         device=torch.device("cpu"),
         directory=directory,
         meter=Meter(),
-        limits=Limits(StopSignal()),
+        stop=StopSignal(),
     )
     source = Source(settings.training.batch_size, settings.training.context_length)
     trainer = build_trainer(settings, source, VOCABULARY, context)

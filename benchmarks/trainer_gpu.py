@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from model_check.config.derived import tokens_per_step  # noqa: E402
+from model_check.config.derived import num_micro_batches  # noqa: E402
 from model_check.config.load import Request, load  # noqa: E402
 from model_check.config.schema import Settings  # noqa: E402
 from model_check.config.shape import (  # noqa: E402
@@ -39,7 +39,7 @@ from model_check.engine.metrics import Meter, peak_memory_bytes  # noqa: E402
 from model_check.engine.observe.mfu import Utilisation, flops_per_token, peak_flops  # noqa: E402
 from model_check.engine.observer import RunObserver  # noqa: E402
 from model_check.engine.reading import StepMetrics  # noqa: E402
-from model_check.engine.run_context import Channels, Identity, Limits, RunContext  # noqa: E402
+from model_check.engine.run_context import Channels, Identity, RunContext  # noqa: E402
 from model_check.engine.stop import StopSignal  # noqa: E402
 from model_check.errors import ModelCheckError  # noqa: E402
 from model_check.events import Event, NullSink, Phase  # noqa: E402
@@ -259,7 +259,7 @@ def run_ours(settings: Settings, device: torch.device) -> Outcome:
         device=device,
         directory=Path(),
         meter=Meter(),
-        limits=Limits(StopSignal()),
+        stop=StopSignal(),
     )
     build_trainer(settings, RandomTokens(settings, shape.vocab_size), 0, context).run()
     return outcome_of(settings, shape, device, clock, sink.attention)
@@ -345,8 +345,8 @@ def outcome_of(
 ) -> Outcome:
     times = clock.seconds[WARM_UP_STEPS:]
     median = statistics.median(times)
-    rate = tokens_per_step(settings) / median
-    context = settings.training.context_length
+    training, context = settings.training, settings.training.context_length
+    rate = num_micro_batches(settings) * training.batch_size * context / median
     utilisation = Utilisation(
         flops_per_token(shape, context), peak_flops(device_name(device), torch.bfloat16)
     )

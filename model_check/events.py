@@ -8,7 +8,7 @@ CLOCK_MONOTONIC nanoseconds: comparable between processes of one machine.
 
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -238,8 +238,11 @@ GpuEvent = Watched | Telemetry | Counters | Xid | Trouble
 """What the launcher's telemetry reports about a worker's GPU during a run."""
 
 _encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
-_gpu_decoder: msgspec.json.Decoder[GpuEvent] = msgspec.json.Decoder(GpuEvent)
+
+decode: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
+"""Reads one line; raises msgspec.DecodeError (ValidationError included) when it is not an event."""
+decode_gpu: Callable[[bytes], GpuEvent] = msgspec.json.Decoder(GpuEvent).decode
+"""`decode`, for a line about a GPU."""
 
 
 def encode(event: Event | GpuEvent) -> bytes:
@@ -262,17 +265,6 @@ def readable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [readable(item) for item in value]
     return value
-
-
-def decode(line: bytes) -> Event:
-    """Read one line; raises msgspec.DecodeError (ValidationError included) when it is not an
-    event."""
-    return _decoder.decode(line)
-
-
-def decode_gpu(line: bytes) -> GpuEvent:
-    """`decode`, for a line about a GPU."""
-    return _gpu_decoder.decode(line)
 
 
 class EventSink(Protocol):

@@ -33,7 +33,7 @@ class Watching:
         self.trainer: Trainer = build(work, num_steps, RunObserver())
         self.work = work
         self._stream = self.trainer.source.batches()
-        self.trainer.context.meter.start()
+        self.trainer.state.context.meter.start()
 
     def data(self) -> StepData:
         return gather(self._stream, 0, self.work.num_micro_batches, CPU)
@@ -48,7 +48,7 @@ class Watching:
 
     def take(self, readings: list[StepMetrics]) -> None:
         for reading in readings:
-            seconds = self.trainer.context.meter.finish_step(
+            seconds = self.trainer.state.context.meter.finish_step(
                 reading.loss, reading.data.num_positions
             )
             for observer in self.trainer.state.observers:

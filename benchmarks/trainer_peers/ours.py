@@ -29,7 +29,7 @@ from model_check.engine.device import keep_freed_memory, set_up_process
 from model_check.engine.metrics import Meter
 from model_check.engine.observer import RunObserver
 from model_check.engine.reading import StepMetrics
-from model_check.engine.run_context import Channels, Identity, Limits, RunContext
+from model_check.engine.run_context import Channels, Identity, RunContext
 from model_check.engine.stop import StopSignal
 from model_check.engine.trainer import Trainer
 from model_check.events import SocketSink
@@ -119,7 +119,7 @@ def build(work: Workload, num_steps: int, observer: RunObserver) -> Trainer:
         device=CPU,
         directory=Path(),
         meter=Meter(),
-        limits=Limits(StopSignal()),
+        stop=StopSignal(),
     )
     source = TokenSource(work.tokens(num_steps), work.batch_size)
     return build_trainer(settings, source, work.vocab_size, context)

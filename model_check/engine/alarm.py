@@ -12,7 +12,6 @@ import torch
 from model_check.engine.checkpoint import storing, write_checkpoint
 from model_check.engine.inject import Injector
 from model_check.engine.reading import StepMetrics
-from model_check.engine.run_context import RunContext
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan, accumulate
 from model_check.errors import NonFiniteError, StorageError
@@ -26,7 +25,6 @@ from model_check.forensics.scan import bad_gradients, bad_parameters
 class Alarm:
     """The model's weights are those before the bad step: the optimizer refused it."""
 
-    context: RunContext
     state: TrainingState
     plan: StepPlan
     injector: Injector
@@ -34,12 +32,12 @@ class Alarm:
     """Later steps may have overwritten the gradients of the bad one: compute them again."""
 
     def raise_for(self, metrics: StepMetrics) -> NoReturn:
-        model, channels = self.state.model, self.context.channels
+        model, channels = self.state.model, self.state.context.channels
         if self.recomputes:
             self.injector.repeat(metrics.step)
             accumulate(model, metrics.data, self.state.optimizer, self.plan)
         bad = BadStep(
-            worker=self.context.identity.worker,
+            worker=self.state.context.identity.worker,
             step=metrics.step,
             loss=metrics.loss,
             grad_norm=metrics.grad_norm,
@@ -56,7 +54,7 @@ class Alarm:
 
     def _save_evidence(self, metrics: StepMetrics) -> None:
         """A checkpoint of the state before the step and, where asked for, all tensors."""
-        step, directory = metrics.step, self.context.directory
+        step, directory = metrics.step, self.state.context.directory
         self._keep(
             "Checkpoint",
             directory / f"nan_grad_step_{step}.pt",
@@ -72,7 +70,7 @@ class Alarm:
     def _keep(self, what: str, path: Path, write: Callable[[Path], None]) -> None:
         """A full disk, or a GPU that fails for good, must not hide the finding: it is reported, and
         the exit code stays 20."""
-        channels = self.context.channels
+        channels = self.state.context.channels
         try:
             with storing(path):
                 write(path)

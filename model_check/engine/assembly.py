@@ -53,19 +53,18 @@ def build_trainer(
     plan = StepPlan(device, dtype, training.max_grad_norm)
     reader = Reader((1 if device.type == "cuda" else 0) if lag is None else lag)
     observers = run_observers(settings, shape, dtype, context)
-    data = dict(context.identity.data)
-    state = TrainingState(settings, shape, data, model, optimizer, context.meter, observers)
-    injector = Injector(context.limits.drill, context.identity.worker, model)
-    evaluator = Evaluator(state, plan, context.splits, context.channels.sink)
+    state = TrainingState(settings, shape, context, model, optimizer, observers)
+    injector = Injector(context.drill, context.identity.worker, model)
+    evaluator = Evaluator(state, plan)
     saver = Saver(context.directory, training, device, context.channels.say)
-    alarm = Alarm(context, state, plan, injector, recomputes=reader.lag > 0)
+    alarm = Alarm(state, plan, injector, recomputes=reader.lag > 0)
     if training.resume is not None:
-        resume(state, training.resume, saver, context)
+        resume(state, training.resume, saver)
         injector.check_reached(from_step=state.progress.step)
     if training.compile:  # last: it takes long, and every other mistake is known before
         with explained(settings, context):
             compile_blocks(model, optimizer, plan, settings, context.channels)
-    return Trainer(context, state, source, plan, reader, injector, evaluator, saver, alarm)
+    return Trainer(state, source, plan, reader, injector, evaluator, saver, alarm)
 
 
 def _check_vocabulary(shape: Geometry, tokenizer_vocab_size: int) -> None:

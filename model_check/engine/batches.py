@@ -1,7 +1,7 @@
 """Batches from a source, gathered into the micro-batches of one step."""
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,9 @@ from torch import Tensor
 
 from model_check.data.read.loader import Batch
 from model_check.models.loss import IGNORED
+
+Splits = Mapping[str, Callable[[], Iterable[Batch]]]
+"""Name -> its batches, from the first; the last may be smaller."""
 
 
 class BatchSource(Protocol):

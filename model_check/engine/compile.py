@@ -22,11 +22,7 @@ _COMPILERS = ("g++", "c++", "clang++", "gcc", "cc", "clang")
 
 
 def compile_blocks(
-    model: BasicLlama,
-    optimizer: AdamW,
-    plan: StepPlan,
-    settings: Settings,
-    channels: Channels,
+    model: BasicLlama, optimizer: AdamW, plan: StepPlan, settings: Settings, channels: Channels
 ) -> None:
     """Compile forward and backward pass now, on a micro-batch of zeros: the wait has a phase of its
     own, and no step pays for it.

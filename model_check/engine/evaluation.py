@@ -1,7 +1,8 @@
 """The loss on validation splits. It leaves the training state as it was."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -13,11 +14,9 @@ from model_check.engine.batches import on_device
 from model_check.engine.rng import kept_rng
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan
-from model_check.events import Beat, Evaluation, EventSink
+from model_check.events import Beat, Evaluation
 from model_check.models.loss import IGNORED
 
-Splits = Mapping[str, Callable[[], Iterable[Batch]]]
-"""Name -> its batches, from the first; the last may be smaller."""
 BEAT_S = 1.0
 """How often a long evaluation shows that it is alive."""
 
@@ -25,14 +24,11 @@ BEAT_S = 1.0
 class Evaluator:
     """Evaluates every split."""
 
-    def __init__(
-        self, state: TrainingState, plan: StepPlan, splits: Splits, sink: EventSink
-    ) -> None:
+    def __init__(self, state: TrainingState, plan: StepPlan) -> None:
         training = state.settings.training
-        self._model, self._progress, self._meter = state.model, state.progress, state.meter
-        self._plan = plan
-        self._splits, self._interval, self._sink = splits, training.eval_interval, sink
-        self._best_split = training.best_split or next(iter(splits), None)
+        self._state, self._plan, self._interval = state, plan, training.eval_interval
+        self._splits = state.context.splits
+        self._best_split = training.best_split or next(iter(self._splits), None)
 
     def due(self, num_done: int) -> bool:
         return self._interval is not None and num_done % self._interval == 0
@@ -49,17 +45,17 @@ class Evaluator:
     def _evaluate(
         self, name: str, batches: Iterable[Batch], num_done: int, between: Callable[[], None]
     ) -> Evaluation:
-        now = self._meter.now
+        now = self._state.context.meter.now
         started = beaten = now()
         total = torch.zeros((), dtype=torch.float64, device=self._plan.device)
         num_targets = 0
-        with untouched(self._model):
+        with untouched(self._state.model):
             for batch in batches:
                 between()
                 total += self._summed_loss(batch)
                 num_targets += int((batch.targets != IGNORED).sum())
                 if now() - beaten >= BEAT_S:
-                    self._sink.emit(Beat())
+                    self._state.context.channels.sink.emit(Beat())
                     beaten = now()
         loss = total.item() / max(1, num_targets)  # sync
         return Evaluation(
@@ -73,12 +69,12 @@ class Evaluator:
 
     def _summed_loss(self, batch: Batch) -> Tensor:
         with self._plan.forward_context():
-            loss: Tensor = self._model(*on_device(batch, self._plan.device))
+            loss: Tensor = self._state.model(*on_device(batch, self._plan.device))
         return loss
 
     def _noted(self, evaluation: Evaluation) -> Evaluation:
         """Remember it, marked where it is the best so far. A loss that is not finite never is."""
-        validation, loss = self._progress.validation, float.fromhex(evaluation.loss)
+        validation, loss = self._state.progress.validation, float.fromhex(evaluation.loss)
         validation.val_loss[evaluation.split] = loss
         if evaluation.split != self._best_split or not math.isfinite(loss):
             return evaluation
@@ -93,11 +89,7 @@ class Evaluator:
 
 def perplexity(loss: float) -> float | None:
     """exp(loss); None where that is no finite number."""
-    try:
-        value = math.exp(loss)
-    except OverflowError:
-        return None
-    return value if math.isfinite(value) else None
+    return math.exp(loss) if loss < math.log(sys.float_info.max) else None
 
 
 @contextmanager

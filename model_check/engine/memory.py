@@ -1,9 +1,7 @@
 """Out of memory: one line that says what to change; a GPU leaves a snapshot of its allocator."""
 
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
@@ -27,11 +25,10 @@ def explained(settings: Settings, context: RunContext) -> Iterator[None]:
     """Turn the failure of an allocator into OutOfMemory."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _explanation(settings, context, error) from error
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         # The CPU allocator raises no class of its own.
-        if "can't allocate memory" not in str(error):
+        own_class = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not own_class and "can't allocate memory" not in str(error):
             raise
         raise _explanation(settings, context, error) from error
 
@@ -40,8 +37,7 @@ def _explanation(settings: Settings, context: RunContext, error: BaseException) 
     # The CPU allocator quotes its source at length; the size follows "DefaultCPUAllocator:".
     words = str(error).partition("DefaultCPUAllocator: ")[2] or str(error)
     why = words.splitlines()[0] if words else type(error).__name__
-    kind = "cuda" if context.device.type == "cuda" else "cpu"
-    needed = estimate_memory(settings, kind)
+    needed = estimate_memory(settings, context.device.type)
     return OutOfMemory(
         f"out of memory on {context.device}, where this run needs about {needed.describe()}; "
         f"{advice(settings)}. {why}{_snapshot(context)}"
@@ -55,15 +51,9 @@ def _snapshot(context: RunContext) -> str:
         return ""
     path = context.directory / SNAPSHOT
     try:
-        write_snapshot(path, torch.cuda.memory._snapshot())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError) as error:
         return f" (no memory snapshot: {error})"
     context.channels.sink.emit(Evidence(path=str(path.absolute()), what="memory snapshot"))
     return f" Memory snapshot: {path} (open it at pytorch.org/memory_viz)"
-
-
-def write_snapshot(path: Path, snapshot: object) -> None:
-    """In the form that pytorch.org/memory_viz reads."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        pickle.dump(snapshot, file)

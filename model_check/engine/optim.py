@@ -6,7 +6,6 @@ each reads the state of the other. We do not use it because its constructor impo
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,15 +14,6 @@ from torch import Tensor, nn
 from model_check.config.schema import TrainingSettings
 from model_check.config.shape import parameter
 from model_check.engine.loss_scale import LossScale
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Parameters with one weight decay, and their numbers in the order of the model."""
-
-    indices: list[int]
-    parameters: list[nn.Parameter]
-    weight_decay: float
 
 
 class AdamW:
@@ -54,7 +44,8 @@ class AdamW:
         """1 from the first bad step on."""
         decayed = [i for i, name in enumerate(named) if parameter(name).decays]
         others = [i for i, name in enumerate(named) if not parameter(name).decays]
-        self._groups = [self._group(decayed, training.weight_decay), self._group(others, 0.0)]
+        self._groups = [(decayed, training.weight_decay), (others, 0.0)]
+        """The numbers of parameters in the order of the model, and their weight decay."""
 
     def zero_grad(self) -> None:
         for owner in self.parameters:
@@ -77,7 +68,7 @@ class AdamW:
         gate = self.refusing if skip is None else torch.maximum(self.refusing, skip.float())
         self.num_steps += 1 - gate
         for group in self._groups:
-            if group.indices:
+            if group[0]:
                 self._update(group, lr, grad_divisor, gate)
 
     def state_dict(self) -> dict[str, Any]:
@@ -90,12 +81,12 @@ class AdamW:
             },
             "param_groups": [
                 {
-                    "params": group.indices,
-                    "weight_decay": group.weight_decay,
+                    "params": indices,
+                    "weight_decay": weight_decay,
                     "betas": self.betas,
                     "eps": self.eps,
                 }
-                for group in self._groups
+                for indices, weight_decay in self._groups
             ],
             "loss_scale": self.loss_scale.state_dict() if self.loss_scale else None,
         }
@@ -110,25 +101,25 @@ class AdamW:
         if self.loss_scale is not None and state.get("loss_scale") is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
 
-    def _group(self, indices: list[int], weight_decay: float) -> _Group:
-        return _Group(indices, [self.parameters[i] for i in indices], weight_decay)
-
-    def _update(self, group: _Group, lr: float, grad_divisor: Tensor | None, gate: Tensor) -> None:
+    def _update(
+        self, group: tuple[list[int], float], lr: float, divisor: Tensor | None, gate: Tensor
+    ) -> None:
+        indices, weight_decay = group
         torch._fused_adamw_(
-            group.parameters,  # type: ignore[arg-type]
-            [p.grad for p in group.parameters],  # type: ignore[misc]
-            [self.first_moments[i] for i in group.indices],
-            [self.second_moments[i] for i in group.indices],
+            [self.parameters[i] for i in indices],
+            [self.parameters[i].grad for i in indices],  # type: ignore[misc]
+            [self.first_moments[i] for i in indices],
+            [self.second_moments[i] for i in indices],
             [],
-            [self.num_steps] * len(group.indices),
+            [self.num_steps] * len(indices),
             lr=lr,
             beta1=self.betas[0],
             beta2=self.betas[1],
-            weight_decay=group.weight_decay,
+            weight_decay=weight_decay,
             eps=self.eps,
             amsgrad=False,
             maximize=False,
-            grad_scale=grad_divisor,
+            grad_scale=divisor,
             found_inf=gate,
         )
 

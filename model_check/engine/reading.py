@@ -29,14 +29,10 @@ class StepMetrics:
         return self.data.step
 
 
-@dataclass(frozen=True)
-class _Pending:
-    data: StepData
-    lr: float
-    values: Tensor
-    """loss, grad_norm, bad; then, with a loss scale, skipped and the scale. On their way to the
-    host until `ready`."""
-    ready: torch.cuda.Event | None
+_Pending = tuple[StepData, float, Tensor, torch.cuda.Event | None]
+"""A step, its learning rate, its numbers on their way to the host, and the event after which they
+are there (None: they are). The numbers: loss, grad_norm, bad; then, with a loss scale, skipped and
+the scale."""
 
 
 class Reader:
@@ -48,8 +44,7 @@ class Reader:
 
     def push(self, data: StepData, lr: float, result: StepResult) -> list[StepMetrics]:
         """Take a step that was just enqueued; the metrics that are due now, oldest first."""
-        values, ready = _start_copy(result)
-        self._pending.append(_Pending(data, lr, values, ready))
+        self._pending.append((data, lr, *_start_copy(result)))
         return self._read(keep=self.lag)
 
     def flush(self) -> list[StepMetrics]:
@@ -59,15 +54,13 @@ class Reader:
     def _read(self, keep: int) -> list[StepMetrics]:
         metrics = []
         while len(self._pending) > keep:
-            pending = self._pending.popleft()
-            if pending.ready is not None:
-                pending.ready.synchronize()  # sync
-            loss, grad_norm, bad, *scaling = pending.values.tolist()
+            data, lr, values, ready = self._pending.popleft()
+            if ready is not None:
+                ready.synchronize()  # sync
+            loss, grad_norm, bad, *scaling = values.tolist()
             skipped, loss_scale = scaling or (False, None)
             metrics.append(
-                StepMetrics(
-                    pending.data, pending.lr, loss, grad_norm, bool(bad), bool(skipped), loss_scale
-                )
+                StepMetrics(data, lr, loss, grad_norm, bool(bad), bool(skipped), loss_scale)
             )
         return metrics
 

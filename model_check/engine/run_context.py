@@ -1,18 +1,19 @@
 """What a run gets from the process that it is in, and what no setting says."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from model_check.config.drill import Drill
-from model_check.engine.evaluation import Splits
+from model_check.engine.batches import Splits
 from model_check.engine.metrics import Meter
 from model_check.engine.observer import RunObserver
 from model_check.engine.stop import StopSignal
 from model_check.events import EventSink, Note, Scalar
+from model_check.utils.words import Say
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Identity:
 class Channels:
     """Where a run reports to."""
 
-    say: Callable[[str], None]
+    say: Say
     """Lines for people."""
     sink: EventSink
     """Events for the supervisor."""
@@ -47,14 +48,6 @@ class Channels:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What ends a run early, or disturbs it on purpose."""
-
-    stop: StopSignal
-    drill: Drill | None = None
-
-
-@dataclass(frozen=True)
 class RunContext:
     """Everything that a run needs besides its settings and its batches."""
 
@@ -64,7 +57,9 @@ class RunContext:
     directory: Path
     """Of checkpoints and dumps."""
     meter: Meter
-    limits: Limits
+    stop: StopSignal
+    drill: Drill | None = None
+    """The fault to inject."""
     splits: Splits = field(default_factory=dict)
     """The validation splits, by name."""
     weights: Path | None = None

@@ -19,11 +19,10 @@ from model_check.config.derived import num_micro_batches
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
 from model_check.engine.checkpoint import SCHEMA
-from model_check.engine.metrics import Meter
 from model_check.engine.observer import RunObserver
 from model_check.engine.optim import AdamW
 from model_check.engine.rng import rng_states, set_rng_states
-from model_check.events import Scalar
+from model_check.engine.run_context import RunContext
 
 
 @dataclass
@@ -55,10 +54,9 @@ class TrainingState:
 
     settings: Settings
     shape: Geometry
-    data: dict[str, Scalar]
+    context: RunContext
     model: nn.Module
     optimizer: AdamW
-    meter: Meter
     observers: Sequence[RunObserver]
     progress: RunProgress = field(default_factory=RunProgress)
 
@@ -75,10 +73,10 @@ class TrainingState:
             "loader": {"position": progress.position + num_batches},
             "loss": loss,
             **asdict(progress.validation),
-            "total_tokens": self.meter.total_tokens,
+            "total_tokens": self.context.meter.total_tokens,
             "settings": msgspec.to_builtins(self.settings),
             "model_cfg": msgspec.to_builtins(self.shape),
-            "data": self.data,
+            "data": dict(self.context.identity.data),
             "logging": {name: value for o in self.observers for name, value in o.kept().items()},
         }
 
@@ -88,7 +86,7 @@ class TrainingState:
             for name, value in self.model.state_dict().items():
                 value.copy_(state["model"][name])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.meter.total_tokens = state["total_tokens"]
+        self.context.meter.total_tokens = state["total_tokens"]
         progress = self.progress
         progress.step, progress.position = state["step"], state["loader"]["position"]
         progress.validation = Validation(**{f.name: state[f.name] for f in fields(Validation)})
@@ -97,16 +95,14 @@ class TrainingState:
         set_rng_states(state["rng"])  # last: nothing above may draw from it
 
 
-def snapshot(state: Any) -> Any:
-    """A copy on the CPU that training does not change; tensors that share memory still do."""
-    return _copied(state, {})
-
-
-def _copied(value: Any, copies: dict[tuple[object, ...], Tensor]) -> Any:
+def snapshot(value: Any, copies: dict[tuple[object, ...], Tensor] | None = None) -> Any:
+    """A copy on the CPU that training does not change; tensors that share memory still do.
+    `copies`: those that were made already."""
+    copies = {} if copies is None else copies
     if isinstance(value, dict):
-        return {name: _copied(inner, copies) for name, inner in value.items()}
+        return {name: snapshot(inner, copies) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_copied(inner, copies) for inner in value)
+        return type(value)(snapshot(inner, copies) for inner in value)
     if not isinstance(value, Tensor):
         return value
     place = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())

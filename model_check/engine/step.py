@@ -45,8 +45,6 @@ class StepPlan:
 
     def backward_context(self) -> AbstractContextManager[object]:
         """No autocast, within the forward context: the products have their dtypes already."""
-        if self.dtype == torch.float32:
-            return nullcontext()
         return torch.autocast(self.device.type, enabled=False)
 
 

@@ -14,7 +14,6 @@ from model_check.engine.inject import Injector
 from model_check.engine.memory import explained
 from model_check.engine.metrics import Meter, peak_memory_bytes
 from model_check.engine.reading import Reader, StepMetrics
-from model_check.engine.run_context import RunContext
 from model_check.engine.saving.checkpoint_files import BEST, LAST, step_name
 from model_check.engine.saving.saver import Saver
 from model_check.engine.schedule import learning_rate
@@ -28,7 +27,6 @@ from model_check.events import Phase, PhaseName
 class Trainer:
     """Trains from where its state is to training.max_steps; calls its observers at each step."""
 
-    context: RunContext
     state: TrainingState
     source: BatchSource
     plan: StepPlan
@@ -41,24 +39,24 @@ class Trainer:
     def run(self) -> None:
         """Train to the end. Raises NonFiniteError, Terminated, EndedEarly, OutOfMemory,
         StorageError."""
-        channels, stop = self.context.channels, self.context.limits.stop
+        channels, stop = self.state.context.channels, self.state.context.stop
         first, max_steps = self.state.progress.step, self.state.settings.training.max_steps
         channels.sink.emit(Phase(name="train", detail={"first_step": first} if first else {}))
         if first >= max_steps:
             raise EndedEarly(f"had nothing left to train: {first} steps were done before")
         with (
             stop.deferred(),
-            explained(self.state.settings, self.context),
+            explained(self.state.settings, self.state.context),
             closing(self.source.batches(self.state.progress.position)) as stream,
             self.saver,
             ExitStack() as stack,
         ):
             for observer in self.state.observers:
                 stack.callback(observer.close)
-            self.context.meter.start()
+            self.state.context.meter.start()
             num_done = self._loop(stream)
             self._finish(num_done)
-        channels.say(_conclusion(self.context.meter))
+        channels.say(_conclusion(self.state.context.meter))
         if num_done < max_steps:
             done = f"{num_done} of {max_steps} steps, saved"
             raise EndedEarly(f"ended early by {stop.notice_name}: {done}")
@@ -83,7 +81,7 @@ class Trainer:
             self._take(self.reader.push(data, lr, result))
             num_done = step + 1
             self._between_steps(num_done)
-            if self.context.limits.stop.asked(training.save_on_signal):
+            if self.state.context.stop.asked(training.save_on_signal):
                 break
         return num_done
 
@@ -91,7 +89,7 @@ class Trainer:
         for metrics in steps:
             if metrics.bad:
                 self.alarm.raise_for(metrics)
-            seconds = self.context.meter.finish_step(metrics.loss, metrics.data.num_positions)
+            seconds = self.state.context.meter.finish_step(metrics.loss, metrics.data.num_positions)
             for observer in self.state.observers:
                 observer.on_step(metrics, seconds)
 
@@ -109,7 +107,7 @@ class Trainer:
     def _finish(self, num_done: int) -> None:
         training = self.state.settings.training
         self._take(self.reader.flush())
-        self.context.limits.stop.check()
+        self.state.context.stop.check()
         is_early = num_done < training.max_steps
         if not is_early and self.evaluator.due_at_end(num_done):
             self._evaluate(num_done)
@@ -122,7 +120,7 @@ class Trainer:
     def _evaluate(self, num_done: int) -> None:
         is_best = False
         with self._phase("eval"):
-            for evaluation in self.evaluator.evaluate(num_done, self.context.limits.stop.check):
+            for evaluation in self.evaluator.evaluate(num_done, self.state.context.stop.check):
                 is_best |= evaluation.best
                 for observer in self.state.observers:
                     observer.on_evaluation(evaluation)
@@ -131,16 +129,16 @@ class Trainer:
 
     def _save(self, name: str, num_done: int, *, wait: bool = False) -> None:
         with self._phase("save"):
-            captured = self.state.capture(num_done, self.context.meter.loss_last)
+            captured = self.state.capture(num_done, self.state.context.meter.loss_last)
             self.saver.save(name, captured, wait=wait)
 
     @contextmanager
     def _phase(self, name: PhaseName) -> Iterator[None]:
         """Work that is not training: its time counts for no step."""
-        self.context.channels.sink.emit(Phase(name=name))
+        self.state.context.channels.sink.emit(Phase(name=name))
         yield
-        self.context.channels.sink.emit(Phase(name="train"))
-        self.context.meter.start()
+        self.state.context.channels.sink.emit(Phase(name="train"))
+        self.state.context.meter.start()
 
 
 def _conclusion(meter: Meter) -> str:

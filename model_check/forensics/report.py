@@ -6,13 +6,18 @@ block with `Inf` for `NaN`; where both occur, each has its list.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from model_check.forensics.scan import NUM_SHOWN, BadTensor
 
 _WIDE = "=" * 80
 _NARROW = "=" * 40
+_COUNTS: dict[str, Callable[[BadTensor], int]] = {
+    "NaN": attrgetter("num_nan"),
+    "Inf": attrgetter("num_inf"),
+}
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,7 @@ def summary(bad: BadStep) -> str:
 
 def _title(bad: BadStep) -> str:
     if bad.gradients:
-        num_nan = sum(tensor.num_nan for tensor in bad.gradients)
-        num_inf = sum(tensor.num_inf for tensor in bad.gradients)
-        kinds = [kind for kind, count in (("NaN", num_nan), ("Inf", num_inf)) if count]
+        kinds = [kind for kind, count in _COUNTS.items() if any(map(count, bad.gradients))]
         return f"{'/'.join(kinds)} GRADIENT"
     if not math.isfinite(bad.loss):
         return f"{_kind(bad.loss)} LOSS"
@@ -74,13 +77,11 @@ def _title(bad: BadStep) -> str:
 
 
 def _problems(bad: BadStep) -> list[str]:
-    lines = [
+    return [
         *_section(bad.gradients, "Gradient", "Grad"),
         *_section(bad.parameters, "Parameter", "Param"),
+        *([] if bad.gradients else [_why_no_gradient(bad)]),
     ]
-    if not bad.gradients:
-        lines.append(_why_no_gradient(bad))
-    return lines
 
 
 def _why_no_gradient(bad: BadStep) -> str:
@@ -94,12 +95,8 @@ def _why_no_gradient(bad: BadStep) -> str:
 def _section(tensors: Sequence[BadTensor], what: str, short: str) -> list[str]:
     """First the tensors with NaN, then those with Inf; a tensor may be in both lists."""
     lines = []
-    for kind, counts in (
-        ("NaN", [t.num_nan for t in tensors]),
-        ("Inf", [t.num_inf for t in tensors]),
-    ):
-        affected = [(tensor, count) for tensor, count in zip(tensors, counts, strict=True) if count]
-        if affected:
+    for kind, count in _COUNTS.items():
+        if affected := [(tensor, count(tensor)) for tensor in tensors if count(tensor)]:
             lines += _list(kind, affected, what, short)
     return lines
 

@@ -30,12 +30,11 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = geometry.head_dim
         self.attend = attend
-        width, query_width = geometry.hidden_size, geometry.num_heads * geometry.head_dim
-        key_width = geometry.num_kv_heads * geometry.head_dim
-        self.wq = Linear(width, query_width, bias=False)
-        self.wk = Linear(width, key_width, bias=False)
-        self.wv = Linear(width, key_width, bias=False)
-        self.wo = Linear(query_width, width, bias=False)
+        width = geometry.hidden_size
+        self.wq = Linear(width, geometry.query_width, bias=False)
+        self.wk = Linear(width, geometry.key_width, bias=False)
+        self.wv = Linear(width, geometry.key_width, bias=False)
+        self.wo = Linear(geometry.query_width, width, bias=False)
 
     def forward(
         self, x_BTE: Tensor, cos_TD: Tensor, sin_TD: Tensor, visible_B1TT: Tensor | None

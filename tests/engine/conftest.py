@@ -20,10 +20,10 @@ from model_check.config.load import Request, load
 from model_check.config.schema import Settings
 from model_check.data.sources.weights import weights_directory
 from model_check.engine.assembly import build_trainer
-from model_check.engine.evaluation import Splits
+from model_check.engine.batches import Splits
 from model_check.engine.metrics import Meter
 from model_check.engine.observer import RunObserver
-from model_check.engine.run_context import Channels, Identity, Limits, RunContext
+from model_check.engine.run_context import Channels, Identity, RunContext
 from model_check.engine.stop import StopSignal
 from model_check.engine.trainer import Trainer
 from model_check.events import Event, Scalar, Step, decode, encode
@@ -157,7 +157,8 @@ def tiny_run(tmp_path: Path) -> Callable[..., Run]:
             device=torch.device("cpu"),
             directory=directory or tmp_path / "checkpoints",
             meter=meter,
-            limits=Limits(stop, parse_drill(drill, training.max_steps) if drill else None),
+            stop=stop,
+            drill=parse_drill(drill, training.max_steps) if drill else None,
             splits=splits or {},
             weights=weights_directory(settings, kept.say),
         )

@@ -1,14 +1,13 @@
 """Out of memory is one line that names the settings to change."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from model_check.config.schema import Settings, TrainingSettings
-from model_check.engine.memory import OutOfMemory, explained, write_snapshot
+from model_check.engine.memory import OutOfMemory, explained
 
 
 def settings_with(**training: Any) -> Settings:
@@ -16,7 +15,7 @@ def settings_with(**training: Any) -> Settings:
 
 
 def test_the_cpu_allocator_is_understood(tiny_run: Callable[..., Any]) -> None:
-    context = tiny_run().trainer.context
+    context = tiny_run().trainer.state.context
     expected = r"needs about .* GiB: weights .*batch_size \(3\).*gradient_checkpointing=true"
     with (
         pytest.raises(OutOfMemory, match=expected) as caught,
@@ -29,7 +28,10 @@ def test_the_cpu_allocator_is_understood(tiny_run: Callable[..., Any]) -> None:
 
 def test_a_setting_that_is_on_already_is_not_advised(tiny_run: Callable[..., Any]) -> None:
     settings = settings_with(gradient_checkpointing=True)
-    with pytest.raises(OutOfMemory) as caught, explained(settings, tiny_run().trainer.context):
+    with (
+        pytest.raises(OutOfMemory) as caught,
+        explained(settings, tiny_run().trainer.state.context),
+    ):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12 GiB.\nmore")
     assert "gradient_checkpointing" not in str(caught.value)
     assert "out of memory on cpu, where this run needs about" in str(caught.value)
@@ -37,23 +39,16 @@ def test_a_setting_that_is_on_already_is_not_advised(tiny_run: Callable[..., Any
 
 
 def test_other_failures_pass_unchanged(tiny_run: Callable[..., Any]) -> None:
-    context = tiny_run().trainer.context
+    context = tiny_run().trainer.state.context
     with pytest.raises(RuntimeError, match="shapes cannot"), explained(Settings(), context):
         torch.ones(2, 3) @ torch.ones(2, 3)
-
-
-def test_a_snapshot_is_a_plain_pickle(tmp_path: Path) -> None:
-    import pickle
-
-    write_snapshot(tmp_path / "new" / "oom.pickle", {"segments": []})
-    assert pickle.loads((tmp_path / "new" / "oom.pickle").read_bytes()) == {"segments": []}
 
 
 @pytest.mark.gpu
 def test_a_gpu_that_is_full_leaves_a_snapshot(tiny_run: Callable[..., Any]) -> None:
     import dataclasses
 
-    context = dataclasses.replace(tiny_run().trainer.context, device=torch.device("cuda"))
+    context = dataclasses.replace(tiny_run().trainer.state.context, device=torch.device("cuda"))
     expected = r"Memory snapshot: .*oom_memory\.pickle"
     with pytest.raises(OutOfMemory, match=expected), explained(Settings(), context):
         torch.empty(2**50, device="cuda")

@@ -1,10 +1,8 @@
 """Which observers a run has, by its settings; nothing that was not asked for is imported."""
 
-import os
 import time
 from pathlib import Path
 
-import msgspec
 import torch
 
 from model_check.config.profile import parse_steps
@@ -15,7 +13,7 @@ from model_check.engine.observe.mfu import Utilisation, flops_per_token, peak_fl
 from model_check.engine.observe.profiler import Profiler
 from model_check.engine.observe.scalars import ScalarLog, ScalarWriter
 from model_check.engine.observe.step_log import StepLog
-from model_check.engine.observe.wandb import API_KEY, WandbPlace, WandbRun, read_key
+from model_check.engine.observe.wandb import WandbRun
 from model_check.engine.observer import RunObserver
 from model_check.engine.run_context import Identity, RunContext
 
@@ -35,7 +33,7 @@ def run_observers(
         channels.say(f"TensorBoard: tensorboard --logdir {directory.parent}")
         writers.append(TensorBoardWriter(directory))
     if settings.logging.wandb != "off":
-        run = _wandb_run(settings, context)
+        run = WandbRun(settings, context.identity, channels.say)
         writers.append(run)
         observers.append(run)
     utilisation = Utilisation(
@@ -55,16 +53,3 @@ def _tensorboard_directory(logging: LoggingSettings, identity: Identity) -> Path
     parent all runs."""
     run_name = identity.run_name or time.strftime("run_%Y%m%d_%H%M%S")
     return Path(logging.tensorboard_dir or "tensorboard_logs") / run_name / identity.worker.lower()
-
-
-def _wandb_run(settings: Settings, context: RunContext) -> WandbRun:
-    key = read_key(os.environ, Path(".env"))
-    if key is not None:
-        os.environ[API_KEY] = key  # where wandb, and nothing else, looks for it
-    place = WandbPlace(
-        project=settings.logging.wandb_project,
-        group=context.identity.run_name,
-        name=context.identity.worker,
-        mode=settings.logging.wandb,
-    )
-    return WandbRun(place, msgspec.to_builtins(settings), context.channels.say)

@@ -17,11 +17,7 @@ class Profiler(RunObserver):
     leaves the steps that it has, and names the file by these. Profiled steps are slower."""
 
     def __init__(
-        self,
-        steps: range,
-        directory: Path,
-        device: torch.device,
-        channels: Channels,
+        self, steps: range, directory: Path, device: torch.device, channels: Channels
     ) -> None:
         self._steps, self._directory, self._device = steps, directory, device
         self._channels = channels

@@ -3,52 +3,42 @@
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from model_check.config.schema import Settings
 from model_check.engine.observer import RunObserver
+from model_check.engine.run_context import Identity
 from model_check.errors import ConfigError, StorageError
 from model_check.events import Scalar
-from model_check.utils.words import first_line
+from model_check.utils.words import Say, first_line
 
 API_KEY = "WANDB_API_KEY"
-
-
-@dataclass(frozen=True)
-class WandbPlace:
-    """Where a worker's run appears."""
-
-    project: str
-    group: str | None
-    """The launch that the worker belongs to."""
-    name: str
-    mode: str
-    """`online` or `offline`."""
-    dir: str = "."
-    """Its files go into `wandb/` here."""
 
 
 class WandbRun(RunObserver):
     """A writer of scalars. Its run begins with the first step: then it is known whether an earlier
     run goes on, whose id is in the checkpoint."""
 
-    def __init__(
-        self, place: WandbPlace, config: Mapping[str, Any], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, settings: Settings, identity: Identity, say: Say) -> None:
         """Raises ConfigError where wandb is not installed or has no key."""
+        self._mode = settings.logging.wandb
         if importlib.util.find_spec("wandb") is None:
             raise ConfigError(
-                f"logging.wandb = {place.mode}: wandb is not installed (pip install wandb), or "
+                f"logging.wandb = {self._mode}: wandb is not installed (pip install wandb), or "
                 "logging.wandb=off"
             )
-        if place.mode == "online" and not _has_key():
+        if (key := read_key(os.environ, Path(".env"))) is not None:
+            os.environ[API_KEY] = key  # where wandb, and nothing else, looks for it
+        if self._mode == "online" and not _has_key():
             raise ConfigError(
                 f"logging.wandb = online: no key; put {API_KEY}=... into the environment or into "
                 ".env, run `wandb login`, or set logging.wandb=offline"
             )
-        self._place, self._config, self._say = place, config, say
+        self._settings, self._identity, self._say = settings, identity, say
         self._run: Any = None
         self._kept: dict[str, Scalar] = {}
 
@@ -85,16 +75,20 @@ class WandbRun(RunObserver):
             self._run = self._init(wandb)
         except Exception as error:
             raise ConfigError(
-                f"logging.wandb = {self._place.mode}: {first_line(error)}; logging.wandb=offline "
+                f"logging.wandb = {self._mode}: {first_line(error)}; logging.wandb=offline "
                 "keeps the run on disk, logging.wandb=off does without"
             ) from error
         self._kept = {"wandb": self._run.url or None, "wandb_id": self._run.id}
-        self._say(f"W&B: {self._run.url or self._run.dir} ({self._place.mode})")
+        self._say(f"W&B: {self._run.url or self._run.dir} ({self._mode})")
 
     def _init(self, wandb: Any) -> Any:
         return wandb.init(
-            **asdict(self._place),
-            config=dict(self._config),
+            project=self._settings.logging.wandb_project,
+            group=self._identity.run_name,
+            name=self._identity.worker,
+            mode=self._mode,
+            dir=".",  # its files go into `wandb/` here
+            config=msgspec.to_builtins(self._settings),
             id=self._kept.get("wandb_id"),
             resume="allow",
             # It sends what we log, and nothing else: no output, no source, no environment.

@@ -1,6 +1,6 @@
 """Which checkpoint a run resumes, and whether it belongs to this run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,14 @@ from model_check.engine.saving.checkpoint_files import directories_beside, newes
 from model_check.engine.saving.saver import Saver
 from model_check.engine.state import TrainingState
 from model_check.models.mismatch import mismatch
+from model_check.utils.words import Say
 
-Say = Callable[[str], None]
 
-
-def resume(state: TrainingState, wanted: str, saver: Saver, context: RunContext) -> None:
-    """Put `state` where the checkpoint left off that `wanted` (training.resume) means; leave it as
+def resume(state: TrainingState, which: str, saver: Saver) -> None:
+    """Put `state` where the checkpoint left off that `which` (training.resume) means; leave it as
     it is where there is none. Raises CheckpointError."""
-    say = context.channels.say
-    found = find(wanted, context)
-    if found is None:
+    say = state.context.channels.say
+    if (found := find(which, state.context)) is None:
         return
     path, saved = found
     _refuse_other_tensors(path, saved, state)
@@ -37,11 +35,11 @@ def resume(state: TrainingState, wanted: str, saver: Saver, context: RunContext)
     say(f"Resumed from {path}: {saved['step']} steps done, {saved['total_tokens']:,} tokens")
 
 
-def find(wanted: str, context: RunContext) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint that `wanted` means, verified and read; None: auto, and there is none. Raises
+def find(which: str, context: RunContext) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint that `which` means, verified and read; None: auto, and there is none. Raises
     CheckpointError."""
-    path, directory, say = Path(wanted), context.directory, context.channels.say
-    if wanted == AUTO:
+    path, directory, say = Path(which), context.directory, context.channels.say
+    if which == AUTO:
         if found := _newest_sound(directory, say):
             return found
         _refuse_to_leave_others(context)
@@ -52,7 +50,7 @@ def find(wanted: str, context: RunContext) -> tuple[Path, dict[str, Any]] | None
     own = path / directory.name if (path / directory.name).is_dir() else path
     if found := _newest_sound(own, say):
         return found
-    raise CheckpointError(f"training.resume = {wanted}: {own} holds no last.pt or step_N.pt")
+    raise CheckpointError(f"training.resume = {which}: {own} holds no last.pt or step_N.pt")
 
 
 def _named(path: Path) -> dict[str, Any]:
@@ -119,8 +117,8 @@ def _refuse_another_run(path: Path, saved: dict[str, Any], state: TrainingState)
     """Raises CheckpointError when the checkpoint is of another run, unless
     training.resume_anyway."""
     found = forbidden(saved["settings"], state.settings)
-    if saved["data"] != state.data:
-        found.append(f"data: {_described(saved['data'])} -> {_described(state.data)}")
+    if saved["data"] != (own := dict(state.context.identity.data)):
+        found.append(f"data: {_described(saved['data'])} -> {_described(own)}")
     if found and not state.settings.training.resume_anyway:
         raise CheckpointError(
             f"{path}: of another run, which cannot go on exactly: {', '.join(found)} "

@@ -2,10 +2,8 @@
 this run, and of no other."""
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -15,17 +13,14 @@ from model_check.engine.checkpoint import storing, write_checkpoint
 from model_check.engine.saving.checkpoint_files import keep_earlier, steps_of, sweep_leftovers
 from model_check.engine.state import snapshot
 from model_check.errors import StorageError
+from model_check.utils.words import Say
 
 
 class Saver:
     """A context for as long as the run lasts. On leaving, it waits for the write under way."""
 
     def __init__(
-        self,
-        directory: Path,
-        training: TrainingSettings,
-        device: torch.device,
-        say: Callable[[str], None],
+        self, directory: Path, training: TrainingSettings, device: torch.device, say: Say
     ) -> None:
         self.directory = directory
         self._interval, self._keep_last = training.save_interval, training.keep_last
@@ -46,12 +41,7 @@ class Saver:
         sweep_leftovers(self.directory)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         """Where the run fails for another reason, that reason stays, and a failed write is
         printed."""
         self.wait()

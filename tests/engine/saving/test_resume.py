@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from model_check.engine.batches import Splits
 from model_check.engine.checkpoint import CheckpointError, read_checkpoint
-from model_check.engine.evaluation import Splits
 from model_check.engine.observer import RunObserver
 from model_check.engine.stop import EndedEarly
 from model_check.errors import ConfigError, NonFiniteError
