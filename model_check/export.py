@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from model_check.config.arguments import Parser
+from model_check.config.geometry import HF_KEYS, HF_SCALING_KEYS, LLAMA
 from model_check.config.schema import Settings
 from model_check.config.shape import EMBEDDING, hf_name
 from model_check.data.read.manifest import (
@@ -68,9 +69,9 @@ def export(
         for name, value in state["model"].items()
     }
     settings = _settings_of(state, checkpoint)
-    own = None if tokenizer is not None else _tokenizer_of_run(state)
     with _new_directory(out) as beside:
-        chosen = own if tokenizer is None else _Tokenizer(tokenizer.read_bytes())
+        given = tokenizer and _Tokenizer(tokenizer.read_bytes())
+        chosen = given or _tokenizer_of_run(state)
         vocab_size = len(weights[EMBEDDING.hf_name])
         end_id = None if chosen is None else chosen.end_id
         _write_json(beside / CONFIG, config_json(settings, vocab_size, dtype, end_id))
@@ -92,32 +93,20 @@ def config_json(
     longest = int(scaling.factor * scaling.original_context_length) if scaling else context
     return {
         "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "attention_bias": False,
+        **LLAMA,
+        **{hf_key: getattr(model, key) for key, hf_key in HF_KEYS.items()},
         "attention_dropout": 0.0,
         "bos_token_id": end_id,
         "eos_token_id": end_id,
         "head_dim": model.head_dim or model.hidden_size // model.num_heads,
-        "hidden_act": "silu",
-        "hidden_size": model.hidden_size,
         "initializer_range": model.init_std,
-        "intermediate_size": model.intermediate_size,
         "max_position_embeddings": max(context, longest),
-        "mlp_bias": False,
-        "num_attention_heads": model.num_heads,
-        "num_hidden_layers": model.num_layers,
-        "num_key_value_heads": model.num_kv_heads,
-        "rms_norm_eps": model.rms_norm_eps,
         "rope_scaling": scaling
         and {
             "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_context_length,
+            **{hf_key: getattr(scaling, key) for key, hf_key in HF_SCALING_KEYS.items()},
         },
         "rope_theta": model.rope_theta,
-        "tie_word_embeddings": model.tie_word_embeddings,
         "torch_dtype": dtype,
         "use_cache": True,
         "vocab_size": vocab_size,

@@ -3,9 +3,23 @@ were given."""
 
 from collections.abc import Mapping
 
-from model_check.config.precision import precision
-from model_check.config.schema import EVERY_FAILING, Failing, LaunchSettings, Settings
+from model_check.config.schema import (
+    EVERY_FAILING,
+    Failing,
+    LaunchSettings,
+    Settings,
+    TrainingSettings,
+)
 from model_check.errors import ConfigError
+
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+def precision(training: TrainingSettings) -> str:
+    """The dtype of matrix products: `bf16`, `fp16` or `fp32`. It is training.precision, else what
+    training.use_amp means."""
+    name = training.precision or ("bf16" if training.use_amp else "fp32")
+    return _SHORT.get(name, name)
 
 
 def failing_severities(launch: LaunchSettings) -> tuple[Failing, ...]:
@@ -19,12 +33,6 @@ def num_micro_batches(settings: Settings) -> int:
     if training.global_batch_size is None:
         return training.grad_accum_nums
     return training.global_batch_size // training.batch_size
-
-
-def tokens_per_step(settings: Settings) -> int:
-    """Tokens that one worker trains on in an optimizer step."""
-    training = settings.training
-    return num_micro_batches(settings) * training.batch_size * training.context_length
 
 
 def loss_chunk_rows(settings: Settings, vocab_size: int, device: str) -> int:
@@ -84,7 +92,12 @@ def check_on_device(settings: Settings, sources: Mapping[str, str], device: str)
     )
     if conflict:
         source = sources.get("model.attention_backend", "settings")
-        raise ConfigError(
-            f"{source}: model.attention_backend = {name!r}: {conflict}; "
-            "set model.attention_backend=auto to take it only where it can be had"
-        )
+        raise ConfigError(f"{source}: {backend_refusal(name, conflict)}")
+
+
+def backend_refusal(name: str, obstacle: str) -> str:
+    """The message that refuses the attention backend `name`."""
+    return (
+        f"model.attention_backend = {name!r}: {obstacle}; set model.attention_backend=auto to take "
+        "it only where it can be had"
+    )

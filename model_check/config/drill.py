@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from msgspec import Struct
 
-from model_check.config.fields import all_fields, nearest
+from model_check.config.fields import all_fields, did_you_mean
 from model_check.config.shape import parameters
 from model_check.errors import ConfigError
 
@@ -59,6 +59,5 @@ def check_name(drill: Drill, names: Collection[str]) -> None:
     """As check_parameter, for a model with parameters of these names."""
     if drill.parameter is None or drill.parameter in names:
         return
-    near = nearest(drill.parameter, list(names))
-    hint = f"; did you mean {near!r}?" if near else f" (there is {DEFAULT_PARAMETER})"
+    hint = did_you_mean(drill.parameter, names) or f" (there is {DEFAULT_PARAMETER})"
     raise ConfigError(f"debug.drill: the model has no parameter {drill.parameter!r}{hint}")

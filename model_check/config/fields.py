@@ -3,6 +3,7 @@ near misses."""
 
 import functools
 import math
+import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -14,6 +15,10 @@ from model_check.config.aliases import ALIASES
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""What Python reads bytes as that are not UTF-8, in a file name for one; no file can be written
+with it."""
+
 
 class Field(Struct, frozen=True):
     """One setting: `training.max_steps`."""
@@ -24,23 +29,14 @@ class Field(Struct, frozen=True):
     default: Any
 
     @property
-    def optional(self) -> bool:
-        return type(None) in get_args(_bare(self.type))
-
-    @property
-    def is_list(self) -> bool:
-        return get_origin(_bare(self.type)) is tuple
-
-    @property
     def type_name(self) -> str:
         """`int >= 1 or null`, `"auto" or "cuda"`: for people."""
         return _describe(self.type)
 
     @property
-    def on_resume(self) -> str | None:
-        """`must_equal`, `tell` or `silent` (schema.py says what they mean); None: not given."""
-        extras = [meta.extra for meta in _metas(self.type) if meta.extra]
-        return extras[0]["on_resume"] if extras else None
+    def on_resume(self) -> str:
+        """`must_equal`, `tell` or `silent` (schema.py says what they mean)."""
+        return next((str(m.extra["on_resume"]) for m in _metas(self.type) if m.extra), "")
 
     @property
     def doc(self) -> str:
@@ -85,6 +81,11 @@ def flatten(values: dict[str, Any], where: str, *, text: bool = False) -> dict[s
     return flat
 
 
+def value_of(settings: Settings, name: str) -> Any:
+    """The value of a setting by its dotted name."""
+    return functools.reduce(getattr, name.split("."), settings)
+
+
 def setting_text(value: Any) -> str:
     """A value as a command line would give it: null, true, 0.1, auto."""
     if value is None:
@@ -127,9 +128,11 @@ def _checked(name: str, value: Any, where: str, text: bool) -> Any:
 
 def _checked_value(field: Field, value: Any, where: str, text: bool) -> Any:
     """`value` in the type of `field`. Raises ConfigError: where, name, what was expected."""
-    if text and isinstance(value, str) and field.optional and value.lower() in ("null", "none"):
-        return None
-    plain = _items(value) if field.is_list and isinstance(value, str) else value
+    bare, plain = _bare(field.type), value
+    if isinstance(value, str):
+        if text and type(None) in get_args(bare) and value.lower() in ("null", "none"):
+            return None
+        plain = _items(value) if get_origin(bare) is tuple else value
     given = f"{where}: {field.name} = {value!r}"
     try:
         converted = msgspec.convert(plain, field.type, strict=not (text and isinstance(plain, str)))
@@ -142,7 +145,7 @@ def _checked_value(field: Field, value: Any, where: str, text: bool) -> Any:
         raise ConfigError(f"{given}: expected {reason}") from error
     if converted == "":
         raise ConfigError(f"{where}: {field.name} is empty")
-    if isinstance(converted, str) and not _is_unicode(converted):
+    if isinstance(converted, str) and _SURROGATE.search(converted):
         raise ConfigError(f"{given}: not valid UTF-8 (settings are written to JSON)")
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ConfigError(f"{given}: must be a finite number")
@@ -156,15 +159,6 @@ def _items(text: str) -> list[str]:
         return []
     inner = text.strip().removeprefix("[").removesuffix("]")
     return [item.strip().strip("\"'") for item in inner.split(",")]
-
-
-def _is_unicode(text: str) -> bool:
-    """False for a file name's bytes that are not UTF-8, and for half a pair of surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _leaves(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -25,7 +25,7 @@ def read_settings_file(path: Path) -> dict[str, Any]:
         values = _READERS[suffix](text)
     except RecursionError as error:
         raise ConfigError(f"{path}: nested too deeply, or within itself") from error
-    except ValueError as error:
+    except (ValueError, _DuplicateKey) as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(
@@ -46,8 +46,6 @@ def _read_json5(text: str) -> Any:
 
     try:
         return json5.loads(text, object_pairs_hook=_no_duplicates)
-    except _DuplicateKey:
-        raise
     except ValueError as error:
         reason = str(error).removeprefix("<string>:")
         raise ValueError(f"not JSON: line {reason}") from error
@@ -88,7 +86,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
 """Suffix -> reader. A reader raises ValueError with the reason."""
 
 
-class _DuplicateKey(ValueError):
+class _DuplicateKey(Exception):
     pass
 
 

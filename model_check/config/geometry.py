@@ -9,14 +9,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from model_check.errors import ConfigError
+from model_check.utils.child import child_command
 
-_ROOT = Path(__file__).resolve().parents[2]
 _FETCH_LIMIT_S = 120.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -53,6 +52,39 @@ SIZES: Mapping[str, dict[str, Any]] = {
 parameters."""
 
 
+HF_KEYS = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab_size",
+    "rms_norm_eps": "rms_norm_eps",
+    "tie_word_embeddings": "tie_word_embeddings",
+}
+"""The keys of [model] and what transformers' config.json calls them. It has the rotary embedding
+elsewhere (`_rope`)."""
+HF_SCALING_KEYS = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_context_length": "original_max_position_embeddings",
+}
+"""The same for [model.rope_scaling]."""
+LLAMA = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+"""What our model has no switch for. With another value its numbers would be wrong, and nothing
+would say so."""
+_WHERE_ABSENT = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+"""What transformers takes for a key that config.json lacks; null heads: as many as there are
+query heads."""
+
+
 def geometry_values(name: str, *, offline: bool, fetch: Fetch | None = None) -> dict[str, Any]:
     """The keys of [model] that `name` stands for. Raises ConfigError.
 
@@ -76,31 +108,23 @@ def read_config(file: Path) -> dict[str, Any]:
     """The keys of [model] from a transformers config.json. Raises ConfigError where it describes a
     model other than our LLaMA."""
     config = _read_json(file)
-    _refuse_others(config, file)
+    for key, value in LLAMA.items():
+        if (found := config.get(key, value)) != value:
+            raise ConfigError(
+                f"{file}: {key} = {found!r}: only {value!r} is trained here (the LLaMA family)"
+            )
+    given = {**_WHERE_ABSENT, **config}
+    given["num_key_value_heads"] = given["num_key_value_heads"] or given.get("num_attention_heads")
     try:
-        return {
-            "num_layers": config["num_hidden_layers"],
-            "hidden_size": config["hidden_size"],
-            "intermediate_size": config["intermediate_size"],
-            "num_heads": config["num_attention_heads"],
-            "num_kv_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
-            "head_dim": config.get("head_dim"),
-            "vocab_size": config["vocab_size"],
-            "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
-            "tie_word_embeddings": config.get("tie_word_embeddings", False),
-            **_rope(config, file),
-        }
+        return {key: given[hf_key] for key, hf_key in HF_KEYS.items()} | _rope(config, file)
     except KeyError as error:
         raise ConfigError(f"{file}: has no {error}: not the config.json of a LLaMA") from error
 
 
 def fetch_config(repo: str, offline: bool) -> Path:
     """A hub model's config.json, through huggingface_hub in a process of its own."""
-    command = [sys.executable, "-P", "-m", "model_check.data.sources.hub", repo, "config.json"]
-    paths = (str(_ROOT), os.environ.get("PYTHONPATH", ""))
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-    if offline:
-        environ["HF_HUB_OFFLINE"] = "1"
+    command = child_command("model_check.data.sources.hub", repo, "config.json")
+    environ = {**os.environ, "HF_HUB_OFFLINE": "1"} if offline else None
     try:
         done = subprocess.run(
             command, env=environ, capture_output=True, text=True, timeout=_FETCH_LIMIT_S
@@ -110,7 +134,7 @@ def fetch_config(repo: str, offline: bool) -> Path:
             f"model.geometry = {repo!r}: not fetched within {_FETCH_LIMIT_S:g} s; download its "
             "config.json and name the directory"
         ) from error
-    if done.returncode != 0:
+    if not done.stdout.strip():
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise ConfigError(f"model.geometry: {last.removeprefix('error: ')}")
     return Path(done.stdout.strip())
@@ -128,22 +152,6 @@ def _read_json(file: Path) -> dict[str, Any]:
     return config
 
 
-def _refuse_others(config: dict[str, Any], file: Path) -> None:
-    """Refuse what our model has no switch for: its numbers would be wrong, and nothing would say
-    so."""
-    expected: tuple[tuple[str, Any], ...] = (
-        ("model_type", "llama"),
-        ("hidden_act", "silu"),
-        ("attention_bias", False),
-        ("mlp_bias", False),
-    )
-    for key, value in expected:
-        if (found := config.get(key, value)) != value:
-            raise ConfigError(
-                f"{file}: {key} = {found!r}: only {value!r} is trained here (the LLaMA family)"
-            )
-
-
 def _rope(config: dict[str, Any], file: Path) -> dict[str, Any]:
     """transformers 5 keeps all of it in rope_parameters; earlier versions kept theta outside."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -153,10 +161,5 @@ def _rope(config: dict[str, Any], file: Path) -> dict[str, Any]:
         return {"rope_theta": theta, "rope_scaling": None}
     if kind != "llama3":
         raise ConfigError(f"{file}: rope_type = {kind!r}: only default and llama3 are known here")
-    scaling = {
-        "factor": rope["factor"],
-        "low_freq_factor": rope["low_freq_factor"],
-        "high_freq_factor": rope["high_freq_factor"],
-        "original_context_length": rope["original_max_position_embeddings"],
-    }
+    scaling = {key: rope[hf_key] for key, hf_key in HF_SCALING_KEYS.items()}
     return {"rope_theta": theta, "rope_scaling": scaling}

@@ -13,11 +13,15 @@ import msgspec
 from msgspec import Struct, field
 
 from model_check.config.conflicts import check_together, check_validation_text
-from model_check.config.derived import check_on_device, failing_severities, num_micro_batches
-from model_check.config.fields import all_fields, did_you_mean, flatten, nearest, sections
+from model_check.config.derived import (
+    check_on_device,
+    failing_severities,
+    num_micro_batches,
+    precision,
+)
+from model_check.config.fields import all_fields, did_you_mean, flatten, nearest, sections, value_of
 from model_check.config.files import read_settings_file
 from model_check.config.geometry import SIZES, geometry_values
-from model_check.config.precision import precision
 from model_check.config.prepared_dir import Metadata, check_fits, read_metadata, settings_of
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
@@ -61,10 +65,7 @@ class Loaded(Struct, frozen=True):
 
     def value(self, name: str) -> Any:
         """A setting by its dotted name; the names are those of `sources`."""
-        node: Any = self.settings
-        for part in name.split("."):
-            node = getattr(node, part)
-        return node
+        return value_of(self.settings, name)
 
 
 def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:

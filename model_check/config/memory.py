@@ -8,8 +8,7 @@ with what torch really keeps.
 import msgspec
 from msgspec import Struct
 
-from model_check.config.derived import loss_chunk_rows, num_micro_batches
-from model_check.config.precision import precision
+from model_check.config.derived import loss_chunk_rows, num_micro_batches, precision
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry, geometry
 from model_check.errors import ConfigError
@@ -56,9 +55,8 @@ def estimate_memory(
     weights = shape.num_parameters * _FLOAT32
     activations = _activations(settings, shape, device)
     temporaries = max(_logits(settings, shape, device), _backward(settings, shape))
-    gradients = (
-        shape.vocab_size * shape.hidden_size * _FLOAT32
-    )  # of the head, computed in the forward pass
+    # Of the head: computed in the forward pass.
+    gradients = shape.vocab_size * shape.hidden_size * _FLOAT32
     if num_micro_batches(settings) > 1:
         gradients += weights
     elif activations + temporaries + gradients < weights:

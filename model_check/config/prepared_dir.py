@@ -110,18 +110,13 @@ def check_fits(
             f"{directory}, which was prepared with {metadata.vocab_size} ids; make it larger, or "
             "null to follow the data"
         )
+    asked = {**values, "model.vocab_size": None}
+    if values["data.stride"] == values["training.context_length"]:
+        asked["data.stride"] = None
     for name, prepared in settings_of(metadata).items():
-        if name == "model.vocab_size" or _same(name, values, prepared):
-            continue
-        ours, theirs = setting_text(values[name]), setting_text(prepared)
-        raise ConfigError(
-            f"{sources[name]}: {name} = {ours}, but {directory} was prepared with {theirs}; "
-            "leave it out to follow the data, or prepare the text again"
-        )
-
-
-def _same(name: str, values: Mapping[str, Any], prepared: Any) -> bool:
-    value = values[name]
-    if name == "data.stride" and value == values["training.context_length"]:
-        value = None
-    return bool(value == prepared)
+        if asked[name] != prepared:
+            ours, theirs = setting_text(values[name]), setting_text(prepared)
+            raise ConfigError(
+                f"{sources[name]}: {name} = {ours}, but {directory} was prepared with {theirs}; "
+                "leave it out to follow the data, or prepare the text again"
+            )

@@ -1,18 +1,28 @@
-"""Which settings may differ from the checkpoint's when it is resumed. Each setting has its rule
-(`on_resume`, schema.py). Pure, but that it looks whether the checkpoint exists."""
+"""Which settings may differ from the checkpoint's when it is resumed: each setting has its rule
+(`on_resume`, schema.py). And which model a set of weights belongs to: the shapes of tensors do not
+tell everything, since with other heads, rotary bases or norms the same weights compute other
+numbers. Pure, but that it looks whether the checkpoint exists."""
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from model_check.config.architecture import differences
 from model_check.config.fields import all_fields, setting_text
-from model_check.config.schema import Settings
+from model_check.config.schema import ModelSettings, Settings
 from model_check.errors import ConfigError
 
 AUTO = "auto"
+KEYS = tuple(
+    dict.fromkeys(
+        name.split(".")[1]
+        for name, field in all_fields().items()
+        if name.startswith("model.") and field.on_resume == "must_equal"
+    )
+)
+"""The keys of [model] that decide what the weights compute. The others say where weights and
+tokenizer come from, how weights begin, and which kernel computes."""
 
 
 def check_resume(resume: str | None) -> None:
@@ -64,3 +74,38 @@ def _changed(
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{section}.{key}": v for section, keys in tree.items() for key, v in keys.items()}
+
+
+class Difference(NamedTuple):
+    """A key of [model] with its two values, as they were given."""
+
+    key: str
+    theirs: Any
+    ours: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.ours} here, {self.theirs} there"
+
+
+def differences(weights_of: Mapping[str, Any], model: ModelSettings) -> list[Difference]:
+    """Where `weights_of`, the [model] that weights were trained with, differs from `model`.
+
+    A key that is missing had its default. A vocabulary of null is the tokenizer's, and the shape of
+    the embedding is checked elsewhere. Raises ConfigError.
+    """
+    theirs, ours = _complete(weights_of), _complete(msgspec.to_builtins(model))
+    if None in (theirs["vocab_size"], ours["vocab_size"]):
+        theirs["vocab_size"] = ours["vocab_size"]
+    return [Difference(key, theirs[key], ours[key]) for key in KEYS if theirs[key] != ours[key]]
+
+
+def _complete(model: Mapping[str, Any]) -> dict[str, Any]:
+    """With defaults, and the width of a head. Raises ConfigError for values that no model can
+    have."""
+    try:
+        known = msgspec.convert({key: model[key] for key in KEYS if key in model}, ModelSettings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the [model] settings of these weights are damaged: {error}") from error
+    values: dict[str, Any] = msgspec.to_builtins(known)
+    values["head_dim"] = known.head_dim or known.hidden_size // known.num_heads
+    return values

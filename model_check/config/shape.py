@@ -28,10 +28,6 @@ class Parameter(NamedTuple):
     decays: bool = True
     """Whether AdamW's weight decay applies."""
 
-    @property
-    def is_matrix(self) -> bool:
-        return len(self.sizes) == 2
-
     def in_block(self, number: int) -> "Parameter":
         name, hf_name = f"layers.{number}.{self.name}", f"model.layers.{number}.{self.hf_name}"
         return self._replace(name=name, hf_name=hf_name)
@@ -114,7 +110,7 @@ class Geometry(Struct, frozen=True):
     def num_multiplied(self) -> int:
         """Elements of the matrices that activations are multiplied by: not the norms, and the
         embedding, which is a lookup, only where it is the head as well."""
-        matrices = [row for row in self._parameters() if row.is_matrix]
+        matrices = [row for row in self._parameters() if len(row.sizes) == 2]
         return sum(math.prod(self.sizes(row)) for row in matrices if row != EMBEDDING or self.tied)
 
     @property

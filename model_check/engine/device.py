@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from model_check.config.precision import precision
+from model_check.config.derived import precision
 from model_check.config.schema import SystemSettings, TrainingSettings
 from model_check.errors import ConfigError, NoGpuError
 from model_check.events import Scalar

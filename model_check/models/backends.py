@@ -1,11 +1,12 @@
 """Chooses the attention backend, and says why. The backends themselves are in `attention`."""
 
 import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
-from model_check.config.derived import backend_conflict
+from model_check.config.derived import backend_conflict, backend_refusal
 from model_check.errors import ConfigError
 from model_check.models.attention import FLASH_MODULES, flash_function
 from model_check.utils.words import first_line
@@ -51,7 +52,7 @@ def resolve_backend(
     if name == "flash_attn":
         return _newest_flash(needs)
     if obstacle := _obstacle(name, needs):
-        raise _refusal(name, obstacle)
+        raise ConfigError(backend_refusal(name, obstacle))
     return name, "as configured"
 
 
@@ -63,29 +64,20 @@ def _best(needs: KernelNeeds) -> tuple[str, str]:
         return "sdpa", f"flash_attn and cudnn need a CUDA GPU, not {needs.device.type}"
     if needs.deterministic:
         return "sdpa", "bits are compared, and torch refuses the kernels of its own that vary"
-    obstacles = {}
-    for name in ("flash_attn_4", "flash_attn_3", "cudnn", "flash_attn_2"):
-        obstacle = _obstacle(name, needs)
-        if obstacle is None:
-            return name, "the fastest that can be had here"
-        obstacles[name] = obstacle
-    return "sdpa", obstacles["flash_attn_2"]
+    if name := _first_usable(("flash_attn_4", "flash_attn_3", "cudnn", "flash_attn_2"), needs):
+        return name, "the fastest that can be had here"
+    return "sdpa", str(_obstacle("flash_attn_2", needs))
 
 
 def _newest_flash(needs: KernelNeeds) -> tuple[str, str]:
-    obstacles = {name: _obstacle(name, needs) for name in FLASH_MODULES}
-    for name, obstacle in obstacles.items():
-        if obstacle is None:
-            newest = "the newest that is deterministic" if needs.deterministic else "the newest"
-            return name, f"as configured, {newest} and can be had here"
-    raise _refusal("flash_attn", str(obstacles["flash_attn_2"]))
+    if name := _first_usable(FLASH_MODULES, needs):
+        newest = "the newest that is deterministic" if needs.deterministic else "the newest"
+        return name, f"as configured, {newest} and can be had here"
+    raise ConfigError(backend_refusal("flash_attn", str(_obstacle("flash_attn_2", needs))))
 
 
-def _refusal(name: str, obstacle: str) -> ConfigError:
-    return ConfigError(
-        f"model.attention_backend = {name!r}: {obstacle}; set model.attention_backend=auto to take "
-        "it only where it can be had"
-    )
+def _first_usable(names: Iterable[str], needs: KernelNeeds) -> str | None:
+    return next((name for name in names if _obstacle(name, needs) is None), None)
 
 
 def _obstacle(name: str, needs: KernelNeeds) -> str | None:
@@ -101,13 +93,10 @@ def _obstacle(name: str, needs: KernelNeeds) -> str | None:
         return conflict
     if obstacle := _generation_obstacle(name, needs.capability):
         return obstacle
-    return _cudnn_obstacle() if name == "cudnn" else _package_obstacle(name, needs)
-
-
-def _cudnn_obstacle() -> str | None:
-    if not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
-        return f"torch {torch.__version__} has no cuDNN here"
-    return None
+    if name != "cudnn":
+        return _package_obstacle(name, needs)
+    available = torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
+    return None if available else f"torch {torch.__version__} has no cuDNN here"
 
 
 def _generation_obstacle(name: str, capability: tuple[int, int]) -> str | None:

@@ -11,8 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from model_check.config.architecture import differences
 from model_check.config.geometry import read_config
+from model_check.config.resume import differences
 from model_check.config.schema import ModelSettings
 from model_check.config.shape import EMBEDDING, HEAD, hf_name
 from model_check.errors import ConfigError

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from model_check.config.derived import precision
 from model_check.config.load import Request, load, to_json
-from model_check.config.precision import precision
 from model_check.config.schema import TrainingSettings
 from model_check.engine.device import compute_dtype
 from model_check.errors import ConfigError

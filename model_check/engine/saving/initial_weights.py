@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from model_check.config.architecture import differences
+from model_check.config.resume import differences
 from model_check.config.schema import ModelSettings, Settings
 from model_check.engine.checkpoint import read_checkpoint, shapes
 from model_check.engine.run_context import RunContext
