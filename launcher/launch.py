@@ -12,7 +12,7 @@ from launcher.arguments import RunArguments
 from launcher.devices import Machine, Picked, pick
 from launcher.doctor.machine import check_command
 from launcher.gpus.probe import GpuProbe
-from launcher.plan import RunContext, WorkerSpec, plan_command, plan_training
+from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import Limits
 from model_check.config.load import Loaded, load
 
@@ -25,7 +25,7 @@ class Launch(Struct, frozen=True):
     arguments: RunArguments
     loaded: Loaded
     picked: Picked
-    context: RunContext
+    context: LaunchContext
 
     @property
     def specs(self) -> list[WorkerSpec]:
@@ -73,7 +73,7 @@ def make_launch(
     system = replace(loaded.settings.system, device=loaded.device)
     settings = replace(loaded.settings, system=system)
     directory = arguments.run_dir or run_dir.default_path(settings.logging.log_dir)
-    context = RunContext(
+    context = LaunchContext(
         environ=environ,
         run_dir=directory.absolute(),
         num_cores=len(os.sched_getaffinity(0)),

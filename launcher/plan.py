@@ -57,7 +57,7 @@ class Place(Struct, frozen=True):
         return f"{self.gpu.name} {'unknown memory' if gib is None else f'{gib} GiB'}"
 
 
-class RunContext(Struct, frozen=True):
+class LaunchContext(Struct, frozen=True):
     """What every worker of a run has in common."""
 
     environ: Mapping[str, str]
@@ -74,7 +74,7 @@ def cpu_places(count: int) -> list[Place]:
     return [Place(f"CPU{index}", index) for index in range(count)]
 
 
-def plan_training(places: Sequence[Place], context: RunContext) -> list[WorkerSpec]:
+def plan_training(places: Sequence[Place], context: LaunchContext) -> list[WorkerSpec]:
     """The same training on every place: isolated processes, identical settings."""
     argv = _program("pretrain_main.py", context)
     specs = [_spec(p, argv, _trainer_env(p, len(places), context), context) for p in places]
@@ -82,14 +82,14 @@ def plan_training(places: Sequence[Place], context: RunContext) -> list[WorkerSp
 
 
 def plan_command(
-    places: Sequence[Place], command: Sequence[str], context: RunContext
+    places: Sequence[Place], command: Sequence[str], context: LaunchContext
 ) -> list[WorkerSpec]:
     """A foreign command on every place: same pinning and logs, its own PYTHONPATH."""
     argv = tuple(command)
     return [_spec(p, argv, _command_env(p, len(places), context), context) for p in places]
 
 
-def plan_prepare(context: RunContext) -> WorkerSpec:
+def plan_prepare(context: LaunchContext) -> WorkerSpec:
     """The one process that builds or finds the token cache; it alone may talk to the hub."""
     run_dir = context.run_dir
     return WorkerSpec(
@@ -102,14 +102,14 @@ def plan_prepare(context: RunContext) -> WorkerSpec:
     )
 
 
-def _program(script: str, context: RunContext) -> tuple[str, ...]:
+def _program(script: str, context: LaunchContext) -> tuple[str, ...]:
     """A program of ours with the settings of the run."""
     config = context.run_dir / "config.json"
     return (sys.executable, str(PROJECT / script), "--config", str(config))
 
 
 def _spec(
-    place: Place, argv: tuple[str, ...], env: dict[str, str], context: RunContext
+    place: Place, argv: tuple[str, ...], env: dict[str, str], context: LaunchContext
 ) -> WorkerSpec:
     stem = place.name.lower()
     return WorkerSpec(
@@ -123,7 +123,7 @@ def _spec(
     )
 
 
-def _trainer_env(place: Place, num_workers: int, context: RunContext) -> dict[str, str]:
+def _trainer_env(place: Place, num_workers: int, context: LaunchContext) -> dict[str, str]:
     env = _own_env(_worker_env(place, num_workers, context))
     # The data is prepared: no worker needs the secret.
     env.pop("HF_TOKEN", None)
@@ -139,7 +139,7 @@ def _own_env(env: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in left_out}
 
 
-def _command_env(place: Place, num_workers: int, context: RunContext) -> dict[str, str]:
+def _command_env(place: Place, num_workers: int, context: LaunchContext) -> dict[str, str]:
     env = _worker_env(place, num_workers, context)
     if (before := env.pop(PYTHONPATH_BEFORE, None)) is not None:
         env.pop("PYTHONPATH", None)
@@ -148,7 +148,7 @@ def _command_env(place: Place, num_workers: int, context: RunContext) -> dict[st
     return env
 
 
-def _worker_env(place: Place, num_workers: int, context: RunContext) -> dict[str, str]:
+def _worker_env(place: Place, num_workers: int, context: LaunchContext) -> dict[str, str]:
     threads = str(max(1, context.num_cores // num_workers))
     env = _base_env(context)
     for variable in THREAD_VARIABLES:
@@ -165,7 +165,7 @@ def _worker_env(place: Place, num_workers: int, context: RunContext) -> dict[str
     return env
 
 
-def _base_env(context: RunContext) -> dict[str, str]:
+def _base_env(context: LaunchContext) -> dict[str, str]:
     return {
         **context.environ,
         "PYTHONUNBUFFERED": "1",

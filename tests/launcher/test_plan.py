@@ -5,7 +5,7 @@ from pathlib import Path
 from launcher.gpus.probe import Gpu
 from launcher.plan import (
     PYTHONPATH_BEFORE,
-    RunContext,
+    LaunchContext,
     cpu_places,
     gpu_places,
     plan_command,
@@ -24,8 +24,8 @@ H100 = Gpu(
 )
 
 
-def context(**environ: str) -> RunContext:
-    return RunContext(
+def context(**environ: str) -> LaunchContext:
+    return LaunchContext(
         environ=environ,
         run_dir=Path("/runs/r1"),
         num_cores=16,
