@@ -18,7 +18,7 @@ class Unkillable(Worker):
 
 def test_a_process_that_cannot_be_killed_is_named_and_left(lab: Lab) -> None:
     spec = lab.spec("GPU3", sh("exec sleep 1000"))
-    worker = Unkillable(spec)
+    worker = Unkillable(spec.name, spec=spec)
     spawned = spawn(spec, "tag-of-nobody")
     worker.has_started(spawned, 0)
     said: list[str] = []
