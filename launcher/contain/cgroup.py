@@ -27,6 +27,7 @@ class Cgroup(NamedTuple):
     remove an empty one that is not held."""
 
     directory: str
+    lock_fd: int
 
     def add(self, pid: int) -> None:
         """Move a process into it, if it lives. The first time this takes 5 to 26 ms (a grace period
@@ -48,8 +49,8 @@ def make(tag: str) -> Cgroup | None:
         with suppress(OSError):
             os.mkdir(directory)
             can_kill = os.access(f"{directory}/cgroup.kill", os.W_OK)
-            if can_kill and _lock(directory) is not None:
-                return Cgroup(directory)
+            if can_kill and (lock_fd := _lock(directory)) is not None:
+                return Cgroup(directory, lock_fd)
             os.rmdir(directory)
     return None
 

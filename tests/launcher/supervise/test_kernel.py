@@ -60,6 +60,7 @@ def delegated() -> None:
     if (made := cgroup.make("test")) is None:
         pytest.skip("no cgroup of version 2 can be made here (needs root or delegation)")
     cgroup.remove(made.directory)
+    os.close(made.lock_fd)
 
 
 IN_ITS_CGROUP = "until grep -q model_check_ /proc/self/cgroup; do sleep 0.02; done"
@@ -108,6 +109,7 @@ def test_a_cgroup_of_a_run_that_lives_is_nobodys_to_remove(lab: Lab, launch: Lau
     assert lab.run(sh("true")).end.exit_code == 0
     assert os.path.exists(held.directory)
     cgroup.remove(held.directory)
+    os.close(held.lock_fd)
     assert not os.path.exists(held.directory)
 
 
