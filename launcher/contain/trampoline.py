@@ -16,15 +16,18 @@ _SIGKILL = 9  # the `signal` module takes too long to import
 
 
 def main(arguments: list[str]) -> None:
-    """`PARENT_PID REPORT_FD CPUS COMMAND ARG...` (CPUS: `0,1` or ``): become COMMAND.
+    """`PARENT_PID REPORT_FD CPUS DROP_LC_CTYPE COMMAND ARG...` (CPUS: `0,1` or ``): become COMMAND.
 
     Never returns. When that fails, REPORT_FD gets the errno and the reason. When it succeeds, the
     exec closes REPORT_FD: an empty report says that the command's own code runs.
     """
-    parent_pid, report_fd, cpus, *command = arguments
+    parent_pid, report_fd, cpus, drop_lc_ctype, *command = arguments
     os.set_inheritable(int(report_fd), False)
     try:
         _prepare(int(parent_pid), cpus)
+        if drop_lc_ctype == "1":
+            # Python itself sets it in an environment without a locale (PEP 538), -I or not.
+            os.environ.pop("LC_CTYPE", None)
         reset_signals()
         os.execvpe(command[0], command, os.environ)
     except (OSError, ValueError) as error:

@@ -259,7 +259,8 @@ def _popen(
     spec: WorkerSpec, run_tag: str, output: int, report: int, events: int | None
 ) -> "subprocess.Popen[bytes]":
     cpus = ",".join(map(str, sorted(spec.cpus & os.sched_getaffinity(0))))
-    ours = (str(os.getpid()), str(report), cpus)
+    drop_lc_ctype = "0" if "LC_CTYPE" in spec.env else "1"
+    ours = (str(os.getpid()), str(report), cpus, drop_lc_ctype)
     return subprocess.Popen(
         child_command("launcher.contain.trampoline", *ours, *spec.argv),
         env=_environment(spec, run_tag, events),

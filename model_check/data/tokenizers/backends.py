@@ -188,7 +188,7 @@ def _normalizes_plainly(normalizer: dict[str, Any] | None) -> bool:
 def _parts(tokenizer: TextTokenizer) -> Parts:
     """Cuts a long text into windows, where they are sound."""
     document = json.loads(tokenizer.to_json())
-    match document["pre_tokenizer"]:
+    match document.get("pre_tokenizer"):
         case {"pretokenizers": [{"type": "ByteLevel"} as first, {"type": "Split"}]}:
             # The second one, as our WordPiece has it, only sees single words.
             document["pre_tokenizer"] = first

@@ -72,7 +72,7 @@ def revealing(tokenizer: TextTokenizer) -> TextTokenizer:
     A tokenizer without byte-level letters stays as it is: SentencePiece spells unknown characters
     in bytes, and cuts only at its own sign for a space."""
     document = json.loads(tokenizer.to_json())
-    if "ByteLevel" not in json.dumps(document["pre_tokenizer"]):
+    if "ByteLevel" not in json.dumps(document.get("pre_tokenizer")):
         return tokenizer
     letters = byte_letters()
     plain = {letters[ord(c)] for c in "".join(_CONTEXTS) if c not in "{}"}
