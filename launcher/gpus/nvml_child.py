@@ -84,10 +84,12 @@ class NvmlChild:
         return lines if data else None
 
     def in_flight(self) -> Call | None:
-        """The call that has not returned; None: the child has not begun, or rests."""
+        """The call that has not returned; None: the child has not begun, rests, or writes this."""
         announced = os.pread(self._announced_fd, ANNOUNCEMENT_BYTES, 0)
         began, _, name = announced.decode(errors="replace").strip().partition(" ")
-        return Call(float(began), name) if name else None
+        with suppress(ValueError):
+            return Call(float(began), name) if name else None
+        return None
 
     def ask_to_end(self) -> None:
         """Close its standard input. Does not wait."""

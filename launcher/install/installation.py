@@ -1,8 +1,8 @@
 """Our own environment: a venv, made once of the pinned versions by one `pip install -c`.
 
-One start installs, others wait for it. The stamp that says "ready" is written last, so a venv of
-ours without one was interrupted and is made anew. A venv that a person made is never cleared: it
-only gets what it lacks. Standard library only.
+One start installs, others wait for it. The stamp that says "ready" is written last; a start that
+was cut off is repaired by the next. A venv is cleared only if its Python does not run. Standard
+library only.
 """
 
 import fcntl
@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.install import requirements
@@ -26,7 +25,6 @@ from model_check.errors import InternalError, StorageError, UsageError
 EXTRAS = {"run": ("hub",), "check": ("hub", "fast", "dev")}
 """What an environment is made for -> the extras that it gets. One for checks is one to run in."""
 LOCK = "install.lock"
-MADE_BY_US = "made-by-model-check"
 
 # Kept as they are where this machine has them: they are built for its driver and for each other.
 _KEPT = ("torch", "numpy")
@@ -72,7 +70,7 @@ def _claim(venv: Path) -> None:
     """Create the directory. Refuse one that holds something else, since ours may be cleared."""
     venv.mkdir(parents=True, exist_ok=True)
     names = {entry.name for entry in venv.iterdir()}
-    if names and not names & {LOCK, MADE_BY_US, "pyvenv.cfg"}:
+    if names and not names & {LOCK, "pyvenv.cfg"}:
         raise UsageError(f"{venv}: not a Python environment, so it is left alone; name another")
 
 
@@ -94,10 +92,9 @@ def _lock(path: Path) -> Iterator[int]:
 
 def _install(venv: Path, purpose: str, lock: int) -> None:
     started, python = time.monotonic(), _python(venv)
-    stamps = {path: path.read_text() for path in venv.glob("ready-*")}
-    made_by = {text.splitlines()[-1] for text in stamps.values() if text}
-    if not python.exists() or str(python.resolve()) not in made_by:
-        _begin(venv, lock)
+    if not _runs(python, "import sys; sys.exit(sys.version_info < (3, 11))"):
+        _create(venv, lock)
+    _remove_half_installed(venv)
     kept = _kept(python)
     needs = requirements.required()
     needs += [need for name in EXTRAS[purpose] for need in requirements.extra(name)]
@@ -106,11 +103,7 @@ def _install(venv: Path, purpose: str, lock: int) -> None:
     if kept:
         reused = ", ".join(f"{name} {version}" for name, version in kept.items())
         say(f"reusing {reused} of {sys.executable}")
-    for path in stamps:
-        path.unlink(missing_ok=True)
     if _pip_install(venv, wanted, kept, quiet=purpose == "check", lock=lock) != 0:
-        for path, text in stamps.items():  # a pip that fails has changed nothing
-            path.write_text(text)
         raise InternalError(
             f"pip could not install the requirements into {venv}; its own words are above. "
             "Connect this machine to a package index and start again, or name an interpreter that "
@@ -121,36 +114,28 @@ def _install(venv: Path, purpose: str, lock: int) -> None:
     say(f"installed in {time.monotonic() - started:.0f} s")
 
 
-def _begin(venv: Path, lock: int) -> None:
-    """A venv whose Python runs. Raises UsageError for a person's venv whose Python does not."""
-    is_ours = (venv / MADE_BY_US).exists() or not (venv / "pyvenv.cfg").exists()
-    if is_ours:
-        _create(venv, lock)
-    elif not _runs("import sys; sys.exit(sys.version_info < (3, 11))", str(_python(venv))):
-        raise UsageError(
-            f"{venv}: its Python does not run or is older than 3.11, and Model Check did not make "
-            "it: remove it, or name another directory (MODEL_CHECK_VENV)"
-        )
-
-
 def _create(venv: Path, lock: int) -> None:
     """A new venv in place of whatever is there; above the interpreter's own packages where those
     hold a torch that will do."""
     for entry in venv.iterdir():
         if entry.name != LOCK:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    (venv / MADE_BY_US).touch()
     # The interpreter behind the links: this one may be the venv's own, which is gone by now.
-    command = [os.path.realpath(sys.executable), "-P", "-m", "venv"]
+    command = [os.path.realpath(sys.executable), "-P", "-m", "venv", "--without-pip"]
     kept = [need for need in requirements.required() if need.name in _KEPT]
-    is_above = sys.prefix == sys.base_prefix and not requirements.lacking(kept)
-    if is_above:
+    if sys.prefix == sys.base_prefix and not requirements.lacking(kept):
         command.append("--system-site-packages")
-    # It may see a pip already; and Debian has ensurepip in a package of its own.
-    if (is_above and find_spec("pip")) or not find_spec("ensurepip"):
-        command.append("--without-pip")
     if _call([*command, str(venv)], lock) != 0:
         raise InternalError(f"{shlex.join(command)} failed: its own words are above")
+
+
+def _remove_half_installed(venv: Path) -> None:
+    """What a killed pip leaves would pass for installed: it copies the files, metadata among them,
+    and writes INSTALLER after all of them. Packages that it was replacing are left as `~name`."""
+    for packages in venv.glob("lib/python3*/site-packages"):
+        cut_off = [d for d in packages.glob("*.dist-info") if not (d / "INSTALLER").exists()]
+        for directory in [*cut_off, *packages.glob("~*")]:
+            shutil.rmtree(directory)
 
 
 def _kept(python: Path) -> dict[str, str]:
@@ -167,17 +152,22 @@ def _pip_install(
     constraints = venv / "constraints.txt"
     versions = requirements.pins() | kept
     constraints.write_text("".join(f"{name}=={v}\n" for name, v in versions.items()))
-    command = [*_pip(str(_python(venv))), "install", "--disable-pip-version-check"]
+    command = [*_pip(_python(venv), lock), "install", "--disable-pip-version-check"]
     command += ["--quiet"] if quiet else []
     return _call([*command, "--constraint", str(constraints), *map(str, wanted)], lock)
 
 
-def _pip(python: str) -> list[str]:
-    """A pip that installs for `python`: its own, else the one of the interpreter that runs this."""
-    if _runs("import pip", python):
-        return [python, "-P", "-m", "pip"]
-    if _runs("import pip", sys.executable):
-        return [sys.executable, "-P", "-m", "pip", "--python", python]
+def _pip(python: Path, lock: int) -> list[str]:
+    """A pip that installs for `python`: its own, else the one of the interpreter that runs this.
+    Debian has ensurepip in a package of its own."""
+    own = [str(python), "-P", "-m", "pip"]
+    if _runs(python, "import pip"):
+        return own
+    if _runs(python, "import ensurepip"):
+        if _call([str(python), "-P", "-m", "ensurepip", "--default-pip"], lock) == 0:
+            return own
+    elif _runs(Path(sys.executable), "import pip"):
+        return [sys.executable, "-P", "-m", "pip", "--python", str(python)]
     raise UsageError(
         f"{sys.executable} has no pip to install with (on Debian and Ubuntu: apt install "
         "python3-venv)"
@@ -198,8 +188,8 @@ def _call(command: Sequence[str], lock: int) -> int:
     return done.returncode
 
 
-def _runs(code: str, python: str) -> bool:
-    command = [python, "-P", "-c", code]
+def _runs(python: Path, code: str) -> bool:
+    command = [str(python), "-P", "-c", code]
     try:
         return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
     except OSError:

@@ -35,6 +35,7 @@ from model_check.utils.requests import IMPATIENT, REQUESTS, TO_FORWARD, TO_STOP
 
 PAUSE_S = 1.0
 """Overslept by more than this, we were stopped or frozen, not just short of CPU."""
+_ASK_AGAIN_S = 0.05
 NUM_SPARE_FDS = 8
 """Held in reserve: an end must work even if a start failed because no descriptor was left."""
 
@@ -89,6 +90,7 @@ class Supervisor:
         self._kept_signals: list[signal.Signals] = []
         self._requests = dict.fromkeys(kept_signals)
         self._num_impatient = 0
+        self._held_back: list[Worker] = []  # dead, and a debugger holds the exit code
 
     def run(self) -> Outcome:
         """Start all workers, return when all are gone. An exception meanwhile (a bug, in us or in
@@ -187,6 +189,7 @@ class Supervisor:
         if self._woke - last_woke > timeout_s + self._pause_s:
             self._forgive_silence()
         self._loop.serve(ready)
+        self._ask_again()
         self._judge()
         self._advance()
 
@@ -208,6 +211,8 @@ class Supervisor:
             due = self._teardown.deadline(self._woke)
         else:
             due = self._hang.deadline if self._hang is not None else self._judge_at
+        if self._held_back:
+            due = min(due, self._woke + _ASK_AGAIN_S)
         return min([due, *(companion.due for companion in self._companions)])
 
     def _judge(self) -> None:
@@ -250,10 +255,14 @@ class Supervisor:
     # -- what descriptors bring
 
     def _dies(self, worker: Worker, pidfd: int) -> None:
-        """Its pidfd says that it is dead. While a debugger holds its exit code back, we ask again
-        and again."""
-        if self._has_ended(worker) or not worker.alive:
-            self._loop.unwatch(pidfd)
+        """Its pidfd says that it is dead. A debugger may hold its exit code back: the pidfd then
+        stays readable, so we ask again at times instead of watching it."""
+        self._loop.unwatch(pidfd)
+        if not self._has_ended(worker) and worker.alive:
+            self._held_back.append(worker)
+
+    def _ask_again(self) -> None:
+        self._held_back = [w for w in self._held_back if not self._has_ended(w) and w.alive]
 
     def _has_ended(self, worker: Worker) -> bool:
         """Look whether it ended since the last look, and hear its last words if so."""

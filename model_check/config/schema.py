@@ -237,7 +237,7 @@ class DataSettings(_Section, frozen=True):
     hub_timeout_s: Annotated[Positive, SILENT] = 3.0
     """Seconds that the one probe of the hub may take."""
     num_proc: Annotated[Count | None, SILENT] = None
-    """Processes that tokenize a long text (a short text: threads); null: one a core."""
+    """Processes that tokenize a long text (a short text: this one); null: one a core."""
     tokenizer_backend: Annotated[TokenizerBackend, SILENT] = "auto"
     """What turns text into ids. auto: the fastest that is installed and gives the ids that
     tokenizers gives. It is not part of the cache's key."""

@@ -179,17 +179,23 @@ def set_aside(root: Path, entry: Path) -> Path:
 
 def take_away(root: Path, key_hash: str, entry: Path) -> bool:
     """Remove an entry. False: it was gone already. Raises StorageError."""
-    name = entry.name
-    with storage_errors(root), hold_cache(root) as cache:
-        try:
-            # Hidden first, in one step, so that nobody opens half of it.
-            if not name.startswith((TMP_PREFIX, BAD_PREFIX)):
-                name = _new_name(key_hash)
-                with _parent(cache, entry) as place:
-                    place.rename(entry.name, cache, name)
-            cache.remove(name)
-        except FileNotFoundError:
-            return False
+    if entry.name.startswith((TMP_PREFIX, BAD_PREFIX)):
+        # Hidden already: what cannot be removed is not wrapped once more with every attempt.
+        with storage_errors(root), hold_cache(root) as cache:
+            return _remove(cache, entry.name)
+    # Hidden first, in one step, so that nobody opens half of it. It goes into a directory of ours:
+    # the kernel refuses that for an entry that we may not remove, which then stays in its place.
+    with staging(root, key_hash) as ours, storage_errors(root), hold_cache(root) as cache:
+        with suppress(FileNotFoundError), _parent(cache, entry) as place:
+            place.rename(entry.name, ours, "entry")
+        return _remove(ours, "entry")
+
+
+def _remove(place: HeldDirectory, name: str) -> bool:
+    try:
+        place.remove(name)
+    except FileNotFoundError:
+        return False
     return True
 
 

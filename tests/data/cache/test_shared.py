@@ -174,3 +174,24 @@ def test_in_a_sticky_cache_one_collects_ones_own(shared: Lab) -> None:
         assert f"kept    {path.name}: belongs to another user" in output
         assert path.is_dir()
     assert shared.views() == theirs
+
+
+def test_gc_leaves_an_entry_that_it_may_not_remove_in_its_place(shared: Lab) -> None:
+    text = shared.text()
+    shared.cache.mkdir()
+    shared.cache.chmod(0o777)
+    assert build(shared, text)[0] == 0
+    for view in shared.views():
+        view.chmod(0o755)
+    before = (shared.views(), shared.stores())
+    tool = (sys.executable, str(ROOT / "prepare_dataset.py"), f"data.cache_dir={shared.cache}")
+    done = subprocess.run(
+        [*AS_NOBODY, *tool, "--gc", "--older-than", "0"],
+        cwd="/",
+        env={**os.environ, "HOME": "/tmp"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "belongs to another user" in done.stdout, done.stdout + done.stderr
+    assert (shared.views(), shared.stores()) == before
