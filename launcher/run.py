@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.contain.trampoline import raise_file_limit
-from launcher.install.requirements import installed
+from launcher.install.versions import versions
 from launcher.launch import Launch
 from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec, plan_prepare
@@ -204,7 +204,7 @@ def _record(launch: Launch, argv: Sequence[str]) -> RunRecord:
         fail_on=list(failing_severities(settings.launch)),
         telemetry_interval_s=settings.launch.telemetry_interval_s,
         versions={
-            **{package: installed(package) for package in ("torch", "numpy", "tokenizers")},
+            **versions(("torch", "numpy", "tokenizers")),
             "driver": picked.driver_version,
             "cuda_driver": picked.cuda_driver_version,
         },
