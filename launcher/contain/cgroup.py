@@ -55,6 +55,12 @@ def make(tag: str) -> Cgroup | None:
     return None
 
 
+def remove_of(tag: str) -> None:
+    """Remove the cgroup that another process made for this run, if there is one."""
+    for parent in _own():
+        remove(f"{parent}/{_PREFIX}{tag}")
+
+
 def leftovers(parent: str) -> list[str]:
     """The cgroups of runs, directly below `parent`, that no process holds any more. One that is not
     empty has processes that SIGKILL could not end."""

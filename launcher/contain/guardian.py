@@ -7,7 +7,6 @@ processes that nothing else tells as ours, too. Standard library only.
 """
 
 import os
-import select
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -71,7 +70,7 @@ def kill_all(family: Family, groups: Iterable[int]) -> None:
             num_quiet = 0
             pidfds += _kill(row, family, groups)
         if pidfds:
-            wait_for_any(pidfds, _DEATH_WAIT_MS)
+            processes.wait_for_any(pidfds, _DEATH_WAIT_MS)
         for pidfd in pidfds:
             os.close(pidfd)
 
@@ -112,11 +111,3 @@ def _kill(row: Process, family: Family, groups: set[int]) -> list[int]:
         return []
     processes.send(pidfd, signal.SIGKILL)
     return [pidfd]
-
-
-def wait_for_any(pidfds: Iterable[int], timeout_ms: int) -> bool:
-    """Wait until one of these processes is dead; False: the time was up first."""
-    waiter = select.poll()
-    for pidfd in pidfds:
-        waiter.register(pidfd, select.POLLIN)
-    return bool(waiter.poll(timeout_ms))

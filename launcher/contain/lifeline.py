@@ -5,7 +5,7 @@ import signal
 import subprocess
 from contextlib import suppress
 
-from launcher.contain import guardian
+from launcher.contain import cgroup, guardian, processes
 from launcher.contain.processes import Family
 from model_check.utils.child import child_command
 from model_check.utils.requests import requests_held
@@ -18,6 +18,7 @@ class Lifeline:
     """A running guardian. Raises OSError when it cannot be started."""
 
     def __init__(self, family: Family) -> None:
+        self._tag = family.tag
         arguments = (family.tag, str(family.since_ticks), str(os.getpid()))
         with requests_held():
             self._guardian = subprocess.Popen(
@@ -47,6 +48,8 @@ class Lifeline:
         if self._guardian.returncode is None:
             self._guardian.kill()
             self._close(_KILL_WAIT_S)
+        if self._guardian.returncode != 0:  # it was killed, so it did not remove its cgroup
+            cgroup.remove_of(self._tag)
         self._let_go()
 
     def cut(self) -> None:
@@ -58,8 +61,7 @@ class Lifeline:
     def _close(self, wait_s: float) -> None:
         """Close the pipe, and reap the guardian if it ends in that time."""
         self._pipe.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._guardian.wait(wait_s)
+        processes.wait_for_child(self._guardian, wait_s)
 
     def _let_go(self) -> None:
         if self._guardian.returncode is None:

@@ -5,13 +5,17 @@ become its children), a tag in its environment. Standard library only: the guard
 """
 
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.contain.linux import pidfd_open, pidfd_send_signal
+
+if TYPE_CHECKING:  # the guardian does without
+    from subprocess import Popen
 
 DEAD = "ZXx"
 """States of a process that has ended, whether its parent has reaped it or not."""
@@ -239,6 +243,27 @@ def send_group(group: int, *signals: signal.Signals) -> None:
             os.killpg(group, signum)
         except (ProcessLookupError, PermissionError):
             return
+
+
+def wait_for_any(pidfds: Iterable[int], timeout_ms: float) -> bool:
+    """Wait until one of these processes is dead; False: the time was up first."""
+    waiter = select.poll()
+    for pidfd in pidfds:
+        waiter.register(pidfd, select.POLLIN)
+    return bool(waiter.poll(timeout_ms))
+
+
+def wait_for_child(child: "Popen[bytes]", timeout_s: float) -> int | None:
+    """Its return code, reaped; None: it has not ended within that time. `Popen.wait` with a timeout
+    sleeps between looks, up to 50 ms: that was half of the end of a run."""
+    if child.returncode is None:
+        pidfd = pidfd_open(child.pid)
+        try:
+            if wait_for_any([pidfd], timeout_s * 1000):
+                child.wait()
+        finally:
+            os.close(pidfd)
+    return child.returncode
 
 
 def children(pid: int) -> list[int]:

@@ -16,7 +16,7 @@ import subprocess
 from contextlib import suppress
 from typing import NamedTuple
 
-from launcher.contain import linux
+from launcher.contain import linux, processes
 from launcher.gpus.nvml import ANNOUNCEMENT_BYTES
 from model_check.utils.child import child_command
 from model_check.utils.requests import requests_held
@@ -100,9 +100,7 @@ class NvmlChild:
 
     def wait(self, timeout_s: float) -> int | None:
         """Its exit code, or -N after signal N; None: it has not ended within that time."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
-        return self._process.returncode
+        return processes.wait_for_child(self._process, timeout_s)
 
     def close(self, wait_s: float = KILL_WAIT_S) -> None:
         """End it, wait so long for that, and let everything go."""

@@ -102,6 +102,23 @@ def test_an_empty_cgroup_that_nobody_was_left_to_remove_goes_with_the_next_run(
 
 
 @pytest.mark.usefixtures("delegated")
+def test_the_cgroup_goes_with_its_run_though_the_guardian_was_killed(
+    lab: Lab, launch: Launch
+) -> None:
+    """A batch system could not remove its own around it."""
+    waits = "until [ -e $LAB/go ]; do sleep 0.02; done"
+    run = launch(sh(f"{IN_ITS_CGROUP}; echo $$ > $LAB/up.pid; echo up; {waits}"))
+    run.wait_for("[W0] up")
+    (made,) = cgroups_of(lab.pids()["up"])
+    guardian = run.guardian
+    os.kill(guardian, signal.SIGKILL)
+    wait_until_dead([guardian])
+    (lab.dir / "go").touch()
+    assert run.wait() == 0
+    assert not made.exists()
+
+
+@pytest.mark.usefixtures("delegated")
 def test_a_cgroup_of_a_run_that_lives_is_nobodys_to_remove(lab: Lab, launch: Launch) -> None:
     """It is empty for the moment before the first worker is moved into it."""
     held = cgroup.make("a0" * 16)

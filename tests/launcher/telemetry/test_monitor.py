@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from launcher.contain import processes
-from launcher.contain.guardian import wait_for_any
+from launcher.contain.processes import wait_for_any
 from launcher.telemetry.sampler import field_value
 from model_check.events import Counters, GpuEvent, Telemetry, Trouble, Watched, Xid, decode_gpu
 from tests.launcher.gpus.conftest import ROOT, Box
