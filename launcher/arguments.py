@@ -15,6 +15,7 @@ from model_check.config.arguments import (
 from model_check.config.fields import nearest
 from model_check.config.load import Request
 from model_check.errors import UsageError
+from model_check.utils.project_files import COMMAND
 
 EXIT_CODES = """\
 exit codes:
@@ -58,9 +59,7 @@ class RunArguments(Struct, frozen=True):
     as_json: bool
 
 
-def parse_run(
-    argv: Sequence[str], environ: Mapping[str, str], prog: str = "run.sh"
-) -> RunArguments:
+def parse_run(argv: Sequence[str], environ: Mapping[str, str], prog: str = COMMAND) -> RunArguments:
     """Raises UsageError or ConfigError; `--help` prints and leaves with SystemExit(0)."""
     own, command = _split_command(argv)
     parser = _parser(prog)

@@ -11,7 +11,7 @@ from typing import NoReturn
 from launcher.arguments import RunArguments, parse_run
 from launcher.devices import Machine
 from launcher.gpus.probe import NvmlProbe
-from launcher.launch import ROOT, make_launch
+from launcher.launch import make_launch
 from launcher.output.printer import LAUNCHER_PREFIX
 from launcher.run import run
 from model_check.errors import (
@@ -22,7 +22,7 @@ from model_check.errors import (
     StorageError,
     UsageError,
 )
-from model_check.utils.project_files import PROJECT
+from model_check.utils.project_files import COMMAND, PACKAGES, PROJECT
 from model_check.utils.requests import TO_FORWARD
 
 
@@ -86,7 +86,7 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
 def _become(*arguments: str) -> NoReturn:
     """Run another program of ours in place of this process."""
     _refuse_lost_directory()
-    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     # `__main__` holds them back for workers, and this program starts none.
     for signum in TO_FORWARD:
         signal.signal(signum, signal.SIG_DFL)
@@ -126,7 +126,7 @@ def _config(argv: list[str], environ: Mapping[str, str]) -> int:
 
     if argv[:1] != ["show"]:
         raise UsageError("config: the one thing to ask is `config show [OPTIONS]`")
-    arguments = _only_settings(parse_run(argv[1:], environ, prog="run.sh config show"))
+    arguments = _only_settings(parse_run(argv[1:], environ, prog=f"{COMMAND} config show"))
     loaded = load(arguments.request, Machine(NvmlProbe(), environ).has_gpu)
     _show(show(loaded, as_json=arguments.as_json))
     return 0
@@ -136,7 +136,7 @@ def _doctor(argv: list[str], environ: Mapping[str, str]) -> int:
     from launcher.doctor.doctor import doctor
     from model_check.config.load import load
 
-    arguments = _only_settings(parse_run(argv, environ, prog="run.sh doctor"))
+    arguments = _only_settings(parse_run(argv, environ, prog=f"{COMMAND} doctor"))
     _refuse_lost_directory()
     settings = load(arguments.request, lambda: False).settings
     return doctor(

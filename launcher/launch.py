@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,8 +14,6 @@ from launcher.gpus.probe import GpuProbe
 from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import Limits
 from model_check.config.load import Loaded, load
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 class Launch(Struct, frozen=True):

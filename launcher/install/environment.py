@@ -10,8 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.install.requirements import ROOT, lacking, required, say
+from launcher.install.requirements import lacking, required, say
 from model_check.errors import ModelCheckError
+from model_check.utils.project_files import PROJECT
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     purpose, *arguments = argv
     try:
-        python = find(purpose, Path(os.environ.get("MODEL_CHECK_VENV") or ROOT / ".venv"))
+        python = find(purpose, Path(os.environ.get("MODEL_CHECK_VENV") or PROJECT / ".venv"))
     except ModelCheckError as error:
         say(f"error: {error}")
         return error.exit_code

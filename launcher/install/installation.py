@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.install import requirements
-from launcher.install.requirements import CONSTRAINTS, PYPROJECT, ROOT, Requirement, say
+from launcher.install.requirements import CONSTRAINTS, PYPROJECT, Requirement, say
 from model_check.errors import InternalError, StorageError, UsageError
+from model_check.utils.project_files import PACKAGES
 
 EXTRAS = {"run": ("hub",), "check": ("hub", "fast", "dev")}
 """What an environment is made for -> the extras that it gets. One for checks is one to run in."""
@@ -141,7 +142,7 @@ def _remove_half_installed(venv: Path) -> None:
 def _kept(python: Path) -> dict[str, str]:
     """What a venv above the interpreter's own packages uses of them: name -> version."""
     command = [str(python), "-P", "-m", "launcher.install.requirements", *_KEPT]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, "PYTHONPATH": str(PACKAGES)}
     lines = subprocess.check_output(command, env=environ, text=True).splitlines()
     return dict(line.split("==") for line in lines)
 

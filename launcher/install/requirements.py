@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from model_check.errors import InternalError
 from model_check.utils.project_files import PROJECT
 
-ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = PROJECT / "pyproject.toml"
 CONSTRAINTS = PROJECT / "constraints.txt"
 

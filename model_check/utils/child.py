@@ -5,9 +5,8 @@ On the floor because rooms start children that may not import each other: `launc
 """
 
 import sys
-from pathlib import Path
 
-_ROOT = str(Path(__file__).resolve().parents[2])
+from model_check.utils.project_files import PACKAGES
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
@@ -18,6 +17,6 @@ def child_command(module: str, *arguments: str) -> list[str]:
     standard library, so that no file hides one of its modules. `-c` and an import rather than a
     file: the bytecode of an imported module is cached.
     """
-    path = [_ROOT, *filter(None, sys.path)]
+    path = [str(PACKAGES), *filter(None, sys.path)]
     code = f"import sys; sys.path += {path!r}; from {module} import main; main(sys.argv[1:])"
     return [sys.executable, "-I", "-S", "-c", code, *arguments]

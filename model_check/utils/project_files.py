@@ -1,6 +1,7 @@
-"""The files at the top of a checkout: the two programs, presets, pyproject.toml, constraints.txt.
+"""Where this project lies: its two packages, and the files at the top of a checkout (the two
+programs, presets, pyproject.toml, constraints.txt).
 
-The wheel carries copies of them in `model_check/project/` (pyproject.toml, `package-dir`).
+The wheel carries copies of those files in `model_check/project/` (pyproject.toml, `package-dir`).
 """
 
 from pathlib import Path
@@ -8,7 +9,12 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parents[1]
 _INSTALLED = _PACKAGE / "project"
 
-PROJECT = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent
+PACKAGES = _PACKAGE.parent
+"""The directory to import `launcher` and `model_check` from."""
+PROJECT = _INSTALLED if _INSTALLED.is_dir() else PACKAGES
+"""The directory of the files at the top of a checkout."""
+COMMAND = "run.sh" if PROJECT == PACKAGES else "model-check"
+"""What a person types."""
 
 
 def version() -> str:

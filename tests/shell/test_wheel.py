@@ -84,6 +84,11 @@ def test_every_command_tells_its_version(commands: Path, tmp_path: Path, command
     assert (done.returncode, done.stdout) == (0, f"model-check {project['version']}\n")
 
 
+def test_the_help_names_the_command_that_was_typed(commands: Path, tmp_path: Path) -> None:
+    done = run(commands / "model-check", "--help", cwd=tmp_path)
+    assert done.stdout.startswith("usage: model-check [OPTIONS]"), done.stderr
+
+
 def test_an_installed_model_check_runs_where_no_checkout_is(commands: Path, tmp_path: Path) -> None:
     prepared = run(commands / "model-check-prepare", "--debug", cwd=tmp_path)
     assert prepared.returncode == 0, prepared.stdout + prepared.stderr

@@ -15,17 +15,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import BinaryIO
 
 from model_check.data.build.encode import Encoder, EncoderSpec, Task, TaskResult
 from model_check.data.sources.text import Repairs
 from model_check.errors import InternalError, ModelCheckError, describe_exit
+from model_check.utils.project_files import PACKAGES
 
 _TASKS_AHEAD = 2
 """Tasks for each worker, the one at work included: this bounds the memory."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_ROOT = Path(__file__).parents[3]
 
 
 class WorkerPool:
@@ -96,7 +95,7 @@ class _Worker:
     """One process and its two pipes."""
 
     def __init__(self, spec: EncoderSpec) -> None:
-        path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
             # -P: files of the current directory are text, even if they are named like modules.
             [sys.executable, "-P", "-m", "model_check.data.build.workers"],
