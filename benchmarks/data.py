@@ -9,6 +9,8 @@ out, and a line says so:
     peers/bin/pip install datatrove litdata orjson gigatoken tiktoken
     peers/bin/python benchmarks/data.py
 
+With --before another checkout of this project takes its turns, too.
+
 Then: how long it takes to open a prepared cache of 100 MB, and how much memory eight readers take.
 """
 
@@ -234,15 +236,17 @@ def contend(name: str, text: Path, tokenizer: Path, out: Path, workers: int) -> 
 # ---- the comparison
 
 
-def measure(name: str, text: Path, tokenizer: Path, workers: int) -> dict[str, Any] | str:
-    """One run; the reason as text where it failed. The time includes reading the stream for its
-    hash, for all alike."""
+def measure(
+    name: str, program: Path, text: Path, tokenizer: Path, workers: int
+) -> dict[str, Any] | str:
+    """One run by `program`, this file of some checkout; the reason as text where it failed. The
+    time includes reading the stream for its hash, for all alike."""
     with tempfile.TemporaryDirectory(dir=text.parent) as out:
-        arguments = [name, text, tokenizer, out, workers]
+        arguments = [program, "--contend", name, text, tokenizer, out, workers]
         cpu_before = cpu_of_children()
         started = time.monotonic()
         done = subprocess.run(
-            [sys.executable, __file__, "--contend", *map(str, arguments)],
+            [sys.executable, *map(str, arguments)],
             env={
                 **os.environ,
                 "TOKENIZERS_PARALLELISM": "false",
@@ -269,29 +273,34 @@ def cpu_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def compare(text: Path, tokenizer: Path, workers: int, rounds: int) -> None:
+def compare(text: Path, tokenizer: Path, workers: int, rounds: int, before: Path | None) -> None:
     names = [name for name in CONTENDERS if installed(name)]
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    contenders = {name: (name, Path(__file__)) for name in names}
+    if before:
+        program = before.resolve() / "benchmarks" / "data.py"
+        ours = [name for name in names if name.startswith("ours")]
+        contenders |= {f"before: {name}": (name, program) for name in ours}
+    runs: dict[str, list[dict[str, Any]]] = {label: [] for label in contenders}
     split_for_datatrove(text, workers)
     for number in range(rounds):
-        for name in names[:: 1 if number % 2 else -1]:  # there and back
-            result = measure(name, text, tokenizer, workers)
+        for label in list(contenders)[:: 1 if number % 2 else -1]:  # there and back
+            result = measure(*contenders[label], text, tokenizer, workers)
             if isinstance(result, str):
-                print(f"  {name}: failed: {result}")
+                print(f"  {label}: failed: {result}")
                 continue
-            runs[name].append(result)
+            runs[label].append(result)
     expected = runs["ours, tokenizers"][0]["sha256"]
     size = text.stat().st_size / MB
     print(f"\n{workers} process{'es' * (workers > 1)}, {size:.0f} MB, {rounds} rounds, wall time")
     print(
-        f"{'':18} {'median s':>9} {'range':>13} {'MB/s':>6} {'x map':>6} {'CPU s':>6} {'x map':>6} "
+        f"{'':26} {'median s':>9} {'range':>13} {'MB/s':>6} {'x map':>6} {'CPU s':>6} {'x map':>6} "
         f"{'peak MB':>8} {'disk':>6}"
     )
     for name, results in runs.items():
         if not results:
             continue
         if any(result["sha256"] != expected for result in results):
-            print(f"{name:18} other tokens: no number")
+            print(f"{name:26} other tokens: no number")
             continue
         report(name, results, runs[BASE], size)
 
@@ -303,7 +312,7 @@ def report(
     median, median_cpu = statistics.median(seconds), statistics.median(cpu)
     last = results[-1]
     print(
-        f"{name:18} {median:9.2f} {min(seconds):6.2f}-{max(seconds):6.2f} {size / median:6.1f} "
+        f"{name:26} {median:9.2f} {min(seconds):6.2f}-{max(seconds):6.2f} {size / median:6.1f} "
         f"{ratio_of(base, results, 'seconds'):6.2f} {median_cpu:6.2f} "
         f"{ratio_of(base, results, 'cpu'):6.2f} {last['peak_mb']:8.0f} {last['disk_mb']:6.1f}",
         flush=True,
@@ -463,6 +472,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--directory", type=Path, help="where to work (a temporary one)")
+    parser.add_argument("--before", metavar="CHECKOUT", type=Path, help="of an earlier commit")
     parser.add_argument("--contend", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.contend:
@@ -475,7 +485,7 @@ def main() -> None:
         write_text(text, arguments.mb * MB)
         write_tokenizer(tokenizer, text)
         for workers in arguments.workers:
-            compare(text, tokenizer, workers, arguments.rounds)
+            compare(text, tokenizer, workers, arguments.rounds, arguments.before)
         reading(directory / "cache", arguments.rounds)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

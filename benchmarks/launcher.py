@@ -5,8 +5,10 @@ them alike; what counts is the ratio within one repetition, its median and sprea
 workers' own stamps and the ends of processes, not what a launcher reports about itself.
 
     python benchmarks/launcher.py [--quick] [--repeats N] [--honcho PATH] [--only WORD]
+        [--before CHECKOUT]
 
-prints the table of docs/supervisor.md, a row as soon as it is measured.
+prints the table of docs/supervisor.md, a row as soon as it is measured. With --before, the launcher
+of another checkout of this project takes its turn, too.
 """
 
 import argparse
@@ -37,10 +39,14 @@ Command = Callable[[int, Sequence[str], Path], list[str]]
 """(number of workers, command of a worker, an empty directory) -> the launcher's command line."""
 
 
-def ours(num_workers: int, argv: Sequence[str], directory: Path) -> list[str]:
-    options = ["--device", "cpu", "--workers", str(num_workers), "--grace", str(GRACE_S)]
-    options += ["--run-dir", str(directory / "run"), "--hang-timeout", "0"]
-    return [sys.executable, "-m", "launcher", *options, "--", *argv]
+def ours_of(checkout: Path) -> Command:
+    def command(num_workers: int, argv: Sequence[str], directory: Path) -> list[str]:
+        options = ["--device", "cpu", "--workers", str(num_workers), "--grace", str(GRACE_S)]
+        options += ["--run-dir", str(directory / "run"), "--hang-timeout", "0"]
+        program = ["env", f"PYTHONPATH={checkout}", sys.executable, "-m", "launcher"]
+        return [*program, *options, "--", *argv]
+
+    return command
 
 
 def torchrun(num_workers: int, argv: Sequence[str], directory: Path) -> list[str]:
@@ -125,7 +131,7 @@ def launched(
     directory = Path(tempfile.mkdtemp(prefix="launcher-benchmark-"))
     worker = [sys.executable, "-I", "-S", str(WORKER), str(directory), str(num_workers), *mode]
     argv = command(num_workers, worker, directory)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (directory / "terminal").open("wb") as file, (directory / "stderr").open("wb") as errors:
         stdout = subprocess.PIPE if terminal == "pipe" else file
         started = time.monotonic()
@@ -299,7 +305,10 @@ def measures(quick: bool, few: int) -> list[Measure]:
             show="{:.2f}",
         ),
         Measure(
-            "noticing under a flood, ours alone, s", many, noticed_s, skip=("torchrun", "honcho")
+            "noticing under a flood, ours alone, s",
+            many,
+            noticed_s,
+            skip=("torchrun", "honcho", "before"),
         ),
     ]
 
@@ -309,41 +318,42 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="smaller floods, fewer repetitions")
     parser.add_argument("--repeats", metavar="N", type=int, help="of most rows (5, quick: 3)")
     parser.add_argument("--honcho", metavar="PATH", help="its program; without it, it is left out")
+    parser.add_argument("--before", metavar="CHECKOUT", type=Path, help="of an earlier commit")
     parser.add_argument("--only", metavar="WORD", default="", help="rows whose name has this word")
     options = parser.parse_args()
-    keep_bytecode()
+    peers = {"before": options.before and ours_of(options.before.resolve()), "torchrun": torchrun}
+    peers["honcho"] = options.honcho and honcho(options.honcho)
+    peers = {name: command for name, command in peers.items() if command}
+    keep_bytecode(ROOT, *filter(None, [options.before]))
     print_versions(options.honcho)
-    print("| measure | ours | torchrun | better by | honcho | better by |")
-    print("|---|---|---|---|---|---|")
+    print("| measure | ours | " + " | ".join(f"{name} | better by" for name in peers) + " |")
+    print("|---" * (2 + 2 * len(peers)) + "|")
     for measure in measures(options.quick, options.repeats or (3 if options.quick else 5)):
         if options.only in measure.name:
-            print(row(measure, contenders(measure, options.honcho)), flush=True)
+            print(row(measure, peers), flush=True)
     print(load())
     return 0
 
 
-def keep_bytecode() -> None:
+def keep_bytecode(*checkouts: Path) -> None:
     """Torch's bytecode was written at its installation, ours is written by the very first run."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    packages = [str(ROOT / name) for name in ("launcher", "model_check")]
+    packages = [str(root / name) for root in checkouts for name in ("launcher", "model_check")]
     subprocess.run([sys.executable, "-m", "compileall", "-q", *packages], check=True)
 
 
-def contenders(measure: Measure, honcho_program: str | None) -> dict[str, Command]:
-    found = {"ours": ours, "torchrun": torchrun_with_logs if measure.with_logs else torchrun}
-    if honcho_program:
-        found["honcho"] = honcho(honcho_program)
-    return {name: command for name, command in found.items() if name not in measure.skip}
-
-
-def row(measure: Measure, commands: dict[str, Command]) -> str:
+def row(measure: Measure, peers: dict[str, Command]) -> str:
     """Measure all launchers in turns; one line of the table."""
+    commands = {"ours": ours_of(ROOT), **peers}
+    if measure.with_logs and "torchrun" in commands:
+        commands["torchrun"] = torchrun_with_logs
+    commands = {name: run for name, run in commands.items() if name not in measure.skip}
     values: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(measure.repeats):
         for name, command in commands.items():
             values[name].append(measured(measure, command))
     cells = [measure.name, spread(values["ours"], measure.show)]
-    for name in ("torchrun", "honcho"):
+    for name in peers:
         if name not in values:
             cells += ["", ""]
             continue
@@ -399,7 +409,7 @@ def load() -> str:
 
 def read(path: str) -> str:
     try:
-        return Path(path).read_text()
+        return Path(path).read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return ""
 

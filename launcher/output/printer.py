@@ -21,7 +21,9 @@ DRAIN_S = 2.0
 _QUEUE_BYTES = 8 << 20
 _OWN_QUEUE_BYTES = 9 << 20
 """Our own lines still fit when the workers' lines no longer do: they say why the run ended."""
-_WRITE_BYTES = 1 << 16
+_WRITE_BYTES = 1 << 18
+"""After each write this thread waits for the loop's turn to end: at 64 KiB it fell behind a flood
+that the terminal could take."""
 
 
 class Printer:
@@ -119,7 +121,7 @@ class Printer:
                 return
 
     def _take(self) -> bytearray:
-        """Whole lines for one write, about 64 KiB; empty when closed and drained."""
+        """Whole lines for one write, about 256 KiB; empty when closed and drained."""
         with self._lock:
             self._lock.wait_for(lambda: self._blocks or self._closing)
             data = bytearray()

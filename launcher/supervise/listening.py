@@ -16,11 +16,10 @@ from model_check.events import Event
 
 _MAX_READS = 64
 """A last look into a stream reads no more often: a process out of reach may still be writing."""
-_MAX_PAUSE_S = 0.02
-"""To read each line as it comes costs a wake-up a line: at 64 x 1,000 lines/s 0.29 CPU seconds a
-second, against 0.15 with this pause and 0.20 of torchrun."""
-_MIN_PAUSE_S = 0.002
-"""A shorter pause gathers too little to be worth it."""
+_MAX_PAUSE_S = 0.05
+_MANY_READS_PER_S = 200
+"""To read each line as it comes costs a wake-up a line. Nobody reads so many lines: they may
+gather. Below, lines are shown as they come."""
 _GATHER_BYTES = 1 << 14
 """So much may gather in the busiest pipe, a quarter of what it holds: its worker must not wait."""
 
@@ -35,8 +34,8 @@ class Listener:
         self._woke = woke
         self._streams: defaultdict[Worker, list[Stream]] = defaultdict(list)
         self._events: list[Stream] = []
-        # The bytes that the busiest pipe gave since then.
-        self._gathered_from, self._most_bytes = woke(), 0
+        # Reads of output since then, and the most bytes that one gave.
+        self._gathered_from, self._num_reads, self._most_bytes = woke(), 0, 0
 
     def listen(self, worker: Worker, spawned: Spawned, hear: Callable[[Event], None]) -> None:
         """Hear all that this worker says, until it ends."""
@@ -53,14 +52,14 @@ class Listener:
         self._add(worker, spawned.output_fd, output.feed, output.close, Urgency.OUTPUT)
 
     def gather(self) -> None:
-        """If output was read, leave it alone until more has gathered, so that it takes one read."""
-        if self._most_bytes == 0:
+        """If much output was read, leave it alone until more has gathered: one read takes it."""
+        if self._num_reads == 0:
             return
         passed_s = self._woke() - self._gathered_from
-        pause_s = min(_MAX_PAUSE_S, passed_s * _GATHER_BYTES / self._most_bytes)
-        if pause_s >= _MIN_PAUSE_S:
-            self._loop.pause(pause_s)
-        self._gathered_from, self._most_bytes = self._woke(), 0
+        if self._num_reads > passed_s * _MANY_READS_PER_S:
+            pause_s = passed_s * _GATHER_BYTES / max(1, self._most_bytes)
+            self._loop.pause(min(_MAX_PAUSE_S, pause_s))
+        self._gathered_from, self._num_reads, self._most_bytes = self._woke(), 0, 0
 
     def hear_events(self) -> None:
         """All that has been said to this moment."""
@@ -90,6 +89,7 @@ class Listener:
         worker.last_heard = self._woke()
         num_bytes = self._pump(stream, 1)
         if urgency is Urgency.OUTPUT:
+            self._num_reads += 1
             self._most_bytes = max(self._most_bytes, num_bytes)
 
     def _pump(self, stream: Stream, num_reads: int) -> int:

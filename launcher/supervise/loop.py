@@ -9,7 +9,7 @@ from enum import IntEnum
 _Key = selectors.SelectorKey
 MAX_WAIT_S = 3600.0
 """epoll counts milliseconds in an int: a longer wait would overflow it."""
-_LOOK_EVERY = 8
+_LOOK_EVERY = 4
 """Full pipes that are read between two looks for a death; one of them takes 0.5 ms."""
 
 
