@@ -3,7 +3,7 @@
 What they carry is for `streams`, what follows from it for the supervisor.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 
@@ -16,10 +16,13 @@ from model_check.events import Event
 
 _MAX_READS = 64
 """A last look into a stream reads no more often: a process out of reach may still be writing."""
+_MANY_READS = 20
+_MANY_READS_S = 0.1
+"""To read each line as it comes costs a wake-up a line. Nobody follows 20 lines in 0.1 s with their
+eyes: they may gather."""
+_MIN_PAUSE_S = 0.002
+"""A shorter pause gathers too little to be worth it."""
 _MAX_PAUSE_S = 0.05
-_MANY_READS_PER_S = 200
-"""To read each line as it comes costs a wake-up a line. Nobody reads so many lines: they may
-gather. Below, lines are shown as they come."""
 _GATHER_BYTES = 1 << 14
 """So much may gather in the busiest pipe, a quarter of what it holds: its worker must not wait."""
 
@@ -34,8 +37,9 @@ class Listener:
         self._woke = woke
         self._streams: defaultdict[Worker, list[Stream]] = defaultdict(list)
         self._events: list[Stream] = []
-        # Reads of output since then, and the most bytes that one gave.
-        self._gathered_from, self._num_reads, self._most_bytes = woke(), 0, 0
+        # Since then: reads of output, and the bytes of each pipe.
+        self._counted_from, self._num_reads = woke(), 0
+        self._num_bytes: Counter[Stream] = Counter()
 
     def listen(self, worker: Worker, spawned: Spawned, hear: Callable[[Event], None]) -> None:
         """Hear all that this worker says, until it ends."""
@@ -52,14 +56,15 @@ class Listener:
         self._add(worker, spawned.output_fd, output.feed, output.close, Urgency.OUTPUT)
 
     def gather(self) -> None:
-        """If much output was read, leave it alone until more has gathered: one read takes it."""
-        if self._num_reads == 0:
+        """If many lines come, leave output alone until more has gathered: one read takes it."""
+        if self._num_reads < _MANY_READS:
             return
-        passed_s = self._woke() - self._gathered_from
-        if self._num_reads > passed_s * _MANY_READS_PER_S:
-            pause_s = passed_s * _GATHER_BYTES / max(1, self._most_bytes)
-            self._loop.pause(min(_MAX_PAUSE_S, pause_s))
-        self._gathered_from, self._num_reads, self._most_bytes = self._woke(), 0, 0
+        passed_s = self._woke() - self._counted_from
+        pause_s = min(_MAX_PAUSE_S, passed_s * _GATHER_BYTES / max(1, *self._num_bytes.values()))
+        if passed_s <= _MANY_READS_S and pause_s >= _MIN_PAUSE_S:
+            self._loop.pause(pause_s)
+        self._counted_from, self._num_reads = self._woke(), 0
+        self._num_bytes.clear()
 
     def hear_events(self) -> None:
         """All that has been said to this moment."""
@@ -90,7 +95,7 @@ class Listener:
         num_bytes = self._pump(stream, 1)
         if urgency is Urgency.OUTPUT:
             self._num_reads += 1
-            self._most_bytes = max(self._most_bytes, num_bytes)
+            self._num_bytes[stream] += num_bytes
 
     def _pump(self, stream: Stream, num_reads: int) -> int:
         num_bytes = stream.pump(num_reads)
