@@ -24,8 +24,10 @@ if ((!$#)); then
     "$python" -m ruff format --check .
     "$python" -m ruff check .
     "$python" -m mypy
-    # Most tests wait for processes of their own: one of ours more than there are cores keeps these
-    # busy. A file's tests stay together, for the fixtures that they share.
+    # Many tests wait for processes of their own: one process of tests more than there are cores
+    # keeps these busy. A file's tests stay together, for the fixtures that they share. A thread of
+    # torch's a core in each of them would only spin.
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
     set -- -n "$(($(nproc) + 1))" --dist loadfile
 fi
 exec "$python" -m pytest "$@"
