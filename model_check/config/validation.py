@@ -1,6 +1,8 @@
 """The grammar of data.validation: `held_out=0.01,bach=composer:Bach,other=other.txt`. Pure."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
 
@@ -25,10 +27,16 @@ class TextPath(Struct, frozen=True):
 
 
 class RowsWith(Struct, frozen=True):
-    """The rows whose `column` is `value`."""
+    """The rows whose `column`, as text, is `value`."""
 
     column: str
     value: str
+
+    def __str__(self) -> str:
+        return f"{self.column} = {self.value}"
+
+    def holds(self, row: Mapping[str, Any]) -> bool:
+        return self.column in row and str(row[self.column]) == self.value
 
 
 class HubSplit(Struct, frozen=True):

@@ -33,7 +33,7 @@ from model_check.data.read.manifest import (
 from model_check.data.read.windows import Tail, Windows
 from model_check.data.sources.hub_text import HubSource
 from model_check.data.sources.local_text import LocalSource
-from model_check.data.sources.rows import RowRule, Value, earlier_values, own_paths
+from model_check.data.sources.rows import RowRule, earlier_rows, own_paths
 from model_check.data.sources.source import Source
 from model_check.data.tokenizers.tokenizer import (
     TextTokenizer,
@@ -255,7 +255,7 @@ def _source_of(
                     f"{train.name}"
                 )
             return train.with_split(split)
-        case RowsWith(column=column, value=value):
+        case RowsWith(column=column, value=value) as these:
             place = Path(data.dataset).expanduser()
             if not place.exists():
                 raise ConfigError(
@@ -263,7 +263,7 @@ def _source_of(
                     f"parquet are divided by a column, and data.dataset is {data.dataset!r}; a hub "
                     "dataset has splits of its own (split:NAME)"
                 )
-            rows = RowRule(Value(column, value), earlier_values(name, validation))
+            rows = RowRule(these, earlier_rows(name, validation))
             return LocalSource(place, data.text_column, memo, rows, own_paths(validation))
         case DocumentFraction():
             raise AssertionError("a fraction has no text of its own")

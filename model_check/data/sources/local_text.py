@@ -44,7 +44,7 @@ class LocalSource:
         self._signatures: dict[Path, str] = {}
         name, only = self.path.name, self.rows.only
         self.name = printable(name or str(self.path)) + (f", {only}" if only else "")
-        self.label = (name.split(".")[0] or "local") + (f"-{only.text}" if only else "")
+        self.label = (name.split(".")[0] or "local") + (f"-{only.value}" if only else "")
 
     @property
     def size_bytes(self) -> int | None:

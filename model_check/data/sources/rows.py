@@ -9,34 +9,20 @@ from model_check.config.validation import RowsWith, TextPath, What
 
 
 @dataclass(frozen=True)
-class Value:
-    """Rows whose `column`, as text, is `text`."""
-
-    column: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.column} = {self.text}"
-
-    def holds(self, row: Mapping[str, Any]) -> bool:
-        return self.column in row and str(row[self.column]) == self.text
-
-
-@dataclass(frozen=True)
 class RowRule:
     """The rows to read: those that hold `only` (None: all) and none of `without`."""
 
-    only: Value | None = None
-    without: tuple[Value, ...] = ()
+    only: RowsWith | None = None
+    without: tuple[RowsWith, ...] = ()
 
     @property
     def columns(self) -> list[str]:
         """The columns that decide."""
-        values = self.without if self.only is None else (self.only, *self.without)
-        return list(dict.fromkeys(value.column for value in values))
+        ours = self.without if self.only is None else (self.only, *self.without)
+        return list(dict.fromkeys(rows.column for rows in ours))
 
     def keeps(self, row: Mapping[str, Any]) -> bool:
-        if any(value.holds(row) for value in self.without):
+        if any(rows.holds(row) for rows in self.without):
             return False
         return self.only is None or self.only.holds(row)
 
@@ -44,9 +30,9 @@ class RowRule:
         """Its part of the cache key; empty for all rows."""
         key: dict[str, Any] = {}
         if self.only is not None:
-            key["only"] = [self.only.column, self.only.text]
+            key["only"] = [self.only.column, self.only.value]
         if self.without:
-            key["without"] = sorted([value.column, value.text] for value in self.without)
+            key["without"] = sorted([rows.column, rows.value] for rows in self.without)
         return key
 
 
@@ -55,13 +41,13 @@ EVERY_ROW = RowRule()
 
 def rows_to_train(validation: Mapping[str, What]) -> RowRule:
     """All rows that belong to no validation split."""
-    return RowRule(without=_values(validation))
+    return RowRule(without=_by_column(validation))
 
 
-def earlier_values(name: str, validation: Mapping[str, What]) -> tuple[Value, ...]:
-    """The values of the splits before `name`: a row that fits two splits belongs to the first."""
+def earlier_rows(name: str, validation: Mapping[str, What]) -> tuple[RowsWith, ...]:
+    """Those of the splits before `name`: a row that fits two splits belongs to the first."""
     names = list(validation)
-    return _values({other: validation[other] for other in names[: names.index(name)]})
+    return _by_column({other: validation[other] for other in names[: names.index(name)]})
 
 
 def own_paths(validation: Mapping[str, What]) -> tuple[Path, ...]:
@@ -70,6 +56,5 @@ def own_paths(validation: Mapping[str, What]) -> tuple[Path, ...]:
     return tuple(Path(what.path).expanduser() for what in whats if isinstance(what, TextPath))
 
 
-def _values(validation: Mapping[str, What]) -> tuple[Value, ...]:
-    whats = validation.values()
-    return tuple(Value(what.column, what.value) for what in whats if isinstance(what, RowsWith))
+def _by_column(validation: Mapping[str, What]) -> tuple[RowsWith, ...]:
+    return tuple(what for what in validation.values() if isinstance(what, RowsWith))
