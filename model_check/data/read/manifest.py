@@ -24,7 +24,6 @@ from model_check.data.read.windows import Tail, Windows
 from model_check.errors import DataError
 from model_check.utils.held import HeldDirectory, NotPlainError
 
-SCHEMA = 1
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.bin"

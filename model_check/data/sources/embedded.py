@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from model_check.data.sources.file_piece import read_errors
 from model_check.data.sources.text import Repairs, clean, decode
 from model_check.errors import DataError
 
@@ -64,7 +65,8 @@ class EmbeddedSource:
         files: list[tuple[str, bytes]] = []
         size = 0
         for path in _paths(self._directory):
-            raw = _read(path)
+            with read_errors(path):
+                raw = path.read_bytes()
             size += len(raw)
             if size > MAX_BYTES:
                 break
@@ -77,13 +79,6 @@ class EmbeddedSource:
                 f"{sys.version.split()[0]}, so no embedded text; give data.dataset a file"
             )
         return files
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _paths(directory: Path) -> list[Path]:
