@@ -9,12 +9,10 @@ a model, for processes that do not import huggingface_hub.
 
 import os
 import queue
-import re
 import socket
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
@@ -25,12 +23,12 @@ from model_check.config.load import Request, load
 from model_check.config.schema import DataSettings
 from model_check.data.cache.memo import Memo
 from model_check.errors import DataError, ModelCheckError
+from model_check.utils.dotenv import value_in
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
-_TOKEN_LINE = re.compile(r"""\s*(?:export\s+)?HF_TOKEN\s*=\s*["']?(?P<token>[^\s"'#]+)""")
 
 Kind = Literal["model", "dataset"]
 
@@ -62,7 +60,7 @@ class Hub:
             reason = f"{self.endpoint} does not answer ({silence})"
         if reason:
             os.environ["HF_HUB_OFFLINE"] = "1"
-        elif token := _token_of_dotenv(Path(".env")):
+        elif token := value_in(Path(".env"), "HF_TOKEN"):
             os.environ.setdefault("HF_TOKEN", token)
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         return reason
@@ -171,15 +169,6 @@ class Hub:
                 what = f"HTTP {status}" if status else type(error).__name__
                 text = f"{self.endpoint} failed to give it ({what})"
         return DataError(f"{repo}: {text}")
-
-
-def _token_of_dotenv(path: Path) -> str | None:
-    """HF_TOKEN of a `.env` file, where there is one: read as data, never executed."""
-    with suppress(OSError, UnicodeDecodeError):
-        for line in path.read_text().splitlines():
-            if found := _TOKEN_LINE.match(line):
-                return found["token"]
-    return None
 
 
 def without_secrets(text: str) -> str:

@@ -14,6 +14,7 @@ from model_check.engine.observer import RunObserver
 from model_check.engine.run_context import Identity
 from model_check.errors import ConfigError, StorageError
 from model_check.events import Scalar
+from model_check.utils.dotenv import value_in
 from model_check.utils.words import Say, first_line
 
 API_KEY = "WANDB_API_KEY"
@@ -105,12 +106,5 @@ def _has_key() -> bool:
 
 
 def read_key(environ: Mapping[str, str], file: Path) -> str | None:
-    """WANDB_API_KEY of the environment, else of `file` (.env: NAME=value lines)."""
-    if environ.get(API_KEY):
-        return environ[API_KEY]
-    lines = file.read_text().splitlines() if file.is_file() else []
-    for line in lines:
-        name, _, value = line.strip().removeprefix("export ").partition("=")
-        if name.strip() == API_KEY and value.strip():
-            return value.strip().strip("'\"")
-    return None
+    """WANDB_API_KEY of the environment, else of `file`, a `.env`."""
+    return environ.get(API_KEY) or value_in(file, API_KEY)
