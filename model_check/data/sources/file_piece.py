@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from model_check.data.cache.memo import stat_signature
 from model_check.data.sources.rows import EVERY_ROW, RowRule
+from model_check.data.sources.source import no_column
 from model_check.data.sources.spans import PIECE_BYTES, document_spans, line_spans, read_line
 from model_check.data.sources.text import (
     Repairs,
@@ -109,26 +111,18 @@ class FilePiece:
         return None
 
     def _rows(self, repairs: Repairs) -> Iterator[tuple[str, str]]:
-        import pyarrow
-        import pyarrow.parquet as parquet
-
         row = self.first - 1
-        try:
-            with parquet.ParquetFile(self.file) as table:
-                columns = self._columns(table.schema_arrow.names)
-                for batch in table.iter_batches(
-                    _PARQUET_ROWS, row_groups=[self.start], columns=columns
-                ):
-                    for values in batch.to_pylist():
-                        row += 1
-                        if not self.rows.keeps(values):
-                            continue
-                        if isinstance(value := values[self.text_column], str):
-                            yield value, f"{self.name}, row {row}"
-                        else:
-                            repairs.add("row skipped: not a string", f"{self.name}, row {row}")
-        except pyarrow.ArrowException as error:
-            raise _not_parquet(self.file, error) from error
+        with _parquet(self.file) as table:
+            columns = self._columns(table.schema_arrow.names)
+            batches = table.iter_batches(_PARQUET_ROWS, row_groups=[self.start], columns=columns)
+            for values in chain.from_iterable(batch.to_pylist() for batch in batches):
+                row += 1
+                if not self.rows.keeps(values):
+                    continue
+                if isinstance(value := values[self.text_column], str):
+                    yield value, f"{self.name}, row {row}"
+                else:
+                    repairs.add("row skipped: not a string", f"{self.name}, row {row}")
 
     def _columns(self, available: list[str]) -> list[str]:
         deciding = [column for column in self.rows.columns if column in available]
@@ -157,25 +151,35 @@ def pieces_of(
 
 def _row_groups(file: Path, column: str) -> list[tuple[int, int]]:
     """(rows, unpacked bytes) of each row group."""
+    with _parquet(file) as table:
+        columns = table.schema_arrow.names
+        if column not in columns:
+            raise no_column(str(file), column, columns)
+        groups = [table.metadata.row_group(i) for i in range(table.metadata.num_row_groups)]
+        return [(group.num_rows, group.total_byte_size) for group in groups]
+
+
+@contextmanager
+def _parquet(file: Path) -> Iterator[Any]:
+    """The file as a ParquetFile. Raises DataError where it is none."""
+    pyarrow = _import_pyarrow(file, "parquet")
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(file) as table:
+            yield table
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{file}: not readable as parquet: {first_line(error)}") from error
+
+
+def _import_pyarrow(file: Path, needed_by: str) -> Any:
+    """Raises DataError where it is missing."""
     try:
         import pyarrow
-        import pyarrow.parquet as parquet
     except ImportError as error:
-        raise DataError(
-            f"{file}: parquet needs the pyarrow package: pip install pyarrow"
-        ) from error
-    try:
-        with parquet.ParquetFile(file) as table:
-            columns = table.schema_arrow.names
-            if column not in columns:
-                raise DataError(
-                    f"{file}: no column {column!r} (there are {', '.join(columns)}); "
-                    "set data.text_column"
-                )
-            groups = [table.metadata.row_group(i) for i in range(table.metadata.num_row_groups)]
-            return [(group.num_rows, group.total_byte_size) for group in groups]
-    except pyarrow.ArrowException as error:
-        raise _not_parquet(file, error) from error
+        message = f"{file}: {needed_by} needs the pyarrow package: pip install pyarrow"
+        raise DataError(message) from error
+    return pyarrow
 
 
 def _keys_of(row: object) -> str:
@@ -206,11 +210,8 @@ def _unpacked(file: Path) -> io.BufferedIOBase:
     OSError, EOFError or zlib.error for a file that is cut off or not packed."""
     if file.name.lower().endswith(".gz"):
         return gzip.open(file)
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise DataError(f"{file}: zstd needs the pyarrow package: pip install pyarrow") from error
-    return io.BufferedReader(pyarrow.input_stream(str(file), compression="zstd"))
+    stream = _import_pyarrow(file, "zstd").input_stream(str(file), compression="zstd")
+    return io.BufferedReader(stream)
 
 
 def is_packed(file: Path) -> bool:
@@ -227,7 +228,3 @@ def read_errors(file: Path | None = None) -> Iterator[None]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         name = getattr(error, "filename", None) or file
         raise DataError(f"{name}: cannot be read: {reason}") from error
-
-
-def _not_parquet(file: Path, error: Exception) -> DataError:
-    return DataError(f"{file}: not readable as parquet: {first_line(error)}")

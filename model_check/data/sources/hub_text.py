@@ -9,6 +9,7 @@ from typing import Any
 
 from model_check.data.cache.publish import BrokenOffError
 from model_check.data.sources.hub import Hub, without_secrets
+from model_check.data.sources.source import no_column
 from model_check.data.sources.text import Repairs, clean
 from model_check.errors import DataError, StorageError
 from model_check.utils.words import first_line
@@ -117,10 +118,7 @@ class HubSource:
         takes the commit that it cached last."""
         columns = table.column_names
         if columns is not None and self._text_column not in columns:
-            raise DataError(
-                f"{self.name}: no column {self._text_column!r} (there are {', '.join(columns)}); "
-                "set data.text_column"
-            )
+            raise no_column(self.name, self._text_column, columns)
         if not online and not any(self._commit in f["filename"] for f in table.cache_files):
             raise DataError(
                 f"{self.name}: the hub cache of this machine holds another commit than "

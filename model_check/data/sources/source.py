@@ -1,6 +1,6 @@
 """The protocols of a source of text and of its pieces."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from model_check.data.sources.text import Repairs
@@ -59,3 +59,8 @@ class Splittable(Protocol):
 def nothing_usable(name: str, repairs: Repairs) -> DataError:
     found = "; ".join(repairs.lines()) or "it is empty"
     return DataError(f"{name}: no usable text: {found}")
+
+
+def no_column(name: str, column: str, available: Sequence[str]) -> DataError:
+    there = ", ".join(available)
+    return DataError(f"{name}: no column {column!r} (there are {there}); set data.text_column")
