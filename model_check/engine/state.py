@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import msgspec
-import torch
 from torch import Tensor, nn
 
 from model_check.config.derived import num_micro_batches
@@ -82,9 +81,7 @@ class TrainingState:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Put back what `capture` gave, in place. It must fit; `resume` checks that."""
-        with torch.no_grad():
-            for name, value in self.model.state_dict().items():
-                value.copy_(state["model"][name])
+        self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.context.meter.total_tokens = state["total_tokens"]
         progress = self.progress

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from model_check.config.resume import differences
@@ -31,10 +30,9 @@ def take_initial_weights(model: nn.Module, settings: Settings, context: RunConte
     context.channels.say(f"weights: taken from {source}")
 
 
-@torch.no_grad()
 def _take_checkpoint(model: nn.Module, settings: ModelSettings, path: Path) -> None:
-    saved, own = read_checkpoint(path), model.state_dict()
-    problem = mismatch(shapes(saved["model"]), shapes(own))
+    saved = read_checkpoint(path)
+    problem = mismatch(shapes(saved["model"]), shapes(model.state_dict()))
     if problem is not None:
         raise ConfigError(f"model.init_from: {path} does not fit the model: {problem}")
     if other := differences(saved["settings"]["model"], settings):
@@ -42,5 +40,4 @@ def _take_checkpoint(model: nn.Module, settings: ModelSettings, path: Path) -> N
             f"model.init_from: {path} holds the weights of another model: "
             f"{', '.join(map(str, other))}; give these settings of [model] the checkpoint's values"
         )
-    for name, value in own.items():
-        value.copy_(saved["model"][name])
+    model.load_state_dict(saved["model"])
