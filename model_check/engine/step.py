@@ -43,10 +43,6 @@ class StepPlan:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
-    def backward_context(self) -> AbstractContextManager[object]:
-        """No autocast, within the forward context: the products have their dtypes already."""
-        return torch.autocast(self.device.type, enabled=False)
-
 
 def train_step(
     model: nn.Module, data: StepData, optimizer: AdamW, lr: float, plan: StepPlan
@@ -94,7 +90,8 @@ def backward(
 ) -> Tensor:
     """Add one micro-batch's gradients; its share of the step's mean loss."""
     loss: Tensor = model(*micro_batch) / max(1, data.num_targets)
-    with plan.backward_context():
+    # Within the forward context: the products have their dtypes already.
+    with torch.autocast(plan.device.type, enabled=False):
         scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale.value
         scaled.backward()  # type: ignore[no-untyped-call]
     return loss.detach()
