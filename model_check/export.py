@@ -8,7 +8,6 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from model_check.config.schema import Settings
 from model_check.config.shape import EMBEDDING, hf_name
 from model_check.data.read.manifest import (
     TOKENIZER,
+    TokensManifest,
     ViewManifest,
     hold_view,
     read_manifest,
@@ -38,15 +38,6 @@ from model_check.utils.files import sync
 
 CONFIG = "config.json"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class _Tokenizer:
-    """A tokenizer.json, with the token behind each document where that is known."""
-
-    content: bytes
-    end_token: str | None = None
-    end_id: int | None = None
 
 
 def export(
@@ -70,15 +61,14 @@ def export(
     }
     settings = _settings_of(state, checkpoint)
     with _new_directory(out) as beside:
-        given = tokenizer and _Tokenizer(tokenizer.read_bytes())
-        chosen = given or _tokenizer_of_run(state)
+        content, tokens = (tokenizer.read_bytes(), None) if tokenizer else _tokenizer_of_run(state)
+        end_id, end_token = (tokens.end_id, tokens.end_token) if tokens else (None, None)
         vocab_size = len(weights[EMBEDDING.hf_name])
-        end_id = None if chosen is None else chosen.end_id
         _write_json(beside / CONFIG, config_json(settings, vocab_size, dtype, end_id))
         _write_weights(beside, weights, max_shard_bytes)
-        if chosen is not None:
-            (beside / TOKENIZER).write_bytes(chosen.content)
-            config = tokenizer_config_json(settings, chosen.end_token)
+        if content is not None:
+            (beside / TOKENIZER).write_bytes(content)
+            config = tokenizer_config_json(settings, end_token)
             _write_json(beside / "tokenizer_config.json", config)
     return sorted(out.iterdir())
 
@@ -131,16 +121,16 @@ def _settings_of(state: Mapping[str, Any], path: Path) -> Settings:
         raise ConfigError(f"{path}: written by another version: {error}") from error
 
 
-def _tokenizer_of_run(state: Mapping[str, Any]) -> _Tokenizer | None:
-    """That of the run's token cache; None where the cache is gone. Raises DataError."""
+def _tokenizer_of_run(state: Mapping[str, Any]) -> tuple[bytes | None, TokensManifest | None]:
+    """The tokenizer.json of the run's token cache, and what says which token ends a document; None
+    where the cache is gone. Raises DataError."""
     key = short(str(state.get("data", {}).get("cache", "")))
     root = Path(state["settings"]["data"]["cache_dir"])
     for path in root.glob(f"*__{key}") if key else ():
         with suppress(FileNotFoundError), hold_view(path) as held:
             store = store_of(path, read_manifest(held, ViewManifest))
-            tokens = read_tokens(store, "off")
-            return _Tokenizer(read_tokenizer(store), tokens.end_token, tokens.end_id)
-    return None
+            return read_tokenizer(store), read_tokens(store, "off")
+    return None, None
 
 
 @contextmanager
