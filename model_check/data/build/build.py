@@ -157,7 +157,8 @@ def _encoded_by(
         if result is None:
             yield from _encoded_here([task], encoder, skip)
         else:
-            yield result.repairs, [result.encoded.without(skip)]
+            repairs, encoded = result
+            yield repairs, [encoded.without(skip)]
         skip = 0
 
 

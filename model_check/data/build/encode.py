@@ -59,12 +59,8 @@ class Encoded:
         return Encoded(self.ids[start:], self.lengths[num_documents:], self.num_bytes)
 
 
-@dataclass(frozen=True)
-class TaskResult:
-    """What a worker made of one task."""
-
-    encoded: Encoded
-    repairs: Repairs
+TaskResult = tuple[Repairs, Encoded]
+"""What a worker made of one task."""
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,22 @@ out at what was stdout. It ends when its stdin does, so it outlives its parent f
 import os
 import pickle
 import queue
-import signal
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import BinaryIO
 
 from model_check.data.build.encode import Encoder, EncoderSpec, Task, TaskResult
 from model_check.data.sources.text import Repairs
 from model_check.errors import InternalError, ModelCheckError, describe_exit
 from model_check.utils.project_files import PACKAGES
+from model_check.utils.requests import ignore_requests, requests_held
 
 _TASKS_AHEAD = 2
 """Tasks for each worker, the one at work included: this bounds the memory."""
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class WorkerPool:
@@ -39,7 +38,8 @@ class WorkerPool:
         self._threads = ThreadPoolExecutor(self._num_workers, thread_name_prefix="pool")
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         try:
-            with _ending_signals_held():
+            # A Ctrl-C goes to the whole group, and would end a worker that still imports.
+            with requests_held():
                 for _ in range(self._num_workers):
                     self._workers.append(_Worker(self._spec))
                     self._idle.put(self._workers[-1])
@@ -78,17 +78,6 @@ class WorkerPool:
 
 def _result(task: Task, future: Future[TaskResult] | None) -> tuple[Task, TaskResult | None]:
     return task, None if future is None else future.result()
-
-
-@contextmanager
-def _ending_signals_held() -> Iterator[None]:
-    """Signals that end us wait until all workers are known. A worker inherits the mask: a Ctrl-C
-    goes to the whole group, and would end a worker that still imports with a traceback."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Worker:
@@ -146,9 +135,8 @@ class _Worker:
 
 def main() -> None:
     """A worker."""
-    # The whole group gets these signals. The parent decides, and must not take us for dead first.
-    for signum in _ENDING:
-        signal.signal(signum, signal.SIG_IGN)
+    # The parent decides, and must not take us for dead first.
+    ignore_requests()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     # What a library prints is not an answer.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -167,7 +155,7 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
         repairs = Repairs()
         answer: TaskResult | ModelCheckError
         try:
-            answer = TaskResult(encoder.whole(task, repairs, spec.limit), repairs)
+            answer = repairs, encoder.whole(task, repairs, spec.limit)
         except ModelCheckError as error:
             answer = error
         pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
