@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from model_check.data.build.encode import Encoded
 from model_check.data.cache.publish import UNFINISHED, storage_errors
@@ -121,18 +120,16 @@ class StoreWriter:
         """False once `max_tokens` are there; the last document may be cut."""
         before = self.tokens.num_items
         ends = before + np.cumsum(batch.lengths, dtype=np.uint64)
-        ids = batch.ids
-        full = self.max_tokens is not None and before + ids.size >= self.max_tokens
-        if full:
-            ids, ends = _cut(ids, ends, before, self.max_tokens or 0)
-        self.tokens.write(ids)
+        limit = before + batch.ids.size if self.max_tokens is None else self.max_tokens
+        ends = np.minimum(ends[: np.searchsorted(ends, limit) + 1], np.uint64(limit))
+        self.tokens.write(batch.ids[: limit - before])
         self.ends.write(ends)
         self.note = replace(
             self.note,
             num_documents=self.note.num_documents + ends.size,
             num_bytes=self.note.num_bytes + batch.num_bytes,
         )
-        return not full
+        return self.max_tokens is None or self.tokens.num_items < limit
 
     def _save(self) -> None:
         self.note = replace(self.note, tokens=self.tokens.save(), ends=self.ends.save())
@@ -143,10 +140,3 @@ class StoreWriter:
 def _documents_name(number: int) -> str:
     """All document ends are in one file."""
     return DOCUMENTS
-
-
-def _cut(
-    ids: NDArray[Any], ends: NDArray[np.uint64], before: int, max_tokens: int
-) -> tuple[NDArray[Any], NDArray[np.uint64]]:
-    last = np.searchsorted(ends, max_tokens) + 1
-    return ids[: max_tokens - before], np.minimum(ends[:last], np.uint64(max_tokens))
