@@ -82,10 +82,6 @@ def read_metadata(directory: Path) -> Metadata | None:
         ) from error
 
 
-def to_bytes(metadata: Metadata) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(metadata), indent=2) + b"\n"
-
-
 def settings_of(metadata: Metadata) -> dict[str, Any]:
     """The settings that training from the directory takes unless a person gives others: dotted name
     -> value."""

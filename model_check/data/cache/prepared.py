@@ -12,7 +12,6 @@ from model_check.config.prepared_dir import (
     Metadata,
     SplitCount,
     read_metadata,
-    to_bytes,
 )
 from model_check.config.schema import Settings
 from model_check.data.cache.publish import storage_errors
@@ -27,6 +26,7 @@ from model_check.data.read.manifest import (
     read_tokenizer,
     read_view,
     store_of,
+    to_bytes,
 )
 from model_check.errors import DataError
 from model_check.utils.held import HeldDirectory, hold

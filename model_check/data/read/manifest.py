@@ -178,8 +178,8 @@ def short(full_hash: str) -> str:
     return full_hash[:16]
 
 
-def to_bytes(manifest: TokensManifest | ViewManifest) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+def to_bytes(document: msgspec.Struct) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
 def hold_view(path: Path) -> HeldDirectory:
