@@ -174,10 +174,11 @@ def _bar(text: str) -> None:
 def _summary(prepared: Prepared) -> str:
     how = "found" if prepared.hit else "prepared"
     dropped = sum(split.num_dropped for split in prepared.splits.values())
+    view = prepared.view
     return (
-        f"data: {how} {prepared.dataset}: {prepared.num_sequences:,} sequences, "
-        f"{prepared.num_tokens:,} tokens ({dropped:,} of them dropped), "
-        f"vocabulary {prepared.vocab_size:,}, {prepared.seconds:.2f} s ({prepared.path})"
+        f"data: {how} {view.dataset}: {view.num_sequences:,} sequences, "
+        f"{view.num_tokens:,} tokens ({dropped:,} of them dropped), "
+        f"vocabulary {view.vocab_size:,}, {prepared.seconds:.2f} s ({prepared.path})"
     )
 
 
@@ -196,11 +197,11 @@ def _write_result(path: Path, prepared: Prepared) -> None:
     result = {
         "schema": 1,
         "path": str(prepared.path),
-        "dataset": prepared.dataset,
+        "dataset": prepared.view.dataset,
         "hit": prepared.hit,
-        "num_tokens": prepared.num_tokens,
-        "num_sequences": prepared.num_sequences,
-        "vocab_size": prepared.vocab_size,
+        "num_tokens": prepared.view.num_tokens,
+        "num_sequences": prepared.view.num_sequences,
+        "vocab_size": prepared.view.vocab_size,
         "splits": {name: msgspec.to_builtins(split) for name, split in prepared.splits.items()},
     }
     try:

@@ -35,11 +35,7 @@ class Prepared:
     path: Path
     hit: bool
     """It existed: this process tokenized nothing."""
-    dataset: str
-    """The text's full name: `embedded`, `Salesforce/wikitext`, `notes.txt`."""
-    num_tokens: int
-    num_sequences: int
-    vocab_size: int
+    view: ViewManifest
     splits: dict[str, SplitCount]
     """What each split holds and drops, `train` first."""
     seconds: float
@@ -64,16 +60,8 @@ def prepare(settings: Settings, say: Say, bar: Say | None = None) -> Prepared:
         view, tokens, hit = _found_or_made(request, settings, say, bar)
     else:
         path, view, tokens, hit = _output_dir_filled(settings, say, bar)
-    return Prepared(
-        path=path.absolute(),
-        hit=hit,
-        dataset=view.dataset,
-        num_tokens=view.num_tokens,
-        num_sequences=view.num_sequences,
-        vocab_size=view.vocab_size,
-        splits=counts_of(view, tokens),
-        seconds=time.monotonic() - started,
-    )
+    seconds = time.monotonic() - started
+    return Prepared(path.absolute(), hit, view, counts_of(view, tokens), seconds)
 
 
 def _output_dir_filled(

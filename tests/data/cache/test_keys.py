@@ -137,10 +137,10 @@ def test_the_name_of_an_entry_can_be_read(lab: Lab) -> None:
 
 
 def test_num_samples_limits_the_sequences(lab: Lab) -> None:
-    assert lab.prepare(lab.text(), "data.num_samples=3").num_sequences == 3
+    assert lab.prepare(lab.text(), "data.num_samples=3").view.num_sequences == 3
 
 
 def test_more_samples_than_there_are_is_said(lab: Lab) -> None:
     prepared = lab.prepare(lab.text(), "data.num_samples=5000")
-    assert 0 < prepared.num_sequences < 5000
-    assert f"{prepared.num_sequences} sequences: notes.txt has no more" in lab.said[-1]
+    assert 0 < prepared.view.num_sequences < 5000
+    assert f"{prepared.view.num_sequences} sequences: notes.txt has no more" in lab.said[-1]

@@ -174,7 +174,7 @@ def test_tokens_are_conserved(lab: Lab) -> None:
     text = lab.text(lines_of("bach", "chopin"), "notes.jsonl")
     prepared = lab.prepare(text, "data.validation=held=0.1")
     splits = prepared.splits.values()
-    assert sum(split.num_tokens + split.num_dropped for split in splits) == prepared.num_tokens
+    assert sum(split.num_tokens + split.num_dropped for split in splits) == prepared.view.num_tokens
     assert sum(split.num_documents for split in splits) == 80
     assert prepared.splits["held"].num_dropped == 0
 

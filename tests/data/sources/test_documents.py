@@ -162,7 +162,7 @@ def test_names_that_are_no_text_are_escaped_wherever_they_are_told(lab: Lab) -> 
     place = r"(first at caf\udce9.jsonl:2, keys: \ud800\n\x1b[2J)"
     line = f"data: 1 x line skipped: no 'text' in it {place}"
     assert line in lab.said
-    assert prepared.num_sequences > 0
+    assert prepared.view.num_sequences > 0
     assert lab.prepare(lab.dir / "corpus").hit
     assert line in lab.said
 

@@ -101,7 +101,7 @@ def test_the_case_of_a_suffix_is_not_in_the_key(lab: Lab, name: str) -> None:
     first = prepared(lab)
     second = lab.prepare(lab.dir / "other/corpus")
     assert (first.path, second.hit) == (second.path, True)
-    assert lab.prepare(lab.dir / "corpus" / name).num_tokens < first.num_tokens
+    assert lab.prepare(lab.dir / "corpus" / name).view.num_tokens < first.view.num_tokens
 
 
 @pytest.mark.parametrize("name", ["d.jsonl.zst", "d.JSONL.ZST", "d.txt.zst", "d.txt.gz"])
@@ -110,7 +110,7 @@ def test_packed_text_is_the_text(lab: Lab, name: str) -> None:
     pack = zstd if name.lower().endswith(".zst") else gzip.compress
     plain = lab.prepare(lab.text(content, name.lower().rpartition(".")[0]))
     packed = lab.prepare(lab.text(pack(content[:20]) + pack(content[20:]), name))
-    assert packed.num_tokens == plain.num_tokens
+    assert packed.view.num_tokens == plain.view.num_tokens
 
 
 @pytest.mark.parametrize("content", [b"no zstd at all " * 9, None], ids=["another", "torn"])
@@ -134,17 +134,17 @@ def test_directories_that_links_lead_to_are_read_once(lab: Lab) -> None:
     lab.text(row("two"), "elsewhere/b.jsonl")
     lab.text(row("three"), "elsewhere/deep/c.jsonl")
     corpus = lab.dir / "corpus"
-    alone = prepared(lab).num_tokens
+    alone = prepared(lab).view.num_tokens
     (corpus / "a_circle").symlink_to(corpus)
     (corpus / "a_twin").symlink_to(corpus / "real")
-    assert prepared(lab).num_tokens == alone
+    assert prepared(lab).view.num_tokens == alone
     (corpus / "b_link").symlink_to(lab.dir / "elsewhere")
     (corpus / "c_link").symlink_to(lab.dir / "elsewhere" / "deep")
     linked = prepared(lab)
     for name in ("b.jsonl", "deep/c.jsonl"):
         lab.text((lab.dir / "elsewhere" / name).read_bytes(), f"copied/b_link/{name}")
     lab.text(row("one"), "copied/real/a.jsonl")
-    assert lab.prepare(lab.dir / "copied").num_tokens == linked.num_tokens
+    assert lab.prepare(lab.dir / "copied").view.num_tokens == linked.view.num_tokens
 
 
 @pytest.mark.parametrize("target", ["loop.jsonl", "gone"])

@@ -57,7 +57,7 @@ def test_a_model_directory_gives_its_tokenizer(lab: Lab) -> None:
     options = ("data.tokenizer=model", f"model.model_path={lab.dir / 'my-llama'}")
     prepared = lab.prepare(path, *options)
     assert "__my-llama__" in prepared.path.name
-    assert prepared.vocab_size == 280
+    assert prepared.view.vocab_size == 280
     assert lab.prepare(path, *options).hit
 
 
@@ -100,4 +100,4 @@ def test_what_is_trained_on_is_bounded_however_long_a_document_is() -> None:
 def test_one_endless_word_does_not_stop_the_training(lab: Lab) -> None:
     """Its training took time quadratic in the word: a minute and more for this one."""
     prepared = lab.prepare(lab.text("x" * 400_000))
-    assert prepared.num_tokens > 0
+    assert prepared.view.num_tokens > 0
