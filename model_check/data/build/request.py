@@ -241,10 +241,6 @@ def _source_of(
     match validation[name]:
         case TextPath(path=path):
             place = Path(path).expanduser()
-            if not place.exists():
-                raise DataError(
-                    f"data.validation: {name}: no such file or directory ({place.absolute()})"
-                )
             others = map(Path, map(os.path.realpath, own_paths(validation)))
             inner = tuple(path for path in others if Path(os.path.realpath(place)) in path.parents)
             return LocalSource(place, data.text_column, memo, without=inner)
