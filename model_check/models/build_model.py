@@ -1,8 +1,8 @@
 """Settings -> a model on its device, with the same first weights on every device and machine."""
 
 import hashlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -58,25 +58,18 @@ def initialise(
     draw pieces in parallel. Each piece has a generator seeded by (seed, name, piece): values do not
     depend on the number of threads.
     """
+    pieces: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if (value := shape.parameter(name).initial) is not None:
             parameter.fill_(value)
-    pieces = list(_pieces(model, piece_numel))
+        else:
+            parts = torch.split(parameter.detach().view(-1), piece_numel)
+            pieces |= {f"{seed}:{name}:{n}": part for n, part in enumerate(parts)}
     with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-        for _ in pool.map(lambda piece: _draw(piece[1], std, f"{seed}:{piece[0]}"), pieces):
-            pass
+        list(pool.map(_draw, pieces, pieces.values(), repeat(std)))
 
 
-def _pieces(model: torch.nn.Module, piece_numel: int) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in model.named_parameters():
-        if shape.parameter(name).initial is None:
-            flat = parameter.detach().view(-1)
-            yield from (
-                (f"{name}:{n}", part) for n, part in enumerate(torch.split(flat, piece_numel))
-            )
-
-
-def _draw(target: Tensor, std: float, key: str) -> None:
+def _draw(key: str, target: Tensor, std: float) -> None:
     digest = hashlib.sha256(key.encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
     target.copy_(torch.empty(target.shape).normal_(0.0, std, generator=generator))
