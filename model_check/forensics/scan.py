@@ -35,13 +35,10 @@ def bad_parameters(model: nn.Module) -> list[BadTensor]:
 
 
 def bad_tensors(named: Iterable[tuple[str, Tensor]]) -> list[BadTensor]:
-    found = (_scan(name, tensor) for name, tensor in named)
-    return [tensor for tensor in found if tensor is not None]
+    return [_counted(name, tensor) for name, tensor in named if not tensor.isfinite().all()]  # sync
 
 
-def _scan(name: str, tensor: Tensor) -> BadTensor | None:
-    if bool(tensor.isfinite().all()):  # sync
-        return None
+def _counted(name: str, tensor: Tensor) -> BadTensor:
     return BadTensor(
         name=name,
         shape=tuple(tensor.shape),
