@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from model_check.config.prepared_dir import DATASET, METADATA, read_metadata
-from model_check.data.cache.inventory import Entry, entries, problem
+from model_check.data.cache.inventory import DAY_S, Entry, entries, problem
 from model_check.data.cache.lock import if_idle
 from model_check.data.cache.publish import is_of_another_user, set_aside, take_away
 from model_check.data.read.manifest import CorruptEntryError, read_view
@@ -14,7 +14,6 @@ from model_check.errors import DataError, StorageError
 from model_check.utils.words import Say
 
 UNUSED_DAYS = 30
-_DAY_S = 24 * 3600.0
 
 
 def list_cache(root: Path, say: Say) -> None:
@@ -82,7 +81,7 @@ def collect_garbage(root: Path, older_than_days: float, say: Say) -> None:
     when one cannot be removed; ConfigError.
     """
     found, kept = entries(root), _views_of_prepared(root)
-    oldest = time.time() - older_than_days * _DAY_S
+    oldest = time.time() - older_than_days * DAY_S
     remover = _Remover(root, say)
     for entry in found:
         old_view = entry.kind == "view" and entry.last_use <= oldest

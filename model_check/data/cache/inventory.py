@@ -30,7 +30,7 @@ from model_check.errors import DataError
 from model_check.utils.held import HeldDirectory, NotPlainError
 
 Kind = Literal["view", "tokens", "set aside", "unfinished"]
-_DAY_S = 24 * 3600.0
+DAY_S = 24 * 3600.0
 _VIEW = re.compile(r"[^.].*__[0-9a-f]{16}")
 _STORE = re.compile(r"[0-9a-f]{16}")
 """Other names in the directory are not ours."""
@@ -55,7 +55,7 @@ class Entry:
     """No process works on it, or it is a link in place of an entry."""
 
     def line(self, root: Path) -> str:
-        days = max(0, int((time.time() - self.last_use) / _DAY_S))
+        days = max(0, int((time.time() - self.last_use) / DAY_S))
         name = self.path.relative_to(root)
         kib = self.size_bytes / 2**10
         size = f"{kib / 2**10:,.1f} MiB" if kib >= 2**10 else f"{kib:,.1f} KiB"
