@@ -37,12 +37,9 @@ def check_resume(resume: str | None) -> None:
 def forbidden(saved: Mapping[str, Any], settings: Settings) -> list[str]:
     """`training.batch_size 2 -> 4`, for each setting that differs and must equal the
     checkpoint's."""
-    batches = [
-        text
-        for name, text in _changed(saved, settings, "must_equal")
-        if not name.startswith("model.")
-    ]
-    return architecture_changes(saved, settings) + batches
+    every = _changed(saved, settings, "must_equal")
+    others = [text for text in every if not text.startswith("model.")]
+    return architecture_changes(saved, settings) + others
 
 
 def architecture_changes(saved: Mapping[str, Any], settings: Settings) -> list[str]:
@@ -56,20 +53,18 @@ def architecture_changes(saved: Mapping[str, Any], settings: Settings) -> list[s
 
 def changes(saved: Mapping[str, Any], settings: Settings) -> list[str]:
     """The same for settings that change the steps, and that a person may change on purpose."""
-    return [text for _, text in _changed(saved, settings, "tell")]
+    return list(_changed(saved, settings, "tell"))
 
 
-def _changed(
-    saved: Mapping[str, Any], settings: Settings, on_resume: str
-) -> Iterator[tuple[str, str]]:
-    """(name, `name old -> new`) for each changed setting with the rule `on_resume`. A setting that
-    an older checkpoint does not hold had its default."""
+def _changed(saved: Mapping[str, Any], settings: Settings, on_resume: str) -> Iterator[str]:
+    """`name old -> new` for each changed setting with the rule `on_resume`. A setting that an older
+    checkpoint does not hold had its default."""
     before = _flat(msgspec.to_builtins(Settings())) | _flat(saved)
     now = _flat(msgspec.to_builtins(settings))
     for name, field in all_fields().items():
         old, new = before.get(name), now.get(name)
         if field.on_resume == on_resume and old != new:
-            yield name, f"{name} {setting_text(old)} -> {setting_text(new)}"
+            yield f"{name} {setting_text(old)} -> {setting_text(new)}"
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
