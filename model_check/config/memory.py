@@ -46,12 +46,10 @@ class MemoryEstimate(Struct, frozen=True):
         return f"{self.total / size:{shown}} {unit}: {texts}"
 
 
-def estimate_memory(
-    settings: Settings, device: str, tokenizer_vocab_size: int | None = None
-) -> MemoryEstimate:
-    """What one worker needs on `cuda` or `cpu`. Without a tokenizer's vocabulary,
-    data.bpe_vocab_size stands for a model.vocab_size that is null."""
-    shape = geometry(settings.model, tokenizer_vocab_size or settings.data.bpe_vocab_size)
+def estimate_memory(settings: Settings, device: str) -> MemoryEstimate:
+    """What one worker needs on `cuda` or `cpu`. data.bpe_vocab_size stands for a model.vocab_size
+    that is null."""
+    shape = geometry(settings.model, settings.data.bpe_vocab_size)
     weights = shape.num_parameters * _FLOAT32
     activations = _activations(settings, shape, device)
     temporaries = max(_logits(settings, shape, device), _backward(settings, shape))
