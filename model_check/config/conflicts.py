@@ -14,6 +14,8 @@ from model_check.errors import ConfigError
 
 Conflict = tuple[str, ...]
 """(setting, what is wrong with its value, *other settings that may be the cause)"""
+_NOBODY_GAVE = ("default", "preset")
+"""Sources of values that no person gave begin so."""
 
 
 def check_together(settings: Settings, sources: Mapping[str, str]) -> None:
@@ -31,7 +33,7 @@ def check_together(settings: Settings, sources: Mapping[str, str]) -> None:
     for name, wrong, *others in conflicts:
         # Presets and defaults fit together, so the cause is a setting that a person gave.
         given = [sources.get(n, "settings") for n in (name, *others)]
-        own = [source for source in given if not source.startswith(("default", "preset"))]
+        own = [source for source in given if not source.startswith(_NOBODY_GAVE)]
         value = setting_text(value_of(settings, name))
         raise ConfigError(f"{(own or given)[0]}: {name} = {value}{wrong}")
 
@@ -49,9 +51,7 @@ def check_validation_text(settings: Settings, sources: Mapping[str, str]) -> Non
 def _of_two_ways_to_say_it(settings: Settings, sources: Mapping[str, str]) -> Iterator[Conflict]:
     training, launch = settings.training, settings.launch
     # A use_amp that a preset gives does not contradict a precision.
-    person_gave_amp = not sources.get("training.use_amp", "default").startswith(
-        ("default", "preset")
-    )
+    person_gave_amp = not sources.get("training.use_amp", "default").startswith(_NOBODY_GAVE)
     if person_gave_amp and training.use_amp is (precision(training) == "fp32"):
         contradicted = f" contradicts training.precision = {training.precision}"
         yield "training.use_amp", f"{contradicted}: give one of the two"
