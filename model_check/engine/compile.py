@@ -69,5 +69,4 @@ def _make_compiler_deterministic() -> None:
     """What torch.use_deterministic_algorithms would do (engine.device: why it is not used)."""
     import torch._inductor.config  # 2 s, needed for compiling alone
 
-    if hasattr(torch._inductor.config, "deterministic"):
-        torch._inductor.config.deterministic = torch.are_deterministic_algorithms_enabled()
+    torch._inductor.config.deterministic = torch.are_deterministic_algorithms_enabled()

@@ -1,6 +1,5 @@
 """Chooses the attention backend, and says why. The backends themselves are in `attention`."""
 
-import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -113,7 +112,6 @@ def _generation_obstacle(name: str, capability: tuple[int, int]) -> str | None:
 def _package_obstacle(name: str, needs: KernelNeeds) -> str | None:
     package = FLASH_MODULES[name]
     try:
-        importlib.import_module(package)
         _, can_be_deterministic = flash_function(name)
     except ModuleNotFoundError:
         return f"{name} is not installed ({_INSTALL[name]})"
