@@ -16,7 +16,6 @@ from io import BufferedReader, BufferedWriter
 from pathlib import Path
 
 _DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC
-_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 OTHERS_WRITE = 0o022
 _DEEPEST = 10_000
@@ -54,13 +53,11 @@ class HeldDirectory:
 
     def directory(self, *names: str) -> "HeldDirectory":
         """A directory below. Raises NotPlainError for a link that another user may have made."""
-        if not names:
-            return HeldDirectory(os.dup(self.descriptor), self.path)
-        held = HeldDirectory(self._open_directory(names[0]), self.path / names[0])
-        if not names[1:]:
-            return held
-        with held:
-            return held.directory(*names[1:])
+        held = HeldDirectory(os.dup(self.descriptor), self.path)
+        for name in names:
+            with held as parent:
+                held = HeldDirectory(parent._open_directory(name), parent.path / name)
+        return held
 
     def directory_or_own_link(self, name: str) -> "HeldDirectory":
         """Like `directory`, in a directory of the user's own choice. It follows a link that we or
@@ -94,7 +91,7 @@ class HeldDirectory:
     def _target(self, name: str, *, own: bool = False) -> str | None:
         """The target of a link that may be followed; None for other links and for what is not a
         link."""
-        link = os.open(_component(name), os.O_PATH | _LINK, dir_fd=self.descriptor)
+        link = os.open(_component(name), os.O_PATH | os.O_NOFOLLOW, dir_fd=self.descriptor)
         try:
             status = os.fstat(link)
             followed = stat.S_ISLNK(status.st_mode) and self._is_followed(status, own)
