@@ -110,12 +110,12 @@ def describe_device(device: torch.device) -> dict[str, Scalar]:
         "device": str(device),
         "torch": str(torch.__version__),  # of a subclass of str that the encoder refuses
         "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "device_name": device_name(device),
     }
     if device.type == "cpu":
-        return common | {"device_name": _cpu_name(), "num_threads": torch.get_num_threads()}
+        return common | {"num_threads": torch.get_num_threads()}
     properties = torch.cuda.get_device_properties(device)
     return common | {
-        "device_name": properties.name,
         "uuid": str(properties.uuid),
         "num_sms": properties.multi_processor_count,
         "memory_bytes": properties.total_memory,
