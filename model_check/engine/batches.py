@@ -19,7 +19,6 @@ class BatchSource(Protocol):
     def batches(self, start: int = 0) -> Generator[Batch, None, None]:
         """Endless batches from number `start` on, in a fixed order. Closing the generator ends its
         threads."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ The cache's key does not name the library. So a faster one is used only after it
 import json
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -192,11 +193,9 @@ def _parts(tokenizer: TextTokenizer) -> Parts:
         case {"pretokenizers": [{"type": "ByteLevel"} as first, {"type": "Split"}]}:
             # The second one, as our WordPiece has it, only sees single words.
             document["pre_tokenizer"] = first
-    try:
+    with suppress(UnfitError):
         if has_windows(_pattern(document)):
             return windows
-    except UnfitError:
-        pass
     return lambda text: [text]
 
 

@@ -18,7 +18,6 @@ class ScalarWriter(Protocol):
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """Raises StorageError."""
-        ...
 
     def close(self) -> None: ...
 
