@@ -77,10 +77,7 @@ class ShardWriter:
     def save(self) -> Written:
         """Sync everything so far. Raises StorageError."""
         with storage_errors(self.directory.path.parent):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            last = FileEntry(size=self._file.tell(), sha256=self._digest.hexdigest())
-        return Written(self.num_items, dict(self.files), last)
+            return Written(self.num_items, dict(self.files), self._synced())
 
     def _append(self, items: NDArray[Any]) -> None:
         # A memoryview cannot cast an empty array.
@@ -107,10 +104,13 @@ class ShardWriter:
 
     def _close(self) -> None:
         with self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            size = self._file.tell()
-        self.files[self._name] = FileEntry(size=size, sha256=self._digest.hexdigest())
+            self.files[self._name] = self._synced()
+
+    def _synced(self) -> FileEntry:
+        """What the disk holds of the open file: all that was written."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return FileEntry(size=self._file.tell(), sha256=self._digest.hexdigest())
 
 
 def intact(directory: HeldDirectory, name_of: Callable[[int], str], written: Written) -> bool:
