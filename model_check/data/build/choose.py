@@ -27,7 +27,7 @@ def choose(settings: Settings, memo: Memo, say: Say) -> tuple[Source, TokenizerC
 
     Only `auto` chooses, and says in one line what it could not take.
     """
-    hub = Hub.of(settings.data)
+    hub = Hub(settings.data)
     match settings.data.dataset:
         case "auto":
             try:
@@ -57,7 +57,7 @@ def _wikitext(settings: Settings, hub: Hub, memo: Memo) -> tuple[Source, Tokeniz
     if hub.why_offline is not None:
         raise DataError(hub.why_offline)
     tokenizer = _tokenizer(settings, hub, memo)
-    source = _hub_source("wikitext", settings, hub)
+    source = HubSource("wikitext", settings.data, hub)
     # Asks for the commit: a refusal must come before the choice.
     source.identity()
     return source, tokenizer
@@ -66,7 +66,7 @@ def _wikitext(settings: Settings, hub: Hub, memo: Memo) -> tuple[Source, Tokeniz
 def _named(name: str, settings: Settings, hub: Hub, memo: Memo) -> Source:
     path = Path(name).expanduser()
     if name in KNOWN:
-        return _hub_source(name, settings, hub)
+        return HubSource(name, settings.data, hub)
     if path.exists():
         validation = parse_validation(settings.data.validation)
         rows, without = rows_to_train(validation), own_paths(validation)
@@ -77,7 +77,7 @@ def _named(name: str, settings: Settings, hub: Hub, memo: Memo) -> Source:
         or name.count("/") > 1
     ):
         raise DataError(f"data.dataset = {name!r}: no such file or directory ({path.absolute()})")
-    return _maybe_misspelt(_hub_source(name, settings, hub), name)
+    return _maybe_misspelt(HubSource(name, settings.data, hub), name)
 
 
 def _maybe_misspelt(source: HubSource, name: str) -> HubSource:
@@ -88,12 +88,6 @@ def _maybe_misspelt(source: HubSource, name: str) -> HubSource:
         except DataError as error:
             raise DataError(f"{error}; did you mean data.dataset={near}?") from error
     return source
-
-
-def _hub_source(name: str, settings: Settings, hub: Hub) -> HubSource:
-    data = settings.data
-    bounded = data.num_samples is not None
-    return HubSource(name, data.dataset_config, data.split, data.text_column, hub, bounded)
 
 
 def _tokenizer(settings: Settings, hub: Hub, memo: Memo) -> TokenizerChoice:

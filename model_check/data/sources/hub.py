@@ -13,7 +13,6 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
@@ -33,21 +32,14 @@ DEFAULT_ENDPOINT = "https://huggingface.co"
 Kind = Literal["model", "dataset"]
 
 
-@dataclass
 class Hub:
     """The hub as seen from this machine. When it is offline on request or does not answer, no call
     is made, and only files that were fetched before are used."""
 
-    timeout_s: float
-    offline: bool
-    memo: Memo
-
-    def __post_init__(self) -> None:
+    def __init__(self, data: DataSettings) -> None:
+        self.timeout_s, self.offline = data.hub_timeout_s, data.offline
+        self.memo = Memo(Path(data.cache_dir).expanduser())
         self.endpoint = os.environ.get("HF_ENDPOINT", DEFAULT_ENDPOINT).rstrip("/")
-
-    @classmethod
-    def of(cls, data: DataSettings) -> "Hub":
-        return cls(data.hub_timeout_s, data.offline, Memo(Path(data.cache_dir).expanduser()))
 
     @cached_property
     def why_offline(self) -> str | None:
@@ -233,7 +225,7 @@ def main(argv: Sequence[str]) -> int:
     repo, name = argv
     try:
         settings = load(Request(preset="cpu", environ=os.environ), lambda: False).settings
-        print(Hub.of(settings.data).model_file(repo, name, "name a local directory"))
+        print(Hub(settings.data).model_file(repo, name, "name a local directory"))
     except ModelCheckError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

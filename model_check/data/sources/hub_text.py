@@ -7,6 +7,7 @@ from copy import copy
 from functools import cached_property
 from typing import Any
 
+from model_check.config.schema import DataSettings
 from model_check.data.cache.publish import BrokenOffError
 from model_check.data.sources.hub import Hub, without_secrets
 from model_check.data.sources.source import no_column
@@ -34,16 +35,14 @@ class HubSource:
 
     size_bytes = None
 
-    def __init__(
-        self, repo: str, config: str | None, split: str, text_column: str, hub: Hub, bounded: bool
-    ) -> None:
-        """`bounded`: only a part will be read, so it is streamed, not fetched whole."""
+    def __init__(self, repo: str, data: DataSettings, hub: Hub) -> None:
+        """Where only a part will be read, it is streamed, not fetched whole."""
         self.name = KNOWN.get(repo, repo)
-        self._config = config or USUAL_CONFIG.get(self.name)
-        self._split = split
-        self._text_column = text_column
+        self._config = data.dataset_config or USUAL_CONFIG.get(self.name)
+        self._split = data.split
+        self._text_column = data.text_column
         self._hub = hub
-        self._streamed = bounded or self.endless
+        self._streamed = data.num_samples is not None or self.endless
         short_name, named = self.name.rpartition("/")[2], self._config or ""
         self.label = named if named.startswith(short_name) else f"{short_name}-{named}"
 

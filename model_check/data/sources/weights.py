@@ -28,7 +28,7 @@ def weights_directory(settings: Settings, say: Say) -> Path | None:
     if (cached := _cached(source)) is not None:
         return cached
     say(f"weights: fetching {source}")
-    hub = Hub.of(settings.data)
+    hub = Hub(settings.data)
     directory = hub.model_files(source, _PATTERNS, "name a local directory")
     if not _has_weights(directory):
         raise DataError(f"{source}: has no safetensors on {hub.endpoint}")
