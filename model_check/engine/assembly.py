@@ -56,14 +56,14 @@ def build_trainer(
     state = TrainingState(settings, shape, context, model, optimizer, observers)
     injector = Injector(context.drill, context.identity.worker, model)
     evaluator = Evaluator(state, plan)
-    saver = Saver(context.directory, training, device, context.channels.say)
+    saver = Saver(training, context)
     alarm = Alarm(state, plan, injector, recomputes=reader.lag > 0)
     if training.resume is not None:
         resume(state, training.resume, saver)
         injector.check_reached(from_step=state.progress.step)
     if training.compile:  # last: it takes long, and every other mistake is known before
         with explained(settings, context):
-            compile_blocks(model, optimizer, plan, settings, context.channels)
+            compile_blocks(state, plan)
     return Trainer(state, source, plan, reader, injector, evaluator, saver, alarm)
 
 

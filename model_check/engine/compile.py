@@ -9,27 +9,24 @@ import torch
 
 from model_check.config.schema import Settings
 from model_check.engine.batches import StepData
-from model_check.engine.optim import AdamW
 from model_check.engine.rng import kept_rng
-from model_check.engine.run_context import Channels
+from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan, accumulate
 from model_check.errors import ConfigError
 from model_check.events import Phase
-from model_check.models.basic_llama import BasicLlama
 from model_check.utils.words import first_line
 
 _COMPILERS = ("g++", "c++", "clang++", "gcc", "cc", "clang")
 
 
-def compile_blocks(
-    model: BasicLlama, optimizer: AdamW, plan: StepPlan, settings: Settings, channels: Channels
-) -> None:
+def compile_blocks(state: TrainingState, plan: StepPlan) -> None:
     """Compile forward and backward pass now, on a micro-batch of zeros: the wait has a phase of its
     own, and no step pays for it.
 
     Leaves weights, gradients and random states as they were. Raises ConfigError where nothing can
     be compiled.
     """
+    model, optimizer, channels = state.model, state.optimizer, state.context.channels
     _refuse_without_compiler()
     channels.sink.emit(Phase(name="compile"))
     channels.say(f"Compiling {len(model.layers)} blocks (training.compile=false: eager) ...")
@@ -39,7 +36,7 @@ def compile_blocks(
         block.compile()
     try:
         with kept_rng():
-            accumulate(model, _step_of_zeros(settings, plan.device), optimizer, plan)
+            accumulate(model, _step_of_zeros(state.settings, plan.device), optimizer, plan)
     except torch._dynamo.exc.TorchDynamoException as error:
         raise ConfigError(
             f"training.compile = true: {first_line(error)}; set training.compile=false"

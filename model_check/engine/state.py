@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import msgspec
-from torch import Tensor, nn
+from torch import Tensor
 
 from model_check.config.derived import num_micro_batches
 from model_check.config.schema import Settings
@@ -22,6 +22,7 @@ from model_check.engine.observer import RunObserver
 from model_check.engine.optim import AdamW
 from model_check.engine.rng import rng_states, set_rng_states
 from model_check.engine.run_context import RunContext
+from model_check.models.basic_llama import BasicLlama
 
 
 @dataclass
@@ -54,7 +55,7 @@ class TrainingState:
     settings: Settings
     shape: Geometry
     context: RunContext
-    model: nn.Module
+    model: BasicLlama
     optimizer: AdamW
     observers: Sequence[RunObserver]
     progress: RunProgress = field(default_factory=RunProgress)

@@ -44,7 +44,7 @@ def run_observers(
     observers.append(ScalarLog(training.max_steps, interval, utilisation, channels, writers))
     if settings.debug.profile_steps is not None:
         steps = parse_steps(settings.debug.profile_steps, training.max_steps)
-        observers.append(Profiler(steps, context.directory, context.device, channels))
+        observers.append(Profiler(steps, context))
     return [*observers, *channels.observers]
 
 

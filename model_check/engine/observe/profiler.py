@@ -1,6 +1,5 @@
 """torch's profiler over some steps, on request."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from model_check.engine.checkpoint import storing
 from model_check.engine.observer import RunObserver
-from model_check.engine.run_context import Channels
+from model_check.engine.run_context import RunContext
 from model_check.errors import StorageError
 
 
@@ -16,11 +15,8 @@ class Profiler(RunObserver):
     """Records `steps` and writes `profile/steps_3-5.json.gz`. A run that begins or ends among them
     leaves the steps that it has, and names the file by these. Profiled steps are slower."""
 
-    def __init__(
-        self, steps: range, directory: Path, device: torch.device, channels: Channels
-    ) -> None:
-        self._steps, self._directory, self._device = steps, directory, device
-        self._channels = channels
+    def __init__(self, steps: range, context: RunContext) -> None:
+        self._steps, self._context = steps, context
         self._profile: Any = None
         self._recorded: list[int] = []
 
@@ -40,22 +36,22 @@ class Profiler(RunObserver):
         self._wait()  # sync
         finished.stop()
         first, last = self._recorded[0], self._recorded[-1]
-        path = self._directory / "profile" / f"steps_{first}-{last}.json.gz"
+        path = self._context.directory / "profile" / f"steps_{first}-{last}.json.gz"
         try:
             with storing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 finished.export_chrome_trace(str(path))
         except StorageError as failure:
-            self._channels.note(f"Profile of steps {first} to {last} not saved: {failure}")
+            self._context.channels.note(f"Profile of steps {first} to {last} not saved: {failure}")
             return
-        self._channels.note(
+        self._context.channels.note(
             f"Profile of steps {first} to {last}: {path} (drop the file on "
             "https://ui.perfetto.dev, or load it in chrome://tracing)"
         )
 
     def _start(self) -> None:
         activities = [ProfilerActivity.CPU]
-        if self._device.type == "cuda":
+        if self._context.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self._wait()  # sync
         self._profile = profile(activities=activities, record_shapes=True)
@@ -63,5 +59,5 @@ class Profiler(RunObserver):
 
     def _wait(self) -> None:
         """Let the steps finish that are under way: they belong to what was before."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self._context.device.type == "cuda":
+            torch.cuda.synchronize(self._context.device)

@@ -6,28 +6,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
 from model_check.config.schema import TrainingSettings
 from model_check.engine.checkpoint import storing, write_checkpoint
+from model_check.engine.run_context import RunContext
 from model_check.engine.saving.checkpoint_files import keep_earlier, steps_of, sweep_leftovers
 from model_check.engine.state import snapshot
 from model_check.errors import StorageError
-from model_check.utils.words import Say
 
 
 class Saver:
     """A context for as long as the run lasts. On leaving, it waits for the write under way."""
 
-    def __init__(
-        self, directory: Path, training: TrainingSettings, device: torch.device, say: Say
-    ) -> None:
-        self.directory = directory
+    def __init__(self, training: TrainingSettings, context: RunContext) -> None:
+        self.directory = context.directory
         self._interval, self._keep_last = training.save_interval, training.keep_last
         # On a CPU the copy and its thread cost training as much as they save (docs/log.md).
-        on_gpu = device.type != "cpu"
+        on_gpu = context.device.type != "cpu"
         self._in_thread = on_gpu if training.async_save is None else training.async_save
-        self._say = say
+        self._say = context.channels.say
         self._thread: threading.Thread | None = None
         self._failure: StorageError | None = None
         self._kept: list[Path] = []
