@@ -11,7 +11,7 @@ from model_check.config.shape import Geometry
 from model_check.engine.device import device_name
 from model_check.engine.observe.mfu import Utilisation, flops_per_token, peak_flops
 from model_check.engine.observe.profiler import Profiler
-from model_check.engine.observe.scalars import ScalarLog, ScalarWriter
+from model_check.engine.observe.scalars import ScalarLog, WriteScalars
 from model_check.engine.observe.step_log import StepLog
 from model_check.engine.observe.wandb import WandbRun
 from model_check.engine.observer import RunObserver
@@ -25,16 +25,16 @@ def run_observers(
     ConfigError and StorageError for a log that cannot begin."""
     channels, training = context.channels, settings.training
     observers: list[RunObserver] = [StepLog(settings, context.meter, channels)]
-    writers: list[ScalarWriter] = []
+    writers: list[WriteScalars] = []
     if settings.logging.tensorboard or settings.logging.tensorboard_dir is not None:
         from model_check.engine.observe.tensorboard import TensorBoardWriter  # 0.7 s
 
         directory = _tensorboard_directory(settings.logging, context.identity)
         channels.say(f"TensorBoard: tensorboard --logdir {directory.parent}")
-        writers.append(TensorBoardWriter(directory))
+        writers.append(TensorBoardWriter(directory).write)
     if settings.logging.wandb != "off":
         run = WandbRun(settings, context.identity, channels.say)
-        writers.append(run)
+        writers.append(run.write)
         observers.append(run)
     utilisation = Utilisation(
         flops_per_token(shape, training.context_length),

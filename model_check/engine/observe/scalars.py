@@ -1,8 +1,7 @@
 """What a run measures beside loss and norm: speed, MFU, memory, waiting for data. One step of it
 goes to events, TensorBoard and W&B alike."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from model_check.engine.metrics import current_memory_bytes, peak_memory_bytes
 from model_check.engine.observe.mfu import Utilisation
@@ -12,14 +11,8 @@ from model_check.engine.run_context import Channels
 from model_check.errors import StorageError
 from model_check.events import Evaluation, Metrics
 
-
-class ScalarWriter(Protocol):
-    """A log of scalars for people: TensorBoard, W&B."""
-
-    def write(self, step: int, scalars: dict[str, float]) -> None:
-        """Raises StorageError."""
-
-    def close(self) -> None: ...
+WriteScalars = Callable[[int, dict[str, float]], None]
+"""Take a step's scalars into a log for people: TensorBoard, W&B. Raises StorageError."""
 
 
 class ScalarLog(RunObserver):
@@ -36,7 +29,7 @@ class ScalarLog(RunObserver):
         log_interval: int,
         utilisation: Utilisation,
         channels: Channels,
-        writers: Sequence[ScalarWriter] = (),
+        writers: Sequence[WriteScalars] = (),
     ) -> None:
         self._max_steps, self._log_interval = max_steps, log_interval
         self._utilisation, self._channels = utilisation, channels
@@ -63,10 +56,6 @@ class ScalarLog(RunObserver):
         loss = float.fromhex(evaluation.loss)
         self._write(evaluation.step, {f"eval/{evaluation.split}/loss": loss})
 
-    def close(self) -> None:
-        for writer in self._writers:
-            writer.close()
-
     def _report_skipped(self, step: StepMetrics) -> None:
         self._num_skipped += 1
         self._channels.note(
@@ -92,13 +81,13 @@ class ScalarLog(RunObserver):
             self._write(step.step, scalars_of(step, metrics))
 
     def _write(self, step: int, scalars: dict[str, float]) -> None:
-        for writer in [*self._writers]:
+        for write in [*self._writers]:
             try:
-                writer.write(step, scalars)
+                write(step, scalars)
             except StorageError as failure:
                 if not self._has_written:
                     raise
-                self._writers.remove(writer)
+                self._writers.remove(write)
                 self._channels.note(f"from step {step} on no longer logged: {failure}")
         self._has_written = True
 

@@ -29,9 +29,6 @@ class TensorBoardWriter:
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         self._append(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
-    def close(self) -> None:
-        """Nothing is open between writes."""
-
     def _append(self, event: Event) -> None:
         with storing(self.path, "logging.tensorboard_dir"), self.path.open("ab") as file:
             RecordWriter(file).write(event.SerializeToString())

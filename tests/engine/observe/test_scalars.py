@@ -21,13 +21,9 @@ class Written:
     """A writer that keeps what it gets."""
 
     scalars: list[tuple[int, dict[str, float]]] = field(default_factory=list)
-    closed: bool = False
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         self.scalars.append((step, scalars))
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def reading(step: int, wait_s: float = 0.0) -> StepMetrics:
@@ -43,7 +39,7 @@ def make(
     kept: Kept, written: Written, log_interval: int = 2, peak: float | None = 1e9
 ) -> ScalarLog:
     utilisation = Utilisation(FlopsPerToken(full=1e6, causal=5e5), peak)
-    return ScalarLog(5, log_interval, utilisation, Channels(kept.say, kept), [written])
+    return ScalarLog(5, log_interval, utilisation, Channels(kept.say, kept), [written.write])
 
 
 def test_each_report_covers_the_steps_since_the_last_and_never_the_first() -> None:
@@ -74,12 +70,11 @@ def test_where_no_peak_is_known_the_last_line_says_nothing_of_it() -> None:
     assert kept.lines == ["Waited for data: n/a"]
 
 
-def test_writers_get_what_is_known_and_are_closed() -> None:
+def test_writers_get_what_is_known_and_nothing_else() -> None:
     kept, written = Kept(), Written()
     log = make(kept, written)
     log.on_step(reading(0), 1.0)
     log.on_evaluation(Evaluation(step=1, split="held_out", loss=(1.5).hex(), tokens=10))
-    log.close()
     (step, scalars), evaluation = written.scalars
     assert step == 0
     assert scalars.keys() == {
@@ -87,7 +82,6 @@ def test_writers_get_what_is_known_and_are_closed() -> None:
         *("memory/allocated_gib", "memory/peak_gib"),
     }
     assert evaluation == (1, {"eval/held_out/loss": 1.5})
-    assert written.closed
 
 
 class Failing(Written):
@@ -104,7 +98,7 @@ class Failing(Written):
 def test_a_log_that_fails_later_is_told_once_and_left_out() -> None:
     kept, written, failing = Kept(), Written(), Failing()
     log = make(kept, written, log_interval=1)
-    log._writers.append(failing)
+    log._writers.append(failing.write)
     for step in range(4):
         log.on_step(reading(step), 1.0)
     assert [step for step, _ in failing.scalars] == [0]
