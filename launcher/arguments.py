@@ -9,7 +9,6 @@ from model_check.config.arguments import (
     Parser,
     add_resume_option,
     add_settings_options,
-    given_flags,
     settings_request,
 )
 from model_check.config.fields import nearest
@@ -36,17 +35,6 @@ verbs:
 VERBS = ("doctor", "config", "report", "prepare", "export")
 """They come first on a command line."""
 
-# option -> the setting that it stands for
-_FLAGS = {
-    "gpus": "launch.gpus",
-    "require_idle": "launch.require_idle",
-    "workers": "launch.workers",
-    "mode": "launch.mode",
-    "grace": "launch.grace_s",
-    "hang_timeout": "launch.hang_timeout_s",
-    "device": "system.device",
-}
-
 
 class RunArguments(Struct, frozen=True):
     """`run.sh [OPTIONS] [section.key=value ...] [-- COMMAND ARG ...]`."""
@@ -65,12 +53,8 @@ def parse_run(argv: Sequence[str], environ: Mapping[str, str], prog: str = COMMA
     parser = _parser(prog)
     names = parser.read(own)
     _refuse_words(names.overrides)
-    if names.gpu is not None:
-        if names.gpus is not None:
-            raise UsageError("--gpu and --gpus are the same option: give one of them")
-        names.gpus = names.gpu
     return RunArguments(
-        request=settings_request(names, environ, given_flags(names, _FLAGS)),
+        request=settings_request(names, environ),
         command=command,
         run_dir=names.run_dir,
         dry_run=names.dry_run,
@@ -97,17 +81,21 @@ def _parser(prog: str) -> Parser:
     )
     add_settings_options(parser)
     add_resume_option(parser)
-    add = parser.add_argument
-    add("--gpus", metavar="WHICH", help="all | auto | auto:N | 0,2,5 | GPU-<uuid prefix>")
-    add("--gpu", metavar="N", help="same as --gpus N")
+    add, setting = parser.add_argument, parser.setting
+    which = "all | auto | auto:N | 0,2,5 | GPU-<uuid prefix>"
+    setting("launch.gpus", "--gpus", metavar="WHICH", help=which)
+    setting("launch.gpus", "--gpu", metavar="N", help="same as --gpus N")
     refuse = "refuse GPUs that somebody else uses (exit code 69)"
-    add("--require-idle", action="store_const", const=True, help=refuse)
-    add("--device", metavar="KIND", help="auto | cuda | cpu")
-    add("--workers", metavar="N", help="CPU workers, where no GPU is used (2)")
-    add("--mode", metavar="MODE", help="replicate: one isolated, identical run a GPU")
+    setting("launch.require_idle", "--require-idle", nargs=0, const=True, help=refuse)
+    setting("system.device", "--device", metavar="KIND", help="auto | cuda | cpu")
+    cpus = "CPU workers, where no GPU is used (2)"
+    setting("launch.workers", "--workers", metavar="N", help=cpus)
+    replicate = "replicate: one isolated, identical run a GPU"
+    setting("launch.mode", "--mode", metavar="MODE", help=replicate)
     add("--run-dir", metavar="DIR", type=Path, help="exactly this run directory")
-    add("--grace", metavar="S", help="seconds from SIGTERM to SIGKILL (10)")
-    add("--hang-timeout", metavar="S", help="seconds of silence that are a hang; 0: never (300)")
+    setting("launch.grace_s", "--grace", metavar="S", help="seconds from SIGTERM to SIGKILL (10)")
+    hang = "seconds of silence that are a hang; 0: never (300)"
+    setting("launch.hang_timeout_s", "--hang-timeout", metavar="S", help=hang)
     add("--dry-run", action="store_true", help="print the plan, start nothing")
     add("--json", action="store_true", help="the plan (or a verb's answer) for machines")
     return parser

@@ -13,19 +13,10 @@ from model_check.errors import UsageError
 from model_check.utils.project_files import version
 
 DEFAULT_OUTPUT_DIR = "preprocessed_data"
+_AGAIN = "data.force_preprocess"
 
 Flags = dict[str, tuple[str, Any]]
 """Dotted name -> (flag, value)."""
-
-# option -> the setting that it stands for
-_SETTINGS = {
-    "max_steps": "training.max_steps",
-    "disable_flash_attn": "model.attention_backend",
-    "tensorboard_dir": "logging.tensorboard_dir",
-    "force_preprocess": "data.force_preprocess",
-    "offline_mode": "data.offline",
-    "resume": "training.resume",
-}
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,6 +28,10 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options
         )
         self.add_argument("--version", action=_PrintVersion, nargs=0, help="print it and leave")
+
+    def setting(self, name: str, *options: str, **more: Any) -> None:
+        """Add options that are the setting `name` by other names."""
+        self.add_argument(*options, dest=name, action=KeepSetting, **more)
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse; raises UsageError instead of leaving the process."""
@@ -53,6 +48,16 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (--help lists the options)")
 
 
+class KeepSetting(argparse.Action):
+    """Of an option that is the setting `dest` by another name: keeps (option, value)."""
+
+    def __call__(self, _: object, names: object, values: Any, option: str | None = None) -> None:
+        before, _ = getattr(names, self.dest) or (option, None)
+        if before != option:
+            raise UsageError(f"{before} and {option} are the same option: give one of them")
+        setattr(names, self.dest, (option, self.const if self.nargs == 0 else values))
+
+
 class _PrintVersion(argparse.Action):
     """argparse's own action wants the text before anybody asked for it."""
 
@@ -61,52 +66,54 @@ class _PrintVersion(argparse.Action):
         raise SystemExit(0)
 
 
-def add_settings_options(parser: argparse.ArgumentParser) -> None:
+def add_settings_options(parser: Parser) -> None:
     add = parser.add_argument
     add("--preset", metavar="NAME", help="a file of config/presets/")
     add("--debug", action="store_true", help="same as --preset debug")
     formats = "JSON (comments allowed), YAML or TOML, partial"
     add("--config", metavar="FILE", type=Path, help=formats)
-    add("--max-steps", metavar="N", help="training.max_steps")
+    steps, logs, kernel = "training.max_steps", "logging.tensorboard_dir", "model.attention_backend"
+    parser.setting(steps, "--max-steps", metavar="N", help=steps)
     _add_data_options(parser)
-    sdpa = "model.attention_backend=sdpa"
-    add("--disable-flash-attn", action="store_const", const="sdpa", help=sdpa)
-    add("--tensorboard-dir", metavar="DIR", help="logging.tensorboard_dir")
+    sdpa = f"{kernel}=sdpa"
+    parser.setting(kernel, "--disable-flash-attn", nargs=0, const="sdpa", help=sdpa)
+    parser.setting(logs, "--tensorboard-dir", metavar="DIR", help=logs)
     add("overrides", nargs="*", metavar="section.key=value")
 
 
-def add_resume_option(parser: argparse.ArgumentParser) -> None:
+def add_resume_option(parser: Parser) -> None:
     """For an entry point that trains; `--checkpoint` is another project's name for it."""
     text = "go on from a checkpoint: auto (the newest), a file or a directory (training.resume)"
-    parser.add_argument("--resume", "--checkpoint", metavar="WHICH", help=text)
+    parser.setting("training.resume", "--resume", "--checkpoint", metavar="WHICH", help=text)
 
 
 def settings_request(
     namespace: argparse.Namespace, environ: Mapping[str, str], flags: Flags | None = None
 ) -> Request:
-    """What the shared options ask for, plus an entry point's own `flags`. Raises UsageError for
-    options that do not go together."""
+    """What the options ask for, plus `flags` that an entry point made of several. Raises UsageError
+    for options that do not go together."""
     if namespace.debug and namespace.preset not in (None, "debug"):
         raise UsageError(f"--debug and --preset {namespace.preset}: give one of them")
     return Request(
         preset="debug" if namespace.debug else namespace.preset,
         config_file=namespace.config,
         overrides=tuple(namespace.overrides),
-        flags=_data_flags(namespace) | (flags or {}) | given_flags(namespace, _SETTINGS),
+        flags=_data_flags(namespace) | (flags or {}) | _settings_given(namespace),
         environ=environ,
     )
 
 
-def given_flags(namespace: argparse.Namespace, settings: Mapping[str, str]) -> Flags:
-    """The options that a command line gave, of the table `settings` (option -> setting)."""
-    return {
-        setting: (f"--{option.replace('_', '-')}", value)
-        for option, setting in settings.items()
-        if (value := getattr(namespace, option, None)) is not None
-    }
+def given(namespace: argparse.Namespace, setting: str) -> str | None:
+    """The text that an option gave for `setting`, if any."""
+    _, value = getattr(namespace, setting) or ("", None)
+    return value
 
 
-def _add_data_options(parser: argparse.ArgumentParser) -> None:
+def _settings_given(namespace: argparse.Namespace) -> Flags:
+    return {name: flag for name, flag in vars(namespace).items() if "." in name and flag}
+
+
+def _add_data_options(parser: Parser) -> None:
     add = parser.add_argument
     ready = "a prepared directory to train from (data.dataset)"
     add("--preprocessed-data", "--data-dir", metavar="DIR", help=ready)
@@ -115,18 +122,19 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
     out = f"where --raw-data is prepared to (data.output_dir, {DEFAULT_OUTPUT_DIR})"
     add("--output-dir", metavar="DIR", help=out)
     again = "prepare again (data.force_preprocess)"
-    add("--force-preprocess", action="store_const", const="true", help=again)
+    parser.setting(_AGAIN, "--force-preprocess", nargs=0, const="true", help=again)
     offline = "never ask the hub (data.offline)"
-    add("--offline-mode", action="store_const", const="true", help=offline)
+    parser.setting("data.offline", "--offline-mode", nargs=0, const="true", help=offline)
 
 
 def _data_flags(names: argparse.Namespace) -> Flags:
     """Where the data is and goes. Raises UsageError for options that do not go together, paths that
     do not exist, or a directory that is not a prepared one."""
     raw, ready, output = names.raw_data, names.preprocessed_data, names.output_dir
-    if names.force_preprocess and ready and raw is None:
+    again = given(names, _AGAIN)
+    if again and ready and raw is None:
         raise UsageError("--force-preprocess: give the text to prepare again too (--raw-data PATH)")
-    if raw and ready and not names.force_preprocess:
+    if raw and ready and not again:
         raise UsageError(
             "--raw-data and --preprocessed-data: give one; with --force-preprocess the text is "
             "prepared into the directory again"

@@ -6,36 +6,33 @@
 
 import argparse
 
-from model_check.config.arguments import Flags, given_flags
+from model_check.config.arguments import Flags, KeepSetting, given
 from model_check.errors import UsageError
 
 _TOKENIZERS = ("bpe", "wordpiece", "tiktoken")
-
-_SETTINGS = {
-    "tokenizer_type": "data.tokenizer",
-    "vocab_size": "data.bpe_vocab_size",
-    "max_length": "training.context_length",
-    "num_workers": "data.num_proc",
-}
+_KIND, _VOCABULARY, _LENGTH = "data.tokenizer", "data.bpe_vocab_size", "training.context_length"
 
 
 def add_tool_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("making a prepared directory").add_argument
     kinds = "bpe, wordpiece (both trained on the text), tiktoken or tiktoken:ENCODING"
-    add("--tokenizer-type", metavar="KIND", help=kinds)
-    add("--vocab-size", metavar="N", help="of bpe and wordpiece (data.bpe_vocab_size)")
-    add("--max-length", metavar="T", help="tokens in a sequence (training.context_length)")
+    add("--tokenizer-type", dest=_KIND, action=KeepSetting, metavar="KIND", help=kinds)
+    size = f"of bpe and wordpiece ({_VOCABULARY})"
+    add("--vocab-size", dest=_VOCABULARY, action=KeepSetting, metavar="N", help=size)
+    length = f"tokens in a sequence ({_LENGTH})"
+    add("--max-length", dest=_LENGTH, action=KeepSetting, metavar="T", help=length)
     overlap = "tokens that neighbouring sequences share (0); data.stride is the rest, T - N"
     add("--stride", metavar="N", help=overlap)
-    add("--num-workers", metavar="N", help="processes that tokenize (data.num_proc)")
+    num_proc = "processes that tokenize (data.num_proc)"
+    add("--num-workers", dest="data.num_proc", action=KeepSetting, metavar="N", help=num_proc)
 
 
 def tool_flags(names: argparse.Namespace) -> Flags:
-    """The settings that the options stand for. Raises UsageError for impossible values."""
-    flags = given_flags(names, _SETTINGS)
-    _check_tokenizer(names.tokenizer_type, names.vocab_size)
+    """The settings that follow from the options. Raises UsageError for impossible values."""
+    flags: Flags = {}
+    _check_tokenizer(given(names, _KIND), given(names, _VOCABULARY))
     if names.stride is not None:
-        flags["data.stride"] = ("--stride", _stride_of(names.stride, names.max_length))
+        flags["data.stride"] = ("--stride", _stride_of(names.stride, given(names, _LENGTH)))
     if names.raw_data is not None or names.output_dir is not None:
         # Whether a model has room for the vocabulary is checked when one is trained.
         flags["model.vocab_size"] = ("--output-dir", "null")
