@@ -7,7 +7,6 @@ the other child is `telemetry.sampler`. Imports little: it is started anew for e
 import ctypes
 import json
 import os
-import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -54,10 +53,7 @@ def begin(parent_pid: str, shared_fd: str) -> Announce:
     is sent to a whole job. Returns what writes the name of the next call where the parent finds it;
     an empty name means that no call is being made."""
     ignore_requests()
-    die_with_parent(signal.SIGKILL)
-    if os.getppid() != int(parent_pid):
-        # The parent died before the line above.
-        os._exit(1)
+    die_with_parent(int(parent_pid))
     fd = int(shared_fd)
 
     def announce(call: str) -> None:
