@@ -274,13 +274,19 @@ def children(pid: int) -> list[int]:
 def describe_stuck(pid: int) -> str:
     """`pid 4711 (state D in nfs_wait)`: what is known of a process that SIGKILL did not end."""
     process = read_process(pid)
-    where = read_proc(pid, "wchan").decode(errors="replace")
     state = process.state if process is not None else "gone"
-    return f"pid {pid} (state {state}{f' in {where}' if where not in ('', '0') else ''})"
+    return f"pid {pid} (state {state}{where_waiting(pid)})"
+
+
+def where_waiting(pid: int) -> str:
+    """` in nfs_wait`: the function of the kernel that it waits in; empty when it does not."""
+    where = read_proc(pid, "wchan").decode(errors="replace")
+    return "" if where in ("", "0") else f" in {where}"
 
 
 def read_proc(pid: int, name: str) -> bytes:
-    """A file of `/proc/PID`; empty when the process is gone, or another user's."""
+    """A file of `/proc/PID`, where the number of a thread will do, too; empty when the process is
+    gone, or another user's."""
     try:
         with open(f"{_PROC}/{pid}/{name}", "rb", buffering=0) as file:
             return file.read()
