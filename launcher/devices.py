@@ -31,7 +31,7 @@ class Machine:
 
     def __init__(self, probe: GpuProbe, environ: Mapping[str, str]) -> None:
         self._probe = probe
-        self._mask = environ.get("CUDA_VISIBLE_DEVICES")
+        self.mask_value = environ.get("CUDA_VISIBLE_DEVICES")
         self._order = environ.get("CUDA_DEVICE_ORDER")
 
     @cached_property
@@ -40,7 +40,7 @@ class Machine:
 
     @cached_property
     def mask(self) -> Mask:
-        return read_mask(self.snapshot.gpus, self._mask)
+        return read_mask(self.snapshot.gpus, self.mask_value)
 
     @property
     def visible(self) -> list[Gpu]:
@@ -49,7 +49,7 @@ class Machine:
 
     def fresh_visible(self) -> list[Gpu]:
         """`visible`, asked again: memory and processes change."""
-        return visible(self._probe.snapshot().gpus, self._mask)
+        return visible(self._probe.snapshot().gpus, self.mask_value)
 
     def has_gpu(self) -> bool:
         """Whether there is a GPU to use. Raises NoGpuError on a machine whose GPUs are lost: a
@@ -57,28 +57,31 @@ class Machine:
         if not self.visible and (broken := self.broken("all")):
             raise NoGpuError(f"{broken[0].why} (--device cpu trains without)")
         has_driver = self.snapshot.driver_version is not None
-        if not self.visible and has_driver and self._mask not in NO_GPU_VALUES:
+        if not self.visible and has_driver and self.mask_value not in NO_GPU_VALUES:
             raise NoGpuError(f"{self.why_no_gpu()} (--device cpu trains without)")
         return bool(self.visible)
 
     def broken(self, selector: str, expect_gpus: int | None = None) -> list[BrokenGpu]:
         """The GPUs that a run of these settings needs and that do not answer."""
-        return broken_needed(selector, expect_gpus, self._mask, self.snapshot)
+        return broken_needed(selector, expect_gpus, self.mask_value, self.snapshot)
 
     def notes(self) -> list[str]:
         """What a person should know of the GPUs here."""
-        note = order_note(self.snapshot.gpus, self._mask, self._order)
         left_out = [f"left out: {gpu.why}" for gpu in self.snapshot.broken]
-        of_mask = (self.mask.lacks, self.mask.ignores, note)
+        of_mask = (self.mask.lacks, self.mask.ignores, self.order_note())
         return [*self.snapshot.notes, *left_out, *filter(None, of_mask)]
+
+    def order_note(self) -> str | None:
+        """A line when the numbers in CUDA_VISIBLE_DEVICES could mean other GPUs to CUDA."""
+        return order_note(self.snapshot.gpus, self.mask_value, self._order)
 
     def unused_mask(self) -> str | None:
         """A line for a run on the CPU whose environment names GPUs, on a machine without a driver.
         Slurm and containers leave such a mask there, so it is no error. None: it names none."""
-        if self.snapshot.driver_version is not None or not names_in(self._mask or "")[0]:
+        if self.snapshot.driver_version is not None or not names_in(self.mask_value or "")[0]:
             return None
         return (
-            f"CUDA_VISIBLE_DEVICES={self._mask!r} names GPUs, and this run uses none "
+            f"CUDA_VISIBLE_DEVICES={self.mask_value!r} names GPUs, and this run uses none "
             "(--device cuda refuses to run without)"
         )
 
@@ -86,7 +89,9 @@ class Machine:
         if self.snapshot.gpus and self.mask.lacks:
             return self.mask.lacks
         if self.snapshot.gpus:
-            return f"CUDA_VISIBLE_DEVICES={self._mask!r} hides all {len(self.snapshot.gpus)} GPUs"
+            return (
+                f"CUDA_VISIBLE_DEVICES={self.mask_value!r} hides all {len(self.snapshot.gpus)} GPUs"
+            )
         return self.snapshot.reason or "no GPU found"
 
 
