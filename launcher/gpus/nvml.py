@@ -12,14 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from launcher.contain.linux import die_with_parent
-from launcher.gpus.codes import (
-    FUNCTION_NOT_FOUND,
-    LIBRARY_NOT_FOUND,
-    NO_PERMISSION,
-    NOT_AVAILABLE,
-    WITHOUT,
-    cure_for,
-)
+from launcher.gpus import codes
 from model_check.utils.requests import ignore_requests
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -76,8 +69,8 @@ class CallFailed(Exception):
         where += f", PCI {bus_id}" if bus_id else ""
         number = "" if self.code is None else f" (NVML {self.code})"
         what = f"{self.call}: {self.text}{number}"
-        otherwise = f" ({WITHOUT})" if index is None else ""
-        return f"{where} cannot be used: {what}; {cure_for(self.code, index)}{otherwise}"
+        otherwise = f" ({codes.WITHOUT})" if index is None else ""
+        return f"{where} cannot be used: {what}; {codes.cure_for(self.code, index)}{otherwise}"
 
 
 class Nvml:
@@ -94,20 +87,20 @@ class Nvml:
         self._announce(f"{name}{self.subject}")
         function = getattr(self.module, name, None)
         if function is None:
-            raise CallFailed(name, FUNCTION_NOT_FOUND, "this nvidia-ml-py does not know it")
+            raise CallFailed(name, codes.FUNCTION_NOT_FOUND, "this nvidia-ml-py does not know it")
         try:
             return function(*arguments)
         except self.module.NVMLError as error:
             raise CallFailed(name, error.value, str(error)) from error
         except self.module.NVMLLibraryMismatchError as error:
-            raise CallFailed(name, FUNCTION_NOT_FOUND, "Function Not Found") from error
+            raise CallFailed(name, codes.FUNCTION_NOT_FOUND, "Function Not Found") from error
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """The result, or None when this device has no such value. Raises CallFailed otherwise."""
         try:
             return self.call(name, *arguments)
         except CallFailed as failed:
-            if failed.code not in NOT_AVAILABLE:
+            if failed.code not in codes.NOT_AVAILABLE:
                 raise
             return None
 
@@ -148,12 +141,13 @@ def _why_absent(announce: Announce) -> str | None:
 
     Raises CallFailed when the library is there and does not load.
     """
-    announce(f"the loading of {LIBRARY}")
+    loading = f"the loading of {LIBRARY}"
+    announce(loading)
     try:
         ctypes.CDLL(LIBRARY)
     except OSError as error:
         if f"{LIBRARY}: cannot open shared object file: No such file" not in str(error):
-            raise CallFailed(f"the loading of {LIBRARY}", LIBRARY_NOT_FOUND, str(error)) from None
+            raise CallFailed(loading, codes.LIBRARY_NOT_FOUND, str(error)) from None
         absent = f"no NVIDIA driver ({LIBRARY} not found)"
         if os.path.exists("/proc/driver/nvidia/version"):
             absent += ", although its kernel module is loaded: a container started without --gpus?"
@@ -191,7 +185,7 @@ def _gpus(nvml: Nvml, indices: Sequence[int]) -> tuple[list[Fields], list[Fields
             bus_id = nvml.call("nvmlDeviceGetPciInfo", handle).busId
             gpus.append(_gpu(nvml, handle, index, bus_id))
         except CallFailed as failed:
-            is_refused = failed.code == NO_PERMISSION and bus_id is None
+            is_refused = failed.code == codes.NO_PERMISSION and bus_id is None
             why = failed.describe(index, bus_id)
             (refused if is_refused else broken).append({"index": index, "why": why})
     if not gpus and not broken:
@@ -219,12 +213,11 @@ def _gpu(nvml: Nvml, handle: Any, index: int, bus_id: str) -> Fields:
 
 def _device(nvml: Nvml, handle: Any) -> Fields:
     """What a GPU and a MIG instance both have of their own."""
-    utilization_percent = nvml.utilization_percent(handle)
     processes = nvml.ask("nvmlDeviceGetComputeRunningProcesses", handle)
     return {
         "uuid": nvml.call("nvmlDeviceGetUUID", handle),
         "name": nvml.call("nvmlDeviceGetName", handle),
-        "utilization_percent": utilization_percent,
+        "utilization_percent": nvml.utilization_percent(handle),
         "processes": None
         if processes is None
         else [(process.pid, _mib(process.usedGpuMemory)) for process in processes],
@@ -243,14 +236,8 @@ def _mig_devices(nvml: Nvml, parent: Any, shared: Fields) -> list[Fields]:
 
 
 def _memory(nvml: Nvml, handle: Any) -> Fields:
-    memory = nvml.memory(handle)
-    if memory is None:
-        return {}
-    return {
-        "total_mib": _mib(memory.total),
-        "used_mib": _mib(memory.used),
-        "reserved_mib": _mib(getattr(memory, "reserved", None)),
-    }
+    memory, shares = nvml.memory(handle), ("total", "used", "reserved")
+    return {f"{share}_mib": _mib(getattr(memory, share, None)) for share in shares}
 
 
 def _mib(num_bytes: int | None) -> int | None:
