@@ -102,8 +102,8 @@ class Picked(Struct, frozen=True):
     why: str
     notes: tuple[str, ...] = ()
     """What a person should know before the start: a line each."""
-    driver_version: str | None = None
-    cuda_driver_version: str | None = None
+    snapshot: Snapshot = Snapshot()
+    """The GPUs of the machine, where some are used."""
     reservation: Reservation | None = None
     """Holds the GPUs for this launcher until the process ends."""
 
@@ -173,8 +173,7 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
         places=tuple(gpu_places(gpus)),
         why=", ".join(f"{gpu.label} {gpu.name}" for gpu in gpus),
         notes=(*machine.notes(), *notes),
-        driver_version=machine.snapshot.driver_version,
-        cuda_driver_version=machine.snapshot.cuda_driver_version,
+        snapshot=machine.snapshot,
         reservation=reservation,
     )
 
