@@ -81,12 +81,6 @@ def adopted(family: Family, groups: Collection[int]) -> list[Process]:
     return [row for row in rows if row is not None and row.session != family.ancestor_session]
 
 
-def reap_adopted(family: Family, groups: Collection[int]) -> None:
-    """Reap the orphans that are dead."""
-    for process in adopted(family, groups):
-        reap(process.pid)
-
-
 def reap(pid: int) -> bool:
     """Whether nothing is left of this child. By its own pid: no other child's exit code is lost."""
     try:
@@ -245,11 +239,13 @@ def send_group(group: int, *signals: signal.Signals) -> None:
             return
 
 
-def wait_for_any(pidfds: Iterable[int], timeout_ms: float) -> bool:
-    """Wait until one of these processes is dead; False: the time was up first."""
+def wait_for_any(fds: Iterable[int], timeout_ms: float) -> bool:
+    """Wait until one of these descriptors is readable, as a pidfd is when its process is dead;
+    False: the time was up first. Not by `select`, which takes descriptors below 1024 only: many
+    workers take more."""
     waiter = select.poll()
-    for pidfd in pidfds:
-        waiter.register(pidfd, select.POLLIN)
+    for fd in fds:
+        waiter.register(fd, select.POLLIN)
     return bool(waiter.poll(timeout_ms))
 
 

@@ -10,7 +10,6 @@ process a hundred times a second.
 """
 
 import os
-import select
 import signal
 import subprocess
 from contextlib import suppress
@@ -72,10 +71,7 @@ class NvmlChild:
 
     def is_readable(self, timeout_s: float) -> bool:
         """Wait so long for output, or for its end."""
-        # Not `select`, which takes descriptors below 1024 only: many workers take more.
-        waiter = select.poll()
-        waiter.register(self.fd, select.POLLIN)
-        return bool(waiter.poll(max(0.0, timeout_s) * 1000))
+        return processes.wait_for_any([self.fd], max(0.0, timeout_s) * 1000)
 
     def read_lines(self) -> list[bytes] | None:
         """The whole lines that have come; None: the child closed its output."""

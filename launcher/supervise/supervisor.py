@@ -348,7 +348,8 @@ class Supervisor:
     def _reap_adopted(self) -> None:
         """Reap the orphans that came back to us, each by its own pid."""
         groups = {worker.pid for worker in self._workers if worker.pid is not None}
-        processes.reap_adopted(self._family, groups)
+        for orphan in processes.adopted(self._family, groups):
+            processes.reap(orphan.pid)
         self._left_behind = {pid for pid in self._left_behind if not processes.reap(pid)}
 
     # -- the end
