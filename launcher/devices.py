@@ -1,6 +1,6 @@
 """Which places this run uses: the GPUs that were asked for, or CPU slots where there is no GPU."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from msgspec import Struct
@@ -152,7 +152,7 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
     _refuse_blind_health(loaded)
     _refuse_missing(loaded, machine)
     reservation: Reservation | None = None
-    notes = _notes_on_settings(loaded, machine)
+    notes = list(_notes_on_settings(loaded, machine))
     if count and hold:
         gpus, reservation = reserve_auto(count, machine.fresh_visible)
     elif count:
@@ -205,14 +205,12 @@ def _found(machine: Machine) -> str:
     return f"{len(machine.visible)}: {titles(machine.visible)}" if machine.visible else "none"
 
 
-def _notes_on_settings(loaded: Loaded, machine: Machine) -> list[str]:
+def _notes_on_settings(loaded: Loaded, machine: Machine) -> Iterator[str]:
     launch, num = loaded.settings.launch, len(machine.visible)
-    notes = []
     if launch.expect_gpus is not None and num > launch.expect_gpus:
-        notes.append(f"launch.expect_gpus = {launch.expect_gpus}, found {_found(machine)}")
+        yield f"launch.expect_gpus = {launch.expect_gpus}, found {_found(machine)}"
     if "speed" in launch.fail_on:
-        notes.append("launch.fail_on holds speed: the speed of workers is not judged yet")
-    return notes
+        yield "launch.fail_on holds speed: the speed of workers is not judged yet"
 
 
 def _refuse_blind_health(loaded: Loaded) -> None:

@@ -9,6 +9,7 @@ import fcntl
 import os
 import select
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -61,18 +62,16 @@ def remove_of(tag: str) -> None:
         remove(f"{parent}/{_PREFIX}{tag}")
 
 
-def leftovers(parent: str) -> list[str]:
+def leftovers(parent: str) -> Iterator[str]:
     """The cgroups of runs, directly below `parent`, that no process holds any more. One that is not
     empty has processes that SIGKILL could not end."""
-    left = []
     with suppress(OSError):
         for name in os.listdir(parent):
             if not (name.startswith(_PREFIX) and len(name) == _NAME_LENGTH):
                 continue
             if (lock_fd := _lock(path := f"{parent}/{name}")) is not None:
                 os.close(lock_fd)
-                left.append(path)
-    return left
+                yield path
 
 
 def remove(directory: str, wait_s: float = EMPTY_WAIT_S) -> None:

@@ -186,13 +186,11 @@ def read_process(pid: int) -> Process | None:
 
 def is_tagged(pid: int, tag: str) -> bool:
     """Whether a process of our user carries `tag`; False when it can't be read."""
-    try:
-        if os.stat(f"{_PROC}/{pid}").st_uid != os.geteuid():
-            return False
-    except OSError:
-        return False
-    # The tag is random and long: it is never there by accident.
-    return tag.encode() in read_proc(pid, "environ")
+    with suppress(OSError):
+        is_ours = os.stat(f"{_PROC}/{pid}").st_uid == os.geteuid()
+        # The tag is random and long: it is never there by accident.
+        return is_ours and tag.encode() in read_proc(pid, "environ")
+    return False
 
 
 def hold(process: Process) -> int | None:

@@ -143,11 +143,10 @@ def check_shared_memory(num_bytes: int | None) -> list[str]:
 
 def shared_memory_bytes() -> int | None:
     """The size of /dev/shm; None: there is none."""
-    try:
+    with suppress(OSError):
         disk = os.statvfs("/dev/shm")
-    except OSError:
-        return None
-    return disk.f_frsize * disk.f_blocks
+        return disk.f_frsize * disk.f_blocks
+    return None
 
 
 def _limits(kind: int) -> list[float]:

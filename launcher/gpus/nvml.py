@@ -8,7 +8,7 @@ import ctypes
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from launcher.contain.linux import die_with_parent
@@ -207,7 +207,7 @@ def _gpu(nvml: Nvml, handle: Any, index: int, bus_id: str) -> Fields:
     mode = nvml.ask("nvmlDeviceGetMigMode", handle)
     gpu = shared | _device(nvml, handle)
     if mode is not None and mode[0]:
-        gpu |= {"mig_enabled": True, "mig_devices": _mig_devices(nvml, handle, shared)}
+        gpu |= {"mig_enabled": True, "mig_devices": [*_mig_devices(nvml, handle, shared)]}
     return gpu
 
 
@@ -225,14 +225,12 @@ def _device(nvml: Nvml, handle: Any) -> Fields:
     }
 
 
-def _mig_devices(nvml: Nvml, parent: Any, shared: Fields) -> list[Fields]:
+def _mig_devices(nvml: Nvml, parent: Any, shared: Fields) -> Iterator[Fields]:
     """The instances of a GPU in MIG mode; slots in between may be empty."""
-    devices = []
     for slot in range(nvml.ask("nvmlDeviceGetMaxMigDeviceCount", parent) or 0):
         handle = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", parent, slot)
         if handle is not None:
-            devices.append(shared | {"mig_index": slot} | _device(nvml, handle))
-    return devices
+            yield shared | {"mig_index": slot} | _device(nvml, handle)
 
 
 def _memory(nvml: Nvml, handle: Any) -> Fields:

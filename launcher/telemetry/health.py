@@ -1,6 +1,7 @@
 """What telemetry reports of a GPU during a run: the figures, and the symptoms they are. Pure."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct, field
@@ -273,37 +274,30 @@ def throttle_reasons(bits: int) -> list[str]:
     return [reason for bit, reason in _REASONS.items() if bits & bit]
 
 
-def _memory_symptoms(health: Health, index: str) -> list[Symptom]:
+def _memory_symptoms(health: Health, index: str) -> Iterator[Symptom]:
     # The severities are DCGM's (dcgm_errors.c), but for a pending remap: NVIDIA's memory error
     # management asks for a reset there and lets work go on until then.
     reset = f"end what runs on it, then `nvidia-smi --gpu-reset -i {index}` or reboot"
-    found = []
     if count := health.ecc_uncorrected_new:
         figure = f"{count} new uncorrected memory errors (ECC) during this run"
         cure = f"distrust its results; {reset}; if they come back, have the board replaced"
-        found.append(Symptom(Severity.ISOLATE, figure, cure))
+        yield Symptom(Severity.ISOLATE, figure, cure)
     if health.remap_failed:
         figure = "a row of its memory could not be remapped"
-        found.append(Symptom(Severity.ISOLATE, figure, "have the board replaced"))
+        yield Symptom(Severity.ISOLATE, figure, "have the board replaced")
     if health.remap_pending:
-        found.append(Symptom(Severity.RESET, "a row of its memory waits to be remapped", reset))
-    return found
+        yield Symptom(Severity.RESET, "a row of its memory waits to be remapped", reset)
 
 
-def _slowdown_symptoms(health: Health) -> list[Symptom]:
+def _slowdown_symptoms(health: Health) -> Iterator[Symptom]:
     hottest = health.temperature_max_c
     up_to = "" if hottest is None else f" (up to {hottest} C)"
-    return [
-        Symptom(
-            Severity.MONITOR,
-            f"{reason} for {percent:g} % of the run{up_to}",
-            SLOWDOWNS[reason].cure,
-        )
-        for reason, percent in health.slowed_percent.items()
-    ]
+    for reason, percent in health.slowed_percent.items():
+        figure = f"{reason} for {percent:g} % of the run{up_to}"
+        yield Symptom(Severity.MONITOR, figure, SLOWDOWNS[reason].cure)
 
 
-def _link_symptoms(health: Health) -> list[Symptom]:
+def _link_symptoms(health: Health) -> Iterator[Symptom]:
     slow = []
     # An idle link is slower: only samples under load count.
     is_loaded = health.samples_loaded >= MIN_SAMPLES
@@ -311,10 +305,9 @@ def _link_symptoms(health: Health) -> list[Symptom]:
         slow.append(f"generation {health.pcie_gen} of {health.pcie_max_gen}")
     if _is_below(health.pcie_width, health.pcie_max_width):
         slow.append(f"width x{health.pcie_width} of x{health.pcie_max_width}")
-    if not slow:
-        return []
-    cure = "reseat the board, check riser and slot"
-    return [Symptom(Severity.MONITOR, f"PCIe link at {', '.join(slow)}", cure)]
+    if slow:
+        cure = "reseat the board, check riser and slot"
+        yield Symptom(Severity.MONITOR, f"PCIe link at {', '.join(slow)}", cure)
 
 
 def _is_below(value: int | None, most: int | None) -> bool:
