@@ -113,7 +113,7 @@ class Supervisor:
             stack.callback(self._loop.close)
             try:
                 self._inbox = stack.enter_context(SignalInbox())
-                self._loop.watch(self._inbox.fileno(), self._act_on_signals, Urgency.SIGNAL)
+                self._loop.watch(self._inbox.fd, self._act_on_signals, Urgency.SIGNAL)
                 if self._inbox.stop_fd is not None:
                     self._loop.watch(self._inbox.stop_fd, self._suspend, Urgency.SIGNAL)
                 stack.callback(set_child_subreaper, set_child_subreaper(True))
