@@ -10,7 +10,7 @@ import os
 import select
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from launcher.contain.processes import read_proc
@@ -101,16 +101,13 @@ def _becomes_empty(directory: str, wait_s: float) -> bool:
 
 def _lock(directory: str) -> int | None:
     """The descriptor that holds it; None: another process holds it, or it cannot be opened."""
-    try:
+    with suppress(OSError), ExitStack() as otherwise:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
+        otherwise.callback(os.close, fd)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        return None
-    return fd
+        otherwise.pop_all()
+        return fd
+    return None
 
 
 def _own() -> list[str]:
