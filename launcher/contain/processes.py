@@ -53,8 +53,7 @@ def find(family: Family, groups: Collection[int]) -> list[Process]:
 
     May miss a process that forks and exits faster than one pass over /proc. `orphans` cannot.
     """
-    table = process_table(family.since_ticks)
-    return members(family, groups, table, lambda pid: is_tagged(pid, family.tag))
+    return members(family, groups, process_table(), lambda pid: is_tagged(pid, family.tag))
 
 
 def orphans(family: Family, groups: Collection[int]) -> list[Process]:
@@ -157,10 +156,8 @@ def _may_continue(parent: Process | None, child: Process) -> bool:
     return parent.session == child.session and parent.group != child.group
 
 
-def process_table(since_ticks: int = 0) -> list[Process]:
-    """All processes that started at `since_ticks` or later."""
-    rows = map(read_process, listed_pids())
-    return [row for row in rows if row is not None and row.started_ticks >= since_ticks]
+def process_table() -> list[Process]:
+    return list(filter(None, map(read_process, listed_pids())))
 
 
 def now_ticks() -> int:
@@ -208,11 +205,9 @@ def hold(process: Process) -> int | None:
 
 def send(pidfd: int, *signals: int) -> None:
     """Signal one process; nothing happens when it is gone or another user's."""
-    for signum in signals:
-        try:
+    with suppress(ProcessLookupError, PermissionError):
+        for signum in signals:
             pidfd_send_signal(pidfd, signum)
-        except (ProcessLookupError, PermissionError):
-            return
 
 
 def send_unheld(process: Process, signum: signal.Signals) -> None:
@@ -230,11 +225,9 @@ def send_group(group: int, *signals: signal.Signals) -> None:
     # To killpg, 0 means our own group, and 1 every process.
     if group <= _INIT:
         return
-    for signum in signals:
-        try:
+    with suppress(ProcessLookupError, PermissionError):
+        for signum in signals:
             os.killpg(group, signum)
-        except (ProcessLookupError, PermissionError):
-            return
 
 
 def wait_for_any(fds: Iterable[int], timeout_ms: float) -> bool:
