@@ -8,14 +8,12 @@ from launcher.gpus.choose import choose, why_busy, why_unusable
 from launcher.gpus.codes import MISSING, WITHOUT
 from launcher.gpus.probe import BrokenGpu, Gpu
 from launcher.gpus.visible import pinnable, titles
-from launcher.telemetry.health import Record, symptoms, throttle_reasons
+from launcher.telemetry.health import SLOWDOWNS, Record, symptoms, throttle_reasons
 from model_check.config.schema import LaunchSettings
 from model_check.errors import EXIT_HEALTH, EXIT_NO_GPU, ModelCheckError
 from model_check.events import Counters, Telemetry
 
 _FIND_IT = f"{MISSING}, or correct CUDA_VISIBLE_DEVICES"
-_HELD_BACK = ("hardware", "software thermal", "power brake")
-"""Beginnings of the reasons that a healthy, idle GPU does not have."""
 
 
 def taken(machine: Machine, gpus: str) -> tuple[list[Gpu], list[Finding]]:
@@ -112,8 +110,7 @@ def check_health(gpu: Gpu, record: Record, fail_on: Collection[str]) -> Finding:
     advice = [str(symptom) for symptom in found_symptoms]
     if counters.ecc_uncorrected:
         advice.append("uncorrected memory errors since the driver was loaded: reset it when idle")
-    reasons = throttle_reasons(sample.clocks_event_reasons or 0)
-    if any(reason.startswith(_HELD_BACK) for reason in reasons):
+    if SLOWDOWNS.keys() & throttle_reasons(sample.clocks_event_reasons or 0):
         advice.append("its clocks are held back now: check its cooling and its power supply")
     found, what_to_do = _describe(counters, sample), "; ".join(advice)
     if any(symptom.severity.lower() in fail_on for symptom in found_symptoms):
