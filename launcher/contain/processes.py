@@ -181,6 +181,12 @@ def read_process(pid: int) -> Process | None:
     return Process(pid, state.decode(), int(ppid), int(group), int(session), int(fields[19]))
 
 
+def as_now(process: Process) -> Process | None:
+    """Its row at this moment; None: it is gone, whoever has its pid."""
+    now = read_process(process.pid)
+    return now if now is not None and now.started_ticks == process.started_ticks else None
+
+
 def is_tagged(pid: int, tag: str) -> bool:
     """Whether a process of our user carries `tag`; False when it can't be read."""
     with suppress(OSError):
@@ -192,15 +198,12 @@ def is_tagged(pid: int, tag: str) -> bool:
 
 def hold(process: Process) -> int | None:
     """A pidfd of exactly this process; None: it is gone. Raises OSError (EMFILE)."""
-    try:
+    with suppress(ProcessLookupError):
         pidfd = pidfd_open(process.pid)
-    except ProcessLookupError:
-        return None
-    now = read_process(process.pid)
-    if now is None or now.started_ticks != process.started_ticks:
+        if as_now(process) is not None:
+            return pidfd
         os.close(pidfd)
-        return None
-    return pidfd
+    return None
 
 
 def send(pidfd: int, *signals: int) -> None:
@@ -213,8 +216,7 @@ def send(pidfd: int, *signals: int) -> None:
 def send_unheld(process: Process, signum: signal.Signals) -> None:
     """`send` without a descriptor: a stranger with a reused pid is very unlikely to be hit, but not
     impossible."""
-    now = read_process(process.pid)
-    if now is not None and now.started_ticks == process.started_ticks:
+    if as_now(process) is not None:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, signum)
 
