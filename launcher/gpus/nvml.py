@@ -218,9 +218,7 @@ def _device(nvml: Nvml, handle: Any) -> Fields:
         "uuid": nvml.call("nvmlDeviceGetUUID", handle),
         "name": nvml.call("nvmlDeviceGetName", handle),
         "utilization_percent": nvml.utilization_percent(handle),
-        "processes": None
-        if processes is None
-        else [(process.pid, _mib(process.usedGpuMemory)) for process in processes],
+        "processes": processes and [(each.pid, _mib(each.usedGpuMemory)) for each in processes],
         **_memory(nvml, handle),
     }
 
