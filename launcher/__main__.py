@@ -8,6 +8,8 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
+from model_check.utils.standard_streams import open_missing_streams
+
 
 def main() -> NoReturn:
     """Run the command line, and leave the process with its exit code."""
@@ -18,7 +20,9 @@ def main() -> NoReturn:
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    open_streams()
+    open_missing_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks
     gc.disable()  # importing leaves no garbage, and looking for it takes a tenth of the time
     from launcher.cli import main as run_command_line
 
@@ -32,21 +36,6 @@ def main() -> NoReturn:
     with suppress(OSError):  # `run_command_line` told of it, or nobody reads it
         sys.stdout.flush()
     os._exit(code)
-
-
-def open_streams() -> None:
-    """Open the standard streams that the caller closed: with `>&-`, this process would get its lock
-    and log files as its own output. Escape characters that the terminal's encoding lacks."""
-    for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            # Takes the lowest number that is free: this one.
-            os.open(os.devnull, os.O_RDWR)
-    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
-    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

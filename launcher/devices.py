@@ -1,6 +1,6 @@
 """Which places this run uses: the GPUs that were asked for, or CPU slots where there is no GPU."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from msgspec import Struct
@@ -31,7 +31,7 @@ class Machine:
 
     def __init__(self, probe: GpuProbe, environ: Mapping[str, str]) -> None:
         self._probe = probe
-        self._mask = environ.get("CUDA_VISIBLE_DEVICES")
+        self.mask_value = environ.get("CUDA_VISIBLE_DEVICES")
         self._order = environ.get("CUDA_DEVICE_ORDER")
 
     @cached_property
@@ -40,7 +40,7 @@ class Machine:
 
     @cached_property
     def mask(self) -> Mask:
-        return read_mask(self.snapshot.gpus, self._mask)
+        return read_mask(self.snapshot.gpus, self.mask_value)
 
     @property
     def visible(self) -> list[Gpu]:
@@ -49,7 +49,7 @@ class Machine:
 
     def fresh_visible(self) -> list[Gpu]:
         """`visible`, asked again: memory and processes change."""
-        return visible(self._probe.snapshot().gpus, self._mask)
+        return visible(self._probe.snapshot().gpus, self.mask_value)
 
     def has_gpu(self) -> bool:
         """Whether there is a GPU to use. Raises NoGpuError on a machine whose GPUs are lost: a
@@ -57,28 +57,31 @@ class Machine:
         if not self.visible and (broken := self.broken("all")):
             raise NoGpuError(f"{broken[0].why} (--device cpu trains without)")
         has_driver = self.snapshot.driver_version is not None
-        if not self.visible and has_driver and self._mask not in NO_GPU_VALUES:
+        if not self.visible and has_driver and self.mask_value not in NO_GPU_VALUES:
             raise NoGpuError(f"{self.why_no_gpu()} (--device cpu trains without)")
         return bool(self.visible)
 
     def broken(self, selector: str, expect_gpus: int | None = None) -> list[BrokenGpu]:
         """The GPUs that a run of these settings needs and that do not answer."""
-        return broken_needed(selector, expect_gpus, self._mask, self.snapshot)
+        return broken_needed(selector, expect_gpus, self.mask_value, self.snapshot)
 
     def notes(self) -> list[str]:
         """What a person should know of the GPUs here."""
-        note = order_note(self.snapshot.gpus, self._mask, self._order)
         left_out = [f"left out: {gpu.why}" for gpu in self.snapshot.broken]
-        of_mask = (self.mask.lacks, self.mask.ignores, note)
+        of_mask = (self.mask.lacks, self.mask.ignores, self.order_note())
         return [*self.snapshot.notes, *left_out, *filter(None, of_mask)]
+
+    def order_note(self) -> str | None:
+        """A line when the numbers in CUDA_VISIBLE_DEVICES could mean other GPUs to CUDA."""
+        return order_note(self.snapshot.gpus, self.mask_value, self._order)
 
     def unused_mask(self) -> str | None:
         """A line for a run on the CPU whose environment names GPUs, on a machine without a driver.
         Slurm and containers leave such a mask there, so it is no error. None: it names none."""
-        if self.snapshot.driver_version is not None or not names_in(self._mask or "")[0]:
+        if self.snapshot.driver_version is not None or not names_in(self.mask_value or "")[0]:
             return None
         return (
-            f"CUDA_VISIBLE_DEVICES={self._mask!r} names GPUs, and this run uses none "
+            f"CUDA_VISIBLE_DEVICES={self.mask_value!r} names GPUs, and this run uses none "
             "(--device cuda refuses to run without)"
         )
 
@@ -86,7 +89,9 @@ class Machine:
         if self.snapshot.gpus and self.mask.lacks:
             return self.mask.lacks
         if self.snapshot.gpus:
-            return f"CUDA_VISIBLE_DEVICES={self._mask!r} hides all {len(self.snapshot.gpus)} GPUs"
+            return (
+                f"CUDA_VISIBLE_DEVICES={self.mask_value!r} hides all {len(self.snapshot.gpus)} GPUs"
+            )
         return self.snapshot.reason or "no GPU found"
 
 
@@ -97,8 +102,8 @@ class Picked(Struct, frozen=True):
     why: str
     notes: tuple[str, ...] = ()
     """What a person should know before the start: a line each."""
-    driver_version: str | None = None
-    cuda_driver_version: str | None = None
+    snapshot: Snapshot = Snapshot()
+    """The GPUs of the machine, where some are used."""
     reservation: Reservation | None = None
     """Holds the GPUs for this launcher until the process ends."""
 
@@ -147,7 +152,7 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
     _refuse_blind_health(loaded)
     _refuse_missing(loaded, machine)
     reservation: Reservation | None = None
-    notes = _notes_on_settings(loaded, machine)
+    notes = list(_notes_on_settings(loaded, machine))
     if count and hold:
         gpus, reservation = reserve_auto(count, machine.fresh_visible)
     elif count:
@@ -168,8 +173,7 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
         places=tuple(gpu_places(gpus)),
         why=", ".join(f"{gpu.label} {gpu.name}" for gpu in gpus),
         notes=(*machine.notes(), *notes),
-        driver_version=machine.snapshot.driver_version,
-        cuda_driver_version=machine.snapshot.cuda_driver_version,
+        snapshot=machine.snapshot,
         reservation=reservation,
     )
 
@@ -201,14 +205,12 @@ def _found(machine: Machine) -> str:
     return f"{len(machine.visible)}: {titles(machine.visible)}" if machine.visible else "none"
 
 
-def _notes_on_settings(loaded: Loaded, machine: Machine) -> list[str]:
+def _notes_on_settings(loaded: Loaded, machine: Machine) -> Iterator[str]:
     launch, num = loaded.settings.launch, len(machine.visible)
-    notes = []
     if launch.expect_gpus is not None and num > launch.expect_gpus:
-        notes.append(f"launch.expect_gpus = {launch.expect_gpus}, found {_found(machine)}")
+        yield f"launch.expect_gpus = {launch.expect_gpus}, found {_found(machine)}"
     if "speed" in launch.fail_on:
-        notes.append("launch.fail_on holds speed: the speed of workers is not judged yet")
-    return notes
+        yield "launch.fail_on holds speed: the speed of workers is not judged yet"
 
 
 def _refuse_blind_health(loaded: Loaded) -> None:

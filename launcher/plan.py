@@ -150,10 +150,9 @@ def _command_env(place: Place, num_workers: int, context: LaunchContext) -> dict
 
 def _worker_env(place: Place, num_workers: int, context: LaunchContext) -> dict[str, str]:
     threads = str(max(1, context.num_cores // num_workers))
-    env = _base_env(context)
-    for variable in THREAD_VARIABLES:
-        env.setdefault(variable, threads)
-    env |= {
+    env = {
+        **dict.fromkeys(THREAD_VARIABLES, threads),  # unless a person decided
+        **_base_env(context),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": place.gpu.uuid if place.gpu else "",
         worker_env.GPU_RANK: str(place.index),

@@ -205,8 +205,8 @@ def _record(launch: Launch, argv: Sequence[str]) -> RunRecord:
         telemetry_interval_s=settings.launch.telemetry_interval_s,
         versions={
             **versions(("torch", "numpy", "tokenizers")),
-            "driver": picked.driver_version,
-            "cuda_driver": picked.cuda_driver_version,
+            "driver": picked.snapshot.driver_version,
+            "cuda_driver": picked.snapshot.cuda_driver_version,
         },
         gpus={
             place.name: msgspec.to_builtins(place.gpu, str_keys=True)

@@ -43,22 +43,18 @@ def default_path(log_dir: str | None) -> Path:
 def create(path: Path) -> Path:
     """Make the directory, for this launcher alone and readable by its user alone. One that exists
     must be empty and keeps its mode: its maker chose who may read. Raises StorageError."""
-    is_free = False
     try:
-        with opened(path) as directory:
+        # Another launcher may be quicker to make the log.
+        with opened(path) as directory, suppress(FileExistsError):
             if not directory.names():
-                # Another launcher may be quicker.
-                with suppress(FileExistsError):
-                    directory.create_first(LAUNCHER_LOG).close()
-                    is_free = True
+                directory.create_first(LAUNCHER_LOG).close()
+                return path
     except OSError as error:
         raise _storage_error(path, error) from error
-    if not is_free:
-        raise StorageError(
-            f"{path}: a run directory must be new or empty; this one is not empty "
-            "(give --run-dir another path)"
-        )
-    return path
+    raise StorageError(
+        f"{path}: a run directory must be new or empty; this one is not empty "
+        "(give --run-dir another path)"
+    )
 
 
 def opened(path: Path) -> HeldDirectory:

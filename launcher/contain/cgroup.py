@@ -9,7 +9,8 @@ import fcntl
 import os
 import select
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from launcher.contain.processes import read_proc
@@ -61,18 +62,16 @@ def remove_of(tag: str) -> None:
         remove(f"{parent}/{_PREFIX}{tag}")
 
 
-def leftovers(parent: str) -> list[str]:
+def leftovers(parent: str) -> Iterator[str]:
     """The cgroups of runs, directly below `parent`, that no process holds any more. One that is not
     empty has processes that SIGKILL could not end."""
-    left = []
     with suppress(OSError):
         for name in os.listdir(parent):
             if not (name.startswith(_PREFIX) and len(name) == _NAME_LENGTH):
                 continue
             if (lock_fd := _lock(path := f"{parent}/{name}")) is not None:
                 os.close(lock_fd)
-                left.append(path)
-    return left
+                yield path
 
 
 def remove(directory: str, wait_s: float = EMPTY_WAIT_S) -> None:
@@ -102,16 +101,13 @@ def _becomes_empty(directory: str, wait_s: float) -> bool:
 
 def _lock(directory: str) -> int | None:
     """The descriptor that holds it; None: another process holds it, or it cannot be opened."""
-    try:
+    with suppress(OSError), ExitStack() as otherwise:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
+        otherwise.callback(os.close, fd)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        return None
-    return fd
+        otherwise.pop_all()
+        return fd
+    return None
 
 
 def _own() -> list[str]:

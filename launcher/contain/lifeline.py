@@ -32,10 +32,7 @@ class Lifeline:
             )
         assert self._guardian.stdin is not None
         self._pipe = self._guardian.stdin
-
-    @property
-    def guardian_pid(self) -> int:
-        return self._guardian.pid
+        self.guardian_pid = self._guardian.pid
 
     def add(self, group: int) -> None:
         """Tell the guardian of a worker."""

@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 _SIG_DFL, _SIG_IGN = 0, 1
-_SIGHUP, _SIGINT, _SIGQUIT = 1, 2, 3
+_SIGHUP, _SIGINT, _SIGQUIT, _SIGKILL = 1, 2, 3, 9
 _SIG_SETMASK = 2
 _SIGSET_BYTES = 128
 _NUM_SIGNALS = 64
@@ -28,13 +28,15 @@ _MFD_CLOEXEC = 1
 _SFD_CLOEXEC = os.O_CLOEXEC
 
 
-def die_with_parent(signum: int) -> None:
-    """Have the kernel send `signum` to this process when the THREAD that forked it ends.
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the THREAD that forked it ends; end it now if that
+    parent is gone already: nobody waits for this process then.
 
-    Survives exec (but of a set-user-id file), is not inherited by children. The parent may be gone
-    already: compare getppid() afterwards. Raises OSError.
+    Survives exec (but of a set-user-id file), is not inherited by children. Raises OSError.
     """
-    _prctl(_PR_SET_PDEATHSIG, signum)
+    _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
 
 
 def set_child_subreaper(enabled: bool) -> bool:

@@ -53,8 +53,7 @@ def find(family: Family, groups: Collection[int]) -> list[Process]:
 
     May miss a process that forks and exits faster than one pass over /proc. `orphans` cannot.
     """
-    table = process_table(family.since_ticks)
-    return members(family, groups, table, lambda pid: is_tagged(pid, family.tag))
+    return members(family, groups, process_table(), lambda pid: is_tagged(pid, family.tag))
 
 
 def orphans(family: Family, groups: Collection[int]) -> list[Process]:
@@ -79,12 +78,6 @@ def adopted(family: Family, groups: Collection[int]) -> list[Process]:
     started = {*groups, *family.spared}
     rows = [read_process(pid) for pid in children(family.ancestor) if pid not in started]
     return [row for row in rows if row is not None and row.session != family.ancestor_session]
-
-
-def reap_adopted(family: Family, groups: Collection[int]) -> None:
-    """Reap the orphans that are dead."""
-    for process in adopted(family, groups):
-        reap(process.pid)
 
 
 def reap(pid: int) -> bool:
@@ -163,10 +156,8 @@ def _may_continue(parent: Process | None, child: Process) -> bool:
     return parent.session == child.session and parent.group != child.group
 
 
-def process_table(since_ticks: int = 0) -> list[Process]:
-    """All processes that started at `since_ticks` or later."""
-    rows = map(read_process, listed_pids())
-    return [row for row in rows if row is not None and row.started_ticks >= since_ticks]
+def process_table() -> list[Process]:
+    return list(filter(None, map(read_process, listed_pids())))
 
 
 def now_ticks() -> int:
@@ -190,44 +181,42 @@ def read_process(pid: int) -> Process | None:
     return Process(pid, state.decode(), int(ppid), int(group), int(session), int(fields[19]))
 
 
+def as_now(process: Process) -> Process | None:
+    """Its row at this moment; None: it is gone, whoever has its pid."""
+    now = read_process(process.pid)
+    return now if now is not None and now.started_ticks == process.started_ticks else None
+
+
 def is_tagged(pid: int, tag: str) -> bool:
     """Whether a process of our user carries `tag`; False when it can't be read."""
-    try:
-        if os.stat(f"{_PROC}/{pid}").st_uid != os.geteuid():
-            return False
-    except OSError:
-        return False
-    # The tag is random and long: it is never there by accident.
-    return tag.encode() in read_proc(pid, "environ")
+    with suppress(OSError):
+        is_ours = os.stat(f"{_PROC}/{pid}").st_uid == os.geteuid()
+        # The tag is random and long: it is never there by accident.
+        return is_ours and tag.encode() in read_proc(pid, "environ")
+    return False
 
 
 def hold(process: Process) -> int | None:
     """A pidfd of exactly this process; None: it is gone. Raises OSError (EMFILE)."""
-    try:
+    with suppress(ProcessLookupError):
         pidfd = pidfd_open(process.pid)
-    except ProcessLookupError:
-        return None
-    now = read_process(process.pid)
-    if now is None or now.started_ticks != process.started_ticks:
+        if as_now(process) is not None:
+            return pidfd
         os.close(pidfd)
-        return None
-    return pidfd
+    return None
 
 
 def send(pidfd: int, *signals: int) -> None:
     """Signal one process; nothing happens when it is gone or another user's."""
-    for signum in signals:
-        try:
+    with suppress(ProcessLookupError, PermissionError):
+        for signum in signals:
             pidfd_send_signal(pidfd, signum)
-        except (ProcessLookupError, PermissionError):
-            return
 
 
 def send_unheld(process: Process, signum: signal.Signals) -> None:
     """`send` without a descriptor: a stranger with a reused pid is very unlikely to be hit, but not
     impossible."""
-    now = read_process(process.pid)
-    if now is not None and now.started_ticks == process.started_ticks:
+    if as_now(process) is not None:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, signum)
 
@@ -238,18 +227,18 @@ def send_group(group: int, *signals: signal.Signals) -> None:
     # To killpg, 0 means our own group, and 1 every process.
     if group <= _INIT:
         return
-    for signum in signals:
-        try:
+    with suppress(ProcessLookupError, PermissionError):
+        for signum in signals:
             os.killpg(group, signum)
-        except (ProcessLookupError, PermissionError):
-            return
 
 
-def wait_for_any(pidfds: Iterable[int], timeout_ms: float) -> bool:
-    """Wait until one of these processes is dead; False: the time was up first."""
+def wait_for_any(fds: Iterable[int], timeout_ms: float) -> bool:
+    """Wait until one of these descriptors is readable, as a pidfd is when its process is dead;
+    False: the time was up first. Not by `select`, which takes descriptors below 1024 only: many
+    workers take more."""
     waiter = select.poll()
-    for pidfd in pidfds:
-        waiter.register(pidfd, select.POLLIN)
+    for fd in fds:
+        waiter.register(fd, select.POLLIN)
     return bool(waiter.poll(timeout_ms))
 
 
@@ -274,13 +263,19 @@ def children(pid: int) -> list[int]:
 def describe_stuck(pid: int) -> str:
     """`pid 4711 (state D in nfs_wait)`: what is known of a process that SIGKILL did not end."""
     process = read_process(pid)
-    where = read_proc(pid, "wchan").decode(errors="replace")
     state = process.state if process is not None else "gone"
-    return f"pid {pid} (state {state}{f' in {where}' if where not in ('', '0') else ''})"
+    return f"pid {pid} (state {state}{where_waiting(pid)})"
+
+
+def where_waiting(pid: int) -> str:
+    """` in nfs_wait`: the function of the kernel that it waits in; empty when it does not."""
+    where = read_proc(pid, "wchan").decode(errors="replace")
+    return "" if where in ("", "0") else f" in {where}"
 
 
 def read_proc(pid: int, name: str) -> bytes:
-    """A file of `/proc/PID`; empty when the process is gone, or another user's."""
+    """A file of `/proc/PID`, where the number of a thread will do, too; empty when the process is
+    gone, or another user's."""
     try:
         with open(f"{_PROC}/{pid}/{name}", "rb", buffering=0) as file:
             return file.read()

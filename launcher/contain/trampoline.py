@@ -12,7 +12,6 @@ from launcher.contain.linux import die_with_parent, reset_signals
 
 EXIT_CANNOT_EXECUTE = 126
 EXIT_NOT_FOUND = 127
-_SIGKILL = 9  # the `signal` module takes too long to import
 
 
 def main(arguments: list[str]) -> None:
@@ -24,7 +23,10 @@ def main(arguments: list[str]) -> None:
     parent_pid, report_fd, cpus, drop_lc_ctype, *command = arguments
     os.set_inheritable(int(report_fd), False)
     try:
-        _prepare(int(parent_pid), cpus)
+        die_with_parent(int(parent_pid))
+        if cpus:
+            os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
+        raise_file_limit()
         if drop_lc_ctype == "1":
             # Python itself sets it in an environment without a locale (PEP 538), -I or not.
             os.environ.pop("LC_CTYPE", None)
@@ -32,16 +34,6 @@ def main(arguments: list[str]) -> None:
         os.execvpe(command[0], command, os.environ)
     except (OSError, ValueError) as error:
         _report(int(report_fd), error, command[0])
-
-
-def _prepare(parent_pid: int, cpus: str) -> None:
-    die_with_parent(_SIGKILL)
-    if os.getppid() != parent_pid:
-        # The supervisor died before the line above: no process waits for this one.
-        os._exit(EXIT_CANNOT_EXECUTE)
-    if cpus:
-        os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
-    raise_file_limit()
 
 
 def raise_file_limit() -> None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from launcher.devices import Machine
 from launcher.doctor.finding import Finding, fail
 from launcher.doctor.gpus import check_gpus, check_health, taken
 from launcher.doctor.machine import check_machine
@@ -38,13 +39,14 @@ def doctor(
     `settings`: where token caches lie (relative to `cwd` or absolute), which GPUs a run would use,
     how many to expect, and what would fail it: the exit code is that of a run with them.
     """
+    machine = Machine(probe, environ)
     snapshot: Snapshot | None = None
     try:
-        snapshot = probe.snapshot()
+        snapshot = machine.snapshot
     except ModelCheckError as error:  # its text says what to do
         of_gpus = [fail("GPUs", str(error), "", error.exit_code)]
     else:
-        of_gpus = _check_gpus(snapshot, environ, settings.launch, look)
+        of_gpus = _check_gpus(machine, settings.launch, look)
     findings = [
         *check_packages(snapshot),
         *of_gpus,
@@ -62,12 +64,10 @@ def doctor(
     return exit_code
 
 
-def _check_gpus(
-    snapshot: Snapshot, environ: Mapping[str, str], launch: LaunchSettings, look: Look
-) -> list[Finding]:
-    used, refused = taken(snapshot, environ, launch.gpus)
-    findings = [*check_gpus(snapshot, environ, launch, used), *refused]
-    devices = pinnable(snapshot.gpus)
+def _check_gpus(machine: Machine, launch: LaunchSettings, look: Look) -> list[Finding]:
+    used, refused = taken(machine, launch.gpus)
+    findings = [*check_gpus(machine, launch, used), *refused]
+    devices = pinnable(machine.snapshot.gpus)
     if not devices:
         return findings
     records = look({device.label: device.uuid for device in devices})

@@ -23,6 +23,10 @@ class Finding(NamedTuple):
         return f"{self.status:<4}  {self.name:<18}  {self.found}{advice}"
 
 
+def gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.1f} GiB"
+
+
 def ok(name: str, found: str) -> Finding:
     return Finding("ok", name, found)
 

@@ -1,63 +1,54 @@
 """The driver and its GPUs as the probe sees them: what hides or occupies them, how they are."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
-from launcher.devices import NO_GPU_VALUES
+from launcher.devices import NO_GPU_VALUES, Machine
 from launcher.doctor.finding import Finding, fail, ok, warn, warn_if
-from launcher.gpus.choose import broken_needed, choose, why_busy, why_unusable
+from launcher.gpus.choose import choose, why_busy, why_unusable
 from launcher.gpus.codes import MISSING, WITHOUT
-from launcher.gpus.probe import BrokenGpu, Gpu, Snapshot
-from launcher.gpus.visible import Mask, order_note, pinnable, read_mask, titles, visible
-from launcher.telemetry.health import Record, symptoms, throttle_reasons
+from launcher.gpus.probe import BrokenGpu, Gpu
+from launcher.gpus.visible import pinnable, titles
+from launcher.telemetry.health import SLOWDOWNS, Record, symptoms, throttle_reasons
 from model_check.config.schema import LaunchSettings
 from model_check.errors import EXIT_HEALTH, EXIT_NO_GPU, ModelCheckError
 from model_check.events import Counters, Telemetry
 
 _FIND_IT = f"{MISSING}, or correct CUDA_VISIBLE_DEVICES"
-_HELD_BACK = ("hardware", "software thermal", "power brake")
-"""Beginnings of the reasons that a healthy, idle GPU does not have."""
 
 
-def taken(
-    snapshot: Snapshot, environ: Mapping[str, str], gpus: str
-) -> tuple[list[Gpu], list[Finding]]:
+def taken(machine: Machine, gpus: str) -> tuple[list[Gpu], list[Finding]]:
     """The GPUs that a run would use, and why it would use none. `gpus`: the setting."""
-    left = visible(snapshot.gpus, environ.get("CUDA_VISIBLE_DEVICES"))
-    if gpus.strip() == "all" or not snapshot.gpus:
-        return left, []
+    if gpus.strip() == "all" or not machine.snapshot.gpus:
+        return machine.visible, []
     try:
-        return choose(gpus, left, snapshot.gpus), []
+        return choose(gpus, machine.visible, machine.snapshot.gpus), []
     except ModelCheckError as error:
         return [], [fail("chosen GPUs", str(error), "", error.exit_code)]
 
 
-def check_gpus(
-    snapshot: Snapshot, environ: Mapping[str, str], launch: LaunchSettings, used: Sequence[Gpu]
-) -> list[Finding]:
+def check_gpus(machine: Machine, launch: LaunchSettings, used: Sequence[Gpu]) -> list[Finding]:
     """What this machine has, and which of it a run would use (`used`). A FAIL would keep a run with
     these settings from starting."""
-    expect_gpus = launch.expect_gpus
-    findings, served = [], snapshot.cuda_driver_version or "N/A"
+    snapshot, findings = machine.snapshot, []
     if snapshot.driver_version:
+        served = snapshot.cuda_driver_version or "N/A"
         findings.append(ok("driver", f"{snapshot.driver_version}, serves CUDA {served}"))
-    mask = environ.get("CUDA_VISIBLE_DEVICES")
     if not snapshot.gpus:
-        return [*findings, _none(snapshot, mask, expect_gpus)]
-    needed = broken_needed(launch.gpus, expect_gpus, mask, snapshot)
+        return [*findings, _none(machine, launch.expect_gpus)]
+    needed = machine.broken(launch.gpus, launch.expect_gpus)
     findings += [_broken(gpu, gpu in needed) for gpu in snapshot.broken]
-    read = read_mask(snapshot.gpus, mask)
-    findings += [
-        _gpu(device, device in read.devices, device in used) for device in pinnable(snapshot.gpus)
-    ]
-    findings.append(_mask(mask, read, launch))
-    order = order_note(snapshot.gpus, mask, environ.get("CUDA_DEVICE_ORDER"))
-    return findings + [warn("GPUs", note, "") for note in (*snapshot.notes, order) if note]
+    for device in pinnable(snapshot.gpus):
+        findings.append(_gpu(device, device in machine.visible, device in used))
+    findings.append(_mask(machine, launch))
+    notes = (*snapshot.notes, machine.order_note())
+    return findings + [warn("GPUs", note, "") for note in notes if note]
 
 
-def _none(snapshot: Snapshot, mask: str | None, expect_gpus: int | None) -> Finding:
+def _none(machine: Machine, expect_gpus: int | None) -> Finding:
     """A machine with a driver should have GPUs: a run would not take its CPU for them."""
+    snapshot = machine.snapshot
     found = f"none: {snapshot.reason or 'no reason given'}"
-    has_driver = snapshot.driver_version is not None and mask not in NO_GPU_VALUES
+    has_driver = snapshot.driver_version is not None and machine.mask_value not in NO_GPU_VALUES
     if has_driver or expect_gpus is not None:
         return fail("GPUs", found, f"{MISSING}; {WITHOUT}", EXIT_NO_GPU)
     return warn("GPUs", found, "runs train small CPU workers")
@@ -89,8 +80,9 @@ def _memory(gpu: Gpu) -> str:
     return f"{gpu.free_mib / 1024:.1f} of {gpu.total_mib / 1024:.1f} GiB free"
 
 
-def _mask(value: str | None, read: Mask, launch: LaunchSettings) -> Finding:
-    name, num, expect_gpus = "visible GPUs", len(read.devices), launch.expect_gpus
+def _mask(machine: Machine, launch: LaunchSettings) -> Finding:
+    name, value, read = "visible GPUs", machine.mask_value, machine.mask
+    num, expect_gpus = len(read.devices), launch.expect_gpus
     if expect_gpus is not None and num < expect_gpus:
         found = f"launch.expect_gpus = {expect_gpus}, found {num}: {titles(read.devices)}"
         return fail(name, "; ".join(filter(None, [found, read.lacks])), _FIND_IT, EXIT_NO_GPU)
@@ -118,8 +110,7 @@ def check_health(gpu: Gpu, record: Record, fail_on: Collection[str]) -> Finding:
     advice = [str(symptom) for symptom in found_symptoms]
     if counters.ecc_uncorrected:
         advice.append("uncorrected memory errors since the driver was loaded: reset it when idle")
-    reasons = throttle_reasons(sample.clocks_event_reasons or 0)
-    if any(reason.startswith(_HELD_BACK) for reason in reasons):
+    if SLOWDOWNS.keys() & throttle_reasons(sample.clocks_event_reasons or 0):
         advice.append("its clocks are held back now: check its cooling and its power supply")
     found, what_to_do = _describe(counters, sample), "; ".join(advice)
     if any(symptom.severity.lower() in fail_on for symptom in found_symptoms):

@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher.contain import cgroup, linux
 from launcher.contain.memory import memory_room
 from launcher.contain.processes import describe_stuck
-from launcher.doctor.finding import GIB, Finding, fail, ok, warn, warn_if
+from launcher.doctor.finding import GIB, Finding, fail, gib, ok, warn, warn_if
 from model_check.utils.host_memory import available_memory_bytes
 
 LOW_MEMORY_GIB = 4.0
@@ -62,10 +62,9 @@ def _kernel() -> Finding:
 
 def _memory() -> Finding:
     available = available_memory_bytes()
-    found = f"{available / GIB:.1f} GiB available"
+    found = f"{gib(available)} available"
     if (room := memory_room()) is not None:
-        found += f", {room.left_bytes / GIB:.1f} GiB left of this control group's "
-        found += f"{room.limit_bytes / GIB:.1f} GiB"
+        found += f", {gib(room.left_bytes)} left of this control group's {gib(room.limit_bytes)}"
         available = min(available, room.left_bytes)
     is_low = available < LOW_MEMORY_GIB * GIB
     return warn_if(is_low, "memory", found, "fewer --workers, or a smaller model")
@@ -144,11 +143,10 @@ def check_shared_memory(num_bytes: int | None) -> list[str]:
 
 def shared_memory_bytes() -> int | None:
     """The size of /dev/shm; None: there is none."""
-    try:
+    with suppress(OSError):
         disk = os.statvfs("/dev/shm")
-    except OSError:
-        return None
-    return disk.f_frsize * disk.f_blocks
+        return disk.f_frsize * disk.f_blocks
+    return None
 
 
 def _limits(kind: int) -> list[float]:

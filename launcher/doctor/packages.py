@@ -4,6 +4,7 @@ import importlib.util
 import platform
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,15 +26,14 @@ class TorchBuild(NamedTuple):
     hip: str | None
 
 
-def check_packages(snapshot: Snapshot | None) -> list[Finding]:
+def check_packages(snapshot: Snapshot | None) -> Iterator[Finding]:
     """`snapshot`: the GPUs; None when they could not be asked."""
-    findings = [ok("python", f"{platform.python_version()} {sys.executable}")]
-    findings += map(_check_package, required())
-    findings += [_check_package(need, name) for name in OPTIONAL for need in extra(name)]
+    yield ok("python", f"{platform.python_version()} {sys.executable}")
+    yield from map(_check_package, required())
+    yield from (_check_package(need, name) for name in OPTIONAL for need in extra(name))
     build = torch_build()
     if build is not None:
-        findings.append(check_torch(build, snapshot))
-    return findings
+        yield check_torch(build, snapshot)
 
 
 def torch_build() -> TorchBuild | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.contain.memory import HERE, Membership, memory_room
-from launcher.doctor.finding import GIB
+from launcher.doctor.finding import gib
 from launcher.doctor.machine import check_open_files
 from launcher.doctor.storage import try_to_write
 from launcher.plan import Place
@@ -54,14 +54,14 @@ def check_memory(settings: Settings, num_workers: int, membership: Membership = 
     available, room, below = available_memory_bytes(), memory_room(membership), ""
     if room is not None and room.left_bytes <= available:
         available = room.left_bytes
-        below = f" below this control group's limit of {_gib(room.limit_bytes)}"
+        below = f" below this control group's limit of {gib(room.limit_bytes)}"
     shape = geometry(settings.model, settings.data.bpe_vocab_size)
     needed = shape.state_bytes * num_workers
     if needed > available:
         raise ConfigError(
             f"{num_workers} CPU workers with {shape.num_parameters:,} parameters need "
-            f"{_gib(needed)} for weights, gradients and moments alone; "
-            f"{_gib(available)} are available{below} (a smaller model.*, fewer --workers, "
+            f"{gib(needed)} for weights, gradients and moments alone; "
+            f"{gib(available)} are available{below} (a smaller model.*, fewer --workers, "
             "or --preset cpu)"
         )
     check_host_memory(settings, num_workers, host_memory_bytes())
@@ -69,8 +69,8 @@ def check_memory(settings: Settings, num_workers: int, membership: Membership = 
     if estimate <= available:
         return []
     return [
-        f"memory may not suffice: {num_workers} CPU workers take about {_gib(estimate)}, "
-        f"{_gib(available)} are available{below}; {advice(settings)}"
+        f"memory may not suffice: {num_workers} CPU workers take about {gib(estimate)}, "
+        f"{gib(available)} are available{below}; {advice(settings)}"
     ]
 
 
@@ -84,11 +84,11 @@ def check_gpu_memory(settings: Settings, places: Sequence[Place]) -> list[str]:
         if place.gpu is None or place.gpu.free_mib is None:
             continue
         free = place.gpu.free_mib << 20
-        has = f"{place.gpu.title} has {_gib(free)} free"
+        has = f"{place.gpu.title} has {gib(free)} free"
         if shape.state_bytes > free:
             raise ConfigError(
                 f"{has}; weights, gradients and moments of {shape.num_parameters:,} parameters "
-                f"alone need {_gib(shape.state_bytes)}: a smaller model.*, or other --gpus"
+                f"alone need {gib(shape.state_bytes)}: a smaller model.*, or other --gpus"
             )
         if estimate.total > free:
             notes.append(
@@ -117,7 +117,3 @@ def check_checkpoint_dir(settings: Settings, workers: Sequence[str]) -> list[str
             raise StorageError(f"{why}; {names} would write there: give another one") from error
         return [f"{why}; after a NaN there would be no checkpoint to look at"]
     return []
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.1f} GiB"

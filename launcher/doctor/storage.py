@@ -111,7 +111,6 @@ def _hub_token(environ: Mapping[str, str], cwd: Path) -> Finding:
 
 def _read(path: Path) -> str:
     """Its text; empty when there is none to read."""
-    try:
+    with suppress(OSError):
         return path.read_text(errors="replace")
-    except OSError:
-        return ""
+    return ""

@@ -7,20 +7,12 @@ the other child is `telemetry.sampler`. Imports little: it is started anew for e
 import ctypes
 import json
 import os
-import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from launcher.contain.linux import die_with_parent
-from launcher.gpus.codes import (
-    FUNCTION_NOT_FOUND,
-    LIBRARY_NOT_FOUND,
-    NO_PERMISSION,
-    NOT_AVAILABLE,
-    WITHOUT,
-    cure_for,
-)
+from launcher.gpus import codes
 from model_check.utils.requests import ignore_requests
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -54,10 +46,7 @@ def begin(parent_pid: str, shared_fd: str) -> Announce:
     is sent to a whole job. Returns what writes the name of the next call where the parent finds it;
     an empty name means that no call is being made."""
     ignore_requests()
-    die_with_parent(signal.SIGKILL)
-    if os.getppid() != int(parent_pid):
-        # The parent died before the line above.
-        os._exit(1)
+    die_with_parent(int(parent_pid))
     fd = int(shared_fd)
 
     def announce(call: str) -> None:
@@ -80,8 +69,8 @@ class CallFailed(Exception):
         where += f", PCI {bus_id}" if bus_id else ""
         number = "" if self.code is None else f" (NVML {self.code})"
         what = f"{self.call}: {self.text}{number}"
-        otherwise = f" ({WITHOUT})" if index is None else ""
-        return f"{where} cannot be used: {what}; {cure_for(self.code, index)}{otherwise}"
+        otherwise = f" ({codes.WITHOUT})" if index is None else ""
+        return f"{where} cannot be used: {what}; {codes.cure_for(self.code, index)}{otherwise}"
 
 
 class Nvml:
@@ -98,20 +87,20 @@ class Nvml:
         self._announce(f"{name}{self.subject}")
         function = getattr(self.module, name, None)
         if function is None:
-            raise CallFailed(name, FUNCTION_NOT_FOUND, "this nvidia-ml-py does not know it")
+            raise CallFailed(name, codes.FUNCTION_NOT_FOUND, "this nvidia-ml-py does not know it")
         try:
             return function(*arguments)
         except self.module.NVMLError as error:
             raise CallFailed(name, error.value, str(error)) from error
         except self.module.NVMLLibraryMismatchError as error:
-            raise CallFailed(name, FUNCTION_NOT_FOUND, "Function Not Found") from error
+            raise CallFailed(name, codes.FUNCTION_NOT_FOUND, "Function Not Found") from error
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """The result, or None when this device has no such value. Raises CallFailed otherwise."""
         try:
             return self.call(name, *arguments)
         except CallFailed as failed:
-            if failed.code not in NOT_AVAILABLE:
+            if failed.code not in codes.NOT_AVAILABLE:
                 raise
             return None
 
@@ -152,12 +141,13 @@ def _why_absent(announce: Announce) -> str | None:
 
     Raises CallFailed when the library is there and does not load.
     """
-    announce(f"the loading of {LIBRARY}")
+    loading = f"the loading of {LIBRARY}"
+    announce(loading)
     try:
         ctypes.CDLL(LIBRARY)
     except OSError as error:
         if f"{LIBRARY}: cannot open shared object file: No such file" not in str(error):
-            raise CallFailed(f"the loading of {LIBRARY}", LIBRARY_NOT_FOUND, str(error)) from None
+            raise CallFailed(loading, codes.LIBRARY_NOT_FOUND, str(error)) from None
         absent = f"no NVIDIA driver ({LIBRARY} not found)"
         if os.path.exists("/proc/driver/nvidia/version"):
             absent += ", although its kernel module is loaded: a container started without --gpus?"
@@ -195,7 +185,7 @@ def _gpus(nvml: Nvml, indices: Sequence[int]) -> tuple[list[Fields], list[Fields
             bus_id = nvml.call("nvmlDeviceGetPciInfo", handle).busId
             gpus.append(_gpu(nvml, handle, index, bus_id))
         except CallFailed as failed:
-            is_refused = failed.code == NO_PERMISSION and bus_id is None
+            is_refused = failed.code == codes.NO_PERMISSION and bus_id is None
             why = failed.describe(index, bus_id)
             (refused if is_refused else broken).append({"index": index, "why": why})
     if not gpus and not broken:
@@ -217,44 +207,33 @@ def _gpu(nvml: Nvml, handle: Any, index: int, bus_id: str) -> Fields:
     mode = nvml.ask("nvmlDeviceGetMigMode", handle)
     gpu = shared | _device(nvml, handle)
     if mode is not None and mode[0]:
-        gpu |= {"mig_enabled": True, "mig_devices": _mig_devices(nvml, handle, shared)}
+        gpu |= {"mig_enabled": True, "mig_devices": [*_mig_devices(nvml, handle, shared)]}
     return gpu
 
 
 def _device(nvml: Nvml, handle: Any) -> Fields:
     """What a GPU and a MIG instance both have of their own."""
-    utilization_percent = nvml.utilization_percent(handle)
     processes = nvml.ask("nvmlDeviceGetComputeRunningProcesses", handle)
     return {
         "uuid": nvml.call("nvmlDeviceGetUUID", handle),
         "name": nvml.call("nvmlDeviceGetName", handle),
-        "utilization_percent": utilization_percent,
-        "processes": None
-        if processes is None
-        else [(process.pid, _mib(process.usedGpuMemory)) for process in processes],
+        "utilization_percent": nvml.utilization_percent(handle),
+        "processes": processes and [(each.pid, _mib(each.usedGpuMemory)) for each in processes],
         **_memory(nvml, handle),
     }
 
 
-def _mig_devices(nvml: Nvml, parent: Any, shared: Fields) -> list[Fields]:
+def _mig_devices(nvml: Nvml, parent: Any, shared: Fields) -> Iterator[Fields]:
     """The instances of a GPU in MIG mode; slots in between may be empty."""
-    devices = []
     for slot in range(nvml.ask("nvmlDeviceGetMaxMigDeviceCount", parent) or 0):
         handle = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", parent, slot)
         if handle is not None:
-            devices.append(shared | {"mig_index": slot} | _device(nvml, handle))
-    return devices
+            yield shared | {"mig_index": slot} | _device(nvml, handle)
 
 
 def _memory(nvml: Nvml, handle: Any) -> Fields:
-    memory = nvml.memory(handle)
-    if memory is None:
-        return {}
-    return {
-        "total_mib": _mib(memory.total),
-        "used_mib": _mib(memory.used),
-        "reserved_mib": _mib(getattr(memory, "reserved", None)),
-    }
+    memory, shares = nvml.memory(handle), ("total", "used", "reserved")
+    return {f"{share}_mib": _mib(getattr(memory, share, None)) for share in shares}
 
 
 def _mib(num_bytes: int | None) -> int | None:

@@ -10,10 +10,9 @@ process a hundred times a second.
 """
 
 import os
-import select
 import signal
 import subprocess
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from launcher.contain import linux, processes
@@ -42,40 +41,29 @@ class NvmlChild:
         `arguments`. `stderr`: as of Popen. Raises OSError when it cannot be started."""
         self._announced_fd = linux.memfd_create("model_check_nvml")
         shared = str(os.getpid()), str(self._announced_fd)
-        try:
-            with requests_held():
-                self._process = subprocess.Popen(
-                    child_command(module, *shared, *arguments),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    # A Ctrl-C is ours to answer.
-                    start_new_session=True,
-                    pass_fds=(self._announced_fd,),
-                )
-        except BaseException:
-            os.close(self._announced_fd)
-            raise
+        with ExitStack() as otherwise, requests_held():
+            otherwise.callback(os.close, self._announced_fd)
+            self._process = subprocess.Popen(
+                child_command(module, *shared, *arguments),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                # A Ctrl-C is ours to answer.
+                start_new_session=True,
+                pass_fds=(self._announced_fd,),
+            )
+            otherwise.pop_all()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
         self._unfinished_line = b""
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def fd(self) -> int:
+        self.pid = self._process.pid
+        self.fd = self._output.fileno()
         """Readable when `read_lines` would not block."""
-        return self._output.fileno()
 
     def is_readable(self, timeout_s: float) -> bool:
         """Wait so long for output, or for its end."""
-        # Not `select`, which takes descriptors below 1024 only: many workers take more.
-        waiter = select.poll()
-        waiter.register(self.fd, select.POLLIN)
-        return bool(waiter.poll(max(0.0, timeout_s) * 1000))
+        return processes.wait_for_any([self.fd], max(0.0, timeout_s) * 1000)
 
     def read_lines(self) -> list[bytes] | None:
         """The whole lines that have come; None: the child closed its output."""

@@ -4,7 +4,7 @@ import json
 import subprocess
 import time
 from contextlib import closing
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -13,8 +13,6 @@ from launcher.gpus.codes import WITHOUT
 from launcher.gpus.nvml import ANSWER, ON_GPU
 from launcher.gpus.nvml_child import KILL_WAIT_S, Call, NvmlChild
 from model_check.errors import InternalError, NoGpuError, describe_exit
-
-ComputeMode = Literal["default", "exclusive_thread", "prohibited", "exclusive_process"]
 
 TOTAL_DEADLINES = 6
 """All calls together may take this many times the deadline of one: a GPU that wakes up without
@@ -48,7 +46,8 @@ class Gpu(Struct, frozen=True):
     """The driver's own share; None: an old driver, which counts it as used."""
     utilization_percent: int | None = None
     temperature_c: int | None = None
-    compute_mode: ComputeMode | None = None
+    compute_mode: str | None = None
+    """One of `nvml.COMPUTE_MODES`."""
     processes: tuple[GpuProcess, ...] | None = None
     cpus: frozenset[int] = frozenset()
     """Cores of its NUMA node that this process may use; empty: unknown."""

@@ -10,6 +10,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,11 +58,9 @@ def pins() -> dict[str, str]:
 
 def installed(name: str) -> str | None:
     """The version that this interpreter would import; None: not installed, or only half."""
-    try:
-        version: str | None = importlib.metadata.version(name)  # None: its metadata is damaged
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return version
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)  # None: its metadata is damaged
+    return None
 
 
 def lacking(requirements: Iterable[Requirement]) -> list[Requirement]:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from launcher.output.append_file import AppendFile
@@ -93,11 +94,11 @@ class Printer:
         if self._thread is not None:
             return
         thread = threading.Thread(target=self._work, name="printer", daemon=True)
-        try:
+        with suppress(
+            RuntimeError
+        ):  # "can't start new thread": the workers, about to end, have all
             thread.start()
-        except RuntimeError:  # "can't start new thread": the workers, about to end, took them all
-            return
-        self._thread = thread
+            self._thread = thread
 
     def _tell_dropped(self) -> None:
         if self._untold_lines:

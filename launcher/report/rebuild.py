@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,11 +94,10 @@ def _cut_short(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:
 
 def _is_running(record: RunRecord) -> bool:
     """Whether the launcher that wrote it lives: on this host, under this pid, as a launcher."""
-    try:
+    with suppress(OSError):
         command = Path(f"/proc/{record.pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return record.host == os.uname().nodename and b"launcher" in command
+        return record.host == os.uname().nodename and b"launcher" in command
+    return False
 
 
 def _by_its_word(name: str, history: History) -> WorkerEnd:
@@ -122,13 +122,8 @@ def _heard(path: Path) -> Health | None:
 
 
 def _lines(path: Path, decode: Callable[[bytes], T]) -> Iterator[T]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            yield decode(line)
-        except msgspec.DecodeError:
-            # The last line of a run that was cut short.
-            continue
+    with suppress(OSError):
+        for line in path.read_bytes().splitlines():
+            # The last line of a run that was cut short is none.
+            with suppress(msgspec.DecodeError):
+                yield decode(line)

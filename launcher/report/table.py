@@ -20,6 +20,7 @@ def table(workers: Sequence[WorkerResult]) -> list[str]:
 
 def row(worker: WorkerResult) -> tuple[str, ...]:
     """One worker's cells, as the table and the page show them."""
+    peak_bytes = worker.peak_memory_bytes
     return (
         worker.name,
         str(worker.verdict),
@@ -27,9 +28,7 @@ def row(worker: WorkerResult) -> tuple[str, ...]:
         number(worker.loss_first),
         number(worker.loss_last),
         number(worker.tokens_per_s, "{:,.0f}"),
-        "n/a"
-        if worker.peak_memory_bytes is None
-        else f"{worker.peak_memory_bytes / 2**30:.2f} GiB",
+        number(peak_bytes and peak_bytes / 2**30, "{:.2f} GiB"),
         f"{worker.duration_s:.1f} s",
     )
 

@@ -99,12 +99,10 @@ class StackDump:
             )
 
     def _answer(self) -> str:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._answer_from)
-                return file.read(_MAX_READ).decode(errors="replace")
-        except OSError:
-            return ""
+        with suppress(OSError), self._path.open("rb") as file:
+            file.seek(self._answer_from)
+            return file.read(_MAX_READ).decode(errors="replace")
+        return ""
 
 
 def find_py_spy() -> str | None:

@@ -17,15 +17,12 @@ is ending already."""
 class Companion(Protocol):
     """A helper process beside the workers. How it ends changes nothing for the run."""
 
+    pid: int | None
+    fd: int | None
+    """Its output, until `close`; None: it does not run."""
+
     def start(self, now: float) -> None:
         """Start it, if it can be; times are monotonic seconds."""
-
-    @property
-    def pid(self) -> int | None: ...
-
-    @property
-    def fd(self) -> int | None:
-        """Its output, until `close`; None: it does not run."""
 
     @property
     def due(self) -> float:

@@ -16,8 +16,8 @@ us and by the workers."""
 
 
 class SignalInbox:
-    """While entered, signals are recorded and make `fileno()` readable; on exit all handlers, the
-    wake-up descriptor and the mask are as before. For the main thread.
+    """While entered, signals are recorded and make `fd` readable; on exit all handlers, the wake-up
+    descriptor and the mask are as before. For the main thread.
 
     The wake-up descriptor alone is the record: it gets one byte for each signal, in their order.
     Python calls the handlers later, by number, and once for a signal that came twice meanwhile.
@@ -27,7 +27,7 @@ class SignalInbox:
     """
 
     def __init__(self) -> None:
-        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.fd, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._handlers: dict[signal.Signals, signal._HANDLER] = {}
         self.stop_fd: int | None = None
         """Readable while we are asked to stop; None: our parent ignored SIGTSTP."""
@@ -49,18 +49,15 @@ class SignalInbox:
         for signum, handler in self._handlers.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._wakeup_fd)
-        for fd in (self._reader, self._writer, self.stop_fd):
+        for fd in (self.fd, self._writer, self.stop_fd):
             if fd is not None:
                 os.close(fd)
-
-    def fileno(self) -> int:
-        return self._reader
 
     def take(self) -> list[signal.Signals]:
         """The signals since the last call, in order, without those of other handlers."""
         arrived = bytearray()
         with suppress(BlockingIOError):
-            while chunk := os.read(self.fileno(), 4096):
+            while chunk := os.read(self.fd, 4096):
                 arrived += chunk
         return [s for s in map(signal.Signals, arrived) if s in self._handlers]
 

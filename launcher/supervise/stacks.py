@@ -43,9 +43,13 @@ def is_python(pid: int) -> bool:
         return False
 
 
-def state_of(pid: int) -> str:
-    """`state D (in a wait that no signal ends) in nfs_wait`."""
-    return _state(pid, pid)
+def state_of(tid: int) -> str:
+    """Of a thread, or of a process by its main one: `state D (in a wait that no signal ends) in
+    nfs_wait`."""
+    row = processes.read_process(tid)
+    if row is None:
+        return "gone"
+    return f"state {row.state} ({_STATES.get(row.state, '?')}){processes.where_waiting(tid)}"
 
 
 def innermost_calls(text: str) -> str | None:
@@ -76,29 +80,14 @@ def _threads(pid: int) -> Iterator[str]:
         tids = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
     except OSError:
         tids = []
-    yield f"pid {pid} ({_name(pid, pid)}): {_state(pid, pid)}, {len(tids)} threads"
+    yield f"pid {pid} ({_name(pid)}): {state_of(pid)}, {len(tids)} threads"
     for tid in tids:
         if tid != pid:
-            yield f"  thread {tid} ({_name(pid, tid)}): {_state(pid, tid)}"
-        if _letter(pid, tid) == "D":
-            stack = processes.read_proc(pid, f"task/{tid}/stack").decode(errors="replace")
+            yield f"  thread {tid} ({_name(tid)}): {state_of(tid)}"
+        if (row := processes.read_process(tid)) is not None and row.state == "D":
+            stack = processes.read_proc(tid, "stack").decode(errors="replace")
             yield from (f"    {frame}" for frame in stack.splitlines())
 
 
-def _state(pid: int, tid: int) -> str:
-    letter = _letter(pid, tid)
-    if letter is None:
-        return "gone"
-    wait = processes.read_proc(pid, f"task/{tid}/wchan").decode(errors="replace")
-    where = f" in {wait}" if wait not in ("", "0") else ""
-    return f"state {letter} ({_STATES.get(letter, '?')}){where}"
-
-
-def _letter(pid: int, tid: int) -> str | None:
-    stat = processes.read_proc(pid, f"task/{tid}/stat")
-    fields = stat[stat.rfind(b")") + 2 :].split()
-    return fields[0].decode() if fields else None
-
-
-def _name(pid: int, tid: int) -> str:
-    return processes.read_proc(pid, f"task/{tid}/comm").decode(errors="replace").strip()
+def _name(tid: int) -> str:
+    return processes.read_proc(tid, "comm").decode(errors="replace").strip()

@@ -113,7 +113,7 @@ class Supervisor:
             stack.callback(self._loop.close)
             try:
                 self._inbox = stack.enter_context(SignalInbox())
-                self._loop.watch(self._inbox.fileno(), self._act_on_signals, Urgency.SIGNAL)
+                self._loop.watch(self._inbox.fd, self._act_on_signals, Urgency.SIGNAL)
                 if self._inbox.stop_fd is not None:
                     self._loop.watch(self._inbox.stop_fd, self._suspend, Urgency.SIGNAL)
                 stack.callback(set_child_subreaper, set_child_subreaper(True))
@@ -348,7 +348,8 @@ class Supervisor:
     def _reap_adopted(self) -> None:
         """Reap the orphans that came back to us, each by its own pid."""
         groups = {worker.pid for worker in self._workers if worker.pid is not None}
-        processes.reap_adopted(self._family, groups)
+        for orphan in processes.adopted(self._family, groups):
+            processes.reap(orphan.pid)
         self._left_behind = {pid for pid in self._left_behind if not processes.reap(pid)}
 
     # -- the end

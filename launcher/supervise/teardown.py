@@ -156,8 +156,8 @@ class Teardown:
 
 
 def _is_alive(process: Process) -> bool:
-    now = processes.read_process(process.pid)
-    return now is not None and now.started_ticks == process.started_ticks and now.state not in DEAD
+    now = processes.as_now(process)
+    return now is not None and now.state not in DEAD
 
 
 def _send(process: Process, *signals: signal.Signals) -> None:

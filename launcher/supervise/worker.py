@@ -241,7 +241,10 @@ def spawn(spec: WorkerSpec, run_tag: str) -> Spawned:
                 ends = pair[0].detach(), pair[1].detach()
                 events_fd, events_end = _connect(ends, ours, theirs)
             process = _popen(spec, run_tag, output_end, report_end, events_end)
-            spawned = Spawned(process, _pidfd(process), output_fd, report_fd, events_fd)
+            ours.callback(process.wait)
+            ours.callback(process.kill)  # before that: the last callback is the first
+            pidfd = pidfd_open(process.pid)
+            spawned = Spawned(process, pidfd, output_fd, report_fd, events_fd)
         except (OSError, ValueError) as error:
             raise SpawnError("no process for it", error) from error
         ours.pop_all()
@@ -281,12 +284,3 @@ def _environment(spec: WorkerSpec, run_tag: str, events: int | None) -> dict[str
     if events is not None:
         environment[EVENTS_FD] = str(events)
     return environment
-
-
-def _pidfd(process: "subprocess.Popen[bytes]") -> int:
-    try:
-        return pidfd_open(process.pid)
-    except OSError:
-        process.kill()
-        process.wait()
-        raise

@@ -1,15 +1,17 @@
 """What telemetry reports of a GPU during a run: the figures, and the symptoms they are. Pure."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from launcher.gpus.codes import GPU_IS_LOST, NOT_FOUND, RESET_REQUIRED, cure_for
 from launcher.telemetry.xids import HARMLESS, xid_symptom
 from launcher.verdict.health import Health
 from launcher.verdict.severity import CauseClass, Severity, Symptom
-from model_check.events import Counters, GpuEvent, Telemetry, Trouble, Watched, Xid
+from model_check.events import Counters, GpuEvent, Telemetry, Trouble, Xid
 
 SLOW_PERCENT = 1.0
 """A GPU that is slowed down for less of a run is not worth a word."""
@@ -18,11 +20,6 @@ MIN_SAMPLES = 3
 _LOADED_PERCENT = 10
 _COUNTER_SLACK = 1.1
 
-_MAXIMA = (
-    *("temperature_c", "memory_temperature_c", "power_w", "memory_used_mib"),
-    *("pcie_gen", "pcie_width"),
-)
-"""The members of Telemetry of which the highest counts."""
 _UNCORRECTED = ("ecc_uncorrected", "ecc_uncorrected_total")
 """Each counts what the other does, from another beginning on."""
 _CONDEMNING = {
@@ -79,7 +76,6 @@ class Record(Struct):
     counters: Counters | None = None
     """The latest."""
     xids: Counter[int] = field(default_factory=Counter)
-    _first_counters: Counters | None = None
     _last_values: dict[str, Any] = field(default_factory=dict)
     """Each member of Counters as it was last reported: a GPU in trouble may report it no more."""
     _gains: Counter[str] = field(default_factory=Counter)
@@ -88,11 +84,11 @@ class Record(Struct):
     _troubles: list[Trouble] = field(default_factory=list)
     _num_samples: int = 0
     _num_loaded: int = 0
-    _num_reasons: int = 0
-    """Samples that say why the clocks are not higher."""
     _reasons: Counter[str] = field(default_factory=Counter)
+    _told: Counter[str] = field(default_factory=Counter)
+    """In how many samples each member of Telemetry was reported: below, their highest and sum."""
     _highest: dict[str, Any] = field(default_factory=dict)
-    _sums: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _sums: dict[str, float] = field(default_factory=dict)
 
     def record(self, event: GpuEvent) -> None:
         match event:
@@ -105,41 +101,27 @@ class Record(Struct):
             case Trouble():
                 self._troubles.append(event)
                 self.is_lost = self.is_lost or event.lost
-            case Watched():
-                pass
 
     def _take_counters(self, counters: Counters) -> None:
         """A counter that began anew gained what it shows."""
-        self._first_counters, self.counters = self._first_counters or counters, counters
-        for name in counters.__struct_fields__:
-            value = getattr(counters, name)
-            if value is None:
-                continue
-            before = self._last_values.get(name)
-            self._last_values[name] = value
-            if before is not None:
+        self.counters = counters
+        for name, value in _reported(counters).items():
+            if (before := self._last_values.get(name)) is not None:
                 self._gains[name] += value - before if value >= before else value
+            self._last_values[name] = value
 
     def _take_sample(self, sample: Telemetry) -> None:
         self._num_samples += 1
         self.sample = sample
-        busy = sample.utilization_percent is None or sample.utilization_percent >= _LOADED_PERCENT
-        self._num_loaded += sample.utilization_percent is not None and busy
-        for name in _MAXIMA:
-            value = getattr(sample, name)
-            if value is not None:
-                self._highest[name] = max(value, self._highest.get(name, value))
-        self._sum("power_w", sample.power_w)
-        self._sum("utilization_percent", sample.utilization_percent)
-        self._sum("sm_mhz", sample.sm_mhz if busy else None)
-        if sample.clocks_event_reasons is not None:
-            self._num_reasons += 1
-            self._reasons.update(throttle_reasons(sample.clocks_event_reasons))
-
-    def _sum(self, name: str, value: float | None) -> None:
-        if value is not None:
-            total, count = self._sums.get(name, (0.0, 0))
-            self._sums[name] = total + value, count + 1
+        values = _reported(sample)
+        self._num_loaded += values.get("utilization_percent", 0) >= _LOADED_PERCENT
+        if values.get("utilization_percent", 100) < _LOADED_PERCENT:
+            values.pop("sm_mhz", None)  # an idle GPU clocks down
+        for name, value in values.items():
+            self._told[name] += 1
+            self._highest[name] = max(value, self._highest.get(name, value))
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        self._reasons.update(throttle_reasons(sample.clocks_event_reasons or 0))
 
     # -- what it comes down to
 
@@ -186,8 +168,7 @@ class Record(Struct):
         )
 
     def _mean(self, name: str) -> float | None:
-        total, count = self._sums.get(name, (0.0, 0))
-        return round(total / count, 1) if count else None
+        return round(self._sums[name] / self._told[name], 1) if name in self._sums else None
 
     def _new_uncorrected(self) -> int | None:
         """The larger gain: errors since load are forgotten in a reset, those of the board's life
@@ -198,12 +179,8 @@ class Record(Struct):
     def _no_longer_reported(self) -> list[str]:
         """What could condemn the GPU and was not reported until the end; of the two counts of
         errors one is enough."""
-        at_the_end = self.counters or Counters()
-        ended = [
-            name
-            for name in _CONDEMNING
-            if name in self._last_values and getattr(at_the_end, name) is None
-        ]
+        missing_at_the_end = self._last_values.keys() - _reported(self.counters or Counters())
+        ended = [name for name in _CONDEMNING if name in missing_at_the_end]
         is_counted = any(name in self._gains and name not in ended for name in _UNCORRECTED)
         missing = [name for name in ended if not (is_counted and name in _UNCORRECTED)]
         return list(dict.fromkeys(_CONDEMNING[name] for name in missing))
@@ -211,8 +188,7 @@ class Record(Struct):
     @property
     def _seconds(self) -> float:
         """Between the first and the last counters."""
-        first, last = self._first_counters, self.counters
-        return (last.t - first.t) / 1e9 if first and last else 0.0
+        return self._gains["t"] / 1e9
 
     def _mean_power(self) -> float | None:
         energy_mj = self._gains.get("energy_mj")
@@ -234,6 +210,11 @@ class Record(Struct):
         in_order = self._reasons.most_common()
         return {reason: _percent(count, self._num_reasons) for reason, count in in_order}
 
+    @property
+    def _num_reasons(self) -> int:
+        """Samples that say why the clocks are not higher."""
+        return self._told["clocks_event_reasons"]
+
     def _slowed(self) -> dict[str, float]:
         percents = {reason: self._slowed_percent(reason) for reason in SLOWDOWNS}
         found = {reason: percent for reason, percent in percents.items() if percent >= SLOW_PERCENT}
@@ -249,6 +230,10 @@ class Record(Struct):
         counted = self._percent_of_time(counter) if counter else None
         seen = _percent(num_seen, self._num_reasons) if num_seen >= MIN_SAMPLES else 0.0
         return max(counted or 0.0, seen)
+
+
+def _reported(event: Counters | Telemetry) -> dict[str, Any]:
+    return {name: value for name, value in asdict(event).items() if value is not None}
 
 
 def symptoms(worker: str, health: Health | None) -> list[Symptom]:
@@ -289,37 +274,30 @@ def throttle_reasons(bits: int) -> list[str]:
     return [reason for bit, reason in _REASONS.items() if bits & bit]
 
 
-def _memory_symptoms(health: Health, index: str) -> list[Symptom]:
+def _memory_symptoms(health: Health, index: str) -> Iterator[Symptom]:
     # The severities are DCGM's (dcgm_errors.c), but for a pending remap: NVIDIA's memory error
     # management asks for a reset there and lets work go on until then.
     reset = f"end what runs on it, then `nvidia-smi --gpu-reset -i {index}` or reboot"
-    found = []
     if count := health.ecc_uncorrected_new:
         figure = f"{count} new uncorrected memory errors (ECC) during this run"
         cure = f"distrust its results; {reset}; if they come back, have the board replaced"
-        found.append(Symptom(Severity.ISOLATE, figure, cure))
+        yield Symptom(Severity.ISOLATE, figure, cure)
     if health.remap_failed:
         figure = "a row of its memory could not be remapped"
-        found.append(Symptom(Severity.ISOLATE, figure, "have the board replaced"))
+        yield Symptom(Severity.ISOLATE, figure, "have the board replaced")
     if health.remap_pending:
-        found.append(Symptom(Severity.RESET, "a row of its memory waits to be remapped", reset))
-    return found
+        yield Symptom(Severity.RESET, "a row of its memory waits to be remapped", reset)
 
 
-def _slowdown_symptoms(health: Health) -> list[Symptom]:
+def _slowdown_symptoms(health: Health) -> Iterator[Symptom]:
     hottest = health.temperature_max_c
     up_to = "" if hottest is None else f" (up to {hottest} C)"
-    return [
-        Symptom(
-            Severity.MONITOR,
-            f"{reason} for {percent:g} % of the run{up_to}",
-            SLOWDOWNS[reason].cure,
-        )
-        for reason, percent in health.slowed_percent.items()
-    ]
+    for reason, percent in health.slowed_percent.items():
+        figure = f"{reason} for {percent:g} % of the run{up_to}"
+        yield Symptom(Severity.MONITOR, figure, SLOWDOWNS[reason].cure)
 
 
-def _link_symptoms(health: Health) -> list[Symptom]:
+def _link_symptoms(health: Health) -> Iterator[Symptom]:
     slow = []
     # An idle link is slower: only samples under load count.
     is_loaded = health.samples_loaded >= MIN_SAMPLES
@@ -327,10 +305,9 @@ def _link_symptoms(health: Health) -> list[Symptom]:
         slow.append(f"generation {health.pcie_gen} of {health.pcie_max_gen}")
     if _is_below(health.pcie_width, health.pcie_max_width):
         slow.append(f"width x{health.pcie_width} of x{health.pcie_max_width}")
-    if not slow:
-        return []
-    cure = "reseat the board, check riser and slot"
-    return [Symptom(Severity.MONITOR, f"PCIe link at {', '.join(slow)}", cure)]
+    if slow:
+        cure = "reseat the board, check riser and slot"
+        yield Symptom(Severity.MONITOR, f"PCIe link at {', '.join(slow)}", cure)
 
 
 def _is_below(value: int | None, most: int | None) -> bool:

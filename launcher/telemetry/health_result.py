@@ -8,6 +8,7 @@ from launcher.telemetry.health import symptoms
 from launcher.verdict.health import Health
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import Symptom, worst
+from launcher.verdict.summary import names_by_text
 from model_check.errors import EXIT_HEALTH, EXIT_INTERNAL, EXIT_PASS
 
 _LETS_PASS = "launch.fail_on lets it pass"
@@ -118,10 +119,8 @@ def _unwatched(result: RunResult, healths: Healths) -> list[str]:
 
 def _sentences(found: Symptoms) -> str:
     """One for each GPU; those with the same symptoms share it."""
-    names: dict[str, list[str]] = {}
-    for name, of_one in found.items():
-        names.setdefault(_sentence(of_one), []).append(name)
-    return "; ".join(f"{', '.join(alike)}: {text}" for text, alike in names.items())
+    sharing = names_by_text((name, _sentence(of_one)) for name, of_one in found.items())
+    return "; ".join(f"{', '.join(names)}: {text}" for text, names in sharing.items())
 
 
 def _sentence(found: Sequence[Symptom]) -> str:

@@ -53,19 +53,13 @@ class Monitor:
         # How long the sampler may be silent.
         self._silence_s = deadline_s + interval_s
         self._sampler: NvmlChild | None = None
+        self.pid: int | None = None
+        self.fd: int | None = None
+        """What to read from when it is readable, until `close`; None: there is no sampler."""
         self._files: dict[str, AppendFile] = {}
         self._last_heard = 0.0
         self._finish_asked_at: float | None = None
         self._is_over = True
-
-    @property
-    def pid(self) -> int | None:
-        return self._sampler.pid if self._sampler else None
-
-    @property
-    def fd(self) -> int | None:
-        """What to read from when it is readable, until `close`; None: there is no sampler."""
-        return self._sampler.fd if self._sampler else None
 
     @property
     def healths(self) -> dict[str, Health | None]:
@@ -95,6 +89,7 @@ class Monitor:
         except OSError as error:
             self._report_end(f"its process cannot be started ({error.strerror})")
             return
+        self.pid, self.fd = self._sampler.pid, self._sampler.fd
         self._is_over, self._last_heard = False, now
 
     def read(self, now: float) -> bool:

@@ -59,10 +59,12 @@ def main(arguments: Sequence[str]) -> None:
 def sample(devices: "list[Device]", interval_s: float, at_rest: Callable[[], None]) -> None:
     """Look at every device each `interval_s`, until standard input ends, and once more then.
     `at_rest` is called when NVML is not asked for a while."""
-    for device in devices:
-        device.report_counters()
-    due = counters_due = time.monotonic()
+    due = counters_due = now = time.monotonic()
     while True:
+        if now >= counters_due:
+            counters_due = now + COUNTERS_EVERY_S
+            for device in devices:
+                device.report_counters()
         for device in devices:
             device.look()
         now = time.monotonic()
@@ -70,10 +72,6 @@ def sample(devices: "list[Device]", interval_s: float, at_rest: Callable[[], Non
         at_rest()
         if select.select([0], [], [], due - now)[0]:
             break
-        if now - counters_due >= COUNTERS_EVERY_S:
-            counters_due = now
-            for device in devices:
-                device.report_counters()
     for device in devices:
         device.report_counters()
         device.report_xids()
