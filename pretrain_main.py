@@ -43,7 +43,7 @@ from model_check.errors import (
     ModelCheckError,
     NoGpuError,
 )
-from model_check.events import SCHEMA, Done, EventSink, Phase, Scalar, open_sink
+from model_check.events import SCHEMA, Done, EventSink, Phase, Scalar
 from model_check.utils.host_memory import host_memory_bytes
 from model_check.utils.standard_streams import open_missing_streams
 from model_check.utils.worker_env import TOKEN_CACHE, WorkerEnv
@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
     open_missing_streams()
     faulthandler.enable()
     env = WorkerEnv.from_environ()
-    process = Process(env, open_sink(env.events_fd), Console(), StopSignal(), Meter())
+    process = Process(env, EventSink(env.events_fd), Console(), StopSignal(), Meter())
     with process.stop.installed():
         offered = offer_stacks(env.stacks_path)
         process.sink.emit(Phase(name="import", detail={"schema": SCHEMA, **offered}))

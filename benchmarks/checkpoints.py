@@ -22,7 +22,7 @@ from model_check.engine.checkpoint import read_checkpoint
 from model_check.engine.metrics import Meter
 from model_check.engine.run_context import Channels, Identity, RunContext
 from model_check.engine.stop import StopSignal
-from model_check.events import NullSink
+from model_check.events import EventSink
 
 WAYS = {
     "none": (),
@@ -57,7 +57,7 @@ def run_s(way: str, preset: str, directory: Path) -> float:
     settings = load(Request(preset=preset, overrides=overrides), lambda: False).settings
     context = RunContext(
         identity=Identity("CPU0"),
-        channels=Channels(lambda _text: None, NullSink()),
+        channels=Channels(lambda _text: None, EventSink(None)),
         device=torch.device("cpu"),
         directory=directory,
         meter=Meter(),

@@ -42,7 +42,7 @@ from model_check.engine.reading import StepMetrics  # noqa: E402
 from model_check.engine.run_context import Channels, Identity, RunContext  # noqa: E402
 from model_check.engine.stop import StopSignal  # noqa: E402
 from model_check.errors import ModelCheckError  # noqa: E402
-from model_check.events import Event, NullSink, Phase  # noqa: E402
+from model_check.events import Event, EventSink, Phase  # noqa: E402
 from model_check.models.attention import BACKENDS  # noqa: E402
 from model_check.models.build_model import build_model  # noqa: E402
 
@@ -227,7 +227,7 @@ class RandomTokens:
         return torch.randint(0, self.vocab_size, (length + 1,), generator=generator)
 
 
-class Listener(NullSink):
+class Listener(EventSink):
     """Records which attention the run chose."""
 
     attention = ""
@@ -252,7 +252,7 @@ class Clock(RunObserver):
 def run_ours(settings: Settings, device: torch.device) -> Outcome:
     set_up_process(settings.system, 1, os.environ)
     shape = geometry(settings.model, 0)
-    clock, sink = Clock(), Listener()
+    clock, sink = Clock(), Listener(None)
     context = RunContext(
         identity=Identity("GPU0"),
         channels=Channels(lambda text: print(text, file=sys.stderr), sink, (clock,)),

@@ -9,7 +9,8 @@ CLOCK_MONOTONIC nanoseconds: comparable between processes of one machine.
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Protocol
+from contextlib import suppress
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -237,8 +238,6 @@ class Trouble(_Event, frozen=True, kw_only=True, tag="trouble"):
 GpuEvent = Watched | Telemetry | Counters | Xid | Trouble
 """What the launcher's telemetry reports about a worker's GPU during a run."""
 
-_encoder = msgspec.json.Encoder()
-
 decode: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
 """Reads one line; raises msgspec.DecodeError (ValidationError included) when it is not an event."""
 decode_gpu: Callable[[bytes], GpuEvent] = msgspec.json.Decoder(GpuEvent).decode
@@ -250,9 +249,9 @@ def encode(event: Event | GpuEvent) -> bytes:
     if event.t == 0:
         event = msgspec.structs.replace(event, t=time.monotonic_ns())
     try:
-        return _encoder.encode(event) + b"\n"
+        return msgspec.json.encode(event) + b"\n"
     except UnicodeEncodeError:  # a path that is not UTF-8, or a message that names one
-        return _encoder.encode(readable(msgspec.to_builtins(event))) + b"\n"
+        return msgspec.json.encode(readable(msgspec.to_builtins(event))) + b"\n"
 
 
 def readable(value: Any) -> Any:
@@ -267,26 +266,17 @@ def readable(value: Any) -> Any:
     return value
 
 
-class EventSink(Protocol):
-    """Where a worker's events go."""
+class EventSink:
+    """Sends a worker's events to the supervisor through the inherited socket `events_fd`. Without
+    a supervisor (None), and when it is gone, events are dropped and the training goes on."""
 
-    def emit(self, event: Event) -> None: ...
-
-
-class NullSink:
-    """For a worker without a supervisor: drops every event."""
-
-    def emit(self, event: Event) -> None:
-        pass
-
-
-class SocketSink:
-    """Sends events to the supervisor through an inherited socket. When the supervisor is gone,
-    events are dropped and the training goes on."""
-
-    def __init__(self, fd: int) -> None:
-        self._socket: socket.socket | None = socket.socket(fileno=fd)
-        self._socket.setblocking(True)
+    def __init__(self, events_fd: int | None) -> None:
+        self._socket: socket.socket | None = None
+        # The variable may be inherited without the socket: by a child of a worker, or a shell.
+        with suppress(OSError):
+            if events_fd is not None:
+                self._socket = socket.socket(fileno=events_fd)
+                self._socket.setblocking(True)
 
     def emit(self, event: Event) -> None:
         if self._socket is None:
@@ -296,14 +286,3 @@ class SocketSink:
         except (BrokenPipeError, ConnectionResetError):
             self._socket.close()
             self._socket = None
-
-
-def open_sink(events_fd: int | None) -> EventSink:
-    """The sink for a worker that was given `events_fd` (None: it runs without a supervisor)."""
-    if events_fd is None:
-        return NullSink()
-    try:
-        return SocketSink(events_fd)
-    except OSError:
-        # The variable was inherited, the socket was not: a child of a worker, or a shell.
-        return NullSink()

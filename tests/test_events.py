@@ -9,14 +9,13 @@ import pytest
 
 from model_check.events import (
     Done,
+    EventSink,
     Evidence,
     NonFinite,
-    NullSink,
     Phase,
     Step,
     decode,
     encode,
-    open_sink,
 )
 
 STEP = Step(step=7, loss=(0.1).hex(), grad_norm="nan", lr=1e-5, ms=412.3, tokens=8192)
@@ -96,7 +95,7 @@ def test_every_float_is_a_valid_bit_pattern(value: float) -> None:
 
 def test_a_sink_goes_on_when_the_supervisor_is_gone() -> None:
     ours, theirs = socket.socketpair()
-    sink = open_sink(theirs.detach())
+    sink = EventSink(theirs.detach())
     sink.emit(STEP)
     assert isinstance(decode(ours.recv(65536)), Step)
     ours.close()
@@ -107,5 +106,5 @@ def test_a_sink_goes_on_when_the_supervisor_is_gone() -> None:
 def test_an_inherited_number_without_its_socket_is_no_sink() -> None:
     closed = os.open(os.devnull, os.O_RDONLY)
     os.close(closed)
-    assert isinstance(open_sink(closed), NullSink)
-    assert isinstance(open_sink(None), NullSink)
+    EventSink(closed).emit(STEP)
+    EventSink(None).emit(STEP)

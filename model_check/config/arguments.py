@@ -94,23 +94,19 @@ def settings_request(
     for options that do not go together."""
     if namespace.debug and namespace.preset not in (None, "debug"):
         raise UsageError(f"--debug and --preset {namespace.preset}: give one of them")
+    settings = {name: flag for name, flag in vars(namespace).items() if "." in name and flag}
     return Request(
         preset="debug" if namespace.debug else namespace.preset,
         config_file=namespace.config,
         overrides=tuple(namespace.overrides),
-        flags=_data_flags(namespace) | (flags or {}) | _settings_given(namespace),
+        flags=_data_flags(namespace) | (flags or {}) | settings,
         environ=environ,
     )
 
 
-def given(namespace: argparse.Namespace, setting: str) -> str | None:
-    """The text that an option gave for `setting`, if any."""
-    _, value = getattr(namespace, setting) or ("", None)
-    return value
-
-
-def _settings_given(namespace: argparse.Namespace) -> Flags:
-    return {name: flag for name, flag in vars(namespace).items() if "." in name and flag}
+def given(namespace: argparse.Namespace, setting: str) -> Any:
+    """What an option gave for `setting`; None: no option did."""
+    return (getattr(namespace, setting) or ("", None))[1]
 
 
 def _add_data_options(parser: Parser) -> None:
