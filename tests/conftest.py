@@ -3,6 +3,7 @@ reason."""
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
@@ -46,6 +47,8 @@ CAPABILITIES: dict[str, Callable[[], bool]] = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A job in the background of a script has SIGINT ignored, and so would all that tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if unknown := REQUIRED - CAPABILITIES.keys():
         raise pytest.UsageError(
             f"MODEL_CHECK_REQUIRE: {', '.join(sorted(unknown))}: no such capability "
