@@ -47,8 +47,10 @@ CAPABILITIES: dict[str, Callable[[], bool]] = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A job in the background of a script has SIGINT ignored, and so would all that tests start.
+    # nohup, and a script's job in the background, ignore these, and so would all that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signum in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_DFL)
     if unknown := REQUIRED - CAPABILITIES.keys():
         raise pytest.UsageError(
             f"MODEL_CHECK_REQUIRE: {', '.join(sorted(unknown))}: no such capability "
