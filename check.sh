@@ -24,10 +24,12 @@ if ((!$#)); then
     "$python" -m ruff format --check .
     "$python" -m ruff check .
     "$python" -m mypy
+    # Tests start hundreds of our processes: none compiles us again, whatever the environment says.
+    "$python" -m compileall -q launcher model_check
     # Many tests wait for processes of their own: one process of tests more than there are cores
     # keeps these busy. A file's tests stay together, for the fixtures that they share. A thread of
-    # torch's a core in each of them would only spin.
+    # torch's a core in each of them would only spin. (nproc obeys OMP_NUM_THREADS, too.)
+    set -- -n "$(($(env -u OMP_NUM_THREADS nproc) + 1))" --dist loadfile
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-    set -- -n "$(($(nproc) + 1))" --dist loadfile
 fi
 exec "$python" -m pytest "$@"
