@@ -1,8 +1,10 @@
 """`report RUN_DIR ...`: the reports of finished runs, made again from what the runs left behind."""
 
+import heapq
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +21,7 @@ from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
 from launcher.verdict.results import Judgement
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_INTERNAL, StorageError, UsageError
-from model_check.events import decode, decode_gpu
+from model_check.events import Event, decode, decode_gpu
 from model_check.utils.requests import request_of
 
 USAGE = """\
@@ -51,15 +53,21 @@ def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
 def _rebuilt(directory: Path) -> Judgement:
     record = _read_record(directory)
     watch = Watch(record.groups)
-    for name in record.groups:
-        for event in _lines(directory / f"{name.lower()}.events.jsonl", decode):
-            watch.on_event(name, event)
+    told = (_told_by(name, directory) for name in record.groups)
+    for _, name, event in heapq.merge(*told, key=itemgetter(0)):
+        watch.on_event(name, event)
     watch.finish()
     if record.end is None:
         record = _cut_short(record, directory, watch)
     if record.healths is None:
         record = replace(record, healths=_read_healths(record, directory))
     return conclude(record, watch, directory.absolute(), run_dir.kept)
+
+
+def _told_by(name: str, directory: Path) -> Iterator[tuple[int, str, Event]]:
+    """(time, worker, event): together with the others' they are the run as it was watched."""
+    for event in _lines(directory / f"{name.lower()}.events.jsonl", decode):
+        yield event.t, name, event
 
 
 def _read_record(directory: Path) -> RunRecord:

@@ -11,7 +11,8 @@ LAST = "last.pt"
 BEST = "best.pt"
 _STEP = re.compile(r"step_(0|[1-9]\d*)\.pt")
 _LEFTOVER = re.compile(r"\.(last|best|(nan_grad_)?step_\d+)\.pt\.\w+\.tmp")
-_WORKER = re.compile(r"[cg]pu\d+\w*")
+_WORKER = re.compile(r"[cg]pu\d+[\w.]*")
+"""`gpu3`, of a MIG slice `gpu3.1`."""
 _LEFTOVER_AGE_S = 10.0
 """A younger file may belong to a writer that has not locked it yet."""
 

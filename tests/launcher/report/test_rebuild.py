@@ -11,6 +11,7 @@ from launcher import run_dir
 from launcher.report.rebuild import rebuild
 from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
 from model_check.errors import UsageError
+from model_check.events import Step, encode
 
 RECORD = RunRecord(
     command=["--", "true"],
@@ -84,3 +85,28 @@ def test_what_is_no_record_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"schema": 1')
     with pytest.raises(UsageError, match="damaged, or not a run of ours"):
         rebuild([str(tmp_path)], print)
+
+
+def test_a_killed_run_of_minutes_names_the_one_of_three_that_differs(tmp_path: Path) -> None:
+    """Read one file after the other, the first worker would seem to wait a minute for the others,
+    and two of three would be compared."""
+    names = ["CPU0", "CPU1", "CPU2"]
+    groups = dict.fromkeys(names, "g")
+    killed = written(tmp_path, workers=names, groups=groups, end=None, ended=None, duration_s=None)
+    for name in names:
+        steps = [
+            Step(
+                t=(1 + number * 40) * 10**9,
+                step=number,
+                loss=(1.5 if name == "CPU1" and number == 1 else 1.0).hex(),
+                grad_norm=(1.0).hex(),
+                lr=0.1,
+                ms=40_000.0,
+                tokens=1,
+            )
+            for number in range(5)
+        ]
+        (killed / f"{name.lower()}.events.jsonl").write_bytes(b"".join(map(encode, steps)))
+    rebuild([str(killed)], [].append)
+    rows = json.loads((killed / "report.json").read_text())["workers"]
+    assert [row["name"] for row in rows if row["verdict"] == "SUSPECT"] == ["CPU1"]
