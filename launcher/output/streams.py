@@ -1,7 +1,10 @@
 """What comes out of a worker: output and events. To the files first, as the bytes they are."""
 
+import fcntl
 import os
+import termios
 import time
+from array import array
 from collections.abc import Callable
 
 import msgspec
@@ -28,29 +31,44 @@ class Stream:
         self._feed = feed
         self._ended = ended
 
-    def pump(self, num_reads: int = 1) -> int | None:
-        """Read what is there, at most so often. Bytes that were read; None: the end, close it."""
-        num_bytes = 0
-        for _ in range(num_reads):
-            if self.fd is None:
-                return None
-            try:
-                data = os.read(self.fd, READ_BYTES)
-            except BlockingIOError:
-                break
-            except ConnectionResetError:  # a socket whose worker died with our bytes unread
-                return None
-            if not data:
-                return None
-            num_bytes += len(data)
+    def read(self) -> int | None:
+        """Feed what is there, up to READ_BYTES. How many bytes that were; None: the end, close
+        it."""
+        if self.fd is None:
+            return None
+        try:
+            data = os.read(self.fd, READ_BYTES)
+        except BlockingIOError:
+            return 0
+        except ConnectionResetError:  # a socket whose worker died with our bytes unread
+            return None
+        if data:
             self._feed(data)
-        return num_bytes
+        return len(data) or None
+
+    def drain(self) -> bool:
+        """Feed what is there now, but not what is written meanwhile: a process that our worker left
+        behind may write without end. False: that was the end, close it."""
+        num_left = 0 if self.fd is None else _num_waiting(self.fd)
+        while num_left >= 0:  # one read more than there is: it finds the end
+            num_bytes = self.read()
+            if not num_bytes:
+                return num_bytes is not None
+            num_left -= num_bytes
+        return True
 
     def close(self) -> None:
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
             self._ended()
+
+
+def _num_waiting(fd: int) -> int:
+    """Bytes that a read would find now."""
+    num_bytes = array("i", [0])
+    fcntl.ioctl(fd, termios.FIONREAD, num_bytes)
+    return num_bytes[0]
 
 
 class Output:

@@ -11,9 +11,12 @@ CONTINUES = " [line goes on]"
 FRAME_INTERVAL_S = 1.0
 # For the text: a prefix, the mark and the newline fit in what is left of 64 KiB.
 _ROOM = MAX_LINE_BYTES - 512
-# Control bytes (C0 but tab, newline and carriage return; DEL; C1, where U+009B starts an escape
-# sequence as ESC [ does) and the characters that reorder or break a line.
-_UNSAFE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+# Control characters: C0 but tab, newline and carriage return; DEL; C1, where U+009B starts an
+# escape sequence as ESC [ does. And characters that reorder or break a line.
+_CONTROLS = [*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), *range(0x7F, 0xA0)]
+_REORDER = [*range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+_VISIBLE = {c: f"\\x{c:02x}" for c in _CONTROLS} | {c: f"\\u{c:04x}" for c in _REORDER}
+_UNSAFE = re.compile(f"[{''.join(map(chr, _VISIBLE))}]")
 _PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n\r"
 # The state of a decoder that does not wait for the rest of a character.
 _NOTHING_HELD = (b"", 0)
@@ -22,12 +25,9 @@ _NOTHING_HELD = (b"", 0)
 def escape(text: str) -> str:
     """`text` with everything that could move the cursor, colour or reorder made visible: ESC is
     `\\x1b`."""
-    return _UNSAFE.sub(_visible, text)
-
-
-def _visible(match: re.Match[str]) -> str:
-    code = ord(match.group())
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    # The search is quick where there is nothing to do, the table where there is much: 64 KiB of NUL
+    # take 1.5 ms, with a call for each 41.
+    return text.translate(_VISIBLE) if _UNSAFE.search(text) else text
 
 
 class View:

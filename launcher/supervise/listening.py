@@ -14,8 +14,6 @@ from launcher.supervise.loop import Loop, Urgency
 from launcher.supervise.worker import Spawned, Worker
 from model_check.events import Event
 
-_MAX_READS = 64
-"""A last look into a stream reads no more often: a process out of reach may still be writing."""
 _MANY_READS = 20
 _MANY_READS_S = 0.1
 """To read each line as it comes costs a wake-up a line. Nobody follows 20 lines in 0.1 s with their
@@ -69,11 +67,12 @@ class Listener:
     def hear_events(self) -> None:
         """All that has been said to this moment."""
         for stream in self._events:
-            stream.pump(_MAX_READS)
+            stream.drain()
 
     def hear_last_words(self, worker: Worker) -> None:
         for stream in self._streams[worker]:
-            self._pump(stream, _MAX_READS)
+            if not stream.drain():
+                self._close(stream)
 
     def close(self) -> None:
         """Hear what is left, and no more."""
@@ -92,16 +91,12 @@ class Listener:
 
     def _read(self, worker: Worker, stream: Stream, urgency: Urgency) -> None:
         worker.last_heard = self._woke()
-        num_bytes = self._pump(stream, 1)
-        if urgency is Urgency.OUTPUT:
-            self._num_reads += 1
-            self._num_bytes[stream] += num_bytes
-
-    def _pump(self, stream: Stream, num_reads: int) -> int:
-        num_bytes = stream.pump(num_reads)
+        num_bytes = stream.read()
         if num_bytes is None:
             self._close(stream)
-        return num_bytes or 0
+        elif urgency is Urgency.OUTPUT:
+            self._num_reads += 1
+            self._num_bytes[stream] += num_bytes
 
     def _close(self, stream: Stream) -> None:
         if stream.fd is not None:

@@ -12,7 +12,8 @@ from model_check.utils.requests import request_of
 
 NEVER = float("inf")
 PATIENCE = 10.0
-"""How much longer silence may last while a worker imports, builds, compiles, saves, evaluates."""
+"""How much longer silence may last while a worker imports, builds, compiles, saves, evaluates; and
+than its last step took: a large model on a CPU takes minutes a step."""
 LINGER_S = 5.0
 """A worker that announced its failure has this long to end by itself before it counts as failed."""
 HOLD_S = 0.2
@@ -58,6 +59,8 @@ class WorkerView(Struct, eq=False):
     patient_phase: str | None = None
     """The phase it is in, when silence is normal for long there. None also for a foreign command,
     which never tells a phase."""
+    step_s: float = 0.0
+    """How long its last step took."""
     confession: Confession | None = None
     ended_at: float = 0.0
     wake: int = 0
@@ -203,9 +206,11 @@ def _stop_for_silence(worker: WorkerView, now: float, limits: Limits) -> Stop:
 
 
 def _silence_limit_s(worker: WorkerView, limits: Limits) -> float:
-    return limits.silence_s * (PATIENCE if worker.patient_phase else 1.0)
+    patience_s = limits.silence_s if worker.patient_phase else worker.step_s
+    return max(limits.silence_s, PATIENCE * patience_s)
 
 
 def _silence_deadline(worker: WorkerView, limits: Limits) -> float:
-    limit_s = _silence_limit_s(worker, limits)
-    return worker.last_heard + limit_s if limit_s > 0 else NEVER
+    if limits.silence_s == 0:
+        return NEVER
+    return worker.last_heard + _silence_limit_s(worker, limits)

@@ -24,6 +24,7 @@ from model_check.utils.worker_env import EVENTS_FD, RUN_TAG
 
 _NUM_LAST_LINES = 50
 _LAST_LINE_CHARS = 2000
+_START = "start, before its first event"
 
 
 class State(Enum):
@@ -97,6 +98,7 @@ class Worker(WorkerView, eq=False, kw_only=True):
         self.spawned, self.pid = spawned, spawned.process.pid
         self.state = State.RUNNING
         self.started_at = self.last_heard = now
+        self.patient_phase = _START if self.spec.announces_itself else None
 
     def cannot_start(self, error: SpawnError, now: float, wake: int) -> None:
         self.spawn_error = str(error)
@@ -174,6 +176,7 @@ class Worker(WorkerView, eq=False, kw_only=True):
                 self._stacks_signal = _real_time_signal(event.detail) or self._stacks_signal
             case Step():
                 self.patient_phase, self._has_stepped = None, True
+                self.step_s = event.ms / 1000
                 self.confession = None  # it went on after a NaN, so it does not end of that
             case NonFinite() if self.confession is None:
                 self.confession = Confession(at, EXIT_NON_FINITE, now, final=False)

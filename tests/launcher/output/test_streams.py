@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from launcher.output.append_file import AppendFile
-from launcher.output.streams import MAX_EVENT_BYTES, Events
+from launcher.output.streams import MAX_EVENT_BYTES, Events, Stream
 from model_check.events import Beat, Event, Note, encode
 
 
@@ -90,3 +90,22 @@ def test_a_missing_directory_is_made(tmp_path: Path) -> None:
     file.write(b"y")
     file.close()
     assert (tmp_path / "moved" / "b" / "log").read_bytes() == b"xy"
+
+
+def test_a_stream_is_drained_of_what_is_there_not_of_what_comes_meanwhile() -> None:
+    """A child of a dead worker may write without end."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    num_fed = 0
+
+    def feed(data: bytes) -> None:
+        nonlocal num_fed
+        num_fed += len(data)
+        os.write(writer, data)  # as much again
+
+    os.write(writer, b"x" * 5000)
+    stream = Stream(reader, feed, lambda: None)
+    assert stream.drain()
+    assert num_fed in (5000, 10_000)
+    os.close(writer)
+    stream.close()

@@ -136,6 +136,14 @@ def test_a_worker_in_a_long_phase_may_be_silent_ten_times_as_long(phase: str) ->
     assert stop == Stop(reason, 124, ("GPU0",), is_hang=True)
 
 
+def test_a_worker_may_be_silent_ten_times_as_long_as_its_last_step_took() -> None:
+    views = [running("CPU0", last_heard=0.0, step_s=50.0), running("CPU1", last_heard=499.0)]
+    assert decide(views, 60.0, HALF_A_MINUTE) == Continue(until=500.0)
+    stop = decide(views, 500.0, HALF_A_MINUTE)
+    assert stop == Stop("CPU0 silent for 500 s (limit 500 s)", 124, ("CPU0",), is_hang=True)
+    assert decide(views, 1e6, NO_LIMIT) == Continue()
+
+
 def test_who_ended_well_long_before_the_others_is_told_once_it_is_long() -> None:
     views = [ended("GPU0", 0, at=5, wake=3), running("GPU1"), ended("GPU2", 0, at=9, wake=4)]
     limits = Limits(grace_s=10, silence_s=0, early_s=30)
