@@ -108,7 +108,6 @@ class Run:
                 return self._supervise(self._launch.specs)
             return self._prepare_and_train()
         except ModelCheckError as error:
-            self._printer.say(f"error: {error}")
             return Outcome(RunEnd(reason=str(error), exit_code=error.exit_code))
 
     def _prepare_and_train(self) -> Outcome:

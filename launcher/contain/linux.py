@@ -75,6 +75,19 @@ def pidfd_send_signal(pidfd: int, signum: int) -> None:
     _call("syscall", _SYS_PIDFD_SEND_SIGNAL, pidfd, signum, 0, 0)
 
 
+def check_pidfds() -> None:
+    """Try them on this very process. Raises OSError that says what they need."""
+    try:
+        pidfd = pidfd_open(os.getpid())
+        try:
+            pidfd_send_signal(pidfd, 0)
+        finally:
+            os.close(pidfd)
+    except OSError as error:
+        needs = "pidfds need Linux 5.4 or newer; an old container runtime may block them"
+        raise OSError(error.errno, f"{error.strerror} ({needs})") from error
+
+
 def signalfd(signum: int) -> int:
     """A descriptor that is readable while `signum` is pending: block it first. Close-on-exec.
     Raises OSError."""

@@ -44,19 +44,12 @@ def check_machine() -> list[Finding]:
 
 
 def _kernel() -> Finding:
-    """What the supervisor needs and a kernel or a container may refuse, tried on this very
-    process."""
+    """What the supervisor needs and a kernel or a container may refuse."""
     name = f"Linux {platform.release()}"
     try:
-        pidfd = linux.pidfd_open(os.getpid())
-        linux.pidfd_send_signal(pidfd, 0)
-        os.close(pidfd)
+        linux.check_pidfds()
     except OSError as error:
-        return fail(
-            "kernel",
-            f"{name}: no pidfd ({error.strerror})",
-            "needs Linux 5.4 or newer; an old container runtime may block the call",
-        )
+        return fail("kernel", f"{name}: no pidfd", str(error))
     return ok("kernel", f"{name}: pidfd")
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 
 from launcher.contain import processes
 from launcher.contain.lifeline import Lifeline
-from launcher.contain.linux import set_child_subreaper
+from launcher.contain.linux import check_pidfds, set_child_subreaper
 from launcher.contain.memory import HERE, Membership, OomWatch
 from launcher.contain.processes import Family
 from launcher.output.printer import Printer
@@ -112,6 +112,7 @@ class Supervisor:
         with ExitStack() as stack:
             stack.callback(self._loop.close)
             try:
+                check_pidfds()
                 self._inbox = stack.enter_context(SignalInbox())
                 self._loop.watch(self._inbox.fd, self._act_on_signals, Urgency.SIGNAL)
                 if self._inbox.stop_fd is not None:

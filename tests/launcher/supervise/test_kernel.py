@@ -16,6 +16,7 @@ import pytest
 from launcher.contain import cgroup, processes
 from tests.launcher.supervise.cgroups import limited
 from tests.launcher.supervise.lab import (
+    ROOT,
     Lab,
     Launch,
     OwnProcess,
@@ -29,6 +30,8 @@ SLEEP = sh("exec sleep 1000")
 UP = sh("echo $$ > $LAB/up.pid; echo up; exec sleep 1000")
 GREEDY = python("held = []\nwhile True: held.append(bytearray(1 << 22))")
 MEMORY = "96M"
+WITHOUT_SYSCALL = Path(__file__).with_name("without_syscall.py")
+PIDFD_OPEN, PIDFD_SEND_SIGNAL = "434", "424"
 
 
 def test_a_worker_out_of_memory_is_137_and_told_by_the_cgroups_counter(
@@ -53,6 +56,18 @@ def test_no_process_left_for_a_worker_is_70_and_takes_the_others_down(
     assert "EAGAIN" in run.outcome["reason"]
     assert any(record["stopped_by_us"] for record in run.outcome["workers"])
     assert not [pid for pid in lab.pids().values() if is_alive(pid)]
+
+
+@pytest.mark.parametrize("syscall", [PIDFD_OPEN, PIDFD_SEND_SIGNAL])
+def test_a_kernel_without_pidfds_is_70_and_one_line_that_says_what_is_needed(
+    lab: Lab, syscall: str
+) -> None:
+    command = [sys.executable, str(WITHOUT_SYSCALL), syscall, sys.executable, "-m", "launcher"]
+    command += ["--device", "cpu", "--run-dir", str(lab.dir / "run"), "--", "true"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert done.returncode == 70
+    assert b"Traceback" not in done.stdout + done.stderr
+    assert done.stdout.count(b"Linux 5.4") == 1
 
 
 @pytest.fixture
