@@ -4,6 +4,13 @@
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@" # started as `sh run.sh`
 set -euo pipefail
 trap '' USR1 USR2 # meant for the workers: they must not kill us before the launcher handles them
+become=()
+if (($$ == 1)); then
+    # The kernel drops a signal to the first process of a container that does not handle it yet.
+    trap 'exit 143' TERM
+    trap 'exit 130' INT
+    env --block-signal=TERM,INT true 2>/dev/null && become=(env --block-signal=TERM,INT)
+fi
 
 self=$(readlink -f -- "${BASH_SOURCE[0]}")
 root=${self%/*}
@@ -18,7 +25,7 @@ while [[ $path == *::* ]]; do path=${path//::/:}; done # an empty element is tha
 path=${path#:} path=${path%:}
 export PYTHONPATH=$root${path:+:$path}
 if ! python_was_chosen && ready; then
-    exec "$venv/bin/python" -P -m launcher "$@"
+    exec "${become[@]}" "$venv/bin/python" -P -m launcher "$@"
 fi
 find_python
-exec "$python" -P -m launcher.install.environment run -P -m launcher "$@"
+exec "${become[@]}" "$python" -P -m launcher.install.environment run -P -m launcher "$@"

@@ -15,6 +15,10 @@ def main() -> NoReturn:
     """Run the command line, and leave the process with its exit code."""
     # USR1 and USR2 are for the workers. Until there is one they wait: by default they would kill.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
+    if os.getpid() == 1:
+        # The kernel drops a signal to the first process of a container which nobody handles yet. A
+        # blocked one waits.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     # A Ctrl-C during the imports ends the process by the signal, without a traceback. Where the
     # caller ignores it (a job in the background of a script), it stays ignored.
     handler = signal.getsignal(signal.SIGINT)

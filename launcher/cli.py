@@ -23,7 +23,7 @@ from model_check.errors import (
     UsageError,
 )
 from model_check.utils.project_files import COMMAND, PACKAGES, PROJECT
-from model_check.utils.requests import TO_FORWARD
+from model_check.utils.requests import TO_FORWARD, TO_STOP
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,10 +87,10 @@ def _become(*arguments: str) -> NoReturn:
     """Run another program of ours in place of this process."""
     _refuse_lost_directory()
     path = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # `__main__` holds them back for workers, and this program starts none.
+    # `__main__` holds signals back for workers, and this program starts none.
     for signum in TO_FORWARD:
         signal.signal(signum, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_FORWARD)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*TO_FORWARD, *TO_STOP))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     os.execve(sys.executable, [sys.executable, *arguments], env)
 

@@ -69,9 +69,24 @@ class Printer:
             self._lock.notify()
         if self._thread is not None:
             self._thread.join(timeout_s)
+            is_drained = not self._thread.is_alive()
+        else:  # no thread could be made all run long: nobody else writes
+            is_drained = self._write_unthreaded(time.monotonic() + timeout_s)
         if self._log is not None:
             self._log.close()
-        return self._thread is None or not self._thread.is_alive()
+        return is_drained
+
+    def _write_unthreaded(self, deadline: float) -> bool:
+        """Whether the terminal took all until then."""
+        waiter = select.poll()
+        waiter.register(self._fd, select.POLLOUT)
+        while data := self._take():
+            for at in range(0, len(data), select.PIPE_BUF):  # so much fits in a pipe that is ready
+                if not waiter.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                    return False
+                if not write_all(self._fd, data[at : at + select.PIPE_BUF]):
+                    return True
+        return True
 
     def _say_to_terminal(self, text: str) -> None:
         lines = _own_lines(text)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -93,6 +94,36 @@ def test_our_own_last_word_fits_when_the_workers_lines_no_longer_do(
     assert printer.dropped_lines == dropped
     assert not printer.close(timeout_s=0)
     os.close(pipe[0])
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("num_bytes", [10, 1 << 16])
+def test_what_no_thread_can_write_is_written_at_the_end(
+    pipe: tuple[int, int], num_bytes: int
+) -> None:
+    """A user with as many processes as are granted, from the first line to the last."""
+    reader, writer = pipe
+    if (pid := os.fork()) == 0:
+        os.setresuid(65534, 65534, 65534)
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+        printer = Printer(writer)
+        printer.say("x" * num_bytes)
+        printer.say("the supervisor cannot start")
+        os._exit(0 if printer.close(60) else 1)
+    os.close(writer)
+    shown = read_all(reader)
+    os.dup2(reader, writer)  # so that the fixture finds it open
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert shown.splitlines()[-1] == b"[launcher] the supervisor cannot start"
+
+
+def test_a_terminal_that_takes_nothing_is_given_up_without_a_thread_too(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Printer, "_start_thread", lambda printer: None)
+    printer = Printer(pipe[1])
+    printer.say("x" * (1 << 20))
+    assert not printer.close(timeout_s=0.05)
 
 
 def test_a_closed_terminal_makes_it_quiet(pipe: tuple[int, int]) -> None:

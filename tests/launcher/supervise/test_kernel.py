@@ -16,6 +16,7 @@ import pytest
 from launcher.contain import cgroup, processes
 from tests.launcher.supervise.cgroups import limited
 from tests.launcher.supervise.lab import (
+    DEADLINE_S,
     ROOT,
     Lab,
     Launch,
@@ -269,6 +270,38 @@ def test_pid_1_is_stopped_by_a_signal_like_anybody(lab: Lab, first_process: Laun
     run.wait_for("[W1] up")
     os.kill(pid_one(run), signal.SIGTERM)
     assert run.wait() == 143
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("stage", ["run.sh", "Python"])
+def test_a_sigterm_while_pid_1_starts_ends_it(tmp_path: Path, stage: str) -> None:
+    """The kernel drops a signal to pid 1 that has its default action."""
+    start = ["bash", str(ROOT / "run.sh"), "--device", "cpu", "--run-dir", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [*CONTAINER, *start, "--", "sleep", "20"], cwd=tmp_path, stdout=subprocess.DEVNULL
+    )
+    while not (children := processes.children(process.pid)):
+        os.sched_yield()
+    first = children[0]
+    if stage == "run.sh":
+        wait_for_trap(first)
+    while (
+        stage == "Python"
+        and b"/python" not in processes.read_proc(first, "cmdline").split(b"\0")[0]
+    ):
+        os.sched_yield()
+    os.kill(first, signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 143
+
+
+def wait_for_trap(pid: int) -> None:
+    """Until this shell catches SIGTERM."""
+    bit = 1 << (signal.SIGTERM - 1)
+    while True:
+        status = processes.read_proc(pid, "status").decode()
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+        if int(caught.split()[1], 16) & bit:
+            return
 
 
 def test_pid_1_reaps_who_came_back_to_it(lab: Lab, first_process: Launch) -> None:
