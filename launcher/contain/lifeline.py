@@ -6,6 +6,7 @@ import subprocess
 from contextlib import suppress
 
 from launcher.contain import cgroup, guardian, processes
+from launcher.contain.linux import pidfd_open
 from launcher.contain.processes import Family
 from model_check.utils.child import child_command
 from model_check.utils.requests import requests_held
@@ -33,6 +34,8 @@ class Lifeline:
         assert self._guardian.stdin is not None
         self._pipe = self._guardian.stdin
         self.guardian_pid = self._guardian.pid
+        self.pidfd = pidfd_open(self._guardian.pid)
+        """Readable when the guardian is dead: somebody killed it."""
 
     def add(self, group: int) -> None:
         """Tell the guardian of a worker."""
@@ -61,6 +64,7 @@ class Lifeline:
         processes.wait_for_child(self._guardian, wait_s)
 
     def _let_go(self) -> None:
+        os.close(self.pidfd)
         if self._guardian.returncode is None:
             self._guardian.returncode = -signal.SIGKILL  # Popen must not warn that nobody waited
 

@@ -260,6 +260,11 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in read_proc(pid, f"task/{pid}/children").split()]
 
 
+def name_of(pid: int) -> str:
+    """`pid 4711 (sleep)`."""
+    return f"pid {pid} ({read_proc(pid, 'comm').decode(errors='replace').strip() or 'gone'})"
+
+
 def describe_stuck(pid: int) -> str:
     """`pid 4711 (state D in nfs_wait)`: what is known of a process that SIGKILL did not end."""
     process = read_process(pid)

@@ -131,6 +131,8 @@ class Supervisor:
         row = processes.read_process(me)
         spared = frozenset(processes.children(me))
         since_ticks = row.started_ticks if row else 0
+        if row is None:
+            self._printer.say("no /proc: a process that leaves its worker's group lives on unseen")
         family = Family(self._tag, since_ticks, me, os.getsid(0), spared)
         try:
             self._lifeline = Lifeline(family)
@@ -138,7 +140,13 @@ class Supervisor:
             warning = f"no guardian ({error}): a SIGKILL of this launcher may leave orphans"
             self._printer.say(warning)
             return family
+        self._loop.watch(self._lifeline.pidfd, self._guardian_dies, Urgency.EVENT)
         return family._replace(spared=spared | {self._lifeline.guardian_pid})
+
+    def _guardian_dies(self) -> None:
+        assert self._lifeline is not None
+        self._loop.unwatch(self._lifeline.pidfd)
+        self._printer.say("the guardian was killed: a SIGKILL of this launcher may leave orphans")
 
     def _start_all(self) -> None:
         for worker in self._workers:
@@ -384,6 +392,8 @@ class Supervisor:
         self._spare_fds.close()
         self._teardown = Teardown(self._workers, self._family, self._printer.say)
         self._teardown.begin(self._woke, self._limits.grace_s)
+        if self._stop is None and (strays := self._teardown.strays):
+            self._printer.say(f"still at work in the background, so ended: {', '.join(strays)}")
         for companion in self._companions:
             companion.finish()
         return self._teardown

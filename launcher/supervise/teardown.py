@@ -55,6 +55,11 @@ class Teardown:
         self._asked = dict.fromkeys(self._groups, processes.now_ticks())
         self._signal_strays(self._find_strays())
 
+    @property
+    def strays(self) -> list[str]:
+        """Living processes that workers started and left, by pid and name."""
+        return [processes.name_of(pid) for pid in self._strays]
+
     def kill(self, now: float) -> None:
         """SIGKILL to all processes, now."""
         if self.stage is not Stage.ASKED:

@@ -91,3 +91,37 @@ def test_a_guardian_with_nobody_to_kill_is_soon_done() -> None:
 def test_a_group_of_nobodys_number_is_never_signalled() -> None:
     for group in (0, 1):  # to the kernel: our own group; everybody
         processes.send_group(group, signal.SIGKILL)
+
+
+def test_work_that_workers_leave_in_the_background_is_ended_and_told(lab: Lab) -> None:
+    leaves = sh(
+        "setsid sh -c 'echo $$ > $LAB/left.pid; exec sleep 1000' & "
+        "until [ -s $LAB/left.pid ]; do sleep 0.02; done"
+    )
+    assert lab.run(leaves).end.exit_code == 0
+    pid = lab.pids()["left"]
+    assert not is_alive(pid)
+    (told,) = [line for line in lab.shown if "background" in line]
+    assert f"pid {pid} (sleep)" in told
+
+
+def test_a_run_that_leaves_nothing_says_nothing(lab: Lab) -> None:
+    assert lab.run(sh("sleep 0.01 & wait")).end.exit_code == 0
+    assert lab.shown == []
+
+
+def test_a_guardian_that_was_killed_is_told_once(lab: Lab, launch: Launch) -> None:
+    run = launch(sh("echo up; until [ -e $LAB/go ]; do sleep 0.02; done"))
+    run.wait_for("[W0] up")
+    os.kill(run.guardian, signal.SIGKILL)
+    run.wait_for("the guardian was killed")
+    (lab.dir / "go").touch()
+    assert run.wait() == 0
+
+
+@pytest.mark.root
+def test_without_proc_it_is_told_that_runaways_cannot_be_found(lab: Lab, launch: Launch) -> None:
+    without = ("unshare", "--mount", "sh", "-c", 'umount -l /proc && exec "$@"', "sh")
+    run = launch(sh("true"), prefix=without)
+    run.wait_for("no /proc: ")
+    assert run.wait() == 0
