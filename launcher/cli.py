@@ -12,6 +12,7 @@ from launcher.arguments import RunArguments, parse_run
 from launcher.devices import Machine
 from launcher.gpus.probe import NvmlProbe
 from launcher.launch import make_launch
+from launcher.output.own_lines import coloured, has_colours, wrapped
 from launcher.output.printer import LAUNCHER_PREFIX
 from launcher.run import run
 from model_check.errors import (
@@ -54,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _complain(text: str) -> None:
     # Where nobody reads it, the exit code still tells.
     with suppress(OSError):
-        print(f"{LAUNCHER_PREFIX}{text}", file=sys.stderr, flush=True)
+        for line in wrapped(text.split("\n"), 2, LAUNCHER_PREFIX):
+            shown = coloured(line) if has_colours(2, os.environ) else line
+            print(f"{LAUNCHER_PREFIX}{shown}", file=sys.stderr, flush=True)
 
 
 def _show(text: str) -> None:
@@ -65,6 +68,11 @@ def _show(text: str) -> None:
         raise
     except OSError as error:
         raise StorageError(f"standard output: {error.strerror}") from error
+
+
+def _show_wrapped(text: str) -> None:
+    """`_show`, for a person: on a terminal no wider than that."""
+    _show("\n".join(wrapped(text.split("\n"), 1, "")))
 
 
 def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
@@ -139,9 +147,9 @@ def _doctor(argv: list[str], environ: Mapping[str, str]) -> int:
     arguments = _only_settings(parse_run(argv, environ, prog=f"{COMMAND} doctor"))
     _refuse_lost_directory()
     settings = load(arguments.request, lambda: False).settings
-    return doctor(
-        NvmlProbe(), environ, Path.cwd(), settings, as_json=arguments.as_json, write=_show
-    )
+    as_json = arguments.as_json
+    write = _show if as_json else _show_wrapped
+    return doctor(NvmlProbe(), environ, Path.cwd(), settings, as_json=as_json, write=write)
 
 
 def _only_settings(arguments: RunArguments) -> RunArguments:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.output.append_file import AppendFile
+from launcher.output.own_lines import coloured, has_colours, wrapped
 from launcher.output.view import escape
 
 LAUNCHER_PREFIX = "[launcher] "
@@ -32,6 +33,7 @@ class Printer:
 
     def __init__(self, fd: int, launcher_log: Path | None = None) -> None:
         self._fd = fd
+        self._has_colours = has_colours(fd, os.environ)
         self._log = AppendFile(launcher_log, self._say_to_terminal) if launcher_log else None
         self._lock = threading.Condition()
         self._blocks: deque[bytes] = deque()
@@ -89,7 +91,9 @@ class Printer:
         return True
 
     def _say_to_terminal(self, text: str) -> None:
-        lines = _own_lines(text)
+        lines = wrapped(_own_lines(text), self._fd, LAUNCHER_PREFIX)
+        if self._has_colours:
+            lines = list(map(coloured, lines))
         self._put(_block(LAUNCHER_PREFIX, lines), len(lines), _OWN_QUEUE_BYTES)
 
     def _put(self, block: bytes, num_lines: int, limit_bytes: int) -> None:

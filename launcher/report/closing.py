@@ -1,5 +1,5 @@
-"""The lines that end a run: what a stopped training can go on from, table, verdict, and last of all
-the culprit's own words. Writes nothing."""
+"""The lines that end a run: the last words of workers that failed, table, warnings, and last of all
+the verdict. And what a stopped training can go on from. Writes nothing."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,11 @@ _CHECKPOINT = re.compile(r"last\.pt|step_[0-9]+\.pt")
 
 
 def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Iterator[str]:
-    """What follows the workers, unprefixed; `tail_lines` of each failed worker come last."""
+    """What follows the workers, unprefixed. `tail_lines` of each failed worker come first, the
+    culprit's after the others': a page of the terminal ends with the verdict."""
     result = judgement.result
+    if tail_lines and len(result.workers) > 1:  # the lines of a single worker stand right above
+        yield from _last_words(judgement, tail_lines)
     if len(result.workers) > 1 or any(worker.steps for worker in result.workers):
         yield from table(result.workers)
     for worker in result.workers:
@@ -28,8 +31,12 @@ def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Ite
         yield f"{result.dropped_lines} lines were too fast for this terminal; the logs have them"
     yield f"logs and report: {directory}"
     yield f"{result.verdict}: {result.summary} (exit code {result.exit_code})"
+
+
+def _last_words(judgement: Judgement, tail_lines: int) -> Iterator[str]:
+    result = judgement.result
     for worker in sorted(result.workers, key=lambda worker: worker.name in result.culprits):
-        tail = worker.last_lines[-tail_lines:] if tail_lines else []
+        tail = worker.last_lines[-tail_lines:]
         is_quoted = len(tail) == 1 and worker.name in judgement.quoted
         if tail and not is_quoted:
             yield f"last lines of {worker.name}:"

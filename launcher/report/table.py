@@ -4,18 +4,25 @@ from collections.abc import Sequence
 
 from launcher.verdict.results import WorkerResult
 
-COLUMNS = ("worker", "verdict", "steps", "loss first", "last", "tokens/s", "peak memory", "time")
+COLUMNS = ("worker", "verdict", "steps", "1st loss", "last", "tokens/s", "GiB", "time")
+"""Of the page and the terminal alike; GiB: the peak of the GPU's memory."""
 _NUM_LEFT = 2
 """The first two columns hold words and start at the left; the others hold numbers."""
-_GAP = "   "
+_UNKNOWN = "n/a"
+_WIDTH = 80 - len("[launcher] ")
+_GAPS = (3, 2, 1)
 
 
 def table(workers: Sequence[WorkerResult]) -> list[str]:
-    """The lines of the closing table, without a prefix."""
+    """The lines of the closing table, without a prefix; they fit a terminal of 80 columns.
+    A column of which nothing is known (a foreign command trains no steps) is left out."""
     rows = [row(worker) for worker in workers]
-    widths = [max(map(len, cells)) for cells in zip(COLUMNS, *rows, strict=True)]
-    rule = "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
-    return [_line(COLUMNS, widths), rule, *(_line(cells, widths) for cells in rows)]
+    every = zip(COLUMNS, *rows, strict=True)
+    columns = [cells for cells in every if {*cells[1:]} - {_UNKNOWN, "0"}]
+    widths = [max(map(len, cells)) for cells in columns]
+    gap = next((g for g in _GAPS if sum(widths) + g * (len(widths) - 1) <= _WIDTH), _GAPS[-1])
+    head, *lines = (_line(cells, widths, gap) for cells in zip(*columns, strict=True))
+    return [head, "─" * (sum(widths) + gap * (len(widths) - 1)), *lines]
 
 
 def row(worker: WorkerResult) -> tuple[str, ...]:
@@ -28,21 +35,25 @@ def row(worker: WorkerResult) -> tuple[str, ...]:
         number(worker.loss_first),
         number(worker.loss_last),
         number(worker.tokens_per_s, "{:,.0f}"),
-        number(peak_bytes and peak_bytes / 2**30, "{:.2f} GiB"),
-        f"{worker.duration_s:.1f} s",
+        number(peak_bytes and peak_bytes / 2**30, "{:.2f}"),
+        _duration(worker.duration_s),
     )
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 1000 else f"{seconds / 3600:.2f} h"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], gap: int) -> str:
     padded = [
         cell.ljust(width) if at < _NUM_LEFT else cell.rjust(width)
         for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
     ]
-    return _GAP.join(padded).rstrip()
+    return (" " * gap).join(padded).rstrip()
 
 
 def number(value: float | str | None, form: str = "{:.4f}") -> str:
     """A figure in this form. One that is not finite is text already; one that is unknown is n/a."""
     if value is None:
-        return "n/a"
+        return _UNKNOWN
     return value if isinstance(value, str) else form.format(value)

@@ -86,7 +86,7 @@ def test_a_worker_that_raises_fails_the_run_and_its_peer_is_stopped(launcher: La
     assert run.verdicts() == {"CPU0": "STOPPED", "CPU1": "FAIL"}
     assert run.report()["culprits"] == ["CPU1"]
     assert "last lines of CPU1" in run.output
-    assert run.output.rstrip().splitlines()[-1].startswith("[launcher]   | ")
+    assert run.output.rstrip().splitlines()[-1].startswith("[launcher] FAIL: ")
 
 
 @pytest.mark.parametrize(("fault", "code"), [("kill", 137), ("exit7", 7)])

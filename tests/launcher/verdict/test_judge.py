@@ -187,7 +187,8 @@ def test_the_summary_of_a_failure_is_its_cause_and_is_told_once() -> None:
     told = "GPU1 failed first: non-finite gradient at step 2, first in a.weight"
     assert found.result.summary == told
     lines = list(closing_lines(found, Path("/runs/r"), tail_lines=1))
-    assert lines[-3:] == [f"FAIL: {told} (exit code 20)", "last lines of GPU1:", "  | y"]
+    assert lines[:2] == ["last lines of GPU1:", "  | y"]
+    assert lines[-1] == f"FAIL: {told} (exit code 20)"
     assert sum("a.weight" in line for line in lines) == 1
 
 
@@ -351,11 +352,16 @@ def test_a_process_that_could_not_be_killed_is_no_pass() -> None:
     assert "may still hold a GPU: pid 77" in result.summary
 
 
-def test_the_culprits_last_lines_are_the_very_last() -> None:
+def test_the_culprits_last_lines_are_the_last_before_the_table() -> None:
     end = RunEnd(exit_code=7, reason="r", culprits=["GPU0"])
     workers = [ended("GPU0", 7, last_lines=["mine"]), ended("GPU1", 1, last_lines=["other"])]
     found = judgement(end, workers, dict.fromkeys(("GPU0", "GPU1"), trained()))
-    assert list(closing_lines(found, Path("/r"), tail_lines=5))[-1] == "  | mine"
+    lines = list(closing_lines(found, Path("/r"), tail_lines=5))
+    assert lines[:4] == [
+        *("last lines of GPU1:", "  | other"),
+        *("last lines of GPU0:", "  | mine"),
+    ]
+    assert lines[-1].startswith("FAIL: ")
 
 
 def test_a_worker_that_had_trained_every_step_when_we_stopped_it_passed() -> None:
@@ -463,8 +469,9 @@ def test_a_tie_is_inconclusive_and_keeps_the_last_lines(code: int) -> None:
 def test_a_last_line_that_the_summary_does_not_quote_is_shown() -> None:
     """However short it is: "b" stands in "killed by", too."""
     end = RunEnd(exit_code=137, reason="r", culprits=("GPU0",))
-    found = judgement(end, [ended("GPU0", -9, last_lines=["b"])], {"GPU0": trained(1)})
-    assert list(closing_lines(found, Path("/r"), tail_lines=5))[-2:] == [
+    workers = [ended("GPU0", -9, last_lines=["b"]), ended("GPU1", -15, stopped_by_us=True)]
+    found = judgement(end, workers, dict.fromkeys(("GPU0", "GPU1"), trained(1)))
+    assert list(closing_lines(found, Path("/r"), tail_lines=5))[:2] == [
         "last lines of GPU0:",
         "  | b",
     ]
