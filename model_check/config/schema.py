@@ -255,7 +255,8 @@ class SystemSettings(_Section, frozen=True):
     deterministic: Annotated[bool, TELL] = True
     """Only deterministic kernels, so that identical runs give identical bits."""
     num_threads: Annotated[Threads | None, TELL] = None
-    """CPU threads of a worker; null: the cores divided among the workers."""
+    """CPU threads of a worker; null: the cores divided among the workers. A resumed run takes as
+    many as before."""
     checkpoint_dir: Annotated[str, SILENT] = ".checkpoints"
     """Checkpoints and dumps; under the launcher a directory for each worker inside."""
 

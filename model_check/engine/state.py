@@ -1,6 +1,7 @@
 """What a checkpoint holds: everything that the next step depends on, and what people ask of a file.
 
-`schema`, `step` (optimizer steps done), `model`, `optimizer`, `rng`, `loader` (`position`: batches
+`schema`, `step` (optimizer steps done), `model`, `optimizer`, `rng`, `num_threads` (of the CPU: a
+resumed run takes as many, unless system.num_threads says another), `loader` (`position`: batches
 consumed), `loss` (of the last step), `val_loss` (split -> the latest), `best_split`,
 `best_val_loss`, `best_step`, `total_tokens`, `settings`, `model_cfg` (the geometry), `data` (token
 cache, dataset, tokenizer), `logging` (what observers keep, a W&B run's id for one), `kept` (the
@@ -12,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor
 
 from model_check.config.derived import num_micro_batches
@@ -70,6 +72,7 @@ class TrainingState:
             "model": dict(self.model.state_dict()),
             "optimizer": self.optimizer.state_dict(),
             "rng": rng_states(),
+            "num_threads": torch.get_num_threads(),
             "loader": {"position": progress.position + num_batches},
             "loss": loss,
             **asdict(progress.validation),
@@ -85,6 +88,9 @@ class TrainingState:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.context.meter.total_tokens = state["total_tokens"]
+        if self.settings.system.num_threads is None and "num_threads" in state:
+            # The order of sums on a CPU depends on it.
+            torch.set_num_threads(state["num_threads"])
         progress = self.progress
         progress.step, progress.position = state["step"], state["loader"]["position"]
         progress.validation = Validation(**{f.name: state[f.name] for f in fields(Validation)})

@@ -117,6 +117,22 @@ def test_a_run_that_is_over_says_so_and_does_nothing(tiny_run: MakeRun) -> None:
     assert again.bits() == []
 
 
+@pytest.mark.parametrize(("asked", "taken"), [("null", 1), ("3", 2)])
+def test_a_resumed_run_takes_as_many_threads_as_before_unless_a_number_is_asked_for(
+    tiny_run: MakeRun, asked: str, taken: int
+) -> None:
+    """The order of sums on a CPU depends on it; another number of workers would give another."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        tiny_run(training__save_last="true")()
+        torch.set_num_threads(2)  # as the process that resumes decided for itself
+        tiny_run(training__resume="auto", training__max_steps=8, system__num_threads=asked)
+        assert torch.get_num_threads() == taken
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_nothing_to_resume_is_a_start_that_is_told(tiny_run: MakeRun, tmp_path: Path) -> None:
     run = tiny_run(training__resume="auto")()
     assert run.bits() == tiny_run()().bits()
