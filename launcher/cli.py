@@ -24,6 +24,7 @@ from model_check.errors import (
 )
 from model_check.utils.project_files import COMMAND, PACKAGES, PROJECT
 from model_check.utils.requests import TO_FORWARD
+from model_check.utils.words import printable_lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,22 +46,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         # 5 ms that no start waits for.
         import traceback
 
-        with suppress(OSError):
-            traceback.print_exc()
-        _complain("error: a fault of Model Check itself; please report it")
+        fault = "error: a fault of Model Check itself; please report it"
+        _complain(f"{traceback.format_exc()}{fault}")
         return EXIT_INTERNAL
 
 
 def _complain(text: str) -> None:
     # Where nobody reads it, the exit code still tells.
     with suppress(OSError):
-        print(f"{LAUNCHER_PREFIX}{text}", file=sys.stderr, flush=True)
+        print(f"{LAUNCHER_PREFIX}{printable_lines(text)}", file=sys.stderr, flush=True)
 
 
 def _show(text: str) -> None:
     """Print all of `text`. Raises BrokenPipeError; StorageError when its disk is full."""
     try:
-        print(text, flush=True)
+        print(printable_lines(text), flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:

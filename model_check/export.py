@@ -35,6 +35,7 @@ from model_check.data.read.manifest import (
 from model_check.engine.checkpoint import read_checkpoint
 from model_check.errors import ConfigError, ModelCheckError, StorageError
 from model_check.utils.files import sync
+from model_check.utils.words import printable_lines
 
 CONFIG = "config.json"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -199,9 +200,10 @@ def main(argv: Sequence[str]) -> int:
             tokenizer=names.tokenizer,
         )
     except ModelCheckError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable_lines(f"error: {error}"), file=sys.stderr)
         return error.exit_code
-    print(f"exported {names.checkpoint} to {names.out}: {', '.join(f.name for f in files)}")
+    found = ", ".join(file.name for file in files)
+    print(printable_lines(f"exported {names.checkpoint} to {names.out}: {found}"))
     return 0
 
 

@@ -1,7 +1,6 @@
 """The directories that a run writes to, the data prepared there, and the hub token."""
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -9,12 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.doctor.finding import GIB, Finding, fail, ok, warn
+from model_check.utils.dotenv import DOTENV, dotenv_value, why_unread
 
 FULL_GIB = 0.1
 LOW_GIB = 5.0
 LARGE_RUNS_GIB = 1.0
-
-_TOKEN_LINE = re.compile(r"^\s*(?:export\s+)?HF_TOKEN\s*=\s*\S", re.MULTILINE)
 
 
 def check_storage(
@@ -100,11 +98,11 @@ def _hub_token(environ: Mapping[str, str], cwd: Path) -> Finding:
     stored = Path(environ.get("HF_TOKEN_PATH") or hub / "token")
     if _read(stored).strip():
         return ok(name, f"not set; a token is stored in {stored}")
-    if _TOKEN_LINE.search(_read(cwd / ".env")):
-        return ok(name, f"not set; {cwd / '.env'} has it, which the preparation of data reads")
+    if dotenv_value(name, cwd) is not None:
+        return ok(name, f"not set; {cwd / DOTENV} has it, which the preparation of data reads")
     return warn(
         name,
-        "not set",
+        f"not set{why_unread(cwd)}",
         "only gated models and data sets need it: export HF_TOKEN=... with read permission",
     )
 

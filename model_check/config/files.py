@@ -4,9 +4,12 @@ TOML."""
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from model_check.errors import ConfigError
+
+if TYPE_CHECKING:
+    import yaml
 
 
 def read_settings_file(path: Path) -> dict[str, Any]:
@@ -65,8 +68,18 @@ def _read_yaml(text: str) -> Any:
     try:
         values = yaml.load(text, Loader)
     except yaml.YAMLError as error:
-        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"not YAML: {_yaml_problem(error)}") from error
     return {} if values is None else values
+
+
+def _yaml_problem(error: "yaml.YAMLError") -> str:
+    """Its own text quotes the file, where a secret may stand."""
+    import yaml
+
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    context = f" {error.context}" if error.context else ""
+    return f"line {error.problem_mark.line + 1}: {error.problem}{context}"
 
 
 def _read_toml(text: str) -> Any:
