@@ -13,7 +13,9 @@ FRAME_INTERVAL_S = 1.0
 _ROOM = MAX_LINE_BYTES - 512
 # Control bytes (C0 but tab, newline and carriage return; DEL; C1, where U+009B starts an escape
 # sequence as ESC [ does) and the characters that reorder or break a line.
-_UNSAFE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
 _PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n\r"
 # The state of a decoder that does not wait for the rest of a character.
 _NOTHING_HELD = (b"", 0)
