@@ -177,6 +177,15 @@ def test_where_a_token_was_found_is_told(office: Office) -> None:
     assert office.line("HF_TOKEN").split() == ["ok", "HF_TOKEN", "set"]
 
 
+@pytest.mark.root
+def test_a_token_in_a_file_of_another_user_is_not_read(office: Office) -> None:
+    (office.cwd / ".env").write_text("HF_TOKEN=hf_x\n")
+    os.chown(office.cwd / ".env", 4711, 4711)
+    office.visit(snapshot())
+    assert office.line("HF_TOKEN").startswith("warn")
+    assert "/.env is not read: it belongs to another user" in office.line("HF_TOKEN")
+
+
 def test_prepared_data_is_counted(office: Office) -> None:
     assert office.visit(Snapshot(reason="no NVIDIA driver")) in (0, 2)
     assert "none in" in office.line("prepared data")
