@@ -23,6 +23,7 @@ from model_check.config.geometry import HF_KEYS, HF_SCALING_KEYS, LLAMA
 from model_check.config.schema import Settings
 from model_check.config.shape import EMBEDDING, hf_name
 from model_check.data.read.manifest import (
+    LONGEST,
     TOKENIZER,
     ViewManifest,
     hold_view,
@@ -34,7 +35,7 @@ from model_check.data.read.manifest import (
 )
 from model_check.engine.checkpoint import read_checkpoint
 from model_check.errors import ConfigError, ModelCheckError, StorageError
-from model_check.utils.files import sync
+from model_check.utils.files import read_whole, sync
 from model_check.utils.words import printable_lines
 
 CONFIG = "config.json"
@@ -71,7 +72,7 @@ def export(
     }
     settings = _settings_of(state, checkpoint)
     with _new_directory(out) as beside:
-        given = tokenizer and _Tokenizer(tokenizer.read_bytes())
+        given = tokenizer and _Tokenizer(read_whole(tokenizer, LONGEST))
         chosen = given or _tokenizer_of_run(state)
         vocab_size = len(weights[EMBEDDING.hf_name])
         end_id = None if chosen is None else chosen.end_id

@@ -1,7 +1,9 @@
 """The directories that a run writes to, the data prepared there, and the hub token."""
 
 import os
+import shlex
 import shutil
+import stat
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,6 +11,7 @@ from pathlib import Path
 
 from launcher.doctor.finding import GIB, Finding, fail, ok, warn
 from model_check.utils.dotenv import DOTENV, dotenv_value, why_unread
+from model_check.utils.files import SETTINGS_BYTES, read_whole
 
 FULL_GIB = 0.1
 LOW_GIB = 5.0
@@ -53,17 +56,28 @@ def try_to_write(path: Path) -> Path:
 
 
 def _leftovers(parent: Path) -> Finding:
-    """Directories of earlier runs: no program removes them."""
+    """Our own directories of earlier runs: no program removes them."""
     name = "run directories"
-    runs = [path for path in parent.glob("model_check_logs_*") if path.is_dir()]
+    runs = [path for path in parent.glob("model_check_logs_*") if _is_ours(path)]
     if not runs:
         return ok(name, f"none in {parent}")
     size = sum(map(_size, runs))
     found = f"{len(runs)} in {parent}, {size / 2**20:.1f} MiB"
-    remove = f"rm -r {parent}/model_check_logs_*"
-    if size < LARGE_RUNS_GIB * GIB:
-        return Finding("ok", name, found, f"to remove them: {remove}")
-    return warn(name, found, remove)
+    # No other user's, and none of a run that goes on: it has no report yet.
+    remove = (
+        f"find {shlex.quote(str(parent))} -maxdepth 1 -type d -user {os.geteuid()} -name "
+        "'model_check_logs_*' -exec test -e '{}/report.json' ';' -exec rm -r '{}' +"
+    )
+    advice = f"to remove those that have a report: {remove}"
+    is_large = size >= LARGE_RUNS_GIB * GIB
+    return Finding("warn" if is_large else "ok", name, found, advice)
+
+
+def _is_ours(path: Path) -> bool:
+    with suppress(OSError):
+        status = path.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return False
 
 
 def _size(directory: Path) -> int:
@@ -110,6 +124,6 @@ def _hub_token(environ: Mapping[str, str], cwd: Path) -> Finding:
 def _read(path: Path) -> str:
     """Its text; empty when there is none to read."""
     try:
-        return path.read_text(errors="replace")
+        return read_whole(path, SETTINGS_BYTES).decode(errors="replace")
     except OSError:
         return ""

@@ -19,12 +19,15 @@ from launcher.verdict.results import Judgement
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_INTERNAL, StorageError, UsageError
 from model_check.events import decode, decode_gpu
+from model_check.utils.files import read_whole
 from model_check.utils.requests import request_of
 
 USAGE = """\
 usage: run.sh report RUN_DIR ...: make the reports again and print them; ends with the exit code of
 the first run that did not pass"""
 T = TypeVar("T")
+_LONGEST = 1 << 30
+"""Bytes of a file: the events of a million steps are a quarter of it."""
 
 
 def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
@@ -64,7 +67,7 @@ def _rebuilt(directory: Path) -> Judgement:
 def _read_record(directory: Path) -> RunRecord:
     path = directory / "run.json"
     try:
-        document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        document = msgspec.json.decode(read_whole(path, _LONGEST), type=dict[str, Any])
         if (schema := document.get("schema")) != run_dir.SCHEMA:
             raise UsageError(f"{path}: written by another version (schema {schema!r})")
         record = msgspec.convert(document, RunRecord, str_keys=True)
@@ -123,9 +126,12 @@ def _heard(path: Path) -> Health | None:
 
 def _lines(path: Path, decode: Callable[[bytes], T]) -> Iterator[T]:
     try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
+        lines = read_whole(path, _LONGEST).splitlines()
+    # Of a worker that never started, or cut since then.
+    except FileNotFoundError:
         return
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     for line in lines:
         try:
             yield decode(line)

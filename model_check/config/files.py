@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model_check.errors import ConfigError
+from model_check.utils.files import SETTINGS_BYTES, read_whole
 
 if TYPE_CHECKING:
     import yaml
@@ -17,11 +18,12 @@ def read_settings_file(path: Path) -> dict[str, Any]:
     one."""
     suffix = path.suffix.lower()
     try:
-        text = path.read_text(encoding="utf-8-sig")  # -sig: editors on Windows write a BOM
+        text = read_whole(path, SETTINGS_BYTES).decode("utf-8-sig")  # a BOM: Windows' editors
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such settings file") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as text: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read as text: {why}") from error
     if suffix not in _READERS:
         raise ConfigError(f"{path}: {suffix} is no settings file: .json, .yaml or .toml")
     try:
