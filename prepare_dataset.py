@@ -38,6 +38,7 @@ from model_check.data.cache.housekeeping import (
 from model_check.data.sources.weights import weights_directory
 from model_check.errors import EXIT_SIGNAL_BASE, ModelCheckError, StorageError, UsageError
 from model_check.utils.files import write_atomic
+from model_check.utils.secrets import mask_others
 from model_check.utils.words import printable_lines
 
 _EPILOG = """\
@@ -53,6 +54,7 @@ class Stopped(BaseException):
 
 def main(argv: Sequence[str]) -> int:
     _stop_on_signals()
+    mask_others()
     # A name may have characters that the terminal's encoding lacks.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

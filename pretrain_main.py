@@ -45,6 +45,7 @@ from model_check.errors import (
 )
 from model_check.events import SCHEMA, Done, EventSink, Phase, Scalar
 from model_check.utils.host_memory import host_memory_bytes
+from model_check.utils.secrets import mask_others, masked
 from model_check.utils.standard_streams import open_missing_streams
 from model_check.utils.worker_env import TOKEN_CACHE, WorkerEnv
 
@@ -92,6 +93,7 @@ class Ending:
 def main(argv: Sequence[str]) -> int:
     open_missing_streams()
     faulthandler.enable()
+    mask_others()
     env = WorkerEnv.from_environ()
     process = Process(env, EventSink(env.events_fd), Console(), StopSignal(), Meter())
     with process.stop.installed():
@@ -302,7 +304,7 @@ def validation_splits(cache: "TokenCache", settings: Settings, *, pin: bool) -> 
 def last_word(ending: Ending, meter: Meter) -> Done:
     return Done(
         exit_code=ending.exit_code,
-        error=ending.error,
+        error=None if ending.error is None else masked(ending.error),
         early=ending.early,
         steps=meter.num_steps,
         loss_first=None if meter.loss_first is None else meter.loss_first.hex(),

@@ -25,6 +25,7 @@ from model_check.errors import (
 )
 from model_check.utils.project_files import COMMAND, PACKAGES, PROJECT
 from model_check.utils.requests import TO_FORWARD, TO_STOP
+from model_check.utils.words import printable_lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,16 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         # 5 ms that no start waits for.
         import traceback
 
-        with suppress(OSError):
-            traceback.print_exc()
-        _complain("error: a fault of Model Check itself; please report it")
+        fault = "error: a fault of Model Check itself; please report it"
+        _complain(f"{traceback.format_exc()}{fault}")
         return EXIT_INTERNAL
 
 
 def _complain(text: str) -> None:
     # Where nobody reads it, the exit code still tells.
     with suppress(OSError):
-        for line in wrapped(text.split("\n"), 2, LAUNCHER_PREFIX):
+        for line in wrapped(printable_lines(text).split("\n"), 2, LAUNCHER_PREFIX):
             shown = coloured(line) if has_colours(2, os.environ) else line
             print(f"{LAUNCHER_PREFIX}{shown}", file=sys.stderr, flush=True)
 
@@ -63,7 +63,7 @@ def _complain(text: str) -> None:
 def _show(text: str) -> None:
     """Print all of `text`. Raises BrokenPipeError; StorageError when its disk is full."""
     try:
-        print(text, flush=True)
+        print(printable_lines(text), flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:

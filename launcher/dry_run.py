@@ -7,6 +7,7 @@ from typing import Any
 from launcher.launch import Launch
 from launcher.plan import WorkerSpec, plan_prepare
 from model_check.config.memory import describe_size
+from model_check.utils.secrets import masked_argv, masked_values
 
 
 def describe(launch: Launch, *, as_json: bool) -> str:
@@ -26,7 +27,7 @@ def describe(launch: Launch, *, as_json: bool) -> str:
             "hang_timeout_s": launch.limits.silence_s,
             "processes": rows,
         }
-        return json.dumps(plan, indent=2)
+        return json.dumps(masked_values(plan), indent=2)
     lines = [f"device {launch.loaded.device} ({launch.picked.why}); would start:"]
     if not launch.arguments.command:
         size = describe_size(launch.loaded.settings, launch.loaded.device)
@@ -48,7 +49,7 @@ def _row(spec: WorkerSpec, launch: Launch) -> dict[str, Any]:
     changed = {n: v for n, v in sorted(spec.env.items()) if inherited.get(n) != v}
     return {
         "name": spec.name,
-        "argv": list(spec.argv),
+        "argv": masked_argv(spec.argv),
         "env": changed,
         "log": str(spec.log_path),
         "cpus": sorted(spec.cpus),

@@ -33,6 +33,7 @@ from model_check.config.derived import failing_severities
 from model_check.config.load import to_json
 from model_check.errors import InternalError, ModelCheckError, StorageError
 from model_check.utils.requests import TO_FORWARD, TO_STOP
+from model_check.utils.secrets import masked_argv
 
 if TYPE_CHECKING:
     from launcher.telemetry.monitor import Monitor
@@ -93,7 +94,7 @@ class Run:
         picked, loaded, say = self._launch.picked, self._launch.loaded, self._printer.say
         num, on_gpu = len(picked.places), loaded.device == "cuda"
         unit = ("GPU" if on_gpu else "CPU worker") + ("" if num == 1 else "s")
-        command = run_dir.masked(self._launch.arguments.command)
+        command = masked_argv(self._launch.arguments.command)
         say(f"Model Check: {num} {unit}, {shlex.join(command) or f'preset {loaded.preset}'}")
         say(picked.why if on_gpu else f"no GPU is used: {picked.why}")
         for note in picked.notes:
@@ -183,7 +184,7 @@ def _record(launch: Launch, argv: Sequence[str]) -> RunRecord:
     """What is known before the start."""
     picked, settings = launch.picked, launch.loaded.settings
     return RunRecord(
-        command=run_dir.masked(argv),
+        command=masked_argv(argv),
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
         started_ns=time.monotonic_ns(),
         pid=os.getpid(),

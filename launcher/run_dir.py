@@ -2,9 +2,8 @@
 what looks like a secret."""
 
 import os
-import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
@@ -15,22 +14,12 @@ import msgspec
 from model_check.errors import StorageError
 from model_check.events import readable
 from model_check.utils.held import HeldDirectory, NotPlainError, hold
+from model_check.utils.secrets import masked_values
 
 SCHEMA = 1
 LAUNCHER_LOG = "launcher.log"
 PRIVATE = 0o700
 """Command lines, logs and, as hard links, weights out of a private home: for their owner alone."""
-
-_MASK = "***"
-_SECRET_NAME = re.compile(
-    r"(^|[-_.])(token|secret|password|passwd|credentials?|api[-_]?key|access[-_]?key)$", re.I
-)
-# Known by their looks, wherever they stand: tokens of common services, HTTP and URL credentials.
-_SECRET_VALUES = (
-    re.compile(r"\b(?:hf|ghp|glpat)[-_]\w{6,}|\bsk-[\w-]{6,}"),
-    re.compile(r"(?i)(?<=bearer )\S+"),
-    re.compile(r"(?<=://)[^/@\s]+(?=@)"),
-)
 
 
 def default_path(log_dir: str | None) -> Path:
@@ -86,9 +75,10 @@ def _not_ours(path: Path) -> StorageError:
 
 
 def write(path: Path, data: bytes | str | Mapping[str, Any]) -> None:
-    """Write one file of the run directory whole. Raises StorageError."""
+    """Write one file of the run directory whole; secrets in a document are masked. Raises
+    StorageError."""
     if isinstance(data, Mapping):
-        document = msgspec.json.encode({"schema": SCHEMA, **readable(data)})
+        document = msgspec.json.encode({"schema": SCHEMA, **masked_values(readable(data))})
         content = msgspec.json.format(document, indent=2) + b"\n"
     else:
         content = data if isinstance(data, bytes) else readable(data).encode()
@@ -139,23 +129,3 @@ def _storage_error(path: Path, error: OSError) -> StorageError:
         f"{path}: cannot write the run directory: {error.strerror or error} "
         "(give --run-dir a directory with space that you may write)"
     )
-
-
-def masked(argv: Sequence[str]) -> list[str]:
-    """`argv` with everything that looks like a secret replaced: `NAME=VALUE`, `--token VALUE`,
-    and values that are known by their looks."""
-    kept: list[str] = []
-    follows_name = False
-    for argument in argv:
-        name, equals, value = argument.partition("=")
-        shown = argument
-        for pattern in _SECRET_VALUES:
-            shown = pattern.sub(_MASK, shown)
-        if follows_name:
-            shown = _MASK
-        elif value and _SECRET_NAME.search(name):
-            shown = f"{name}={_MASK}"
-        names_a_secret = shown.startswith("-") and _SECRET_NAME.search(shown) is not None
-        follows_name = not follows_name and not equals and names_a_secret
-        kept.append(shown)
-    return kept

@@ -22,6 +22,7 @@ from model_check.config.geometry import HF_KEYS, HF_SCALING_KEYS, LLAMA
 from model_check.config.schema import Settings
 from model_check.config.shape import EMBEDDING, hf_name
 from model_check.data.read.manifest import (
+    LONGEST,
     TOKENIZER,
     TokensManifest,
     ViewManifest,
@@ -34,7 +35,8 @@ from model_check.data.read.manifest import (
 )
 from model_check.engine.checkpoint import read_checkpoint
 from model_check.errors import ConfigError, ModelCheckError, StorageError
-from model_check.utils.files import sync
+from model_check.utils.files import read_whole, sync
+from model_check.utils.words import printable_lines
 
 CONFIG = "config.json"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -61,7 +63,8 @@ def export(
     }
     settings = _settings_of(state, checkpoint)
     with _new_directory(out) as beside:
-        content, tokens = (tokenizer.read_bytes(), None) if tokenizer else _tokenizer_of_run(state)
+        given = tokenizer and read_whole(tokenizer, LONGEST)
+        content, tokens = (given, None) if given else _tokenizer_of_run(state)
         end_id, end_token = (tokens.end_id, tokens.end_token) if tokens else (None, None)
         vocab_size = len(weights[EMBEDDING.hf_name])
         _write_json(beside / CONFIG, config_json(settings, vocab_size, dtype, end_id))
@@ -189,9 +192,10 @@ def main(argv: Sequence[str]) -> int:
             tokenizer=names.tokenizer,
         )
     except ModelCheckError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable_lines(f"error: {error}"), file=sys.stderr)
         return error.exit_code
-    print(f"exported {names.checkpoint} to {names.out}: {', '.join(f.name for f in files)}")
+    found = ", ".join(file.name for file in files)
+    print(printable_lines(f"exported {names.checkpoint} to {names.out}: {found}"))
     return 0
 
 

@@ -18,6 +18,7 @@ from launcher.telemetry.monitor import look
 from model_check.config.derived import failing_severities
 from model_check.config.schema import LaunchSettings, Settings
 from model_check.errors import ModelCheckError
+from model_check.utils.secrets import masked_values
 
 SCHEMA = 1
 Look = Callable[[Mapping[str, str]], Mapping[str, Record]]
@@ -83,7 +84,8 @@ def _document(findings: Sequence[Finding], exit_code: int) -> str:
     checks = [finding._asdict() for finding in findings]
     for check in checks:
         del check["exit_code"]
-    return json.dumps({"schema": SCHEMA, "exit_code": exit_code, "checks": checks}, indent=2)
+    document = {"schema": SCHEMA, "exit_code": exit_code, "checks": checks}
+    return json.dumps(masked_values(document), indent=2)
 
 
 def _summary(findings: Sequence[Finding]) -> str:

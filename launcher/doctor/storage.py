@@ -1,20 +1,21 @@
 """The directories that a run writes to, the data prepared there, and the hub token."""
 
 import os
-import re
+import shlex
 import shutil
+import stat
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from launcher.doctor.finding import GIB, Finding, fail, ok, warn
+from model_check.utils.dotenv import DOTENV, dotenv_value, why_unread
+from model_check.utils.files import SETTINGS_BYTES, read_whole
 
 FULL_GIB = 0.1
 LOW_GIB = 5.0
 LARGE_RUNS_GIB = 1.0
-
-_TOKEN_LINE = re.compile(r"^\s*(?:export\s+)?HF_TOKEN\s*=\s*\S", re.MULTILINE)
 
 
 def check_storage(
@@ -55,17 +56,28 @@ def try_to_write(path: Path) -> Path:
 
 
 def _leftovers(parent: Path) -> Finding:
-    """Directories of earlier runs: no program removes them."""
+    """Our own directories of earlier runs: no program removes them."""
     name = "run directories"
-    runs = [path for path in parent.glob("model_check_logs_*") if path.is_dir()]
+    runs = [path for path in parent.glob("model_check_logs_*") if _is_ours(path)]
     if not runs:
         return ok(name, f"none in {parent}")
     size = sum(map(_size, runs))
     found = f"{len(runs)} in {parent}, {size / 2**20:.1f} MiB"
-    remove = f"rm -r {parent}/model_check_logs_*"
-    if size < LARGE_RUNS_GIB * GIB:
-        return Finding("ok", name, found, f"to remove them: {remove}")
-    return warn(name, found, remove)
+    # No other user's, and none of a run that goes on: it has no report yet.
+    remove = (
+        f"find {shlex.quote(str(parent))} -maxdepth 1 -type d -user {os.geteuid()} -name "
+        "'model_check_logs_*' -exec test -e '{}/report.json' ';' -exec rm -r '{}' +"
+    )
+    advice = f"to remove those that have a report: {remove}"
+    is_large = size >= LARGE_RUNS_GIB * GIB
+    return Finding("warn" if is_large else "ok", name, found, advice)
+
+
+def _is_ours(path: Path) -> bool:
+    with suppress(OSError):
+        status = path.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return False
 
 
 def _size(directory: Path) -> int:
@@ -100,11 +112,11 @@ def _hub_token(environ: Mapping[str, str], cwd: Path) -> Finding:
     stored = Path(environ.get("HF_TOKEN_PATH") or hub / "token")
     if _read(stored).strip():
         return ok(name, f"not set; a token is stored in {stored}")
-    if _TOKEN_LINE.search(_read(cwd / ".env")):
-        return ok(name, f"not set; {cwd / '.env'} has it, which the preparation of data reads")
+    if dotenv_value(name, cwd) is not None:
+        return ok(name, f"not set; {cwd / DOTENV} has it, which the preparation of data reads")
     return warn(
         name,
-        "not set",
+        f"not set{why_unread(cwd)}",
         "only gated models and data sets need it: export HF_TOKEN=... with read permission",
     )
 
@@ -112,5 +124,5 @@ def _hub_token(environ: Mapping[str, str], cwd: Path) -> Finding:
 def _read(path: Path) -> str:
     """Its text; empty when there is none to read."""
     with suppress(OSError):
-        return path.read_text(errors="replace")
+        return read_whole(path, SETTINGS_BYTES).decode(errors="replace")
     return ""

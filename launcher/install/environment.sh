@@ -33,7 +33,8 @@ find_python() {
         # -I -S: half the start-up time, and no site customisation
         "$python" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && return
     done
+    local LC_ALL=C names=${candidates[*]} # a variable may hold escape sequences: only plain ASCII
     printf '[launcher] error: no Python 3.11 or newer among: %s (install one, or name it in %s)\n' \
-        "${candidates[*]}" MODEL_CHECK_PYTHON >&2
+        "${names//[^[:print:]]/?}" MODEL_CHECK_PYTHON >&2
     exit 2
 }

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from model_check.errors import InternalError
 from model_check.utils.project_files import PROJECT
+from model_check.utils.words import printable_lines
 
 PYPROJECT = PROJECT / "pyproject.toml"
 CONSTRAINTS = PROJECT / "constraints.txt"
@@ -78,7 +79,7 @@ def inherited(name: str) -> str | None:
 
 def say(text: str) -> None:
     """A line for a person. On stderr: stdout may be read by a program."""
-    print(f"[launcher] {text}", file=sys.stderr, flush=True)
+    print(f"[launcher] {printable_lines(text)}", file=sys.stderr, flush=True)
 
 
 def normalised(name: str) -> str:

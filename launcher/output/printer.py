@@ -16,7 +16,7 @@ from pathlib import Path
 
 from launcher.output.append_file import AppendFile
 from launcher.output.own_lines import coloured, has_colours, wrapped
-from launcher.output.view import escape
+from model_check.utils.words import printable_lines
 
 LAUNCHER_PREFIX = "[launcher] "
 DRAIN_S = 2.0
@@ -167,7 +167,7 @@ def write_all(fd: int, data: bytes | bytearray) -> bool:
 
 
 def _own_lines(text: str) -> list[str]:
-    return [escape(line.replace("\r", "")) for line in text.split("\n")]
+    return printable_lines(text.replace("\r", "")).split("\n")
 
 
 def _block(prefix: str, texts: Sequence[str]) -> bytes:

@@ -14,7 +14,7 @@ _ROOM = MAX_LINE_BYTES - 512
 # Control characters: C0 but tab, newline and carriage return; DEL; C1, where U+009B starts an
 # escape sequence as ESC [ does. And characters that reorder or break a line.
 _CONTROLS = [*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), *range(0x7F, 0xA0)]
-_REORDER = [*range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+_REORDER = [0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
 _VISIBLE = {c: f"\\x{c:02x}" for c in _CONTROLS} | {c: f"\\u{c:04x}" for c in _REORDER}
 _UNSAFE = re.compile(f"[{''.join(map(chr, _VISIBLE))}]")
 _PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n\r"

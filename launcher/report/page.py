@@ -1,7 +1,7 @@
 """report.html: a RunResult as one page that needs no other file. Pure.
 
 Written by hand: the import of a template engine took longer than all else that ends a run. Every
-value goes through `_text`, which escapes it.
+value goes through `_text`, which masks secrets and escapes the rest.
 """
 
 import html
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from launcher.report import gpu_table
 from launcher.report.table import COLUMNS, number, row
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
+from model_check.utils.secrets import masked
 
 _VALIDATION = ("worker", "split", "after steps", "loss", "perplexity", "tokens/s")
 
@@ -109,4 +110,4 @@ def _run(result: RunResult) -> Iterator[str]:
 
 
 def _text(value: object) -> str:
-    return html.escape(str(value))
+    return html.escape(masked(str(value)))

@@ -22,12 +22,15 @@ from launcher.verdict.results import Judgement
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_INTERNAL, StorageError, UsageError
 from model_check.events import Event, decode, decode_gpu
+from model_check.utils.files import read_whole
 from model_check.utils.requests import request_of
 
 USAGE = """\
 usage: run.sh report RUN_DIR ...: make the reports again and print them; ends with the exit code of
 the first run that did not pass"""
 T = TypeVar("T")
+_LONGEST = 1 << 30
+"""Bytes of a file: the events of a million steps are a quarter of it."""
 
 
 def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
@@ -73,7 +76,7 @@ def _told_by(name: str, directory: Path) -> Iterator[tuple[int, str, Event]]:
 def _read_record(directory: Path) -> RunRecord:
     path = directory / "run.json"
     try:
-        document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        document = msgspec.json.decode(read_whole(path, _LONGEST), type=dict[str, Any])
         if (schema := document.get("schema")) != run_dir.SCHEMA:
             raise UsageError(f"{path}: written by another version (schema {schema!r})")
         record = msgspec.convert(document, RunRecord, str_keys=True)
@@ -130,8 +133,14 @@ def _heard(path: Path) -> Health | None:
 
 
 def _lines(path: Path, decode: Callable[[bytes], T]) -> Iterator[T]:
-    with suppress(OSError):
-        for line in path.read_bytes().splitlines():
-            # The last line of a run that was cut short is none.
-            with suppress(msgspec.DecodeError):
-                yield decode(line)
+    try:
+        lines = read_whole(path, _LONGEST).splitlines()
+    # Of a worker that never started, or cut since then.
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    for line in lines:
+        # The last line of a run that was cut short is none.
+        with suppress(msgspec.DecodeError):
+            yield decode(line)

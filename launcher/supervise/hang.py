@@ -16,6 +16,7 @@ from launcher.contain import processes
 from launcher.contain.processes import Process
 from launcher.supervise import stacks
 from launcher.supervise.worker import Worker
+from model_check.utils.secrets import masked
 
 ANSWER_S = 2.0
 """We wait that long if any worker is asked: nothing tells the end of a dump, and the run was silent
@@ -23,7 +24,7 @@ for much longer."""
 MAX_PY_SPY = 4
 """Processes of one worker that py-spy looks into."""
 _MAX_READ = 1 << 20
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
 class HangEvidence:
@@ -85,6 +86,8 @@ class StackDump:
         self._worker.evidence = (str(self._path),)
         for py_spy in self.py_spies:
             py_spy.kill()
+        if self.py_spies:
+            self._mask()
         if (calls := stacks.innermost_calls(self._answer())) is not None:
             return f"in {calls}"
         state = stacks.state_of(self._worker.pid or 0)
@@ -97,6 +100,14 @@ class StackDump:
             self.py_spies.append(
                 subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=fd, stderr=fd)
             )
+
+    def _mask(self) -> None:
+        """py-spy quotes the command lines."""
+        with suppress(OSError), self._path.open("r+b") as file:
+            text = masked(file.read().decode(errors="replace"))
+            file.seek(0)
+            file.truncate()
+            file.write(text.encode(errors="backslashreplace"))
 
     def _answer(self) -> str:
         with suppress(OSError), self._path.open("rb") as file:

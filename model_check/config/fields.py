@@ -14,10 +14,16 @@ from msgspec import Struct
 from model_check.config.aliases import ALIASES
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
+from model_check.utils.secrets import masked
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """What Python reads bytes as that are not UTF-8, in a file name for one; no file can be written
 with it."""
+_NO_SECRETS = (
+    "holds what looks like a secret (a token, a password in a URL, NAME=VALUE, or the value of a "
+    "variable with such a name), and settings are copied into run directories and checkpoints; "
+    "export HF_TOKEN, WANDB_API_KEY or HF_ENDPOINT, or use another name (SECURITY.md)"
+)
 
 
 class Field(Struct, frozen=True):
@@ -133,6 +139,8 @@ def _checked_value(field: Field, value: Any, where: str, text: bool) -> Any:
         if text and type(None) in get_args(bare) and value.lower() in ("null", "none"):
             return None
         plain = _items(value) if get_origin(bare) is tuple else value
+    if isinstance(value, str) and masked(value) != value:
+        raise ConfigError(f"{where}: {field.name} {_NO_SECRETS}")
     given = f"{where}: {field.name} = {value!r}"
     try:
         converted = msgspec.convert(plain, field.type, strict=not (text and isinstance(plain, str)))

@@ -4,9 +4,13 @@ TOML."""
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from model_check.errors import ConfigError
+from model_check.utils.files import SETTINGS_BYTES, read_whole
+
+if TYPE_CHECKING:
+    import yaml
 
 
 def read_settings_file(path: Path) -> dict[str, Any]:
@@ -14,11 +18,12 @@ def read_settings_file(path: Path) -> dict[str, Any]:
     one."""
     suffix = path.suffix.lower()
     try:
-        text = path.read_text(encoding="utf-8-sig")  # -sig: editors on Windows write a BOM
+        text = read_whole(path, SETTINGS_BYTES).decode("utf-8-sig")  # a BOM: Windows' editors
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such settings file") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as text: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read as text: {why}") from error
     if suffix not in _READERS:
         raise ConfigError(f"{path}: {suffix} is no settings file: .json, .yaml or .toml")
     try:
@@ -65,8 +70,18 @@ def _read_yaml(text: str) -> Any:
     try:
         values = yaml.load(text, Loader)
     except yaml.YAMLError as error:
-        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"not YAML: {_yaml_problem(error)}") from error
     return {} if values is None else values
+
+
+def _yaml_problem(error: "yaml.YAMLError") -> str:
+    """Its own text quotes the file, where a secret may stand."""
+    import yaml
+
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    context = f" {error.context}" if error.context else ""
+    return f"line {error.problem_mark.line + 1}: {error.problem}{context}"
 
 
 def _read_toml(text: str) -> Any:

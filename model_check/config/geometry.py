@@ -15,6 +15,7 @@ from typing import Any
 
 from model_check.errors import ConfigError
 from model_check.utils.child import child_command
+from model_check.utils.files import SETTINGS_BYTES, read_whole
 
 _FETCH_LIMIT_S = 120.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -142,9 +143,10 @@ def fetch_config(repo: str, offline: bool) -> Path:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(read_whole(file, SETTINGS_BYTES).decode())
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"model.geometry: {file}: cannot be read: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"model.geometry: {file}: cannot be read: {why}") from error
     except json.JSONDecodeError as error:
         raise ConfigError(f"{file}:{error.lineno}: not JSON: {error.msg}") from error
     if not isinstance(config, dict):

@@ -45,7 +45,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         schema = state.get("schema") if isinstance(state, dict) else None
-    except (pickle.UnpicklingError, OSError, AttributeError, *DAMAGE) as error:
+    except pickle.UnpicklingError as error:
+        # torch's own text says how to load it all the same, which would run its author's code.
+        raise CheckpointError(
+            f"{path}: not a checkpoint of Model Check: it holds more than tensors and plain "
+            "values, which only its author's code could load; nothing of it was loaded"
+        ) from error
+    except (OSError, AttributeError, *DAMAGE) as error:
         raise CheckpointError(
             f"{path}: not a checkpoint of Model Check: {first_line(error)}"
         ) from error

@@ -1,14 +1,53 @@
-"""A `.env` file of NAME=value lines: read as data, never executed."""
+"""Secrets in the `.env` of the working directory: read as data, never executed, and only where no
+other user wrote it. A stranger's key would send what is logged to the stranger."""
 
+import errno
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
 
+from model_check.utils import secrets
+from model_check.utils.held import hold
 
-def value_in(file: Path, name: str) -> str | None:
-    """The value of `name`; None: the file has none, or cannot be read."""
-    line = re.compile(rf"""^[ \t]*(?:export[ \t]+)?{name}[ \t]*=[ \t]*["']?([^\s"'#]+)""", re.M)
+DOTENV = ".env"
+_LONGEST = 1 << 20
+
+
+def take_from_dotenv(name: str) -> None:
+    """Put a variable that the environment lacks there, for the package that reads it."""
+    if not os.environ.get(name) and (value := dotenv_value(name)) is not None:
+        os.environ[name] = value
+        secrets.look_again()
+
+
+def dotenv_value(name: str, directory: Path = Path()) -> str | None:
+    """None: there is no such file, it has no such line, or another user wrote it."""
+    line = re.compile(rf"""\s*(?:export\s+)?{name}\s*=\s*["']?(?P<value>[^\s"'#]+)""")
     with suppress(OSError, UnicodeDecodeError):
-        if found := line.search(file.read_text()):
-            return found[1]
+        for found in map(line.match, _read(directory).splitlines()):
+            if found:
+                return found["value"]
     return None
+
+
+def why_unread(directory: Path = Path()) -> str:
+    """For the end of a message that misses a secret; empty where nothing stood in the way."""
+    try:
+        _read(directory)
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        return f" ({directory.absolute() / DOTENV} is not read: {_reason(error)})"
+    return ""
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return str(getattr(error, "strerror", None) or "not text")
+
+
+def _read(directory: Path) -> str:
+    with hold(directory) as held, held.open(DOTENV) as file:
+        if os.fstat(file.fileno()).st_uid not in (0, os.geteuid()):
+            raise OSError(errno.EPERM, "it belongs to another user")
+        return file.read(_LONGEST).decode()

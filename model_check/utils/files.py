@@ -1,11 +1,38 @@
-"""Files that appear whole for readers: written under another name, synced, renamed into place."""
+"""Files that appear whole for readers: written under another name, synced, renamed into place. And
+files that a person names: read whole, if they have an end."""
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from model_check.utils.held import hold
+
+SETTINGS_BYTES = 1 << 20
+"""No settings file is longer."""
+_HANDED_OVER = (Path("/dev/fd"), Path("/proc/self/fd"))
+"""`--config <(jq ...)`: the shell opened this pipe for us, so somebody writes to it."""
+
+
+def read_whole(path: Path, limit: int) -> bytes:
+    """A plain file of at most `limit` bytes. Another user's pipe would block, a device has no end.
+    Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISFIFO(mode) and (path.parent in _HANDED_OVER or path == Path("/dev/stdin")):
+            os.set_blocking(descriptor, True)
+        elif not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "is no plain file", str(path))
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(limit + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes", str(path))
+    return content
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:

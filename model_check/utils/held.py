@@ -9,6 +9,7 @@ OSError.
 
 import errno
 import os
+import pwd
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -154,6 +155,10 @@ class HeldDirectory:
             return True
         return False
 
+    def owners(self) -> set[int]:
+        """The users to whom this directory and what is in it belong."""
+        return {self.status().st_uid, *(self.lstat(name).st_uid for name in self.names())}
+
     def leads_to(self, name: str, status: os.stat_result) -> bool:
         """Whether a name still leads to the same file or directory."""
         with suppress(FileNotFoundError):
@@ -296,6 +301,13 @@ class HeldDirectory:
         except NotPlainError:
             self.unlink(name)
         return None
+
+
+def user_name(uid: int) -> str:
+    """`alice (uid 1001)`."""
+    with suppress(KeyError):  # a container may not know the user
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    return f"uid {uid}"
 
 
 def hold(path: Path) -> HeldDirectory:

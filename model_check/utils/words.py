@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from model_check.utils.secrets import masked
+
 Say = Callable[[str], None]
 """Takes one line for people."""
 _NUM_NAMED = 4
@@ -26,6 +28,6 @@ def printable(name: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """A message, escaped for a terminal: in a shared cache another user may have written names and
-    manifests, and their escape sequences must not move the cursor."""
-    return "\n".join(map(printable, text.split("\n")))
+    """A message for a terminal. Secrets are masked. The rest is escaped: another user may have
+    written names and manifests, and their escape sequences must not move the cursor."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in masked(text))

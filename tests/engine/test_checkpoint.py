@@ -88,11 +88,36 @@ def test_other_files_are_told_for_what_they_are(tmp_path: Path) -> None:
     for name, words in {
         "old.pt": r"another version \(schema 1",
         "list.pt": r"another version \(schema None",
-        "code.pt": "not a checkpoint of Model Check",
+        "code.pt": "more than tensors and plain values.*nothing of it was loaded",
         "none.pt": "No such file",
     }.items():
-        with pytest.raises(CheckpointError, match=words):
+        with pytest.raises(CheckpointError, match=words) as caught:
             read_checkpoint(tmp_path / name)
+        assert "trust" not in str(caught.value)
+        assert "weights_only" not in str(caught.value)
+
+
+class Bomb:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (str(self.made), "w")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_code_in_a_checkpoint_is_not_run_and_no_advice_says_how(
+    tmp_path: Path, zipped: bool
+) -> None:
+    path, made = tmp_path / "last.pt", tmp_path / "made"
+    torch.save({"model": Bomb(made)}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(path)
+    assert not made.exists()
+    for advice in ("weights_only", "trust", "safe_globals", "\n"):
+        assert advice not in str(caught.value)
 
 
 def test_the_newest_is_the_one_written_last_whatever_its_number(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ COPIED = (
     *("launcher/install/environment.py", "launcher/install/installation.py"),
     *("launcher/install/requirements.py", "model_check/__init__.py"),
     *("model_check/errors.py", "model_check/utils/__init__.py"),
-    "model_check/utils/project_files.py",
+    *("model_check/utils/project_files.py", "model_check/utils/secrets.py"),
+    "model_check/utils/words.py",
 )
 
 PYPROJECT = """\

@@ -21,6 +21,7 @@ from model_check.data.read.manifest import (
     TokensManifest,
     ViewManifest,
     read_view,
+    strangers_of,
 )
 from model_check.data.sources.text import Repairs
 from model_check.data.tokenizers.tokenizer import use_threads
@@ -60,6 +61,11 @@ def prepare(settings: Settings, say: Say, bar: Say | None = None) -> Prepared:
         view, tokens, hit = _found_or_made(request, settings, say, bar)
     else:
         path, view, tokens, hit = _output_dir_filled(settings, say, bar)
+    if strangers := strangers_of(path, view):
+        say(
+            f"data: {path} belongs in part to {' and '.join(strangers)}, who can put any tokens "
+            "there; for a cache of your own set data.cache_dir (SECURITY.md)"
+        )
     seconds = time.monotonic() - started
     return Prepared(path.absolute(), hit, view, counts_of(view, tokens), seconds)
 

@@ -13,6 +13,7 @@ sequence are dropped, or padded to one. A split is the whole store, or documents
 """
 
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -22,7 +23,7 @@ import msgspec
 from model_check.data.read.sharing import hold_cache
 from model_check.data.read.windows import Tail, Windows
 from model_check.errors import DataError
-from model_check.utils.held import HeldDirectory, NotPlainError
+from model_check.utils.held import HeldDirectory, NotPlainError, user_name
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -230,6 +231,20 @@ def _read_one_view(directory: Path, verify: Verify) -> tuple[ViewManifest, Token
             raise CorruptEntryError(f"{directory}: was made from other tokens than {store} holds")
         verify_files(held, view.files, verify)
     return view, tokens
+
+
+def strangers_of(directory: Path, view: ViewManifest) -> list[str]:
+    """The users other than us and root to whom something of a view, its store or the views of its
+    splits belongs: they chose the tokens, whatever the checksums say. Raises DataError, OSError."""
+    neighbours = (split.view for split in view.splits.values() if split.view is not None)
+    uids: set[int] = set()
+    for path in (directory, *(neighbour_view(directory, name) for name in neighbours)):
+        with hold_view(path) as held:
+            store = store_of(path, read_manifest(held, ViewManifest))
+            uids |= held.owners()
+        with hold_store(store) as held:
+            uids |= held.owners()
+    return [user_name(uid) for uid in sorted(uids - {0, os.geteuid()})]
 
 
 def neighbour_view(directory: Path, name: str) -> Path:

@@ -22,7 +22,9 @@ from model_check.config.load import Request, load
 from model_check.config.schema import DataSettings
 from model_check.data.cache.memo import Memo
 from model_check.errors import DataError, ModelCheckError
-from model_check.utils.dotenv import value_in
+from model_check.utils.dotenv import take_from_dotenv, why_unread
+from model_check.utils.secrets import MASK, mask_others, masked
+from model_check.utils.words import printable_lines
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -39,7 +41,8 @@ class Hub:
     def __init__(self, data: DataSettings) -> None:
         self.timeout_s, self.offline = data.hub_timeout_s, data.offline
         self.memo = Memo(Path(data.cache_dir).expanduser())
-        self.endpoint = os.environ.get("HF_ENDPOINT", DEFAULT_ENDPOINT).rstrip("/")
+        self._url = os.environ.get("HF_ENDPOINT", DEFAULT_ENDPOINT).rstrip("/")
+        self.endpoint = _without_userinfo(self._url)
 
     @cached_property
     def why_offline(self) -> str | None:
@@ -52,8 +55,8 @@ class Hub:
             reason = f"{self.endpoint} does not answer ({silence})"
         if reason:
             os.environ["HF_HUB_OFFLINE"] = "1"
-        elif token := value_in(Path(".env"), "HF_TOKEN"):
-            os.environ.setdefault("HF_TOKEN", token)
+        else:
+            take_from_dotenv("HF_TOKEN")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         return reason
 
@@ -111,7 +114,7 @@ class Hub:
     def _api(self) -> "HfApi":
         from huggingface_hub import HfApi
 
-        return HfApi(endpoint=self.endpoint)
+        return HfApi(endpoint=self._url)
 
     def _commit(self, repo: str, kind: Kind) -> str:
         try:
@@ -145,10 +148,12 @@ class Hub:
         match error:
             case GatedRepoError() if get_token() is None:
                 text = f"is gated: accept its terms at {page}, then export HF_TOKEN=..."
+                text += why_unread()
             case GatedRepoError():
                 text = f"is gated, and your token has no access to it: ask for it at {page}"
             case RepositoryNotFoundError():
                 text = f"no such {kind} at {self.endpoint}, or it is private and needs HF_TOKEN"
+                text += why_unread()
             case HFValidationError():
                 text = f"is neither a file here nor a name that the hub could have ({kind})"
             case _ if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
@@ -163,12 +168,18 @@ class Hub:
         return DataError(f"{repo}: {text}")
 
 
+def _without_userinfo(url: str) -> str:
+    scheme, slashes, rest = url.rpartition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{slashes}{host.rpartition('@')[2]}{slash}{path}"
+
+
 def without_secrets(text: str) -> str:
     """A message of another package, without our token."""
     from huggingface_hub import get_token
 
     token = get_token()
-    return text.replace(token, "***") if token else text
+    return masked(text.replace(token, MASK) if token else text)
 
 
 def _silence(endpoint: str, timeout_s: float) -> str | None:
@@ -223,11 +234,12 @@ def _in_words(reason: object) -> str:
 
 def main(argv: Sequence[str]) -> int:
     repo, name = argv
+    mask_others()
     try:
         settings = load(Request(preset="cpu", environ=os.environ), lambda: False).settings
         print(Hub(settings.data).model_file(repo, name, "name a local directory"))
     except ModelCheckError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable_lines(f"error: {error}"), file=sys.stderr)
         return error.exit_code
     return 0
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from model_check.data.cache.memo import Memo
-from model_check.data.read.manifest import TOKENIZER, hash_of
+from model_check.data.read.manifest import LONGEST, TOKENIZER, hash_of
 from model_check.data.sources.source import Source
 from model_check.errors import DataError
+from model_check.utils.files import read_whole
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -105,7 +106,7 @@ class GivenTokenizer:
     @cached_property
     def _document(self) -> dict[str, Any]:
         with _read_errors(self._path):
-            return document_in(self._path.read_bytes(), self._path)
+            return document_in(read_whole(self._path, LONGEST), self._path)
 
     def _probe(self, content: str) -> str:
         import tokenizers

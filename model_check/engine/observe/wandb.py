@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from model_check.engine.observer import RunObserver
 from model_check.engine.run_context import Identity
 from model_check.errors import ConfigError, StorageError
 from model_check.events import Scalar
-from model_check.utils.dotenv import value_in
+from model_check.utils.dotenv import take_from_dotenv, why_unread
 from model_check.utils.words import Say, first_line
 
 API_KEY = "WANDB_API_KEY"
@@ -32,12 +31,11 @@ class WandbRun(RunObserver):
                 f"logging.wandb = {self._mode}: wandb is not installed (pip install wandb), or "
                 "logging.wandb=off"
             )
-        if (key := read_key(os.environ, Path(".env"))) is not None:
-            os.environ[API_KEY] = key  # where wandb, and nothing else, looks for it
+        take_from_dotenv(API_KEY)  # into the environment: wandb looks nowhere else
         if self._mode == "online" and not _has_key():
             raise ConfigError(
                 f"logging.wandb = online: no key; put {API_KEY}=... into the environment or into "
-                ".env, run `wandb login`, or set logging.wandb=offline"
+                f".env, run `wandb login`, or set logging.wandb=offline{why_unread()}"
             )
         self._settings, self._identity, self._say = settings, identity, say
         self._run: Any = None
@@ -103,8 +101,3 @@ def _has_key() -> bool:
     """In the environment, or in the file that `wandb login` writes."""
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
     return bool(os.environ.get(API_KEY)) or (netrc.is_file() and "wandb" in netrc.read_text())
-
-
-def read_key(environ: Mapping[str, str], file: Path) -> str | None:
-    """WANDB_API_KEY of the environment, else of `file`, a `.env`."""
-    return environ.get(API_KEY) or value_in(file, API_KEY)

@@ -52,11 +52,17 @@ def shared() -> Iterator[Lab]:
     shutil.rmtree(directory)
 
 
-def build(shared: Lab, text: Path, *program: str, umask: int = 0o022) -> tuple[int, str]:
+def build(
+    shared: Lab, text: Path, *program: str, umask: int = 0o022, arguments: tuple[str, ...] = ()
+) -> tuple[int, str]:
     previous = os.umask(umask)
     try:
         builder: Builder = start_builder(
-            shared.cache, text, program=[*program, sys.executable], environ={"HOME": "/tmp"}
+            shared.cache,
+            text,
+            *arguments,
+            program=[*program, sys.executable],
+            environ={"HOME": "/tmp"},
         )
     finally:
         os.umask(previous)
@@ -70,6 +76,39 @@ def test_a_second_user_reads_what_the_first_prepared(shared: Lab) -> None:
     code, output = build(shared, text, *AS_NOBODY)
     assert code == 0, output
     assert "data: found notes.txt" in output
+
+
+def strangers_in(output: str) -> list[str]:
+    return [line for line in output.splitlines() if "who can put any tokens there" in line]
+
+
+def test_whose_tokens_they_are_is_told_if_another_user_made_them(shared: Lab) -> None:
+    shared.cache.mkdir()
+    shared.cache.chmod(0o777)
+    text = shared.text()
+    code, output = build(shared, text, *AS_NOBODY)
+    assert code == 0, output
+    assert strangers_in(output) == []
+    for length in ("16", "8"):  # the second makes a view of its own over the same tokens
+        code, output = build(shared, text, arguments=(f"training.context_length={length}",))
+        assert code == 0, output
+        (line,) = strangers_in(output)
+        assert "nobody (uid 65534)" in line
+
+
+def test_one_file_of_another_user_in_an_entry_of_ours_is_told(shared: Lab) -> None:
+    text = shared.text()
+    build(shared, text)
+    code, output = build(shared, text)
+    assert strangers_in(output) == []
+    (store,) = shared.stores()
+    os.chown(next(store.glob("*.bin")), 61113, 61113)
+    code, output = build(shared, text)
+    assert code == 0, output
+    (line,) = strangers_in(output)
+    assert "uid 61113" in line
+    code, output = build(shared, text, *AS_NOBODY)
+    assert len(strangers_in(output)) == 1, "root's files are not told"
 
 
 def test_a_second_user_who_may_not_write_is_told_the_cure(shared: Lab) -> None:

@@ -1,4 +1,4 @@
-"""W&B: refused with a way out where it cannot be had; the key from .env; offline runs."""
+"""W&B: refused with a way out where it cannot be had; offline runs."""
 
 import importlib.util
 import sys
@@ -7,30 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from model_check.engine.observe.wandb import read_key
 from model_check.errors import ConfigError, NonFiniteError
 from tests.engine.conftest import Run
 
 INSTALLED = importlib.util.find_spec("wandb") is not None
-
-
-@pytest.mark.parametrize(
-    ("text", "key"),
-    [
-        ("WANDB_API_KEY=abc\nHF_TOKEN=def\n", "abc"),
-        ("export WANDB_API_KEY='abc'\n", "abc"),
-        ('# a comment\n WANDB_API_KEY = "abc" \n', "abc"),
-        ("HF_TOKEN=def\nWANDB_API_KEY=\n", None),
-    ],
-)
-def test_the_key_is_read_from_a_file(tmp_path: Path, text: str, key: str | None) -> None:
-    (tmp_path / ".env").write_text(text)
-    assert read_key({}, tmp_path / ".env") == key
-    assert read_key({"WANDB_API_KEY": "first"}, tmp_path / ".env") == "first"
-
-
-def test_no_file_and_no_variable_is_no_key(tmp_path: Path) -> None:
-    assert read_key({}, tmp_path / ".env") is None
 
 
 @pytest.mark.skipif(INSTALLED, reason="wandb is installed")

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -177,6 +178,15 @@ def test_where_a_token_was_found_is_told(office: Office) -> None:
     assert office.line("HF_TOKEN").split() == ["ok", "HF_TOKEN", "set"]
 
 
+@pytest.mark.root
+def test_a_token_in_a_file_of_another_user_is_not_read(office: Office) -> None:
+    (office.cwd / ".env").write_text("HF_TOKEN=hf_x\n")
+    os.chown(office.cwd / ".env", 4711, 4711)
+    office.visit(snapshot())
+    assert office.line("HF_TOKEN").startswith("warn")
+    assert "/.env is not read: it belongs to another user" in office.line("HF_TOKEN")
+
+
 def test_prepared_data_is_counted(office: Office) -> None:
     assert office.visit(Snapshot(reason="no NVIDIA driver")) in (0, 2)
     assert "none in" in office.line("prepared data")
@@ -288,12 +298,25 @@ def test_the_power_cap_and_idleness_are_no_warning(office: Office) -> None:
 
 
 def test_earlier_runs_are_counted_with_the_line_that_removes_them(tmp_path: Path) -> None:
-    runs = tmp_path / "tmp"
-    (runs / "model_check_logs_1_a").mkdir(parents=True)
-    (runs / "model_check_logs_1_a" / "gpu0.log").write_bytes(b" " * 2**20)
+    """As root also beside those of another user; never a run that goes on."""
+    runs = tmp_path / "t m'p"
+    ended, running, theirs = (runs / f"model_check_logs_{n}_a" for n in (1, 2, 3))
+    for directory in (ended, running, theirs):
+        directory.mkdir(parents=True)
+        (directory / "gpu0.log").write_bytes(b" " * 2**20)
+    for directory in (ended, theirs):
+        (directory / "report.json").touch()
+    (runs / "model_check_logs_4_a").symlink_to(tmp_path)
+    is_root = os.geteuid() == 0
+    os.chown(theirs, 4711, 4711) if is_root else theirs.rename(runs / "other")
     found = check_storage({}, tmp_path, Path("cache"), runs)
-    (line,) = [str(finding) for finding in found if finding.name == "run directories"]
-    assert f"1 in {runs}, 1.0 MiB -> to remove them: rm -r {runs}/model_check_logs_*" in line
+    (finding,) = [finding for finding in found if finding.name == "run directories"]
+    assert finding.found == f"2 in {runs}, 2.0 MiB"
+    command = finding.advice.partition(": ")[2]
+    subprocess.run(["sh", "-c", command], check=True, timeout=60)
+    left = {path.name for path in runs.iterdir()}
+    assert left == {running.name, theirs.name if is_root else "other", "model_check_logs_4_a"}
+    assert tmp_path.exists()
 
 
 def test_a_cgroup_that_a_run_left_behind_is_told_with_what_to_do(tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""Text of a file, a path, the environment, the command line or a setting never moves the cursor,
+colours, or reorders: not one byte of it reaches the terminal as a control character."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from launcher import run_dir
+from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
+from model_check.events import Done, Evidence, Note, encode
+from tests.e2e.conftest import ROOT, TINY
+
+# ESC [ 2 J clears the screen; CSI in one character; OSC 52 writes the clipboard; overwriting by a
+# backspace and by a carriage return; the right-to-left override; a mark that reorders.
+EVIL = "\x1b[2J\x9b31m\x1b]52;c;AAAA\x07 ok\b\bno\rPASS \u202ekcab \u200fx"
+ALLOWED = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u061c\u2028-\u202e\u2066-\u2069]*")
+MARK = "[2J"
+"""What is left of it for eyes."""
+ONE = ("--device", "cpu", "--workers", "1")
+LAUNCHER = (sys.executable, "-P", "-m", "launcher")
+
+COMMANDS = {
+    "dry run": (*LAUNCHER, *ONE, "--dry-run", "--", "echo", EVIL),
+    "dry run for machines": (*LAUNCHER, *ONE, "--dry-run", "--json", "--", "echo", EVIL),
+    "run": (*LAUNCHER, *ONE, "--run-dir", f"run{EVIL}", "--", "printf", EVIL),
+    "no such command": (*LAUNCHER, *ONE, "--run-dir", f"run{EVIL}", "--", EVIL),
+    "config show": (*LAUNCHER, "config", "show", f"data.dataset={EVIL}"),
+    "config show for machines": (*LAUNCHER, "config", "show", "--json", f"data.dataset={EVIL}"),
+    "unknown setting": (*LAUNCHER, f"data.{EVIL}=1"),
+    "wrong value": (*LAUNCHER, f"training.max_steps={EVIL}"),
+    "unknown option": (*LAUNCHER, f"--{EVIL}"),
+    "unknown verb": (*LAUNCHER, f"doctr{EVIL}"),
+    "preset": (*LAUNCHER, "--preset", EVIL),
+    "no settings file": (*LAUNCHER, "--config", f"{EVIL}.json"),
+    "settings file": (*LAUNCHER, "--config", "evil.json"),
+    "YAML": (*LAUNCHER, "--config", "evil.yaml"),
+    "GPUs": (*LAUNCHER, "--gpus", EVIL),
+    "doctor": (*LAUNCHER, "doctor", f"data.cache_dir={EVIL}"),
+    "doctor for machines": (*LAUNCHER, "doctor", "--json", f"data.cache_dir={EVIL}"),
+    "report": (*LAUNCHER, "report", "colleague"),
+    "report, a name": (*LAUNCHER, "report", EVIL),
+    "report, damaged": (*LAUNCHER, "report", "damaged"),
+    "prepare": (*LAUNCHER, "prepare", "--config", "tiny.json", f"data.dataset={EVIL}"),
+    "prepare --list": (*LAUNCHER, "prepare", "--list", "data.cache_dir=cache"),
+    "prepare --verify": (*LAUNCHER, "prepare", "--verify", "data.cache_dir=cache"),
+    "prepare --gc": (*LAUNCHER, "prepare", "--gc", "data.cache_dir=cache"),
+    "export": (*LAUNCHER, "export", f"{EVIL}.pt", "out"),
+    "export, unknown option": (*LAUNCHER, "export", "a", "b", f"--{EVIL}"),
+    "training": (sys.executable, str(ROOT / "pretrain_main.py"), f"data.dataset={EVIL}"),
+    "training, resume": (sys.executable, str(ROOT / "pretrain_main.py"), "--resume", EVIL),
+    "no Python": ("bash", str(ROOT / "run.sh"), "--version"),
+}
+
+
+def a_run_of_a_colleague(directory: Path) -> None:
+    """Every text in its files is hostile."""
+    end = RunEnd(exit_code=1, reason=EVIL, culprits=("CPU0",))
+    worker = WorkerEnd(
+        name="CPU0",
+        returncode=1,
+        spawn_error=EVIL,
+        oom=EVIL,
+        pid=7,
+        stopped_by_us=False,
+        duration_s=0.1,
+        last_lines=(EVIL,),
+        evidence=(EVIL,),
+    )
+    record = RunRecord(
+        command=[EVIL],
+        started_at=EVIL,
+        started_ns=1,
+        pid=0,
+        cwd=EVIL,
+        host=EVIL,
+        kernel=EVIL,
+        python=EVIL,
+        preset=EVIL,
+        device=EVIL,
+        mode=EVIL,
+        drill=EVIL,
+        steps=4,
+        workers=["CPU0"],
+        groups={"CPU0": EVIL, EVIL: EVIL},
+        not_compared=EVIL,
+        fail_on=[EVIL],
+        versions={"torch": EVIL},
+        gpus={},
+        notes=[EVIL],
+        duration_s=0.1,
+        end=end,
+        ended=(worker,),
+        healths={},
+    )
+    directory.mkdir()
+    run_dir.write(directory / "run.json", msgspec.to_builtins(record))
+    events = [Note(text=EVIL), Evidence(path=EVIL, what=EVIL), Done(exit_code=1, error=EVIL)]
+    (directory / "cpu0.events.jsonl").write_bytes(b"".join(map(encode, events)))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A working directory whose own name is hostile, and all that lies in it."""
+    here = tmp_path / EVIL
+    here.mkdir()
+    (here / "evil.json").write_text(json.dumps({EVIL: {EVIL: EVIL}}))
+    (here / "evil.yaml").write_text('"\\e[2J": {"\\e[2J": 1}\n')
+    (here / "tiny.json").write_text(json.dumps(TINY))
+    a_run_of_a_colleague(here / "colleague")
+    (here / "damaged").mkdir()
+    (here / "damaged" / "run.json").write_text(json.dumps({"schema": EVIL}))
+    entry = here / "cache" / EVIL
+    entry.mkdir(parents=True)
+    (entry / "manifest.json").write_text(json.dumps({"schema": 1, "kind": EVIL, "dataset": EVIL}))
+    (here / "cache" / f".tmp-{EVIL}").mkdir()
+    return here
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_no_control_character_reaches_the_terminal(place: Path, case: str) -> None:
+    env = {n: v for n, v in os.environ.items() if not n.startswith("CUDA_")}
+    env |= {"PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8", "CUDA_VISIBLE_DEVICES": EVIL}
+    if case == "no Python":
+        env |= {"MODEL_CHECK_PYTHON": EVIL}
+    done = subprocess.run(
+        COMMANDS[case],
+        cwd=place,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=110,
+    )
+    shown = done.stdout.decode()
+    assert "Traceback" not in shown
+    assert ALLOWED.fullmatch(shown), ascii(shown)
+    if not case.startswith("prepare --"):
+        assert MARK in shown, "it is shown, escaped"

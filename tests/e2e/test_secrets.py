@@ -1,0 +1,257 @@
+"""No secret is in a text of ours: many forms, each with a canary of its own, in real runs; then
+every file and the terminal are searched for each canary. What a worker writes is the worker's."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.data.lab import Answer, FakeHub, write_tokenizer
+from tests.e2e.conftest import ROOT, TINY
+
+ARGUMENTS: dict[str, Sequence[str]] = {
+    "option and value": ("--wandb-key", "{}"),
+    "option=value": ("--api-key={}",),
+    "option in camel case": ("--clientSecret={}",),
+    "value with blanks": ("--passphrase", "two {} words"),
+    "short option": ("-p", "{}"),
+    "short option, value attached": ("-p{}",),
+    "user and password": ("-u", "somebody:{}"),
+    "first assignment of a script": ("-c", "WANDB_API_KEY={} :"),
+    "second assignment of a script": ("-c", "A=1 WANDB_API_KEY={} :"),
+    "quoted assignment of a script": ("-c", "export PGPASSWORD='{} more'; :"),
+    "assignment in a script in a script": ("-c", """bash -c "TOKEN='{}' :" """),
+    "option in a script": ("-c", "curl --hf-token {} https://host"),
+    "user and password in a script": ("-c", "curl -u somebody:{} https://host"),
+    "short option in a script": ("-c", "sshpass -p {} ssh host"),
+    "environment of a container": ("-e", "DB_PASS={}"),
+    "assignment in an option": ("--env=API_TOKEN={}",),
+    "property": ("-Dservice.secretKey={}",),
+    "header": ("-H", "X-API-Key: {}"),
+    "header without a blank": ("-H", "X-Auth-Token:{}"),
+    "bearer": ("-H", "Authorization: Bearer {}"),
+    "basic": ("-H", "Authorization: Basic {}"),
+    "cookie": ("-H", "Cookie: {}"),
+    "password of a URL": ("https://somebody:{}@host/path",),
+    "user of a URL": ("https://{}@host/path",),
+    "odd password of a URL": ("https://somebody:a/b@{}@host/path",),
+    "query of a URL": ("https://host/path?access_token={}&page=1",),
+    "signature of a URL": ("https://host/path?X-Amz-Signature={}",),
+    "JSON": ("-d", '{{"password": "{}"}}'),
+    "YAML": ("-d", "password: {}"),
+    "ini": ("-c", "aws_secret_access_key = {}"),
+    "openssl": ("-passin", "pass:{}"),
+    "AWS": ("AKIA{upper}",),
+    "GitHub, classic": ("ghp_{}",),
+    "GitHub, fine": ("github_pat_{}",),
+    "GitLab": ("glpat-{}",),
+    "Slack": ("xoxb-12-{}",),
+    "Hugging Face": ("hf_{}",),
+    "OpenAI": ("sk-proj-{}",),
+    "Stripe": ("sk_live_{}",),
+    "Google": ("AIza{}",),
+    "npm": ("npm_{}{}",),
+    "JWT": ("eyJhbGciOi.{}.c2ln",),
+    "PEM": ("-----BEGIN RSA PRIVATE KEY-----\n{}\n-----END RSA PRIVATE KEY-----",),
+}
+ENVIRONMENT = {
+    "HF_TOKEN": "{}",
+    "WANDB_API_KEY": "{}",
+    "AWS_SECRET_ACCESS_KEY": "{}",
+    "PGPASSWORD": "{}",
+    "DB_PASS": "it's {}",
+    "MYSQL_PWD": "{}",
+    "SIGNING_SECRET": "{}\nsecond line {}",
+    "githubToken": "{}",
+    "DATABASE_URL": "postgresql://somebody:{}@host/base",
+    "PIP_INDEX_URL": "https://{}@host/simple",
+}
+SETTINGS: dict[str, Sequence[str]] = {
+    "token as a setting": ("data.hf_token={}",),
+    "key as a setting": ("training.api_key={}",),
+    "key without a section": ("api_key={}",),
+    "unknown option": ("--wandb-key={}",),
+    "unknown option and value": ("--wandb-key", "{}"),
+    "URL as a data set": ("data.dataset=https://somebody:{}@host/texts",),
+    "token as a data set": ("data.dataset=hf_{}",),
+    "query as a data set": ("data.dataset=https://host/texts?token={}",),
+    "token as a tokenizer": ("data.tokenizer_path=/somewhere/github_pat_{}",),
+    "URL as raw data": ("--raw-data", "https://somebody:{}@host/texts"),
+    "token as a project": ("logging.wandb_project=glpat-{}",),
+    "value of the environment": ("logging.wandb_project={HF_TOKEN}",),
+}
+FILES = {
+    "key.json": '{{"service": {{"api_key": "{}"}}}}',
+    "broken.json": '{{"service": {{"api_key": "{}" "b": 1}}}}',
+    "broken.yaml": "service:\n  api_key: {}\n    b: [1\n",
+    "broken.toml": 'api_key = "{}" b',
+    "url.json": '{{"data": {{"dataset": "https://somebody:{}@host/texts"}}}}',
+}
+HUB = ("endpoint", ".env", "key in .env")
+
+
+def canary(form: str) -> str:
+    """Told apart from every other one, and from a word."""
+    forms = [*ARGUMENTS, *ENVIRONMENT, *SETTINGS, *FILES, *HUB]
+    return f"Cnry{forms.index(form):03}Xq"
+
+
+def filled(form: str, text: str, **more: str) -> str:
+    value = canary(form)
+    return text.format(value, value, upper=value.upper() + "A" * 8, **more)
+
+
+def environment() -> dict[str, str]:
+    plain = {n: v for n, v in os.environ.items() if not n.startswith(("CUDA_", "HF_"))}
+    ours = {name: filled(name, text) for name, text in ENVIRONMENT.items()}
+    return plain | ours | {"PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
+
+
+@dataclass
+class Lab:
+    """A directory for real runs, and what their terminals showed."""
+
+    dir: Path
+    terminal: str = ""
+    unexpected: list[str] = field(default_factory=list)
+    """What ended with another exit code than it should, or with a traceback."""
+    found: bytes = b""
+    """All that the runs showed and wrote."""
+
+    def run(self, *arguments: str, env: Mapping[str, str] | None = None, code: int) -> str:
+        command = [sys.executable, "-P", "-m", "launcher", *arguments]
+        done = subprocess.run(
+            command,
+            cwd=self.dir,
+            env=environment() | dict(env or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=110,
+        )
+        shown = done.stdout.decode()
+        if done.returncode != code or "Traceback" in shown:
+            self.unexpected.append(f"{arguments}: {done.returncode}, not {code}: {shown}")
+        self.terminal += "".join(
+            line for line in shown.splitlines(keepends=True) if not line.startswith("[CPU0] ")
+        )
+        return shown
+
+    def config(self, name: str, text: str) -> str:
+        (self.dir / "settings").mkdir(exist_ok=True)
+        (self.dir / "settings" / name).write_text(text)
+        return str(self.dir / "settings" / name)
+
+
+def run_a_command(lab: Lab) -> None:
+    """It fails, and its last words, which reports quote, are all that it was given."""
+    arguments = [filled(form, text) for form, texts in ARGUMENTS.items() for text in texts]
+    speak = (
+        "import os, sys; [print(*(repr(w) for w in words[n:n + 5]))"
+        " for words in [[*sys.argv, *os.environ.values()]]"
+        " for n in range(0, len(words), 5)]; sys.exit(3)"
+    )
+    command = ("--", sys.executable, "-c", speak, *arguments)
+    one = ("--device", "cpu", "--workers", "1")
+    for extra in (("--dry-run",), ("--dry-run", "--json")):
+        lab.run(*one, *extra, *command, code=0)
+    lab.run(*one, "--run-dir", "command", *command, code=3)
+    lab.run("report", "command", code=3)
+    own = (lab.dir / "command" / "cpu0.log").read_text()
+    for form in [*ARGUMENTS, *ENVIRONMENT]:
+        assert canary(form) in own or canary(form).upper() in own, "written byte for byte"
+    (lab.dir / "command" / "cpu0.log").unlink()
+
+
+def run_refused(lab: Lab) -> None:
+    values = environment()
+    for form, texts in SETTINGS.items():
+        lab.run(*(filled(form, text, **values) for text in texts), "--dry-run", code=2)
+    for form, text in FILES.items():
+        path = lab.config(form, filled(form, text))
+        lab.run("--config", path, "--run-dir", "refused", code=2)
+        Path(path).unlink()
+
+
+class TiredHub(FakeHub):
+    """Its first download fails twice: huggingface_hub says so, and asks again."""
+
+    refusals_left = 2
+
+    def answer(self, path: str, wanted_range: str | None) -> Answer:
+        if self.refusals_left and "/resolve/" in path:
+            self.refusals_left -= 1
+            return Answer(503)
+        return super().answer(path, wanted_range)
+
+
+def run_a_training(lab: Lab, hub: FakeHub) -> None:
+    """The tokenizer comes from a hub with a password, whose token is in .env."""
+    settings = json.loads(json.dumps(TINY))
+    settings["training"]["save_last"] = True
+    settings["model"]["model_path"] = "acme/tiny"
+    settings["data"] |= {"tokenizer": "model", "cache_dir": "cache"}
+    config = lab.config("tiny.json", json.dumps(settings))
+    dotenv = lab.dir / ".env"
+    dotenv.write_text(f"HF_TOKEN={canary('.env')}\nWANDB_API_KEY={canary('key in .env')}\n")
+    tokenizer = write_tokenizer(lab.dir / "tokenizer.json")
+    hub.repos["models/acme/tiny"] = {"tokenizer.json": tokenizer.read_bytes()}
+    hub.repos["datasets/acme/text"] = {}
+    endpoint = hub.endpoint.replace("://", f"://somebody:{canary('endpoint')}@")
+    env = {"HF_ENDPOINT": endpoint, "HF_HOME": str(lab.dir / "hf"), "HF_TOKEN": ""}
+    ours = ("--config", config, "--workers", "1")
+    lab.run(*ours, "data.dataset=acme/text", "--run-dir", "empty", env=env, code=2)
+    lab.run(*ours, "model.model_path=acme/none", "--run-dir", "none", env=env, code=2)
+    lab.run(*ours, "--run-dir", "training", env=env, code=0)
+    lab.run("doctor", "--config", config, env=env, code=0)
+    lab.run("config", "show", "--config", config, env=env, code=0)
+    lab.run("config", "show", "--config", config, "--json", env=env, code=0)
+    dotenv.unlink()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    lab = Lab(tmp_path_factory.mktemp("secrets"))
+    run_a_command(lab)
+    run_refused(lab)
+    hub = TiredHub()
+    try:
+        run_a_training(lab, hub)
+    finally:
+        hub.stop()
+    files = [path for path in lab.dir.rglob("*") if path.is_file() and "hf" not in path.parts]
+    parts = [part for path in files for part in (str(path).encode(), path.read_bytes())]
+    lab.found = b"\n".join([lab.terminal.encode(), *parts])
+    return lab
+
+
+@pytest.mark.parametrize("form", [*ARGUMENTS, *ENVIRONMENT, *SETTINGS, *FILES, *HUB])
+def test_no_text_of_ours_holds_a_secret(lab: Lab, form: str) -> None:
+    for value in (canary(form), canary(form).upper()):
+        at = lab.found.find(value.encode())
+        assert at < 0, lab.found[max(0, at - 200) : at + 100]
+
+
+def test_runs_end_as_they_would_without_secrets_and_settings_with_one_are_refused(lab: Lab) -> None:
+    assert lab.unexpected == []
+    for name in (
+        "run.json",
+        "report.html",
+        "launcher.log",
+        "prepare.log",
+        "last.pt",
+        "manifest.json",
+    ):
+        assert f"/{name}\n".encode() in lab.found
+
+
+@pytest.mark.parametrize(
+    "kept",
+    ["--wandb-key", "WANDB_API_KEY=***", "somebody", "https://***@host/path", "thrown while"],
+)
+def test_what_is_no_secret_can_still_be_read(lab: Lab, kept: str) -> None:
+    assert kept.encode() in lab.found
