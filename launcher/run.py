@@ -48,7 +48,9 @@ def run(launch: Launch, argv: Sequence[str], printer_out: int) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, (*TO_STOP, *TO_FORWARD))
     # A worker takes five descriptors.
     raise_file_limit()
-    directory = run_dir.create(launch.context.run_dir)
+    create = run_dir.create if launch.arguments.run_dir else run_dir.create_default
+    directory = create(launch.context.run_dir)
+    launch = replace(launch, context=replace(launch.context, run_dir=directory))
     run_dir.link_latest(directory)
     printer = Printer(printer_out, launcher_log=directory / run_dir.LAUNCHER_LOG)
     try:

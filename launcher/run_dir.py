@@ -29,6 +29,16 @@ def default_path(log_dir: str | None) -> Path:
     return parent.absolute() / f"model_check_logs_{os.getpid()}_{stamp}"
 
 
+def create_default(path: Path) -> Path:
+    """`create`; under another name where somebody took this one, which can be foreseen."""
+    try:
+        return create(path)
+    except StorageError:
+        if not os.path.lexists(path):
+            raise
+        return create(path.with_name(f"{path.name}_{os.urandom(8).hex()}"))
+
+
 def create(path: Path) -> Path:
     """Make the directory, for this launcher alone and readable by its user alone. One that exists
     must be empty and keeps its mode: its maker chose who may read. Raises StorageError."""
@@ -116,12 +126,14 @@ def telemetry_path(directory: Path, worker: str) -> Path:
 
 def link_latest(path: Path) -> None:
     """Point `.logs/latest` of the working directory to this run, unless it is read-only."""
-    with suppress(OSError):
-        link = Path(".logs") / "latest"
-        link.parent.mkdir(exist_ok=True)
-        new = link.with_name(f".latest.{os.getpid()}")
-        new.symlink_to(path.absolute())
-        new.replace(link)
+    with suppress(OSError), hold(Path()) as here:
+        with suppress(FileExistsError):
+            here.make_directory(".logs")
+        # Another user's link there would have the link made, and a file replaced, elsewhere.
+        with here.directory_or_own_link(".logs") as logs:
+            new = f".latest.{os.getpid()}"
+            os.symlink(path.absolute(), new, dir_fd=logs.descriptor)
+            logs.rename(new, logs, "latest")
 
 
 def _storage_error(path: Path, error: OSError) -> StorageError:

@@ -7,6 +7,7 @@ from launcher.doctor.finding import Finding, fail, ok, warn, warn_if
 from launcher.gpus.choose import choose, why_busy, why_unusable
 from launcher.gpus.codes import MISSING, WITHOUT
 from launcher.gpus.probe import BrokenGpu, Gpu
+from launcher.gpus.reservation import default_lock_dir, who_can_delete
 from launcher.gpus.visible import pinnable, titles
 from launcher.telemetry.health import SLOWDOWNS, Record, symptoms, throttle_reasons
 from model_check.config.schema import LaunchSettings
@@ -40,6 +41,10 @@ def check_gpus(machine: Machine, launch: LaunchSettings, used: Sequence[Gpu]) ->
     for device in pinnable(snapshot.gpus):
         findings.append(_gpu(device, device in machine.visible, device in used))
     findings.append(_mask(machine, launch))
+    if (who := who_can_delete()) is not None:
+        found = f"{default_lock_dir()}: {who} can delete reservations"
+        advice = f"chown root {default_lock_dir()}; chmod 1777 {default_lock_dir()}"
+        findings.append(warn("GPU locks", found, advice))
     notes = (*snapshot.notes, machine.order_note())
     return findings + [warn("GPUs", note, "") for note in notes if note]
 

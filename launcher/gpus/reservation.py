@@ -24,6 +24,7 @@ from pathlib import Path
 from launcher.gpus.choose import freest, why_busy, why_unusable
 from launcher.gpus.probe import Gpu
 from model_check.errors import NoGpuError, StorageError
+from model_check.utils.held import OTHERS_WRITE, user_name
 
 LOCK_DIR = "MODEL_CHECK_LOCK_DIR"
 SHARED_DIR_MODE = 0o1777
@@ -89,6 +90,18 @@ def holders(gpus: Sequence[Gpu], lock_dir: Path | None = None) -> list[str]:
     ]
 
 
+def who_can_delete(lock_dir: Path | None = None) -> str | None:
+    """Who, besides us and root, may delete locks that others hold, so that two launchers get one
+    GPU; None: nobody, or there is no directory yet."""
+    with suppress(OSError):
+        status = (lock_dir or default_lock_dir()).stat()
+        if status.st_mode & OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
+            return "everybody who may write there"
+        if status.st_uid not in (0, os.geteuid()):
+            return user_name(status.st_uid)
+    return None
+
+
 def default_lock_dir() -> Path:
     """The directory that every launcher on this machine uses, for all its users."""
     named = os.environ.get(LOCK_DIR)
@@ -124,19 +137,30 @@ def _lock(locks: Reservation, lock_dir: Path | None, gpu: Gpu) -> str | None:
     """
     path = _path(lock_dir, gpu)
     try:
-        with ExitStack() as otherwise:
-            descriptor = _open(path)
-            otherwise.callback(os.close, descriptor)
-            if not _try_flock(descriptor):
-                return _holder(descriptor)
-            locks.push(otherwise.pop_all())
+        for _ in range(_FLOCK_TRIES):
+            with ExitStack() as otherwise:
+                descriptor = _open(path)
+                otherwise.callback(os.close, descriptor)
+                if not _try_flock(descriptor):
+                    return _holder(descriptor)
+                if _is_at(path, descriptor):
+                    _sign(descriptor)
+                    locks.push(otherwise.pop_all())
+                    return None
+        raise OSError(errno.ESTALE, "somebody deletes it again and again")
     except OSError as error:
         raise StorageError(
             f"{path}: cannot serve as a lock: {error.strerror or error}; have it removed, or "
             f"set {LOCK_DIR} to a directory for all users of this machine"
         ) from error
-    _sign(descriptor)
-    return None
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether the name still leads to the open file. Deleted between our opening and our locking,
+    it would lock nobody out: the next launcher makes a new one."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    return False
 
 
 def _holder_of(lock_dir: Path | None, gpu: Gpu) -> str | None:

@@ -22,7 +22,7 @@ def offer_stacks(path: Path | None) -> dict[str, int]:
     """
     if path is None:
         return {}
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         fd = os.open(path, flags, 0o666)  # open for as long as the process lives
     except OSError:

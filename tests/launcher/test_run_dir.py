@@ -180,6 +180,78 @@ def test_a_directory_that_somebody_else_laid_ready_is_refused(tmp_path: Path) ->
     assert run_dir.create(tmp_path / "run")
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("taken_by", ["directory", "file", "link", "link to nothing", "our own"])
+def test_a_default_name_that_was_taken_is_left_for_another_one(
+    tmp_path: Path, taken_by: str
+) -> None:
+    tmp_path.chmod(0o1777)
+    mine, path = tmp_path / "mine", tmp_path / "model_check_logs_1_20260101_000000"
+    mine.mkdir()
+    match taken_by:
+        case "directory":
+            path.mkdir(0o777)
+        case "file":
+            path.touch()
+        case "link":
+            path.symlink_to(mine)
+        case "link to nothing":
+            path.symlink_to(mine / "nothing")
+        case "our own":
+            run_dir.create(path)
+    os.lchown(path, *((0, 0) if taken_by == "our own" else (4711, 4711)))
+    made = run_dir.create_default(path)
+    assert made.parent == tmp_path
+    assert re.fullmatch(rf"{path.name}_[0-9a-f]{{16}}", made.name)
+    assert mode_of(made) == 0o700
+    assert list(mine.iterdir()) == []
+
+
+@pytest.mark.root
+def test_a_run_whose_default_names_were_all_taken_goes_on(tmp_path: Path) -> None:
+    """Another user has made every name that the next minute can bring for this very process."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    logs.chmod(0o1777)
+    code = (
+        "import os, sys, time\n"
+        "for s in range(60):\n"
+        "    stamp = time.strftime('%Y%m%d_%H%M%S', time.localtime(time.time() + s))\n"
+        "    path = f'{sys.argv[1]}/model_check_logs_{os.getpid()}_{stamp}'\n"
+        "    os.mkdir(path, 0o777); os.chown(path, 4711, 4711)\n"
+        "os.execv(sys.executable, [sys.executable, '-P', '-m', 'launcher', *sys.argv[2:]])\n"
+    )
+    command = (sys.executable, "-P", "-c", code, str(logs), f"logging.log_dir={logs}", *ONE)
+    run = subprocess.run(
+        [*command, "--", "echo", "hello"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    (directory,) = re.findall(r"run directory (\S+)", run.stdout)
+    assert (Path(directory) / "cpu0.log").read_text() == "hello\n"
+    assert (tmp_path / ".logs" / "latest").readlink() == Path(directory)
+
+
+@pytest.mark.root
+def test_the_link_to_the_latest_run_is_not_made_where_another_users_link_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o1777)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "latest").write_text("precious")
+    monkeypatch.chdir(tmp_path)
+    Path(".logs").symlink_to(mine)
+    os.lchown(".logs", 4711, 4711)
+    run_dir.link_latest(tmp_path / "run")
+    assert [path.name for path in mine.iterdir()] == ["latest"]
+    assert (mine / "latest").read_text() == "precious"
+
+
 def test_evidence_is_found_where_it_was_kept_whatever_lies_at_its_old_place(tmp_path: Path) -> None:
     original, dossier = tmp_path / "nan.pt", tmp_path / "dossier" / "gpu0"
     original.write_text("weights")

@@ -15,6 +15,7 @@ from launcher.doctor.machine import check_cgroups
 from launcher.doctor.packages import TorchBuild, check_torch, torch_build
 from launcher.doctor.storage import check_storage
 from launcher.gpus.probe import BrokenGpu, Gpu, GpuProcess, Snapshot
+from launcher.gpus.reservation import LOCK_DIR
 from launcher.telemetry.health import Record
 from model_check.config.schema import DataSettings, LaunchSettings, Settings
 from model_check.errors import NoGpuError
@@ -185,6 +186,28 @@ def test_a_token_in_a_file_of_another_user_is_not_read(office: Office) -> None:
     office.visit(snapshot())
     assert office.line("HF_TOKEN").startswith("warn")
     assert "/.env is not read: it belongs to another user" in office.line("HF_TOKEN")
+
+
+@pytest.mark.root
+def test_who_can_delete_reservations_is_told(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = office.cwd / "locks"
+    monkeypatch.setenv(LOCK_DIR, str(locks))
+    for mode, owner, told in (
+        (0o1777, 0, None),
+        (0o1777, 4711, "uid 4711 can delete reservations"),
+        (0o777, 0, "everybody who may write there can delete"),
+    ):
+        locks.mkdir(exist_ok=True)
+        locks.chmod(mode)
+        os.chown(locks, owner, owner)
+        office.visit(snapshot(IDLE))
+        if told is None:
+            assert not any("GPU locks" in line for line in office.lines)
+            continue
+        assert told in office.line("GPU locks")
+        assert f"chown root {locks}; chmod 1777 {locks}" in office.line("GPU locks")
 
 
 def test_prepared_data_is_counted(office: Office) -> None:

@@ -1,5 +1,6 @@
 """Locks on GPUs between launchers: real processes, real signals, real flock."""
 
+import fcntl
 import json
 import os
 import select
@@ -58,6 +59,21 @@ def gpu(index: int, **fields: object) -> Gpu:
     return Gpu(index, f"GPU-{index}", "NVIDIA H100", **(idle | fields))  # type: ignore[arg-type]
 
 
+class Fcntl:
+    """The real module, with something that happens at each lock."""
+
+    LOCK_EX, LOCK_SH, LOCK_NB = fcntl.LOCK_EX, fcntl.LOCK_SH, fcntl.LOCK_NB
+
+    def __init__(self, flock: Callable[[int, int], None]) -> None:
+        self.flock = flock
+
+
+def _made(lock_dir: Path) -> list[Path]:
+    """The lock file of GPU 0, which an earlier launcher made."""
+    reserve([gpu(0)], lock_dir).close()
+    return list(lock_dir.iterdir())
+
+
 @contextmanager
 def running(
     code: str, *arguments: object, env: dict[str, str] | None = None
@@ -94,6 +110,38 @@ def test_a_reserved_gpu_is_refused_and_the_holder_is_named(tmp_path: Path) -> No
         ):
             reserve([gpu(0)], tmp_path)
         reserve([gpu(1)], tmp_path).close()
+
+
+def test_a_lock_file_deleted_before_it_is_locked_locks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of the directory deletes it between our opening and our locking."""
+    (lock,) = _made(tmp_path)
+    deleted = iter([True])
+
+    def delete_then_flock(descriptor: int, operation: int) -> None:
+        if next(deleted, False):
+            lock.unlink()
+        fcntl.flock(descriptor, operation)
+
+    monkeypatch.setattr("launcher.gpus.reservation.fcntl", Fcntl(delete_then_flock))
+    with reserve([gpu(0)], tmp_path):
+        monkeypatch.undo()
+        with running(HOLD, tmp_path, "GPU-0") as other:
+            assert other.wait(DEADLINE_S) != 0, "two launchers have the GPU"
+
+
+def test_a_lock_file_that_is_always_deleted_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def delete_then_flock(descriptor: int, operation: int) -> None:
+        for path in tmp_path.iterdir():
+            path.unlink()
+        fcntl.flock(descriptor, operation)
+
+    monkeypatch.setattr("launcher.gpus.reservation.fcntl", Fcntl(delete_then_flock))
+    with pytest.raises(StorageError, match="somebody deletes it again and again"):
+        reserve([gpu(0)], tmp_path)
 
 
 def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
