@@ -16,21 +16,57 @@ from model_check.config.load import Request
 from model_check.errors import UsageError
 from model_check.utils.project_files import COMMAND
 
-EXIT_CODES = """\
+_EXIT_CODES = """\
 exit codes:
-  0 every worker passed        2 usage or configuration     20 NaN or Inf
-  21 workers disagree          22 health (launch.fail_on)   69 no usable GPU, or
-                                                            one is missing
-  70 our own fault             124 hang                     128+N ended by signal N
+  0 every worker passed        2 usage or configuration   20 NaN or Inf
+  21 workers disagree          22 health (launch.fail_on) 69 no usable GPU, or
+                                                          one is missing
+  70 our own fault             124 hang                   128+N by signal N
   else the exit code of the worker that failed first
-
-verbs:
-  doctor                       what of this machine is fine, what is not, what to do
-  config show                  every setting, its value and where it came from
-  report RUN_DIR ...           rebuild the reports of finished runs
-  prepare [OPTIONS]            the token cache alone: build, --list, --verify, --gc
-  export CHECKPOINT OUT        what transformers loads, made of a checkpoint
 """
+_VERBS_HELP = """
+verbs (run.sh VERB --help):
+  doctor                  what of this machine is fine, what not, what to do
+  config show             every setting, its value and where it came from
+  report RUN_DIR ...      rebuild the reports of finished runs
+  prepare [OPTIONS]       the token cache alone: build, --list, --verify, --gc
+  export CHECKPOINT OUT   what transformers loads, made of a checkpoint
+
+examples:
+  bash run.sh                                   every GPU, the short check
+  bash run.sh --debug                           small, with tensor dumps
+  bash run.sh --gpus 0,2 training.max_steps=100
+  bash run.sh -- python my_script.py            your own command on every GPU
+"""
+_DOCTOR_HELP = """
+examples:
+  bash run.sh doctor                            before the first run
+  bash run.sh doctor launch.expect_gpus=8       a lost GPU is a FAIL
+  bash run.sh doctor --json                     for machines
+"""
+_CONFIG_HELP = """
+examples:
+  bash run.sh config show --debug
+  bash run.sh config show --config my.json training.max_steps=20
+  bash run.sh config show --json                for machines
+"""
+_ABOUT = {
+    "": (
+        "Run the same short LLaMA training on every GPU and compare the workers.",
+        _EXIT_CODES + _VERBS_HELP,
+    ),
+    "doctor": (
+        "Say what of this machine is fine, what is not, and what to do. It changes\n"
+        "nothing, asks no network, and ends with the exit code of a run like this.",
+        _EXIT_CODES + _DOCTOR_HELP,
+    ),
+    "config show": (
+        "Print every setting, its value and where it came from, as a run with these\n"
+        "arguments would have it.",
+        _CONFIG_HELP,
+    ),
+}
+"""Verb -> what its help says above and below the options."""
 
 VERBS = ("doctor", "config", "report", "prepare", "export")
 """They come first on a command line."""
@@ -47,10 +83,11 @@ class RunArguments(Struct, frozen=True):
     as_json: bool
 
 
-def parse_run(argv: Sequence[str], environ: Mapping[str, str], prog: str = COMMAND) -> RunArguments:
-    """Raises UsageError or ConfigError; `--help` prints and leaves with SystemExit(0)."""
+def parse_run(argv: Sequence[str], environ: Mapping[str, str], verb: str = "") -> RunArguments:
+    """What a run, or a verb that asks about one, was asked for. Raises UsageError or ConfigError;
+    `--help` prints and leaves with SystemExit(0)."""
     own, command = _split_command(argv)
-    parser = _parser(prog)
+    parser = _parser(verb)
     names = parser.read(own)
     _refuse_words(names.overrides)
     return RunArguments(
@@ -72,13 +109,12 @@ def _refuse_words(overrides: Sequence[str]) -> None:
             raise UsageError(f"{word!r}: no such verb; did you mean {near}? (--help lists them)")
 
 
-def _parser(prog: str) -> Parser:
-    parser = Parser(
-        prog=prog,
-        usage=f"{prog} [OPTIONS] [section.key=value ...] [-- COMMAND ARG ...]",
-        description="Run the same short LLaMA training on every GPU and compare the workers.",
-        epilog=EXIT_CODES,
-    )
+def _parser(verb: str) -> Parser:
+    description, epilog = _ABOUT[verb]
+    prog = f"{COMMAND} {verb}".strip()
+    command = "" if verb else " [-- COMMAND ARG ...]"
+    usage = f"{prog} [OPTIONS] [section.key=value ...]{command}"
+    parser = Parser(prog=prog, usage=usage, description=description, epilog=epilog)
     add_settings_options(parser)
     add_resume_option(parser)
     add, setting = parser.add_argument, parser.setting

@@ -23,7 +23,7 @@ from model_check.errors import (
     StorageError,
     UsageError,
 )
-from model_check.utils.project_files import COMMAND, PACKAGES, PROJECT
+from model_check.utils.project_files import PACKAGES, PROJECT
 from model_check.utils.requests import TO_FORWARD, TO_STOP
 from model_check.utils.words import printable_lines
 
@@ -77,6 +77,8 @@ def _show_wrapped(text: str) -> None:
 
 def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
     match argv:
+        case ["help", *rest]:
+            return _dispatch([*rest, "--help"], environ)
         case ["doctor", *rest]:
             return _doctor(rest, environ)
         case ["config", *rest]:
@@ -134,7 +136,7 @@ def _config(argv: list[str], environ: Mapping[str, str]) -> int:
 
     if argv[:1] != ["show"]:
         raise UsageError("config: the one thing to ask is `config show [OPTIONS]`")
-    arguments = _only_settings(parse_run(argv[1:], environ, prog=f"{COMMAND} config show"))
+    arguments = _only_settings(parse_run(argv[1:], environ, "config show"))
     loaded = load(arguments.request, Machine(NvmlProbe(), environ).has_gpu)
     _show(show(loaded, as_json=arguments.as_json))
     return 0
@@ -144,7 +146,7 @@ def _doctor(argv: list[str], environ: Mapping[str, str]) -> int:
     from launcher.doctor.doctor import doctor
     from model_check.config.load import load
 
-    arguments = _only_settings(parse_run(argv, environ, prog=f"{COMMAND} doctor"))
+    arguments = _only_settings(parse_run(argv, environ, "doctor"))
     _refuse_lost_directory()
     settings = load(arguments.request, lambda: False).settings
     as_json = arguments.as_json

@@ -26,8 +26,14 @@ from model_check.utils.files import read_whole
 from model_check.utils.requests import request_of
 
 USAGE = """\
-usage: run.sh report RUN_DIR ...: make the reports again and print them; ends with the exit code of
-the first run that did not pass"""
+usage: run.sh report RUN_DIR ...
+
+Make the reports of finished runs again from what they left behind, and print
+them. Ends with the exit code of the first run that did not pass.
+
+examples:
+  bash run.sh report .logs/latest
+  bash run.sh report /tmp/model_check_logs_*"""
 T = TypeVar("T")
 _LONGEST = 1 << 30
 """Bytes of a file: the events of a million steps are a quarter of it."""
@@ -39,7 +45,7 @@ def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
     Raises UsageError for a directory that holds no run of ours, or one that is still going.
     """
     if not argv or argv[0].startswith("-"):
-        raise UsageError(f"report: give one run directory or more ({USAGE})")
+        raise UsageError("report: give one run directory or more (.logs/latest is the newest)")
     judgements = [(Path(name), _rebuilt(Path(name))) for name in argv]
     for directory, judgement in judgements:
         try:

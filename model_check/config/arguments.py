@@ -14,6 +14,7 @@ from model_check.utils.project_files import version
 
 DEFAULT_OUTPUT_DIR = "preprocessed_data"
 _AGAIN = "data.force_preprocess"
+_COLUMNS = 80
 
 Flags = dict[str, tuple[str, Any]]
 """Dotted name -> (flag, value)."""
@@ -44,8 +45,25 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"{argument}: no such option{hint} (--help lists them)")
         return namespace
 
+    def format_help(self) -> str:
+        self.description, self.epilog = map(_filled, (self.description, self.epilog))
+        return super().format_help()
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (--help lists the options)")
+
+
+def _filled(text: str | None) -> str | None:
+    """Paragraphs that are wider than a terminal of 80 columns, anew; others as they are."""
+    import textwrap
+
+    paragraphs = (text or "").split("\n\n")
+    return "\n\n".join(
+        p
+        if max(map(len, p.split("\n"))) <= _COLUMNS
+        else textwrap.fill(" ".join(p.split()), _COLUMNS)
+        for p in paragraphs
+    )
 
 
 class KeepSetting(argparse.Action):
@@ -162,4 +180,6 @@ def _with_dashes(argument: str) -> str:
     if not argument.startswith("--"):
         return argument
     name, equals, value = argument.partition("=")
+    if "." in name:  # --training.max_steps=3: the setting itself, in the way of Hydra
+        return argument.removeprefix("--")
     return name.replace("_", "-") + equals + value

@@ -3,7 +3,8 @@
 import pytest
 
 from launcher.arguments import RunArguments, parse_run
-from model_check.errors import UsageError
+from model_check.config.load import load
+from model_check.errors import ConfigError, UsageError
 
 
 def parse(*argv: str) -> RunArguments:
@@ -61,3 +62,12 @@ def test_help_lists_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
         parse("--help")
     assert caught.value.code == 0
     assert "69 no usable GPU" in capsys.readouterr().out
+
+
+def test_a_setting_may_be_written_in_the_way_of_hydra() -> None:
+    assert parse("--training.max_steps=3").request.overrides == ("training.max_steps=3",)
+
+
+def test_a_setting_in_that_way_needs_its_value_behind_an_equals_sign() -> None:
+    with pytest.raises(ConfigError, match=r"section\.key=value"):
+        load(parse("--training.max_steps", "3").request, lambda: False)

@@ -155,3 +155,26 @@ def test_a_setting_of_any_bytes_is_refused_in_a_line(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert done.stderr.count(b"\n") == 1
         assert b"not valid UTF-8" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *([*(verb.split()), "--help"] for verb in ("", "doctor", "config show", "report")),
+        *([verb, "--help"] for verb in ("prepare", "export")),
+        *(["help"], ["help", "doctor"]),
+    ],
+    ids=" ".join,
+)
+def test_every_help_fits_80_columns(command: list[str], tmp_path: Path) -> None:
+    done = start(tmp_path, *command)
+    assert (done.returncode, done.stderr) == (0, b"")
+    lines = done.stdout.decode().splitlines()
+    assert lines[0].startswith("usage: ")
+    assert [line for line in lines if len(line) > 80] == []
+
+
+def test_the_trainers_own_help_fits_80_columns(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "pretrain_main.py"), "--help"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
