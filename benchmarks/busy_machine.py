@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        rate(WAYS["one thread"], Path(name), 1)  # prepares the tokens
+        rate(WAYS["one thread"], Path(name), 2)  # prepares the tokens
         for num_spinners in (0, NUM_CORES):
             compare(num_spinners, options.rounds, options.steps, Path(name))
 

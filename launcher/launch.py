@@ -14,6 +14,7 @@ from launcher.gpus.probe import GpuProbe
 from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import Limits
 from model_check.config.load import Loaded, load
+from model_check.utils.cores import usable_cores
 
 
 class Launch(Struct, frozen=True):
@@ -70,10 +71,12 @@ def make_launch(
     system = replace(loaded.settings.system, device=loaded.device)
     settings = replace(loaded.settings, system=system)
     directory = arguments.run_dir or run_dir.default_path(settings.logging.log_dir)
+    num_cores = usable_cores()
     context = LaunchContext(
         environ=environ,
         run_dir=directory.absolute(),
-        num_cores=len(os.sched_getaffinity(0)),
+        num_cores=num_cores,
+        is_busy=os.getloadavg()[0] > num_cores / 2,
     )
     if arguments.command:
         notes = check_command(len(picked.places))

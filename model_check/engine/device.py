@@ -11,6 +11,7 @@ from model_check.config.derived import precision
 from model_check.config.schema import SystemSettings, TrainingSettings
 from model_check.errors import ConfigError, NoGpuError
 from model_check.events import Scalar
+from model_check.utils.cores import usable_cores
 from model_check.utils.worker_env import WorkerEnv
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -32,7 +33,7 @@ def default_num_threads(num_workers: int, environ: Mapping[str, str]) -> int:
     given = environ.get("OMP_NUM_THREADS", "")
     if given.isdigit() and int(given) > 0:
         return int(given)
-    return max(1, len(os.sched_getaffinity(0)) // num_workers)
+    return max(1, usable_cores() // num_workers)
 
 
 def keep_freed_memory() -> None:

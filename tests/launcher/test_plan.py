@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from launcher.gpus.probe import Gpu
 from launcher.plan import (
     PYTHONPATH_BEFORE,
@@ -59,6 +61,18 @@ def test_cores_are_divided_among_the_workers_unless_a_person_decided() -> None:
     assert [spec.env["OMP_NUM_THREADS"] for spec in specs] == ["4"] * 4
     (own, _) = plan_training(cpu_places(2), context(OMP_NUM_THREADS="3"))
     assert own.env["OMP_NUM_THREADS"] == "3"
+
+
+def test_threads_wait_without_spinning_where_others_work_unless_a_person_decided() -> None:
+    busy = replace(context(), is_busy=True)
+    assert [spec.env["OMP_WAIT_POLICY"] for spec in plan_training(cpu_places(2), busy)] == [
+        *("passive", "passive")
+    ]
+    own = replace(context(OMP_WAIT_POLICY="active"), is_busy=True)
+    assert plan_training(cpu_places(1), own)[0].env["OMP_WAIT_POLICY"] == "active"
+    (idle,) = plan_training(cpu_places(1), context())
+    (foreign,) = plan_command(cpu_places(1), ["tool"], busy)
+    assert "OMP_WAIT_POLICY" not in idle.env | foreign.env
 
 
 def test_a_cpu_worker_sees_no_gpu() -> None:
