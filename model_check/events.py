@@ -61,8 +61,6 @@ class Step(_Event, frozen=True, kw_only=True, tag="step"):
     """Tokens that this step trained on, all micro-batches together."""
     fp: dict[str, str] = {}
     """Fingerprints of tensors, hex, by name."""
-    skipped: bool = False
-    """No weight has changed: gradients overflowed in float16, which is normal now and then."""
 
 
 class Metrics(_Event, frozen=True, kw_only=True, tag="metrics"):
@@ -83,8 +81,6 @@ class Metrics(_Event, frozen=True, kw_only=True, tag="metrics"):
     peak_memory_bytes: int
     loss_scale: float | None = None
     """With float16."""
-    skipped_steps: int = 0
-    """Since this process started: a resumed run counts from 0 again."""
 
 
 class Evaluation(_Event, frozen=True, kw_only=True, tag="eval"):

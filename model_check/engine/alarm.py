@@ -2,7 +2,7 @@
 code 20."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -18,7 +18,7 @@ from model_check.errors import NonFiniteError, StorageError
 from model_check.events import Evidence, NonFinite, Phase
 from model_check.forensics.dump import dump_tensors
 from model_check.forensics.report import BadStep, block, summary
-from model_check.forensics.scan import bad_gradients, bad_parameters
+from model_check.forensics.scan import BadTensor, bad_gradients, bad_parameters
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,12 @@ class Alarm:
     recomputes: bool
     """Later steps may have overwritten the gradients of the bad one: compute them again."""
 
-    def raise_for(self, metrics: StepMetrics) -> NoReturn:
+    def raise_for(
+        self, metrics: StepMetrics, gradients: Sequence[BadTensor] | None = None
+    ) -> NoReturn:
+        """`gradients`: those that were not finite; None: still to be found."""
         model, channels = self.state.model, self.state.context.channels
-        if self.recomputes:
+        if self.recomputes and gradients is None:
             self.injector.repeat(metrics.step)
             accumulate(model, metrics.data, self.state.optimizer, self.plan)
         bad = BadStep(
@@ -41,7 +44,7 @@ class Alarm:
             step=metrics.step,
             loss=metrics.loss,
             grad_norm=metrics.grad_norm,
-            gradients=bad_gradients(model),
+            gradients=bad_gradients(model) if gradients is None else gradients,
             parameters=bad_parameters(model),
             recomputed=self.recomputes,
         )

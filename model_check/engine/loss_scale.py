@@ -1,9 +1,9 @@
 """Dynamic loss scaling for float16, on the device.
 
 float16 has no number between 0 and 6e-8, where many gradients lie, and none above 65504. So the
-loss is multiplied by a scale as large as the gradients allow: it is halved when they overflow (that
-step is left out), and doubled after many steps without an overflow (Micikevicius et al. 2018, Mixed
-Precision Training, section 3.2).
+loss is multiplied by a scale as large as the gradients allow: it is halved when they overflow, and
+doubled after many steps without an overflow (Micikevicius et al. 2018, Mixed Precision Training,
+section 3.2). There the step is left out; here it is repeated (`overflow`).
 """
 
 from typing import Any
@@ -38,15 +38,18 @@ class LossScale:
         return overflow & (self.value <= SMALLEST_SCALE)
 
     @torch.no_grad()
-    def update(self, overflow: Tensor, refused: Tensor) -> None:
-        """Set the scale of the next step (both arguments are bool scalars). It stays where the step
-        is `refused`: the evidence is computed again with the same scale."""
-        num_good = (self.num_good + 1) * ~overflow
+    def count(self, good: Tensor) -> None:
+        """A step is done. If it was `good` (a bool scalar) it counts towards the next doubling;
+        else nothing changes: the step is computed again with the same scale."""
+        num_good = self.num_good + good
         doubled = num_good >= self._steps_until_doubled
-        factor = torch.where(overflow, 0.5, torch.where(doubled, 2.0, 1.0))
-        value = (self.value * factor).clamp(SMALLEST_SCALE, LARGEST_SCALE)
-        self.value.copy_(torch.where(refused, self.value, value))
-        self.num_good.copy_(torch.where(refused, self.num_good, num_good * ~doubled))
+        self.value.mul_(torch.where(doubled, 2.0, 1.0)).clamp_(max=LARGEST_SCALE)
+        self.num_good.copy_(num_good * ~doubled)
+
+    def halve(self) -> None:
+        """Gradients overflow: count from the beginning."""
+        self.value.mul_(0.5).clamp_(min=SMALLEST_SCALE)
+        self.num_good.zero_()
 
     def state_dict(self) -> dict[str, Any]:
         return {"value": self.value, "num_good": self.num_good}

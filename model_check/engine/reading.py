@@ -20,8 +20,8 @@ class StepMetrics:
     loss: float
     grad_norm: float
     bad: bool
-    skipped: bool = False
-    """Left out: gradients overflowed in float16."""
+    overflow: bool = False
+    """Gradients are not finite in float16, and no weight has changed."""
     loss_scale: float | None = None
 
     @property
@@ -31,8 +31,8 @@ class StepMetrics:
 
 _Pending = tuple[StepData, float, Tensor, torch.cuda.Event | None]
 """A step, its learning rate, its numbers on their way to the host, and the event after which they
-are there (None: they are). The numbers: loss, grad_norm, bad; then, with a loss scale, skipped and
-the scale."""
+are there (None: they are). The numbers: loss, grad_norm, bad; then, with a loss scale, overflow
+and the scale."""
 
 
 class Reader:
@@ -58,15 +58,15 @@ class Reader:
             if ready is not None:
                 ready.synchronize()  # sync
             loss, grad_norm, bad, *scaling = values.tolist()
-            skipped, loss_scale = scaling or (False, None)
+            overflow, loss_scale = scaling or (False, None)
             metrics.append(
-                StepMetrics(data, lr, loss, grad_norm, bool(bad), bool(skipped), loss_scale)
+                StepMetrics(data, lr, loss, grad_norm, bool(bad), bool(overflow), loss_scale)
             )
         return metrics
 
 
 def _start_copy(result: StepResult) -> tuple[Tensor, torch.cuda.Event | None]:
-    scaling = (result.skipped, result.loss_scale)
+    scaling = (result.overflow, result.loss_scale)
     others = [t for t in (result.grad_norm, result.bad, *scaling) if t is not None]
     values = torch.stack([result.loss, *(t.to(result.loss) for t in others)])
     if values.device.type != "cuda":

@@ -22,9 +22,9 @@ class StepResult:
     """Before clipping."""
     bad: Tensor
     """Whether loss or norm is not finite; no weight has changed then."""
-    skipped: Tensor | None = None
-    """Whether gradients overflowed in float16, the loss being finite; no weight has changed then,
-    and the next step has half the scale."""
+    overflow: Tensor | None = None
+    """Whether gradients are not finite in float16, the loss being finite; no weight has changed
+    then, and `overflow` decides whether a smaller scale helps."""
     loss_scale: Tensor | None = None
     """The scale of this step; both are None where none is used."""
 
@@ -61,15 +61,15 @@ def train_step(
 def _scaled_update(
     loss: Tensor, optimizer: AdamW, scale: LossScale, lr: float, plan: StepPlan
 ) -> StepResult:
-    """For float16: gradients carry the loss scale, and an overflow only skips the step."""
+    """For float16: gradients carry the loss scale. Where they overflow, nothing changes."""
     used = scale.value.clone()
     grad_norm = get_total_norm(optimizer.gradients()) / used
     overflow = ~torch.isfinite(grad_norm)
     bad = ~torch.isfinite(loss) | scale.exhausted(overflow)
     divisor = clip_divisor(grad_norm, plan.max_grad_norm)
     optimizer.step(lr, bad, used if divisor is None else used * divisor, skip=overflow)
-    scale.update(overflow, refused=optimizer.refusing > 0)
-    return StepResult(loss, grad_norm, bad, skipped=overflow & ~bad, loss_scale=used)
+    scale.count(~overflow & (optimizer.refusing == 0))
+    return StepResult(loss, grad_norm, bad, overflow=overflow & ~bad, loss_scale=used)
 
 
 def accumulate(model: nn.Module, data: StepData, optimizer: AdamW, plan: StepPlan) -> Tensor:

@@ -13,6 +13,7 @@ from model_check.engine.evaluation import Evaluator
 from model_check.engine.inject import Injector
 from model_check.engine.memory import explained
 from model_check.engine.metrics import Meter, peak_memory_bytes
+from model_check.engine.overflow import Overflow
 from model_check.engine.reading import Reader, StepMetrics
 from model_check.engine.saving.checkpoint_files import BEST, LAST, step_name
 from model_check.engine.saving.saver import Saver
@@ -35,6 +36,7 @@ class Trainer:
     evaluator: Evaluator
     saver: Saver
     alarm: Alarm
+    overflow: Overflow
 
     def run(self) -> None:
         """Train to the end. Raises NonFiniteError, Terminated, EndedEarly, OutOfMemory,
@@ -60,11 +62,6 @@ class Trainer:
         if num_done < max_steps:
             done = f"{num_done} of {max_steps} steps, saved"
             raise EndedEarly(f"ended early by {stop.notice_name}: {done}")
-        if not self.state.optimizer.num_steps.item():  # sync; a run like this must prove nothing
-            raise EndedEarly(
-                f"changed no weight: gradients overflowed in float16 in all of {num_done} steps, "
-                "which is usual only at the start; train more steps, or training.precision=bf16"
-            )
 
     def _loop(self, stream: Iterator[Batch]) -> int:
         """How many steps are done when it ends: all of them, or fewer after a notice."""
@@ -86,7 +83,7 @@ class Trainer:
         return num_done
 
     def _take(self, steps: Iterable[StepMetrics]) -> None:
-        for metrics in steps:
+        for metrics in map(self.overflow.settle, steps):
             if metrics.bad:
                 self.alarm.raise_for(metrics)
             seconds = self.state.context.meter.finish_step(metrics.loss, metrics.data.num_positions)

@@ -14,7 +14,9 @@ def history(scale: LossScale, overflows: str) -> list[float]:
     """The scale after each step; `x` is one that overflows."""
     values = []
     for overflow in overflows:
-        scale.update(torch.tensor(overflow == "x"), refused=NO)
+        if overflow == "x":
+            scale.halve()
+        scale.count(torch.tensor(overflow != "x"))
         values.append(scale.value.item())
     return values
 
@@ -39,16 +41,15 @@ def test_it_never_leaves_its_bounds() -> None:
 def test_it_is_exhausted_only_when_gradients_overflow_at_the_smallest_scale() -> None:
     scale = LossScale(CPU, first=2.0)
     assert not scale.exhausted(YES)
-    scale.update(YES, refused=NO)
+    scale.halve()
     assert scale.exhausted(YES)
     assert not scale.exhausted(NO)
 
 
-def test_a_step_that_is_refused_leaves_it_as_it_was() -> None:
+def test_a_step_that_is_not_good_leaves_it_as_it_was() -> None:
     scale = LossScale(CPU, first=8.0, steps_until_doubled=3)
     history(scale, "..")
-    scale.update(YES, refused=YES)
-    scale.update(NO, refused=YES)
+    scale.count(NO)
     assert (scale.value.item(), scale.num_good.item()) == (8.0, 2.0)
 
 

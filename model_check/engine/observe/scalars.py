@@ -36,12 +36,9 @@ class ScalarLog(RunObserver):
         self._writers, self._has_written = list(writers), False
         self._run, self._lately = _Span(), _Span()
         self._num_read = 0
-        self._num_skipped = 0
 
     def on_step(self, step: StepMetrics, seconds: float) -> None:
         self._num_read += 1
-        if step.skipped:
-            self._report_skipped(step)
         if self._num_read > 1:
             self._run.add(step, seconds)
             self._lately.add(step, seconds)
@@ -56,13 +53,6 @@ class ScalarLog(RunObserver):
         loss = float.fromhex(evaluation.loss)
         self._write(evaluation.step, {f"eval/{evaluation.split}/loss": loss})
 
-    def _report_skipped(self, step: StepMetrics) -> None:
-        self._num_skipped += 1
-        self._channels.note(
-            f"step {step.step} skipped: its gradients overflow in float16 at a loss scale of "
-            f"{step.loss_scale:g}; halved, as it should be ({self._num_skipped} so far)"
-        )
-
     def _report(self, step: StepMetrics) -> None:
         rate = self._lately.tokens_per_s
         metrics = Metrics(
@@ -74,7 +64,6 @@ class ScalarLog(RunObserver):
             memory_bytes=current_memory_bytes(),
             peak_memory_bytes=peak_memory_bytes(),
             loss_scale=step.loss_scale,
-            skipped_steps=self._num_skipped,
         )
         self._channels.sink.emit(metrics)
         if self._writers:

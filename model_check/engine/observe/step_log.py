@@ -27,7 +27,6 @@ class StepLog(RunObserver):
             lr=lr,
             ms=round(seconds * 1000, 3),
             tokens=metrics.data.num_positions,
-            skipped=metrics.skipped,
         )
         self._sink.emit(event)
         num_left = self._max_steps - step - 1
