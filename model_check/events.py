@@ -105,14 +105,14 @@ class Beat(_Event, frozen=True, kw_only=True, tag="beat"):
 
 
 class NonFinite(_Event, frozen=True, kw_only=True, tag="nonfinite"):
-    """A loss or a gradient that is NaN or infinite."""
+    """A loss, a gradient or a weight that is NaN or infinite."""
 
     step: Natural
-    where: Literal["loss", "gradient"]
+    where: Literal["loss", "gradient", "weight"]
     loss: ExactFloat
     grad_norm: ExactFloat
     names: list[str] = []
-    """Parameters whose gradients are not finite, in model order."""
+    """Parameters that are not finite, or whose gradients are not, in model order."""
 
 
 class Evidence(_Event, frozen=True, kw_only=True, tag="evidence"):

@@ -50,12 +50,14 @@ ALLOWED = {
     "model_check.data.build": FLOOR | rooms(DATA, "cache", "read", "sources", "tokenizers"),
     "model_check.models": FLOOR,
     "model_check.forensics": FLOOR,
-    "model_check.engine.checkpoint": FLOOR,  # the format of the files: the export reads it, too
+    # the format of the files: the export reads it, too
+    "model_check.engine.checkpoint": FLOOR | {"model_check.forensics"},
     "model_check.engine": FLOOR
     | {"model_check.data.read", "model_check.engine.checkpoint"}
     | rooms("model_check", "forensics", "models"),
     "model_check.engine.saving": FLOOR
-    | {ENGINE, "model_check.engine.checkpoint", "model_check.models"},
+    | {ENGINE, "model_check.engine.checkpoint"}
+    | rooms("model_check", "forensics", "models"),
     "model_check.engine.observe": FLOOR | {ENGINE, "model_check.engine.checkpoint"},
     "model_check.engine.trainer": FLOOR
     | {ENGINE, "model_check.data.read", *rooms(ENGINE, "saving")},

@@ -40,7 +40,7 @@ def build_trainer(
     """Build the model and everything around it; resume a checkpoint, if settings say so. Raises
     ConfigError for settings that cannot act here, CheckpointError.
 
-    `lag`: see Reader; None: what suits the device.
+    `lag`: see Reader; None: 1 on a GPU, 0 on a CPU. With a loss scale it is 0.
     """
     training, device = settings.training, context.device
     shape = geometry(settings.model, tokenizer_vocab_size)
@@ -52,7 +52,9 @@ def build_trainer(
         take_initial_weights(model, settings, context)
         optimizer = AdamW(model.named_parameters(), training, loss_scale(dtype, device))
     plan = StepPlan(device, dtype, training.max_grad_norm)
-    reader = Reader(_lag(device, optimizer) if lag is None else lag)
+    if optimizer.loss_scale is not None:
+        lag = 0  # a step that overflows is repeated before the next begins
+    reader = Reader((1 if device.type == "cuda" else 0) if lag is None else lag)
     observers = run_observers(settings, shape, dtype, context)
     state = TrainingState(settings, shape, context, model, optimizer, observers)
     injector = Injector(context.drill, context.identity.worker, model)
@@ -65,13 +67,8 @@ def build_trainer(
     if training.compile:  # last: it takes long, and every other mistake is known before
         with explained(settings, context):
             compile_blocks(state, plan)
-    overflow = Overflow(state, plan, alarm)
+    overflow = Overflow(state, plan, reader, alarm)
     return Trainer(state, source, plan, reader, injector, evaluator, saver, alarm, overflow)
-
-
-def _lag(device: torch.device, optimizer: AdamW) -> int:
-    """With a loss scale each step is waited for: one that overflows is repeated before the next."""
-    return 1 if device.type == "cuda" and optimizer.loss_scale is None else 0
 
 
 def _check_vocabulary(shape: Geometry, tokenizer_vocab_size: int) -> None:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from model_check.errors import StorageError, UsageError
+from model_check.forensics.scan import bad_tensors
 from model_check.utils.archive import DAMAGE, damage_of
 from model_check.utils.files import replacing
-from model_check.utils.words import first_line
+from model_check.utils.words import few, first_line
 
 SCHEMA = 2
 
@@ -61,10 +62,28 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         )
     match state:
         case {"model": dict(), "settings": {"model": dict()}}:
+            _refuse_spoilt(path, state)
             return state
     raise CheckpointError(
         f"{path}: not a checkpoint of Model Check: it has no weights, or no settings"
     )
+
+
+def _refuse_spoilt(path: Path, state: dict[str, Any]) -> None:
+    """Raises CheckpointError for weights or moments that are not finite: no step repairs them."""
+    tensors = {name: state[name] for name in ("model", "optimizer") if name in state}
+    if spoilt := [tensor.name for tensor in bad_tensors(_tensors_in(tensors))]:
+        raise CheckpointError(
+            f"{path}: not finite: {few(spoilt)}; go on from an earlier checkpoint"
+        )
+
+
+def _tensors_in(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _tensors_in(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(tree, Tensor):
+        yield name, tree
 
 
 def shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:

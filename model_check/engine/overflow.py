@@ -16,10 +16,11 @@ from model_check.forensics.scan import bad_gradients
 
 @dataclass(frozen=True)
 class Overflow:
-    """Repeats a step. No later step may have begun: its weights must be as they were."""
+    """Repeats a step. No later step may have begun (lag 0): its weights must be as they were."""
 
     state: TrainingState
     plan: StepPlan
+    reader: Reader
     alarm: Alarm
 
     def settle(self, step: StepMetrics) -> StepMetrics:
@@ -61,5 +62,5 @@ class Overflow:
     def _train(self, step: StepMetrics) -> StepMetrics:
         state = self.state
         result = train_step(state.model, step.data, state.optimizer, step.lr, self.plan)
-        (repeated,) = Reader(lag=0).push(step.data, step.lr, result)
+        (repeated,) = self.reader.push(step.data, step.lr, result)
         return repeated

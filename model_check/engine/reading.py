@@ -40,6 +40,8 @@ class Reader:
 
     def __init__(self, lag: int) -> None:
         self.lag = lag
+        self.last: StepMetrics | None = None
+        """Of the latest step that was read."""
         self._pending: deque[_Pending] = deque()
 
     def push(self, data: StepData, lr: float, result: StepResult) -> list[StepMetrics]:
@@ -62,6 +64,7 @@ class Reader:
             metrics.append(
                 StepMetrics(data, lr, loss, grad_norm, bool(bad), bool(overflow), loss_scale)
             )
+        self.last = metrics[-1] if metrics else self.last
         return metrics
 
 

@@ -105,6 +105,7 @@ class Trainer:
         training = self.state.settings.training
         self._take(self.reader.flush())
         self.state.context.stop.check()
+        self.alarm.check_weights(self.reader.last)
         is_early = num_done < training.max_steps
         if not is_early and self.evaluator.due_at_end(num_done):
             self._evaluate(num_done)
@@ -125,6 +126,7 @@ class Trainer:
             self._save(BEST, num_done)
 
     def _save(self, name: str, num_done: int, *, wait: bool = False) -> None:
+        self.alarm.check_weights(self.reader.last)
         with self._phase("save"):
             captured = self.state.capture(num_done, self.state.context.meter.loss_last)
             self.saver.save(name, captured, wait=wait)

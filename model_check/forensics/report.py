@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Literal
 
 from model_check.forensics.scan import NUM_SHOWN, BadTensor
 
@@ -33,6 +34,12 @@ class BadStep:
     parameters: Sequence[BadTensor]
     recomputed: bool = False
     """Whether the gradients come from a second computation of the same step."""
+
+    @property
+    def where(self) -> Literal["loss", "gradient", "weight"]:
+        if not math.isfinite(self.loss):
+            return "loss"
+        return "weight" if math.isfinite(self.grad_norm) else "gradient"
 
 
 def block(bad: BadStep) -> str:
@@ -64,16 +71,27 @@ def summary(bad: BadStep) -> str:
             f"{place}: {len(names)} gradient(s) not finite, first in model order {names[0]}; loss "
             f"{bad.loss:.4f}"
         )
+    if bad.where == "weight":
+        names = [*dict.fromkeys(tensor.name for tensor in bad.parameters)]
+        return (
+            f"{place}: {len(names)} weight(s) or moments not finite after the update, first in "
+            f"model order {names[0]}; not saved"
+        )
     return f"{place}: loss {bad.loss:.4f}, gradient norm {bad.grad_norm:.4f}"
 
 
 def _title(bad: BadStep) -> str:
     if bad.gradients:
-        kinds = [kind for kind, count in _COUNTS.items() if any(map(count, bad.gradients))]
-        return f"{'/'.join(kinds)} GRADIENT"
+        return f"{_kinds(bad.gradients)} GRADIENT"
+    if bad.where == "weight":
+        return f"{_kinds(bad.parameters)} PARAMETER"
     if not math.isfinite(bad.loss):
         return f"{_kind(bad.loss)} LOSS"
     return f"{_kind(bad.grad_norm)} GRADIENT NORM"
+
+
+def _kinds(tensors: Sequence[BadTensor]) -> str:
+    return "/".join(kind for kind, count in _COUNTS.items() if any(map(count, tensors)))
 
 
 def _problems(bad: BadStep) -> list[str]:
@@ -87,7 +105,7 @@ def _problems(bad: BadStep) -> list[str]:
 def _why_no_gradient(bad: BadStep) -> str:
     if bad.recomputed:
         return "All gradients are finite when the step is computed again: the fault was transient"
-    if math.isfinite(bad.loss):
+    if bad.where == "gradient":
         return "All gradients are finite: the sum of their squares exceeds float32"
     return "All gradients are finite"
 

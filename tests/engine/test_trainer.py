@@ -261,3 +261,47 @@ def test_saves_come_when_asked_for_and_are_told(tiny_run: MakeRun, tmp_path: Pat
         {"position": 5},
         float.fromhex(run.bits()[-1][0]),
     )
+
+
+def spoil(run: Run, step: int) -> None:
+    """A row of the embedding that no batch uses becomes NaN before `step`, as by a faulty memory:
+    loss and gradients stay finite."""
+    embedding = run.trainer.state.model.get_parameter("tok_embed.weight")
+
+    def batch(number: int) -> FakeBatch:
+        if number == step:
+            embedding.data[VOCABULARY - 1] = float("nan")
+        plain = FakeSource().random(number)
+        return FakeBatch(plain.inputs.clamp(max=VOCABULARY - 2), plain.targets)
+
+    run.source.make = batch
+
+
+@pytest.mark.parametrize("saving", [{}, {"training__save_last": "true"}])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_weights_that_are_not_finite_fail_the_run_although_every_loss_is(
+    tiny_run: MakeRun, tmp_path: Path, saving: dict[str, str], lag: int
+) -> None:
+    run = tiny_run(lag=lag, **saving)
+    spoil(run, step=3)
+    with pytest.raises(NonFiniteError, match=r"step 3, GPU6: 1 weight.* tok_embed\.weight"):
+        run()
+    assert len(run.bits()) == 4
+    assert "NaN PARAMETER DETECTED [GPU 6]" in run.kept.lines
+    (event,) = (event for event in run.kept.events if isinstance(event, NonFinite))
+    assert (event.step, event.where, event.names) == (3, "weight", ["tok_embed.weight"])
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_weights_that_are_not_finite_are_not_saved(tiny_run: MakeRun, tmp_path: Path) -> None:
+    run = tiny_run(training__save_interval=1)
+    spoil(run, step=2)
+    with pytest.raises(NonFiniteError, match=r"step 2.* not saved"):
+        run()
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step_1.pt", "step_2.pt"]
+
+
+def test_an_update_that_overflows_fails_the_run(tiny_run: MakeRun) -> None:
+    with pytest.raises(NonFiniteError, match=r"step 0, GPU6: .* not finite after the update"):
+        tiny_run(training__max_steps=1, training__learning_rate=1e39)()

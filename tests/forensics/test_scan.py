@@ -33,3 +33,9 @@ def test_gradients_and_parameters_of_a_model() -> None:
     with torch.no_grad():
         model.bias[1] = INF
     assert [bad.name for bad in bad_parameters(model)] == ["bias"]
+
+
+def test_a_sum_that_overflows_is_no_reason_to_accuse_a_tensor() -> None:
+    assert bad_tensors([("a", torch.full((8,), 3e38)), ("b", torch.zeros(0))]) == []
+    mixed = torch.tensor([float("inf"), float("-inf"), 0.0])
+    assert [tensor.name for tensor in bad_tensors([("c", mixed)])] == ["c"]

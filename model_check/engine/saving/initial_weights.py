@@ -9,7 +9,9 @@ from model_check.config.schema import ModelSettings, Settings
 from model_check.engine.checkpoint import read_checkpoint, shapes
 from model_check.engine.run_context import RunContext
 from model_check.errors import ConfigError
+from model_check.forensics.scan import bad_parameters
 from model_check.models.mismatch import mismatch
+from model_check.utils.words import few
 
 
 def take_initial_weights(model: nn.Module, settings: Settings, context: RunContext) -> None:
@@ -27,6 +29,8 @@ def take_initial_weights(model: nn.Module, settings: Settings, context: RunConte
         load_weights(model, settings.model, context.weights)
     else:
         _take_checkpoint(model, settings.model, Path(source))
+    if spoilt := [tensor.name for tensor in bad_parameters(model)]:
+        raise ConfigError(f"model.init_from: {source}: weights not finite: {few(spoilt)}")
     context.channels.say(f"weights: taken from {source}")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from model_check.data.sources.weights import weights_directory
 from model_check.errors import ConfigError, DataError, UsageError
@@ -104,3 +105,17 @@ def test_documents_of_a_batch_reach_the_model(tiny_run: MakeRun) -> None:
 
     masked = tiny_run(FakeSource(make=batch), model__init_std=0.5)()
     assert masked.bits() != tiny_run(model__init_std=0.5)().bits()
+
+
+def test_safetensors_that_are_not_finite_are_refused_by_name(
+    tiny_run: MakeRun, tmp_path: Path, trained: tuple[Path, dict[str, torch.Tensor]]
+) -> None:
+    export(trained[0], tmp_path / "exported")
+    file = tmp_path / "exported" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"][0] = float("inf")
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(
+        ConfigError, match=r"init_from: .*exported: weights not finite: norm\.weight"
+    ):
+        tiny_run(model__init_from=tmp_path / "exported", model__vocab_size=31)

@@ -364,3 +364,22 @@ def test_a_checkpoint_has_what_the_other_trainers_keep(tiny_run: MakeRun, tmp_pa
     best = read_checkpoint(tmp_path / "checkpoints" / "best.pt")
     assert (best["step"], best["best_val_loss"]) == (last["best_step"], last["best_val_loss"])
     assert last["best_split"] == "full"
+
+
+@pytest.mark.parametrize("part", ["model", "exp_avg", "exp_avg_sq"])
+def test_a_checkpoint_whose_weights_or_moments_are_not_finite_is_no_sound_one(
+    tiny_run: MakeRun, tmp_path: Path, part: str
+) -> None:
+    tiny_run(training__save_interval=1, training__max_steps=2)()
+    newest = tmp_path / "checkpoints" / "step_2.pt"
+    saved = torch.load(newest, weights_only=True)
+    tensors = saved["model"]["norm.weight"] if part == "model" else saved["optimizer"]["state"][0]
+    (tensors if part == "model" else tensors[part]).view(-1)[0] = float("nan")
+    torch.save(saved, newest)
+    run = tiny_run(training__resume="auto", training__max_steps=3)
+    assert run.trainer.state.progress.step == 1
+    (told,) = (line for line in run.kept.lines if line.startswith("Not resumed: "))
+    assert told.startswith(f"Not resumed: {newest}: not finite: ")
+    for setting in ("training__resume", "model__init_from"):
+        with pytest.raises(CheckpointError, match=r"step_2\.pt: not finite: "):
+            tiny_run(**{setting: newest})
