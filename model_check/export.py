@@ -19,8 +19,8 @@ from torch import Tensor
 
 from model_check.config.arguments import Parser
 from model_check.config.geometry import HF_KEYS, HF_SCALING_KEYS, LLAMA
-from model_check.config.schema import Settings
-from model_check.config.shape import EMBEDDING, hf_name
+from model_check.config.schema import ModelSettings, Settings
+from model_check.config.shape import EMBEDDING, hf_name, parameters
 from model_check.data.read.manifest import (
     LONGEST,
     TOKENIZER,
@@ -33,10 +33,10 @@ from model_check.data.read.manifest import (
     short,
     store_of,
 )
-from model_check.engine.checkpoint import read_checkpoint
+from model_check.engine.checkpoint import not_ours, read_checkpoint
 from model_check.errors import ConfigError, ModelCheckError, StorageError
 from model_check.utils.files import read_whole, sync
-from model_check.utils.words import printable_lines
+from model_check.utils.words import few, printable_lines
 
 CONFIG = "config.json"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -57,14 +57,16 @@ def export(
     Beside it lies what transformers' AutoTokenizer needs.
     """
     state = read_checkpoint(checkpoint)
+    settings = _settings_of(state, checkpoint)
+    _refuse_other_names(state, settings.model, checkpoint)
     weights = {
         hf_name(name): value.to(_DTYPES[dtype]).contiguous()
         for name, value in state["model"].items()
     }
-    settings = _settings_of(state, checkpoint)
     with _new_directory(out) as beside:
         given = tokenizer and read_whole(tokenizer, LONGEST)
-        content, tokens = (given, None) if given else _tokenizer_of_run(state)
+        run = state.get("data"), settings.data.cache_dir
+        content, tokens = (given, None) if given else _tokenizer_of_run(*run)
         end_id, end_token = (tokens.end_id, tokens.end_token) if tokens else (None, None)
         vocab_size = len(weights[EMBEDDING.hf_name])
         _write_json(beside / CONFIG, config_json(settings, vocab_size, dtype, end_id))
@@ -124,12 +126,18 @@ def _settings_of(state: Mapping[str, Any], path: Path) -> Settings:
         raise ConfigError(f"{path}: written by another version: {error}") from error
 
 
-def _tokenizer_of_run(state: Mapping[str, Any]) -> tuple[bytes | None, TokensManifest | None]:
+def _refuse_other_names(state: Mapping[str, Any], model: ModelSettings, path: Path) -> None:
+    """Raises CheckpointError for weights that are not those of the model that the settings name."""
+    rows = parameters(model.num_layers, tied=model.tie_word_embeddings)
+    if others := sorted(state["model"].keys() ^ {row.name for row in rows}):
+        raise not_ours(path, f"its weights are not those of its settings: {few(others)}")
+
+
+def _tokenizer_of_run(data: object, cache_dir: str) -> tuple[bytes | None, TokensManifest | None]:
     """The tokenizer.json of the run's token cache, and what says which token ends a document; None
     where the cache is gone. Raises DataError."""
-    key = short(str(state.get("data", {}).get("cache", "")))
-    root = Path(state["settings"]["data"]["cache_dir"])
-    for path in root.glob(f"*__{key}") if key else ():
+    key = short(str(data.get("cache", ""))) if isinstance(data, dict) else ""
+    for path in Path(cache_dir).glob(f"*__{key}") if key else ():
         with suppress(FileNotFoundError), hold_view(path) as held:
             store = store_of(path, read_manifest(held, ViewManifest))
             return read_tokenizer(store), read_tokens(store, "off")

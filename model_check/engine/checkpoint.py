@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -40,8 +41,16 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
         torch.save(state, beside)
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The state in `path`: tensors on the CPU, mapped from the file. Raises CheckpointError."""
+class Weights(msgspec.Struct):
+    """What every checkpoint holds."""
+
+    model: dict[str, Tensor]
+    settings: dict[str, dict[str, Any]]
+
+
+def read_checkpoint(path: Path, layout: type[Weights] = Weights) -> dict[str, Any]:
+    """The state in `path`: tensors on the CPU, mapped from the file; all that `layout` names is in
+    it, and its weights are finite. Raises CheckpointError."""
     _verify(path)
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -53,20 +62,27 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             "values, which only its author's code could load; nothing of it was loaded"
         ) from error
     except (OSError, AttributeError, *DAMAGE) as error:
-        raise CheckpointError(
-            f"{path}: not a checkpoint of Model Check: {first_line(error)}"
-        ) from error
+        raise not_ours(path, error) from error
     if schema != SCHEMA:
         raise CheckpointError(
             f"{path}: written by another version (schema {schema}, this one reads {SCHEMA})"
         )
-    match state:
-        case {"model": dict(), "settings": {"model": dict()}}:
-            _refuse_spoilt(path, state)
-            return state
-    raise CheckpointError(
-        f"{path}: not a checkpoint of Model Check: it has no weights, or no settings"
-    )
+    try:
+        known = msgspec.convert(state, layout)
+    except msgspec.ValidationError as error:
+        raise not_ours(path, error) from error
+    if "model" not in known.settings:
+        raise not_ours(path, "its settings have no [model]")
+    if others := [name for name, tensor in known.model.items() if not tensor.is_floating_point()]:
+        raise not_ours(path, f"weights that are no floats: {few(others)}")
+    _refuse_spoilt(path, state)
+    return state
+
+
+def not_ours(path: Path, why: object) -> CheckpointError:
+    """`why`: an error of whoever tried to use it, or words."""
+    text = first_line(why) if isinstance(why, BaseException) else why
+    return CheckpointError(f"{path}: not a checkpoint of Model Check: {text}")
 
 
 def _refuse_spoilt(path: Path, state: dict[str, Any]) -> None:

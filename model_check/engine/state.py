@@ -19,11 +19,12 @@ from torch import Tensor
 from model_check.config.derived import num_micro_batches
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
-from model_check.engine.checkpoint import SCHEMA
+from model_check.engine.checkpoint import SCHEMA, Weights
 from model_check.engine.observer import RunObserver
 from model_check.engine.optim import AdamW
 from model_check.engine.rng import rng_states, set_rng_states
 from model_check.engine.run_context import RunContext
+from model_check.events import Natural, Scalar
 from model_check.models.basic_llama import BasicLlama
 
 
@@ -37,6 +38,40 @@ class Validation:
     best_val_loss: float | None = None
     """Lowest loss of best_split, after best_step steps."""
     best_step: int | None = None
+
+
+class _Moments(msgspec.Struct):
+    step: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+
+
+class _Optimizer(msgspec.Struct):
+    state: dict[int, _Moments]
+    loss_scale: dict[str, Tensor] | None = None
+
+
+class _Loader(msgspec.Struct):
+    position: Natural
+
+
+class Resumable(Weights):
+    """What a checkpoint must hold to be resumed, as `capture` gives it. What is inside a random
+    state, and whether moments fit their weights, shows when they are put back."""
+
+    step: Natural
+    optimizer: _Optimizer
+    rng: dict[str, Any]
+    loader: _Loader
+    val_loss: dict[str, float]
+    best_split: str | None
+    best_val_loss: float | None
+    best_step: Natural | None
+    total_tokens: Natural
+    data: dict[str, Scalar]
+    logging: dict[str, Scalar]
+    kept: list[str] = msgspec.field(default_factory=list)
+    """An alarm's checkpoint names no others."""
 
 
 @dataclass

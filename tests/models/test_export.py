@@ -257,3 +257,18 @@ def test_a_damaged_checkpoint_or_one_of_another_version_is_never_exported(
     with pytest.raises(ConfigError, match=r"another version: .*num_moons"):
         export(tmp_path / "other.pt", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_with_other_contents_is_never_exported(settings: Make, tmp_path: Path) -> None:
+    checkpoint = saved(built(settings()), settings(), tmp_path / "last.pt")
+    state = torch.load(checkpoint, weights_only=True)
+    del state["settings"]["data"]
+    torch.save(state | {"data": [1]}, checkpoint)
+    export(checkpoint, tmp_path / "out")
+    for name, change in {"head.weight": torch.zeros(2), "norm.weight": "x"}.items():
+        torch.save(state | {"model": state["model"] | {name: change}}, checkpoint)
+        with pytest.raises(CheckpointError, match=r"last\.pt: not a checkpoint of Model Check: "):
+            export(checkpoint, tmp_path / "new")
+    torch.save(state | {"model": {}}, checkpoint)
+    with pytest.raises(CheckpointError, match=r"weights are not those of its settings: .* more"):
+        export(checkpoint, tmp_path / "new")

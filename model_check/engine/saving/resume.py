@@ -8,13 +8,13 @@ from typing import Any
 from model_check.config.profile import parse_steps
 from model_check.config.resume import AUTO, architecture_changes, changes, forbidden
 from model_check.config.schema import Settings
-from model_check.engine.checkpoint import CheckpointError, read_checkpoint, shapes
+from model_check.engine.checkpoint import CheckpointError, not_ours, read_checkpoint, shapes
 from model_check.engine.run_context import RunContext
 from model_check.engine.saving.checkpoint_files import directories_beside, newest_first
 from model_check.engine.saving.saver import Saver
-from model_check.engine.state import TrainingState
+from model_check.engine.state import Resumable, TrainingState
 from model_check.models.mismatch import mismatch
-from model_check.utils.words import Say
+from model_check.utils.words import Say, first_line
 
 
 def resume(state: TrainingState, which: str, saver: Saver) -> None:
@@ -27,7 +27,7 @@ def resume(state: TrainingState, which: str, saver: Saver) -> None:
     _refuse_other_tensors(path, saved, state)
     _refuse_another_run(path, saved, state)
     _refuse_to_profile_the_past(saved["step"], state.settings)
-    state.restore(saved)
+    _restore(path, saved, state)
     saver.adopt(path, saved.get("kept", []))  # an alarm's checkpoint names no others
     before = saved["settings"]
     if other := [*forbidden(before, state.settings), *changes(before, state.settings)]:
@@ -55,7 +55,7 @@ def find(which: str, context: RunContext) -> tuple[Path, dict[str, Any]] | None:
 
 def _named(path: Path) -> dict[str, Any]:
     try:
-        return read_checkpoint(path)
+        return read_checkpoint(path, Resumable)
     except CheckpointError as error:
         raise CheckpointError(
             f"{error}; `--resume {path.parent}` takes the newest sound last.pt or step_N.pt there"
@@ -82,7 +82,7 @@ def _newest_sound(directory: Path, say: Say) -> tuple[Path, dict[str, Any]] | No
         candidates = newest_first(directory)
     for path in candidates:
         try:
-            return path, read_checkpoint(path)
+            return path, read_checkpoint(path, Resumable)
         except CheckpointError as error:
             failures.append(str(error))
             say(f"Not resumed: {error}")
@@ -124,6 +124,16 @@ def _refuse_another_run(path: Path, saved: dict[str, Any], state: TrainingState)
             f"{path}: of another run, which cannot go on exactly: {', '.join(found)} "
             "(training.resume_anyway=true resumes nevertheless)"
         )
+
+
+def _restore(path: Path, saved: dict[str, Any], state: TrainingState) -> None:
+    """Raises CheckpointError for moments of other tensors, and for damaged random states."""
+    try:
+        if saved["optimizer"]["state"].keys() != state.optimizer.state_dict()["state"].keys():
+            raise not_ours(path, "its optimizer has no moments, or others, of some weights")
+        state.restore(saved)
+    except (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise not_ours(path, f"{type(error).__name__}: {first_line(error)}") from error
 
 
 def _refuse_to_profile_the_past(step: int, settings: Settings) -> None:

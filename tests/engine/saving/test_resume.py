@@ -383,3 +383,84 @@ def test_a_checkpoint_whose_weights_or_moments_are_not_finite_is_no_sound_one(
     for setting in ("training__resume", "model__init_from"):
         with pytest.raises(CheckpointError, match=r"step_2\.pt: not finite: "):
             tiny_run(**{setting: newest})
+
+
+def pop(*path: Any) -> Callable[[dict[str, Any]], object]:
+    def change(saved: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            saved = saved[key]
+        del saved[path[-1]]
+
+    return change
+
+
+def put(value: Any, *path: Any) -> Callable[[dict[str, Any]], object]:
+    def change(saved: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            saved = saved[key]
+        saved[path[-1]] = value
+
+    return change
+
+
+OTHER_CONTENTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    **{f"no {key}": pop(key) for key in ("step", "optimizer", "rng", "loader", "total_tokens")},
+    **{f"no {key}": pop(key) for key in ("data", "val_loss", "logging", "settings", "model")},
+    "step of words": put("two", "step"),
+    "negative step": put(-1, "step"),
+    "half a step": put(1.5, "step"),
+    "a list for settings": put([1], "settings"),
+    "settings without model": pop("settings", "model"),
+    "settings of numbers": put(7, "settings", "training"),
+    "a weight of words": put("x", "model", "norm.weight"),
+    "weights with numbers for names": put(torch.zeros(1), "model", 7),
+    "a list for weights": put([torch.zeros(1)], "model"),
+    "integers for weights": put(torch.zeros(32, dtype=torch.int64), "model", "norm.weight"),
+    "a list for data": put([], "data"),
+    "no position": pop("loader", "position"),
+    "position of words": put("x", "loader", "position"),
+    "a moment of words": put("x", "optimizer", "state", 0, "exp_avg"),
+    "no second moment": pop("optimizer", "state", 0, "exp_avg_sq"),
+    "kept numbers": put([7], "kept"),
+    "a loss of words": put("x", "val_loss", "held_out"),
+}
+
+
+DEEP_INSIDE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no moments of a parameter": pop("optimizer", "state", 0),
+    "a moment of another shape": put(torch.zeros(3), "optimizer", "state", 0, "exp_avg"),
+    "moments of a parameter too many": put(
+        {name: torch.zeros(()) for name in ("step", "exp_avg", "exp_avg_sq")},
+        *("optimizer", "state", 99),
+    ),
+    "no python rng": pop("rng", "python"),
+    "short python rng": put([3, [1, 2], None], "rng", "python"),
+    "a torch rng of floats": put(torch.zeros(3), "rng", "torch"),
+    "a numpy rng of words": put("x", "rng", "numpy"),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "passed_over"),
+    [(c, True) for c in OTHER_CONTENTS.values()] + [(c, False) for c in DEEP_INSIDE.values()],
+    ids=[*OTHER_CONTENTS, *DEEP_INSIDE],
+)
+def test_a_whole_file_with_other_contents_is_told_in_one_line(
+    tiny_run: MakeRun,
+    tmp_path: Path,
+    change: Callable[[dict[str, Any]], object],
+    passed_over: bool,
+) -> None:
+    tiny_run(training__save_interval=1, training__max_steps=2)()
+    newest = tmp_path / "checkpoints" / "step_2.pt"
+    saved = torch.load(newest, weights_only=True)
+    change(saved)
+    torch.save(saved, newest)
+    with pytest.raises(CheckpointError) as caught:
+        tiny_run(training__resume=newest, training__max_steps=3)
+    assert str(caught.value).startswith(f"{newest}: not a checkpoint of Model Check: ")
+    assert "\n" not in str(caught.value)
+    if passed_over:
+        run = tiny_run(training__resume="auto", training__max_steps=3)
+        assert run.trainer.state.progress.step == 1
+        assert any(line.startswith(f"Not resumed: {newest}: not a ch") for line in run.kept.lines)
