@@ -267,10 +267,15 @@ def open_tokens(settings: Settings, process: Process) -> "TokenCache":
 
 def data_identity(cache: "TokenCache") -> dict[str, Scalar]:
     """What a checkpoint keeps about its data."""
-    from model_check.data.read.manifest import short
+    from model_check.data.read.manifest import content_of, short
 
     view = cache.view
-    return {"cache": short(view.hash), "dataset": view.dataset, "tokenizer": view.tokenizer}
+    return {
+        "cache": short(view.hash),
+        "content": short(content_of(view, cache.tokens)),
+        "dataset": view.dataset,
+        "tokenizer": view.tokenizer,
+    }
 
 
 def batch_source(cache: "TokenCache", settings: Settings, *, pin: bool) -> "BatchLoader":

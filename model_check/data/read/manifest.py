@@ -174,6 +174,20 @@ def hash_of(key: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(key, order="sorted")).hexdigest()
 
 
+def content_of(view: ViewManifest, tokens: TokensManifest) -> str:
+    """Equal where the same tokens are trained on in the same order, and evaluated. Keys name a
+    recipe, from which another version of a library may have made other tokens."""
+    windows = view.windows
+    return hash_of(
+        [
+            {name: entry.sha256 for name, entry in tokens.files.items() if name != TOKENIZER},
+            {name: entry.sha256 for name, entry in view.files.items()},
+            [windows.context_length, windows.stride, windows.tail, view.num_sequences],
+            view.splits,
+        ]
+    )
+
+
 def short(full_hash: str) -> str:
     """The part of a hash that is used in names. The manifest has the whole hash."""
     return full_hash[:16]

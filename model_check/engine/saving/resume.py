@@ -117,13 +117,19 @@ def _refuse_another_run(path: Path, saved: dict[str, Any], state: TrainingState)
     """Raises CheckpointError when the checkpoint is of another run, unless
     training.resume_anyway."""
     found = forbidden(saved["settings"], state.settings)
-    if saved["data"] != (own := dict(state.context.identity.data)):
+    if not _same_data(saved["data"], own := dict(state.context.identity.data)):
         found.append(f"data: {_described(saved['data'])} -> {_described(own)}")
     if found and not state.settings.training.resume_anyway:
         raise CheckpointError(
             f"{path}: of another run, which cannot go on exactly: {', '.join(found)} "
             "(training.resume_anyway=true resumes nevertheless)"
         )
+
+
+def _same_data(before: dict[str, Any], own: dict[str, Any]) -> bool:
+    """The content decides. An older checkpoint knows only the key of its cache."""
+    decisive = "content" if "content" in before else "cache"
+    return bool(before.get(decisive) == own.get(decisive))
 
 
 def _restore(path: Path, saved: dict[str, Any], state: TrainingState) -> None:

@@ -1,18 +1,22 @@
 """Resuming real processes: after an end, a notice, a signal, a SIGKILL in the middle of a save."""
 
+import hashlib
+import json
 import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from model_check.engine.checkpoint import read_checkpoint
 from model_check.events import Done, Evaluation, Step
-from tests.engine.conftest import DEADLINE_S, Worker
+from tests.engine.conftest import DEADLINE_S, Run, Worker
 
+MakeRun = Callable[..., Run]
 Start = Callable[..., Worker]
 LARGER = ("model.hidden_size=192", "model.intermediate_size=768", "model.num_layers=3")
 """22 MB a checkpoint: long enough to be caught writing."""
@@ -149,3 +153,29 @@ def test_validation_splits_of_the_data_are_evaluated(start: Start, tmp_path: Pat
     best = read_checkpoint(tmp_path / ".checkpoints" / "best.pt")
     assert best["best_split"] == "held_out"
     assert best["data"]["dataset"] == "embedded"
+
+
+def other_tokens(cache_dir: Path) -> None:
+    """What another version of a library may make by the same recipe: other ids under one key."""
+    (manifest,) = cache_dir.glob("tokens/*/manifest.json")
+    content = json.loads(manifest.read_bytes())
+    shard = manifest.with_name("tokens-00000.bin")
+    ids = np.fromfile(shard, "<u2")[::-1].copy()
+    shard.write_bytes(ids.tobytes())
+    content["files"][shard.name]["sha256"] = hashlib.sha256(ids.tobytes()).hexdigest()
+    manifest.write_text(json.dumps(content))
+
+
+def test_other_tokens_under_the_same_key_are_another_run(start: Start, tmp_path: Path) -> None:
+    own = {"DATASET_CACHE_DIR": str(tmp_path / "own")}
+    train(start, "training.save_last=true", "--max-steps=1", **own)
+    other_tokens(tmp_path / "own")
+    again = train(start, "--resume=auto", "--max-steps=2", "data.verify=full", code=2, **own)
+    assert "last.pt: of another run, which cannot go on exactly: data: " in again.output
+
+
+def test_the_same_tokens_under_another_key_are_the_same_run(tiny_run: MakeRun) -> None:
+    data = {"cache": "old", "content": "abc", "dataset": "wikitext"}
+    tiny_run(training__save_last="true", data=data)()
+    run = tiny_run(training__resume="auto", training__max_steps=5, data=data | {"cache": "new"})
+    assert run.trainer.state.progress.step == 4
