@@ -34,6 +34,8 @@ from model_check.data.read.manifest import (
     to_bytes,
 )
 from model_check.data.read.sharing import shared_directory
+from model_check.data.sources.source import nothing_usable
+from model_check.data.sources.text import Repairs
 from model_check.data.tokenizers.tokenizer import TextTokenizer
 from model_check.utils.words import Say
 
@@ -58,6 +60,7 @@ def make(
         shared_directory(request.root, TOKEN_STORES).close()
         sweep(request.root)
     if request.validation_texts:
+        _refuse_empty(request)
         # One lock at a time, so that two builders never wait for each other. The training text
         # comes first: the others may need its tokenizer.
         with build_lock(request.root, request.store_name, say) as report:
@@ -73,6 +76,15 @@ def make(
             tokens = _whole_store(request, verify, say, options, progress)
             _make_view(request, tokens, verify, say)
             return True
+
+
+def _refuse_empty(request: CacheRequest) -> None:
+    """Tokenizing the training text takes long: first each validation text must have a document.
+    Raises DataError."""
+    for name, text in request.validation_texts.items():
+        repairs = Repairs()
+        if next(text.source.documents(repairs), None) is None:
+            raise nothing_usable(f"data.validation: {name}: {text.source.name}", repairs)
 
 
 def discard(request: CacheRequest) -> None:

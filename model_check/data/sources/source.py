@@ -57,7 +57,7 @@ class Splittable(Protocol):
 
 
 def nothing_usable(name: str, repairs: Repairs) -> DataError:
-    found = "; ".join(repairs.lines()) or "it is empty"
+    found = "; ".join(repairs.lines()) or "it has no document"
     return DataError(f"{name}: no usable text: {found}")
 
 

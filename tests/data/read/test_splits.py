@@ -242,7 +242,8 @@ def test_what_is_trained_on_all_the_same_is_counted(lab: Lab) -> None:
     [
         ("held=missing.txt", ConfigError, "held = missing.txt: no such file"),
         ("held={text}", DataError, "is the same text as the training text"),
-        ("bach=composer:Bacch", DataError, "composer = Bacch: no usable text"),
+        ("bach=composer:Bacch", DataError, "bach: notes.jsonl, composer = Bacch: no usable text"),
+        ("held={empty}", DataError, r"held: empty\.jsonl: no usable text: 1 x line skipped"),
         ("val=split:validation", DataError, "split:validation is for hub datasets, not for notes"),
     ],
 )
@@ -250,8 +251,10 @@ def test_what_cannot_validate_is_refused(
     lab: Lab, validation: str, error: type[ModelCheckError], message: str
 ) -> None:
     text = lab.text(lines_of("bach"), "notes.jsonl")
+    empty = lab.text("no row", "empty.jsonl")
     with pytest.raises(error, match=message):
-        lab.prepare(text, f"data.validation={validation.format(text=text)}")
+        lab.prepare(text, f"data.validation={validation.format(text=text, empty=empty)}")
+    assert lab.stores() == [], "text was tokenized before"
 
 
 def test_a_split_that_is_removed_while_the_next_one_is_made_is_one_message(lab: Lab) -> None:

@@ -169,3 +169,11 @@ def test_a_pipe_is_no_text(lab: Lab) -> None:
     os.mkfifo(lab.dir / "pipe.txt")
     with pytest.raises(DataError, match=r"pipe\.txt: is no regular file"):
         lab.prepare(lab.dir / "pipe.txt")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a.parquet", "a.txt.gz"])
+def test_a_link_to_itself_is_told_by_name(lab: Lab, name: str) -> None:
+    lab.text(row("one"), "corpus/b.jsonl")
+    (lab.dir / "corpus" / name).symlink_to(name)
+    with pytest.raises(DataError, match=f"corpus/{name}: cannot be read: Too many levels"):
+        prepared(lab)
