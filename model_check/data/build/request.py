@@ -24,6 +24,7 @@ from model_check.config.validation import (
 from model_check.data.build.choose import choose
 from model_check.data.cache.memo import Memo
 from model_check.data.read.manifest import (
+    SCHEMA,
     TOKEN_STORES,
     TOKENIZER,
     hash_of,
@@ -46,10 +47,9 @@ from model_check.errors import ConfigError, DataError
 from model_check.utils.words import Say
 
 _LONGEST_LABEL = 40
-# These words and numbers are parts of keys: a change of one makes every cache new.
+# These words, and SCHEMA, are parts of keys: a change of one makes every cache new.
 _PACKING = "windows of context_length + 1 tokens that overlap by 1; tail dropped"
 _POLICY = "document, end token; no begin token; special tokens in text are text"
-_KEY_VERSION = 1
 _SELECTION = "documents by the hash of their tokens, equal documents on one side"
 _ROOM_FOR_VALIDATION = 1.05
 """A share of the documents is only about that share of the tokens."""
@@ -84,7 +84,7 @@ class CacheRequest:
         """All that the tokens depend on. The context length only if a number of samples bounds
         them. Raises DataError."""
         return {
-            "version": _KEY_VERSION,
+            "version": SCHEMA,
             "source": self.source.identity(),
             "tokenizer": self.tokenizer.identity(),
             "policy": _POLICY,
@@ -100,7 +100,7 @@ class CacheRequest:
         """Options are in it only where they are used, so that keys of older views stay the same.
         Raises DataError."""
         key: dict[str, Any] = {
-            "version": _KEY_VERSION,
+            "version": SCHEMA,
             "tokens": self.tokens_hash,
             "context_length": self.context_length,
             "num_samples": self.num_samples,

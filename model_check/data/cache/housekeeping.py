@@ -9,7 +9,7 @@ from model_check.config.prepared_dir import DATASET, METADATA, read_metadata
 from model_check.data.cache.inventory import DAY_S, Entry, entries, problem
 from model_check.data.cache.lock import if_idle
 from model_check.data.cache.publish import is_of_another_user, set_aside, take_away
-from model_check.data.read.manifest import CorruptEntryError, read_view
+from model_check.data.read.manifest import CorruptEntryError, OtherSchemaError, read_view
 from model_check.errors import DataError, StorageError
 from model_check.utils.words import Say
 
@@ -32,9 +32,13 @@ def verify_cache(root: Path, say: Say) -> None:
     `root`."""
     _must_exist(root)
     found = [entry for entry in entries(root) if entry.kind in ("view", "tokens")]
-    bad = 0
+    bad = others = 0
     for entry in found:
         wrong = problem(entry)
+        if isinstance(wrong, OtherSchemaError):
+            say(f"other  {entry.path.relative_to(root)}\n       {wrong}")
+            others += 1
+            continue
         bad += wrong is not None
         say(f"{'BAD' if wrong else 'whole':<6} {entry.path.relative_to(root)}")
         if wrong is not None:
@@ -46,7 +50,7 @@ def verify_cache(root: Path, say: Say) -> None:
             f"{root}: {bad} of {len(found)} entries are not whole; {again}: what was set aside is "
             "built anew (--gc removes the bad one)"
         )
-    say(f"{len(found)} entries are whole in {root}")
+    say(f"{len(found) - others} entries are whole in {root}")
 
 
 def _must_exist(root: Path) -> None:

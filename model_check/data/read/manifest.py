@@ -14,6 +14,7 @@ sequence are dropped, or padded to one. A split is the whole store, or documents
 
 import hashlib
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -32,6 +33,9 @@ TRAIN = "train"
 """The split of a view that has no others."""
 TOKEN_STORES = "tokens"
 """The directory of the token stores in the cache directory."""
+SCHEMA = 1
+"""Of the manifests. It is a part of each key, so that versions that share a cache make entries of
+their own."""
 LONGEST = 256 << 20
 """Bytes of a manifest, or of a tokenizer: a larger one would only fill our memory."""
 ITEM_BYTES = {"uint16": 2, "uint32": 4}
@@ -46,6 +50,10 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 class CorruptEntryError(DataError):
     """An entry differs from its manifest: it must be set aside and built again."""
+
+
+class OtherSchemaError(DataError):
+    """An entry of another version of Model Check: it is not ours to judge, or to set aside."""
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -300,12 +308,28 @@ def read_manifest(directory: HeldDirectory, kind: type[M]) -> M:
     except OSError as error:
         raise _unreadable(directory.path, MANIFEST, error) from error
     except (ValueError, RecursionError) as error:
+        if (schema := _schema_of(directory)) not in (None, SCHEMA):
+            raise OtherSchemaError(
+                f"{path}: made by another version of Model Check (schema {schema}, this one reads "
+                f"{SCHEMA}); another data.cache_dir keeps both"
+            ) from error
         raise CorruptEntryError(f"{path}: not a manifest of this version: {error}") from error
     if hash_of(manifest.key) != manifest.hash:
         raise CorruptEntryError(f"{path}: its key does not have its hash: it was edited")
     if not manifest.is_consistent():
         raise CorruptEntryError(f"{path}: its numbers contradict each other: it was edited")
     return manifest
+
+
+class _AnySchema(msgspec.Struct):
+    schema: int
+
+
+def _schema_of(directory: HeldDirectory) -> int | None:
+    """None: it does not say."""
+    with suppress(OSError, ValueError, RecursionError):
+        return msgspec.json.decode(directory.read(MANIFEST, LONGEST), type=_AnySchema).schema
+    return None
 
 
 def verify_files(directory: HeldDirectory, files: dict[str, FileEntry], verify: Verify) -> None:

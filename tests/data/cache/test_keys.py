@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from model_check.data.build.request import cache_request
+from model_check.data.cache.housekeeping import verify_cache
 from model_check.data.cache.memo import Memo, file_sha256, settled, stat_signature
-from model_check.data.read.manifest import MANIFEST
-from tests.data.lab import Lab, wait_until
+from model_check.data.read.manifest import MANIFEST, SCHEMA, TokensManifest, ViewManifest
+from model_check.errors import DataError
+from tests.data.lab import Lab, settings_for, wait_until
 
 
 def key_part(path: Path) -> str:
@@ -144,3 +147,24 @@ def test_more_samples_than_there_are_is_said(lab: Lab) -> None:
     prepared = lab.prepare(lab.text(), "data.num_samples=5000")
     assert 0 < prepared.view.num_sequences < 5000
     assert f"{prepared.view.num_sequences} sequences: notes.txt has no more" in lab.said[-1]
+
+
+@pytest.mark.parametrize("which", ["tokens/*", "*__*"])
+def test_an_entry_of_another_schema_is_left_alone_and_told(lab: Lab, which: str) -> None:
+    text = lab.text()
+    lab.prepare(text)
+    (manifest,) = lab.cache.glob(f"{which}/manifest.json")
+    theirs = manifest.read_text().replace('"schema": 1', '"schema": 2')
+    manifest.write_text(theirs)
+    with pytest.raises(DataError, match=r"another version .*schema 2, .* 1\); another data\.cache"):
+        lab.prepare(text)
+    said: list[str] = []
+    verify_cache(lab.cache, said.append)
+    assert any(line.startswith("other ") and "schema 2" in line for line in said)
+    assert manifest.read_text() == theirs
+
+
+def test_the_schema_is_a_part_of_every_key(lab: Lab) -> None:
+    request = cache_request(settings_for(lab.cache, lab.text()), print)
+    assert request.tokens_key["version"] == request.view_key["version"] == SCHEMA
+    assert {kind.__struct_defaults__[0] for kind in (ViewManifest, TokensManifest)} == {SCHEMA}
