@@ -14,9 +14,9 @@ from launcher.gpus.nvml import ANSWER, ON_GPU
 from launcher.gpus.nvml_child import KILL_WAIT_S, Call, NvmlChild
 from model_check.errors import InternalError, NoGpuError, describe_exit
 
-TOTAL_DEADLINES = 6
-"""All calls together may take this many times the deadline of one: a GPU that wakes up without
-persistence mode takes a second or two, and a box has eight of them."""
+START_DEADLINES = 6
+"""So many times the deadline of one call for the first GPU and what comes before it. Each further
+one has a deadline of its own: a GPU without persistence mode takes seconds to wake up."""
 
 
 class GpuProcess(NamedTuple):
@@ -118,13 +118,13 @@ class NvmlProbe:
         """GPUs about which a call never returned, or crashed: they are never asked again."""
 
     def snapshot(self) -> Snapshot:
-        end = time.monotonic() + self._deadline_s * TOTAL_DEADLINES
+        began = time.monotonic()
         while True:
             try:
-                snapshot = self._ask(end)
+                snapshot = self._ask(began)
                 break
             except _NoAnswer as failed:
-                if failed.index is None or time.monotonic() >= end:
+                if failed.index is None or time.monotonic() >= self._end(began, failed.index):
                     raise NoGpuError(f"{failed} ({WITHOUT})") from None
                 self._given_up[failed.index] = BrokenGpu(failed.index, str(failed))
         broken = {gpu.index: gpu for gpu in snapshot.broken} | self._given_up
@@ -133,7 +133,11 @@ class NvmlProbe:
             raise NoGpuError(f"{in_order[0].why} ({WITHOUT})")
         return msgspec.structs.replace(snapshot, broken=in_order)
 
-    def _ask(self, end: float) -> Snapshot:
+    def _end(self, began: float, index: int | None) -> float:
+        """Until when all calls up to those about GPU `index` may take, monotonic seconds."""
+        return began + self._deadline_s * (START_DEADLINES + (index or 0))
+
+    def _ask(self, began: float) -> Snapshot:
         """What a new child reports of all GPUs but those that were given up.
 
         Raises _NoAnswer, and NoGpuError when NVML as a whole cannot be used.
@@ -141,7 +145,7 @@ class NvmlProbe:
         skipped, last_words = json.dumps([*self._given_up]), ""
         child = NvmlChild("launcher.gpus.nvml", skipped, stderr=subprocess.STDOUT)
         with closing(child):
-            while (lines := self._wait_for_lines(child, end)) is not None:
+            while (lines := self._wait_for_lines(child, began)) is not None:
                 for line in lines:
                     if line.startswith(ANSWER):
                         answer = _decoder.decode(line.removeprefix(ANSWER))
@@ -151,23 +155,27 @@ class NvmlProbe:
                     last_words = line.decode(errors="replace").strip() or last_words
             raise _died(child, last_words)
 
-    def _wait_for_lines(self, child: NvmlChild, end: float) -> list[bytes] | None:
+    def _wait_for_lines(self, child: NvmlChild, all_began: float) -> list[bytes] | None:
         """What the child says next; None: it closed its output. Raises _NoAnswer when a call takes
-        too long, or all of them last until `end` (monotonic seconds)."""
+        too long, or all of them since `all_began` (monotonic seconds)."""
         while True:
             call, now = child.in_flight(), time.monotonic()
+            end = self._end(all_began, _gpu_of(call))
             # Before the first call it is only Python starting.
             until = min(end, (call.began if call else now) + self._deadline_s)
             if child.is_readable(until - now):
                 return child.read_lines()
-            is_stuck = call is not None and child.in_flight() == call
-            if is_stuck or time.monotonic() >= end:
-                raise self._too_slow(call)
+            is_late = call is not None or time.monotonic() >= end
+            if is_late and child.in_flight() == call:
+                raise self._too_slow(call, end, all_began)
 
-    def _too_slow(self, call: Call | None) -> "_NoAnswer":
+    def _too_slow(self, call: Call | None, end: float, all_began: float) -> "_NoAnswer":
         if call is None:
             text = "NVML was not asked: its reader did not start; is this machine overloaded?"
             return _NoAnswer(text, None)
+        if end < call.began + self._deadline_s:
+            text = f"NVML is too slow: {end - all_began:.0f} s did not suffice up to {call.name}; "
+            return _NoAnswer(f"{text}see `dmesg | grep -i -e nvrm -e xid`", call)
         return _NoAnswer(
             f"the NVIDIA driver hangs: {call.name} did not return within {self._deadline_s:g} s; "
             "see `dmesg | grep -i -e nvrm -e xid`, then reset the GPU or reboot",
@@ -180,9 +188,14 @@ class _NoAnswer(Exception):
 
     def __init__(self, text: str, call: Call | None) -> None:
         super().__init__(text)
-        _, is_about_gpu, index = (call.name if call else "").partition(ON_GPU)
-        self.index = int(index) if is_about_gpu else None
+        self.index = _gpu_of(call)
         """The GPU that the call was about; None: NVML as a whole."""
+
+
+def _gpu_of(call: Call | None) -> int | None:
+    """The index of the GPU that a call is about; None: NVML as a whole."""
+    _, is_about_gpu, index = (call.name if call else "").partition(ON_GPU)
+    return int(index) if is_about_gpu else None
 
 
 def _died(child: NvmlChild, last_words: str) -> Exception:

@@ -104,7 +104,11 @@ class Monitor:
         return True
 
     def tick(self, now: float) -> None:
-        """Give the sampler up when it has been silent for too long."""
+        """Give the sampler up when it has been silent for too long in one call: the GPUs of a box
+        may wake up one after the other, each in seconds."""
+        call = self._sampler.in_flight() if self._sampler and now >= self.due else None
+        if call:
+            self._last_heard = max(self._last_heard, call.began)
         if now >= self.due:
             self._give_up(f"NVML was silent for {self._silence_s:g} s")
 

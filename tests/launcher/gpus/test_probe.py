@@ -275,6 +275,17 @@ def test_a_slow_call_within_the_deadline_is_waited_for(box: MakeBox) -> None:
     assert len(box([fake_gpu(0), fake_gpu(1)], slow).snapshot()["gpus"]) == 2
 
 
+def test_every_gpu_of_a_big_box_may_take_its_time_to_wake_up(box: MakeBox) -> None:
+    slow = [delay("DeviceGetHandleByIndex_v2", "*", 250)]
+    sixteen = [fake_gpu(index) for index in range(16)]
+    assert len(box(sixteen, slow).snapshot(deadline_s=0.5).get("gpus", ())) == 16
+
+
+def test_calls_that_are_slow_without_end_are_not_told_as_one_that_hangs(box: MakeBox) -> None:
+    message = refused(box([fake_gpu(0)], [delay("*", 0, 400)]).snapshot(deadline_s=0.5))
+    assert message.startswith("NVML is too slow: 3 s did not suffice up to nvmlDevice")
+
+
 def test_a_driver_library_that_crashes_takes_only_the_reader_along(box: MakeBox) -> None:
     message = refused(box([fake_gpu(0)], [crash("DeviceGetName", 0)]).snapshot())
     assert message.startswith("NVML broke in nvmlDeviceGetName on GPU 0 (killed by SIGSEGV (11)); ")

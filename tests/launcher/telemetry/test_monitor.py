@@ -147,6 +147,16 @@ def test_a_call_that_never_returns_is_named_and_the_run_goes_on(
     assert run["samples"] == {"GPU0": 3, "GPU1": 2}
 
 
+def test_gpus_that_wake_up_one_after_the_other_are_no_silence(
+    box: MakeBox, supervise: Supervise
+) -> None:
+    uuids = {f"GPU{index}": fake_uuid(index) for index in range(6)}
+    slow = [delay("DeviceGetHandleByUUID", "*", 400)]
+    machine = box([fake_gpu(index) for index in range(6)], slow)
+    run = supervise(machine, uuids, until("telemetry"), deadline_s=1.0)
+    assert (run["exit_code"], run["said"], run["lost"]) == (0, [], [])
+
+
 def test_a_pause_of_the_whole_machine_is_no_silence_of_nvml(box: MakeBox) -> None:
     code = (
         "import time\n"
