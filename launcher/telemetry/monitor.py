@@ -24,8 +24,8 @@ from model_check.events import SCHEMA, GpuEvent, Trouble, Watched, Xid, encode
 
 DEADLINE_S = 10.0
 """A GPU without persistence mode takes seconds to wake up; a driver that hangs, for ever."""
-END_WAIT_S = 1.0
-"""For the last look, which the sampler began when the workers were asked to end."""
+END_WAIT_S = 3.0
+"""For a call of the last look, and for all of a GPU's: the driver is busy ending the workers."""
 _EXIT_WAIT_S = 0.2
 
 _decoder = msgspec.json.Decoder(tuple[str, GpuEvent])
@@ -123,14 +123,18 @@ class Monitor:
             self._sampler.ask_to_end()
 
     def close(self, wait_s: float = END_WAIT_S) -> None:
-        """Take the last look, if it comes within `wait_s` of `finish`; let everything go."""
+        """Take the last look, if each call takes at most `wait_s`, and all of them so long for
+        each GPU; let everything go."""
         self.finish()
-        until = (self._finish_asked_at or 0.0) + wait_s
+        asked_at = self._finish_asked_at or 0.0
+        end = asked_at + wait_s * len(self._uuids)
         while self._sampler and not self._is_over:
+            call = self._sampler.in_flight()
+            until = min(end, max(asked_at, call.began if call else 0.0) + wait_s)
             if self._sampler.is_readable(until - time.monotonic()):
                 self.read(self._last_heard)
-            else:
-                self._give_up(f"there was no last look within {wait_s:g} s")
+            elif self._sampler.in_flight() == call or time.monotonic() >= end:
+                self._give_up(f"there was no last look within {time.monotonic() - asked_at:.1f} s")
         if self._sampler:
             self._sampler.close(_EXIT_WAIT_S)
             self._sampler = None
@@ -176,12 +180,20 @@ class Monitor:
             self._sampler.kill()
 
     def _report_end(self, why: str) -> None:
-        """One line, and every GPU's record, say that telemetry ends."""
+        """One line, and the record of every GPU without its last look, say that telemetry ends."""
+        unknown = [worker for worker in self._uuids if not self._has_last_look(worker)]
+        if not unknown:
+            return
         goes_on = "; the run goes on" if self._finish_asked_at is None else ""
         self._say(f"no more telemetry: {why}{goes_on}")
         trouble = Trouble(t=time.monotonic_ns(), call="telemetry", text=why, lost=True)
-        for worker in self._uuids:
+        for worker in unknown:
             self._keep(worker, trouble)
+
+    def _has_last_look(self, worker: str) -> bool:
+        """Whether its counters were read after the end of the workers was asked for."""
+        counters, asked_at = self.records[worker].counters, self._finish_asked_at
+        return bool(counters and asked_at is not None and counters.t / 1e9 >= asked_at)
 
     def _in_flight(self) -> str:
         call = self._sampler.in_flight() if self._sampler else None

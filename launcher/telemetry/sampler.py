@@ -73,8 +73,8 @@ def sample(devices: "list[Device]", interval_s: float, at_rest: Callable[[], Non
         if select.select([0], [], [], due - now)[0]:
             break
     for device in devices:
-        device.report_counters()
         device.report_xids()
+        device.report_counters()  # they tell that this look was the whole one
 
 
 class Device:

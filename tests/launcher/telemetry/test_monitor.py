@@ -178,8 +178,41 @@ def test_a_last_look_that_hangs_does_not_hold_up_the_end(
     rules = [delay("DeviceGetTotalEccErrors", 0, HANG, 5)]  # the second time that counters are read
     run = supervise(box([fake_gpu(0)], rules), {"GPU0": fake_uuid(0)}, until("telemetry"))
     (line,) = run["said"]
-    assert "there was no last look within 1 s (nvmlDeviceGetTotalEccErrors on GPU0" in line
+    assert "there was no last look within 3.0 s (nvmlDeviceGetTotalEccErrors on GPU0" in line
     assert (run["exit_code"], run["children"]) == (0, [])
+
+
+def test_a_last_look_at_many_gpus_may_take_its_time(box: MakeBox, supervise: Supervise) -> None:
+    """The driver's locks are busiest when the workers end."""
+    uuids = {f"GPU{index}": fake_uuid(index) for index in range(8)}
+    slow = [delay("DeviceGetTotalEnergyConsumption", "*", 500, nth) for nth in range(9, 17)]
+    machine = box([fake_gpu(index) for index in range(8)], slow)
+    run = supervise(machine, uuids, until("telemetry", "gpu7"))
+    assert (run["exit_code"], run["said"], run["lost"]) == (0, [], [])
+
+
+def test_a_gpu_that_had_its_last_look_is_not_blamed_for_one_that_hangs_in_it(
+    box: MakeBox, supervise: Supervise
+) -> None:
+    known = {"event_types": 31}
+    gpus = [fake_gpu(index, more=known) for index in range(2)]
+    hangs = [delay("DeviceGetTotalEnergyConsumption", 1, HANG, 2)]
+    run = supervise(box(gpus, hangs), UUIDS, until("telemetry", "gpu1"))
+    assert (run["exit_code"], run["lost"], run["children"]) == (0, ["GPU1"], [])
+    (symptom,) = run["symptoms"]
+    assert symptom.startswith("GPU1: telemetry ended: there was no last look within 3.0 s")
+
+
+def test_one_look_at_many_gpus_waits_for_each(box: MakeBox) -> None:
+    uuids = {f"GPU{index}": fake_uuid(index) for index in range(4)}
+    code = (
+        "from launcher.telemetry.monitor import look\n"
+        f"records = look({uuids!r}, deadline_s=1.0)\n"
+        "print([record.is_lost for record in records.values()])"
+    )
+    slow = [delay("DeviceGetHandleByUUID", "*", 400)]
+    machine = box([fake_gpu(index) for index in range(4)], slow)
+    assert machine.python(code).strip() == "[False, False, False, False]"
 
 
 def test_a_driver_that_crashes_takes_only_the_sampler_along(
