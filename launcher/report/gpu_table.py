@@ -23,8 +23,10 @@ _CELLS: Mapping[str, Callable[[Health], str]] = {
     "remapped rows": lambda h: _remapped(h),
     "PCIe": lambda h: (
         f"gen {_with(h.pcie_gen, '')} of {_with(h.pcie_max_gen, '')}, "
-        f"x{_with(h.pcie_width, '')} of {_with(h.pcie_max_width, '')}"
+        f"x{_with(h.pcie_width, '')} of {_with(h.pcie_max_width, '')}, "
+        f"{_with(h.pcie_replays_new, '')} new replays"
     ),
+    "NVLink errors": lambda h: _with(h.nvlink_errors_new, " new"),
     "Xid": lambda h: _xids(h.xids),
 }
 """Title of a column -> its cell."""
@@ -62,4 +64,9 @@ def _remapped(health: Health) -> str:
         return _NA
     count = (health.remapped_corrected or 0) + (health.remapped_uncorrected or 0)
     states = [("pending", health.remap_pending), ("failed", health.remap_failed)]
-    return ", ".join([str(count), *(name for name, is_so in states if is_so)])
+    return ", ".join(
+        [
+            f"{count} ({_with(health.remapped_new, ' new')})",
+            *(name for name, is_so in states if is_so),
+        ]
+    )

@@ -1,7 +1,7 @@
 """What telemetry reports of a GPU during a run: the figures, and the symptoms they are. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msgspec import Struct, field
@@ -20,8 +20,13 @@ MIN_SAMPLES = 3
 _LOADED_PERCENT = 10
 _COUNTER_SLACK = 1.1
 
+REPLAYS_PER_MINUTE = 8
+"""A sound PCIe link may repeat so many packets (DCGM's limit)."""
+
+_CORRECTED = ("ecc_corrected", "ecc_corrected_total")
 _UNCORRECTED = ("ecc_uncorrected", "ecc_uncorrected_total")
 """Each counts what the other does, from another beginning on."""
+_REMAPPED = ("remapped_corrected", "remapped_uncorrected")
 _CONDEMNING = {
     **dict.fromkeys(_UNCORRECTED, "memory errors"),
     **dict.fromkeys(("remap_pending", "remap_failed"), "remapped rows"),
@@ -148,12 +153,14 @@ class Record(Struct):
             slowed_percent=self._slowed(),
             power_violation_percent=self._percent_of_time("power_violation_ns"),
             thermal_violation_percent=self._percent_of_time("thermal_violation_ns"),
-            ecc_corrected_new=gained("ecc_corrected"),
-            ecc_uncorrected_new=self._new_uncorrected(),
+            counted_s=round(self._seconds, 3),
+            ecc_corrected_new=max(self._gains_of(_CORRECTED), default=None),
+            ecc_uncorrected_new=max(self._gains_of(_UNCORRECTED), default=None),
             ecc_corrected_total=last("ecc_corrected_total"),
             ecc_uncorrected_total=last("ecc_uncorrected_total"),
             remapped_corrected=last("remapped_corrected"),
             remapped_uncorrected=last("remapped_uncorrected"),
+            remapped_new=sum(remapped) if (remapped := self._gains_of(_REMAPPED)) else None,
             remap_pending=last("remap_pending"),
             remap_failed=last("remap_failed"),
             pcie_gen=highest("pcie_gen"),
@@ -170,11 +177,10 @@ class Record(Struct):
     def _mean(self, name: str) -> float | None:
         return round(self._sums[name] / self._told[name], 1) if name in self._sums else None
 
-    def _new_uncorrected(self) -> int | None:
-        """The larger gain: errors since load are forgotten in a reset, those of the board's life
-        are not, and a device may report only one of the two."""
-        gains = [self._gains[name] for name in _UNCORRECTED if name in self._gains]
-        return max(gains, default=None)
+    def _gains_of(self, names: Iterable[str]) -> list[int]:
+        """Of those that are known. Of two counts of the same errors the larger gain is true: those
+        since load are forgotten in a reset, and a device may report only one of the two."""
+        return [self._gains[name] for name in names if name in self._gains]
 
     def _no_longer_reported(self) -> list[str]:
         """What could condemn the GPU and was not reported until the end; of the two counts of
@@ -246,6 +252,7 @@ def symptoms(worker: str, health: Health | None) -> list[Symptom]:
         *(xid_symptom(xid) for xid in health.xids or {} if xid not in HARMLESS),
         *_slowdown_symptoms(health),
         *_link_symptoms(health),
+        *_repeated_symptoms(health),
         *(trouble_symptom(worker, trouble) for trouble in health.trouble),
     ]
     if health.told_no_more:
@@ -287,6 +294,15 @@ def _memory_symptoms(health: Health, index: str) -> Iterator[Symptom]:
         yield Symptom(Severity.ISOLATE, figure, "have the board replaced")
     if health.remap_pending:
         yield Symptom(Severity.RESET, "a row of its memory waits to be remapped", reset)
+    if count := health.remapped_new:
+        figure = f"{count} newly remapped rows of its memory during this run"
+        yield Symptom(Severity.MONITOR, figure, _IF_MORE)
+    if count := health.ecc_corrected_new:
+        figure = f"{count} new corrected memory errors (ECC) during this run"
+        yield Symptom(Severity.MONITOR, figure, _IF_MORE)
+
+
+_IF_MORE = "watch its memory; if they become more from run to run, have the board replaced"
 
 
 def _slowdown_symptoms(health: Health) -> Iterator[Symptom]:
@@ -306,8 +322,21 @@ def _link_symptoms(health: Health) -> Iterator[Symptom]:
     if _is_below(health.pcie_width, health.pcie_max_width):
         slow.append(f"width x{health.pcie_width} of x{health.pcie_max_width}")
     if slow:
-        cure = "reseat the board, check riser and slot"
-        yield Symptom(Severity.MONITOR, f"PCIe link at {', '.join(slow)}", cure)
+        yield Symptom(Severity.MONITOR, f"PCIe link at {', '.join(slow)}", _RESEAT)
+
+
+def _repeated_symptoms(health: Health) -> Iterator[Symptom]:
+    """Links whose errors were mended by sending again."""
+    replays, minutes = health.pcie_replays_new or 0, max(1.0, health.counted_s / 60)
+    if replays > REPLAYS_PER_MINUTE * minutes:
+        figure = f"{replays} PCIe replays during this run"
+        yield Symptom(Severity.MONITOR, figure, _RESEAT)
+    if count := health.nvlink_errors_new:
+        figure = f"{count} NVLink errors during this run"
+        yield Symptom(Severity.MONITOR, figure, "check bridges and seating")
+
+
+_RESEAT = "reseat the board, check riser and slot"
 
 
 def _is_below(value: int | None, most: int | None) -> bool:

@@ -29,13 +29,18 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Slowdown -> share of the run: by the counter of its time or by samples, whichever is more."""
     power_violation_percent: float | None
     thermal_violation_percent: float | None
+    counted_s: float = 0.0
+    """Between the first and the last counters."""
     ecc_corrected_new: int | None
     ecc_uncorrected_new: int | None
+    """Both: since load or in the life of the board, whichever rose more."""
     ecc_corrected_total: int | None
     ecc_uncorrected_total: int | None
     """Both totals: in the life of the board."""
     remapped_corrected: int | None
     remapped_uncorrected: int | None
+    remapped_new: int | None = None
+    """Of both kinds."""
     remap_pending: bool | None
     remap_failed: bool | None
     pcie_gen: int | None

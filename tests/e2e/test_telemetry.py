@@ -151,6 +151,7 @@ def test_a_sick_box_passes_with_warnings_that_say_what_to_do(launch: Launch) -> 
     run = launch(gpus, SAMPLED, rules=[xid(4, 13)])
     warnings = [line.removeprefix("[launcher] warning: ") for line in run.warnings]
     beginnings = [
+        "GPU1: 900 new corrected memory errors (ECC) during this run: watch its memory",
         "GPU1: power brake for 100 % of the run",
         "GPU2: hardware thermal slowdown for 100 % of the run (up to 64 C)",
         "GPU3: PCIe link at width x8 of x16",
@@ -162,9 +163,29 @@ def test_a_sick_box_passes_with_warnings_that_say_what_to_do(launch: Launch) -> 
     assert {(row["cause_class"], row["severity"]) for row in run.report()["workers"][1:]} == {
         ("hardware", "MONITOR")
     }
-    assert "4 warnings about GPU1, GPU2, GPU3, GPU4 (exit code 0)" in run.lines[-1]
+    assert "5 warnings about GPU1, GPU2, GPU3, GPU4 (exit code 0)" in run.lines[-1]
     assert any(line.startswith("[launcher] GPU4: Xid 13") for line in run.lines)
     assert run.rebuilt() == run.exit_code
+
+
+MENDED: dict[str, dict[str, int | str]] = {
+    "12 PCIe replays during this run: ": {"pcie_replays": "3|15"},
+    "7 NVLink errors during this run: ": {"field_38": "1|2", "field_52": "0|6"},
+    "2 newly remapped rows of its memory during this run: ": {"remapped_corrected": "1|3"},
+    "4 new corrected memory errors (ECC) during this run: ": {"ecc_corrected_total": "8|12"},
+}
+
+
+@pytest.mark.parametrize("words", MENDED)
+def test_errors_that_the_hardware_mended_are_told_and_shown(launch: Launch, words: str) -> None:
+    run = launch([gpu(0), gpu(1, **MENDED[words])], SAMPLED)
+    (warning,) = run.warnings
+    assert warning.startswith(f"[launcher] warning: GPU1: {words}")
+    assert (run.exit_code, run.verdicts()) == (0, ["PASS", "WARN"])
+    page = (run.directory / "report.html").read_text()
+    assert words in page
+    assert "new replays" in page
+    assert run.rebuilt() == 0
 
 
 GONE = fault("DeviceGetHandleByUUID", 1, 6)

@@ -166,6 +166,32 @@ def test_a_figure_that_is_told_no_more_leaves_the_health_unknown(
     assert (symptom.severity, symptom.cause_class) == (Severity.MONITOR, CauseClass.UNKNOWN)
 
 
+@pytest.mark.parametrize(
+    ("name", "gain", "line"),
+    [
+        ("ecc_corrected", 1, "1 new corrected memory errors (ECC) during this run: watch its"),
+        ("ecc_corrected_total", 5, "5 new corrected memory errors (ECC) during this run: watch"),
+        ("remapped_corrected", 2, "2 newly remapped rows of its memory during this run: watch"),
+        ("remapped_uncorrected", 1, "1 newly remapped rows of its memory during this run: watch"),
+        ("nvlink_errors", 1, "1 NVLink errors during this run: check bridges and seating"),
+        ("pcie_replays", 14, "14 PCIe replays during this run: reseat the board"),
+    ],
+)
+def test_what_was_mended_during_the_run_is_told_and_what_was_before_it_is_not(
+    name: str, gain: int, line: str
+) -> None:
+    (warning,) = run_of(Counters(**{name: 7}), Counters(**{name: 7 + gain}))
+    assert warning.startswith(line)
+    assert run_of(Counters(**{name: 7}), Counters(**{name: 7})) == []
+
+
+def test_a_link_may_repeat_eight_packets_a_minute() -> None:
+    replays = Counters(pcie_replays=0), Counters(pcie_replays=16)
+    assert len(run_of(*replays, seconds=119)) == 1
+    assert run_of(*replays, seconds=120) == []
+    assert run_of(Counters(pcie_replays=0), Counters(pcie_replays=8), seconds=1) == []
+
+
 LOST = Trouble(t=1, call="nvmlDeviceGetTemperature", code=15, text="GPU is lost", lost=True)
 
 
