@@ -22,8 +22,8 @@ _CELLS: Mapping[str, Callable[[Health], str]] = {
     ),
     "remapped rows": lambda h: _remapped(h),
     "PCIe": lambda h: (
-        f"gen {_with(h.pcie_gen, '')} of {_with(h.pcie_max_gen, '')}, "
-        f"x{_with(h.pcie_width, '')} of {_with(h.pcie_max_width, '')}, "
+        f"gen {_range(h.pcie_gen_min, h.pcie_gen)} of {_with(h.pcie_max_gen, '')}, "
+        f"x{_range(h.pcie_width_min, h.pcie_width)} of {_with(h.pcie_max_width, '')}, "
         f"{_with(h.pcie_replays_new, '')} new replays"
     ),
     "NVLink errors": lambda h: _with(h.nvlink_errors_new, " new"),
@@ -44,6 +44,10 @@ def rows(workers: Sequence[WorkerResult]) -> list[tuple[str, ...]]:
 
 def _with(value: float | None, unit: str) -> str:
     return _NA if value is None else f"{value:g}{unit}"
+
+
+def _range(least: int | None, most: int | None) -> str:
+    return _with(most, "") if least in (None, most) else f"{least} to {_with(most, '')}"
 
 
 def _shares(percents: dict[str, float] | None) -> str:

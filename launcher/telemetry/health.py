@@ -94,6 +94,10 @@ class Record(Struct):
     """In how many samples each member of Telemetry was reported: below, their highest and sum."""
     _highest: dict[str, Any] = field(default_factory=dict)
     _sums: dict[str, float] = field(default_factory=dict)
+    _recent_links: list[Telemetry] = field(default_factory=list)
+    """The last MIN_SAMPLES samples under load."""
+    _slowest: dict[str, int] = field(default_factory=dict)
+    """The slowest link that lasted for MIN_SAMPLES samples under load."""
 
     def record(self, event: GpuEvent) -> None:
         match event:
@@ -119,7 +123,9 @@ class Record(Struct):
         self._num_samples += 1
         self.sample = sample
         values = _reported(sample)
-        self._num_loaded += values.get("utilization_percent", 0) >= _LOADED_PERCENT
+        if values.get("utilization_percent", 0) >= _LOADED_PERCENT:
+            self._num_loaded += 1
+            self._take_link(sample)
         if values.get("utilization_percent", 100) < _LOADED_PERCENT:
             values.pop("sm_mhz", None)  # an idle GPU clocks down
         for name, value in values.items():
@@ -127,6 +133,15 @@ class Record(Struct):
             self._highest[name] = max(value, self._highest.get(name, value))
             self._sums[name] = self._sums.get(name, 0.0) + value
         self._reasons.update(throttle_reasons(sample.clocks_event_reasons or 0))
+
+    def _take_link(self, sample: Telemetry) -> None:
+        """A link may fall in the middle of a run; an idle one, and one that just wakes up, is
+        slower."""
+        self._recent_links = [*self._recent_links, sample][-MIN_SAMPLES:]
+        for name in ("pcie_gen", "pcie_width"):
+            recent = [getattr(each, name) for each in self._recent_links]
+            if len(recent) == MIN_SAMPLES and None not in recent:
+                self._slowest[name] = min(max(recent), self._slowest.get(name, max(recent)))
 
     # -- what it comes down to
 
@@ -164,8 +179,10 @@ class Record(Struct):
             remap_pending=last("remap_pending"),
             remap_failed=last("remap_failed"),
             pcie_gen=highest("pcie_gen"),
+            pcie_gen_min=self._slowest.get("pcie_gen"),
             pcie_max_gen=last("pcie_max_gen"),
             pcie_width=highest("pcie_width"),
+            pcie_width_min=self._slowest.get("pcie_width"),
             pcie_max_width=last("pcie_max_width"),
             pcie_replays_new=gained("pcie_replays"),
             nvlink_errors_new=gained("nvlink_errors"),
@@ -315,12 +332,12 @@ def _slowdown_symptoms(health: Health) -> Iterator[Symptom]:
 
 def _link_symptoms(health: Health) -> Iterator[Symptom]:
     slow = []
-    # An idle link is slower: only samples under load count.
-    is_loaded = health.samples_loaded >= MIN_SAMPLES
-    if is_loaded and _is_below(health.pcie_gen, health.pcie_max_gen):
-        slow.append(f"generation {health.pcie_gen} of {health.pcie_max_gen}")
-    if _is_below(health.pcie_width, health.pcie_max_width):
-        slow.append(f"width x{health.pcie_width} of x{health.pcie_max_width}")
+    if _is_below(health.pcie_gen_min, health.pcie_max_gen):
+        slow.append(f"generation {health.pcie_gen_min} of {health.pcie_max_gen}")
+    # Narrow in every sample is too narrow, whatever the load.
+    widths = filter(None, (health.pcie_width_min, health.pcie_width))
+    if _is_below(width := min(widths, default=None), health.pcie_max_width):
+        slow.append(f"width x{width} of x{health.pcie_max_width}")
     if slow:
         yield Symptom(Severity.MONITOR, f"PCIe link at {', '.join(slow)}", _RESEAT)
 

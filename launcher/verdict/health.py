@@ -45,8 +45,13 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     remap_failed: bool | None
     pcie_gen: int | None
     """The fastest generation that was seen."""
+    pcie_gen_min: int | None = None
+    """The slowest that lasted for several samples under load."""
     pcie_max_gen: int | None
     pcie_width: int | None
+    """The widest that was seen."""
+    pcie_width_min: int | None = None
+    """The narrowest that lasted for several samples under load."""
     pcie_max_width: int | None
     pcie_replays_new: int | None
     nvlink_errors_new: int | None

@@ -188,6 +188,16 @@ def test_errors_that_the_hardware_mended_are_told_and_shown(launch: Launch, word
     assert run.rebuilt() == 0
 
 
+def test_a_link_that_falls_in_the_middle_of_a_run_is_told_and_shown(launch: Launch) -> None:
+    enough = wait_for("gpu0.telemetry.jsonl", '"pcie_width":8', 4)
+    run = launch([gpu(0, pcie_width="16|16|8")], enough)
+    (warning,) = run.warnings
+    assert warning.startswith("[launcher] warning: GPU0: PCIe link at width x8 of x16: reseat")
+    assert (run.exit_code, run.verdicts()) == (0, ["WARN"])
+    assert "x8 to 16 of 16" in (run.directory / "report.html").read_text()
+    assert run.rebuilt() == 0
+
+
 GONE = fault("DeviceGetHandleByUUID", 1, 6)
 HARD: dict[str, tuple[dict[str, int | str], list[str], str, str]] = {
     "uncorrected": (

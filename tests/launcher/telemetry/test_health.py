@@ -287,6 +287,28 @@ def test_a_narrow_link_is_told_whatever_the_load() -> None:
     assert "width x8 of x16" in line
 
 
+@pytest.mark.parametrize(
+    ("links", "words"),
+    [
+        ([link(5)] * 9 + [link(5, width=8)] * 3, "width x8 of x16"),
+        ([link(5)] * 9 + [link(2)] * 3 + [link(5)] * 9, "generation 2 of 5"),
+        (
+            [link(5)] * 3 + [link(4, width=4), link(4, width=2), link(3, width=4)],
+            "4 of 5, width x4",
+        ),
+        ([link(5)] * 9 + [link(5, width=8)] * 2, None),
+        ([link(5)] * 9 + [link(1, width=8, utilization=0)] * 9, None),
+        ([link(5), link(1), link(1), link(5), link(1), link(1), link(5)], None),
+    ],
+)
+def test_a_link_that_falls_in_the_middle_of_a_run_is_told(
+    links: list[Telemetry], words: str | None
+) -> None:
+    found = warned(BEST_LINK, *links)
+    assert len(found) == (words is not None)
+    assert all(words is not None and words in line for line in found)
+
+
 def test_xids_are_told_once_each_and_what_our_own_kill_causes_is_not() -> None:
     lines = warned(Xid(t=1, xid=45), Xid(t=1, xid=13), Xid(t=1, xid=13), Xid(t=1, xid=4711))
     assert [line.split(":")[0].split("(")[0].strip() for line in lines] == ["Xid 13", "Xid 4711"]
