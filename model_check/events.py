@@ -210,6 +210,8 @@ class Counters(_Event, frozen=True, kw_only=True, tag="counters"):
     """The best link that this GPU can have in this slot."""
     nvlink_errors: int | None = None
     """Replays, recoveries and CRC errors of all links."""
+    power_default_limit_w: float | None = None
+    """The board's own power limit."""
     watches_xids: bool | None = None
     """Whether the driver reports the Xids of this GPU."""
 

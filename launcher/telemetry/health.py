@@ -1,7 +1,7 @@
 """What telemetry reports of a GPU during a run: the figures, and the symptoms they are. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct, field
@@ -18,6 +18,10 @@ SLOW_PERCENT = 1.0
 MIN_SAMPLES = 3
 """A share of fewer samples, or a link that was seen less often under load, proves nothing."""
 _LOADED_PERCENT = 10
+_BUSY_PERCENT = 50
+"""A GPU with less to do may clock down."""
+_LOW_CLOCK, _LOW_LIMIT = 0.5, 0.9
+"""Shares of the highest SM clock and of the board's own power limit: below them is a warning."""
 _COUNTER_SLACK = 1.1
 
 REPLAYS_PER_MINUTE = 8
@@ -94,10 +98,11 @@ class Record(Struct):
     """In how many samples each member of Telemetry was reported: below, their highest and sum."""
     _highest: dict[str, Any] = field(default_factory=dict)
     _sums: dict[str, float] = field(default_factory=dict)
-    _recent_links: list[Telemetry] = field(default_factory=list)
+    _lowest_limit_w: float | None = None
+    _recent: list[dict[str, Any]] = field(default_factory=list)
     """The last MIN_SAMPLES samples under load."""
     _slowest: dict[str, int] = field(default_factory=dict)
-    """The slowest link that lasted for MIN_SAMPLES samples under load."""
+    """The slowest link and clock that lasted for MIN_SAMPLES samples under load."""
 
     def record(self, event: GpuEvent) -> None:
         match event:
@@ -125,22 +130,26 @@ class Record(Struct):
         values = _reported(sample)
         if values.get("utilization_percent", 0) >= _LOADED_PERCENT:
             self._num_loaded += 1
-            self._take_link(sample)
+            self._take_slowest(values)
         if values.get("utilization_percent", 100) < _LOADED_PERCENT:
             values.pop("sm_mhz", None)  # an idle GPU clocks down
+        if (limit_w := sample.power_limit_w) is not None:
+            self._lowest_limit_w = min(limit_w, self._lowest_limit_w or limit_w)
         for name, value in values.items():
             self._told[name] += 1
             self._highest[name] = max(value, self._highest.get(name, value))
             self._sums[name] = self._sums.get(name, 0.0) + value
         self._reasons.update(throttle_reasons(sample.clocks_event_reasons or 0))
 
-    def _take_link(self, sample: Telemetry) -> None:
-        """A link may fall in the middle of a run; an idle one, and one that just wakes up, is
-        slower."""
-        self._recent_links = [*self._recent_links, sample][-MIN_SAMPLES:]
-        for name in ("pcie_gen", "pcie_width"):
-            recent = [getattr(each, name) for each in self._recent_links]
-            if len(recent) == MIN_SAMPLES and None not in recent:
+    def _take_slowest(self, values: dict[str, Any]) -> None:
+        """Link and clock may fall in mid-run; those of an idle GPU, and of one that just
+        wakes up, are slower."""
+        if values["utilization_percent"] < _BUSY_PERCENT or _is_slowed(values):
+            values = values | {"sm_mhz": None}
+        self._recent = [*self._recent, values][-MIN_SAMPLES:]
+        for name in ("pcie_gen", "pcie_width", "sm_mhz"):
+            recent = [each[name] for each in self._recent if each.get(name) is not None]
+            if len(recent) == MIN_SAMPLES:
                 self._slowest[name] = min(max(recent), self._slowest.get(name, max(recent)))
 
     # -- what it comes down to
@@ -158,9 +167,11 @@ class Record(Struct):
             memory_temperature_max_c=highest("memory_temperature_c"),
             power_mean_w=self._mean_power(),
             power_max_w=highest("power_w"),
-            power_limit_w=sample.power_limit_w,
+            power_limit_w=self._lowest_limit_w,
             sm_mean_mhz=self._mean("sm_mhz"),
-            sm_max_mhz=sample.sm_max_mhz,
+            sm_min_mhz=self._slowest.get("sm_mhz"),
+            sm_max_mhz=highest("sm_max_mhz"),
+            power_default_limit_w=last("power_default_limit_w"),
             memory_mhz=sample.memory_mhz,
             utilization_mean_percent=self._mean("utilization_percent"),
             memory_used_max_mib=highest("memory_used_mib"),
@@ -255,6 +266,12 @@ class Record(Struct):
         return max(counted or 0.0, seen)
 
 
+def _is_slowed(values: Mapping[str, Any]) -> bool:
+    """Whether heat or power, which are judged by themselves, hold the clocks back."""
+    reasons = throttle_reasons(values.get("clocks_event_reasons", 0))
+    return any(reason in SLOWDOWNS or reason == "power cap" for reason in reasons)
+
+
 def _reported(event: Counters | Telemetry) -> dict[str, Any]:
     return {name: value for name, value in asdict(event).items() if value is not None}
 
@@ -268,6 +285,7 @@ def symptoms(worker: str, health: Health | None) -> list[Symptom]:
         *_memory_symptoms(health, index),
         *(xid_symptom(xid) for xid in health.xids or {} if xid not in HARMLESS),
         *_slowdown_symptoms(health),
+        *_limit_symptoms(health, index),
         *_link_symptoms(health),
         *_repeated_symptoms(health),
         *(trouble_symptom(worker, trouble) for trouble in health.trouble),
@@ -328,6 +346,25 @@ def _slowdown_symptoms(health: Health) -> Iterator[Symptom]:
     for reason, percent in health.slowed_percent.items():
         figure = f"{reason} for {percent:g} % of the run{up_to}"
         yield Symptom(Severity.MONITOR, figure, SLOWDOWNS[reason].cure)
+
+
+def _limit_symptoms(health: Health, index: str) -> Iterator[Symptom]:
+    """Limits that nobody needs for a healthy GPU, and that training is slower by."""
+    limit, default = health.power_limit_w, health.power_default_limit_w
+    if limit and default and limit < default * _LOW_LIMIT:
+        figure = f"power limit {limit:g} W of {default:g} W by default"
+        cure = f"`nvidia-smi -i {index} -pl {default:g}` sets it"
+        yield Symptom(Severity.MONITOR, figure, cure)
+    clock, most = health.sm_min_mhz, health.sm_max_mhz
+    if clock and most and clock < most * _LOW_CLOCK:
+        held = [reason for reason in health.throttled_percent or {} if reason in _SET_BY_PEOPLE]
+        why = f"held back by {', '.join(held)}" if held else "and NVML gives no reason"
+        figure = f"SM clock {clock} of {most} MHz under load, {why}"
+        cure = f"`nvidia-smi -i {index} -rgc` and `-rac` reset clocks that were set by hand"
+        yield Symptom(Severity.MONITOR, figure, cure)
+
+
+_SET_BY_PEOPLE = ("application clocks", "sync boost", "display clocks")
 
 
 def _link_symptoms(health: Health) -> Iterator[Symptom]:

@@ -196,6 +196,9 @@ class Device:
             "pcie_max_gen": ask("nvmlDeviceGetMaxPcieLinkGeneration", board),
             "pcie_max_width": ask("nvmlDeviceGetMaxPcieLinkWidth", board),
             "nvlink_errors": sum(nvlink_errors) if nvlink_errors else None,
+            "power_default_limit_w": _thousandth(
+                ask("nvmlDeviceGetPowerManagementDefaultLimit", board)
+            ),
             "watches_xids": self._events is not None,
         }
 

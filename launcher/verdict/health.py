@@ -17,8 +17,12 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     power_mean_w: float | None
     power_max_w: float | None
     power_limit_w: float | None
+    """The lowest that was in force."""
+    power_default_limit_w: float | None = None
     sm_mean_mhz: float | None
     """While the GPU was busy; over the whole run where it does not say when it was."""
+    sm_min_mhz: int | None = None
+    """The slowest that lasted for several samples of a busy GPU, but for heat and power."""
     sm_max_mhz: int | None
     memory_mhz: int | None
     utilization_mean_percent: float | None

@@ -188,6 +188,17 @@ def test_errors_that_the_hardware_mended_are_told_and_shown(launch: Launch, word
     assert run.rebuilt() == 0
 
 
+def test_clocks_and_power_that_somebody_keeps_low_are_told(launch: Launch) -> None:
+    slow = gpu(0, clock_sm=660, clocks_event_reasons="0x0")
+    weak = gpu(1, power_limit_mw=350_000, power_default_limit_mw=700_000)
+    run = launch([slow, weak, gpu(2, power_default_limit_mw=700_000)], SAMPLED)
+    beginnings = ["SM clock 660 of 1980 MHz under load, and NVML gives", "power limit 350 W of 700"]
+    for index, (line, beginning) in enumerate(zip(run.warnings, beginnings, strict=True)):
+        assert line.startswith(f"[launcher] warning: GPU{index}: {beginning}")
+    assert (run.exit_code, run.verdicts()) == (0, ["WARN", "WARN", "PASS"])
+    assert run.rebuilt() == 0
+
+
 def test_a_link_that_falls_in_the_middle_of_a_run_is_told_and_shown(launch: Launch) -> None:
     enough = wait_for("gpu0.telemetry.jsonl", '"pcie_width":8', 4)
     run = launch([gpu(0, pcie_width="16|16|8")], enough)

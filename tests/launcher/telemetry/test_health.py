@@ -267,6 +267,57 @@ def test_the_power_limit_and_an_idle_gpu_are_no_warning() -> None:
     assert warned(*samples) == []
 
 
+SLOW = Telemetry(t=1, utilization_percent=99, sm_mhz=660, sm_max_mhz=1980)
+FAST = replace(SLOW, sm_mhz=1755)
+BY_HAND, BRAKE = 0x2, 0x80
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ([SLOW] * 3, "SM clock 660 of 1980 MHz under load, and NVML gives no reason: `nvidia-smi"),
+        ([FAST] * 9 + [SLOW] * 3 + [FAST] * 9, "SM clock 660 of 1980 MHz under load, and NVML"),
+        ([replace(SLOW, clocks_event_reasons=BY_HAND)] * 3, "held back by application clocks: "),
+        ([replace(SLOW, clocks_event_reasons=SW_POWER_CAP)] * 9, None),
+        ([FAST] * 9 + [SLOW] * 2, None),
+        ([FAST] * 9, None),
+        ([replace(SLOW, utilization_percent=20)] * 9, None),
+        ([replace(SLOW, utilization_percent=None)] * 9, None),
+    ],
+)
+def test_a_busy_gpu_at_a_low_clock_is_told_unless_power_or_heat_explain_it(
+    samples: list[Telemetry], words: str | None
+) -> None:
+    found = warned(*samples)
+    assert len(found) == (words is not None)
+    assert all(words is not None and words in line for line in found)
+
+
+def test_a_low_clock_that_heat_or_power_explain_is_told_once() -> None:
+    (line,) = warned(*[replace(SLOW, clocks_event_reasons=BRAKE)] * 3)
+    assert line.startswith("power brake for 100 % of the run")
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ([350.0], "power limit 350 W of 700 W by default: `nvidia-smi -i 3 -pl 700` sets it"),
+        ([700.0, 350.0, 700.0], "power limit 350 W of 700 W by default: "),
+        ([700.0], None),
+        ([650.0], None),
+        ([900.0], None),
+    ],
+)
+def test_a_power_limit_far_below_the_boards_own_is_told(
+    limits: list[float], words: str | None
+) -> None:
+    samples = [Telemetry(t=1, power_limit_w=limit) for limit in limits]
+    found = warned(Counters(t=1, power_default_limit_w=700.0), *samples)
+    assert [words is not None and line.startswith(words) for line in found] == [True] * len(found)
+    assert len(found) == (words is not None)
+    assert warned(*samples) == []
+
+
 def link(gen: int, width: int = 16, utilization: int | None = 99) -> Telemetry:
     return Telemetry(t=1, pcie_gen=gen, pcie_width=width, utilization_percent=utilization)
 
