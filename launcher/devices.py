@@ -12,6 +12,7 @@ from launcher.gpus.choose import (
     choose,
     describe_choice,
     why_busy,
+    why_not_idle,
 )
 from launcher.gpus.codes import MISSING
 from launcher.gpus.probe import BrokenGpu, Gpu, GpuProbe, Snapshot
@@ -163,9 +164,10 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
         if not hold:
             notes += holders(gpus)
     busy = [f"{gpu.label} is busy: {why}" for gpu in gpus if (why := why_busy(gpu))]
-    if busy and loaded.settings.launch.require_idle:
+    not_idle = [why for gpu in gpus if (why := why_not_idle(gpu))]
+    if not_idle and loaded.settings.launch.require_idle:
         raise NoGpuError(
-            f"launch.require_idle: {'; '.join(busy)} (choose others with --gpus, or share them "
+            f"launch.require_idle: {'; '.join(not_idle)} (choose others with --gpus, or share them "
             "without --require-idle)"
         )
     notes += [describe_choice(gpu) for gpu in gpus] if count else busy

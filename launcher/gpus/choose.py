@@ -10,8 +10,12 @@ from model_check.errors import NoGpuError, UsageError
 
 GRAMMAR = "all | auto | auto:N | 0,2,5 | GPU-<uuid prefix>[,...] | MIG-<uuid prefix>[,...]"
 BUSY_MIB = 1024
-"""More memory in use than this means that a program works there; a driver's own contexts stay below
-it."""
+"""More memory in use than this means that a program works there, where the driver's own share is
+counted as used."""
+HIDDEN_MIB = 128
+"""The same where it is not: a display server stays below it, a CUDA context does not."""
+BUSY_PERCENT = 10
+"""A GPU that works so much of the last moments works for somebody."""
 
 
 def choose(selector: str, visible: Sequence[Gpu], physical: Sequence[Gpu]) -> list[Gpu]:
@@ -136,9 +140,21 @@ def why_busy(gpu: Gpu) -> str | None:
             f"pid {pid} holds {'an unknown amount' if mib is None else _gib(mib)}"
             for pid, mib in gpu.processes
         )
-    if (gpu.used_mib or 0) > BUSY_MIB:
-        # In a container the driver may hide the processes of other pid namespaces.
-        return f"{_gib(gpu.used_mib)} held by graphics or by processes not seen from here"
+    # In a container the driver may hide the processes of other pid namespaces.
+    hidden = "by graphics or by processes not seen from here"
+    if (gpu.used_mib or 0) > (BUSY_MIB if gpu.reserved_mib is None else HIDDEN_MIB):
+        return f"{_gib(gpu.used_mib)} held {hidden}"
+    if (gpu.utilization_percent or 0) >= BUSY_PERCENT:
+        return f"{gpu.utilization_percent} % used {hidden}"
+    return None
+
+
+def why_not_idle(gpu: Gpu) -> str | None:
+    """Why this GPU may not count as idle: somebody works there, or it does not tell. None: idle."""
+    if busy := why_busy(gpu):
+        return f"{gpu.label} is busy: {busy}"
+    if gpu.processes is None and None in (gpu.used_mib, gpu.utilization_percent):
+        return f"{gpu.label} does not tell who uses it: whether it is idle is not known"
     return None
 
 

@@ -301,7 +301,8 @@ class LaunchSettings(_Section, frozen=True):
     gpus: Annotated[str, SILENT] = "all"
     """all, auto, auto:N, indices (0,2,5) or UUID prefixes (GPU-8f3a)."""
     require_idle: Annotated[bool, SILENT] = False
-    """Refuse a GPU that runs or holds somebody else's work; false: say so and share."""
+    """Refuse a GPU that runs or holds somebody else's work, seen from here or not, and one that
+    does not tell; false: say so and share."""
     workers: Annotated[Workers, SILENT] = 2
     """CPU workers, where no GPU is used."""
     mode: Annotated[Literal["replicate"], SILENT] = "replicate"

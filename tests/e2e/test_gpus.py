@@ -116,6 +116,8 @@ def test_a_second_launcher_is_refused_a_gpu_that_the_first_one_holds(box: Any) -
 BUSY = {
     "a process": (fake_gpu(1, processes=[(4711, 30000)]), "GPU1 is busy: pid 4711 holds 29.3 GiB"),
     "memory": (fake_gpu(1, used_mib=5000), "GPU1 is busy: 4.9 GiB held by"),
+    "a hidden process": (fake_gpu(1, used_mib=600), "GPU1 is busy: 0.6 GiB held by"),
+    "hidden work": (fake_gpu(1, utilization=97), "GPU1 is busy: 97 % used by graphics or by"),
 }
 
 
@@ -134,6 +136,17 @@ def test_a_busy_gpu_is_told_or_refused_when_idle_ones_are_required(box: Any, wha
         launch("--require-idle", "--gpus", "0", "--run-dir", "idle", "--", "true").returncode == 0
     )
     assert launch("launch.require_idle=true", "--gpus", "1", "--dry-run").returncode == 69
+
+
+def test_a_gpu_that_does_not_tell_who_uses_it_is_refused_when_idle_ones_are_required(
+    box: Any,
+) -> None:
+    launch = box([fake_gpu(0, used_mib=None)], [fault("DeviceGetComputeRunningProcesses_v3", 0, 4)])
+    assert launch("--run-dir", "told", "--", "true").returncode == 0
+    refused = launch("--require-idle", "--run-dir", "refused", "--", "true")
+    assert refused.returncode == 69
+    why = "launch.require_idle: GPU0 does not tell who uses it: whether it is idle is not known"
+    assert refused.stderr.startswith(f"[launcher] error: {why}")
 
 
 def test_auto_finds_the_idle_gpu_and_refuses_when_there_are_too_few(box: Any) -> None:

@@ -12,6 +12,7 @@ from launcher.gpus.choose import (
     describe_choice,
     rank_free,
     why_busy,
+    why_not_idle,
     why_unusable,
 )
 from launcher.gpus.probe import BrokenGpu, Gpu, GpuProcess, Snapshot
@@ -151,7 +152,7 @@ def test_thirty_gib_at_zero_percent_is_not_free() -> None:
 
 def test_a_gpu_with_a_process_comes_after_any_idle_one() -> None:
     occupied = gpu(0, processes=(GpuProcess(4711, 300),))
-    assert order(occupied, gpu(1, total_mib=16384, utilization_percent=50)) == [1, 0]
+    assert order(occupied, gpu(1, total_mib=16384, utilization_percent=5)) == [1, 0]
 
 
 def test_most_free_memory_comes_first_even_among_busy_ones() -> None:
@@ -164,7 +165,7 @@ def test_most_free_memory_comes_first_even_among_busy_ones() -> None:
 
 
 def test_a_few_mib_do_not_outweigh_utilisation() -> None:
-    assert order(gpu(0, used_mib=1, utilization_percent=9), gpu(1, used_mib=640)) == [1, 0]
+    assert order(gpu(0, used_mib=1, utilization_percent=9), gpu(1, used_mib=100)) == [1, 0]
 
 
 def test_ties_go_to_the_cooler_then_to_the_lower_index() -> None:
@@ -191,6 +192,25 @@ def test_memory_without_a_process_is_somebody_we_do_not_see() -> None:
         == "30.0 GiB held by graphics or by processes not seen from here"
     )
     assert why_busy(gpu(0)) is None
+
+
+def test_work_without_a_process_is_somebody_we_do_not_see() -> None:
+    hidden = "by graphics or by processes not seen from here"
+    assert why_busy(gpu(0, utilization_percent=97)) == f"97 % used {hidden}"
+    assert why_busy(gpu(0, used_mib=600)) == f"0.6 GiB held {hidden}"
+    assert why_busy(gpu(0, used_mib=600, reserved_mib=None)) is None  # the driver's own share
+    assert why_busy(gpu(0, used_mib=100, utilization_percent=5)) is None
+    assert order(gpu(0, utilization_percent=97), gpu(1, used_mib=100)) == [1, 0]
+
+
+def test_a_gpu_that_does_not_tell_who_uses_it_is_not_known_to_be_idle() -> None:
+    assert why_not_idle(gpu(0)) is None
+    assert why_not_idle(gpu(0, processes=None)) is None
+    assert why_not_idle(gpu(0, utilization_percent=None)) is None  # a MIG instance
+    for untold in ("used_mib", "utilization_percent"):
+        why = why_not_idle(gpu(0, processes=None, **{untold: None}))
+        assert why == "GPU0 does not tell who uses it: whether it is idle is not known"
+        assert why_busy(gpu(0, processes=None, **{untold: None})) is None
 
 
 def mig_machine() -> list[Gpu]:
