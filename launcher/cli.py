@@ -131,13 +131,19 @@ def _run(argv: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _config(argv: list[str], environ: Mapping[str, str]) -> int:
+    from launcher.doctor.gpus import taken
+    from launcher.sizes import fitted
     from model_check.config.describe import show
     from model_check.config.load import load
 
     if argv[:1] != ["show"]:
         raise UsageError("config: the one thing to ask is `config show [OPTIONS]`")
     arguments = _only_settings(parse_run(argv[1:], environ, "config show"))
-    loaded = load(arguments.request, Machine(NvmlProbe(), environ).has_gpu)
+    machine = Machine(NvmlProbe(), environ)
+    loaded = load(arguments.request, machine.has_gpu)
+    if loaded.device == "cuda":
+        gpus = taken(machine, loaded.settings.launch.gpus)[0]
+        loaded, _ = fitted(loaded, arguments.request, gpus)
     _show(show(loaded, as_json=arguments.as_json))
     return 0
 

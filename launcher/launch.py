@@ -12,6 +12,7 @@ from launcher.devices import Machine, Picked, pick
 from launcher.doctor.machine import check_command
 from launcher.gpus.probe import GpuProbe
 from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
+from launcher.sizes import fitted
 from launcher.supervise.policy import Limits
 from model_check.config.load import Loaded, load
 from model_check.utils.cores import usable_cores
@@ -68,6 +69,10 @@ def make_launch(
     machine = Machine(probe, environ)
     loaded = load(arguments.request, machine.has_gpu)
     picked = pick(loaded, machine, hold=hold)
+    if not arguments.command:
+        gpus = [place.gpu for place in picked.places if place.gpu]
+        loaded, size_notes = fitted(loaded, arguments.request, gpus)
+        picked = replace(picked, notes=(*picked.notes, *size_notes))
     system = replace(loaded.settings.system, device=loaded.device)
     settings = replace(loaded.settings, system=system)
     directory = arguments.run_dir or run_dir.default_path(settings.logging.log_dir)

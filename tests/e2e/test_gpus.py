@@ -77,6 +77,43 @@ def test_every_gpu_of_a_box_gets_one_worker_pinned_by_uuid(box: Any) -> None:
     assert [worker["env"]["GPU_RANK"] for worker in plan["workers"]] == list("01234567")
 
 
+BIG, MIDDLE = 81559, 24564
+SLICES = fake_gpu(0, mig_mode=1, migs=[fake_mig(0, 0), fake_mig(0, 1)])
+HALF_USED = fake_gpu(0, used_mib=50000)
+SIZES: dict[str, tuple[list[FakeGpu], list[str], str]] = {
+    "24 GiB": ([fake_gpu(0, total_mib=MIDDLE)], [], "production-medium"),
+    "one for all": ([fake_gpu(0), fake_gpu(1, total_mib=MIDDLE)], [], "production-medium"),
+    "the big one": ([fake_gpu(0), fake_gpu(1, total_mib=MIDDLE)], ["--gpus", "0"], "production"),
+    "the freest": ([fake_gpu(0), fake_gpu(1, total_mib=MIDDLE)], ["--gpus", "auto"], "production"),
+    "MIG": ([SLICES], [], "production-small"),
+    "5 GiB": ([fake_gpu(0, total_mib=4864, reserved_mib=0)], [], "production-small"),
+    "half used": ([HALF_USED], [], "production"),
+    "not told": ([fake_gpu(0, total_mib=None)], [], "production"),
+    "named": ([fake_gpu(0)], ["--preset", "production-small"], "production-small"),
+    "debug": ([fake_gpu(0, total_mib=MIDDLE)], ["--debug"], "debug"),
+}
+
+
+@pytest.mark.parametrize("what", SIZES)
+def test_the_total_memory_of_the_smallest_gpu_chooses_one_of_three_sizes(
+    box: Any, what: str
+) -> None:
+    gpus, options, preset = SIZES[what]
+    launch = box(gpus)
+    plan = plan_of(launch("--dry-run", "--json", *options))
+    assert plan["preset"] == preset
+    is_chosen = preset.startswith("production-") and not options
+    assert any(f"preset {preset}: the smallest" in note for note in plan["notes"]) is is_chosen
+    shown = json.loads(launch("config", "show", "--json", *options).stdout)
+    assert shown["preset"] == preset
+
+
+def test_a_preset_that_is_named_is_never_replaced(box: Any) -> None:
+    done = box([fake_gpu(0, total_mib=MIDDLE)])("--preset", "production", "--dry-run")
+    assert done.returncode == 2
+    assert "alone need" in done.stderr
+
+
 def test_an_existing_mask_names_the_workers_that_it_leaves(box: Any) -> None:
     plan = plan_of(box(EIGHT)("--dry-run", "--json", CUDA_VISIBLE_DEVICES="5,3"))
     assert [worker["name"] for worker in plan["workers"]] == ["GPU5", "GPU3"]

@@ -2,8 +2,10 @@
 
 import pytest
 
+from launcher.sizes import FULL_GIB, PRODUCTION, SISTERS
 from model_check.config.files import read_settings_file
 from model_check.config.load import PRESETS_DIR, Loaded, Request, load, preset_names
+from model_check.config.memory import estimate_memory
 from model_check.config.shape import geometry
 
 
@@ -13,7 +15,13 @@ def loaded(preset: str, *, gpu: bool) -> Loaded:
 
 def test_the_directory_holds_presets_and_nothing_else() -> None:
     assert {path.suffix for path in PRESETS_DIR.iterdir()} == {".json"}
-    assert preset_names() == ["cpu", "debug", "production"]
+    assert preset_names() == [
+        "cpu",
+        "debug",
+        "production",
+        "production-medium",
+        "production-small",
+    ]
 
 
 @pytest.mark.parametrize("preset", preset_names())
@@ -54,6 +62,15 @@ def test_production_is_the_default_workload() -> None:
     )
     assert geometry(settings.model, 128256).num_parameters == 1_923_125_248
     assert training.warmup_steps == 0  # the sample line shows the preset's rate at step 0
+
+
+@pytest.mark.parametrize(
+    ("preset", "total_gib"),
+    [(PRODUCTION, FULL_GIB), *SISTERS[:-1], (SISTERS[-1][0], 4.75)],  # a MIG slice 1g.5gb
+)
+def test_each_size_fits_the_smallest_gpu_that_it_is_for(preset: str, total_gib: float) -> None:
+    estimate = estimate_memory(loaded(preset, gpu=True).settings, "cuda")
+    assert estimate.total < 0.81 * total_gib * 2**30, estimate.describe()
 
 
 def test_cpu_is_small_enough_for_any_machine() -> None:
