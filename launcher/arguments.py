@@ -31,6 +31,7 @@ verbs (run.sh VERB --help):
   report RUN_DIR ...      rebuild the reports of finished runs
   prepare [OPTIONS]       the token cache alone: build, --list, --verify, --gc
   export CHECKPOINT OUT   what transformers loads, made of a checkpoint
+  train TEXT [OPTIONS]    train on your own text: one worker, checkpoints
 
 examples:
   bash run.sh                                   every GPU, the short check
@@ -50,6 +51,12 @@ examples:
   bash run.sh config show --config my.json training.max_steps=20
   bash run.sh config show --json                for machines
 """
+_TRAIN_HELP = """
+examples:
+  bash run.sh train texts/                      a file or a directory of text
+  bash run.sh train texts/ training.max_steps=5000 data.validation=held_out=0.05
+  bash run.sh train texts/ --resume auto        go on from the newest checkpoint
+"""
 _ABOUT = {
     "": (
         "Run the same short LLaMA training on every GPU and compare the workers.",
@@ -60,6 +67,11 @@ _ABOUT = {
         "nothing, asks no network, and ends with the exit code of a run like this.",
         _EXIT_CODES + _DOCTOR_HELP,
     ),
+    "train": (
+        "Train a small LLaMA on your own text: one worker (the freest GPU), a tokenizer of\n"
+        "its own, checkpoints in .checkpoints/. The preset `train`, where nothing else is said.",
+        _EXIT_CODES + _TRAIN_HELP,
+    ),
     "config show": (
         "Print every setting, its value and where it came from, as a run with these\n"
         "arguments would have it.",
@@ -68,7 +80,7 @@ _ABOUT = {
 }
 """Verb -> what its help says above and below the options."""
 
-VERBS = ("doctor", "config", "report", "prepare", "export")
+VERBS = ("doctor", "config", "report", "prepare", "export", "train")
 """They come first on a command line."""
 
 
@@ -113,7 +125,8 @@ def _parser(verb: str) -> Parser:
     description, epilog = _ABOUT[verb]
     prog = f"{COMMAND} {verb}".strip()
     command = "" if verb else " [-- COMMAND ARG ...]"
-    usage = f"{prog} [OPTIONS] [section.key=value ...]{command}"
+    text = " TEXT" if verb == "train" else ""
+    usage = f"{prog}{text} [OPTIONS] [section.key=value ...]{command}"
     parser = Parser(prog=prog, usage=usage, description=description, epilog=epilog)
     add_settings_options(parser)
     add_resume_option(parser)

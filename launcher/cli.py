@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from msgspec.structs import replace
+
 from launcher.arguments import RunArguments, parse_run
 from launcher.devices import Machine
 from launcher.gpus.probe import NvmlProbe
@@ -85,12 +87,14 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
             return _config(rest, environ)
         case ["report", *rest]:
             return _report(rest)
+        case ["train", *rest]:
+            return _run(argv, environ, _training(rest, environ))
         case ["prepare", *rest]:
             _become(str(PROJECT / "prepare_dataset.py"), *rest)
         case ["export", *rest]:
             _become("-P", "-m", "model_check.export", "export", *rest)
         case _:
-            return _run(argv, environ)
+            return _run(argv, environ, parse_run(argv, environ))
 
 
 def _become(*arguments: str) -> NoReturn:
@@ -115,8 +119,26 @@ def _refuse_lost_directory() -> None:
         ) from error
 
 
-def _run(argv: list[str], environ: Mapping[str, str]) -> int:
-    arguments = parse_run(argv, environ)
+def _training(argv: list[str], environ: Mapping[str, str]) -> RunArguments:
+    """`train TEXT ...`: a run of the preset `train` on that text, by one worker unless others are
+    asked for."""
+    from model_check.config.load import load
+
+    options = ["--preset", "train", *argv]
+    if argv and not argv[0].startswith("-") and "=" not in argv[0]:
+        options[2] = f"data.dataset={argv[0]}"
+    elif "--help" not in argv and "-h" not in argv:
+        raise UsageError("train: give the text first: run.sh train texts/ [OPTIONS]")
+    arguments = parse_run(options, environ, "train")
+    loaded = load(arguments.request, Machine(NvmlProbe(), environ).has_gpu)
+    alone = ("launch.gpus", "auto") if loaded.device == "cuda" else ("launch.workers", "1")
+    flags = {alone[0]: ("train", alone[1])} | dict(arguments.request.flags)
+    if loaded.sources[alone[0]] != "default":
+        return arguments
+    return replace(arguments, request=replace(arguments.request, flags=flags))
+
+
+def _run(argv: list[str], environ: Mapping[str, str], arguments: RunArguments) -> int:
     if arguments.as_json and not arguments.dry_run:
         raise UsageError("--json goes with --dry-run; a run leaves report.json in its directory")
     _refuse_lost_directory()

@@ -160,7 +160,7 @@ def test_a_setting_of_any_bytes_is_refused_in_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *([*(verb.split()), "--help"] for verb in ("", "doctor", "config show", "report")),
+        *([*(verb.split()), "--help"] for verb in ("", "doctor", "config show", "report", "train")),
         *([verb, "--help"] for verb in ("prepare", "export")),
         *(["help"], ["help", "doctor"]),
     ],

@@ -21,6 +21,7 @@ def test_the_directory_holds_presets_and_nothing_else() -> None:
         "production",
         "production-medium",
         "production-small",
+        "train",
     ]
 
 

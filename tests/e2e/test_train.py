@@ -1,0 +1,69 @@
+"""`run.sh train TEXT`: a person's own text, one worker, checkpoints, and how to go on."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TINY = (
+    *("--device", "cpu", "training.max_steps=24", "training.batch_size=1"),
+    *("training.context_length=32", "model.num_layers=1", "model.hidden_size=32"),
+    *("model.num_heads=2", "model.num_kv_heads=2", "model.intermediate_size=64"),
+)
+
+
+def train(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "launcher", "train", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    directory = tmp_path / "texts"
+    directory.mkdir()
+    for number in range(3):
+        words = " ".join(f"word{number}{i}" for i in range(300))
+        (directory / f"{number}.txt").write_text(words)
+    return directory
+
+
+def test_own_text_is_trained_on_by_one_worker_and_resumed(texts: Path) -> None:
+    cwd = texts.parent
+    first = train(cwd, "texts", *TINY)
+    assert first.returncode == 0, first.stdout + first.stderr
+    run = json.loads((cwd / ".logs" / "latest" / "run.json").read_text())
+    assert (run["preset"], run["workers"], run["command"][:2]) == (
+        *("train", ["CPU0"]),
+        ["train", "texts"],
+    )
+    assert (cwd / ".checkpoints" / "cpu0" / "last.pt").exists()
+    again = train(cwd, "texts", *TINY, "training.max_steps=26", "--resume", "auto")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "24 steps done" in again.stdout
+
+
+def test_more_workers_can_be_asked_for(texts: Path) -> None:
+    plan = train(texts.parent, "texts", "--workers", "3", "--device", "cpu", "--dry-run", "--json")
+    assert plan.returncode == 0, plan.stderr
+    names = [process["name"] for process in json.loads(plan.stdout)["processes"]]
+    assert names == ["prepare", "CPU0", "CPU1", "CPU2"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--device", "cpu"), ("training.max_steps=3",)])
+def test_the_text_comes_first(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    refused = train(tmp_path, *arguments)
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "[launcher] error: train: give the text first: run.sh train texts/ [OPTIONS]\n"
+    )
