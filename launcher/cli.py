@@ -154,7 +154,7 @@ def _run(argv: list[str], environ: Mapping[str, str], arguments: RunArguments) -
 
 def _config(argv: list[str], environ: Mapping[str, str]) -> int:
     from launcher.doctor.gpus import taken
-    from launcher.sizes import fitted
+    from launcher.gpus.sizes import fitted
     from model_check.config.describe import show
     from model_check.config.load import load
 

@@ -11,8 +11,8 @@ from launcher.arguments import RunArguments
 from launcher.devices import Machine, Picked, pick
 from launcher.doctor.machine import check_command
 from launcher.gpus.probe import GpuProbe
+from launcher.gpus.sizes import fitted
 from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
-from launcher.sizes import fitted
 from launcher.supervise.policy import Limits
 from model_check.config.load import Loaded, load
 from model_check.utils.cores import usable_cores

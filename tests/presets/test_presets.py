@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.sizes import FULL_GIB, PRODUCTION, SISTERS
+from launcher.gpus.sizes import FULL_GIB, PRODUCTION, SISTERS
 from model_check.config.files import read_settings_file
 from model_check.config.load import PRESETS_DIR, Loaded, Request, load, preset_names
 from model_check.config.memory import estimate_memory
