@@ -1,5 +1,6 @@
 """The real `pretrain_main.py` in its own process: exit codes, signals, evidence, the last word."""
 
+import os
 import pickle
 import pstats
 import signal
@@ -239,3 +240,19 @@ def test_a_gpu_that_is_not_there_is_told_with_exit_code_69(start: Start) -> None
     worker = start("system.device=cuda", CUDA_VISIBLE_DEVICES="")
     assert worker.finish() == 69, worker.output
     assert "sees no GPU" in worker.output.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["tokens-00000.bin", "documents.bin"])
+def test_a_file_of_the_cache_that_is_cut_off_in_mid_run_is_named(
+    start: Start, tmp_path: Path, name: str
+) -> None:
+    worker = start(
+        *("--max-steps=100000", "data.document_masking=true"),
+        DATASET_CACHE_DIR=str(tmp_path / "own"),
+    )
+    next(event for event in worker.listen() if isinstance(event, Step))
+    (file,) = (tmp_path / "own").glob(f"tokens/*/{name}")
+    os.truncate(file, 0)
+    assert worker.finish() == 2, worker.output
+    assert f"{file}: was cut off while in use: 0 of" in worker.output
+    assert "Traceback" not in worker.output

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from model_check.data.read.token_store import TokenStore
+from model_check.data.read.token_store import TokenStore, whole
 from model_check.data.read.windows import Windows
 
 PADDING = -100
@@ -89,7 +89,7 @@ class Split:
         if self.runs is None:
             yield 0, first, last - first
             return
-        begins, places = self.runs
+        begins, places = whole(self.runs)
         run = int(np.searchsorted(begins, first, "right")) - 1
         position = first
         while position < last:

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from mmap import mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from model_check.data.read.manifest import DOCUMENTS, TokensManifest, hold_store
 from model_check.errors import DataError
 from model_check.utils.held import HeldDirectory
+
+T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(eq=False)
@@ -37,7 +40,7 @@ class TokenStore:
                 raise DataError(
                     f"{self.path}: has no shard {shard}: its manifest promises too much"
                 )
-            part = self._shards[shard][offset : offset + out.size - done]
+            part = whole(self._shards[shard])[offset : offset + out.size - done]
             if part.size == 0:
                 raise DataError(
                     f"{self.path}: shard {shard} ends before token {position + done}, which the "
@@ -48,7 +51,7 @@ class TokenStore:
 
     def borders(self, position: int, count: int) -> NDArray[np.int64]:
         """Offsets from `position`, above 0, at which documents begin among `count` tokens."""
-        ends = self.document_ends
+        ends = whole(self.document_ends)
         first = np.searchsorted(ends, np.uint64(position), "right")
         last = np.searchsorted(ends, np.uint64(position + count), "left")
         return np.asarray(ends[first:last], np.int64) - position
@@ -73,7 +76,23 @@ def map_files(
 def _map_items(directory: HeldDirectory, name: str, dtype: Any) -> NDArray[Any]:
     try:
         with directory.open(name) as file:
-            return np.memmap(file, dtype, mode="r")
+            mapped = np.memmap(file, dtype, mode="r")
     # ValueError: an empty file cannot be mapped.
     except (OSError, ValueError) as error:
         raise DataError(f"{directory.path / name}: cannot be mapped: {error}") from error
+    mapped.filename = str(directory.path / name)
+    return mapped
+
+
+def whole(mapped: NDArray[T]) -> NDArray[T]:
+    """An array of `map_files`, or a part of one. Raises DataError where its file was cut off since:
+    a read behind its end would kill this process (SIGBUS)."""
+    if isinstance(mapped, np.memmap):
+        file: mmap = mapped._mmap  # type: ignore[attr-defined]  # numpy has no public name for it
+        size, mapped_size = file.size(), len(file)
+        if size < mapped_size:
+            raise DataError(
+                f"{mapped.filename}: was cut off while in use: {size:,} of {mapped_size:,} bytes "
+                "are left; the next preparation makes it again"
+            )
+    return mapped
