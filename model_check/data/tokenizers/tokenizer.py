@@ -145,13 +145,18 @@ def _for_text(raw: "Tokenizer", end_token: str) -> "Tokenizer":
 
 def document_in(content: bytes, path: Path) -> dict[str, Any]:
     """The tokenizer.json at `path` without padding and truncation, which each use sets for itself.
-    Raises DataError."""
+    Raises DataError, for one whose ids depend on chance, too."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON: {error}") from error
     if not isinstance(document, dict) or "model" not in document:
         raise DataError(f"{path}: not a tokenizer.json: it has no model")
+    if isinstance(model := document["model"], dict) and (dropout := model.get("dropout")):
+        raise DataError(
+            f"{path}: its BPE has a dropout of {dropout}, so that a text gives other tokens each "
+            "time; set model.dropout to null there, or take another tokenizer"
+        )
     return {**document, "padding": None, "truncation": None}
 
 

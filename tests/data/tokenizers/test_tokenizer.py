@@ -101,3 +101,18 @@ def test_one_endless_word_does_not_stop_the_training(lab: Lab) -> None:
     """Its training took time quadratic in the word: a minute and more for this one."""
     prepared = lab.prepare(lab.text("x" * 400_000))
     assert prepared.view.num_tokens > 0
+
+
+def test_a_tokenizer_that_depends_on_chance_is_refused(lab: Lab) -> None:
+    path = write_tokenizer(lab.dir / "tokenizer.json")
+    document = json.loads(path.read_text())
+    for dropout in (0.1, 1.0):
+        document["model"]["dropout"] = dropout
+        path.write_text(json.dumps(document))
+        with pytest.raises(
+            DataError, match=rf"tokenizer\.json: its BPE has a dropout of {dropout}"
+        ):
+            lab.prepare(lab.text(), f"data.tokenizer={path}")
+    document["model"]["dropout"] = 0.0
+    path.write_text(json.dumps(document))
+    lab.prepare(lab.text(), f"data.tokenizer={path}")
