@@ -10,6 +10,9 @@ class RunObserver:
     def before_step(self, step: int) -> None:
         """Step `step` is about to be enqueued."""
 
+    def pause(self, paused: bool) -> None:
+        """Work that is not training begins, or is over: an evaluation, a save."""
+
     def on_step(self, metrics: StepMetrics, seconds: float) -> None:
         """A finite step was read, in order, late by the reader's lag at most. `seconds`: its wall
         time."""

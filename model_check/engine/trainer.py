@@ -135,9 +135,15 @@ class Trainer:
     def _phase(self, name: PhaseName) -> Iterator[None]:
         """Work that is not training: its time counts for no step."""
         self.state.context.channels.sink.emit(Phase(name=name))
+        self._pause(True)
         yield
+        self._pause(False)
         self.state.context.channels.sink.emit(Phase(name="train"))
         self.state.context.meter.start()
+
+    def _pause(self, paused: bool) -> None:
+        for observer in self.state.observers:
+            observer.pause(paused)
 
 
 def _conclusion(meter: Meter) -> str:

@@ -17,6 +17,9 @@ class Profiler(RunObserver):
 
     def __init__(self, steps: range, context: RunContext) -> None:
         self._steps, self._context = steps, context
+        self._activities = [ProfilerActivity.CPU]
+        if context.device.type == "cuda":
+            self._activities.append(ProfilerActivity.CUDA)
         self._profile: Any = None
         self._recorded: list[int] = []
 
@@ -27,6 +30,11 @@ class Profiler(RunObserver):
         if self._profile is None:
             self._start()
         self._recorded.append(step)
+
+    def pause(self, paused: bool) -> None:
+        if self._profile is not None:
+            self._wait()  # sync
+            self._profile.toggle_collection_dynamic(not paused, self._activities)
 
     def close(self) -> None:
         """A profile that cannot be written is reported; the training goes on."""
@@ -50,11 +58,8 @@ class Profiler(RunObserver):
         )
 
     def _start(self) -> None:
-        activities = [ProfilerActivity.CPU]
-        if self._context.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
         self._wait()  # sync
-        self._profile = profile(activities=activities, record_shapes=True)
+        self._profile = profile(activities=self._activities, record_shapes=True)
         self._profile.start()
 
     def _wait(self) -> None:

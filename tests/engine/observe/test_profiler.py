@@ -10,6 +10,7 @@ import pytest
 from model_check.errors import NonFiniteError
 from model_check.events import Note
 from tests.engine.conftest import Run
+from tests.engine.saving.test_resume import SPLITS
 
 MakeRun = Callable[..., Run]
 pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11
@@ -50,3 +51,17 @@ def test_a_profile_that_cannot_be_written_hides_no_failure(
     with pytest.raises(NonFiniteError):
         run()
     assert any(line.startswith("Profile of steps 0 to 1 not saved: ") for line in run.kept.lines)
+
+
+def test_an_evaluation_between_profiled_steps_is_not_recorded(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    path = tmp_path / "checkpoints" / "profile" / "steps_0-3.json.gz"
+    counts = []
+    for evaluation in ({}, {"training__eval_interval": 2, "splits": SPLITS}):
+        tiny_run(debug__profile_steps="0-3", training__save_interval=1, **evaluation)()
+        with gzip.open(path) as file:
+            names = [event["name"] for event in json.load(file)["traceEvents"]]
+        counts.append({name: names.count(name) for name in ("aten::mm", "aten::embedding")})
+    assert counts[0] == counts[1]
+    assert counts[0]["aten::embedding"] == 4
