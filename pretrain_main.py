@@ -32,6 +32,7 @@ from model_check.config.load import Loaded, load
 from model_check.config.memory import check_host_memory
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
+from model_check.config.wandb import check_wandb
 from model_check.engine.console import Console
 from model_check.engine.metrics import Meter, peak_memory_bytes
 from model_check.engine.stacks import offer_stacks
@@ -193,8 +194,9 @@ def train(argv: Sequence[str], process: Process) -> None:
 
 
 def refuse_impossible(loaded: Loaded) -> None:
-    """Raises ConfigError where there is nothing to resume, or too little memory in this machine."""
+    """Raises ConfigError where there is nothing to resume, no wandb, or too little memory here."""
     check_resume(loaded.settings.training.resume)
+    check_wandb(loaded.settings.logging)
     if loaded.device == "cpu":
         check_host_memory(loaded.settings, 1, host_memory_bytes())
 

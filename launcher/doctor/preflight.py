@@ -14,6 +14,7 @@ from model_check.config.memory import advice, check_host_memory, estimate_memory
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
 from model_check.config.shape import geometry
+from model_check.config.wandb import check_wandb
 from model_check.errors import ConfigError, StorageError
 from model_check.utils.host_memory import available_memory_bytes, host_memory_bytes
 
@@ -24,6 +25,8 @@ def check_training(settings: Settings, places: Sequence[Place]) -> list[str]:
     names = [place.name for place in places]
     check_worker_settings(settings, names)
     notes = [*check_checkpoint_dir(settings, names), *check_open_files(len(places))]
+    if (settings.debug.drill or "").startswith("flip@") and len(names) == 1:
+        notes.append("debug.drill: flip with one worker: nobody can notice it, and the run passes")
     if all(place.gpu is None for place in places):
         return [*notes, *check_memory(settings, len(places))]
     return [*notes, *check_gpu_memory(settings, places)]
@@ -37,6 +40,7 @@ def check_worker_settings(settings: Settings, workers: Sequence[str]) -> None:
             "number 0 (--gpus chooses GPUs)"
         )
     check_resume(settings.training.resume)
+    check_wandb(settings.logging)
     if settings.debug.drill is None:
         return
     drill = parse_drill(settings.debug.drill, settings.training.max_steps)

@@ -93,8 +93,11 @@ def _loss_and_gradient(
     exact = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     log_p_NV = exact.log_softmax(dim=-1)
     del exact
-    index = torch.arange(len(targets_N), device=targets_N.device), targets_N.clamp(min=0)
-    loss = -log_p_NV[index].masked_fill(targets_N == IGNORED, 0.0).sum()
+    places_N = targets_N.masked_fill(targets_N == IGNORED, 0)
+    index = torch.arange(len(targets_N), device=targets_N.device), places_N
+    # Not by the index, which counts a negative label from the end.
+    chosen_N = log_p_NV.gather(1, places_N[:, None])[:, 0]
+    loss = -chosen_N.masked_fill(targets_N == IGNORED, 0.0).sum()
     if not with_gradient:
         return loss, None
     minus_one = torch.full_like(log_p_NV[0, :1], -1.0)

@@ -107,3 +107,11 @@ def test_chunks_follow_the_device_unless_they_are_set(
 ) -> None:
     settings = Settings(training=TrainingSettings(loss_chunk_rows=chunk))
     assert loss_chunk_rows(settings, vocab_size, device) == rows
+
+
+@pytest.mark.parametrize("label", [-1, -99, 23])
+def test_a_label_that_is_no_token_is_refused(label: int) -> None:
+    hidden, weight, targets = inputs()
+    targets[4] = label
+    with pytest.raises(RuntimeError, match=f"index {label} is out of bounds"):
+        linear_cross_entropy(hidden, weight, targets, 2048)

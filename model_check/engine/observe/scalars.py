@@ -2,6 +2,7 @@
 goes to events, TensorBoard and W&B alike."""
 
 from collections.abc import Callable, Sequence
+from math import exp
 
 from model_check.engine.metrics import current_memory_bytes, peak_memory_bytes
 from model_check.engine.observe.mfu import Utilisation
@@ -11,6 +12,8 @@ from model_check.engine.run_context import Channels
 from model_check.errors import StorageError
 from model_check.events import Evaluation, Metrics
 
+_LARGEST_EXPONENT = 88.0
+"""TensorBoard keeps float32."""
 WriteScalars = Callable[[int, dict[str, float]], None]
 """Take a step's scalars into a log for people: TensorBoard, W&B. Raises StorageError."""
 
@@ -51,7 +54,9 @@ class ScalarLog(RunObserver):
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         loss = float.fromhex(evaluation.loss)
-        self._write(evaluation.step, {f"eval/{evaluation.split}/loss": loss})
+        scalars = {"loss": loss, "perplexity": evaluation.perplexity}
+        named = {f"eval/{evaluation.split}/{n}": v for n, v in scalars.items() if v is not None}
+        self._write(evaluation.step, named)
 
     def _report(self, step: StepMetrics) -> None:
         rate = self._lately.tokens_per_s
@@ -116,6 +121,7 @@ def scalars_of(step: StepMetrics, metrics: Metrics) -> dict[str, float]:
     """By the names that TensorBoard and W&B show; without what is not known."""
     named = {
         "train/loss": step.loss,
+        "train/perplexity": exp(step.loss) if step.loss < _LARGEST_EXPONENT else None,
         "train/grad_norm": step.grad_norm,
         "train/learning_rate": step.lr,
         "train/loss_scale": metrics.loss_scale,

@@ -1,22 +1,18 @@
 """Weights & Biases, where `logging.wandb` asks for it (`pip install wandb`)."""
 
 import importlib
-import importlib.util
-import os
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from model_check.config.schema import Settings
+from model_check.config.wandb import API_KEY, check_wandb
 from model_check.engine.observer import RunObserver
 from model_check.engine.run_context import Identity
 from model_check.errors import ConfigError, StorageError
 from model_check.events import Scalar
-from model_check.utils.dotenv import take_from_dotenv, why_unread
+from model_check.utils.dotenv import take_from_dotenv
 from model_check.utils.words import Say, first_line
-
-API_KEY = "WANDB_API_KEY"
 
 
 class WandbRun(RunObserver):
@@ -26,17 +22,8 @@ class WandbRun(RunObserver):
     def __init__(self, settings: Settings, identity: Identity, say: Say) -> None:
         """Raises ConfigError where wandb is not installed or has no key."""
         self._mode = settings.logging.wandb
-        if importlib.util.find_spec("wandb") is None:
-            raise ConfigError(
-                f"logging.wandb = {self._mode}: wandb is not installed (pip install wandb), or "
-                "logging.wandb=off"
-            )
+        check_wandb(settings.logging)
         take_from_dotenv(API_KEY)  # into the environment: wandb looks nowhere else
-        if self._mode == "online" and not _has_key():
-            raise ConfigError(
-                f"logging.wandb = online: no key; put {API_KEY}=... into the environment or into "
-                f".env, run `wandb login`, or set logging.wandb=offline{why_unread()}"
-            )
         self._settings, self._identity, self._say = settings, identity, say
         self._run: Any = None
         self._kept: dict[str, Scalar] = {}
@@ -95,9 +82,3 @@ class WandbRun(RunObserver):
                 console="off", disable_git=True, save_code=False, x_disable_meta=True, silent=True
             ),
         )
-
-
-def _has_key() -> bool:
-    """In the environment, or in the file that `wandb login` writes."""
-    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    return bool(os.environ.get(API_KEY)) or (netrc.is_file() and "wandb" in netrc.read_text())

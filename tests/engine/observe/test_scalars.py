@@ -74,14 +74,16 @@ def test_writers_get_what_is_known_and_nothing_else() -> None:
     kept, written = Kept(), Written()
     log = make(kept, written)
     log.on_step(reading(0), 1.0)
-    log.on_evaluation(Evaluation(step=1, split="held_out", loss=(1.5).hex(), tokens=10))
+    log.on_evaluation(
+        Evaluation(step=1, split="held_out", loss=(1.5).hex(), perplexity=4.5, tokens=10)
+    )
     (step, scalars), evaluation = written.scalars
     assert step == 0
     assert scalars.keys() == {
-        *("train/loss", "train/grad_norm", "train/learning_rate"),
+        *("train/loss", "train/perplexity", "train/grad_norm", "train/learning_rate"),
         *("memory/allocated_gib", "memory/peak_gib"),
     }
-    assert evaluation == (1, {"eval/held_out/loss": 1.5})
+    assert evaluation == (1, {"eval/held_out/loss": 1.5, "eval/held_out/perplexity": 4.5})
 
 
 class Failing(Written):

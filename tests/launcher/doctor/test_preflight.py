@@ -1,5 +1,6 @@
 """What is known to fail, or may, before anything starts."""
 
+import importlib.util
 import os
 import re
 import resource
@@ -143,3 +144,16 @@ def test_more_workers_than_open_files_are_allowed_is_a_note() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY:
         assert f"{hard} open files are allowed" in check_open_files(hard)[0]
+
+
+def test_a_flip_that_nobody_can_notice_is_told() -> None:
+    drill = settings(model=TINY, debug={"drill": "flip@1"})
+    notes = [check_training(drill, cpu_places(count)) for count in (1, 2)]
+    told = [[note for note in some if "nobody can notice it" in note] for some in notes]
+    assert list(map(len, told)) == [1, 0]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
+def test_a_log_that_cannot_be_had_is_told_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="wandb is not installed"):
+        check_training(settings(model=TINY, logging={"wandb": "offline"}), cpu_places(1))
