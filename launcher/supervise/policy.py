@@ -6,8 +6,14 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
-from launcher.verdict.record import Stop
-from model_check.errors import EXIT_HANG, EXIT_SIGNAL_BASE, describe_exit, exit_code_of
+from launcher.verdict.record import FAULT_OF_HOST, Stop
+from model_check.errors import (
+    EXIT_HANG,
+    EXIT_INTERNAL,
+    EXIT_SIGNAL_BASE,
+    describe_exit,
+    exit_code_of,
+)
 from model_check.utils.requests import request_of
 
 NEVER = float("inf")
@@ -167,7 +173,8 @@ def _stop_for_failure(culprits: Sequence[WorkerView]) -> Stop:
     names = tuple(worker.name for worker in culprits)
     exit_code = _exit_code(culprits[0])
     if len(culprits) == 1:
-        return Stop(_describe(culprits[0]), exit_code, names)
+        blamed = () if _is_fault_of_host(culprits[0]) else names
+        return Stop(_describe(culprits[0]), exit_code, blamed)
     each = ", ".join(f"{w.name} ({_how(w)}{_oom(w)})" for w in culprits)
     reason = f"failed in the same instant, so none is blamed: {each}"
     return Stop(reason, exit_code, (), tied=names)
@@ -177,9 +184,15 @@ def _describe(worker: WorkerView) -> str:
     message = (worker.spawn_error or worker.error or "").strip()
     said = f": {message.splitlines()[0]}" if message else ""
     if worker.spawn_error is not None:
-        return f"{worker.name} could not start{said}"
+        whose = FAULT_OF_HOST if _is_fault_of_host(worker) else ""
+        return f"{worker.name} could not start{said}{whose}"
     ran_s = (worker.ended_at or _failed_at(worker)) - (worker.started_at or 0.0)
     return f"{worker.name} failed first: {_how(worker)} after {ran_s:.1f} s{_oom(worker)}{said}"
+
+
+def _is_fault_of_host(worker: WorkerView) -> bool:
+    """There was no process or no descriptor for it: that blames no GPU."""
+    return worker.spawn_error is not None and worker.returncode == EXIT_INTERNAL
 
 
 def _how(worker: WorkerView) -> str:

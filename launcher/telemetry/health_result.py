@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from launcher.telemetry.health import symptoms
 from launcher.verdict.health import Health
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
-from launcher.verdict.severity import Symptom, worst
+from launcher.verdict.severity import CauseClass, Symptom, worst
 from launcher.verdict.summary import names_by_text
 from model_check.errors import EXIT_HEALTH, EXIT_INTERNAL, EXIT_PASS
 
@@ -49,8 +49,10 @@ def _find_symptoms(result: RunResult, healths: Healths) -> Symptoms:
 
 
 def _is_open(result: RunResult) -> bool:
-    """Nothing decided how the run ended. Exit code 70 without a culprit: nothing is proven."""
-    unproven = result.exit_code == EXIT_INTERNAL and not result.culprits
+    """Nothing decided how the run ended. Exit code 70 without a culprit: nothing is proven, unless
+    this host is the cause."""
+    is_of_host = any(worker.cause_class is CauseClass.HOST for worker in result.workers)
+    unproven = result.exit_code == EXIT_INTERNAL and not result.culprits and not is_of_host
     return result.exit_code == EXIT_PASS or unproven
 
 

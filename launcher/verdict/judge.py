@@ -7,8 +7,9 @@ from typing import Any
 from msgspec import convert
 from msgspec.structs import replace
 
-from launcher.verdict.record import Case, WorkerEnd
+from launcher.verdict.record import FAULT_OF_HOST, Case, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, SplitResult, Verdict, WorkerResult
+from launcher.verdict.severity import CauseClass, Severity
 from launcher.verdict.steps import History
 from launcher.verdict.summary import shared_nonfinite, summary
 from model_check.errors import (
@@ -32,6 +33,8 @@ class Cause(Enum):
     """
 
     NOT_STARTED = Verdict.FAIL, "could not be started: {spawn_error}"
+    NO_PROCESS = Verdict.INCONCLUSIVE, "could not be started: {spawn_error}{whose}"
+    """The host had no process or no descriptor for it."""
     HANG = Verdict.FAIL, "{reason}"
     NON_FINITE = Verdict.FAIL, "non-finite {where} at step {step}{first}"
     FAILED = Verdict.FAIL, "{how}{said}{oom}"
@@ -114,6 +117,8 @@ def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
         notes=history.notes,
         evidence=[*(item.path for item in history.evidence), *worker.evidence],
         last_lines=list(worker.last_lines) if tells_last_lines else [],
+        cause_class=CauseClass.HOST if cause is Cause.NO_PROCESS else None,
+        severity=Severity.IGNORE if cause is Cause.NO_PROCESS else None,
     )
 
 
@@ -152,6 +157,8 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
     end, done, announced = case.end, history.done, _announced(history)
     error = done.error.splitlines()[0] if done and done.error else None
     is_blamed = worker.name in end.culprits
+    if worker.spawn_error and worker.returncode == EXIT_INTERNAL:
+        return Cause.NO_PROCESS, {"spawn_error": worker.spawn_error, "whose": FAULT_OF_HOST}
     if worker.spawn_error:
         return Cause.NOT_STARTED, {"spawn_error": worker.spawn_error}
     if is_blamed and end.is_hang:

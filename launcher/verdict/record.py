@@ -15,6 +15,8 @@ from launcher.verdict.health import Health
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_SIGNAL_BASE
 
+FAULT_OF_HOST = " (a fault of this host; `run.sh doctor` looks at its limits)"
+
 
 class WorkerEnd(Struct, frozen=True, kw_only=True):
     """What is left of a worker when its run is over. The supervisor makes it, run.json keeps it."""

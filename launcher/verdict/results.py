@@ -60,7 +60,8 @@ class WorkerResult(Struct, frozen=True, kw_only=True):
     """What of its GPU should be watched, or is not known, and what to do."""
     cause_class: CauseClass | None = None
     severity: Severity | None = None
-    """Of the gravest symptom of its GPU, where a symptom decided or supports the verdict."""
+    """Of the gravest symptom of its GPU, where a symptom decided or supports the verdict; of a host
+    that could not start the worker."""
     symptoms: list[str] = []
     """What condemns its GPU, and what to do. The run's summary tells it, too."""
 

@@ -15,10 +15,13 @@ class Severity(StrEnum):
     """Usable again after a reset."""
     MONITOR = "MONITOR"
     """Usable; watch it."""
+    IGNORE = "IGNORE"
+    """Nothing is known against it."""
 
 
 class CauseClass(StrEnum):
     HARDWARE = "hardware"
+    HOST = "host"
     UNKNOWN = "unknown"
 
 
@@ -33,7 +36,7 @@ class Symptom(Struct, frozen=True):
     @property
     def is_hard(self) -> bool:
         """Whether it condemns the GPU."""
-        return self.severity is not Severity.MONITOR
+        return self.severity in (Severity.ISOLATE, Severity.RESET)
 
     def __str__(self) -> str:
         return f"{self.figure}: {self.cure}" if self.cure else self.figure

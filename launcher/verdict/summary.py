@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from launcher.verdict.record import Case
 from launcher.verdict.results import Verdict, WorkerResult
+from launcher.verdict.severity import CauseClass
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS
 from model_check.events import NonFinite
 
@@ -65,7 +66,8 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
         first = " first" if len(results) > 1 else ""
         return Summary(f"{failed[0].name} failed{first}: {failed[0].cause}", [failed[0].name])
     if end.reason:
-        return Summary(end.reason, [row.name for row in results if row.cause == end.reason])
+        told = [r for r in results if r.cause == end.reason or r.cause_class is CauseClass.HOST]
+        return Summary(end.reason, [row.name for row in told])
     return Summary(_what_is_missing(case, results), [row.name for row in results])
 
 

@@ -24,6 +24,7 @@ from tests.nvml_fake.build import (
 )
 
 DEADLINE_S = 60
+LAUNCHER = (sys.executable, "-m", "launcher")
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -42,10 +43,11 @@ def box(tmp_path: Path, library: Path) -> Callable[..., Launch]:
         base = environment(library, file)
         base |= {"PYTHONPATH": str(ROOT), "MODEL_CHECK_LOCK_DIR": str(tmp_path / "locks")}
 
-        def launch(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "-m", "launcher", *arguments]
+        def launch(
+            *arguments: str, program: Sequence[str] = LAUNCHER, **env: str
+        ) -> subprocess.CompletedProcess[str]:
             return subprocess.run(
-                command,
+                [*program, *arguments],
                 cwd=tmp_path,
                 env=base | env,
                 capture_output=True,
@@ -148,6 +150,20 @@ def test_a_second_launcher_is_refused_a_gpu_that_the_first_one_holds(box: Any) -
     done = box(EIGHT[:1])("--gpu", "0", "--run-dir", "one", "--", *again)
     assert done.returncode == 69
     assert "is reserved by" in done.stdout
+
+
+def test_a_host_without_descriptors_is_no_verdict_on_a_gpu(box: Any, tmp_path: Path) -> None:
+    launch = box([fake_gpu(index) for index in range(12)])
+    limited = ["sh", "-c", 'ulimit -n 50; exec "$@"', "sh", sys.executable, "-m", "launcher"]
+    options = ("--run-dir", "run", "launch.fail_on_health=true")
+    done = launch(*options, "--", "sleep", "600", program=limited)
+    assert done.returncode == 70, done.stdout
+    assert "EMFILE" in done.stdout
+    assert "warning: " not in done.stdout
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert (report["verdict"], report["culprits"]) == ("INCONCLUSIVE", [])
+    rows = {(row["verdict"], row["cause_class"], row["severity"]) for row in report["workers"]}
+    assert rows == {("STOPPED", None, None), ("INCONCLUSIVE", "host", "IGNORE")}
 
 
 BUSY = {

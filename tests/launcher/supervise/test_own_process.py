@@ -365,6 +365,8 @@ def test_a_start_without_descriptors_left_takes_the_started_ones_down(
     run = launch(*[sh("echo up; exec sleep 1000")] * 12, prefix=limit)
     assert run.wait() == 70
     assert "EMFILE" in run.outcome["reason"]
+    assert "a fault of this host; `run.sh doctor`" in run.outcome["reason"]
+    assert not run.outcome.get("culprits")
     assert any(record["stopped_by_us"] for record in run.outcome["workers"])
 
 

@@ -12,6 +12,7 @@ from launcher.verdict.agreement import Disagreement
 from launcher.verdict.judge import judge
 from launcher.verdict.record import Case, RunEnd, RunRecord, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, Verdict
+from launcher.verdict.severity import CauseClass, Severity
 from launcher.verdict.steps import History
 from model_check.events import Done, Evaluation, NonFinite, Phase, Step
 
@@ -404,11 +405,21 @@ def test_a_nan_that_a_worker_trained_on_after_is_not_what_it_ended_of() -> None:
 
 
 def test_a_worker_that_never_started_has_nothing_against_it() -> None:
-    end = RunEnd(exit_code=70, reason="GPU0 could not start", culprits=["GPU0"])
-    workers = [ended("GPU0", 70, pid=None, spawn_error="EMFILE"), ended("GPU1", None, pid=None)]
+    end = RunEnd(exit_code=127, reason="GPU0 could not start", culprits=["GPU0"])
+    workers = [ended("GPU0", 127, pid=None, spawn_error="ENOENT"), ended("GPU1", None, pid=None)]
     result = judged(end, workers, {"GPU0": History(), "GPU1": History()})
     assert [w.verdict for w in result.workers] == [Verdict.FAIL, Verdict.STOPPED]
     assert result.workers[1].cause == "never started"
+
+
+def test_a_host_without_a_process_for_a_worker_is_no_verdict_on_its_gpu() -> None:
+    end = RunEnd(exit_code=70, reason="GPU0 could not start: EMFILE")
+    workers = [ended("GPU0", 70, pid=None, spawn_error="EMFILE"), ended("GPU1", None, pid=None)]
+    result = judged(end, workers, {"GPU0": History(), "GPU1": History()})
+    assert (result.exit_code, result.verdict, result.culprits) == (70, Verdict.INCONCLUSIVE, [])
+    first, second = result.workers
+    assert (first.verdict, second.verdict) == (Verdict.INCONCLUSIVE, Verdict.STOPPED)
+    assert (first.cause_class, first.severity) == (CauseClass.HOST, Severity.IGNORE)
 
 
 def test_a_worker_that_ended_by_a_signal_that_we_got_too_was_stopped() -> None:
