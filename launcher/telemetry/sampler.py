@@ -86,6 +86,8 @@ class Device:
         self._reported_codes: set[int | None] = set()
         self._lost = False
         self._events: Any = None
+        self._num_nvlink = 0
+        """How many counters of its links it reported at first."""
         nvml.subject = f" on {worker}"
         try:
             self._handle = nvml.call("nvmlDeviceGetHandleByUUID", uuid)
@@ -177,6 +179,10 @@ class Device:
             _SW_THERMAL, _HW_THERMAL, _POWER_BRAKE, *_NVLINK_ERRORS
         )
         nvlink_errors = [count for count in nvlink if count is not None]
+        # A total that lacks one of its parts would look like one that began anew.
+        self._num_nvlink = self._num_nvlink or len(nvlink_errors)
+        if len(nvlink_errors) != self._num_nvlink:
+            nvlink_errors = []
         return {
             "energy_mj": ask("nvmlDeviceGetTotalEnergyConsumption", board),
             "power_violation_ns": self._violation(_POWER_POLICY),

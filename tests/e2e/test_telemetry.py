@@ -188,6 +188,12 @@ def test_errors_that_the_hardware_mended_are_told_and_shown(launch: Launch, word
     assert run.rebuilt() == 0
 
 
+def test_a_counter_of_links_that_is_told_no_more_is_no_error(launch: Launch) -> None:
+    run = launch([gpu(0, field_38=100, field_52="5|-")], SAMPLED)
+    assert (run.exit_code, run.warnings, run.verdicts()) == (0, [], ["PASS"])
+    assert run.report()["workers"][0]["telemetry"]["nvlink_errors_new"] is None
+
+
 def test_clocks_and_power_that_somebody_keeps_low_are_told(launch: Launch) -> None:
     slow = gpu(0, clock_sm=660, clocks_event_reasons="0x0")
     weak = gpu(1, power_limit_mw=350_000, power_default_limit_mw=700_000)
