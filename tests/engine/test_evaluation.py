@@ -140,11 +140,14 @@ def test_a_signal_ends_a_long_evaluation(tiny_run: MakeRun) -> None:
 
 
 def test_a_loss_that_is_nan_is_told_and_never_the_best(tiny_run: MakeRun) -> None:
-    def empty() -> list[FakeBatch]:
-        run.trainer.state.model.norm.weight.data[0] = math.nan  # type: ignore[union-attr,operator]
-        return held_out()()
+    def spoilt() -> Iterator[FakeBatch]:
+        weight = run.trainer.state.model.norm.weight.data  # type: ignore[union-attr,operator]
+        kept = weight[0].item()
+        weight[0] = math.nan
+        yield from held_out()()
+        weight[0] = kept  # weights that stay so end the run
 
-    run = tiny_run(training__max_steps=1, training__eval_interval=1, splits={"full": empty})
+    run = tiny_run(training__max_steps=1, training__eval_interval=1, splits={"full": spoilt})
     run()
     (evaluation,) = evaluations(run)
     assert (evaluation.loss, evaluation.perplexity, evaluation.best) == ("nan", None, False)
