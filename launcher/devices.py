@@ -19,7 +19,7 @@ from launcher.gpus.probe import BrokenGpu, Gpu, GpuProbe, Snapshot
 from launcher.gpus.reservation import Reservation, holders, look_auto, reserve, reserve_auto
 from launcher.gpus.visible import Mask, names_in, order_note, read_mask, titles, visible
 from launcher.plan import Place, cpu_places, gpu_places
-from model_check.config.fields import all_fields
+from model_check.config.fields import all_fields, given_by
 from model_check.config.load import Loaded
 from model_check.errors import ConfigError, NoGpuError, UsageError
 
@@ -131,7 +131,8 @@ def _refuse_without_gpus(loaded: Loaded, machine: Machine) -> None:
     for name in (f"launch.{name}" for name in names):
         if not (_asked(loaded, name) and loaded.value(name)):
             continue
-        asked = f"{loaded.sources[name]}: GPUs were asked for ({name} = {loaded.value(name)!r}), "
+        given = given_by(loaded.sources[name], name)
+        asked = f"{given}GPUs were asked for ({name} = {loaded.value(name)!r}), "
         if loaded.settings.system.device == "cpu":
             raise ConfigError(f"{asked}but system.device is cpu: give one of the two")
         raise NoGpuError(
@@ -219,10 +220,11 @@ def _refuse_blind_health(loaded: Loaded) -> None:
     if loaded.settings.launch.telemetry_interval_s > 0:
         return
     for name in ("launch.fail_on", "launch.fail_on_health"):
+        interval = "launch.telemetry_interval_s"
         if _asked(loaded, name) and loaded.value(name) not in (False, (), ("speed",)):
             raise ConfigError(
-                f"{loaded.sources['launch.telemetry_interval_s']}: launch.telemetry_interval_s = 0 "
-                f"leaves {name} nothing to judge by: give one of the two"
+                f"{given_by(loaded.sources[interval], interval)}{interval} = 0 leaves "
+                f"{name} nothing to judge by: give one of the two"
             )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from model_check.config.derived import precision
-from model_check.config.fields import setting_text, value_of
+from model_check.config.fields import given_by, setting_text, value_of
 from model_check.config.profile import parse_steps
 from model_check.config.schema import EVERY_FAILING, ModelSettings, Settings, TrainingSettings
 from model_check.config.validation import TextPath, parse_validation
@@ -35,7 +35,7 @@ def check_together(settings: Settings, sources: Mapping[str, str]) -> None:
         given = [sources.get(n, "settings") for n in (name, *others)]
         own = [source for source in given if not source.startswith(_NOBODY_GAVE)]
         value = setting_text(value_of(settings, name))
-        raise ConfigError(f"{(own or given)[0]}: {name} = {value}{wrong}")
+        raise ConfigError(f"{given_by((own or given)[0], name)}{name} = {value}{wrong}")
 
 
 def check_validation_text(settings: Settings, sources: Mapping[str, str]) -> None:
@@ -43,7 +43,8 @@ def check_validation_text(settings: Settings, sources: Mapping[str, str]) -> Non
     for name, what in parse_validation(settings.data.validation).items():
         if isinstance(what, TextPath) and not os.path.exists(os.path.expanduser(what.path)):
             raise ConfigError(
-                f"{sources['data.validation']}: data.validation: {name} = {what.path}: no such "
+                f"{given_by(sources['data.validation'], 'data.validation')}"
+                f"data.validation: {name} = {what.path}: no such "
                 f"file or directory (split:{what.path} would be a split of the hub dataset)"
             )
 

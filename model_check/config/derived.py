@@ -3,6 +3,7 @@ were given."""
 
 from collections.abc import Mapping
 
+from model_check.config.fields import given_by
 from model_check.config.schema import (
     EVERY_FAILING,
     Failing,
@@ -91,8 +92,9 @@ def check_on_device(settings: Settings, sources: Mapping[str, str], device: str)
         documents=settings.data.document_masking,
     )
     if conflict:
-        source = sources.get("model.attention_backend", "settings")
-        raise ConfigError(f"{source}: {backend_refusal(name, conflict)}")
+        setting = "model.attention_backend"
+        source = given_by(sources.get(setting, "settings"), setting)
+        raise ConfigError(f"{source}{backend_refusal(name, conflict)}")
 
 
 def backend_refusal(name: str, obstacle: str) -> str:

@@ -92,6 +92,12 @@ def value_of(settings: Settings, name: str) -> Any:
     return functools.reduce(getattr, name.split("."), settings)
 
 
+def given_by(source: str, name: str) -> str:
+    """`my.json: `, to put before a message about the setting `name`; nothing where the source, as
+    typed, would only say the name twice."""
+    return "" if source.startswith(f"{name}=") else f"{source}: "
+
+
 def setting_text(value: Any) -> str:
     """A value as a command line would give it: null, true, 0.1, auto."""
     if value is None:

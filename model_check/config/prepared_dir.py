@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from model_check.config.fields import setting_text
+from model_check.config.fields import given_by, setting_text
 from model_check.errors import ConfigError
 from model_check.utils.held import hold
 
@@ -102,8 +102,9 @@ def check_fits(
     rows = values["model.vocab_size"]
     if rows is not None and rows < metadata.vocab_size:
         raise ConfigError(
-            f"{sources['model.vocab_size']}: model.vocab_size = {rows} is too small for "
-            f"{directory}, which was prepared with {metadata.vocab_size} ids; make it larger, or "
+            f"{given_by(sources['model.vocab_size'], 'model.vocab_size')}"
+            f"model.vocab_size = {rows} is too small for {directory}, "
+            f"which was prepared with {metadata.vocab_size} ids; make it larger, or "
             "null to follow the data"
         )
     asked = {**values, "model.vocab_size": None}
@@ -113,6 +114,7 @@ def check_fits(
         if asked[name] != prepared:
             ours, theirs = setting_text(values[name]), setting_text(prepared)
             raise ConfigError(
-                f"{sources[name]}: {name} = {ours}, but {directory} was prepared with {theirs}; "
+                f"{given_by(sources[name], name)}{name} = {ours}, but {directory} was prepared "
+                f"with {theirs}; "
                 "leave it out to follow the data, or prepare the text again"
             )

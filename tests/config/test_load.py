@@ -293,3 +293,17 @@ def test_the_older_name_of_all_that_fails_a_run_survives_a_round_trip(tmp_path: 
     assert again.settings.launch.fail_on == ("isolate", "reset", "monitor", "speed")
     with pytest.raises(ConfigError, match="give one of the two"):
         resolve("launch.fail_on=isolate", config_file=path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("data.stride=65", "training.context_length=64"), "data.stride = 65 is more than"),
+        (("model.attention_backend=cudnn",), "model.attention_backend = 'cudnn': "),
+        (("data.validation=v=nope.txt",), "data.validation: v = nope.txt: no such"),
+    ],
+)
+def test_a_message_says_a_setting_once(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve("system.device=cpu", *overrides)
+    assert str(caught.value).startswith(message)

@@ -103,7 +103,7 @@ class FilePiece:
             return None
         if not isinstance(row, dict) or self.text_column not in row:
             where = f"{place}, keys: {_keys_of(row)}"
-            repairs.add(f"line skipped: no {self.text_column!r} in it", where)
+            repairs.add(f"line skipped: no {self.text_column!r} in it (data.text_column)", where)
         elif self.rows.keeps(row):
             if isinstance(value := row[self.text_column], str):
                 return value

@@ -60,7 +60,7 @@ def test_unusable_lines_are_skipped_counted_and_named(lab: Lab) -> None:
     assert documents == ["good"]
     assert repairs == [
         "1 x line skipped: not JSON (first at d.jsonl:2)",
-        "1 x line skipped: no 'text' in it (first at d.jsonl:4, keys: other)",
+        "1 x line skipped: no 'text' in it (data.text_column) (first at d.jsonl:4, keys: other)",
         "1 x line skipped: 'text' is not a string (first at d.jsonl:5)",
         "1 x empty document skipped (first at d.jsonl:6)",
     ]
@@ -160,7 +160,7 @@ def test_names_that_are_no_text_are_escaped_wherever_they_are_told(lab: Lab) -> 
     lab.text("\n".join(lines), os.fsdecode(b"corpus/caf\xe9.jsonl"))
     prepared = lab.prepare(lab.dir / "corpus")
     place = r"(first at caf\udce9.jsonl:2, keys: \ud800\n\x1b[2J)"
-    line = f"data: 1 x line skipped: no 'text' in it {place}"
+    line = f"data: 1 x line skipped: no 'text' in it (data.text_column) {place}"
     assert line in lab.said
     assert prepared.view.num_sequences > 0
     assert lab.prepare(lab.dir / "corpus").hit
