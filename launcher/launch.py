@@ -14,6 +14,7 @@ from launcher.gpus.probe import GpuProbe
 from launcher.gpus.sizes import fitted
 from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import Limits
+from launcher.telemetry.kernel_log import earlier_xids
 from model_check.config.load import Loaded, load
 from model_check.utils.cores import usable_cores
 
@@ -69,10 +70,12 @@ def make_launch(
     machine = Machine(probe, environ)
     loaded = load(arguments.request, machine.has_gpu)
     picked = pick(loaded, machine, hold=hold)
+    gpus = [place.gpu for place in picked.places if place.gpu]
+    more_notes = [f"{gpu.label}: before this run: {xid}" for gpu, xid in earlier_xids(gpus)]
     if not arguments.command:
-        gpus = [place.gpu for place in picked.places if place.gpu]
         loaded, size_notes = fitted(loaded, arguments.request, gpus)
-        picked = replace(picked, notes=(*picked.notes, *size_notes))
+        more_notes += size_notes
+    picked = replace(picked, notes=(*picked.notes, *more_notes))
     system = replace(loaded.settings.system, device=loaded.device)
     settings = replace(loaded.settings, system=system)
     directory = arguments.run_dir or run_dir.default_path(settings.logging.log_dir)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.devices import Machine
-from launcher.doctor.finding import Finding, fail
+from launcher.doctor.finding import Finding, fail, warn
 from launcher.doctor.gpus import check_gpus, check_health, taken
 from launcher.doctor.machine import check_machine
 from launcher.doctor.packages import check_packages
@@ -14,6 +14,7 @@ from launcher.doctor.storage import check_storage
 from launcher.gpus.probe import GpuProbe, Snapshot
 from launcher.gpus.visible import pinnable
 from launcher.telemetry.health import Record
+from launcher.telemetry.kernel_log import earlier_xids
 from launcher.telemetry.monitor import look
 from model_check.config.derived import failing_severities
 from model_check.config.schema import LaunchSettings, Settings
@@ -74,6 +75,10 @@ def _check_gpus(machine: Machine, launch: LaunchSettings, look: Look) -> list[Fi
     records = look({device.label: device.uuid for device in devices})
     # The health of a GPU that a run would not use fails nothing.
     fail_on = failing_severities(launch)
+    findings += [
+        warn(f"{device.label} kernel log", xid.figure, xid.cure)
+        for device, xid in earlier_xids(devices)
+    ]
     return findings + [
         check_health(device, records[device.label], fail_on if device in used else ())
         for device in devices
