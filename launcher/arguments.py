@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from model_check.config.arguments import (
     Parser,
@@ -93,6 +94,8 @@ class RunArguments(Struct, frozen=True):
     run_dir: Path | None
     dry_run: bool
     as_json: bool
+    is_alone: bool = False
+    """One worker, on the freest GPU, unless the settings say how many."""
 
 
 def parse_run(argv: Sequence[str], environ: Mapping[str, str], verb: str = "") -> RunArguments:
@@ -109,6 +112,20 @@ def parse_run(argv: Sequence[str], environ: Mapping[str, str], verb: str = "") -
         dry_run=names.dry_run,
         as_json=names.json,
     )
+
+
+def parse_train(argv: Sequence[str], environ: Mapping[str, str]) -> RunArguments:
+    """`train TEXT [OPTIONS]`: a run of the preset `train` on that text. Raises as `parse_run`."""
+    if {"-h", "--help"} & {*argv}:
+        return parse_run(argv, environ, "train")
+    if not argv or argv[0].startswith("-") or "=" in argv[0]:
+        raise UsageError("train: give the text first: run.sh train texts/ [OPTIONS]")
+    text, *options = argv
+    options = ["--preset", "train", f"data.dataset={text}", *options]
+    arguments = parse_run(options, environ, "train")
+    if arguments.command:
+        raise UsageError("train: `-- COMMAND` is for a run of your own command")
+    return replace(arguments, is_alone=True)
 
 
 def _refuse_words(overrides: Sequence[str]) -> None:

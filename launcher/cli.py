@@ -8,13 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from msgspec.structs import replace
-
-from launcher.arguments import RunArguments, parse_run
+from launcher.arguments import RunArguments, parse_run, parse_train
 from launcher.devices import Machine
 from launcher.gpus.probe import NvmlProbe
 from launcher.launch import make_launch
-from launcher.output.own_lines import coloured, has_colours, wrapped
+from launcher.output.own_lines import for_terminal
 from launcher.output.printer import LAUNCHER_PREFIX
 from launcher.run import run
 from model_check.errors import (
@@ -57,24 +55,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _complain(text: str) -> None:
     # Where nobody reads it, the exit code still tells.
     with suppress(OSError):
-        for line in wrapped(printable_lines(text).split("\n"), 2, LAUNCHER_PREFIX):
-            shown = coloured(line) if has_colours(2, os.environ) else line
-            print(f"{LAUNCHER_PREFIX}{shown}", file=sys.stderr, flush=True)
+        for line in for_terminal(printable_lines(text).split("\n"), 2, LAUNCHER_PREFIX):
+            print(f"{LAUNCHER_PREFIX}{line}", file=sys.stderr, flush=True)
 
 
 def _show(text: str) -> None:
     """Print all of `text`. Raises BrokenPipeError; StorageError when its disk is full."""
+    _print(printable_lines(text))
+
+
+def _show_to_person(text: str) -> None:
+    """`_show`; on a terminal no wider than that, and in colour."""
+    _print("\n".join(for_terminal(printable_lines(text).split("\n"), 1, "")))
+
+
+def _print(text: str) -> None:
     try:
-        print(printable_lines(text), flush=True)
+        print(text, flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:
         raise StorageError(f"standard output: {error.strerror}") from error
-
-
-def _show_wrapped(text: str) -> None:
-    """`_show`, for a person: on a terminal no wider than that."""
-    _show("\n".join(wrapped(text.split("\n"), 1, "")))
 
 
 def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
@@ -88,7 +89,7 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
         case ["report", *rest]:
             return _report(rest)
         case ["train", *rest]:
-            return _run(argv, environ, _training(rest, environ))
+            return _run(argv, environ, parse_train(rest, environ))
         case ["prepare", *rest]:
             _become(str(PROJECT / "prepare_dataset.py"), *rest)
         case ["export", *rest]:
@@ -117,25 +118,6 @@ def _refuse_lost_directory() -> None:
         raise UsageError(
             f"the working directory is gone ({error.strerror}): cd to one that exists"
         ) from error
-
-
-def _training(argv: list[str], environ: Mapping[str, str]) -> RunArguments:
-    """`train TEXT ...`: a run of the preset `train` on that text, by one worker unless others are
-    asked for."""
-    from model_check.config.load import load
-
-    options = ["--preset", "train", *argv]
-    if argv and not argv[0].startswith("-") and "=" not in argv[0]:
-        options[2] = f"data.dataset={argv[0]}"
-    elif "--help" not in argv and "-h" not in argv:
-        raise UsageError("train: give the text first: run.sh train texts/ [OPTIONS]")
-    arguments = parse_run(options, environ, "train")
-    loaded = load(arguments.request, Machine(NvmlProbe(), environ).has_gpu)
-    alone = ("launch.gpus", "auto") if loaded.device == "cuda" else ("launch.workers", "1")
-    flags = {alone[0]: ("train", alone[1])} | dict(arguments.request.flags)
-    if loaded.sources[alone[0]] != "default":
-        return arguments
-    return replace(arguments, request=replace(arguments.request, flags=flags))
 
 
 def _run(argv: list[str], environ: Mapping[str, str], arguments: RunArguments) -> int:
@@ -178,7 +160,7 @@ def _doctor(argv: list[str], environ: Mapping[str, str]) -> int:
     _refuse_lost_directory()
     settings = load(arguments.request, lambda: False).settings
     as_json = arguments.as_json
-    write = _show if as_json else _show_wrapped
+    write = _show if as_json else _show_to_person
     return doctor(NvmlProbe(), environ, Path.cwd(), settings, as_json=as_json, write=write)
 
 

@@ -69,6 +69,8 @@ def make_launch(
     """
     machine = Machine(probe, environ)
     loaded = load(arguments.request, machine.has_gpu)
+    if arguments.is_alone:
+        loaded = _alone(loaded)
     picked = pick(loaded, machine, hold=hold)
     gpus = [place.gpu for place in picked.places if place.gpu]
     more_notes = [f"{gpu.label}: before this run: {xid}" for gpu, xid in earlier_xids(gpus)]
@@ -95,3 +97,12 @@ def make_launch(
         notes = check_training(settings, picked.places)
     picked = replace(picked, notes=(*picked.notes, *notes))
     return Launch(arguments, replace(loaded, settings=settings), picked, context)
+
+
+def _alone(loaded: Loaded) -> Loaded:
+    """One worker, where nobody said how many."""
+    name, value = ("gpus", "auto") if loaded.device == "cuda" else ("workers", 1)
+    if loaded.sources[f"launch.{name}"] != "default":
+        return loaded
+    launch = replace(loaded.settings.launch, **{name: value})
+    return replace(loaded, settings=replace(loaded.settings, launch=launch))

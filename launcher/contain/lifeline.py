@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from launcher.contain import cgroup, guardian, processes
 from launcher.contain.linux import pidfd_open
@@ -21,7 +21,7 @@ class Lifeline:
     def __init__(self, family: Family) -> None:
         self._tag = family.tag
         arguments = (family.tag, str(family.since_ticks), str(os.getpid()))
-        with requests_held():
+        with requests_held(), ExitStack() as otherwise:
             self._guardian = subprocess.Popen(
                 child_command("launcher.contain.guardian", *arguments),
                 bufsize=0,
@@ -31,11 +31,14 @@ class Lifeline:
                 start_new_session=True,
                 cwd="/",
             )
+            otherwise.callback(self._guardian.wait)
+            otherwise.callback(self._guardian.kill)  # before that: the last callback is the first
+            self.pidfd = pidfd_open(self._guardian.pid)
+            """Readable when the guardian is dead: somebody killed it."""
+            otherwise.pop_all()
         assert self._guardian.stdin is not None
         self._pipe = self._guardian.stdin
         self.guardian_pid = self._guardian.pid
-        self.pidfd = pidfd_open(self._guardian.pid)
-        """Readable when the guardian is dead: somebody killed it."""
 
     def add(self, group: int) -> None:
         """Tell the guardian of a worker."""
@@ -61,7 +64,8 @@ class Lifeline:
     def _close(self, wait_s: float) -> None:
         """Close the pipe, and reap the guardian if it ends in that time."""
         self._pipe.close()
-        processes.wait_for_child(self._guardian, wait_s)
+        if processes.wait_for_any([self.pidfd], wait_s * 1000):
+            self._guardian.wait()
 
     def _let_go(self) -> None:
         os.close(self.pidfd)

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 _LEAST_COLUMNS = 40
 """A terminal that tells less has no size (0), or is too narrow for a table anyway."""
@@ -14,22 +14,21 @@ _COLOURS = {
 _WORD = re.compile(rf"(?<!\S)({'|'.join(map(re.escape, _COLOURS))})(?![\w-])")
 
 
-def has_colours(fd: int, environ: Mapping[str, str]) -> bool:
-    """Only a terminal has; https://no-color.org says how a person asks for none."""
-    return os.isatty(fd) and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-
-
-def wrapped(lines: Sequence[str], fd: int, prefix: str) -> list[str]:
-    """Lines that fit after `prefix` on the terminal `fd`; unchanged where it is none. A path is
-    never broken: it may run over, alone on its line."""
+def for_terminal(lines: Sequence[str], fd: int, prefix: str) -> Sequence[str]:
+    """Lines that fit after `prefix` on the terminal `fd`, in colour unless a person asks for none
+    (https://no-color.org); unchanged where it is none. A path is never broken: it may run over,
+    alone on its line."""
     try:
         width = max(_LEAST_COLUMNS, os.get_terminal_size(fd).columns) - len(prefix)
     except OSError:
-        return list(lines)
-    return [piece for line in lines for piece in _pieces(line, width)]
+        return lines
+    pieces = [piece for line in lines for piece in _pieces(line, width)]
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return pieces
+    return list(map(_coloured, pieces))
 
 
-def coloured(line: str) -> str:
+def _coloured(line: str) -> str:
     return _WORD.sub(lambda match: f"\x1b[{_COLOURS[match[1]]}m{match[1]}\x1b[0m", line)
 
 

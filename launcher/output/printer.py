@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.output.append_file import AppendFile
-from launcher.output.own_lines import coloured, has_colours, wrapped
+from launcher.output.own_lines import for_terminal
 from model_check.utils.words import printable_lines
 
 LAUNCHER_PREFIX = "[launcher] "
@@ -33,7 +33,6 @@ class Printer:
 
     def __init__(self, fd: int, launcher_log: Path | None = None) -> None:
         self._fd = fd
-        self._has_colours = has_colours(fd, os.environ)
         self._log = AppendFile(launcher_log, self._say_to_terminal) if launcher_log else None
         self._lock = threading.Condition()
         self._blocks: deque[bytes] = deque()
@@ -91,9 +90,7 @@ class Printer:
         return True
 
     def _say_to_terminal(self, text: str) -> None:
-        lines = wrapped(_own_lines(text), self._fd, LAUNCHER_PREFIX)
-        if self._has_colours:
-            lines = list(map(coloured, lines))
+        lines = for_terminal(_own_lines(text), self._fd, LAUNCHER_PREFIX)
         self._put(_block(LAUNCHER_PREFIX, lines), len(lines), _OWN_QUEUE_BYTES)
 
     def _put(self, block: bytes, num_lines: int, limit_bytes: int) -> None:
@@ -113,9 +110,8 @@ class Printer:
         if self._thread is not None:
             return
         thread = threading.Thread(target=self._work, name="printer", daemon=True)
-        with suppress(
-            RuntimeError
-        ):  # "can't start new thread": the workers, about to end, have all
+        # "can't start new thread": the workers, which are about to end, have them all.
+        with suppress(RuntimeError):
             thread.start()
             self._thread = thread
 

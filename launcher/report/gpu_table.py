@@ -68,9 +68,5 @@ def _remapped(health: Health) -> str:
         return _NA
     count = (health.remapped_corrected or 0) + (health.remapped_uncorrected or 0)
     states = [("pending", health.remap_pending), ("failed", health.remap_failed)]
-    return ", ".join(
-        [
-            f"{count} ({_with(health.remapped_new, ' new')})",
-            *(name for name, is_so in states if is_so),
-        ]
-    )
+    told = f"{count} ({_with(health.remapped_new, ' new')})"
+    return ", ".join([told, *(name for name, is_so in states if is_so)])

@@ -419,6 +419,7 @@ class Supervisor:
             self._printer.say(f"during this run, {told}")
         self._reap_adopted()
         if self._lifeline is not None:
+            self._loop.unwatch(self._lifeline.pidfd)
             self._lifeline.dismiss() if self._is_over else self._lifeline.cut()
 
     def _outcome(self) -> Outcome:

@@ -10,7 +10,7 @@ cache, dataset, tokenizer), `logging` (what observers keep, a W&B run's id for o
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -72,6 +72,8 @@ class Resumable(Weights):
     logging: dict[str, Scalar]
     kept: list[str] = msgspec.field(default_factory=list)
     """An alarm's checkpoint names no others."""
+    num_threads: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """An older checkpoint does not know it."""
 
 
 @dataclass
@@ -123,9 +125,9 @@ class TrainingState:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.context.meter.total_tokens = state["total_tokens"]
-        if self.settings.system.num_threads is None and "num_threads" in state:
+        if self.settings.system.num_threads is None and (before := state.get("num_threads")):
             # The order of sums on a CPU depends on it.
-            torch.set_num_threads(state["num_threads"])
+            torch.set_num_threads(before)
         progress = self.progress
         progress.step, progress.position = state["step"], state["loader"]["position"]
         progress.validation = Validation(**{f.name: state[f.name] for f in fields(Validation)})

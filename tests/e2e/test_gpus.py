@@ -116,6 +116,18 @@ def test_a_preset_that_is_named_is_never_replaced(box: Any) -> None:
     assert "alone need" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "workers"), [((), 1), (("--gpus", "0,2"), 2), (("--device", "cpu"), 1)]
+)
+def test_own_text_is_trained_on_by_one_worker_unless_others_are_asked_for(
+    box: Any, tmp_path: Path, options: tuple[str, ...], workers: int
+) -> None:
+    (tmp_path / "own.txt").write_text("text")
+    asked = ("train", str(tmp_path / "own.txt"), "--dry-run", "--json", *options)
+    plan = json.loads(box(EIGHT)(*asked).stdout)
+    assert len([each for each in plan["processes"] if each["name"] != "prepare"]) == workers
+
+
 def test_an_existing_mask_names_the_workers_that_it_leaves(box: Any) -> None:
     plan = plan_of(box(EIGHT)("--dry-run", "--json", CUDA_VISIBLE_DEVICES="5,3"))
     assert [worker["name"] for worker in plan["workers"]] == ["GPU5", "GPU3"]

@@ -60,6 +60,12 @@ def test_more_workers_can_be_asked_for(texts: Path) -> None:
     assert names == ["prepare", "CPU0", "CPU1", "CPU2"]
 
 
+def test_a_command_is_not_trained_with(texts: Path) -> None:
+    refused = train(texts.parent, "texts", "--", "true")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "`-- COMMAND` is for a run of your own command" in refused.stderr
+
+
 @pytest.mark.parametrize("arguments", [(), ("--device", "cpu"), ("training.max_steps=3",)])
 def test_the_text_comes_first(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     refused = train(tmp_path, *arguments)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.output.own_lines import coloured
 from launcher.output.printer import Printer
 
 LONG = "FAIL: CPU1 failed first: non-finite gradient at step 3, first in layers.1.feed_forward.w2"
@@ -88,5 +87,6 @@ def test_a_pipe_gets_whole_lines_without_colours() -> None:
     os.close(writer)
 
 
-def test_a_word_within_a_path_keeps_its_colour() -> None:
-    assert coloured("logs: /tmp/PASS/x and x/FAIL") == "logs: /tmp/PASS/x and x/FAIL"
+def test_a_word_within_a_path_keeps_its_colour(terminal: Terminal) -> None:
+    text = "logs: /tmp/PASS/x and x/FAIL"
+    assert terminal.shown(text) == [f"[launcher] {text}"]

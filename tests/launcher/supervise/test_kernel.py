@@ -71,6 +71,20 @@ def test_a_kernel_without_pidfds_is_70_and_one_line_that_says_what_is_needed(
     assert done.stdout.count(b"Linux 5.4") == 1
 
 
+def test_a_guardian_that_cannot_be_watched_is_none_and_leaves_no_process() -> None:
+    code = (
+        "import os\n"
+        "from launcher.contain import processes\n"
+        "from launcher.contain.lifeline import Lifeline\n"
+        "me = os.getpid()\n"
+        "try: Lifeline(processes.Family('0' * 32, 0, me, os.getsid(0), frozenset()))\n"
+        "except OSError: print(processes.children(me))\n"
+    )
+    command = [sys.executable, str(WITHOUT_SYSCALL), PIDFD_OPEN, sys.executable, "-c", code]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"[]\n", b"")
+
+
 @pytest.fixture
 def delegated() -> None:
     if (made := cgroup.make("test")) is None:
