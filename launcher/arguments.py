@@ -30,6 +30,7 @@ verbs (run.sh VERB --help):
   doctor                  what of this machine is fine, what not, what to do
   config show             every setting, its value and where it came from
   report RUN_DIR ...      rebuild the reports of finished runs
+  runs [open | clear]     your run directories: list, a report, an end to the old
   prepare [OPTIONS]       the token cache alone: build, --list, --verify, --gc
   export CHECKPOINT OUT   what transformers loads, made of a checkpoint
   train TEXT [OPTIONS]    train on your own text: one worker, checkpoints
@@ -39,6 +40,8 @@ examples:
   bash run.sh --debug                           small, with tensor dumps
   bash run.sh --gpus 0,2 training.max_steps=100
   bash run.sh -- python my_script.py            your own command on every GPU
+  ./train_gpu.sh [GPU] [OPTIONS]                one GPU, 0 unless told
+  ./train_auto_gpu.sh [OPTIONS]                 the freest GPU, reserved
 """
 _DOCTOR_HELP = """
 examples:
@@ -81,7 +84,7 @@ _ABOUT = {
 }
 """Verb -> what its help says above and below the options."""
 
-VERBS = ("doctor", "config", "report", "prepare", "export", "train")
+VERBS = ("doctor", "config", "report", "runs", "prepare", "export", "train")
 """They come first on a command line."""
 
 

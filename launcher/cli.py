@@ -88,6 +88,8 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
             return _config(rest, environ)
         case ["report", *rest]:
             return _report(rest)
+        case ["runs", *rest]:
+            return _runs(rest, environ)
         case ["train", *rest]:
             return _run(argv, environ, parse_train(rest, environ))
         case ["prepare", *rest]:
@@ -177,3 +179,9 @@ def _report(argv: list[str]) -> int:
         _show(USAGE)
         return EXIT_PASS
     return rebuild(argv, _show)
+
+
+def _runs(argv: list[str], environ: Mapping[str, str]) -> int:
+    from launcher.report.runs import runs
+
+    return runs(argv, environ, _show)

@@ -17,6 +17,7 @@ from model_check.utils.held import HeldDirectory, NotPlainError, hold
 from model_check.utils.secrets import masked_values
 
 SCHEMA = 1
+_PREFIX = "model_check_logs_"
 LAUNCHER_LOG = "launcher.log"
 PRIVATE = 0o700
 """Command lines, logs and, as hard links, weights out of a private home: for their owner alone."""
@@ -25,8 +26,35 @@ PRIVATE = 0o700
 def default_path(log_dir: str | None) -> Path:
     """`/tmp/model_check_logs_<PID>_<timestamp>`, or the same name under `log_dir`."""
     stamp = datetime.now().strftime("%Y%m%d_%H%M%S")
-    parent = Path(log_dir) if log_dir else Path("/tmp")
-    return parent.absolute() / f"model_check_logs_{os.getpid()}_{stamp}"
+    return parent_of(log_dir).absolute() / f"{_PREFIX}{os.getpid()}_{stamp}"
+
+
+def parent_of(log_dir: str | None) -> Path:
+    """Where run directories lie."""
+    return Path(log_dir or "/tmp")
+
+
+def of_user(parent: Path) -> list[Path]:
+    """The run directories in `parent` that are this user's own; no links, none of others."""
+    return [path for path in parent.glob(f"{_PREFIX}*") if is_users(path)]
+
+
+def is_users(path: Path) -> bool:
+    """Whether it is a directory, no link, of this user."""
+    with suppress(OSError):
+        status = path.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return False
+
+
+def size_bytes(directory: Path) -> int:
+    """Of its files, as far as they can be read."""
+    total = 0
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):  # a run that ends right now
+                total += os.lstat(os.path.join(parent, name)).st_size
+    return total
 
 
 def create_default(path: Path) -> Path:

@@ -38,7 +38,7 @@ ALLOWED = {
     "launcher.supervise": FLOOR | rooms(LAUNCHER, "contain", "output", "plan", "verdict"),
     "launcher.report": FLOOR | rooms(LAUNCHER, "run_dir", "telemetry", "verdict"),
     "launcher.doctor": FLOOR
-    | rooms(LAUNCHER, "contain", "devices", "gpus", "install", "plan", "telemetry"),
+    | rooms(LAUNCHER, "contain", "devices", "gpus", "install", "plan", "run_dir", "telemetry"),
     "launcher": FLOOR
     | rooms(LAUNCHER, "contain", "devices", "doctor", "gpus", "install", "output")
     | rooms(LAUNCHER, "plan", "report", "run_dir", "supervise", "telemetry", "verdict"),

@@ -53,7 +53,7 @@ def doctor(
         *check_packages(snapshot),
         *of_gpus,
         *check_machine(),
-        *check_storage(environ, cwd, Path(settings.data.cache_dir)),
+        *check_storage(environ, cwd, settings),
     ]
     # A broken GPU (69) before a missing package (2): the higher code is the more specific one.
     exit_code = max(finding.exit_code for finding in findings)

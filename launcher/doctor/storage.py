@@ -1,17 +1,17 @@
 """The directories that a run writes to, the data prepared there, and the hub token."""
 
-import os
-import shlex
 import shutil
-import stat
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from launcher import run_dir
 from launcher.doctor.finding import GIB, Finding, fail, ok, warn
+from model_check.config.schema import Settings
 from model_check.utils.dotenv import DOTENV, dotenv_value, why_unread
 from model_check.utils.files import SETTINGS_BYTES, read_whole
+from model_check.utils.project_files import COMMAND
 
 FULL_GIB = 0.1
 LOW_GIB = 5.0
@@ -19,15 +19,16 @@ LARGE_RUNS_GIB = 1.0
 
 
 def check_storage(
-    environ: Mapping[str, str], cwd: Path, cache_dir: Path, runs: Path = Path("/tmp")
+    environ: Mapping[str, str], cwd: Path, settings: Settings, runs: Path = Path("/tmp")
 ) -> list[Finding]:
     """`runs`: where run directories lie by default."""
+    cache_dir = cwd / settings.data.cache_dir
     return [
-        _directory("token caches", cwd / cache_dir),
-        _directory("checkpoints", cwd / ".checkpoints"),
+        _directory("token caches", cache_dir),
+        _directory("checkpoints", cwd / settings.system.checkpoint_dir),
         _directory("logs", runs),
         _leftovers(runs),
-        _caches(cwd / cache_dir),
+        _caches(cache_dir),
         _hub_token(environ, cwd),
     ]
 
@@ -56,38 +57,16 @@ def try_to_write(path: Path) -> Path:
 
 
 def _leftovers(parent: Path) -> Finding:
-    """Our own directories of earlier runs: no program removes them."""
+    """Our own directories of earlier runs: no program removes them unasked."""
     name = "run directories"
-    runs = [path for path in parent.glob("model_check_logs_*") if _is_ours(path)]
+    runs = run_dir.of_user(parent)
     if not runs:
         return ok(name, f"none in {parent}")
-    size = sum(map(_size, runs))
+    size = sum(map(run_dir.size_bytes, runs))
     found = f"{len(runs)} in {parent}, {size / 2**20:.1f} MiB"
-    # No other user's, and none of a run that goes on: it has no report yet.
-    remove = (
-        f"find {shlex.quote(str(parent))} -maxdepth 1 -type d -user {os.geteuid()} -name "
-        "'model_check_logs_*' -exec test -e '{}/report.json' ';' -exec rm -r '{}' +"
-    )
-    advice = f"to remove those that have a report: {remove}"
+    advice = f"`{COMMAND} runs` lists them, `{COMMAND} runs clear` removes the old ones"
     is_large = size >= LARGE_RUNS_GIB * GIB
     return Finding("warn" if is_large else "ok", name, found, advice)
-
-
-def _is_ours(path: Path) -> bool:
-    with suppress(OSError):
-        status = path.lstat()
-        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    return False
-
-
-def _size(directory: Path) -> int:
-    """Bytes of its files, as far as they can be read."""
-    total = 0
-    for parent, _, names in os.walk(directory):
-        for name in names:
-            with suppress(OSError):  # a run that ends right now
-                total += os.lstat(os.path.join(parent, name)).st_size
-    return total
 
 
 def _caches(directory: Path) -> Finding:
@@ -97,7 +76,7 @@ def _caches(directory: Path) -> Finding:
         return warn("prepared data", f"{directory}: {error.strerror}", "look again")
     if not views:
         return ok("prepared data", f"none in {directory}; the first run prepares it")
-    found = f"{len(views)} in {directory}, {_size(directory) / 2**20:.1f} MiB"
+    found = f"{len(views)} in {directory}, {run_dir.size_bytes(directory) / 2**20:.1f} MiB"
     return ok("prepared data", found)
 
 

@@ -35,7 +35,7 @@ examples:
   bash run.sh report .logs/latest
   bash run.sh report /tmp/model_check_logs_*"""
 T = TypeVar("T")
-_LONGEST = 1 << 30
+LONGEST = 1 << 30
 """Bytes of a file: the events of a million steps are a quarter of it."""
 
 
@@ -60,7 +60,7 @@ def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
 
 
 def _rebuilt(directory: Path) -> Judgement:
-    record = _read_record(directory)
+    record = read_record(directory)
     watch = Watch(record.groups)
     told = (_told_by(name, directory) for name in record.groups)
     for _, name, event in heapq.merge(*told, key=itemgetter(0)):
@@ -79,10 +79,11 @@ def _told_by(name: str, directory: Path) -> Iterator[tuple[int, str, Event]]:
         yield event.t, name, event
 
 
-def _read_record(directory: Path) -> RunRecord:
+def read_record(directory: Path) -> RunRecord:
+    """run.json. Raises UsageError where there is none, or none of ours."""
     path = directory / "run.json"
     try:
-        document = msgspec.json.decode(read_whole(path, _LONGEST), type=dict[str, Any])
+        document = msgspec.json.decode(read_whole(path, LONGEST), type=dict[str, Any])
         if (schema := document.get("schema")) != run_dir.SCHEMA:
             raise UsageError(f"{path}: written by another version (schema {schema!r})")
         record = msgspec.convert(document, RunRecord, str_keys=True)
@@ -98,7 +99,7 @@ def _read_record(directory: Path) -> RunRecord:
 def _cut_short(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:
     """The launcher itself was killed: what its workers said is all there is. Raises UsageError when
     it lives."""
-    if _is_running(record):
+    if is_running(record):
         raise UsageError(f"{directory}: this run is still going (launcher pid {record.pid})")
     end = RunEnd(
         exit_code=EXIT_INTERNAL,
@@ -109,7 +110,7 @@ def _cut_short(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:
     return replace(record, end=end, ended=ended)
 
 
-def _is_running(record: RunRecord) -> bool:
+def is_running(record: RunRecord) -> bool:
     """Whether the launcher that wrote it lives: on this host, under this pid, as a launcher."""
     with suppress(OSError):
         command = Path(f"/proc/{record.pid}/cmdline").read_bytes()
@@ -140,7 +141,7 @@ def _heard(path: Path) -> Health | None:
 
 def _lines(path: Path, decode: Callable[[bytes], T]) -> Iterator[T]:
     try:
-        lines = read_whole(path, _LONGEST).splitlines()
+        lines = read_whole(path, LONGEST).splitlines()
     # Of a worker that never started, or cut since then.
     except FileNotFoundError:
         return
