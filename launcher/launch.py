@@ -16,6 +16,7 @@ from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import Limits
 from launcher.telemetry.kernel_log import earlier_xids
 from model_check.config.load import Loaded, load
+from model_check.config.places import fallback_note
 from model_check.utils.cores import usable_cores
 
 
@@ -94,7 +95,7 @@ def make_launch(
         # The start of a foreign command does not wait for this import.
         from launcher.doctor.preflight import check_training
 
-        notes = check_training(settings, picked.places)
+        notes = fallback_note(loaded.sources, settings) + check_training(settings, picked.places)
     picked = replace(picked, notes=(*picked.notes, *notes))
     return Launch(arguments, replace(loaded, settings=settings), picked, context)
 

@@ -2,7 +2,8 @@
 flag.
 
 Pure, but that it reads the preset, the settings file and the metadata of a prepared directory, and
-looks whether validation text exists. A callback tells whether there is a GPU.
+looks whether validation text exists, and whether the working directory can be written. A callback
+tells whether there is a GPU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from model_check.config.derived import (
 from model_check.config.fields import all_fields, did_you_mean, flatten, nearest, sections, value_of
 from model_check.config.files import read_settings_file
 from model_check.config.geometry import SIZES, geometry_values
+from model_check.config.places import FALLBACK, fallbacks
 from model_check.config.prepared_dir import Metadata, check_fits, read_metadata, settings_of
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
@@ -82,9 +84,10 @@ def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
     prepared = _prepared_directory(upper)
     # A prepared directory's own settings lie over the presets, below all that a person says.
     beneath = [] if prepared is None else [(str(prepared[0]), settings_of(prepared[1]))]
+    places = (FALLBACK, fallbacks(request.environ))
     values: dict[str, Any] = {name: f.default for name, f in all_fields().items()}
     sources = dict.fromkeys(values, "default")
-    for label, layer in [*presets, *beneath, *shapes, *upper]:
+    for label, layer in [places, *presets, *beneath, *shapes, *upper]:
         _lay_over(values, sources, layer, label)
     if prepared is not None:
         check_fits(*prepared, values, sources)

@@ -1,0 +1,55 @@
+"""Where token caches and checkpoints go when nobody says it: into the working directory, or, where
+nothing can be made there, into the user's cache directory."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from model_check.config.fields import all_fields, value_of
+from model_check.config.schema import Settings
+
+FALLBACK = "default (working directory cannot be written)"
+"""The source of a setting that `fallbacks` gives."""
+
+
+def fallbacks(environ: Mapping[str, str]) -> dict[str, str]:
+    """Setting -> its directory below `$XDG_CACHE_HOME/model_check` (`~/.cache/model_check`), for
+    each one whose default neither exists nor can be made; none where that cannot be made either.
+
+    All working directories share the token caches, whose names tell their content; each has
+    checkpoints of its own.
+    """
+    home = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '~'}/.cache"
+    ours = Path(home).expanduser() / "model_check"
+    if not ours.is_absolute() or not _can_be_made(ours):
+        return {}
+    instead = {"data.cache_dir": "datasets", "system.checkpoint_dir": f"checkpoints/{_here()}"}
+    return {
+        name: str(ours / directory)
+        for name, directory in instead.items()
+        if not _can_be_made(Path(all_fields()[name].default))
+    }
+
+
+def fallback_note(sources: Mapping[str, str], settings: Settings) -> list[str]:
+    """What to tell a person of the settings that `fallbacks` gave; nothing where it gave none."""
+    names = [name for name, source in sources.items() if source == FALLBACK]
+    places = ", ".join(f"{name} = {value_of(settings, name)}" for name in names)
+    return [f"the working directory cannot be written: {places}"] if names else []
+
+
+def _can_be_made(directory: Path) -> bool:
+    """Whether it exists, or its first parent that exists can be written."""
+    places = (directory, *directory.parents)
+    place = next(path for path in places if os.path.lexists(path) or path == places[-1])
+    return place == directory or os.access(place, os.W_OK | os.X_OK)
+
+
+def _here() -> str:
+    """A name for the working directory: `NAME-8 hex digits of its path`."""
+    path = ""
+    with suppress(OSError):
+        path = os.getcwd()
+    return f"{os.path.basename(path)}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"

@@ -1,0 +1,80 @@
+"""Where a run writes when nothing says it and the working directory cannot be written."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import ROOT, TINY
+
+pytestmark = pytest.mark.root
+
+READ_ONLY = (
+    'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && cd "$1" && shift && exec "$@"'
+)
+
+
+def launcher(
+    where: Path, home: Path, *arguments: str, environ: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """A launcher whose working directory is mounted read-only."""
+    shell = ("unshare", "--mount", "sh", "-c", READ_ONLY, "sh", str(where))
+    tiny = home.parent / "tiny.json"
+    tiny.write_text(json.dumps(TINY))
+    ours = (sys.executable, "-P", "-m", "launcher", *arguments, "--config", str(tiny))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), **(environ or {})}
+    return subprocess.run((*shell, *ours), env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Path:
+    path = tmp_path / "where"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    path = tmp_path / "home"
+    path.mkdir()
+    return path
+
+
+def test_where_the_working_directory_is_read_only_a_run_keeps_its_data_at_home(
+    where: Path, home: Path, tmp_path: Path
+) -> None:
+    run = launcher(where, home, "--run-dir", str(tmp_path / "run"), "training.save_last=true")
+    assert run.returncode == 0, run.stdout
+    ours = home / ".cache" / "model_check"
+    (checkpoints,) = (ours / "checkpoints").glob("where-*")
+    assert (checkpoints / "cpu0" / "last.pt").exists()
+    assert list((ours / "datasets").glob("*/manifest.json"))
+    (note,) = [line for line in run.stdout.splitlines() if "cannot be written" in line]
+    assert f"data.cache_dir = {ours}/datasets, system.checkpoint_dir = {checkpoints}" in note
+
+
+def test_a_place_that_somebody_named_is_never_another(where: Path, home: Path) -> None:
+    run = launcher(where, home, environ={"DATASET_CACHE_DIR": "mine"})
+    assert run.returncode == 2
+    assert "mine" in run.stdout + run.stderr
+    assert not (home / ".cache" / "model_check" / "datasets").exists()
+
+
+def test_a_cache_that_lies_there_is_read(where: Path, home: Path) -> None:
+    (where / ".cache" / "datasets").mkdir(parents=True)
+    run = launcher(where, home, "config", "show")
+    assert '".cache/datasets"' in run.stdout
+    assert f'"{home}/.cache/model_check/checkpoints/where-' in run.stdout
+
+
+@pytest.mark.parametrize("home_directory", [".", "/dev/null", "relative"])
+def test_without_a_home_to_write_to_the_message_names_the_working_directory(
+    where: Path, home: Path, home_directory: str
+) -> None:
+    run = launcher(where, home, environ={"HOME": home_directory})
+    assert run.returncode == 2
+    assert ".cache/datasets" in run.stdout + run.stderr
+    assert "Traceback" not in run.stdout + run.stderr
