@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # All checks, in the environment that they are pinned to (made once): format, lint, types, tests.
 # With arguments only pytest runs, with them: bash check.sh tests/test_layers.py
+[ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@" # started as `sh check.sh`
 set -euo pipefail
 
 if [[ ${1-} == --help || ${1-} == -h ]]; then
     printf '%s\n' 'usage: bash check.sh [PYTEST ARGUMENTS]' \
-        'Without: ruff format --check, ruff check, mypy, pytest in several processes; ends with the first that fails.' \
+        'Without: ruff format --check, ruff check, mypy, pytest in several processes;' \
+        'ends with the first that fails.' \
         'With: only pytest, with them (bash check.sh tests/test_layers.py -k start).' \
         'Installs the pinned environment first, where it is missing (.venv, or MODEL_CHECK_VENV).'
     exit 0

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Train on one GPU: ./train_gpu.sh [GPU] [OPTIONS ...]; GPU 0 unless told. `./train_gpu.sh 3 --debug`
+[ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@" # started as `sh train_gpu.sh`
 set -euo pipefail
 
 self=$(readlink -f -- "${BASH_SOURCE[0]}")

@@ -126,6 +126,7 @@ class Run:
         data = _read_data(self._directory / "data.json")
         self._record = replace(self._record, data=data)
         context = replace(launch.context, token_cache=Path(data["path"]))
+        self._printer.say("starting the training: importing torch, building the model ...")
         return self._supervise(replace(launch, context=context).specs, prepared)
 
     def _supervise(self, specs: Sequence[WorkerSpec], after: Outcome | None = None) -> Outcome:

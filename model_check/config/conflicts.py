@@ -89,7 +89,7 @@ def _of_lengths(settings: Settings) -> Iterator[Conflict]:
         above = f" is above learning_rate = {training.learning_rate}"
         yield "training.min_lr", above, "training.learning_rate"
     if training.warmup_steps > training.max_steps:
-        longer = f" is more than max_steps = {training.max_steps}"
+        longer = f" is more than max_steps = {training.max_steps} (0: no warm-up)"
         yield "training.warmup_steps", longer, "training.max_steps"
     if training.global_batch_size and training.global_batch_size % training.batch_size:
         uneven = f" is not a multiple of batch_size = {training.batch_size}"

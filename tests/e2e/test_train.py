@@ -48,6 +48,14 @@ def test_own_text_is_trained_on_by_one_worker_and_resumed(texts: Path) -> None:
         ["train", "texts"],
     )
     assert (cwd / ".checkpoints" / "cpu0" / "last.pt").exists()
+    told = iter(first.stdout.splitlines())
+    for wait in (
+        "data: training tokenizer bpe",
+        "data: prepared",
+        "starting the training",
+        "Step [",
+    ):
+        assert any(wait in line for line in told), f"{wait!r} is not told, or not in this order"
     again = train(cwd, "texts", *TINY, "training.max_steps=26", "--resume", "auto")
     assert again.returncode == 0, again.stdout + again.stderr
     assert "24 steps done" in again.stdout

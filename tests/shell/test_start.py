@@ -135,6 +135,17 @@ def test_the_scripts_for_one_gpu(
     assert ready.seen(*given, script=script)["argv"] == expected
 
 
+@pytest.mark.parametrize("script", ["run.sh", "train_gpu.sh", "train_auto_gpu.sh"])
+def test_a_script_that_sh_starts_is_the_same(ready: Tree, script: str) -> None:
+    given = ("3", "--debug", "a b")
+    by_bash = ready.seen(*given, script=script)["argv"]
+    assert ready.seen(*given, script=script, shell="sh")["argv"] == by_bash
+
+
+def test_the_checks_that_sh_starts_are_the_same(ready: Tree) -> None:
+    assert ready("--help", script="check.sh", shell="sh").stdout.startswith("usage: bash check.sh")
+
+
 @pytest.mark.parametrize(
     ("minimum", "version", "met"),
     [

@@ -85,9 +85,11 @@ class Tree:
         (found,) = self.venv.glob("lib/python3*/site-packages")
         return found
 
-    def popen(self, *arguments: str, script: str = "run.sh", **env: str) -> subprocess.Popen[str]:
+    def popen(
+        self, *arguments: str, script: str = "run.sh", shell: str = "bash", **env: str
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["bash", str(self.root / script), *arguments],
+            [shell, str(self.root / script), *arguments],
             cwd=self.cwd,
             env={**self.env, **env},
             stdin=subprocess.DEVNULL,
@@ -98,9 +100,9 @@ class Tree:
         )
 
     def __call__(
-        self, *arguments: str, script: str = "run.sh", **env: str
+        self, *arguments: str, script: str = "run.sh", shell: str = "bash", **env: str
     ) -> "subprocess.CompletedProcess[str]":
-        process = self.popen(*arguments, script=script, **env)
+        process = self.popen(*arguments, script=script, shell=shell, **env)
         try:
             out, err = process.communicate(timeout=DEADLINE_S)
         except subprocess.TimeoutExpired:
@@ -108,9 +110,11 @@ class Tree:
             raise
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
-    def seen(self, *arguments: str, script: str = "run.sh", **env: str) -> dict[str, Any]:
+    def seen(
+        self, *arguments: str, script: str = "run.sh", shell: str = "bash", **env: str
+    ) -> dict[str, Any]:
         """What the launcher received from a start that succeeded."""
-        done = self(*arguments, script=script, **env)
+        done = self(*arguments, script=script, shell=shell, **env)
         assert done.returncode == 0, done.stderr
         seen: dict[str, Any] = json.loads(done.stdout)
         return seen

@@ -37,6 +37,7 @@ from model_check.data.read.sharing import shared_directory
 from model_check.data.sources.source import nothing_usable
 from model_check.data.sources.text import Repairs
 from model_check.data.tokenizers.tokenizer import TextTokenizer
+from model_check.data.tokenizers.trained import TrainedTokenizer
 from model_check.utils.words import Say
 
 _BYTES_A_TOKEN = 3.5
@@ -108,6 +109,8 @@ def _whole_store(
     with _absent_or_set_aside(request.root, request.store, say):
         return read_tokens(request.store, verify)
     say(f"data: preparing {request.source.name} with tokenizer {request.tokenizer.name}")
+    if isinstance(request.tokenizer, TrainedTokenizer):
+        say(f"data: training tokenizer {request.tokenizer.name} on the beginning of the text ...")
     tokenizer = request.tokenizer.load(request.source)
     _check_room(request, tokenizer)
     with staging(request.root, request.store_name, resume=True) as directory:
