@@ -49,4 +49,5 @@ class Outcome(Struct, frozen=True):
     end: RunEnd
     workers: tuple[WorkerEnd, ...] = ()
     kept_signals: tuple[Signals, ...] = ()
-    """SIGUSR1/2 that came during preparation; the next supervisor forwards them."""
+    """SIGUSR1/2 that came during preparation; the next supervisor forwards them. Requests to end
+    that came when it had ended well: the next supervisor starts nobody."""

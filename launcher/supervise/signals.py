@@ -44,8 +44,13 @@ class SignalInbox:
             signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP,))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def shut(self) -> None:
+        """Record no more: a signal that comes from now on finds the mask as it was before. `take`
+        gives what came until then."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def __exit__(self, *_: object) -> None:
+        self.shut()
         for signum, handler in self._handlers.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._wakeup_fd)

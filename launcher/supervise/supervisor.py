@@ -59,12 +59,12 @@ class Supervisor:
         membership: Membership = HERE,
     ) -> None:
         """`keep_signals`: hold USR1 and USR2 instead of forwarding them: these workers do not
-        expect them. `after`: how an earlier run of this process ended: the signals that it kept are
-        forwarded, its leftovers are reaped when they die."""
+        expect them; and a request to end that came when they had ended well. `after`: how an
+        earlier run of this process ended: the signals that it kept are forwarded, or end this run
+        before it starts; its leftovers are reaped when they die."""
         kept_signals = after.kept_signals if after else ()
-        self._workers = [
-            Worker(spec.name, spec=spec, held_signals=list(kept_signals)) for spec in specs
-        ]
+        notices = [signum for signum in kept_signals if signum in TO_FORWARD]
+        self._workers = [Worker(spec.name, spec=spec, held_signals=[*notices]) for spec in specs]
         self._limits = limits
         self._printer = printer
         self._observe = observe
@@ -149,6 +149,9 @@ class Supervisor:
         self._printer.say("the guardian was killed: a SIGKILL of this launcher may leave orphans")
 
     def _start_all(self) -> None:
+        for signum in [s for s in self._requests if s in TO_STOP]:
+            self._asked_to_stop(signum)
+            self._turn(may_wait=False)
         for worker in self._workers:
             if self._stop is not None:
                 return
@@ -315,7 +318,9 @@ class Supervisor:
 
     def _asked_to_stop(self, signum: signal.Signals) -> None:
         self._num_impatient += signum in IMPATIENT
-        if not self._is_ending:
+        if self._stop is None and self._have_all_ended_well():
+            self._came_too_late(signum)
+        elif not self._is_ending:
             self._end(policy.stop_for_signal(signum))
         elif self._teardown is None:  # a run that is told to end does not wait for evidence
             self._stop_all()
@@ -323,6 +328,21 @@ class Supervisor:
             self._teardown.kill(self._woke)
         elif signum in IMPATIENT:
             self._printer.say("already stopping; once more kills at once")
+
+    def _have_all_ended_well(self) -> bool:
+        """Also those whose death is not seen yet: signals are served before deaths."""
+        for worker in self._workers:
+            self._has_ended(worker)
+        return all(worker.returncode == 0 for worker in self._workers)
+
+    def _came_too_late(self, signum: signal.Signals) -> None:
+        """The verdict stands; what the workers left behind is ended in any case."""
+        if self._keeps_signals:
+            self._kept_signals.append(signum)
+        else:
+            self._printer.say(f"{signum.name} received when all workers had ended well: too late")
+        if self._teardown is not None and self._num_impatient >= 2:
+            self._teardown.kill(self._woke)
 
     def _suspend(self) -> None:
         """Stop the workers, then ourselves. SIGSTOP for them: their groups are orphaned."""
@@ -406,7 +426,9 @@ class Supervisor:
             self._turn()
 
     def _let_go(self) -> None:
-        """The last bytes, then the pids, then the guardian: it outlives all others."""
+        """The last signals and bytes, then the pids, then the guardian: it outlives all others."""
+        self._inbox.shut()
+        self._act_on_signals()
         self._listener.close()
         for companion in self._companions:
             companion.close()

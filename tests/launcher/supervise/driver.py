@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,16 +12,19 @@ from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec
 from launcher.supervise.policy import Limits
 from launcher.supervise.supervisor import Supervisor
+from model_check.utils.requests import REQUESTS
 
 
 def main() -> int:
     plan = json.loads(sys.argv[1])
     run_dir = Path(plan["dir"])
     printer = Printer(sys.stdout.fileno(), run_dir / "launcher.log")
-    outcome = Supervisor(_specs(plan["commands"], run_dir), Limits(**plan["limits"]), printer).run()
-    if then := plan.get("then"):
-        specs, limits = _specs(then, run_dir), Limits(**plan["limits"])
-        outcome = Supervisor(specs, limits, printer, after=outcome).run()
+    specs, limits = _specs(plan["commands"], run_dir), Limits(**plan["limits"])
+    if then := plan.get("then"):  # as launcher.run does: between two supervisors, signals wait
+        signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
+    outcome = Supervisor(specs, limits, printer, keep_signals=bool(then)).run()
+    if then:
+        outcome = Supervisor(_specs(then, run_dir), limits, printer, after=outcome).run()
     told = msgspec.to_builtins(outcome)
     (run_dir / "outcome.json").write_text(json.dumps(told | told["end"]))
     printer.close(0.2)

@@ -243,6 +243,60 @@ def test_a_signal_after_all_have_ended_well_only_hurries(lab: Lab, launch: Launc
     assert run.outcome["reason"] is None
 
 
+@pytest.mark.parametrize("signum", TO_END)
+def test_a_signal_that_finds_all_workers_ended_well_changes_nothing(
+    lab: Lab, signum: signal.Signals
+) -> None:
+    """It is read before their deaths are, and is too late all the same."""
+
+    def signal_us_when_all_are_dead(name: str, event: Event) -> None:
+        if name == "W0":
+            while len(pids := lab.pids()) < 2 or any(map(is_alive, pids.values())):
+                os.sched_yield()
+            os.kill(os.getpid(), signum)
+
+    ends_well = "print(os.getpid(), file=open(f'{LAB}/{NAME}.pid', 'w'), flush=True)\nos._exit(0)"
+    first, second = f"NAME = 'w0'\n{BEATS}{ends_well}", f"NAME = 'w1'\n{ends_well}"
+    outcome = lab.run(
+        worker(first), worker(second), events=True, observe=signal_us_when_all_are_dead
+    )
+    assert outcome.end == RunEnd(exit_code=0, requests=(signum,))
+    assert [row.returncode for row in outcome.workers] == [0, 0]
+    told = f"[launcher] {signum.name} received when all workers had ended well: too late"
+    assert told in lab.shown
+
+
+def test_a_signal_that_finds_one_worker_at_work_stops_the_run(lab: Lab) -> None:
+    def signal_us_when_the_first_is_dead(name: str, event: Event) -> None:
+        while not (pids := lab.pids()) or is_alive(pids["first"]):
+            os.sched_yield()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    first = worker(BEATS + end_by(0, "with 128+N").replace("128 + 0", "0"))
+    outcome = lab.run(
+        first, sh("exec sleep 1000"), events=True, observe=signal_us_when_the_first_is_dead
+    )
+    assert outcome.end == RunEnd(reason="SIGTERM received", exit_code=143, requests=(15,))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_when_the_preparation_has_ended_well_starts_no_training(
+    lab: Lab, launch: Launch, signum: signal.Signals
+) -> None:
+    """What the preparer left behind is being ended: nothing of that run is left to stop."""
+    left = "trap 'echo 1 > $LAB/asked' TERM; echo $$ > $LAB/left.pid; "
+    left += "until [ -e $LAB/go ]; do sleep 0.02; done"
+    prepares = sh(f"({left}) & until [ -s $LAB/left.pid ]; do sleep 0.02; done")
+    run = launch(prepares, then=[sh("touch $LAB/trains")], grace_s=1000.0)
+    while not (lab.dir / "asked").exists():
+        os.sched_yield()
+    run.process.send_signal(signum)
+    (lab.dir / "go").touch()
+    assert run.wait() == 128 + signum
+    assert run.outcome["reason"] == f"{signum.name} received"
+    assert not (lab.dir / "trains").exists()
+
+
 def test_what_was_ignored_on_purpose_is_ignored_by_the_workers_too(
     lab: Lab, launch: Launch
 ) -> None:
