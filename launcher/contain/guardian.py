@@ -99,7 +99,7 @@ def _is_ours(row: Process, family: Family, groups: set[int]) -> bool:
 def _kill(row: Process, family: Family, groups: set[int]) -> list[int]:
     """SIGKILL to a process with its group, which is added to `groups`; its pidfd, for the caller to
     wait on and to close."""
-    if not processes.is_guest(row, family):
+    if row.session in groups or not processes.is_guest(row, family):
         groups |= {row.group, row.session}
         processes.send_group(row.group, signal.SIGKILL)
     try:

@@ -136,9 +136,13 @@ def _descends(
 
 def is_guest(process: Process, family: Family) -> bool:
     """Whether a member of the family is in a session that is older than the run and started it with
-    the family's environment: the other processes of that session are strangers."""
+    the family's environment: the other processes of that session are strangers. When its leader is
+    dead, as a daemon's is that forked twice, any other process of it tells its age: nobody can
+    move into a session."""
     leader = read_process(process.session)
-    return leader is not None and leader.started_ticks < family.since_ticks
+    known = [leader] if leader is not None else process_table()
+    session = [row for row in known if row.session == process.session]
+    return any(row.started_ticks < family.since_ticks for row in session)
 
 
 def is_orphaned(group: int) -> bool:

@@ -132,8 +132,7 @@ class Teardown:
         """Each gets SIGTERM once, or SIGKILL as often as we look. A whole group at once, also that
         of a dead process, which may have forked: a process of the family made the session, so all
         of the group are of the family."""
-        hosts = [p for p in found if not processes.is_guest(p, self._family)]
-        for group in {p.group for p in hosts} - self._groups:
+        for group in {p.group for p in found if self._is_whole_group_ours(p)} - self._groups:
             if self.stage is Stage.KILLED:
                 processes.send_group(group, signal.SIGKILL)
             elif group not in self._asked:
@@ -147,6 +146,9 @@ class Teardown:
             elif is_late and process.pid not in self._strays:
                 _send(process, signal.SIGTERM, signal.SIGCONT)
             self._strays[process.pid] = process
+
+    def _is_whole_group_ours(self, process: Process) -> bool:
+        return process.group in self._asked or not processes.is_guest(process, self._family)
 
     def _finish(self) -> None:
         self.stage = Stage.OVER

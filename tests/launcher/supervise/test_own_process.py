@@ -196,24 +196,31 @@ def test_only_a_worker_is_moved_by_the_guardian(lab: Lab) -> None:
     assert not is_worker(worker.pid, me, now - 1)
 
 
-@pytest.fixture
-def stranger(lab: Lab) -> Iterator["subprocess.Popen[bytes]"]:
-    """A daemon from before the run that starts what it is asked to, with the asker's environment,
-    in its own session and group (as batch systems and terminal servers do)."""
+@pytest.fixture(params=["led", "leaderless"])
+def stranger(lab: Lab, request: pytest.FixtureRequest) -> Iterator[int]:
+    """The pid of a daemon from before the run that starts what it is asked to, with the asker's
+    environment, in its own session and group (as batch systems and terminal servers do). It leads
+    them, or has forked twice, so that their leader is dead."""
     serves = (
-        "until [ -s $LAB/tag ]; do sleep 0.02; done; "
+        "echo $$ > $LAB/daemon; until [ -s $LAB/tag ]; do sleep 0.02; done; "
         f"{RUN_TAG}=$(cat $LAB/tag) sleep 1000 & "
-        "echo $! > $LAB/guest.pid; wait; sleep 1000"
+        "echo $! > $LAB/guest.pid; wait; exec sleep 1000"
     )
-    daemon = subprocess.Popen(
-        sh(serves), env={**os.environ, "LAB": str(lab.dir)}, start_new_session=True
-    )
-    born = processes.read_process(daemon.pid)
+    env = {**os.environ, "LAB": str(lab.dir), "SERVES": serves}
+    start = {"led": 'exec sh -c "$SERVES"', "leaderless": 'sh -c "$SERVES" &'}[request.param]
+    leader = subprocess.Popen(sh(start), env=env, start_new_session=True)
+    if request.param == "leaderless":
+        leader.wait()
+    while not (lab.dir / "daemon").exists() or not (lab.dir / "daemon").read_text():
+        os.sched_yield()
+    daemon = int((lab.dir / "daemon").read_text())
+    born = processes.read_process(daemon)
     while born and processes.now_ticks() <= born.started_ticks:
         os.sched_yield()
     yield daemon
-    os.killpg(daemon.pid, signal.SIGKILL)
-    daemon.wait()
+    os.killpg(leader.pid, signal.SIGKILL)
+    leader.wait()
+    wait_until_dead([daemon])
 
 
 ASKS = (
@@ -223,22 +230,22 @@ ASKS = (
 
 
 def test_a_guest_in_a_strangers_session_is_ended_and_the_stranger_is_not(
-    lab: Lab, launch: Launch, stranger: "subprocess.Popen[bytes]"
+    lab: Lab, launch: Launch, stranger: int
 ) -> None:
     assert launch(sh(f"{ASKS} exit 3")).wait() == 3
     assert not is_alive(lab.pids()["guest"])
-    assert stranger.poll() is None
+    assert is_alive(stranger)
 
 
 def test_a_guardian_spares_the_strangers_session_too(
-    lab: Lab, launch: Launch, stranger: "subprocess.Popen[bytes]"
+    lab: Lab, launch: Launch, stranger: int
 ) -> None:
     run = launch(sh(f"{ASKS} exec sleep 1000"))
     run.wait_for("[W0] up")
     guardian = run.guardian
     run.process.kill()
     wait_until_dead([lab.pids()["guest"], guardian])
-    assert stranger.poll() is None
+    assert is_alive(stranger)
 
 
 def test_workers_die_with_a_supervisor_whose_guardian_was_killed_before(
