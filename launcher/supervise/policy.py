@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
-from launcher.verdict.record import FAULT_OF_HOST, Stop
+from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Stop
 from model_check.errors import (
     EXIT_HANG,
     EXIT_INTERNAL,
@@ -172,9 +172,10 @@ def _failed_at(worker: WorkerView) -> float:
 def _stop_for_failure(culprits: Sequence[WorkerView]) -> Stop:
     names = tuple(worker.name for worker in culprits)
     exit_code = _exit_code(culprits[0])
+    if all(map(_is_fault_of_host, culprits)):
+        return Stop(_describe_fault_of_host(culprits), exit_code)
     if len(culprits) == 1:
-        blamed = () if _is_fault_of_host(culprits[0]) else names
-        return Stop(_describe(culprits[0]), exit_code, blamed)
+        return Stop(_describe(culprits[0]), exit_code, names)
     each = ", ".join(f"{w.name} ({_how(w)}{_oom(w)})" for w in culprits)
     reason = f"failed in the same instant, so none is blamed: {each}"
     return Stop(reason, exit_code, (), tied=names)
@@ -184,15 +185,29 @@ def _describe(worker: WorkerView) -> str:
     message = (worker.spawn_error or worker.error or "").strip()
     said = f": {message.splitlines()[0]}" if message else ""
     if worker.spawn_error is not None:
-        whose = FAULT_OF_HOST if _is_fault_of_host(worker) else ""
-        return f"{worker.name} could not start{said}{whose}"
-    ran_s = (worker.ended_at or _failed_at(worker)) - (worker.started_at or 0.0)
-    return f"{worker.name} failed first: {_how(worker)} after {ran_s:.1f} s{_oom(worker)}{said}"
+        return f"{worker.name} could not start{said}"
+    return f"{worker.name} failed first: {_how(worker)}{_ran(worker)}{_oom(worker)}{said}"
+
+
+def _describe_fault_of_host(workers: Sequence[WorkerView]) -> str:
+    first = workers[0]
+    if first.spawn_error is not None:
+        return f"{_describe(first)}{FAULT_OF_HOST}"
+    who = " and ".join(worker.name for worker in workers) + (" were" if workers[1:] else " was")
+    return f"{who} {NO_HOST_MEMORY}{_ran(first)}{_oom(first)}{FAULT_OF_HOST}"
 
 
 def _is_fault_of_host(worker: WorkerView) -> bool:
-    """There was no process or no descriptor for it: that blames no GPU."""
-    return worker.spawn_error is not None and worker.returncode == EXIT_INTERNAL
+    """There was no process, no descriptor or no memory for it: that blames no GPU. What it had
+    announced before counts more."""
+    if worker.spawn_error is not None:
+        return worker.returncode == EXIT_INTERNAL
+    return worker.oom is not None and worker.confession is None
+
+
+def _ran(worker: WorkerView) -> str:
+    ran_s = (worker.ended_at or _failed_at(worker)) - (worker.started_at or 0.0)
+    return f" after {ran_s:.1f} s"
 
 
 def _how(worker: WorkerView) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import convert
 from msgspec.structs import replace
 
-from launcher.verdict.record import FAULT_OF_HOST, Case, WorkerEnd
+from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Case, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, SplitResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Severity
 from launcher.verdict.steps import History
@@ -35,6 +35,8 @@ class Cause(Enum):
     NOT_STARTED = Verdict.FAIL, "could not be started: {spawn_error}"
     NO_PROCESS = Verdict.INCONCLUSIVE, "could not be started: {spawn_error}{whose}"
     """The host had no process or no descriptor for it."""
+    NO_HOST_MEMORY = Verdict.INCONCLUSIVE, "{how}{oom}{whose}"
+    """The kernel killed it for want of memory: of the host, or of the limit that the host set."""
     HANG = Verdict.FAIL, "{reason}"
     NON_FINITE = Verdict.FAIL, "non-finite {where} at step {step}{first}"
     FAILED = Verdict.FAIL, "{how}{said}{oom}"
@@ -52,6 +54,10 @@ class Cause(Enum):
     """It was asked to end early, or had nothing left to do."""
     TOO_FEW_STEPS = Verdict.INCONCLUSIVE, "ended with exit code 0 after {done} of {to_do} steps"
     NONE = Verdict.PASS, ""
+
+    @property
+    def is_of_host(self) -> bool:
+        return self in (Cause.NO_PROCESS, Cause.NO_HOST_MEMORY)
 
 
 Found = tuple[Cause, dict[str, Any]]
@@ -98,7 +104,8 @@ def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
     verdict, sentence = cause.value
     if verdict is Verdict.FAIL and _is_unordered(case, worker, history):
         verdict = Verdict.INCONCLUSIVE
-    tells_last_lines = verdict is Verdict.FAIL or worker.name in case.end.tied
+    ended_by_itself = verdict is Verdict.FAIL or cause is Cause.NO_HOST_MEMORY
+    tells_last_lines = ended_by_itself or worker.name in case.end.tied
     done = history.done
     return WorkerResult(
         name=worker.name,
@@ -117,8 +124,8 @@ def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
         notes=history.notes,
         evidence=[*(item.path for item in history.evidence), *worker.evidence],
         last_lines=list(worker.last_lines) if tells_last_lines else [],
-        cause_class=CauseClass.HOST if cause is Cause.NO_PROCESS else None,
-        severity=Severity.IGNORE if cause is Cause.NO_PROCESS else None,
+        cause_class=CauseClass.HOST if cause.is_of_host else None,
+        severity=Severity.IGNORE if cause.is_of_host else None,
     )
 
 
@@ -166,6 +173,9 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
     if (bad := history.nonfinite) is not None:
         first = f", first in {bad.names[0]}" if bad.names else ""
         return Cause.NON_FINITE, {"where": bad.where, "step": bad.step, "first": first}
+    if worker.oom and announced == EXIT_PASS:
+        how = f"{NO_HOST_MEMORY}{_where(history)}"
+        return Cause.NO_HOST_MEMORY, {"how": how, "oom": f"; {worker.oom}", "whose": FAULT_OF_HOST}
     if worker.returncode and not worker.stopped_by_us:
         return _failed(worker, history, worker.returncode, error or _last_error(worker))
     is_stopped_for = is_blamed and announced == end.exit_code
@@ -175,11 +185,15 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
 
 
 def _failed(worker: WorkerEnd, history: History, returncode: int, error: str | None) -> Found:
-    after = "" if history.last_step is None else f" after step {history.last_step}"
-    phase = "" if error or history.phase is None else f" in phase {history.phase}"
-    how = f"{describe_exit(returncode)}{after}{phase}"
+    how = f"{describe_exit(returncode)}{_where(history, tells_phase=not error)}"
     said = f": {error}" if error else ""
     return Cause.FAILED, {"how": how, "said": said, "oom": f"; {worker.oom}" if worker.oom else ""}
+
+
+def _where(history: History, tells_phase: bool = True) -> str:
+    after = "" if history.last_step is None else f" after step {history.last_step}"
+    phase = "" if history.phase is None or not tells_phase else f" in phase {history.phase}"
+    return f"{after}{phase}"
 
 
 def _last_error(worker: WorkerEnd) -> str | None:

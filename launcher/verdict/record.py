@@ -16,6 +16,7 @@ from launcher.verdict.steps import History
 from model_check.errors import EXIT_SIGNAL_BASE
 
 FAULT_OF_HOST = " (a fault of this host; `run.sh doctor` looks at its limits)"
+NO_HOST_MEMORY = "killed for want of host memory: SIGKILL (9)"
 
 
 class WorkerEnd(Struct, frozen=True, kw_only=True):
@@ -28,7 +29,8 @@ class WorkerEnd(Struct, frozen=True, kw_only=True):
     spawn_error: str | None = None
     """Why its command could not be started."""
     oom: str | None = None
-    """What the cgroup counted when SIGKILL ended it; None: no OOM kill is known."""
+    """What the cgroup counted when SIGKILL ended it: the kernel did, for want of host memory. None:
+    no OOM kill is known."""
     pid: int | None
     """None: it never started."""
     stopped_by_us: bool

@@ -61,7 +61,7 @@ class WorkerResult(Struct, frozen=True, kw_only=True):
     cause_class: CauseClass | None = None
     severity: Severity | None = None
     """Of the gravest symptom of its GPU, where a symptom decided or supports the verdict; of a host
-    that could not start the worker."""
+    that could not start the worker or had no memory for it."""
     symptoms: list[str] = []
     """What condemns its GPU, and what to do. The run's summary tells it, too."""
 

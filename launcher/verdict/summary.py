@@ -60,14 +60,16 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
         return Summary(str(end.disagreement))
     if end.is_by_signal or end.tied:
         return Summary(end.reason or "")
+    of_host = [row.name for row in results if row.cause_class is CauseClass.HOST]
+    if end.reason and of_host and not end.culprits:
+        return Summary(end.reason, of_host)
     blamed = end.culprits or {row.name for row in results if row.verdict is Verdict.FAIL}
     failed = [row for row in results if row.name in blamed and row.cause]
     if len(failed) == 1 and not end.is_hang:
         first = " first" if len(results) > 1 else ""
         return Summary(f"{failed[0].name} failed{first}: {failed[0].cause}", [failed[0].name])
     if end.reason:
-        told = [r for r in results if r.cause == end.reason or r.cause_class is CauseClass.HOST]
-        return Summary(end.reason, [row.name for row in told])
+        return Summary(end.reason, [row.name for row in results if row.cause == end.reason])
     return Summary(_what_is_missing(case, results), [row.name for row in results])
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import ROOT
+from tests.launcher.supervise.cgroups import limited
 from tests.nvml_fake.build import (
     HANG,
     FakeGpu,
@@ -176,6 +177,32 @@ def test_a_host_without_descriptors_is_no_verdict_on_a_gpu(box: Any, tmp_path: P
     assert (report["verdict"], report["culprits"]) == ("INCONCLUSIVE", [])
     rows = {(row["verdict"], row["cause_class"], row["severity"]) for row in report["workers"]}
     assert rows == {("STOPPED", None, None), ("INCONCLUSIVE", "host", "IGNORE")}
+
+
+def test_a_worker_that_the_kernel_kills_for_memory_is_no_verdict_on_its_gpu(
+    box: Any, tmp_path: Path
+) -> None:
+    launch = box([fake_gpu(0), fake_gpu(1)])
+    greedy = (
+        "import os, time\nheld = []\n"
+        "while os.environ['GPU_RANK'] == '1': held.append(bytearray(1 << 22))\n"
+        "time.sleep(1000)"
+    )
+    command = ("--", sys.executable, "-I", "-S", "-c", greedy)
+    limits = {"memory.limit_in_bytes": "192M", "memory.max": "192M", "memory.swap.max": "0"}
+    with limited("memory", limits) as prefix:
+        done = launch("--run-dir", "run", *command, program=(*prefix, *LAUNCHER))
+    assert done.returncode == 137, done.stdout
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert (report["verdict"], report["culprits"]) == ("INCONCLUSIVE", [])
+    told = "GPU1 was killed for want of host memory: SIGKILL (9) after "
+    assert report["summary"].startswith(told)
+    assert "FAIL" not in done.stdout
+    rows = [(row["verdict"], row["cause_class"], row["severity"]) for row in report["workers"]]
+    assert rows == [("STOPPED", None, None), ("INCONCLUSIVE", "host", "IGNORE")]
+    again = launch("report", "run")
+    assert (again.returncode, told in again.stdout.replace("\n[launcher]  ", "")) == (137, True)
+    assert told in (tmp_path / "run" / "report.html").read_text()
 
 
 BUSY = {

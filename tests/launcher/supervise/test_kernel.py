@@ -44,8 +44,8 @@ def test_a_worker_out_of_memory_is_137_and_told_by_the_cgroups_counter(
         assert run.wait() == 137
     told = "the cgroup counted an OOM kill (limit 96 MiB)"
     assert [record["oom"] for record in run.outcome["workers"]] == [None, told]
-    assert run.outcome["culprits"] == ["W1"]
-    assert run.outcome["reason"].endswith(told)
+    assert run.outcome["culprits"] == []
+    assert told in run.outcome["reason"]
 
 
 def test_no_process_left_for_a_worker_is_70_and_takes_the_others_down(

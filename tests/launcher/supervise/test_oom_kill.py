@@ -42,14 +42,16 @@ def test_a_counter_that_moved_is_told_with_the_limit(lab: Lab, cgroup: Membershi
     assert [record.oom for record in outcome.workers] == [None, told]
     assert outcome.end.exit_code == 137
     assert outcome.end.reason is not None
-    assert outcome.end.reason.startswith("W1 failed first: killed by SIGKILL (9) after ")
-    assert outcome.end.reason.endswith(f" s; {told}")
+    assert outcome.end.reason.startswith("W1 was killed for want of host memory: SIGKILL (9) after")
+    assert f" s; {told} (a fault of this host; " in outcome.end.reason
+    assert outcome.end.culprits == ()
 
 
 def test_a_counter_that_did_not_move_is_no_claim(lab: Lab, cgroup: Membership) -> None:
     outcome = supervise(lab, cgroup, sh("kill -9 $$"))
     assert outcome.workers[0].oom is None
     assert "OOM" not in str(outcome.end.reason)
+    assert outcome.end.culprits == ("W0",)
 
 
 def test_other_ends_have_nothing_to_do_with_it(lab: Lab, cgroup: Membership) -> None:

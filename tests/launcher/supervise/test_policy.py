@@ -154,14 +154,38 @@ def test_who_ended_well_long_before_the_others_is_told_once_it_is_long() -> None
     assert ended_early([views[0], views[2]], 60.0, limits) == []
 
 
-def test_what_the_cgroup_counted_is_part_of_the_cause() -> None:
-    views = [ended("GPU0", -9, at=41.2, wake=1, oom="the cgroup counted an OOM kill (no limit)")]
+OOM = "the cgroup counted an OOM kill (no limit)"
+OF_HOST = "(a fault of this host; `run.sh doctor` looks at its limits)"
+
+
+def test_a_worker_that_the_kernel_killed_for_memory_is_not_blamed() -> None:
+    views = [ended("GPU0", -9, at=41.2, wake=1, oom=OOM), ended("GPU1", 1, at=41.3, wake=2)]
+    reason = f"GPU0 was killed for want of host memory: SIGKILL (9) after 41.2 s; {OOM} {OF_HOST}"
+    assert decide(views, 60.0, NO_LIMIT) == Stop(reason, 137)
+
+
+def test_several_that_the_kernel_killed_for_memory_at_once_are_no_tie() -> None:
+    views = [ended(f"GPU{i}", -9, at=41.2, wake=1, oom=OOM) for i in range(2)]
     stop = decide(views, 60.0, NO_LIMIT)
     assert isinstance(stop, Stop)
-    assert stop.reason == (
-        "GPU0 failed first: killed by SIGKILL (9) after 41.2 s; the cgroup counted an OOM kill "
-        "(no limit)"
-    )
+    assert (stop.exit_code, stop.culprits, stop.tied) == (137, (), ())
+    assert stop.reason is not None
+    assert stop.reason.startswith("GPU0 and GPU1 were killed for want of host memory: SIGKILL (9)")
+
+
+def test_a_worker_beside_one_that_the_kernel_killed_for_memory_is_tied_with_it() -> None:
+    views = [ended("GPU0", -9, at=41.2, wake=1, oom=OOM), ended("GPU1", 1, at=41.2, wake=1)]
+    stop = decide(views, 60.0, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert (stop.culprits, stop.tied) == ((), ("GPU0", "GPU1"))
+
+
+def test_a_nan_that_was_announced_before_the_kernel_killed_for_memory_is_blamed() -> None:
+    said = Confession(at=2.0, exit_code=20, heard_at=2.0, final=False)
+    views = [ended("GPU0", -9, at=41.2, wake=1, oom=OOM, confession=said)]
+    stop = decide(views, 60.0, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert stop.culprits == ("GPU0",)
 
 
 def test_ended_workers_may_be_silent_for_ever() -> None:

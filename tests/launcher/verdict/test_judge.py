@@ -422,6 +422,39 @@ def test_a_host_without_a_process_for_a_worker_is_no_verdict_on_its_gpu() -> Non
     assert (first.cause_class, first.severity) == (CauseClass.HOST, Severity.IGNORE)
 
 
+OOM = "the cgroup counted an OOM kill (limit 3.0 GiB)"
+
+
+def test_a_worker_that_the_kernel_killed_for_memory_is_no_verdict_on_its_gpu() -> None:
+    """A second one that failed of it a moment later does not take its place in the summary."""
+    end = RunEnd(exit_code=137, reason=f"GPU0 was killed for want of host memory; {OOM}")
+    workers = [ended("GPU0", -9, oom=OOM), ended("GPU1", 1), ended("GPU2", -9, oom=OOM)]
+    histories = {"GPU0": trained(2), "GPU1": trained(2), "GPU2": trained(2)}
+    result = judged(end, workers, histories)
+    assert (result.exit_code, result.verdict, result.culprits) == (137, Verdict.INCONCLUSIVE, [])
+    assert result.summary == end.reason
+    rows = [(row.verdict, row.cause_class, row.severity) for row in result.workers]
+    of_host = (Verdict.INCONCLUSIVE, CauseClass.HOST, Severity.IGNORE)
+    assert rows == [of_host, (Verdict.FAIL, None, None), of_host]
+    cause = "killed for want of host memory: SIGKILL (9) after step 1 in phase train; "
+    cause += f"{OOM} (a fault of this host"
+    assert str(result.workers[0].cause).startswith(cause)
+
+
+def test_a_death_by_sigkill_that_no_cgroup_counted_stays_a_failure() -> None:
+    end = RunEnd(exit_code=137, reason="GPU0 failed first", culprits=["GPU0"])
+    result = judged(end, [ended("GPU0", -9)], {"GPU0": trained(2)})
+    assert (result.exit_code, result.verdict, result.culprits) == (137, Verdict.FAIL, ["GPU0"])
+    assert result.workers[0].cause_class is None
+
+
+def test_what_a_worker_announced_before_it_was_killed_for_memory_counts_more() -> None:
+    end = RunEnd(exit_code=137, reason="GPU0 failed first", culprits=["GPU0"])
+    result = judged(end, [ended("GPU0", -9, oom=OOM)], {"GPU0": spoiled(1)})
+    assert (result.verdict, result.workers[0].verdict) == (Verdict.FAIL, Verdict.FAIL)
+    assert str(result.workers[0].cause).startswith("non-finite ")
+
+
 def test_a_worker_that_ended_by_a_signal_that_we_got_too_was_stopped() -> None:
     end = RunEnd(exit_code=143, reason="SIGTERM received", requests=[15, 1])
     polite = trained(1)
