@@ -75,6 +75,12 @@ def pidfd_send_signal(pidfd: int, signum: int) -> None:
     _call("syscall", _SYS_PIDFD_SEND_SIGNAL, pidfd, signum, 0, 0)
 
 
+def thread_send_signal(pid: int, tid: int, signum: int) -> None:
+    """Signal one thread of a process. `pid` must be held (a child that is not reaped): a thread's
+    number is then reused in this process alone. Raises OSError."""
+    _call("tgkill", pid, tid, signum)
+
+
 def check_pidfds() -> None:
     """Try them on this very process. Raises OSError that says what they need."""
     try:

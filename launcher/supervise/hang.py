@@ -28,8 +28,8 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK |
 
 
 class HangEvidence:
-    """Asks all workers at once. `close` at the `deadline` (monotonic seconds), or earlier when the
-    run must not last that long; `release` at the end of the run."""
+    """Asks all workers at once. `close` when `advance` says so, or earlier when the run must not
+    last that long; `release` at the end of the run. Times are monotonic seconds."""
 
     def __init__(self, workers: Sequence[Worker], say: Callable[[str], None], now: float) -> None:
         self._dumps: list[StackDump] = []
@@ -43,7 +43,21 @@ class HangEvidence:
             except OSError as error:
                 say(f"{worker.name}: its stacks can't be saved in {path}: {error}")
         is_asked = any(dump.expects_answer for dump in self._dumps)
-        self._began, self.deadline = now, now + (ANSWER_S if is_asked else 0.0)
+        self._began = now
+        self._dues = [now + ANSWER_S / 2, now + ANSWER_S] if is_asked else [now]
+
+    @property
+    def due(self) -> float:
+        """When to call `advance` at the latest."""
+        return self._dues[0]
+
+    def advance(self, now: float) -> bool:
+        """Whether the time to answer is up. When half of it is, we know which threads run."""
+        if now >= self.due and len(self._dues) > 1:
+            del self._dues[0]
+            for dump in self._dumps:
+                dump.look_again(now - self._began)
+        return now >= self.due
 
     def close(self, now: float) -> dict[str, str]:
         """Take what there is: worker -> where it is, in words."""
@@ -61,6 +75,8 @@ class StackDump:
 
     The file begins with what the kernel tells (`stacks`), which the worker need not help with. Then
     a worker that offered it is sent its signal; into the Python processes of another, py-spy looks.
+    Where the main thread does not run, and another thread does, the signal is sent to that one,
+    too: the main thread may only wait for it, or for the GIL.
     """
 
     def __init__(
@@ -79,6 +95,21 @@ class StackDump:
             if not self._is_asked and py_spy is not None:
                 self._start_py_spy(py_spy, found, file.fileno())
         self.expects_answer = self._is_asked or bool(self.py_spies)
+        self._work = stacks.work_of(worker.pid or 0)
+        # Where in the file the answer of the thread that runs begins.
+        self._answer_of_running_from = 0
+        self._running: int | None = None
+        self._asks_for_the_gil = False
+
+    def look_again(self, waited_s: float) -> None:
+        """So long after the first look."""
+        pid = self._worker.pid or 0
+        work = stacks.work_since(self._work, stacks.work_of(pid))
+        self._running = stacks.running_thread(pid, work, waited_s)
+        self._asks_for_the_gil = stacks.asks_for_the_gil(pid, work, waited_s)
+        if self._is_asked and self._running is not None:
+            self._answer_of_running_from = len(self._answer())
+            self._worker.ask_for_stacks(self._running)
 
     def close(self, waited_s: float) -> str:
         """Expect no more. Where the worker is, in words: its innermost calls, or what else is
@@ -89,9 +120,19 @@ class StackDump:
         if self.py_spies:
             self._mask()
         if (calls := stacks.innermost_calls(self._answer())) is not None:
-            return f"in {calls}"
+            return self._place(calls)
         state = stacks.state_of(self._worker.pid or 0)
         return f"no answer within {waited_s:.1f} s: {state}" if self._is_asked else state
+
+    def _place(self, main_calls: str) -> str:
+        if self._running is None:
+            waits = ", which waits as for the GIL" if self._asks_for_the_gil else ""
+            return f"in {main_calls}{waits}"
+        who, text = stacks.name_of_thread(self._running), self._answer()
+        calls = stacks.current_calls(text[self._answer_of_running_from :])
+        if not self._answer_of_running_from or calls is None:
+            return f"in {main_calls}, while {who} runs"
+        return f"in {calls}, where {who} runs; its main thread is in {main_calls}"
 
     def _start_py_spy(self, py_spy: str, found: Sequence[Process], fd: int) -> None:
         pids = [process.pid for process in found if stacks.is_python(process.pid)]

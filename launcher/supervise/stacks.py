@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from launcher.contain import processes
 from launcher.contain.processes import Process
@@ -16,6 +17,10 @@ from launcher.contain.processes import Process
 MAX_LINES = 512
 """Of one worker: the loop that asks has other things to do."""
 _NUM_CALLS = 3
+_BUSY = 0.5
+"""Of the time: a thread that ran so long is at work."""
+_GIL_TURNS_PER_S = 50
+"""Python's threads ask for the GIL 200 times a second (`sys.getswitchinterval`)."""
 _THREAD = re.compile(r"^(?=Current thread 0x|Thread )", re.M)
 _FAULTHANDLER = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\S+) in (?P<name>.*)$', re.M)
 _PY_SPY = re.compile(r"^    (?P<name>\S+) \((?P<file>.*):(?P<line>\d+)\)$", re.M)
@@ -52,16 +57,63 @@ def state_of(tid: int) -> str:
     return f"state {row.state} ({_STATES.get(row.state, '?')}){processes.where_waiting(tid)}"
 
 
+class Work(NamedTuple):
+    """What the scheduler counted of a thread since its start."""
+
+    busy_ns: int
+    """It ran, or could have run and waited for a processor."""
+    num_turns: int
+    """How often it got one."""
+
+
+def work_of(pid: int) -> dict[int, Work]:
+    """Of each thread of a process; those of which the kernel tells nothing are left out."""
+    told = ((tid, processes.read_proc(tid, "schedstat").split()) for tid in _tids(pid))
+    return {tid: Work(int(t[0]) + int(t[1]), int(t[2])) for tid, t in told if len(t) == 3}
+
+
+def work_since(before: dict[int, Work], now: dict[int, Work]) -> dict[int, Work]:
+    """Of each thread that was there before."""
+    pairs = ((tid, before[tid], now[tid]) for tid in before.keys() & now.keys())
+    return {tid: Work(b.busy_ns - a.busy_ns, b.num_turns - a.num_turns) for tid, a, b in pairs}
+
+
+def running_thread(pid: int, work: dict[int, Work], time_s: float) -> int | None:
+    """The thread that was busiest, for half of the time or more, while the main thread was not."""
+    busy = {tid: w.busy_ns for tid, w in work.items() if w.busy_ns >= _BUSY * time_s * 1e9}
+    return None if pid in busy or not busy else max(busy, key=lambda tid: busy[tid])
+
+
+def asks_for_the_gil(pid: int, work: dict[int, Work], time_s: float) -> bool:
+    """Whether the main thread hardly runs, and yet wakes up as often as one that waits for the GIL
+    of an interpreter: each 5 ms."""
+    main = work.get(pid, Work(0, 0))
+    return main.busy_ns < _BUSY * time_s * 1e9 and main.num_turns >= _GIL_TURNS_PER_S * time_s
+
+
 def innermost_calls(text: str) -> str | None:
-    """`wait (threading.py:324) < get (queue.py:180)`: the main thread's last calls, the latest
-    first, from the text of faulthandler or py-spy. None: there is no stack in it."""
+    """`wait (threading.py:324) < get (queue.py:180)`: the last calls, the latest first, from the
+    text of faulthandler or py-spy: of the main thread, or of the thread that holds the GIL, where
+    the text tells which does. None: there is no stack in it."""
     blocks = [part for part in _THREAD.split(text) if _THREAD.match(part)]
-    named = [block for block in blocks if '"MainThread"' in block.partition("\n")[0]]
-    for block in (*named, *reversed(blocks)):  # faulthandler writes the oldest thread last
-        found = [*_FAULTHANDLER.finditer(block), *_PY_SPY.finditer(block)]
-        if found:
-            return " < ".join(map(_brief, found[:_NUM_CALLS]))
+    heads = [(block, block.partition("\n")[0]) for block in blocks]
+    holds = [block for block, head in heads if "+gil" in head]
+    named = [block for block, head in heads if '"MainThread"' in head]
+    for block in (*holds, *named, *reversed(blocks)):  # faulthandler writes the oldest thread last
+        if (calls := _calls(block)) is not None:
+            return calls
     return None
+
+
+def current_calls(text: str) -> str | None:
+    """The last calls of the thread that answered, from the text of faulthandler."""
+    blocks = [part for part in _THREAD.split(text) if part.startswith("Current thread")]
+    return _calls(blocks[0]) if blocks else None
+
+
+def _calls(block: str) -> str | None:
+    found = [*_FAULTHANDLER.finditer(block), *_PY_SPY.finditer(block)]
+    return " < ".join(map(_brief, found[:_NUM_CALLS])) if found else None
 
 
 def _brief(frame: re.Match[str]) -> str:
@@ -76,17 +128,26 @@ def describe(processes: Sequence[Process]) -> str:
 
 
 def _threads(pid: int) -> Iterator[str]:
-    try:
-        tids = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
-    except OSError:
-        tids = []
+    tids = _tids(pid)
     yield f"pid {pid} ({_name(pid)}): {state_of(pid)}, {len(tids)} threads"
     for tid in tids:
         if tid != pid:
-            yield f"  thread {tid} ({_name(tid)}): {state_of(tid)}"
+            yield f"  {name_of_thread(tid)}: {state_of(tid)}"
         if (row := processes.read_process(tid)) is not None and row.state == "D":
             stack = processes.read_proc(tid, "stack").decode(errors="replace")
             yield from (f"    {frame}" for frame in stack.splitlines())
+
+
+def _tids(pid: int) -> list[int]:
+    try:
+        return sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+    except OSError:  # gone
+        return []
+
+
+def name_of_thread(tid: int) -> str:
+    """`thread 4712 (pt_autograd_0)`."""
+    return f"thread {tid} ({_name(tid)})"
 
 
 def _name(tid: int) -> str:

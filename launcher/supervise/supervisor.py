@@ -208,7 +208,7 @@ class Supervisor:
     def _advance(self) -> None:
         if self._teardown is not None:
             self._teardown.advance(self._woke)
-        elif self._hang is not None and self._woke >= self._hang.deadline:
+        elif self._hang is not None and self._hang.advance(self._woke):
             self._stop_all()
         for companion in self._companions:
             companion.tick(self._woke)
@@ -222,7 +222,7 @@ class Supervisor:
         if self._teardown is not None:
             due = self._teardown.deadline(self._woke)
         else:
-            due = self._hang.deadline if self._hang is not None else self._judge_at
+            due = self._hang.due if self._hang is not None else self._judge_at
         if self._held_back:
             due = min(due, self._woke + _ASK_AGAIN_S)
         return min([due, *(companion.due for companion in self._companions)])

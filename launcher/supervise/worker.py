@@ -6,13 +6,13 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from enum import Enum
 
 from msgspec import Struct, convert, field
 
 from launcher.contain import processes, trampoline
-from launcher.contain.linux import P_PIDFD, pidfd_open
+from launcher.contain.linux import P_PIDFD, pidfd_open, thread_send_signal
 from launcher.plan import WorkerSpec
 from launcher.supervise import stacks
 from launcher.supervise.policy import Confession, WorkerView
@@ -125,16 +125,21 @@ class Worker(WorkerView, eq=False, kw_only=True):
         while self.held_signals:
             self.forward(self.held_signals.pop(0))
 
-    def ask_for_stacks(self) -> bool:
+    def ask_for_stacks(self, tid: int | None = None) -> bool:
         """Have it write its stacks, if it offered that; whether it was asked. The signal kills a
         process that has no handler for it, so the offer alone is not enough: the process may run
-        another program by now."""
+        another program by now. `tid`: the thread that is to answer, and to mark its own stack as
+        that of the current one; None: the kernel takes the main one, if it can."""
         signum = self._stacks_signal
         if signum is None or not self.alive or self.spawned is None:
             return False
         if not stacks.catches(self.spawned.process.pid, signum):
             return False
-        processes.send(self.spawned.pidfd, signum)
+        if tid is None:
+            processes.send(self.spawned.pidfd, signum)
+        else:
+            with suppress(OSError):
+                thread_send_signal(self.spawned.process.pid, tid, signum)
         return True
 
     def check_exit(self, now: float, wake: int) -> bool:

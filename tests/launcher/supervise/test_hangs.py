@@ -1,6 +1,8 @@
 """A run that hangs: what everybody was doing is saved before anybody is stopped."""
 
 import os
+import platform
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -121,6 +123,55 @@ def test_a_worker_whose_interpreter_does_not_turn_answers_all_the_same(lab: Lab)
     keeps_the_gil = "pause = ctypes.PyDLL(None).pause\ndef stuck():\n say()\n while True: pause()\n"
     _, reason = hang(lab, worker("w0", keeps_the_gil + "offer(); stuck()"))
     assert "stuck (<string>:" in reason
+
+
+def test_a_thread_that_runs_and_keeps_the_gil_is_named_not_the_main_one(lab: Lab) -> None:
+    code = (
+        "import re\noffer()\n"
+        "def spins(): say(); re.match('(a+)+$', 'a' * 64 + 'b')\n"
+        "def is_innocent():\n while True: time.sleep(0.001)\n"
+        "threading.Thread(target=spins).start(); is_innocent()"
+    )
+    outcome, reason = hang(lab, worker("w0", code))
+    assert "(limit 100 s), in match (" in reason
+    assert " < spins (<string>:" in reason
+    named = re.search(
+        r", where thread (\d+) \(python\S*\) runs; its main thread is in is_inn", reason
+    )
+    assert named is not None
+    assert int(named[1]) != outcome.workers[0].pid
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="two bytes of machine code for x86_64")
+def test_a_thread_that_runs_without_python_is_named_beside_the_main_one(lab: Lab) -> None:
+    """As those of OpenMP, CUDA and NCCL, which have no stack of Python's."""
+    code = (
+        "offer(); libc = ctypes.CDLL(None)\n"
+        "SPINS = b'\\xeb\\xfe'  # jmp to itself\n"
+        "import mmap\n"
+        "page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)\n"
+        "page.write(SPINS)\n"
+        "start = ctypes.addressof(ctypes.c_char.from_buffer(page))\n"
+        "thread = ctypes.c_ulong()\n"
+        "libc.pthread_create(ctypes.byref(thread), None, ctypes.c_void_p(start), None)\n"
+        "loses_itself()"
+    )
+    _, reason = hang(lab, worker("w0", code))
+    assert re.search(
+        r", in loses_itself \(<string>:.*, while thread \d+ \(python\S*\) runs", reason
+    )
+
+
+def test_a_main_thread_that_waits_for_the_gil_of_a_sleeping_thread_says_so(lab: Lab) -> None:
+    code = (
+        "offer(); pause = ctypes.PyDLL(None).pause\n"
+        "def holds(): say(); pause()\n"
+        "def is_innocent():\n while True: time.sleep(0.001)\n"
+        "threading.Thread(target=holds).start(); is_innocent()"
+    )
+    _, reason = hang(lab, worker("w0", code))
+    assert reason.endswith(", which waits as for the GIL")
+    assert "in holds" in stacks(lab, "w0")
 
 
 def test_a_worker_that_cannot_answer_holds_the_teardown_up_for_a_bounded_time(lab: Lab) -> None:

@@ -111,6 +111,11 @@ def test_the_main_thread_is_named_by_py_spy() -> None:
     assert innermost_calls(PY_SPY) == "step (train.py:3) < <module> (train.py:9)"
 
 
+def test_the_thread_that_holds_the_gil_is_named_by_py_spy() -> None:
+    text = PY_SPY.replace("active+gil", "active").replace("(idle)", "(active+gil)")
+    assert innermost_calls(text) == "wait (threading.py:324)"
+
+
 def test_a_text_without_stacks_has_none() -> None:
     assert innermost_calls("") is None
     assert innermost_calls("Error: Permission denied (os error 1)\n") is None
