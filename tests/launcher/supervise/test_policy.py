@@ -60,7 +60,8 @@ def test_two_deaths_in_one_wake_up_are_a_tie() -> None:
     assert isinstance(stop, Stop)
     assert (stop.culprits, stop.tied) == ((), ("GPU0", "GPU2"))
     assert stop.exit_code == 7
-    assert "GPU0 (exit code 7), GPU2 (killed by SIGKILL (9))" in stop.reason
+    told = "died within one reading, so none is named before the other: "
+    assert stop.reason == f"{told}GPU0 (exit code 7), GPU2 (killed by SIGKILL (9))"
 
 
 def test_its_own_word_outweighs_the_order_of_deaths() -> None:

@@ -499,7 +499,7 @@ def test_a_worker_that_a_job_wide_signal_ended_after_its_last_step_passed() -> N
 
 @pytest.mark.parametrize("code", [137, 21])
 def test_a_tie_is_inconclusive_and_keeps_the_last_lines(code: int) -> None:
-    reason = "failed in the same instant, so none is blamed: GPU0 (x), GPU1 (x)"
+    reason = "died within one reading, so none is named before the other: GPU0 (x), GPU1 (x)"
     end = RunEnd(exit_code=code, reason=reason, tied=["GPU0", "GPU1"])
     workers = [ended(name, code, last_lines=["mine"]) for name in ("GPU0", "GPU1")]
     workers.append(ended("GPU2", -15, stopped_by_us=True))
