@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,24 @@ def main() -> None:
         print(json.dumps(run_round(json.loads(line))), flush=True)
 
 
+class Recorder(Printer):
+    """Keeps what is said, and when (monotonic seconds)."""
+
+    def __init__(self, fd: int, launcher_log: Path) -> None:
+        super().__init__(fd, launcher_log)
+        self.said: list[tuple[float, str]] = []
+
+    def say(self, text: str) -> None:
+        self.said.append((time.monotonic(), text))
+        super().say(text)
+
+
 def run_round(plan: dict[str, Any]) -> dict[str, Any]:
     before = _belongings()
     os.chdir(plan["dir"])  # marks everybody who is started
     run_dir = Path(plan["dir"])
     terminal, reader = _open_terminal(plan["terminal"])
-    printer = Printer(terminal, run_dir / "launcher.log")
+    printer = Recorder(terminal, run_dir / "launcher.log")
     printer.say("as launcher.run does: its thread starts while signals are blocked")
     specs = [_spec(name, argv, plan) for name, argv in plan["commands"].items()]
     limits = Limits(plan["grace_s"], plan["silence_s"])
@@ -58,7 +71,8 @@ def run_round(plan: dict[str, Any]) -> dict[str, Any]:
     os.chdir("/")
     after = _belongings()
     told = msgspec.to_builtins(outcome)
-    return {"outcome": told | told["end"], "before": before, "after": after}
+    seen = {"before": before, "after": after, "said": printer.said}
+    return {"outcome": told | told["end"], **seen}
 
 
 def _spec(name: str, argv: list[str], plan: dict[str, Any]) -> WorkerSpec:
@@ -71,6 +85,8 @@ def _open_terminal(kind: str) -> tuple[int, int | None]:
     """Where to print, and the end from which nobody reads."""
     if kind == "file":
         return os.open("terminal", os.O_WRONLY | os.O_CREAT | os.O_APPEND), None
+    if kind == "tty":
+        return os.open("/dev/tty", os.O_WRONLY), None
     reader, writer = os.pipe()
     if kind == "blocked":
         return writer, reader

@@ -1,9 +1,9 @@
 """A worker that misbehaves as its arguments say, and keeps books of what it did.
 
 `mischief.py NAME ACTION...`, an action being `verb` or `verb:argument`. The books lie in the
-working directory: `pids` (who was started), `ends` (how a worker meant to end, written just
-before), and how many bytes were surely written. Standard library only, few imports: it starts in
-milliseconds.
+working directory: `pids` (who was started), `ends` (how a worker meant to end and when, written
+just before), and how many bytes were surely written. Standard library only, few imports: it starts
+in milliseconds.
 """
 
 import os
@@ -11,16 +11,20 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 FOREVER_S = 1000
 CHUNK_BYTES = 1 << 16
 HUGE_EVENT_BYTES = 3 << 20
+NUL_PIECES = 200
+"""Of CHUNK_BYTES: 13 MB, which a supervisor reads and escapes for about a second."""
+NOBODY = 65534
+REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def payload(verb: str, amount: int) -> list[bytes]:
     """What an action writes, in the pieces in which it writes them. Never a zero byte: those are
-    the children's, so that both can be told apart in one log."""
+    counted apart, as the children write them, too."""
     match verb:
         case "say":
             return [b"line %d \xe6\x90\x8d\n" % i for i in range(amount)]
@@ -67,7 +71,7 @@ class Books:
         _append("pids", f"{self._name} {role} {os.getpid()} {started_ticks}\n")
 
     def will_end(self, returncode: int) -> None:
-        _append("ends", f"{self._name} {returncode}\n")
+        _append("ends", f"{self._name} {returncode} {time.monotonic()}\n")
 
     def counter(self, what: str) -> Callable[[int], None]:
         """Keeps a number of bytes: `count(total)`."""
@@ -107,8 +111,15 @@ class Worker:
             case "deaf":
                 for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                     signal.signal(signum, signal.SIG_IGN)
+            case "courteous":
+                for signum in REQUESTS:
+                    signal.signal(signum, lambda number, _: self._exit(128 + number))
             case "polite":
                 signal.signal(signal.SIGTERM, lambda *_: self._exit(int(argument)))
+            case "nuls":
+                write_nuls(Books(f"{self._name}.self"), int(argument))
+            case "contained":
+                await_cgroup()
             case "child":
                 start_child(self._name, argument.split("+"))
             case "nap":
@@ -143,9 +154,18 @@ class Worker:
         os.kill(os.getpid(), signum)
 
 
+def await_cgroup() -> None:
+    """Until the guardian has moved us into the run's own."""
+    while True:
+        with open("/proc/self/cgroup") as file:
+            if "model_check_" in file.read():
+                return
+        time.sleep(0.002)
+
+
 def start_child(name: str, ways: list[str]) -> None:
     """A child with these ways: `session`, `orphan`, `deaf`, `quiet`, `bare`, `shell`, `chatter`,
-    `hop`, `leap`; it stays for ever but for `brief`."""
+    `nuls`, `hop`, `leap`, `setuid`; it stays for ever but for `brief`."""
     if os.fork() != 0:
         return
     if "session" in ways:
@@ -154,10 +174,14 @@ def start_child(name: str, ways: list[str]) -> None:
         os._exit(0)
     books = Books(f"{name}.{os.getpid()}")
     books.enter("child")
-    ignored = signal.SIG_IGN if "deaf" in ways else signal.SIG_DFL
-    signal.signal(signal.SIGTERM, ignored)
+    for signum in REQUESTS:  # without the handlers of a courteous worker
+        signal.signal(signum, signal.SIG_DFL)
+    if "deaf" in ways:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "quiet" in ways:
         give_up_output()
+    if "setuid" in ways and os.geteuid() == 0:
+        os.setresuid(NOBODY, NOBODY, NOBODY)
     _live(ways, books)
     os._exit(0)
 
@@ -170,6 +194,8 @@ def _live(ways: list[str], books: Books) -> None:
         os.execv("/bin/sh", ["sh", "-c", script])
     if "chatter" in ways:
         _chatter(books)
+    if "nuls" in ways:
+        write_nuls(books, NUL_PIECES)
     if "hop" in ways or "leap" in ways:
         _hop(leaves_group="leap" in ways)
     time.sleep(0.02 if "brief" in ways else FOREVER_S)
@@ -184,12 +210,24 @@ def give_up_output() -> None:
 
 
 def _chatter(books: Books) -> None:
+    for _ in _zeros(books, 400, 100):
+        time.sleep(0.001)
+
+
+def write_nuls(books: Books, num_pieces: int) -> None:
+    """As quickly as they are read."""
+    for _ in _zeros(books, num_pieces, CHUNK_BYTES):
+        pass
+
+
+def _zeros(books: Books, num_pieces: int, num_bytes: int) -> Iterator[None]:
+    """Write so many pieces of so many zero bytes, and keep count of those that somebody reads."""
     is_heard = stat.S_ISFIFO(os.fstat(1).st_mode)
     count, total = books.counter("zeros"), 0
-    for _ in range(400):
-        total += os.write(1, bytes(100)) * is_heard
+    for _ in range(num_pieces):
+        total += os.write(1, bytes(num_bytes)) * is_heard
         count(total)
-        time.sleep(0.001)
+        yield
 
 
 def _hop(leaves_group: bool) -> None:
@@ -203,6 +241,7 @@ def _hop(leaves_group: bool) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback, and children have it, too
     name, *actions = sys.argv[1:]
     worker = Worker(name)
     for action in actions:

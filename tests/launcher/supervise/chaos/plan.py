@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
-from typing import Literal
+from typing import Literal, get_args
 
 MISCHIEF = str(Path(__file__).with_name("mischief.py"))
 TO_END_WITH = (Signals.SIGINT, Signals.SIGTERM, Signals.SIGHUP, Signals.SIGQUIT)
@@ -17,21 +17,35 @@ DEADLY = (
 WAYS = (
     *("session", "orphan", "deaf", "quiet", "shell", "chatter", "bare", "brief"),
     *("hop", "leap"),  # fork and end, again and again: a new pid whenever somebody looks
+    *("nuls", "setuid"),
 )
+_HIDING = ("bare", "setuid")
+"""In a session of its own, such a child is known by its descent alone, or by its cgroup."""
+_HARMLESS = ("session", "orphan", "deaf", "quiet", "shell", "chatter", "brief", "setuid")
 
-Target = Literal["supervisor", "somebody", "guardian"]
-Terminal = Literal["file", "blocked", "closed"]
+Theme = Literal["any", "job", "flood", "terminal", "escape"]
+"""`any`: everything at once, of which little can be promised. Of the others each has one fault and
+a promise of its own (`promises`), among workers that do no harm: the whole job is signalled; a
+worker fails in a flood of NUL bytes; the supervisor leads the session of a terminal, and no shell
+is above; it is killed, and its workers have children that only a cgroup tells as ours."""
+Target = Literal["supervisor", "somebody", "guardian", "job", "terminal"]
+Order = Literal["workers first", "launcher first", "random order"]
+Terminal = Literal["file", "blocked", "closed", "tty"]
 
 
 @dataclass(frozen=True)
 class Injection:
-    """Signals to send, one after the other, some time after the injection before."""
+    """Signals to send, one after the other, some time after the injection before. To a `terminal`
+    they are keys (Ctrl-C, Ctrl-Z, ...), and SIGHUP is its end."""
 
     after_s: float
     target: Target
     signals: tuple[Signals, ...]
     pick: int = 0
-    """Of `somebody`: which of those who are known by then, modulo their number."""
+    """Of `somebody`: which of those who are known by then, modulo their number. Of a `job`: the
+    seed of its random order."""
+    order: Order = "launcher first"
+    """Of a `job`."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +53,7 @@ class Round:
     """One supervised run and all that goes wrong in it."""
 
     seed: str
+    theme: Theme
     commands: dict[str, tuple[str, ...]]
     with_events: tuple[str, ...]
     grace_s: float
@@ -47,8 +62,21 @@ class Round:
     injections: tuple[Injection, ...]
 
     @property
-    def kills_supervisor(self) -> bool:
-        return _kills_supervisor(self.injections)
+    def needs_cgroup(self) -> bool:
+        """Whether nothing but a cgroup of version 2 holds everybody."""
+        return self.theme == "escape"
+
+    @property
+    def mischief(self) -> tuple[str, ...]:
+        """The kinds that a storm counts."""
+        actions = "+".join(action for name in self.commands for action in self.actions(name))
+        found = {
+            "job-wide signals": any(i.target == "job" for i in self.injections),
+            "floods of NUL bytes": "nuls" in actions,
+            "orphaned terminals": self.terminal == "tty",
+            "setuid children": "setuid" in actions,
+        }
+        return tuple(kind for kind, is_there in found.items() if is_there)
 
     def actions(self, name: str) -> Sequence[str]:
         """What a worker does; nothing for a command that is none of ours."""
@@ -60,21 +88,106 @@ def draw(seed: str) -> Round:
     """The round of this seed, the same on every machine."""
     dice = random.Random(seed)
     names = [f"W{i}" for i in range(dice.choice((1, 2, 2, 3, 3, 4)))]
-    injections = _injections(dice)
-    # Whoever has left its session AND its environment is known by its descent alone, and when the
-    # supervisor is dead there is nothing to descend from: docs/supervisor.md, Limits.
-    ways = WAYS
-    if _kills_supervisor(injections):
-        ways = tuple(way for way in WAYS if way != "bare")
+    themes: tuple[Theme, ...] = ("job", "flood", "terminal", "escape")
+    theme: Theme = "any" if dice.random() < 0.6 else dice.choice(themes)
+    if theme == "any":
+        return _storm(dice, seed, names)
     return Round(
         seed=seed,
+        theme=theme,
+        commands=_peaceful(dice, theme, names),
+        with_events=_some(dice, names),
+        grace_s=dice.choice((0.05, 0.2, 0.4)),
+        silence_s=0.0,
+        terminal="tty" if theme == "terminal" else "file",
+        injections=_the_fault(dice, theme),
+    )
+
+
+def _storm(dice: random.Random, seed: str, names: Sequence[str]) -> Round:
+    injections = _injections(dice)
+    # Whoever has left its session AND its environment or its user is known by its descent alone,
+    # and when the supervisor is dead there is nothing to descend from: docs/supervisor.md, Limits.
+    ways = WAYS
+    if _kills_supervisor(injections):
+        ways = tuple(way for way in WAYS if way not in _HIDING)
+    return Round(
+        seed=seed,
+        theme="any",
         commands={name: _command(dice, name, ways) for name in names},
-        with_events=tuple(name for name in names if dice.random() < 0.6),
+        with_events=_some(dice, names),
         grace_s=dice.choice((0.05, 0.2, 0.4)),
         silence_s=dice.choice((0.0, 0.0, 0.0, 0.0, 0.4)),
         terminal=dice.choice(("file", "file", "file", "blocked", "closed")),
         injections=injections,
     )
+
+
+def _some(dice: random.Random, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if dice.random() < 0.6)
+
+
+def _peaceful(
+    dice: random.Random, theme: Theme, names: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Workers that stay; in a flood, one of them fails."""
+    commands = {name: [_harmless(dice) for _ in range(dice.randint(0, 3))] for name in names}
+    for actions in commands.values():
+        if theme == "escape":
+            actions[:] = ["contained", *(_hidden(dice) for _ in range(dice.randint(1, 2)))]
+        elif theme == "job" and dice.random() < 0.5:
+            actions.insert(0, "courteous")
+        actions.append("stay")
+    if theme == "flood":
+        flood = dice.choice(("child:nuls", "child:nuls+session", "nuls:64"))
+        for name in dice.sample(names, dice.randint(1, len(names))):
+            commands[name].insert(0, flood)
+        commands[dice.choice(names)][-1:] = [f"nap:{dice.randint(20, 200)}", _failure(dice)]
+    return {name: _mischief(name, actions) for name, actions in commands.items()}
+
+
+def _harmless(dice: random.Random) -> str:
+    ways = sorted(dice.sample(_HARMLESS, dice.randint(1, 3)))
+    children = "child:" + "+".join(ways)
+    return dice.choice((f"say:{dice.randint(1, 60)}", "half", "events:beats", children, children))
+
+
+def _hidden(dice: random.Random) -> str:
+    ways = {"session", dice.choice(_HIDING), *dice.sample(("orphan", "deaf", "quiet"), 2)}
+    return "child:" + "+".join(sorted(ways))
+
+
+def _failure(dice: random.Random) -> str:
+    return dice.choice((f"exit:{dice.randint(1, 255)}", f"die:{int(dice.choice(DEADLY))}"))
+
+
+def _the_fault(dice: random.Random, theme: Theme) -> tuple[Injection, ...]:
+    """The one that befalls a peaceful round."""
+    moment = _moment(dice)
+    match theme:
+        case "job":
+            return (_to_the_job(dice, moment),)
+        case "terminal":
+            stops = [_stop(dice) for _ in range(dice.randint(0, 3))]
+            end = dice.choice((Signals.SIGINT, Signals.SIGQUIT, Signals.SIGHUP))
+            return (*stops, Injection(moment, "terminal", (end,)))
+        case "escape":
+            return (Injection(moment, "supervisor", (Signals.SIGKILL,)),)
+    return ()
+
+
+def _to_the_job(dice: random.Random, moment: float) -> Injection:
+    signum, order = dice.choice(TO_END_WITH), dice.choice(get_args(Order))
+    return Injection(moment, "job", (signum,), dice.randrange(1000), order)
+
+
+def _stop(dice: random.Random) -> Injection:
+    target: Target = "terminal" if dice.random() < 0.5 else "supervisor"
+    return Injection(_moment(dice), target, (Signals.SIGTSTP,))
+
+
+def _mischief(name: str, actions: Iterable[str]) -> tuple[str, ...]:
+    return (sys.executable, "-I", "-S", MISCHIEF, name, *actions)
 
 
 def _command(dice: random.Random, name: str, ways: Sequence[str]) -> tuple[str, ...]:
@@ -86,7 +199,7 @@ def _command(dice: random.Random, name: str, ways: Sequence[str]) -> tuple[str, 
     if kind < 0.15:
         return ("/bin/sh", "-c", _shell(dice))
     actions = [_action(dice, ways) for _ in range(dice.randint(0, 5))]
-    return (sys.executable, "-I", "-S", MISCHIEF, name, *actions, *_ending(dice))
+    return _mischief(name, (*actions, *_ending(dice)))
 
 
 def _shell(dice: random.Random) -> str:
@@ -109,6 +222,7 @@ def _action(dice: random.Random, ways: Sequence[str]) -> str:
             *(f"say:{dice.randint(1, 60)}", f"bars:{dice.randint(2, 40)}", "half"),
             *(f"binary:{dice.randint(1, 9000)}", f"flood:{dice.randint(1, 12)}"),
             *("close", "deaf", "stop", f"polite:{dice.choice((0, 0, 5))}"),
+            *("courteous", f"nuls:{dice.randint(1, 8)}"),
             *(f"nap:{dice.randint(1, 60)}", f"events:{_event_kind(dice)}"),
             *(_child(dice, ways) for _ in range(4)),
         )
@@ -147,7 +261,10 @@ def _injections(dice: random.Random) -> tuple[Injection, ...]:
 
 def _injection(dice: random.Random) -> Injection:
     moment, pick = _moment(dice), dice.randrange(1000)
-    if dice.random() < 0.45:
+    kind = dice.random()
+    if kind < 0.05:
+        return _to_the_job(dice, moment)
+    if kind < 0.45:
         signum = dice.choice((Signals.SIGKILL, Signals.SIGSTOP, Signals.SIGTERM))
         return Injection(moment, "somebody", (signum,), pick)
     signals = dice.choice(

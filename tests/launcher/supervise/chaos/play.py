@@ -2,15 +2,21 @@
 
 import json
 import os
+import pty
+import random
 import select
 import shutil
 import subprocess
 import sys
+import termios
 import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import Signals
-from typing import Any
+from typing import IO, Any
 
 from launcher.contain import processes
 from launcher.contain.processes import Process
@@ -19,10 +25,17 @@ from tests.launcher.supervise.lab import ROOT
 
 DEADLINE_S = 60.0
 """For hangs only: the slowest honest round takes a few seconds."""
+DRIVER = Path(__file__).with_name("driver.py")
 _RETRY_S = 0.3
+_GLANCE_S = 0.001
+_LATER_S = 0.03
+"""After the workers of a job, the rest gets its signal."""
+_APART_S = 0.005
+"""At most, between two processes of a job in random order."""
 _LOOKS = 3
 """One may miss somebody who forks and ends all the time."""
 _MARK = "MODEL_CHECK_CHAOS"
+KEYS = {Signals.SIGINT: b"\x03", Signals.SIGQUIT: b"\x1c", Signals.SIGTSTP: b"\x1a"}
 
 
 @dataclass(frozen=True)
@@ -49,8 +62,12 @@ class Played:
     sent_to_us: set[Signals] = field(default_factory=set)
     sent_to: dict[int, set[Signals]] = field(default_factory=dict)
     """pid -> what we have sent it."""
+    sent_to_all: set[Signals] = field(default_factory=set)
+    """The whole job, also those that have not told their pid."""
     left: list[str] = field(default_factory=list)
     """Who lived on; killed when found."""
+    gap_s: float = 0.0
+    """How long a signal to the whole job needed to reach all of it."""
     wall_s: float = 0.0
 
 
@@ -63,6 +80,7 @@ class Stage:
         self._mark = f"{_MARK}={os.urandom(16).hex()}"
         self._driver: subprocess.Popen[bytes] | None = None
         self._heard = b""
+        self._terminal: Terminal | None = None
 
     @property
     def complaints(self) -> Path:
@@ -74,15 +92,22 @@ class Stage:
         directory = self._dir / "round"
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
+        directory.chmod(0o777)  # a child that changed its user keeps books, too
         played = Played(plan, directory)
         started = time.monotonic()
+        if plan.terminal == "tty":
+            self._open_terminal()
         driver = self._send(plan, directory)
+        # Until then the driver throws signals away: they may be meant for the round before.
+        self._waits_for(played, (directory / "launcher.log").exists)
         for injection in plan.injections:
             if self._has_ended(played, injection.after_s):
                 break
             self._inject(injection, played, driver)
         self._await_end(played, driver, started + DEADLINE_S)
         self._look_for_survivors(played)
+        if plan.terminal == "tty":
+            self.close()
         played.wall_s = time.monotonic() - started
         return played
 
@@ -92,12 +117,15 @@ class Stage:
             driver.stdin.close()
             driver.wait(DEADLINE_S)
             driver.stdout.close()
+        if self._terminal is not None:
+            self._terminal.close()
+            self._terminal = None
 
     # -- the driver
 
     def _send(self, plan: Round, directory: Path) -> "subprocess.Popen[bytes]":
         if self._driver is None:
-            self._driver = self._start()
+            self._driver = self._start(())
         order = {
             "dir": str(directory),
             "commands": plan.commands,
@@ -111,11 +139,17 @@ class Stage:
         self._driver.stdin.flush()
         return self._driver
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def _open_terminal(self) -> None:
+        """A driver that leads the session of a terminal, for one round."""
+        self.close()
+        self._terminal = Terminal(self._dir / "round" / "terminal")
+        self._driver = self._start(("/bin/sh", "-c", ': < "$0"; exec "$@"', self._terminal.name))
+
+    def _start(self, prefix: Sequence[str]) -> "subprocess.Popen[bytes]":
         name, _, value = self._mark.partition("=")
         with self.complaints.open("ab") as complaints:
             driver = subprocess.Popen(
-                (sys.executable, "-W", "error", str(Path(__file__).with_name("driver.py"))),
+                (*prefix, sys.executable, "-W", "error", str(DRIVER)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=complaints,
@@ -133,8 +167,7 @@ class Stage:
             return True
         until = time.monotonic() + timeout_s
         while not self._heard.endswith(b"\n"):
-            ready, _, _ = select.select([driver.stdout], [], [], max(0, until - time.monotonic()))
-            if not ready:
+            if not self._is_heard(driver.stdout, until):
                 return False
             data = os.read(driver.stdout.fileno(), 1 << 16)
             if not data:
@@ -143,6 +176,24 @@ class Stage:
             self._heard += data
         played.result, self._heard = json.loads(self._heard), b""
         return True
+
+    def _is_heard(self, answers: IO[bytes], until: float) -> bool:
+        """Whether there is an answer by then. The terminal is read meanwhile."""
+        while True:
+            fds = [answers.fileno(), *(self._terminal.fds if self._terminal else ())]
+            ready, _, _ = select.select(fds, [], [], max(0, until - time.monotonic()))
+            if answers.fileno() in ready:
+                return True
+            if not ready:
+                return False
+            assert self._terminal is not None
+            self._terminal.read()
+
+    def _waits_for(self, played: Played, is_so: Callable[[], bool]) -> None:
+        """Until it is so, or the round is over."""
+        until = time.monotonic() + DEADLINE_S
+        while not is_so() and not self._has_ended(played, _GLANCE_S):
+            assert time.monotonic() < until, f"{played.plan.seed} waits for ever"
 
     def _bury(self, played: Played, driver: "subprocess.Popen[bytes]") -> None:
         played.returncode = driver.wait(DEADLINE_S)
@@ -154,9 +205,11 @@ class Stage:
     def _await_end(
         self, played: Played, driver: "subprocess.Popen[bytes]", deadline: float
     ) -> None:
-        """A stopped supervisor must be continued; again, as it may act on a TSTP only now."""
+        """A stopped supervisor must be continued; again, as it may act on a TSTP only now. The
+        leader of a terminal's session must not have stopped."""
         while not self._has_ended(played, _RETRY_S):
-            driver.send_signal(Signals.SIGCONT)
+            if played.plan.terminal != "tty":
+                driver.send_signal(Signals.SIGCONT)
             if time.monotonic() > deadline:
                 played.hung = True
                 played.left.append(f"HUNG: {describe(driver.pid)}")
@@ -174,14 +227,49 @@ class Stage:
             case "somebody":
                 signal_somebody(injection, played)
             case "guardian":
-                for pid in processes.children(driver.pid):
-                    if "launcher.contain.guardian" in describe(pid):
-                        send_to(processes.read_process(pid), injection.signals)
+                for pid in guardians(driver.pid):
+                    send_to(processes.read_process(pid), injection.signals)
+            case "job":
+                self._signal_job(injection, played, driver)
+            case "terminal":
+                self._type(injection, played)
+
+    def _signal_job(
+        self, injection: Injection, played: Played, driver: "subprocess.Popen[bytes]"
+    ) -> None:
+        """Every process of it, each once. SIGINT waits until all workers are up: a Python that is
+        still starting answers it with a traceback."""
+        (signum,) = injection.signals
+        if is_stopped(driver.pid):
+            driver.send_signal(Signals.SIGCONT)
+        if signum is Signals.SIGINT:
+            self._waits_for(played, lambda: all_are_up(played, driver.pid))
+        rest = [driver.pid, *guardians(driver.pid)]
+        workers = [p.pid for p in self._find(played) if p.pid not in rest]
+        started = time.monotonic()
+        for pid, pause_s in in_order(injection, workers, rest):
+            time.sleep(pause_s)
+            send_to(processes.read_process(pid), injection.signals)
+        played.sent_to_us.add(signum)
+        played.sent_to_all.add(signum)
+        played.gap_s = time.monotonic() - started
+
+    def _type(self, injection: Injection, played: Played) -> None:
+        """Keys. They reach the supervisor's whole group, and so a worker that was forked and has no
+        session of its own yet."""
+        assert self._terminal is not None
+        for signum in injection.signals:
+            played.sent_to_us.add(signum)
+            played.sent_to_all.add(signum)
+            if signum is Signals.SIGHUP:
+                self._terminal.hang_up()
+            else:
+                self._terminal.type(KEYS[signum])
 
     def _signal_supervisor(
         self, injection: Injection, played: Played, driver: "subprocess.Popen[bytes]"
     ) -> None:
-        was_stopped = (row := processes.read_process(driver.pid)) and row.state == "T"
+        was_stopped = is_stopped(driver.pid)
         played.sent_to_us |= set(injection.signals)
         for signum in injection.signals:
             driver.send_signal(signum)
@@ -220,6 +308,75 @@ class Stage:
             return os.readlink(f"/proc/{process.pid}/cwd").startswith(str(played.dir))
         except OSError:
             return False
+
+
+class Terminal:
+    """A pseudo terminal that writes what it shows into a file."""
+
+    def __init__(self, shown: Path) -> None:
+        self._master, self._slave = pty.openpty()
+        tty.setraw(self._slave)  # the bytes as they are, no echo; but keys are signals:
+        mode = termios.tcgetattr(self._slave)
+        mode[tty.LFLAG] |= termios.ISIG
+        termios.tcsetattr(self._slave, termios.TCSANOW, mode)
+        os.set_blocking(self._master, False)
+        self.name = os.ttyname(self._slave)
+        self.fds = [self._master]
+        """To be watched."""
+        self._shown = shown
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def read(self) -> None:
+        """What there is to read now."""
+        with suppress(BlockingIOError), self._shown.open("ab") as file:
+            while data := os.read(self._master, 1 << 16):
+                file.write(data)
+
+    def hang_up(self) -> None:
+        self.read()
+        self.fds = []
+        os.close(self._master)
+
+    def close(self) -> None:
+        if self.fds:
+            self.hang_up()
+        os.close(self._slave)
+
+
+def in_order(
+    injection: Injection, workers: list[int], rest: list[int]
+) -> Iterator[tuple[int, float]]:
+    """Each pid, and how long before it to wait. `rest`: the supervisor, the guardian."""
+    dice = random.Random(injection.pick)
+    match injection.order:
+        case "launcher first":
+            yield from ((pid, 0.0) for pid in (*rest, *workers))
+        case "workers first":
+            yield from ((pid, 0.0) for pid in workers)
+            yield from zip(rest, (_LATER_S, *[0.0] * len(rest)), strict=False)
+        case "random order":
+            pids = dice.sample([*rest, *workers], len(rest) + len(workers))
+            yield from ((pid, dice.uniform(0, _APART_S)) for pid in pids)
+
+
+def is_stopped(pid: int) -> bool:
+    row = processes.read_process(pid)
+    return row is not None and row.state == "T"
+
+
+def guardians(supervisor: int) -> list[int]:
+    children = processes.children(supervisor)
+    return [pid for pid in children if "launcher.contain.guardian" in describe(pid)]
+
+
+def all_are_up(played: Played, supervisor: int) -> bool:
+    """Whether each worker runs its own command, and has told its name if it has one."""
+    plan, up = played.plan, {entry.worker for entry in entries(played.dir)}
+    started = [describe(pid) for pid in processes.children(supervisor)]
+    is_starting = any("launcher.contain.trampoline" in command for command in started)
+    return up >= {name for name in plan.commands if plan.actions(name)} and not is_starting
 
 
 def signal_somebody(injection: Injection, played: Played) -> None:

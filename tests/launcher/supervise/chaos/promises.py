@@ -10,11 +10,16 @@ from launcher.output.view import MAX_LINE_BYTES
 from model_check.errors import exit_code_of
 from model_check.utils.requests import REQUESTS
 from tests.launcher.supervise.chaos.mischief import payload
+from tests.launcher.supervise.chaos.plan import Round
 from tests.launcher.supervise.chaos.play import Played, entries
 
+_GOES_ON = "SIGTSTP received: no shell is above that could continue this run, so it goes on"
 EXIT_HANG = 124
 _CONTROL = {*range(32), 127} - {ord("\t")}
 _CONFESSIONS = {"events:20": 20, "events:nan": 20}
+_PROMPT_S = 0.1
+"""A job that is signalled within half of the supervisor's hold: longer gaps are the harness's own,
+on a busy machine, and prove nothing."""
 _CANNOT_START = {"no-such-command": 127, "/etc/passwd": 126}
 
 
@@ -27,6 +32,7 @@ def broken_promises(played: Played) -> list[str]:
         found += _the_process_is_as_before(played.result)
         found += _the_ends_are_told_as_they_were(played, played.result["outcome"])
         found += _the_exit_code_is_the_culprits(played, played.result["outcome"])
+        found += _the_themes_promise_is_kept(played, played.result["outcome"])
         found += _the_terminal_is_readable(played)
     for name in played.plan.commands:
         found += _the_bytes_are_complete(played, name)
@@ -69,7 +75,7 @@ def _possible_ends(played: Played, record: dict[str, Any]) -> set[int] | None:
     name = record["name"]
     program = played.plan.commands[name][0]
     if program in _CANNOT_START:
-        allowed = {_CANNOT_START[program]}
+        allowed = {_CANNOT_START[program]} | {-signum for signum in played.sent_to_all}
     elif not played.plan.actions(name):
         return None
     else:
@@ -80,13 +86,14 @@ def _possible_ends(played: Played, record: dict[str, Any]) -> set[int] | None:
 
 
 def _meant_to_end(played: Played, name: str) -> set[int]:
-    return {int(code) for worker, code in _rows(played.dir / "ends") if worker == name}
+    return {int(code) for worker, code, _ in _rows(played.dir / "ends") if worker == name}
 
 
 def _signals_to(played: Played, name: str) -> set[Signals]:
-    """What we sent it, and what the supervisor passed on."""
+    """What we sent it or the whole job, and what the supervisor passed on."""
     pids = [e.pid for e in entries(played.dir) if e.worker == name and e.role == "leader"]
     sent = {signum for pid in pids for signum in played.sent_to.get(pid, ())}
+    sent |= played.sent_to_all
     return sent | (played.sent_to_us & {Signals.SIGUSR1, Signals.SIGUSR2})
 
 
@@ -115,6 +122,50 @@ def _blame(played: Played, culprit: dict[str, Any]) -> Iterator[int]:
     for action in played.plan.actions(culprit["name"]):
         if action in _CONFESSIONS:
             yield _CONFESSIONS[action]
+
+
+def _the_themes_promise_is_kept(played: Played, outcome: dict[str, Any]) -> Iterator[str]:
+    match played.plan.theme:
+        case "job" if played.gap_s < _PROMPT_S:
+            yield from _nobody_is_blamed(played, outcome)
+        case "terminal":
+            yield from _nobody_is_blamed(played, outcome)
+            if Signals.SIGTSTP in played.sent_to_us and not _was_said(played, _GOES_ON):
+                yield "a Ctrl-Z that nobody could take back was not discarded"
+        case "flood":
+            if outcome["end"]["culprits"] != [name := who_fails(played.plan)]:
+                yield f"{name} failed, and {outcome['end']['culprits']} are blamed"
+            if not _was_said(played, f"{name} failed first"):
+                yield f"nothing was said of the failure of {name}"
+
+
+def _nobody_is_blamed(played: Played, outcome: dict[str, Any]) -> Iterator[str]:
+    """A run that is told to end, and does. Its workers may have ended well just before."""
+    end, allowed = outcome["end"], {128 + signum for signum in played.sent_to_us}
+    if end["culprits"] or end["tied"]:
+        yield f"a request ended the run, and workers are blamed: {end}"
+    if end["exit_code"] not in allowed:
+        yield f"the run ended with {end['exit_code']}, its requests allow {sorted(allowed)}"
+
+
+def _was_said(played: Played, text: str) -> bool:
+    return text in _read(played.dir / "launcher.log").decode()
+
+
+def who_fails(plan: Round) -> str:
+    """The one worker of a peaceful round that does not stay."""
+    return next(name for name in plan.commands if plan.actions(name)[-1] != "stay")
+
+
+def news_s(played: Played) -> float | None:
+    """From the end of the worker that failed in a flood to the supervisor's word of it; None: this
+    round has no such worker."""
+    if played.plan.theme != "flood" or played.result is None:
+        return None
+    name = who_fails(played.plan)
+    ended = [float(at) for worker, _, at in _rows(played.dir / "ends") if worker == name]
+    told = [at for at, text in played.result["said"] if text.startswith(f"{name} failed first")]
+    return min(told) - min(ended) if told and ended else None
 
 
 def _the_bytes_are_complete(played: Played, name: str) -> Iterator[str]:
@@ -174,7 +225,7 @@ def told(played: Played, broken: list[str]) -> str:
     lines = [f"round {plan.seed} broke its promises:", *(f"  - {what}" for what in broken)]
     lines += [f"  {name}: {' '.join(argv[-9:])}" for name, argv in plan.commands.items()]
     lines += [f"  {injection}" for injection in plan.injections]
-    lines += [f"  grace {plan.grace_s}, silence {plan.silence_s}, terminal {plan.terminal}"]
+    lines += [f"  {plan.theme}: grace {plan.grace_s}, silence {plan.silence_s}, {plan.terminal}"]
     lines += ["  " + json.dumps(played.result["outcome"])] if played.result else []
     lines += ["  " + line for line in _read(played.dir / "launcher.log").decode().splitlines()]
     return "\n".join(lines)
