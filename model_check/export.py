@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -24,15 +24,14 @@ from model_check.config.shape import EMBEDDING, hf_name, parameters
 from model_check.data.read.manifest import (
     LONGEST,
     TOKENIZER,
-    TokensManifest,
     ViewManifest,
     hold_view,
     read_manifest,
     read_tokenizer,
-    read_tokens,
     short,
     store_of,
 )
+from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
 from model_check.engine.checkpoint import not_ours, read_checkpoint
 from model_check.errors import ConfigError, ModelCheckError, StorageError
 from model_check.utils.files import read_whole, sync
@@ -64,25 +63,56 @@ def export(
         for name, value in state["model"].items()
     }
     with _new_directory(out) as beside:
-        given = tokenizer and read_whole(tokenizer, LONGEST)
         run = state.get("data"), settings.data.cache_dir
-        content, tokens = (given, None) if given else _tokenizer_of_run(*run)
-        end_id, end_token = (tokens.end_id, tokens.end_token) if tokens else (None, None)
+        content = read_whole(tokenizer, LONGEST) if tokenizer else _tokenizer_of_run(*run)
+        marks = _marks(content, tokenizer or checkpoint, settings) if content else NO_MARKS
         vocab_size = len(weights[EMBEDDING.hf_name])
-        _write_json(beside / CONFIG, config_json(settings, vocab_size, dtype, end_id))
+        _write_json(beside / CONFIG, config_json(settings, vocab_size, dtype, marks))
         _write_weights(beside, weights, max_shard_bytes)
         if content is not None:
             (beside / TOKENIZER).write_bytes(content)
-            config = tokenizer_config_json(settings, end_token)
+            config = tokenizer_config_json(settings, marks)
             _write_json(beside / "tokenizer_config.json", config)
     return sorted(out.iterdir())
 
 
+class Mark(NamedTuple):
+    """A token that marks where documents begin or end."""
+
+    token: str
+    id: int
+
+
+class Marks(NamedTuple):
+    """What the model knows of documents; None: it knows no such token, or the tokenizer is gone."""
+
+    begin: Mark | None
+    end: Mark | None
+
+
+NO_MARKS = Marks(None, None)
+
+
+def _marks(content: bytes, path: Path, settings: Settings) -> Marks:
+    """Of a run with the tokenizer.json `content`. Raises DataError."""
+    tokenizer = TextTokenizer(parse(document_in(content, path), path), str(path))
+    end = Mark(tokenizer.end_token, tokenizer.end_id)
+    return Marks(_begin(tokenizer, end, settings), end)
+
+
+def _begin(tokenizer: TextTokenizer, end: Mark, settings: Settings) -> Mark | None:
+    """The begin token, where each document had one, or where the first weights may know it. Without
+    one the end of a document is the begin of the next, unless that one never saw it."""
+    knows_own = settings.data.document_tokens == "begin_end" or settings.model.init_from
+    if knows_own and tokenizer.begin_token is not None and tokenizer.begin_id is not None:
+        return Mark(tokenizer.begin_token, tokenizer.begin_id)
+    return None if settings.data.document_masking else end
+
+
 def config_json(
-    settings: Settings, vocab_size: int, dtype: str, end_id: int | None = None
+    settings: Settings, vocab_size: int, dtype: str, marks: Marks = NO_MARKS
 ) -> dict[str, Any]:
-    """transformers' config.json, in the keys that its versions 4 and 5 both read. `end_id`: the
-    token that ends each document, and so begins the next."""
+    """transformers' config.json, in the keys that its versions 4 and 5 both read."""
     model = settings.model
     context, scaling = settings.training.context_length, model.rope_scaling
     longest = int(scaling.factor * scaling.original_context_length) if scaling else context
@@ -91,8 +121,8 @@ def config_json(
         **LLAMA,
         **{hf_key: getattr(model, key) for key, hf_key in HF_KEYS.items()},
         "attention_dropout": 0.0,
-        "bos_token_id": end_id,
-        "eos_token_id": end_id,
+        "bos_token_id": marks.begin and marks.begin.id,
+        "eos_token_id": marks.end and marks.end.id,
         "head_dim": model.head_dim or model.hidden_size // model.num_heads,
         "initializer_range": model.init_std,
         "max_position_embeddings": max(context, longest),
@@ -108,14 +138,14 @@ def config_json(
     }
 
 
-def tokenizer_config_json(settings: Settings, end_token: str | None) -> dict[str, Any]:
+def tokenizer_config_json(settings: Settings, marks: Marks) -> dict[str, Any]:
     """transformers' tokenizer_config.json; the rest is in tokenizer.json."""
-    end = {} if end_token is None else {"bos_token": end_token, "eos_token": end_token}
+    names = {"bos_token": marks.begin, "eos_token": marks.end}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": settings.training.context_length,
-        **end,
+        **{name: mark.token for name, mark in names.items() if mark is not None},
     }
 
 
@@ -133,15 +163,14 @@ def _refuse_other_names(state: Mapping[str, Any], model: ModelSettings, path: Pa
         raise not_ours(path, f"its weights are not those of its settings: {few(others)}")
 
 
-def _tokenizer_of_run(data: object, cache_dir: str) -> tuple[bytes | None, TokensManifest | None]:
-    """The tokenizer.json of the run's token cache, and what says which token ends a document; None
-    where the cache is gone. Raises DataError."""
+def _tokenizer_of_run(data: object, cache_dir: str) -> bytes | None:
+    """The tokenizer.json of the run's token cache; None where the cache is gone. Raises
+    DataError."""
     key = short(str(data.get("cache", ""))) if isinstance(data, dict) else ""
     for path in Path(cache_dir).glob(f"*__{key}") if key else ():
         with suppress(FileNotFoundError), hold_view(path) as held:
-            store = store_of(path, read_manifest(held, ViewManifest))
-            return read_tokenizer(store), read_tokens(store, "off")
-    return None, None
+            return read_tokenizer(store_of(path, read_manifest(held, ViewManifest)))
+    return None
 
 
 @contextmanager

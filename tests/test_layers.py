@@ -64,7 +64,8 @@ ALLOWED = {
     "model_check.engine.assembly": FLOOR
     | {ENGINE, "model_check.models", *rooms(ENGINE, "saving", "observe", "trainer")},
     "model_check.export": FLOOR
-    | {"model_check.data.read", "model_check.engine.checkpoint", "model_check.models"},
+    | {"model_check.engine.checkpoint", "model_check.models"}
+    | rooms(DATA, "read", "tokenizers"),
 }
 
 # Each outside package -> the only files that may import it, by prefix.

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from model_check.config.fields import given_by, setting_text
+from model_check.config.schema import DocumentTokens
 from model_check.errors import ConfigError
 from model_check.utils.held import hold
 
@@ -47,6 +48,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     overlap: int
     """Tokens that neighbours share: max_length - stride."""
     tail: Literal["drop", "pad"]
+    document_tokens: DocumentTokens = "end"
     validation: str | None
     """As in data.validation."""
     num_documents: int
@@ -89,6 +91,7 @@ def settings_of(metadata: Metadata) -> dict[str, Any]:
         "training.context_length": metadata.max_length,
         "data.stride": None if metadata.overlap == 0 else metadata.stride,
         "data.tail": metadata.tail,
+        "data.document_tokens": metadata.document_tokens,
         "data.validation": metadata.validation,
         "model.vocab_size": None,
     }

@@ -35,6 +35,7 @@ AttentionBackend = Literal[
     "auto", "flash_attn", "flash_attn_2", "flash_attn_3", "flash_attn_4", "cudnn", "sdpa", "eager"
 ]
 PrecisionName = Literal["bf16", "fp16", "fp32", "bfloat16", "float16", "float32"]
+DocumentTokens = Literal["end", "begin_end"]
 TokenizerBackend = Literal["auto", "tokenizers", "gigatoken", "tiktoken"]
 Failing = Literal["isolate", "reset", "monitor", "speed"]
 EVERY_FAILING: tuple[Failing, ...] = ("isolate", "reset", "monitor", "speed")
@@ -221,8 +222,12 @@ class DataSettings(_Section, frozen=True):
     a file or directory of text, COLUMN:VALUE (the rows of JSONL and parquet that have it), or
     split:NAME of a hub dataset. What validates is never trained on. Example:
     held_out=0.01,bach=composer:Bach"""
+    document_tokens: Annotated[DocumentTokens, MUST_EQUAL] = "end"
+    """What marks the documents: the tokenizer's end token after each (end), or also its begin token
+    before each (begin_end), where it has one."""
     document_masking: Annotated[bool, MUST_EQUAL] = False
-    """Attention stays within a document, and positions start again with each."""
+    """Attention stays within a document, positions start again with each, and no label leads from
+    one document into the next."""
     output_dir: Annotated[str | None, SILENT] = None
     """Leave a prepared directory here: tokenizer.json, dataset/, metadata.json. null: prepare into
     cache_dir."""

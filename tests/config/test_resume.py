@@ -19,7 +19,7 @@ RULES = {
         "vocab_size rope_theta rms_norm_eps tie_word_embeddings",
         "model.rope_scaling": "factor low_freq_factor high_freq_factor original_context_length",
         "training": "batch_size grad_accum_nums global_batch_size context_length",
-        "data": "document_masking",
+        "data": "document_tokens document_masking",
         "system": "seed",
     },
     "tell": {

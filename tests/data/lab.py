@@ -133,15 +133,20 @@ def wait_until(happened: Callable[[], object], what: str) -> None:
         time.sleep(0.002)
 
 
-def write_tokenizer(path: Path, *, vocab_size: int = 280, end: str = "</s>") -> Path:
-    """A small byte-level BPE whose one special token is `end`."""
+def write_tokenizer(
+    path: Path, *, vocab_size: int = 280, end: str = "</s>", begin: str | None = None
+) -> Path:
+    """A small byte-level BPE whose special tokens are `end` and `begin`."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers  # a test counts imports
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[end], initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size,
+        special_tokens=[end, begin] if begin else [end],
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator([WORDS * 20], trainer)
     path.parent.mkdir(parents=True, exist_ok=True)

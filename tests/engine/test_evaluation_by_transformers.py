@@ -1,6 +1,8 @@
 """The validation loss that a run reports, against the same text's loss by transformers alone."""
 
+import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,51 @@ def loss_by_transformers(exported: Path) -> tuple[float, int]:
             mean: float = model(window, labels=window).loss.item()  # it shifts the labels itself
             total += mean * (window.shape[1] - 1)
     return total / (len(ids) - 1), len(ids) - 1
+
+
+def loss_of_documents(exported: Path, documents: list[str]) -> tuple[float, int]:
+    """The same for documents that do not see each other: of each window of CONTEXT tokens every
+    piece of a document is read on its own."""
+    model = LlamaForCausalLM.from_pretrained(exported)
+    tokenizer = Tokenizer.from_file(str(exported / "tokenizer.json"))
+    (end_id,) = tokenizer.get_added_tokens_decoder()
+    each = [[*tokenizer.encode(d, add_special_tokens=False).ids, end_id] for d in documents]
+    ends = [sum(map(len, each[: n + 1])) for n in range(len(each))]
+    ids = [token for document in each for token in document]
+    total, num_labels = 0.0, 0
+    with torch.no_grad():
+        for start in range(0, len(ids) - 1, CONTEXT):
+            last = min(start + CONTEXT + 1, len(ids))
+            borders = [start, *(end for end in ends if start < end < last), last]
+            for begin, end in pairwise(borders):
+                if end - begin > 1:
+                    piece = torch.tensor([ids[begin:end]])
+                    total += model(piece, labels=piece).loss.item() * (end - begin - 1)
+                    num_labels += end - begin - 1
+    return total / num_labels, num_labels
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_with_masked_documents_it_is_that_of_each_document_alone(
+    start: Callable[..., Worker], tmp_path: Path, batch_size: int
+) -> None:
+    documents = [" ".join(TEXT.splitlines()[n : n + 1 + n % 9]) for n in range(30)]
+    rows = (json.dumps({"text": document}) for document in documents)
+    (tmp_path / "own.jsonl").write_text("\n".join(rows))
+    worker = start(
+        "data.validation=own=own.jsonl",
+        "data.document_masking=true",
+        f"training.batch_size={batch_size}",
+        f"training.context_length={CONTEXT}",
+        "training.eval_interval=4",
+        "training.save_last=true",
+    )
+    assert worker.finish() == 0, worker.output
+    (evaluation,) = [event for event in worker.events if isinstance(event, Evaluation)]
+    export(tmp_path / ".checkpoints" / "last.pt", tmp_path / "exported")
+    loss, num_labels = loss_of_documents(tmp_path / "exported", documents)
+    assert evaluation.tokens == num_labels
+    assert float.fromhex(evaluation.loss) == pytest.approx(loss, rel=1e-6)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

@@ -7,19 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, processors
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from model_check.config.geometry import geometry_values
 from model_check.config.schema import ModelSettings, RopeScaling, Settings
 from model_check.config.shape import geometry
-from model_check.data.read.manifest import (
-    FileEntry,
-    TokensManifest,
-    ViewManifest,
-    hash_of,
-    to_bytes,
-)
+from model_check.data.read.manifest import ViewManifest, hash_of, to_bytes
 from model_check.engine.checkpoint import CheckpointError
 from model_check.errors import ConfigError, StorageError
 from model_check.export import export, main
@@ -147,27 +141,11 @@ def test_an_untied_model_tells_that_the_weights_are_tied(settings: Make, tmp_pat
         load_weights(built(untied), untied.model, tmp_path / "out")
 
 
-TOKENS = TokensManifest(
-    hash=hash_of({}),
-    key={},
-    dtype="uint16",
-    shard_tokens=1,
-    num_tokens=0,
-    num_documents=0,
-    vocab_size=3,
-    end_token="<end>",
-    end_id=2,
-    dataset="text",
-    tokenizer="bpe",
-    repairs={},
-    files={"documents.bin": FileEntry(0, "")},
-    built_with={},
-)
 VIEW = ViewManifest(
     hash=hash_of({}),
     key={},
     tokens="tokens/abc",
-    tokens_hash=TOKENS.hash,
+    tokens_hash=hash_of({}),
     context_length=1,
     num_sequences=0,
     num_tokens=0,
@@ -177,18 +155,29 @@ VIEW = ViewManifest(
 )
 
 
-def trained_on_a_cache(wanted: Settings, root: Path) -> Path:
+def with_a_begin_token(raw: Tokenizer) -> None:
+    """As Llama's tokenizers: it puts `<s>` before every text."""
+    raw.add_special_tokens(["<s>"])
+    raw.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 3)])
+
+
+def trained_on_a_cache(
+    wanted: Settings,
+    root: Path,
+    change: Callable[[Tokenizer], None] = lambda raw: None,
+    **of_data: Any,
+) -> Path:
     """A checkpoint whose run had this token cache, with a tokenizer of its own."""
     store = root / "cache" / "tokens" / "abc"
     view = root / "cache" / "text__0123456789abcdef"
     store.mkdir(parents=True)
     view.mkdir()
-    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "<end>": 2}, []))
-    tokenizer.add_special_tokens(["<end>"])
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "</s>": 2}, []))
+    tokenizer.add_special_tokens(["</s>"])
+    change(tokenizer)
     tokenizer.save(str(store / "tokenizer.json"))
-    (store / "manifest.json").write_bytes(to_bytes(TOKENS))
     (view / "manifest.json").write_bytes(to_bytes(VIEW))
-    data = msgspec.structs.replace(wanted.data, cache_dir=str(root / "cache"))
+    data = msgspec.structs.replace(wanted.data, cache_dir=str(root / "cache"), **of_data)
     state = {
         "schema": 2,
         "model": built(wanted).state_dict(),
@@ -202,11 +191,49 @@ def trained_on_a_cache(wanted: Settings, root: Path) -> Path:
 def test_an_export_brings_the_tokenizer_of_its_token_cache(settings: Make, tmp_path: Path) -> None:
     export(trained_on_a_cache(settings(), tmp_path), tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<end>", 2)
-    assert tokenizer("ab<end>")["input_ids"] == [0, 1, 2]
+    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("</s>", 2)
+    assert tokenizer("ab</s>")["input_ids"] == [0, 1, 2]
     assert tokenizer.decode([0, 1, 2], skip_special_tokens=True).replace(" ", "") == "ab"
-    model = LlamaForCausalLM.from_pretrained(tmp_path / "out")
-    assert (model.config.eos_token_id, model.config.bos_token_id) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("of_data", "init_from", "begin"),
+    [
+        ({}, None, "</s>"),
+        ({"document_masking": True}, None, None),
+        ({"document_tokens": "begin_end"}, None, "<s>"),
+        ({"document_tokens": "begin_end", "document_masking": True}, None, "<s>"),
+        ({}, "organisation/llama", "<s>"),
+        ({"document_masking": True}, "organisation/llama", "<s>"),
+    ],
+)
+def test_an_export_says_what_begins_a_document_for_this_model(
+    settings: Make, tmp_path: Path, of_data: dict[str, Any], init_from: str | None, begin: str
+) -> None:
+    wanted = settings(init_from=init_from)
+    checkpoint = trained_on_a_cache(wanted, tmp_path, with_a_begin_token, **of_data)
+    given = tmp_path / "cache" / "tokens" / "abc" / "tokenizer.json"
+    for out, named in ((tmp_path / "own", None), (tmp_path / "given", given)):
+        export(checkpoint, out, tokenizer=named)
+        tokenizer = AutoTokenizer.from_pretrained(out)
+        assert (tokenizer.bos_token, tokenizer.eos_token) == (begin, "</s>")
+        model = LlamaForCausalLM.from_pretrained(out)
+        ids = {"<s>": 3, "</s>": 2, None: None}
+        assert (model.config.bos_token_id, model.config.eos_token_id) == (ids[begin], 2)
+        assert model.generation_config.bos_token_id == ids[begin]
+        prompt = tokenizer("ab", return_tensors="pt")
+        assert prompt["input_ids"].tolist() == [[3, 0, 1]]
+        assert model.generate(**prompt, max_new_tokens=2, pad_token_id=2).shape[1] > 3
+
+
+def test_a_model_of_strange_documents_has_no_begin_token_to_claim(
+    settings: Make, tmp_path: Path
+) -> None:
+    for name, masked, begin in (("plain", False, 2), ("masked", True, None)):
+        root = tmp_path / name
+        export(trained_on_a_cache(settings(), root, document_masking=masked), root / "out")
+        model = LlamaForCausalLM.from_pretrained(root / "out")
+        assert (model.config.bos_token_id, model.config.eos_token_id) == (begin, 2)
 
 
 def test_others_may_read_an_export_as_they_may_read_any_new_file(

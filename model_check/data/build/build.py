@@ -69,12 +69,13 @@ def build_tokens(
     shard_tokens: int = SHARD_TOKENS,
     options: BuildOptions = IN_THIS_PROCESS,
     progress: BuildProgress | None = None,
+    begin_id: int | None = None,
 ) -> TokensManifest:
     """Fill `directory` with the store of `key`: every file synced, the manifest last. Continues
     what it holds of the same store.
 
-    Stops after exactly `max_tokens` where given. Raises DataError (the text), StorageError (the
-    disk), InternalError (a worker died).
+    Stops after exactly `max_tokens` where given. `begin_id` begins each document; None: nothing
+    does. Raises DataError (the text), StorageError (the disk), InternalError (a worker died).
     """
     progress = progress or BuildProgress(source.size_bytes, max_tokens, say)
     fresh = Note(
@@ -90,7 +91,7 @@ def build_tokens(
     dtype = dtype_for(tokenizer.vocab_size)
     store = StoreWriter(directory, note, dtype, max_tokens, options.save_every_s)
     try:
-        missing = encoded_tasks(store, source, tokenizer, options, say)
+        missing = encoded_tasks(store, source, tokenizer, options, say, begin_id)
         with store.tokens, store.ends, closing(missing) as tasks:
             for num_bytes in store.write(tasks):
                 progress.advance(num_bytes, store.tokens.num_items)
@@ -108,12 +109,18 @@ def build_tokens(
 
 
 def encoded_tasks(
-    store: StoreWriter, source: Source, tokenizer: TextTokenizer, options: BuildOptions, say: Say
+    store: StoreWriter,
+    source: Source,
+    tokenizer: TextTokenizer,
+    options: BuildOptions,
+    say: Say,
+    begin_id: int | None = None,
 ) -> Generator[EncodedTask, None, None]:
     """What `store` lacks of the source, in order, here or by processes. Raises DataError."""
     backend = choose_backend(options.backend, tokenizer)
     say(f"data: tokenizing with {backend.why}")
-    encoder = Encoder(CheckedEncoder(backend, tokenizer), tokenizer.end_id, store.dtype)
+    checked = CheckedEncoder(backend, tokenizer)
+    encoder = Encoder(checked, tokenizer.end_id, store.dtype, begin_id)
     missing = islice(tasks_of(source, options.task_bytes), store.note.num_tasks, None)
     num_workers, tasks = plan_workers(missing, backend.name, options)
     skip = store.note.num_documents
@@ -126,6 +133,7 @@ def encoded_tasks(
         backend=backend.name,
         dtype=store.dtype,
         limit=store.max_tokens,
+        begin_id=begin_id,
     )
     with WorkerPool(num_workers, spec) as pool:
         yield from _encoded_by(pool, tasks, encoder, skip)

@@ -1,5 +1,5 @@
-"""Documents -> ids with an end token after each, task by task. Tasks depend on the text alone, so
-any number of workers gives the same bytes."""
+"""Documents -> ids with an end token after each, on request a begin token before it, task by task.
+Tasks depend on the text alone, so any number of workers gives the same bytes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class Encoded:
 
     ids: NDArray[Any]
     lengths: NDArray[np.int64]
-    """Tokens of each document, its end token included; they sum to `ids.size`."""
+    """Tokens of each document, those that mark it included; they sum to `ids.size`."""
     num_bytes: int
     """Approximate size of the text."""
 
@@ -73,6 +73,8 @@ class EncoderSpec:
     dtype: str
     limit: int | None
     """A task may end once it has so many tokens."""
+    begin_id: int | None = None
+    """See Encoder."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Encoder:
     checked: CheckedEncoder
     end_id: int
     dtype: str
+    begin_id: int | None = None
+    """What begins each document; None: nothing does."""
 
     @classmethod
     def of(cls, spec: EncoderSpec) -> "Encoder":
@@ -90,7 +94,8 @@ class Encoder:
 
         tokenizer = TextTokenizer(Tokenizer.from_str(spec.tokenizer_json), spec.tokenizer_name)
         backend = choose_backend(spec.backend, tokenizer)
-        return cls(CheckedEncoder(backend, tokenizer), tokenizer.end_id, spec.dtype)
+        checked = CheckedEncoder(backend, tokenizer)
+        return cls(checked, tokenizer.end_id, spec.dtype, spec.begin_id)
 
     def batches(self, task: Task, repairs: Repairs, skip: int = 0) -> Iterator[Encoded]:
         """The documents of a task after the first `skip`, in batches. Raises DataError."""
@@ -114,13 +119,16 @@ class Encoder:
 
     def _encoded(self, texts: list[str], is_first: bool) -> Encoded:
         each = self.checked.encode(texts, is_first)
-        lengths = np.fromiter((ids.size + 1 for ids in each), np.int64, len(each))
+        num_before = 0 if self.begin_id is None else 1
+        lengths = np.fromiter((num_before + ids.size + 1 for ids in each), np.int64, len(each))
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
         flat = np.empty(int(lengths.sum()), self.dtype)
-        start = 0
-        for ids in each:
+        for start, ids in zip(starts + num_before, each, strict=True):
             flat[start : start + ids.size] = ids
-            start += ids.size + 1
-        flat[np.cumsum(lengths) - 1] = self.end_id
+        if self.begin_id is not None:
+            flat[starts] = self.begin_id
+        flat[ends - 1] = self.end_id
         return Encoded(flat, lengths, sum(map(len, texts)))
 
 

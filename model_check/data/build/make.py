@@ -112,6 +112,7 @@ def _whole_store(
     if isinstance(request.tokenizer, TrainedTokenizer):
         say(f"data: training tokenizer {request.tokenizer.name} on the beginning of the text ...")
     tokenizer = request.tokenizer.load(request.source)
+    begin_id = request.begin_id_of(tokenizer)
     _check_room(request, tokenizer)
     with staging(request.root, request.store_name, resume=True) as directory:
         tokens = build_tokens(
@@ -123,6 +124,7 @@ def _whole_store(
             say,
             options=options,
             progress=progress,
+            begin_id=begin_id,
         )
         if publish(directory, request.store):
             forget(request.root, request.store_name)

@@ -11,7 +11,7 @@ from typing import Any
 
 from model_check.config.derived import num_micro_batches
 from model_check.config.prepared_dir import DATASET
-from model_check.config.schema import Settings
+from model_check.config.schema import DocumentTokens, Settings
 from model_check.config.validation import (
     DocumentFraction,
     HubSplit,
@@ -37,6 +37,7 @@ from model_check.data.sources.local_text import LocalSource
 from model_check.data.sources.rows import RowRule, earlier_rows, own_paths
 from model_check.data.sources.source import Source
 from model_check.data.tokenizers.tokenizer import (
+    BEGIN_TOKENS,
     TextTokenizer,
     TokenizerChoice,
     document_in,
@@ -49,7 +50,10 @@ from model_check.utils.words import Say
 _LONGEST_LABEL = 40
 # These words, and SCHEMA, are parts of keys: a change of one makes every cache new.
 _PACKING = "windows of context_length + 1 tokens that overlap by 1; tail dropped"
-_POLICY = "document, end token; no begin token; special tokens in text are text"
+_POLICIES: dict[DocumentTokens, str] = {
+    "end": "document, end token; no begin token; special tokens in text are text",
+    "begin_end": "begin token, document, end token; special tokens in text are text",
+}
 _SELECTION = "documents by the hash of their tokens, equal documents on one side"
 _ROOM_FOR_VALIDATION = 1.05
 """A share of the documents is only about that share of the tokens."""
@@ -68,6 +72,7 @@ class CacheRequest:
     stride: int | None = None
     """Tokens between the starts of sequences; None: context_length."""
     tail: Tail = "drop"
+    document_tokens: DocumentTokens = "end"
     fractions: Mapping[str, float] = field(default_factory=dict)
     """Validation splits that are a share of the documents, by name."""
     validation_texts: Mapping[str, "CacheRequest"] = field(default_factory=dict)
@@ -87,7 +92,7 @@ class CacheRequest:
             "version": SCHEMA,
             "source": self.source.identity(),
             "tokenizer": self.tokenizer.identity(),
-            "policy": _POLICY,
+            "policy": _POLICIES[self.document_tokens],
             "max_tokens": self.max_tokens,
         }
 
@@ -128,6 +133,18 @@ class CacheRequest:
             return needed
         left = 1 - sum(self.fractions.values())
         return math.ceil(needed / left * _ROOM_FOR_VALIDATION)
+
+    def begin_id_of(self, tokenizer: TextTokenizer) -> int | None:
+        """What begins each document; None: nothing does. Raises ConfigError."""
+        if self.document_tokens == "end":
+            return None
+        if tokenizer.begin_id is None:
+            raise ConfigError(
+                f"data.document_tokens = begin_end: {tokenizer.name} has no token that begins a "
+                f"document (puts none before a text, has none of {', '.join(BEGIN_TOKENS)}); take "
+                "data.document_tokens=end, or another data.tokenizer"
+            )
+        return tokenizer.begin_id
 
     @property
     def store_name(self) -> str:
@@ -189,6 +206,7 @@ def cache_request(settings: Settings, say: Say) -> CacheRequest:
         num_samples=num_samples,
         stride=settings.data.stride,
         tail=settings.data.tail,
+        document_tokens=settings.data.document_tokens,
         fractions=fractions(validation),
         validation=tuple(validation),
     )

@@ -138,6 +138,7 @@ def _metadata(
         stride=stride,
         overlap=view.context_length - stride,
         tail=view.tail,
+        document_tokens=settings.data.document_tokens,
         validation=settings.data.validation,
         num_documents=tokens.num_documents,
         num_tokens=tokens.num_tokens,

@@ -32,7 +32,8 @@ class Batch:
     inputs: torch.Tensor
     targets: torch.Tensor
     documents: torch.Tensor | None = None
-    """int64 [B, T]: number of the document in its row, from 0; None: not asked for."""
+    """int64 [B, T]: number of the document in its row, from 0; None: not asked for. Where it is
+    given, the first token of a document is no label: nothing that could predict it is seen."""
 
 
 @dataclass
@@ -48,7 +49,7 @@ class BatchLoader:
     pin: bool = False
     """Batches are in page-locked memory."""
     documents: bool = False
-    """Batches say which token belongs to which document."""
+    """Batches say which token belongs to which document, and no label crosses a border."""
 
     def __post_init__(self) -> None:
         if self.split.num_sequences < 1:
@@ -126,8 +127,12 @@ def _read(split: Split, indices: NDArray[np.int64], documents: bool, pin: bool) 
     if bool((windows_BW[:, -1] == PADDING).any()):
         # Its targets are PADDING too, so the token that stands here counts for nothing.
         inputs_BT[inputs_BT == PADDING] = split.end_id
-    numbers = torch.from_numpy(split.documents(indices)) if documents else None
-    batch = Batch(inputs_BT, targets_BT, numbers)
+    numbers_BT = None
+    if documents:
+        numbers_BW = torch.from_numpy(split.documents(indices))
+        numbers_BT = _copied(numbers_BW[:, :-1])
+        targets_BT[numbers_BT != numbers_BW[:, 1:]] = PADDING
+    batch = Batch(inputs_BT, targets_BT, numbers_BT)
     return _pinned(batch) if pin else batch
 
 

@@ -3,13 +3,14 @@ whole. No numpy: finding a prepared cache must be quick.
 
 A token store `tokens/<hash>/` holds `tokens-00000.bin` ... (little-endian uint16, or uint32 above
 65,536 ids; every shard except the last has `shard_tokens` tokens), `documents.bin` (uint64: where
-each document ends, its end token included), `tokenizer.json` and `manifest.json`.
+each document ends, what marks it included), `tokenizer.json` and `manifest.json`.
 
 A view `<readable name>__<hash>/` holds a `manifest.json`: sequence i consists of the tokens
 [i*S, i*S + T + 1) of a split, where T is the context length and S the stride. With S = T, the
-default, each token except the very first is a label exactly once. Tokens behind the last whole
-sequence are dropped, or padded to one. A split is the whole store, or documents of it, listed in
-`<split>.runs.bin`, or another view, of another text.
+default, each token except the very first is a label exactly once (with data.document_masking each
+except the first of its document). Tokens behind the last whole sequence are dropped, or padded to
+one. A split is the whole store, or documents of it, listed in `<split>.runs.bin`, or another view,
+of another text.
 """
 
 import hashlib

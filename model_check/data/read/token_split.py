@@ -65,10 +65,10 @@ class Split:
         return rows
 
     def documents(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The number, from 0, of the document in its row that each input belongs to: int64
-        [len(indices), context_length]. An end token belongs to the document that it ends; padding
-        counts as a document of its own."""
-        begins = np.zeros((len(indices), self.context_length), np.int64)
+        """The number, from 0, of the document in its row that each token of `gather` belongs to:
+        int64 [len(indices), context_length + 1]. An end token belongs to the document that it ends;
+        padding counts as a document of its own."""
+        begins = np.zeros((len(indices), self.context_length + 1), np.int64)
         for row, index in zip(begins, indices, strict=True):
             for done, position, count in self._pieces(int(index), row.size):
                 # A run holds whole documents, so each piece begins another one.

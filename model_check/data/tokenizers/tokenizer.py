@@ -30,6 +30,15 @@ END_TOKENS = (
 )
 """What ends a document in known tokenizers. The first that a vocabulary has is used, so that of
 pretraining comes before that of a chat."""
+BEGIN_TOKENS = (
+    "<|begin_of_text|>",
+    "<｜begin▁of▁sentence｜>",
+    "<|startoftext|>",
+    "<s>",
+    "<bos>",
+    "[CLS]",
+)
+"""What begins a document in known tokenizers that put nothing before a text by themselves."""
 
 # Letters, numbers, indentation, scripts, an emoji, line ends: on these tokenizers disagree.
 PROBE = (
@@ -56,6 +65,9 @@ class TextTokenizer:
         self.end_id: int = vocabulary[end_token]
         self.vocab_size: int = max(vocabulary.values()) + 1
         self._raw = _for_text(raw, end_token)
+        self.begin_token = _begin_token(self._raw, end_token)
+        """None: it has none."""
+        self.begin_id = vocabulary.get(self.begin_token or "")
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, without any special token."""
@@ -141,6 +153,16 @@ def _for_text(raw: "Tokenizer", end_token: str) -> "Tokenizer":
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def _begin_token(raw: "Tokenizer", end_token: str) -> str | None:
+    """What `raw` itself puts before a text, else a known name. Special, so that no text forges it;
+    GPT-2's end token is no begin token, although its template could name it."""
+    added = raw.get_added_tokens_decoder().values()
+    special = {token.content for token in added if token.special} - {end_token}
+    text = raw.encode("a")
+    own = text.tokens[:1] if text.special_tokens_mask[:1] == [1] else []
+    return next((token for token in (*own, *BEGIN_TOKENS) if token in special), None)
 
 
 def document_in(content: bytes, path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from tokenizers.decoders import ByteLevel
 from model_check.data.read.token_cache import TokenCache
 from model_check.data.sources.embedded import EmbeddedSource
 from model_check.data.sources.text import Repairs
-from tests.data.lab import WORDS, FakeHub, Lab, start_builder
+from model_check.errors import ConfigError
+from tests.data.lab import WORDS, FakeHub, Lab, start_builder, write_tokenizer
 
 TEXTS = [
     f"one {WORDS}",
@@ -124,3 +126,51 @@ def test_a_line_of_many_megabytes_is_one_document(lab: Lab) -> None:
         lab.prepare(lab.text(json.dumps({"text": text}), "d.jsonl"), "data.num_samples=50").path
     )
     assert cache.num_sequences == 50
+
+
+class Pieces(NamedTuple):
+    """A store with begin tokens: the texts between, and how often each mark is in it."""
+
+    texts: list[str]
+    num_begins: int
+    num_ends: int
+
+
+def pieces_of(cache: TokenCache) -> Pieces:
+    tokenizer = Tokenizer.from_file(str(cache.store.path / "tokenizer.json"))
+    shards = [np.fromfile(cache.store.path / n, "<u2") for n in cache.tokens.shard_names()]
+    ids = np.concatenate(shards)
+    begin, end = tokenizer.token_to_id("<s>"), cache.end_id
+    ends = np.asarray(cache.store.document_ends, np.int64)
+    starts = np.concatenate([[0], ends[:-1]])
+    assert (ids[starts] == begin).all()
+    assert (ids[ends - 1] == end).all()
+    tokenizer.decoder = ByteLevel()
+    texts = [
+        tokenizer.decode(ids[a + 1 : b - 1].tolist(), skip_special_tokens=False)
+        for a, b in zip(starts, ends, strict=True)
+    ]
+    return Pieces(texts, int((ids == begin).sum()), int((ids == end).sum()))
+
+
+def test_with_begin_end_each_document_begins_and_ends_with_its_token(lab: Lab) -> None:
+    """A text that spells the begin token does not become it."""
+    texts = [f"{text} <s> not a begin {number}" for number, text in enumerate(TEXTS * 3)]
+    source = lab.text("\n".join(json.dumps({"text": text}) for text in texts), "d.jsonl")
+    tokenizer = write_tokenizer(lab.dir / "tokenizer.json", begin="<s>")
+    asked = f"data.tokenizer={tokenizer}"
+    plain = lab.prepare(source, asked)
+    marked = lab.prepare(source, asked, "data.document_tokens=begin_end")
+    assert marked.view.num_tokens == plain.view.num_tokens + len(texts)
+    assert pieces_of(TokenCache.open(marked.path)) == (texts, len(texts), len(texts))
+    assert lab.prepare(source, asked, "data.document_tokens=begin_end").hit
+    assert len(lab.stores()) == 2
+
+
+@pytest.mark.parametrize("named", ["bpe", "tokenizer.json"])
+def test_a_tokenizer_without_a_begin_token_is_refused(lab: Lab, named: str) -> None:
+    write_tokenizer(lab.dir / "tokenizer.json")
+    name = named if named == "bpe" else lab.dir / named
+    with pytest.raises(ConfigError, match=r"begin_end: .* has no token that begins a document \("):
+        lab.prepare(lab.text(), f"data.tokenizer={name}", "data.document_tokens=begin_end")
+    assert lab.stores() == []

@@ -51,7 +51,11 @@ def tokenizer_of(lab: Lab) -> TextTokenizer:
 
 
 def build(
-    lab: Lab, source: LocalSource, how: BuildOptions, max_tokens: int | None = None
+    lab: Lab,
+    source: LocalSource,
+    how: BuildOptions,
+    max_tokens: int | None = None,
+    begin_id: int | None = None,
 ) -> dict[str, bytes]:
     """Every file of the store."""
     lab.said.clear()
@@ -59,7 +63,9 @@ def build(
     directory.mkdir()
     say = lab.said.append
     with hold(directory) as held:
-        build_tokens(held, source, tokenizer_of(lab), {}, max_tokens, say, 4096, how)
+        build_tokens(
+            *(held, source, tokenizer_of(lab), {}, max_tokens, say, 4096, how), begin_id=begin_id
+        )
     files = {path.name: path.read_bytes() for path in directory.iterdir()}
     if max_tokens is not None:
         del files[MANIFEST]  # it counts the repairs of all that was read, some of it in vain
@@ -69,8 +75,10 @@ def build(
 _serial = count()
 
 
-@pytest.mark.parametrize("max_tokens", [None, 2500])
-def test_any_number_of_processes_gives_the_same_bytes(lab: Lab, max_tokens: int | None) -> None:
+@pytest.mark.parametrize(("max_tokens", "begin_id"), [(None, None), (2500, None), (2500, 7)])
+def test_any_number_of_processes_gives_the_same_bytes(
+    lab: Lab, max_tokens: int | None, begin_id: int | None
+) -> None:
     path = corpus(lab)
     found, said = [], []
     for how in (
@@ -79,7 +87,8 @@ def test_any_number_of_processes_gives_the_same_bytes(lab: Lab, max_tokens: int 
         BuildOptions(num_workers=2, task_bytes=3000, tasks_a_worker=1),
         BuildOptions(num_workers=3, task_bytes=1, tasks_a_worker=1, save_every_s=0.0),
     ):
-        found.append(build(lab, LocalSource(path, "text", Memo(lab.dir)), how, max_tokens))
+        source = LocalSource(path, "text", Memo(lab.dir))
+        found.append(build(lab, source, how, max_tokens, begin_id))
         said.append([line for line in lab.said if " x " in line])
     assert found[1:] == found[:-1]
     if max_tokens is None:  # how far ahead was read differs otherwise

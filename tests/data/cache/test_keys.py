@@ -4,15 +4,24 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from model_check.data.build.request import cache_request
+from model_check.data.build.request import CacheRequest, cache_request
 from model_check.data.cache.housekeeping import verify_cache
 from model_check.data.cache.memo import Memo, file_sha256, settled, stat_signature
-from model_check.data.read.manifest import MANIFEST, SCHEMA, TokensManifest, ViewManifest
+from model_check.data.read.manifest import (
+    MANIFEST,
+    SCHEMA,
+    TokensManifest,
+    ViewManifest,
+    hash_of,
+    short,
+)
 from model_check.errors import DataError
-from tests.data.lab import Lab, settings_for, wait_until
+from tests.data.lab import Lab, settings_for, wait_until, write_tokenizer
+from tests.data.numbers import NumberChoice, NumberText
 
 
 def key_part(path: Path) -> str:
@@ -81,12 +90,15 @@ def test_touching_the_text_is_still_a_hit(lab: Lab) -> None:
         "training.context_length=8",
         "data.num_samples=3",
         "data.bpe_vocab_size=310",
+        "data.document_tokens=begin_end",
     ],
 )
 def test_what_changes_the_sequences_is_a_new_key(lab: Lab, change: str) -> None:
     path = lab.text()
-    first = lab.prepare(path)
-    second = lab.prepare(path, change)
+    own = f"data.tokenizer={write_tokenizer(lab.dir / 'tokenizer.json', begin='<s>')}"
+    tokenizer = () if "bpe" in change else (own,)
+    first = lab.prepare(path, *tokenizer)
+    second = lab.prepare(path, *tokenizer, change)
     assert not second.hit
     assert key_part(second.path) != key_part(first.path)
 
@@ -162,6 +174,32 @@ def test_an_entry_of_another_schema_is_left_alone_and_told(lab: Lab, which: str)
     verify_cache(lab.cache, said.append)
     assert any(line.startswith("other ") and "schema 2" in line for line in said)
     assert manifest.read_text() == theirs
+
+
+OLD_KEYS: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "0140adc4dd946ede", "b81cd42dfd803314"),
+    ({"stride": 4, "tail": "pad"}, "0140adc4dd946ede", "ff003a1ecb002b12"),
+    (
+        {"fractions": {"held": 0.1}, "num_samples": 7, "validation": ("held",)},
+        "13b9f342f8a96300",
+        "ee36d367a124c9a3",
+    ),
+]
+"""What is asked for, and the hashes that its store and its view had before the setting existed."""
+
+
+@pytest.mark.parametrize(("asked", "tokens", "view"), OLD_KEYS)
+def test_a_setting_that_is_not_used_leaves_the_keys_as_they_were(
+    asked: dict[str, Any], tokens: str, view: str
+) -> None:
+    request = CacheRequest(
+        root=Path(),
+        source=NumberText(),
+        tokenizer=NumberChoice(),
+        context_length=8,
+        **({"num_samples": None} | asked),
+    )
+    assert (short(request.tokens_hash), short(hash_of(request.view_key))) == (tokens, view)
 
 
 def test_the_schema_is_a_part_of_every_key(lab: Lab) -> None:

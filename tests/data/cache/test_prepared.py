@@ -13,7 +13,7 @@ from model_check.config.schema import Settings
 from model_check.data.build.prepare import prepare
 from model_check.data.read.token_cache import TokenCache
 from model_check.errors import ConfigError, DataError, StorageError, UsageError
-from tests.data.lab import WORDS, Lab, run_tool
+from tests.data.lab import WORDS, Lab, run_tool, write_tokenizer
 
 CORPUS = 12
 
@@ -103,6 +103,18 @@ def test_a_prepared_directory_is_found_whole_and_brings_its_settings(
     assert not lab.cache.joinpath("tokens").exists()
 
 
+def test_a_prepared_directory_brings_what_marks_its_documents(lab: Lab, corpus: Path) -> None:
+    tokenizer = write_tokenizer(lab.dir / "tokenizer.json", begin="<s>")
+    asked = (f"data.tokenizer={tokenizer}", "data.document_tokens=begin_end")
+    out = prepared(lab, corpus, *asked)
+    assert settings_from("--preprocessed-data", str(out)).data.document_tokens == "begin_end"
+    metadata = json.loads((out / "metadata.json").read_text())
+    # As an older version left it.
+    del metadata["document_tokens"]
+    (out / "metadata.json").write_text(json.dumps(metadata))
+    assert settings_from("--preprocessed-data", str(out)).data.document_tokens == "end"
+
+
 def test_a_prepared_directory_needs_none_of_the_texts_that_it_was_made_from(
     lab: Lab, corpus: Path
 ) -> None:
@@ -119,6 +131,7 @@ def test_a_prepared_directory_needs_none_of_the_texts_that_it_was_made_from(
     [
         ("training.context_length=32", r"training.context_length = 32, but .* prepared with 16"),
         ("data.validation=a=0.1", "data.validation = a=0.1, but .* prepared with null"),
+        ("data.document_tokens=begin_end", "document_tokens = begin_end, but .* with end"),
         ("data.tail=pad", "data.tail = pad, but .* prepared with drop"),
         ("model.vocab_size=100", r"model.vocab_size = 100 is too small for .* with 300 ids"),
     ],

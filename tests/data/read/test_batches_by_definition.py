@@ -2,7 +2,7 @@
 and for evaluation, all batch sizes, tails, strides, lengths and splits."""
 
 from collections.abc import Iterator
-from itertools import islice, product
+from itertools import islice, pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +58,14 @@ def labels_once(rows: list[Row], length: int, stride: int) -> list[Row]:
     return [(i, t if n == 0 else known + t[len(known) :]) for n, (i, t) in enumerate(rows)]
 
 
+def within_documents(rows: list[Row]) -> list[Row]:
+    """With masked documents: what follows an end token is the label of nothing."""
+    return [
+        (i, [NO_LABEL if token == END_ID else label for token, label in zip(i, t, strict=True)])
+        for i, t in rows
+    ]
+
+
 def order(num_sequences: int) -> Iterator[int]:
     """Which sequences training reads: permutations that follow each other."""
     epoch = 0
@@ -80,6 +88,9 @@ WINDOWS = [(1, 1), (4, 1), (4, 3), (4, 4), (7, 1), (7, 3), (7, 7)]
 """Length and stride."""
 
 
+MASKED = pytest.mark.parametrize("masked", [False, True], ids=["one stream", "masked"])
+
+
 @pytest.fixture(params=product(WINDOWS, ("drop", "pad"), (0.0, 0.3)), ids=str)
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[TokenCache, int, int, Tail]:
     (length, stride), tail, held = request.param
@@ -89,31 +100,38 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[TokenCache, in
     return cache, length, stride, tail
 
 
+@MASKED
 def test_evaluation_reads_every_sequence_once_and_counts_every_label_once(
-    case: tuple[TokenCache, int, int, Tail],
+    case: tuple[TokenCache, int, int, Tail], masked: bool
 ) -> None:
     cache, length, stride, tail = case
     for split, its_tail in splits_of(cache, tail):
         tokens = stream(split)
         expected = labels_once(rows_of(tokens, length, stride, its_tail), length, stride)
+        own = tokens[1:]
+        if masked:
+            expected = within_documents(expected)
+            own = [label for token, label in pairwise(tokens) if token != END_ID]
         for batch_size in BATCH_SIZES:
-            batches = list(evaluation_batches(split, batch_size))
+            batches = list(evaluation_batches(split, batch_size, documents=masked))
             assert [row for batch in batches for row in read(batch)] == expected
             assert {len(batch.inputs) for batch in batches[:-1]} <= {batch_size}
             labels = [t for batch in batches for t in batch.targets.flatten().tolist()]
             counted = [label for label in labels if label != NO_LABEL]
-            assert its_tail == "drop" or counted == tokens[1:]
+            assert its_tail == "drop" or counted == own
             assert not any(map(share_memory, batches))
 
 
+@MASKED
 def test_training_reads_the_sequences_of_its_permutations(
-    case: tuple[TokenCache, int, int, Tail],
+    case: tuple[TokenCache, int, int, Tail], masked: bool
 ) -> None:
     cache, length, stride, tail = case
     for split, its_tail in splits_of(cache, tail):
         rows = rows_of(stream(split), length, stride, its_tail)
+        rows = within_documents(rows) if masked else rows
         for batch_size in BATCH_SIZES:
-            loader = BatchLoader(split, batch_size, SEED, num_workers=0)
+            loader = BatchLoader(split, batch_size, SEED, num_workers=0, documents=masked)
             number = 2 * len(rows) // batch_size + 1  # into the third epoch
             batches = list(islice(loader.batches(), number))
             expected = [rows[n] for n in islice(order(len(rows)), number * batch_size)]

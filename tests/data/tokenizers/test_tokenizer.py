@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from model_check.data.cache.memo import Memo
 from model_check.data.sources.embedded import EmbeddedSource
-from model_check.data.tokenizers.tokenizer import GivenTokenizer
+from model_check.data.tokenizers.tokenizer import GivenTokenizer, TextTokenizer
 from model_check.data.tokenizers.trained import first_characters
 from model_check.errors import ConfigError, DataError
 from tests.data.lab import WORDS, Lab, write_tokenizer
@@ -79,6 +79,50 @@ def test_a_vocabulary_without_an_end_token_is_refused(lab: Lab) -> None:
     bad = write_tokenizer(lab.dir / "tokenizer.json", end="<pad>")
     with pytest.raises(DataError, match="no token that ends a document"):
         lab.prepare(lab.text(), f"data.tokenizer={bad}")
+
+
+TEMPLATES = {
+    "nothing": None,
+    "before": "<first> $A",
+    "before and after": "<first> $A </s>",
+    "the end token before": "</s> $A",
+    "after": "$A <first>",
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "known", "begin"),
+    [
+        ("nothing", None, None),
+        ("nothing", "<s>", "<s>"),
+        ("before", None, "<first>"),
+        ("before", "<s>", "<first>"),
+        ("before and after", None, "<first>"),
+        ("the end token before", None, None),
+        ("the end token before", "<s>", "<s>"),
+        ("after", None, None),
+    ],
+)
+def test_the_begin_token_is_the_tokenizers_own_before_a_known_one(
+    tmp_path: Path, template: str, known: str | None, begin: str | None
+) -> None:
+    path = write_tokenizer(tmp_path / "tokenizer.json", begin=known)
+    raw = Tokenizer.from_file(str(path))
+    raw.add_special_tokens(["<first>"])
+    if text := TEMPLATES[template]:
+        ids = [(name, raw.token_to_id(name)) for name in ("<first>", "</s>") if name in text]
+        raw.post_processor = processors.TemplateProcessing(text, special_tokens=ids)
+    tokenizer = TextTokenizer(raw, "tiny")
+    assert tokenizer.begin_token == begin
+    assert tokenizer.begin_id == (None if begin is None else raw.token_to_id(begin))
+
+
+def test_a_begin_token_that_a_text_could_forge_is_none(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path / "tokenizer.json", begin="<s>")
+    document = json.loads(path.read_text())
+    document["added_tokens"][1]["special"] = False
+    tokenizer = TextTokenizer(Tokenizer.from_str(json.dumps(document)), "tiny")
+    assert tokenizer.begin_token is None
 
 
 def test_a_tokenizer_that_is_not_there_is_refused(lab: Lab) -> None:
