@@ -1,7 +1,8 @@
 """Text that is on every machine: documentation and source of the Python that runs.
 
 It needs no network, and nothing is shipped. So its content differs between Python versions, and its
-identity is the hash of the content on this machine.
+identity is the hash of the content on this machine. Machines with the same Python have the same
+text: files that Python's build, a distribution or a person put beside the library are left out.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ MAX_BYTES = 8 << 20
 """Enough for 250 sequences of 8192 tokens, and ready within seconds."""
 _TOPICS = "pydoc_data/topics.py"
 _LEFT_OUT = {
-    *("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"),
+    *("test", "tests", "idle_test", "__pycache__"),
     # Read as documentation instead.
     "pydoc_data",
     # Tables of numbers.
@@ -84,10 +85,18 @@ class EmbeddedSource:
 def _paths(directory: Path) -> list[Path]:
     paths = []
     for parent, directories, names in os.walk(directory):
+        if Path(parent) == directory:
+            # Not _sysconfigdata*.py, config-*, sitecustomize.py: these hold paths of a build.
+            directories[:], names = _of_python(directories), _of_python(names)
         directories[:] = [name for name in directories if name not in _LEFT_OUT]
         paths += [Path(parent, name) for name in names if name.endswith(".py")]
     topics = directory / _TOPICS
     return [topics] * topics.is_file() + sorted(paths)
+
+
+def _of_python(names: list[str]) -> list[str]:
+    """The modules and packages that Python itself counts as its own."""
+    return [name for name in names if name.removesuffix(".py") in sys.stdlib_module_names]
 
 
 def _topics(raw: bytes) -> list[str]:

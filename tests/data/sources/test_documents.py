@@ -139,6 +139,30 @@ def test_embedded_text_is_documentation_and_source_of_this_python() -> None:
     assert source.identity() == EmbeddedSource().identity()
 
 
+def test_machines_with_the_same_python_have_the_same_text(tmp_path: Path) -> None:
+    """Beside the library lie files of its build, of a distribution, of pip and of people."""
+    files = {
+        "argparse.py": "same\n",
+        "json/__init__.py": "same, too\n",
+        "_sysconfigdata__linux_x86_64-linux-gnu.py": "prefix = '{}'\n",
+        "_sysconfigdata__x86_64-linux-gnu.py": "prefix = '{}'\n",
+        "config-3.11-x86_64-linux-gnu/python-config.py": "prefix = '{}'\n",
+        "sitecustomize.py": "# {}\n",
+        "usercustomize.py": "# {}\n",
+        "_distutils_system_mod.py": "# {}\n",
+        "site-packages/pip/__init__.py": "# {}\n",
+        "json/tests/test_all.py": "# {}\n",
+    }
+    for machine in ("/usr", "/opt/python"):
+        for name, content in files.items():
+            path = tmp_path / machine[1:] / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content.format(machine))
+    one, other = (EmbeddedSource(tmp_path / place) for place in ("usr", "opt/python"))
+    assert list(one.documents(Repairs())) == ["same\n", "same, too\n"]
+    assert one.identity() == other.identity()
+
+
 def test_without_sources_of_the_library_there_is_no_embedded_text(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no sources of the standard library"):
         EmbeddedSource(tmp_path).identity()
