@@ -216,7 +216,7 @@ class RandomTokens:
 
     def batches(self, start: int = 0) -> Generator[RandomBatch, None, None]:
         size, length = self.settings.training.batch_size, self.settings.training.context_length
-        number = start * size
+        number = start
         while True:
             rows = torch.stack([self._sequence(number + row, length) for row in range(size)])
             yield RandomBatch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())

@@ -53,7 +53,7 @@ class TokenSource:
     batch_size: int
 
     def batches(self, start: int = 0) -> Generator[TokenBatch, None, None]:
-        for inputs in self.tokens.split(self.batch_size)[start:]:
+        for inputs in self.tokens[start:].split(self.batch_size):
             targets = torch.cat((inputs[:, 1:], torch.full_like(inputs[:, :1], IGNORED)), dim=1)
             yield TokenBatch(inputs, targets)
 

@@ -17,8 +17,8 @@ Splits = Mapping[str, Callable[[], Iterable[Batch]]]
 
 class BatchSource(Protocol):
     def batches(self, start: int = 0) -> Generator[Batch, None, None]:
-        """Endless batches from number `start` on, in a fixed order. Closing the generator ends its
-        threads."""
+        """Endless batches from sequence `start` on, in a fixed order. Closing the generator ends
+        its threads."""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
 """What a checkpoint holds: everything that the next step depends on, and what people ask of a file.
 
 `schema`, `step` (optimizer steps done), `model`, `optimizer`, `rng`, `num_threads` (of the CPU: a
-resumed run takes as many, unless system.num_threads says another), `loader` (`position`: batches
-consumed), `loss` (of the last step), `val_loss` (split -> the latest), `best_split`,
-`best_val_loss`, `best_step`, `total_tokens`, `settings`, `model_cfg` (the geometry), `data` (token
-cache, dataset, tokenizer), `logging` (what observers keep, a W&B run's id for one), `kept` (the
-`step_N.pt` of its run that were there; the saver adds it).
+resumed run takes as many, unless system.num_threads says another), `loader` (`sequences` consumed),
+`loss` (of the last step), `val_loss` (split -> the latest), `best_split`, `best_val_loss`,
+`best_step`, `total_tokens`, `settings`, `model_cfg` (the geometry), `data` (token cache, dataset,
+tokenizer), `logging` (what observers keep, a W&B run's id for one), `kept` (the `step_N.pt` of its
+run that were there; the saver adds it).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
@@ -52,7 +52,13 @@ class _Optimizer(msgspec.Struct):
 
 
 class _Loader(msgspec.Struct):
-    position: Natural
+    sequences: Natural | None = None
+    position: Natural | None = None
+    """An older checkpoint counts batches."""
+
+    def __post_init__(self) -> None:
+        if self.sequences is None and self.position is None:
+            raise ValueError("how far it has read is missing")
 
 
 class Resumable(Weights):
@@ -82,8 +88,8 @@ class RunProgress:
 
     step: int = 0
     """Optimizer steps done before this process's first."""
-    position: int = 0
-    """Batches consumed before it."""
+    sequences: int = 0
+    """Sequences consumed before it."""
     validation: Validation = field(default_factory=Validation)
 
 
@@ -101,8 +107,8 @@ class TrainingState:
 
     def capture(self, step: int, loss: float | None) -> dict[str, Any]:
         """The state after `step` steps. Its tensors are the live ones."""
-        progress = self.progress
-        num_batches = (step - progress.step) * num_micro_batches(self.settings)
+        progress, batch_size = self.progress, self.settings.training.batch_size
+        a_step = num_micro_batches(self.settings) * batch_size
         return {
             "schema": SCHEMA,
             "step": step,
@@ -110,7 +116,7 @@ class TrainingState:
             "optimizer": self.optimizer.state_dict(),
             "rng": rng_states(),
             "num_threads": torch.get_num_threads(),
-            "loader": {"position": progress.position + num_batches},
+            "loader": {"sequences": progress.sequences + (step - progress.step) * a_step},
             "loss": loss,
             **asdict(progress.validation),
             "total_tokens": self.context.meter.total_tokens,
@@ -129,11 +135,18 @@ class TrainingState:
             # The order of sums on a CPU depends on it.
             torch.set_num_threads(before)
         progress = self.progress
-        progress.step, progress.position = state["step"], state["loader"]["position"]
+        progress.step, progress.sequences = state["step"], _sequences_read(state)
         progress.validation = Validation(**{f.name: state[f.name] for f in fields(Validation)})
         for observer in self.observers:
             observer.restore(state["logging"])
         set_rng_states(state["rng"])  # last: nothing above may draw from it
+
+
+def _sequences_read(state: Mapping[str, Any]) -> int:
+    loader = state["loader"]
+    if "sequences" in loader:
+        return int(loader["sequences"])
+    return int(loader["position"] * state["settings"]["training"]["batch_size"])
 
 
 def snapshot(value: Any, copies: dict[tuple[object, ...], Tensor] | None = None) -> Any:

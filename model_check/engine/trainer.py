@@ -49,7 +49,7 @@ class Trainer:
         with (
             stop.deferred(),
             explained(self.state.settings, self.state.context),
-            closing(self.source.batches(self.state.progress.position)) as stream,
+            closing(self.source.batches(self.state.progress.sequences)) as stream,
             self.saver,
             ExitStack() as stack,
         ):

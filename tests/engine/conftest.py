@@ -1,5 +1,6 @@
 """A tiny training run in this process, and a real `pretrain_main.py` in another."""
 
+import itertools
 import json
 import os
 import signal
@@ -72,7 +73,7 @@ class FakeBatch:
 
 @dataclass
 class FakeSource:
-    """Random tokens from a seed, or whatever `make(number)` gives."""
+    """Random tokens, each sequence from its number, or whatever `make(number)` of a batch gives."""
 
     batch_size: int = 2
     length: int = 16
@@ -81,18 +82,21 @@ class FakeSource:
 
     def batches(self, start: int = 0) -> Generator[FakeBatch, None, None]:
         try:
-            number = start
-            while True:
-                yield self.make(number) if self.make else self.random(number)
-                number += 1
+            for first in itertools.count(start, self.batch_size):
+                yield self.make(first // self.batch_size) if self.make else self.at(first)
         finally:
             self.closed = True
 
     def random(self, number: int) -> FakeBatch:
-        generator = torch.Generator().manual_seed(number)
-        shape = (self.batch_size, self.length + 1)
-        tokens = torch.randint(0, VOCABULARY, shape, generator=generator)
+        return self.at(number * self.batch_size)
+
+    def at(self, first: int) -> FakeBatch:
+        tokens = torch.stack([self._sequence(first + row) for row in range(self.batch_size)])
         return FakeBatch(tokens[:, :-1], tokens[:, 1:])
+
+    def _sequence(self, number: int) -> Tensor:
+        generator = torch.Generator().manual_seed(number)
+        return torch.randint(0, VOCABULARY, (self.length + 1,), generator=generator)
 
 
 @dataclass

@@ -258,7 +258,7 @@ def test_saves_come_when_asked_for_and_are_told(tiny_run: MakeRun, tmp_path: Pat
     last = torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)
     assert (last["step"], last["loader"], last["loss"]) == (
         5,
-        {"position": 5},
+        {"sequences": 10},
         float.fromhex(run.bits()[-1][0]),
     )
 

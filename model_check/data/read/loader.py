@@ -1,8 +1,8 @@
 """Batches. For training: which sequences, in which order, prepared ahead. For evaluation: every
 sequence once.
 
-A training batch depends on (seed, index) alone, so a run resumes by its index and every worker of a
-replicated run gets the same bits.
+A training batch depends on the seed and the number of its first sequence alone, so a run resumes by
+that number, with any batch size, and every worker of a replicated run gets the same bits.
 """
 
 from collections import deque
@@ -57,30 +57,29 @@ class BatchLoader:
         # Neighbouring batches share an epoch, and threads work on neighbours.
         self._order = lru_cache(maxsize=2)(self._permutation)
 
-    def batch(self, index: int) -> Batch:
-        """The batch at `index`, from 0; there is no last one."""
-        return _read(self.split, self._sequences(index), self.documents, self.pin)
+    def batch(self, first: int) -> Batch:
+        """The batch from sequence `first` on, counted over all epochs; there is no last one."""
+        return _read(self.split, self._sequences(first), self.documents, self.pin)
 
     def batches(self, start: int = 0) -> Generator[Batch, None, None]:
-        """Batches from `start` on, without an end. An error of a thread is raised in place of its
-        batch. Closing the iterator stops the threads."""
+        """Batches from sequence `start` on, counted over all epochs, without an end. An error of a
+        thread is raised in place of its batch. Closing the iterator stops the threads."""
+        firsts = count(start, self.batch_size)
         if self.num_workers == 0:
-            yield from map(self.batch, count(start))
+            yield from map(self.batch, firsts)
             return
         pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="batch")
         try:
-            indices = count(start)
             ahead: deque[Future[Batch]] = deque()
             while True:
                 while len(ahead) < _AHEAD * self.num_workers:
-                    ahead.append(pool.submit(self.batch, next(indices)))
+                    ahead.append(pool.submit(self.batch, next(firsts)))
                 yield ahead.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _sequences(self, index: int) -> NDArray[np.int64]:
+    def _sequences(self, first: int) -> NDArray[np.int64]:
         """The sequences of a batch, which may come from two epochs."""
-        first = index * self.batch_size
         positions = range(first, first + self.batch_size)
         places = (divmod(position, self.split.num_sequences) for position in positions)
         return np.array([self._order(epoch)[offset] for epoch, offset in places], np.int64)

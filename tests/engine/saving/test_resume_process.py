@@ -79,6 +79,25 @@ def test_a_process_killed_while_it_saves_is_resumed_to_the_bit(
     assert_same_state(tmp_path / "whole" / "last.pt", directory / "last.pt")
 
 
+@pytest.mark.parametrize("older", [False, True], ids=["sequences", "an older checkpoint's batches"])
+def test_another_batch_size_goes_on_at_the_next_sequence(
+    start: Start, tmp_path: Path, older: bool
+) -> None:
+    three = ("training.batch_size=2", "training.grad_accum_nums=3")
+    train(start, *three, "--max-steps=2", "training.save_last=true")
+    last = tmp_path / ".checkpoints" / "last.pt"
+    if older:
+        saved = torch.load(last, weights_only=True)
+        torch.save(saved | {"loader": {"position": 2 * 3}}, last)
+    again = ("--resume", str(last), "--max-steps=3", "system.checkpoint_dir=rest")
+    small = train(start, *three, *again)
+    one = ("training.batch_size=6", "training.resume_anyway=true")
+    large = train(start, *one, *again)
+    losses = [float.fromhex(bits(worker)[2][0]) for worker in (small, large)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert "training.batch_size 2 -> 6" in large.output
+
+
 def test_two_processes_in_one_directory_leave_only_whole_files(
     start: Start, tmp_path: Path
 ) -> None:
