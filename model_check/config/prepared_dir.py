@@ -26,7 +26,10 @@ class SplitCount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_sequences: int
     num_documents: int
     num_trained_on: int | None = None
-    """Documents of a validation split that `train` holds too, word for word; None for `train`."""
+    """Of an older version: documents of a validation split that `train` holds too, word for word;
+    None for `train`."""
+    num_left_out: int = 0
+    """Of `train`: documents that are equal to one that validates, and are not trained on."""
     num_tokens: int
     num_dropped: int
 

@@ -220,8 +220,8 @@ class DataSettings(_Section, frozen=True):
     validation: Annotated[str | None, SILENT] = None
     """Validation splits, NAME=WHAT, separated by commas. WHAT: a fraction of the documents (0.01),
     a file or directory of text, COLUMN:VALUE (the rows of JSONL and parquet that have it), or
-    split:NAME of a hub dataset. What validates is never trained on. Example:
-    held_out=0.01,bach=composer:Bach"""
+    split:NAME of a hub dataset. A comma of a value is written `\\,`. What validates is never
+    trained on, nor is a document that is equal to it. Example: held_out=0.01,bach=composer:Bach"""
     document_tokens: Annotated[DocumentTokens, MUST_EQUAL] = "end"
     """What marks the documents: the tokenizer's end token after each (end), or also its begin token
     before each (begin_end), where it has one."""

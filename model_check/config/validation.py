@@ -1,4 +1,5 @@
-"""The grammar of data.validation: `held_out=0.01,bach=composer:Bach,other=other.txt`. Pure."""
+"""The grammar of data.validation: `held_out=0.01,bach=composer:Bach,other=other.txt`; `\\,` is a
+comma of a value. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from msgspec import Struct
 from model_check.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+_BETWEEN_SPLITS = re.compile(r"(?<!\\),")
 _PATH_STARTS = ("/", "./", "../", "~")
 _HUB_SPLIT = "split"
 _RESERVED = ("train",)
@@ -51,10 +53,11 @@ What = DocumentFraction | TextPath | RowsWith | HubSplit
 def parse_validation(text: str | None) -> dict[str, What]:
     """Name of the split -> its documents, in the order given. Raises ConfigError."""
     found: dict[str, What] = {}
-    for part in text.split(",") if text else ():
-        name, equals, what = (piece.strip() for piece in part.partition("="))
+    for part in _BETWEEN_SPLITS.split(text) if text else ():
+        name, equals, what = (piece.strip() for piece in part.replace(r"\,", ",").partition("="))
         if not equals or not what:
-            raise _refused(text, f"{part.strip()!r} is not NAME=WHAT")
+            comma = r"; a comma of a value is written \," if found else ""
+            raise _refused(text, f"{part.strip()!r} is not NAME=WHAT{comma}")
         if not _NAME.fullmatch(name) or name in _RESERVED:
             raise _refused(text, f"{name!r} cannot name a split (letters, digits, - and _)")
         if name in found:

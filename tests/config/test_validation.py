@@ -24,11 +24,22 @@ def test_each_kind_of_split_is_understood() -> None:
     assert parse_validation(None) == {}
 
 
+def test_a_value_may_hold_commas_and_backslashes() -> None:
+    text = r"bach=composer:Bach\, J. S.,path=data\,v1/x.txt,odd=name:C:\new\,,last=0.1"
+    assert parse_validation(text) == {
+        "bach": RowsWith("composer", "Bach, J. S."),
+        "path": TextPath("data,v1/x.txt"),
+        "odd": RowsWith("name", "C:\\new,"),
+        "last": DocumentFraction(0.1),
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("0.01", "'0.01' is not NAME=WHAT"),
         ("a=0.1,", "'' is not NAME=WHAT"),
+        ("a=c:Bach, J. S.", r"'J. S.' is not NAME=WHAT; a comma of a value is written \,"),
         ("a=", "'a=' is not NAME=WHAT"),
         ("a=0.1,a=0.2", "a is given twice"),
         ("train=0.1", "'train' cannot name a split"),

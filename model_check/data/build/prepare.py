@@ -17,6 +17,7 @@ from model_check.data.cache.prepared import (
 )
 from model_check.data.cache.publish import PlaceError
 from model_check.data.read.manifest import (
+    TRAIN,
     CorruptEntryError,
     TokensManifest,
     ViewManifest,
@@ -66,8 +67,13 @@ def prepare(settings: Settings, say: Say, bar: Say | None = None) -> Prepared:
             f"data: {path} belongs in part to {' and '.join(strangers)}, who can put any tokens "
             "there; for a cache of your own set data.cache_dir (SECURITY.md)"
         )
-    seconds = time.monotonic() - started
-    return Prepared(path.absolute(), hit, view, counts_of(view, tokens), seconds)
+    splits = counts_of(view, tokens)
+    if num_left_out := splits[TRAIN].num_left_out:
+        say(
+            f"data: {num_left_out:,} documents of {view.dataset} are equal to one that validates: "
+            "not trained on"
+        )
+    return Prepared(path.absolute(), hit, view, splits, time.monotonic() - started)
 
 
 def _output_dir_filled(
@@ -130,7 +136,8 @@ def _found_or_made(
     _check_vocabulary(settings, view)
     if request.num_samples is not None and view.num_sequences < request.num_samples:
         except_for = f" beside {', '.join(view.splits)}" if view.splits else ""
-        say(f"data: {view.num_sequences:,} sequences: {view.dataset} has no more{except_for}")
+        part = "what was read of " if tokens.num_tokens == request.max_tokens else ""
+        say(f"data: {view.num_sequences:,} sequences: {part}{view.dataset} has no more{except_for}")
     return view, tokens, hit
 
 

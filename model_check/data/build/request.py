@@ -55,6 +55,7 @@ _POLICIES: dict[DocumentTokens, str] = {
     "begin_end": "begin token, document, end token; special tokens in text are text",
 }
 _SELECTION = "documents by the hash of their tokens, equal documents on one side"
+_APART = "documents equal to one of a validation text are not trained on"
 _ROOM_FOR_VALIDATION = 1.05
 """A share of the documents is only about that share of the tokens."""
 
@@ -119,6 +120,7 @@ class CacheRequest:
             key["selection"] = _SELECTION
             key["fractions"] = [[name, share] for name, share in self.fractions.items()]
         if texts := self.validation_texts:
+            key["apart"] = _APART
             key["validation"] = list(self.validation)
             key["beside"] = [[name, hash_of(text.view_key)] for name, text in texts.items()]
         return key

@@ -1,10 +1,11 @@
 """A store's documents divided among training and validation, and the view that records it.
 
 The hash of a document's tokens decides its split, so equal documents are never on both sides, and
-the order of a text does not matter. Nothing is copied: a split is runs of the store's tokens.
+the order of a text does not matter. A document that is equal to one of a validation text is not
+trained on either. Nothing is copied: a split is runs of the store's tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,9 +51,11 @@ def view_of(
 ) -> ViewManifest:
     """The view's manifest. Writes the files of its splits to `directory`. Raises DataError where a
     split has too little text, StorageError."""
-    parts = _parts(request, tokens) if request.fractions else {}
+    texts = {name: _TextSplit.of(other) for name, other in request.validation_texts.items()}
+    parts = _parts(request, tokens, texts.values())
     num_train_tokens = parts[TRAIN].counts.num_tokens if parts else None
-    splits = {name: part.counts for name, part in parts.items()} | _text_splits(request, tokens)
+    splits = {name: part.counts for name, part in parts.items()}
+    splits |= {name: text.counts for name, text in texts.items()}
     available = _num_train_sequences(request, tokens, num_train_tokens or tokens.num_tokens)
     return ViewManifest(
         hash=hash_of(request.view_key),
@@ -68,6 +71,7 @@ def view_of(
         stride=request.stride,
         tail=request.tail,
         num_train_tokens=num_train_tokens,
+        num_train_documents=parts[TRAIN].counts.num_documents if parts else None,
         splits={name: splits[name] for name in request.validation},
         files={
             runs_name(name): write_synced(directory, runs_name(name), part.runs.tobytes())
@@ -96,11 +100,47 @@ def divide(hashes: NDArray[np.uint64], shares: Mapping[str, float]) -> dict[str,
     return {TRAIN: left, **found}
 
 
-def _parts(request: CacheRequest, tokens: TokensManifest) -> dict[str, Part]:
-    """The documents of the store divided among TRAIN and the shares of `request`."""
+@dataclass(frozen=True)
+class _TextSplit:
+    """A validation split that is a text of its own."""
+
+    counts: SplitManifest
+    store: TokenStore
+
+    @classmethod
+    def of(cls, request: CacheRequest) -> "_TextSplit":
+        # It was made and verified a moment ago.
+        view, tokens = read_view(request.view, "off")
+        counts = SplitManifest(
+            num_sequences=view.num_sequences,
+            num_tokens=tokens.num_tokens,
+            num_documents=tokens.num_documents,
+            view=request.view.name,
+        )
+        return cls(counts, TokenStore(request.store, tokens))
+
+
+def _parts(
+    request: CacheRequest, tokens: TokensManifest, texts: Iterable[_TextSplit]
+) -> dict[str, Part]:
+    """The documents of the store divided among TRAIN and the shares of `request`, and those of
+    `texts` taken from TRAIN; empty where TRAIN has them all."""
     store = TokenStore(request.store, tokens)
     windows = replace(request.windows, tail="pad")
-    masks = divide(document_hashes(store), request.fractions)
+    validating = [document_hashes(text.store) for text in texts]
+    if not (validating or request.fractions):
+        return {}
+    hashes = document_hashes(store)
+    masks = divide(hashes, request.fractions)
+    for others in validating:
+        masks[TRAIN] &= ~np.isin(hashes, others)
+    if masks[TRAIN].all():
+        return {}
+    if not masks[TRAIN].any():
+        raise DataError(
+            f"data.validation: each document of {tokens.dataset} validates, or is equal to one "
+            "that does, so none is left to train on"
+        )
     parts = {name: _part_of(mask, store.document_ends, windows) for name, mask in masks.items()}
     for name in request.fractions:
         if (counts := parts[name].counts).num_tokens < _LEAST_TOKENS:
@@ -136,25 +176,6 @@ def _num_train_sequences(request: CacheRequest, tokens: TokensManifest, num_toke
             "text or a shorter context, or data.tail=pad"
         )
     return available
-
-
-def _text_splits(request: CacheRequest, tokens: TokensManifest) -> dict[str, SplitManifest]:
-    if not request.validation_texts:
-        return {}
-    trained_on = document_hashes(TokenStore(request.store, tokens))
-    found = {}
-    for name, other in request.validation_texts.items():
-        # It was made and verified a moment ago.
-        view, own = read_view(other.view, "off")
-        hashes = document_hashes(TokenStore(other.store, own))
-        found[name] = SplitManifest(
-            num_sequences=view.num_sequences,
-            num_tokens=own.num_tokens,
-            num_documents=own.num_documents,
-            num_trained_on=int(np.isin(hashes, trained_on).sum()),
-            view=other.view.name,
-        )
-    return found
 
 
 def document_hashes(store: TokenStore, chunk_tokens: int = CHUNK_TOKENS) -> NDArray[np.uint64]:

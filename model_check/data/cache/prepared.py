@@ -103,14 +103,17 @@ def _holds(directory: HeldDirectory, name: str, content: bytes) -> bool:
 
 def counts_of(view: ViewManifest, tokens: TokensManifest) -> dict[str, SplitCount]:
     """What each split holds and drops, `train` first."""
-    num_validation_documents = sum(split.num_documents for split in view.inner_splits())
+    left = tokens.num_documents - sum(split.num_documents for split in view.inner_splits())
+    num_documents = left if view.num_train_documents is None else view.num_train_documents
     train = SplitManifest(
         num_sequences=view.num_sequences,
         num_tokens=view.num_train_tokens or view.num_tokens,
-        num_documents=tokens.num_documents - num_validation_documents,
+        num_documents=num_documents,
     )
     others = {name: _count(view, split) for name, split in view.splits.items()}
-    return {TRAIN: replace(_count(view, train), num_trained_on=None), **others}
+    num_left_out = left - num_documents
+    own = replace(_count(view, train), num_trained_on=None, num_left_out=num_left_out)
+    return {TRAIN: own, **others}
 
 
 def _count(view: ViewManifest, split: SplitManifest) -> SplitCount:

@@ -115,7 +115,7 @@ class SplitManifest(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: Count
     num_documents: Count
     num_trained_on: Count = 0
-    """Documents that are also in the train split, word for word."""
+    """Of an older version: documents that are also in the train split, word for word."""
     view: str | None = None
     """The view of the same cache that holds it; None: it is documents of this view's store."""
 
@@ -142,6 +142,8 @@ class ViewManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     tail: Tail = "drop"
     num_train_tokens: Count | None = None
     """Tokens of the documents to train on; None: of all documents."""
+    num_train_documents: Count | None = None
+    """How many these are; None: all that are in no split of the store."""
     splits: dict[str, SplitManifest] = {}
     """The validation splits, by name."""
     files: dict[str, FileEntry] = {}

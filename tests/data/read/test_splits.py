@@ -230,11 +230,68 @@ def test_a_split_inside_the_directory_of_another_is_not_in_that_one_too(lab: Lab
     assert decoded(cache, "inner").count("inner") == 20
 
 
-def test_what_is_trained_on_all_the_same_is_counted(lab: Lab) -> None:
-    train = lab.text(lines_of("bach"), "train.jsonl")
-    held = lab.text(lines_of("bach", count=3) + lines_of("liszt", count=2), "held.jsonl")
-    splits = lab.prepare(train, f"data.validation=held={held}").splits
-    assert (splits["held"].num_documents, splits["held"].num_trained_on) == (5, 3)
+def unmarked(text: str) -> list[str]:
+    return sorted(filter(None, text.split("<|endoftext|>")))
+
+
+@pytest.mark.parametrize("fraction", ["", ",held=0.2"])
+@pytest.mark.parametrize("what", ["own=composer:bach", "own={file}", "own={directory}"])
+def test_a_document_equal_to_one_that_validates_is_not_trained_on(
+    lab: Lab, what: str, fraction: str
+) -> None:
+    """Other rows have the text of Bach's, under another name."""
+    rows = [json.loads(line) for line in lines_of("bach", "liszt").splitlines()]
+    rows += [row | {"composer": "copyist"} for row in rows if row["composer"] == "bach"][:25]
+    train = lab.text("".join(json.dumps(row) + "\n" for row in rows), "train.jsonl")
+    bach = "".join(json.dumps(row) + "\n" for row in rows if row["composer"] == "bach")
+    file = lab.text(bach, "bach/rows.jsonl")
+    asked = what.format(file=file, directory=file.parent) + fraction
+    arguments = (train, f"data.validation={asked}", "data.tail=pad")
+    prepared = lab.prepare(*arguments)
+    cache = TokenCache.open(prepared.path, "full")
+    words = {name: unmarked(decoded(cache, name)) for name in cache.splits}
+    assert sorted(set(words["own"])) == sorted({r["text"] for r in rows if "bach" in r["text"]})
+    assert not set(words["train"]) & {text for n in cache.splits[1:] for text in words[n]}
+    validating = [text for name in cache.splits[1:] for text in words[name]]
+    assert {r["text"] for r in rows} == {*words["train"], *validating}
+    counts = prepared.splits["train"]
+    assert counts.num_documents == len(words["train"])
+    assert counts.num_left_out > 0
+    line = f"data: {counts.num_left_out} documents of train.jsonl are equal to one that validates"
+    assert lab.said[-1].startswith(line)
+    assert lab.prepare(*arguments).hit
+    assert lab.said[-1].startswith(line)
+
+
+def test_a_validation_text_with_no_equal_document_leaves_the_training_whole(lab: Lab) -> None:
+    train, held = (lab.text(lines_of(c), f"{c}.jsonl") for c in ("bach", "liszt"))
+    prepared = lab.prepare(train, f"data.validation=held={held}")
+    assert (prepared.splits["train"].num_documents, prepared.splits["train"].num_left_out) == (
+        40,
+        0,
+    )
+    assert not prepared.view.files
+
+
+def test_nothing_left_to_train_on_is_refused(lab: Lab) -> None:
+    train = lab.text(lines_of("bach", count=3), "train.jsonl")
+    held = lab.text(lines_of("bach"), "held.jsonl")
+    with pytest.raises(DataError, match=r"each document of train\.jsonl validates, or is equal to"):
+        lab.prepare(train, f"data.validation=held={held}")
+
+
+def test_a_value_with_a_comma_names_its_rows(lab: Lab) -> None:
+    text = lab.text(lines_of("Bach, J. S.", "Bach"), "notes.jsonl")
+    cache = TokenCache.open(lab.prepare(text, r"data.validation=js=composer:Bach\, J. S.").path)
+    assert decoded(cache, "js").count("Bach, J. S.") == 40
+    assert "J. S." not in decoded(cache, "train")
+
+
+def test_fewer_sequences_than_asked_for_are_told_of_what_was_read(lab: Lab) -> None:
+    train = lab.text(lines_of("bach", "liszt"), "train.jsonl")
+    held = lab.text(lines_of("bach", count=3), "held.jsonl")
+    lab.prepare(train, f"data.validation=held={held}", "data.num_samples=20")
+    assert any("sequences: what was read of train.jsonl has no more" in line for line in lab.said)
 
 
 @pytest.mark.parametrize(
