@@ -5,10 +5,11 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from model_check.data.read.manifest import hash_of
 from model_check.data.read.sharing import hold_cache, share, shared_directory
 
 _DIRECTORY = ".memo"
@@ -52,12 +53,25 @@ class Memo:
     def of_file(self, kind: str, path: Path, compute: Callable[[], str]) -> str:
         """The value of a file's content, computed unless the file stayed the same. Raises OSError,
         and the errors of `compute`."""
-        signature = f"{kind} {stat_signature(path)}"
-        if known := self.get(signature):
+        return self._unless_changed(lambda: f"{kind} {stat_signature(path)}", [path], compute)
+
+    def of_files(self, kind: str, paths: Sequence[Path], compute: Callable[[], str]) -> str:
+        """The same of several files in this order."""
+
+        def signature() -> str:
+            return f"{kind} {hash_of([stat_signature(path) for path in paths])}"
+
+        return self._unless_changed(signature, paths, compute)
+
+    def _unless_changed(
+        self, signature: Callable[[], str], paths: Sequence[Path], compute: Callable[[], str]
+    ) -> str:
+        before = signature()
+        if known := self.get(before):
             return known
         value = compute()
-        if settled(path) and f"{kind} {stat_signature(path)}" == signature:
-            self.put(signature, value)
+        if all(map(settled, paths)) and signature() == before:
+            self.put(before, value)
         return value
 
 

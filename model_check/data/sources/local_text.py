@@ -22,6 +22,9 @@ from model_check.data.sources.text_files import FORMATS, TextFiles, nothing_to_r
 from model_check.errors import DataError
 from model_check.utils.words import printable
 
+_MANY = 64
+"""Files. Of fewer no memory of all together is worth its own file."""
+
 
 @dataclass
 class LocalSource:
@@ -56,8 +59,7 @@ class LocalSource:
 
     def identity(self) -> dict[str, Any]:
         with read_errors():
-            contents = [[suffix_of(file), self._content(file)] for file in self._files]
-        key: dict[str, Any] = {"kind": "local", "files": hash_of(contents)}
+            key: dict[str, Any] = {"kind": "local", "files": self._contents()}
         if any(format_of(file) != ".txt" for file in self._files):
             key["text_column"] = self.text_column
         if rule := self.rows.identity():
@@ -80,10 +82,22 @@ class LocalSource:
                 signature = self._signature(file)
                 yield from pieces_of(file, printable(name), self.text_column, signature, self.rows)
 
-    def _content(self, file: Path) -> str:
-        # Taken before it is hashed, so that a later change is noticed.
-        self._signature(file)
-        return file_sha256(file, self.memo)
+    def _contents(self) -> str:
+        """A hash of all files in their order. Of many it is remembered as a whole: to open and hash
+        10,000 small ones takes longer than all else that a cache hit needs."""
+        files = self._files
+        suffixes = [suffix_of(file) for file in files]
+        # Taken before they are hashed, so that a later change is noticed.
+        for file in files:
+            self._signature(file)
+
+        def compute() -> str:
+            hashes = [file_sha256(file, self.memo) for file in files]
+            return hash_of([[suffix, sha] for suffix, sha in zip(suffixes, hashes, strict=True)])
+
+        if len(files) < _MANY:
+            return compute()
+        return self.memo.of_files(f"texts {hash_of(suffixes)}", files, compute)
 
     def _signature(self, file: Path) -> str:
         if file not in self._signatures:

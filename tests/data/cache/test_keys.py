@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from model_check.data.build.request import CacheRequest, cache_request
+from model_check.data.cache import memo
 from model_check.data.cache.housekeeping import verify_cache
 from model_check.data.cache.memo import Memo, file_sha256, settled, stat_signature
 from model_check.data.read.manifest import (
@@ -19,8 +20,9 @@ from model_check.data.read.manifest import (
     hash_of,
     short,
 )
+from model_check.data.sources import local_text
 from model_check.errors import DataError
-from tests.data.lab import Lab, settings_for, wait_until, write_tokenizer
+from tests.data.lab import WORDS, Lab, settings_for, wait_until, write_tokenizer
 from tests.data.numbers import NumberChoice, NumberText
 
 
@@ -69,12 +71,46 @@ def test_an_edit_that_restores_the_times_does_not_pass_for_the_old_file(lab: Lab
 
 def test_the_hash_of_a_big_file_is_remembered_once_it_is_at_rest(lab: Lab) -> None:
     path = lab.text(bytes(1 << 20), "big.txt")
-    memo = Memo(lab.cache)
+    known = Memo(lab.cache)
     assert not settled(path)
-    file_sha256(path, memo)
-    assert memo.get(f"sha256 {stat_signature(path)}") is None
-    memo.put(f"sha256 {stat_signature(path)}", "remembered")
-    assert file_sha256(path, memo) == "remembered"
+    file_sha256(path, known)
+    assert known.get(f"sha256 {stat_signature(path)}") is None
+    known.put(f"sha256 {stat_signature(path)}", "remembered")
+    assert file_sha256(path, known) == "remembered"
+
+
+def test_many_files_are_hashed_once_until_one_of_them_changes(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memo, "_SETTLED_S", -1.0)
+    hashed: list[Path] = []
+
+    def counted(path: Path, known: Memo) -> str:
+        hashed.append(path)
+        return file_sha256(path, known)
+
+    monkeypatch.setattr(local_text, "file_sha256", counted)
+    files = [lab.text(f"{number} {WORDS}", f"many/{number:03}.txt") for number in range(100)]
+
+    def key() -> str:
+        hashed.clear()
+        return key_part(lab.prepare(files[0].parent).path)
+
+    first = key()
+    assert len(hashed) == 100
+    assert (key(), hashed) == (first, [])
+    os.utime(files[7])
+    assert (key(), len(hashed)) == (first, 100)
+    stat, text = files[7].stat(), files[7].read_text()
+    files[7].write_text(text.swapcase())
+    os.utime(files[7], ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    other = key()
+    assert other != first
+    files[7].write_text(text)
+    files[7].rename(files[7].with_suffix(".x"))
+    files[8].rename(files[7])
+    files[7].with_suffix(".x").rename(files[8])
+    assert key() not in (first, other)
 
 
 def test_touching_the_text_is_still_a_hit(lab: Lab) -> None:
