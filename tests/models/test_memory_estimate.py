@@ -1,5 +1,7 @@
 """The estimate of memory against what torch really keeps, and against a process that trains."""
 
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_check.config.load import Request, load
 from model_check.config.memory import (
     advice,
     block_activations,
@@ -17,11 +20,15 @@ from model_check.config.memory import (
 )
 from model_check.config.schema import Settings, TrainingSettings
 from model_check.config.shape import geometry
+from model_check.data.build.prepare import prepare
+from model_check.events import Done, decode
 from model_check.models.attention import BACKENDS
 from model_check.models.build_model import build_model
+from model_check.utils.worker_env import EVENTS_FD, TOKEN_CACHE
 
 Make = Callable[..., Settings]
 ROOT = Path(__file__).parents[2]
+DEADLINE_S = 100
 
 
 def kept_bytes(settings: Settings) -> int:
@@ -61,51 +68,55 @@ def test_a_block_keeps_what_is_estimated_within_two_percent(
     assert kept == pytest.approx(block_activations(one, shape, "cpu"), rel=0.02)
 
 
-TRAIN = """
-import sys, torch
-from model_check.config.load import Request, load
-from model_check.config.shape import geometry
-from model_check.config.memory import estimate_memory
-from model_check.engine.metrics import peak_memory_bytes
-from model_check.engine.optim import AdamW
-from model_check.models.attention import BACKENDS
-from model_check.models.build_model import build_model
-torch.set_num_threads(1)
-settings = load(Request(preset="cpu", overrides=tuple(sys.argv[1:])), lambda: False).settings
-shape = geometry(settings.model, 0)
-model = build_model(settings, shape, BACKENDS["sdpa"], torch.device("cpu"))
-optimizer = AdamW(model.named_parameters(), settings.training)
-batch = torch.zeros(settings.training.batch_size, settings.training.context_length).long()
-for _ in range(2):
-    optimizer.zero_grad()
-    for _ in range(settings.training.grad_accum_nums):
-        model(batch, batch).backward()
-    optimizer.step(1e-3, torch.tensor(False), None)
-print(estimate_memory(settings, "cpu").total / peak_memory_bytes())
-"""
+TINY = ("model.geometry=tiny", "training.context_length=512", "training.use_amp=false")
+
+
+def peak_of_a_worker(settings: Settings, directory: Path) -> int:
+    """Bytes that a real worker took at most, as its last event tells. Its data were prepared
+    before, as the launcher does it."""
+    config = directory / "settings.json"
+    config.write_bytes(msgspec.json.encode(settings))
+    cache = prepare(settings, print).path
+    ours, theirs = socket.socketpair()
+    ours.settimeout(DEADLINE_S)
+    with theirs:
+        worker = subprocess.Popen(
+            [sys.executable, str(ROOT / "pretrain_main.py"), "--config", str(config)],
+            env={**os.environ, EVENTS_FD: str(theirs.fileno()), TOKEN_CACHE: str(cache)},
+            cwd=directory,
+            pass_fds=[theirs.fileno()],
+        )
+    with ours, ours.makefile("rb") as lines:
+        *_, last = map(decode, lines)
+    assert worker.wait(DEADLINE_S) == 0
+    assert isinstance(last, Done)
+    return last.peak_memory_bytes
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a CUDA build takes more by itself")
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("model.vocab_size=32768", "training.context_length=512"),
-        ("model.vocab_size=8192", "training.context_length=512", "training.grad_accum_nums=2"),
+        ("training.context_length=512",),
+        ("training.context_length=512", "training.grad_accum_nums=2"),
+        (*TINY, "training.batch_size=8"),
+        (*TINY, "training.batch_size=8", "training.gradient_checkpointing=true"),
     ],
-    ids=["one micro-batch", "two"],
+    ids=["one micro-batch", "two", "tiny", "recomputed"],
 )
-def test_a_process_that_trains_takes_what_is_estimated_within_a_fifth(
-    overrides: tuple[str, ...],
+def test_a_worker_takes_what_is_estimated_within_a_sixth(
+    tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN, *overrides],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(map(str, range(20_000))))
+    asked = (
+        *("data.tokenizer=bpe", "data.bpe_vocab_size=400", "model.vocab_size=8192"),
+        *(f"data.dataset={text}", f"data.cache_dir={tmp_path}/cache"),
+        *("training.max_steps=3", "system.num_threads=1", *overrides),
     )
-    assert float(done.stdout) == pytest.approx(1.0, abs=0.2)
+    settings = load(Request(preset="cpu", overrides=asked), lambda: False).settings
+    ratio = estimate_memory(settings, "cpu").total / peak_of_a_worker(settings, tmp_path)
+    assert ratio == pytest.approx(1.0, abs=1 / 6)
 
 
 def test_the_default_workload_fits_an_80_gib_gpu_and_its_parts_add_up() -> None:
@@ -114,6 +125,7 @@ def test_the_default_workload_fits_an_80_gib_gpu_and_its_parts_add_up() -> None:
     assert estimate.moments == 8 * 1_923_125_248
     parts = (estimate.weights, estimate.gradients, estimate.moments, estimate.activations)
     assert estimate.total == sum(parts) + estimate.temporaries + estimate.runtime
+    assert estimate.unused == 0
     assert 30 < estimate.total / 2**30 < 50
     assert estimate.describe().startswith(f"{estimate.total / 2**30:.1f} GiB: weights ")
 
