@@ -79,7 +79,10 @@ class FilePiece:
             case _:
                 for number, raw in enumerate(self._lines(), self.first):
                     text = decode(raw, self.name, number, repairs)
-                    if (value := self._value(text, f"{self.name}:{number}", repairs)) is not None:
+                    value = self._value(text, f"{self.name}:{number}", repairs)
+                    # A line may be as large as the memory allows: one copy of it is enough.
+                    del raw, text
+                    if value is not None:
                         yield value, f"{self.name}:{number}"
 
     def _lines(self) -> Iterator[bytes]:
