@@ -2,7 +2,6 @@
 what looks like a secret."""
 
 import os
-import stat
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from datetime import datetime
@@ -13,7 +12,7 @@ import msgspec
 
 from model_check.errors import StorageError
 from model_check.events import readable
-from model_check.utils.held import HeldDirectory, NotPlainError, hold
+from model_check.utils.held import HeldDirectory, NotPlainError, hold, hold_own
 from model_check.utils.secrets import masked_values
 
 SCHEMA = 1
@@ -90,26 +89,15 @@ def opened(path: Path) -> HeldDirectory:
     Names below /tmp can be foreseen, and freed: another user could make the directory, or a link in
     its place, to get our files or to have them written elsewhere. Raises OSError, StorageError.
     """
-    # A path that ends in `..` has no name to look up in its parent.
     path = Path(os.path.abspath(path))
     path.mkdir(PRIVATE, parents=True, exist_ok=True)
-    with hold(path.parent) as parent:
-        try:
-            held = parent.directory_or_own_link(path.name)
-        except NotPlainError as error:
-            raise _not_ours(path) from error
-        is_public = bool(parent.status().st_mode & stat.S_IWOTH)
-    if is_public and held.status().st_uid not in (os.geteuid(), 0):
-        held.close()
-        raise _not_ours(path)
-    return held
-
-
-def _not_ours(path: Path) -> StorageError:
-    return StorageError(
-        f"{path} belongs to another user, in a place where anybody may have made it "
-        "(give --run-dir another path)"
-    )
+    try:
+        return hold_own(path)
+    except NotPlainError as error:
+        raise StorageError(
+            f"{path} belongs to another user, in a place where others may have made it "
+            "(give --run-dir another path)"
+        ) from error
 
 
 def write(path: Path, data: bytes | str | Mapping[str, Any]) -> None:

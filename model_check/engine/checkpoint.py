@@ -1,6 +1,7 @@
 """Checkpoint files: written whole or not at all, verified before anything of them is used. `state`
 decides what is in them."""
 
+import errno
 import fcntl
 import pickle
 import shutil
@@ -21,9 +22,6 @@ from model_check.utils.words import few, first_line
 
 SCHEMA = 2
 
-_TORCH_WRITER = "inline_container.cc"
-"""Where a write falls short, torch.save names only this place in its own source."""
-
 
 class CheckpointError(UsageError):
     """A checkpoint cannot be resumed from."""
@@ -35,10 +33,10 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
     Raises StorageError; an older file of that name then stays. The file is locked while it is
     written: an unlocked leftover is one of a dead writer.
     """
-    with storing(path), replacing(path) as beside, beside.open("r+b") as written:
+    with storing(path), replacing(path) as file:
         with suppress(OSError):  # a file system without locks: a leftover then stays
-            fcntl.flock(written, fcntl.LOCK_EX)
-        torch.save(state, beside)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        torch.save(state, file)
 
 
 class Weights(msgspec.Struct):
@@ -115,17 +113,17 @@ def storing(path: Path, setting: str = "system.checkpoint_dir") -> Iterator[None
         yield
     except torch.AcceleratorError:
         raise
-    except (OSError, RuntimeError) as error:  # torch.save has no class of its own for a full disk
+    except (OSError, RuntimeError) as error:
         raise StorageError(
             f"{path}: cannot be written: {_why(error, path)}; free space there, or set {setting}"
         ) from error
 
 
 def _why(error: Exception, path: Path) -> str:
-    if _TORCH_WRITER not in str(error):
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return first_line(error)
     free_mib = shutil.disk_usage(path.parent).free / 2**20
-    return f"not to its end: the disk may be full ({free_mib:,.1f} MiB free)"
+    return f"the disk is full ({free_mib:,.1f} MiB free)"
 
 
 def _verify(path: Path) -> None:

@@ -3,7 +3,9 @@ names."""
 
 import os
 import shutil
+import tempfile
 import time
+from pathlib import Path
 
 import torch
 
@@ -14,8 +16,10 @@ from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan, accumulate
 from model_check.errors import ConfigError
 from model_check.events import Phase
+from model_check.utils.held import hold_own
 from model_check.utils.words import first_line
 
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _COMPILERS = ("g++", "c++", "clang++", "gcc", "cc", "clang")
 
 
@@ -28,6 +32,7 @@ def compile_blocks(state: TrainingState, plan: StepPlan) -> None:
     """
     model, optimizer, channels = state.model, state.optimizer, state.context.channels
     _refuse_without_compiler()
+    take_cache()
     channels.sink.emit(Phase(name="compile"))
     channels.say(f"Compiling {len(model.layers)} blocks (training.compile=false: eager) ...")
     started = time.monotonic()
@@ -60,6 +65,24 @@ def _refuse_without_compiler() -> None:
             "training.compile = true: no C++ compiler found (apt install g++, or name one in CXX); "
             "training.compile=false trains eagerly"
         )
+
+
+def take_cache() -> None:
+    """Make the directory from which torch runs code that it compiled earlier, unless the
+    environment names one. By torch's default its name in /tmp can be foreseen: who makes it first
+    has code of theirs run. Raises ConfigError where another user did."""
+    if _CACHE in os.environ:
+        return
+    directory = Path(tempfile.gettempdir(), f"torchinductor_uid{os.geteuid()}")
+    try:
+        directory.mkdir(0o700, exist_ok=True)
+        hold_own(directory).close()
+    except OSError as error:
+        raise ConfigError(
+            f"training.compile = true: {directory}: {error.strerror}; torch runs compiled code out "
+            f"of it: set {_CACHE} to a directory of your own"
+        ) from error
+    os.environ[_CACHE] = str(directory)
 
 
 def _make_compiler_deterministic() -> None:

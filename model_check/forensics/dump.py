@@ -22,7 +22,7 @@ def dump_tensors(path: Path, model: nn.Module) -> None:
         "parameters": {name: _to_numpy(p) for name, p in named},
         "gradients": {name: _to_numpy(p.grad) for name, p in named if p.grad is not None},
     }
-    with replacing(path) as beside, beside.open("wb") as file:
+    with replacing(path) as file:
         pickle.dump(content, file, protocol=_PROTOCOL)
 
 

@@ -1,7 +1,6 @@
 """Secrets in the `.env` of the working directory: read as data, never executed, and only where no
 other user wrote it. A stranger's key would send what is logged to the stranger."""
 
-import errno
 import os
 import re
 from contextlib import suppress
@@ -47,7 +46,5 @@ def _reason(error: OSError | UnicodeDecodeError) -> str:
 
 
 def _read(directory: Path) -> str:
-    with hold(directory) as held, held.open(DOTENV) as file:
-        if os.fstat(file.fileno()).st_uid not in (0, os.geteuid()):
-            raise OSError(errno.EPERM, "it belongs to another user")
-        return file.read(_LONGEST).decode()
+    with hold(directory) as held:
+        return held.read_own(DOTENV, _LONGEST).decode()

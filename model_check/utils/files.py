@@ -5,10 +5,11 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from io import BufferedWriter
 from pathlib import Path
 
-from model_check.utils.held import hold
+from model_check.utils.held import hold_unlinked
 
 SETTINGS_BYTES = 1 << 20
 """No settings file is longer."""
@@ -19,6 +20,9 @@ _HANDED_OVER = (Path("/dev/fd"), Path("/proc/self/fd"))
 def read_whole(path: Path, limit: int) -> bytes:
     """A plain file of at most `limit` bytes. Another user's pipe would block, a device has no end.
     Raises OSError."""
+    # A name out of a file that somebody else wrote.
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "is no name of a file", str(path))
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(descriptor).st_mode
@@ -36,33 +40,22 @@ def read_whole(path: Path, limit: int) -> bytes:
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """Replace `path` by a file that holds `data`. A reader sees the old content or the new, never a
-    part.
-
-    Raises OSError (disk full, no permission); the old file then stays as it was.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with hold(path.parent) as directory:
-        directory.replace(path.name, data.encode() if isinstance(data, str) else data)
+    """Replace `path` by a file that holds `data`. See `replacing`."""
+    with replacing(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path in the same directory to write to. On success it is synced and renamed over
-    `path`, else removed. Raises OSError."""
+def replacing(path: Path) -> Iterator[BufferedWriter]:
+    """Yield a new file, which becomes `path` when it is whole and synced: a reader sees the old
+    content or the new, never a part.
+
+    Raises OSError (disk full, no permission, another user's link in place of the directory); then
+    the old file stays as it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not by `tempfile`, for whose import the launcher's start would wait.
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
-    temporary.touch(exist_ok=False)
-    try:
-        yield temporary
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
+    with hold_unlinked(path.parent) as directory, directory.replacing(path.name) as file:
+        yield file
 
 
 def sync(path: Path) -> None:

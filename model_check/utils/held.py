@@ -155,6 +155,18 @@ class HeldDirectory:
             return True
         return False
 
+    def is_ours(self) -> bool:
+        """Asks the file system which user we are: NFS maps root to nobody, and some file systems
+        know one owner only."""
+        owner = self.status().st_uid
+        return owner == os.geteuid() or owner == self._owner_of_new_file()
+
+    def _owner_of_new_file(self) -> int:
+        name = f".owner-{os.urandom(8).hex()}"
+        with self.create_first(name) as file:
+            self.unlink(name)
+            return os.fstat(file.fileno()).st_uid
+
     def owners(self) -> set[int]:
         """The users to whom this directory and what is in it belong."""
         return {self.status().st_uid, *(self.lstat(name).st_uid for name in self.names())}
@@ -175,6 +187,13 @@ class HeldDirectory:
         """A plain file, to write behind its end."""
         return os.fdopen(self._open_plain(name, os.O_WRONLY | os.O_APPEND), "ab")
 
+    def append_or_create(self, name: str) -> BufferedWriter:
+        """`append`, or a new file where nothing has that name."""
+        try:
+            return self.create_first(name)
+        except FileExistsError:
+            return self.append(name)
+
     def create(self, name: str) -> BufferedWriter:
         """A new file, to write. Anything that had its name is unlinked."""
         with suppress(FileNotFoundError):
@@ -189,17 +208,29 @@ class HeldDirectory:
     def read(self, name: str, limit: int, flags: int = 0) -> bytes:
         """A plain file of at most `limit` bytes."""
         with self.open(name, flags) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > limit:
-                raise NotPlainError(errno.EFBIG, f"is larger than {limit:,} bytes")
-            return file.read(size)
+            return _read(file, os.fstat(file.fileno()).st_size, limit)
+
+    def read_own(self, name: str, limit: int) -> bytes:
+        """Like `read`, of a file that no other user made: root's, or ours."""
+        with self.open(name) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid not in (0, os.geteuid()):
+                raise PermissionError(errno.EPERM, "it belongs to another user")
+            return _read(file, status.st_size, limit)
 
     def replace(self, name: str, content: bytes) -> None:
-        """Synced. A reader sees the old content or the new, never a part."""
+        """See `replacing`."""
+        with self.replacing(name) as file:
+            file.write(content)
+
+    @contextmanager
+    def replacing(self, name: str) -> Iterator[BufferedWriter]:
+        """A new file to write to, which takes the name when it is whole and synced: a reader sees
+        the old content or the new, never a part. Nothing is left of it after an error."""
         temporary = f".{name}.{os.urandom(8).hex()}.tmp"
         try:
-            with self.create(temporary) as file:
-                file.write(content)
+            with self.create_first(temporary) as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             self.rename(temporary, self, name)
@@ -313,6 +344,37 @@ def user_name(uid: int) -> str:
 def hold(path: Path) -> HeldDirectory:
     """A directory at a path of the user's own choice. Links in the path are followed once, here."""
     return HeldDirectory(_open_directory(str(path), 0, None), path)
+
+
+def hold_unlinked(path: Path, takers: int = stat.S_IWOTH) -> HeldDirectory:
+    """Like `hold`; but where others (`takers`, bits of a mode) may write to the directory around
+    it, they may have taken the name: then a link is followed only if we or root made it. Raises
+    NotPlainError."""
+    # A path that ends in `..` has no name to look up in its parent.
+    path = Path(os.path.abspath(path))
+    if not path.name:
+        return hold(path)
+    with hold(path.parent) as parent:
+        if not parent.status().st_mode & takers:
+            return hold(path)
+        return parent.directory_or_own_link(path.name)
+
+
+def hold_own(path: Path) -> HeldDirectory:
+    """Like `hold_unlinked`; and where others may write around it, it is ours or root's. Raises
+    NotPlainError."""
+    held = hold_unlinked(path, OTHERS_WRITE)
+    with _closed_on_error(held.descriptor):
+        around = os.stat("..", dir_fd=held.descriptor).st_mode
+        if around & OTHERS_WRITE and held.status().st_uid != 0 and not held.is_ours():
+            raise _not_plain("belongs to another user, in a place where others may have made it")
+    return held
+
+
+def _read(file: BufferedReader, size: int, limit: int) -> bytes:
+    if size > limit:
+        raise NotPlainError(errno.EFBIG, f"is larger than {limit:,} bytes")
+    return file.read(size)
 
 
 def _open_directory(path: str, flags: int, directory: int | None) -> int:

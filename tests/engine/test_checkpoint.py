@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,17 @@ from model_check.engine.checkpoint import (
 )
 from model_check.engine.saving.checkpoint_files import (
     checkpoint_directory,
+    keep_earlier,
     newest_first,
     steps_of,
     sweep_leftovers,
 )
 from model_check.errors import EXIT_USAGE, StorageError
+from model_check.forensics.dump import dump_tensors
+
+
+def write_dump(path: Path, state: dict[str, Any]) -> None:
+    dump_tensors(path, torch.nn.Linear(2, 2))
 
 
 def state(**changes: Any) -> dict[str, Any]:
@@ -51,6 +58,47 @@ def test_a_save_that_fails_leaves_the_older_file_and_nothing_else(tmp_path: Path
         write_checkpoint(path, state(loss=lambda: None))
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("write", [write_checkpoint, write_dump], ids=["checkpoint", "dump"])
+def test_nothing_is_written_through_a_name_that_was_taken_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[..., None]
+) -> None:
+    """Another user who may write to the directory replaces the unfinished file by a link."""
+    precious, directory = tmp_path / "precious", tmp_path / "checkpoints"
+    precious.write_text("precious")
+    directory.mkdir()
+    create = os.open
+
+    def taken(path: Any, flags: int, *arguments: Any, **more: Any) -> int:
+        descriptor = create(path, flags, *arguments, **more)
+        if flags & os.O_EXCL:
+            (beside,) = directory.iterdir()
+            beside.rename(directory / "away")
+            beside.symlink_to(precious)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", taken)
+    write(directory / "last.pt", state())
+    monkeypatch.undo()
+    assert precious.read_text() == "precious"
+
+
+@pytest.mark.root
+def test_a_link_that_another_user_made_where_all_may_write_is_not_followed(tmp_path: Path) -> None:
+    public, mine = tmp_path / "public", tmp_path / "mine"
+    public.mkdir()
+    public.chmod(0o1777)
+    write_checkpoint(mine / "last.pt", state())
+    (public / "cpu0").symlink_to(mine)
+    os.chown(public / "cpu0", 4711, 4711, follow_symlinks=False)
+    path = public / "cpu0" / "last.pt"
+    for use in (keep_earlier, lambda path: write_checkpoint(path, state())):
+        with pytest.raises((OSError, StorageError), match="another user"):
+            use(path)
+    assert [kept.name for kept in mine.iterdir()] == ["last.pt"]
+    public.chmod(0o1770)  # whom a group trusts is its own business
+    write_checkpoint(path, state())
 
 
 def test_a_flipped_byte_anywhere_is_refused_or_changes_nothing(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """torch.compile by block: the same training, within its rounding; parameters keep their names."""
 
+import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from model_check.engine.checkpoint import CheckpointError
+from model_check.engine.compile import take_cache
 from model_check.errors import ConfigError
 from model_check.events import Phase
 from tests.engine.conftest import FakeBatch, FakeSource, Run, Worker
@@ -83,3 +86,30 @@ def test_without_a_compiler_the_hint_says_what_to_do(
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match=r"no C\+\+ compiler found .*training\.compile=false"):
         tiny_run(training__compile="true")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("taken_by", ["nobody", "directory", "link"])
+def test_compiled_code_is_run_from_a_directory_of_ones_own_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken_by: str
+) -> None:
+    tmp_path.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "named")
+    take_cache()
+    assert os.environ.pop("TORCHINDUCTOR_CACHE_DIR") == "named"
+    directory = tmp_path / "torchinductor_uid0"
+    if taken_by == "nobody":
+        take_cache()
+        take_cache()
+        assert directory.stat().st_mode & 0o777 == 0o700
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(directory)
+        return
+    (tmp_path / "theirs").mkdir(0o777)
+    if taken_by == "link":
+        directory.symlink_to("theirs")
+    else:
+        directory.mkdir(0o777)
+    os.chown(directory, 4711, 4711, follow_symlinks=False)
+    with pytest.raises(ConfigError, match=r"another user.* set TORCHINDUCTOR_CACHE_DIR"):
+        take_cache()

@@ -170,8 +170,9 @@ def test_of_two_launchers_in_one_directory_the_second_is_refused(tmp_path: Path)
 
 
 @pytest.mark.root
-def test_a_directory_that_somebody_else_laid_ready_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o1777)
+@pytest.mark.parametrize("mode", [0o1777, 0o1770], ids=["of all", "of a group"])
+def test_a_directory_that_somebody_else_laid_ready_is_refused(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
     (tmp_path / "run").mkdir()
     os.chown(tmp_path / "run", 4711, 4711)
     with pytest.raises(StorageError, match="belongs to another user"):
@@ -181,11 +182,12 @@ def test_a_directory_that_somebody_else_laid_ready_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("mode", [0o1777, 0o1770], ids=["of all", "of a group"])
 @pytest.mark.parametrize("taken_by", ["directory", "file", "link", "link to nothing", "our own"])
 def test_a_default_name_that_was_taken_is_left_for_another_one(
-    tmp_path: Path, taken_by: str
+    tmp_path: Path, taken_by: str, mode: int
 ) -> None:
-    tmp_path.chmod(0o1777)
+    tmp_path.chmod(mode)
     mine, path = tmp_path / "mine", tmp_path / "model_check_logs_1_20260101_000000"
     mine.mkdir()
     match taken_by:

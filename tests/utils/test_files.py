@@ -24,8 +24,8 @@ def test_a_failure_keeps_the_old_content_and_leaves_nothing_beside(tmp_path: Pat
     write_atomic(path, b"old")
 
     def fail_half_way() -> None:
-        with replacing(path) as beside:
-            beside.write_bytes(b"half")
+        with replacing(path) as file:
+            file.write(b"half")
             raise OSError("no space")
 
     with pytest.raises(OSError, match="no space"):

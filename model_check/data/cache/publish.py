@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from model_check.data.read.manifest import FileEntry
-from model_check.data.read.sharing import hold_cache, is_ours, share_entry
+from model_check.data.read.sharing import hold_cache, share_entry
 from model_check.errors import DataError, StorageError
 from model_check.utils.held import OTHERS_WRITE, HeldDirectory
 
@@ -92,7 +92,7 @@ def _made(cache: HeldDirectory, name: str) -> HeldDirectory:
     cache.make_directory(name, _NOBODY_ELSE_WRITES)
     directory = cache.directory(name)
     try:
-        if not is_ours(directory) or directory.names():
+        if not directory.is_ours() or directory.names():
             raise PermissionError(errno.EPERM, f"another user replaced {name}")
     except BaseException:
         directory.close()
@@ -116,7 +116,7 @@ def _claimed(cache: HeldDirectory, old: str, name: str) -> HeldDirectory | None:
     with cache.directory(old) as left:
         # Only our own, to which nobody else could write.
         others_write = left.status().st_mode & OTHERS_WRITE
-        if others_write or not left.has(UNFINISHED) or not is_ours(left):
+        if others_write or not left.has(UNFINISHED) or not left.is_ours():
             return None
         cache.rename(old, cache, name)
         directory = cache.directory(name)

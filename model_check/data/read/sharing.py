@@ -37,23 +37,9 @@ def shared_directory(root: Path, name: str) -> HeldDirectory:
         held = cache.directory(name)
         with suppress(OSError):
             # Another user may have swapped one in, and root may change everybody's rights.
-            if is_ours(held):
+            if held.is_ours():
                 share(cache, held.descriptor)
         return held
-
-
-def is_ours(directory: HeldDirectory) -> bool:
-    """Asks the file system which user we are: NFS maps root to nobody, and some file systems know
-    one owner only."""
-    owner = directory.status().st_uid
-    return owner == os.geteuid() or owner == _owner_of_new_file(directory)
-
-
-def _owner_of_new_file(directory: HeldDirectory) -> int:
-    name = f".owner-{os.urandom(8).hex()}"
-    with directory.create(name) as file:
-        directory.unlink(name)
-        return os.fstat(file.fileno()).st_uid
 
 
 def share(directory: HeldDirectory, descriptor: int, *, writable: bool = True) -> None:

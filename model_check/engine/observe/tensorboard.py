@@ -10,6 +10,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from model_check.engine.checkpoint import storing
+from model_check.utils.held import hold_unlinked
 
 
 class TensorBoardWriter:
@@ -30,5 +31,9 @@ class TensorBoardWriter:
         self._append(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def _append(self, event: Event) -> None:
-        with storing(self.path, "logging.tensorboard_dir"), self.path.open("ab") as file:
+        with (
+            storing(self.path, "logging.tensorboard_dir"),
+            hold_unlinked(self.path.parent) as directory,
+            directory.append_or_create(self.path.name) as file,
+        ):
             RecordWriter(file).write(event.SerializeToString())

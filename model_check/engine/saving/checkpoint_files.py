@@ -7,6 +7,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from model_check.utils.held import hold_unlinked
+
 LAST = "last.pt"
 BEST = "best.pt"
 _STEP = re.compile(r"step_(0|[1-9]\d*)\.pt")
@@ -57,7 +59,8 @@ def keep_earlier(path: Path) -> Path | None:
     one of that name. None: there was no such file. Raises OSError."""
     earlier = path.with_name(f"{path.stem}.earlier{path.suffix}")
     try:
-        path.rename(earlier)
+        with hold_unlinked(path.parent) as directory:
+            directory.rename(path.name, directory, earlier.name)
     except (FileNotFoundError, NotADirectoryError):
         return None
     return earlier

@@ -51,6 +51,19 @@ def test_a_writer_leaves_what_an_earlier_run_wrote_in_the_same_directory(tmp_pat
     assert first.path.read_bytes().startswith(before)
 
 
+def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
+    """Its name can be foreseen, and another user may be able to write to the directory."""
+    logs, precious = tmp_path / "logs", tmp_path / "precious"
+    writer = TensorBoardWriter(logs)
+    logs.chmod(0o777)
+    precious.write_text("precious")
+    writer.path.unlink()
+    writer.path.symlink_to(precious)
+    with pytest.raises(StorageError, match="is a link that another user may have made"):
+        writer.write(1, {"train/loss": 2.0})
+    assert precious.read_text() == "precious"
+
+
 def test_what_float32_cannot_hold_is_infinite(tmp_path: Path) -> None:
     writer = TensorBoardWriter(tmp_path)
     writer.write(0, {"big": 1e300, "small": -1e300, "nan": math.nan})

@@ -121,7 +121,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_leaves_what_is_whole(
     run = tiny_run(
         directory=small_disk, training__save_interval=1, training__async_save=beside, **LARGE
     )
-    with pytest.raises(StorageError, match=r"step_3\.pt: .*the disk may be full \([\d.]+ MiB"):
+    with pytest.raises(StorageError, match=r"step_3\.pt: .*the disk is full \([\d.]+ MiB"):
         run()
     assert names(small_disk) == ["step_1.pt", "step_2.pt"]
     resumed = tiny_run(directory=small_disk, training__resume="auto", **LARGE)
