@@ -238,7 +238,7 @@ def _holder(descriptor: int) -> str:
         holder = json.loads(os.pread(descriptor, LONGEST_CONTENT, 0))
         pid, user, host = int(holder["pid"]), str(holder["user"]), str(holder["host"])
         text = f"pid {pid} ({user}, since {holder['since']})"
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return "another launcher"
     text += "" if host == socket.gethostname() else f" on {host}"
     return "".join(character for character in text if character.isprintable())

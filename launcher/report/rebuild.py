@@ -89,7 +89,7 @@ def read_record(directory: Path) -> RunRecord:
         record = msgspec.convert(document, RunRecord, str_keys=True)
     except OSError as error:
         raise UsageError(f"{path}: not a run directory: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{path}: damaged, or not a run of ours: {error}") from error
     if (record.end is None) != (record.ended is None):
         raise UsageError(f"{path}: damaged: it needs `end` and `ended`, or neither")
@@ -149,5 +149,5 @@ def _lines(path: Path, decode: Callable[[bytes], T]) -> Iterator[T]:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     for line in lines:
         # The last line of a run that was cut short is none.
-        with suppress(msgspec.DecodeError):
+        with suppress(msgspec.DecodeError, RecursionError):
             yield decode(line)

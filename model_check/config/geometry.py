@@ -149,6 +149,9 @@ def _read_json(file: Path) -> dict[str, Any]:
         raise ConfigError(f"model.geometry: {file}: cannot be read: {why}") from error
     except json.JSONDecodeError as error:
         raise ConfigError(f"{file}:{error.lineno}: not JSON: {error.msg}") from error
+    # Nested too deeply, or a number of more than 4,300 digits.
+    except (RecursionError, ValueError) as error:
+        raise ConfigError(f"{file}: not the config.json of a model: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{file}: not the config.json of a model")
     return config

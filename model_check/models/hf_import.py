@@ -84,7 +84,15 @@ def _files_of_tensors(directory: Path) -> dict[str, Path]:
         else:
             with safe_open(directory / WEIGHTS, framework="pt") as tensors:
                 files = dict.fromkeys(tensors.keys(), directory / WEIGHTS)
-    except (OSError, SafetensorError, ValueError, KeyError, AttributeError) as error:
+    except (
+        OSError,
+        SafetensorError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise ConfigError(
             f"model.init_from: {directory}: no readable {WEIGHTS} or {INDEX}: {error}"
         ) from error

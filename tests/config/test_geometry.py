@@ -131,6 +131,13 @@ def test_what_is_no_llama_of_ours_is_refused(
         loaded(f"model.geometry={tmp_path}")
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5_000])
+def test_a_config_that_no_reader_takes_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match="not the config"):
+        loaded(f"model.geometry={tmp_path}")
+
+
 def test_a_config_without_sizes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ConfigError, match="has no 'num_hidden_layers'"):

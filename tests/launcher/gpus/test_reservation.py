@@ -241,7 +241,8 @@ def test_a_lock_directory_that_cannot_be_is_told_with_the_variable(tmp_path: Pat
 
 
 def test_a_lock_file_with_strange_content_still_locks(tmp_path: Path) -> None:
-    for content in ("", "not json", "[]", '{"pid": "x"}', '{"pid": 1}', "\xff"):
+    nested, endless = "[" * 4096, '{"pid": 1e999, "user": "u", "host": "h", "since": "s"}'
+    for content in ("", "not json", "[]", '{"pid": "x"}', '{"pid": 1}', "\xff", nested, endless):
         with reserve([gpu(0)], tmp_path):
             (tmp_path / "GPU-0.lock").write_text(content, encoding="latin-1")
             with pytest.raises(NoGpuError, match="reserved by another launcher"):

@@ -85,6 +85,20 @@ def test_what_is_no_record_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"schema": 1')
     with pytest.raises(UsageError, match="damaged, or not a run of ours"):
         rebuild([str(tmp_path)], print)
+    (tmp_path / "run.json").write_text('{"schema": ' + "[" * 100_000)
+    with pytest.raises(UsageError, match="damaged, or not a run of ours"):
+        rebuild([str(tmp_path)], print)
+
+
+def test_a_worker_whose_name_is_none_of_a_file_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no name of a file"):
+        rebuild([str(written(tmp_path, groups={"CPU\0": "CPU"}))], print)
+
+
+def test_an_event_that_is_nested_without_end_is_passed_over(tmp_path: Path) -> None:
+    nested = '{"kind": "phase", "unknown": ' + "[" * 100_000
+    (tmp_path / "cpu0.events.jsonl").write_text(nested)
+    assert rebuild([str(written(tmp_path))], lambda line: None) == 0
 
 
 def test_a_killed_run_of_minutes_names_the_one_of_three_that_differs(tmp_path: Path) -> None:
