@@ -133,7 +133,7 @@ def _write_status(descriptor: int, progress: str) -> None:
 
 def _holder(locks: HeldDirectory, name: str) -> str:
     """What the status file says of the process that builds. Other users can write to it."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         status = json.loads(locks.read(name, _LONGEST_STATUS))
         progress = f" ({status['progress']})" if status.get("progress") else ""
         process = f"process {status['pid']} on {status['host']}"

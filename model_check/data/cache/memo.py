@@ -1,5 +1,6 @@
 """Remembers results: hashes of files that did not change since, commits of hub repositories. It
-only saves time: it may be lost, and it need not be writable."""
+only saves time: it may be lost, and it need not be writable. What another user noted is not
+believed: it decides which entry is taken, of which nobody would be told."""
 
 import hashlib
 import json
@@ -27,7 +28,7 @@ class Memo:
     def get(self, signature: str) -> str | None:
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             with hold_cache(self._cache_dir) as cache, cache.directory(_DIRECTORY) as memo:
-                entry = json.loads(memo.read(_name_of(signature), _LONGEST))
+                entry = json.loads(memo.read_own(_name_of(signature), _LONGEST))
             if entry["signature"] == signature and isinstance(entry["value"], str):
                 return str(entry["value"])
         return None

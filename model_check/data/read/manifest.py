@@ -260,7 +260,15 @@ def _read_one_view(directory: Path, verify: Verify) -> tuple[ViewManifest, Token
 
 def strangers_of(directory: Path, view: ViewManifest) -> list[str]:
     """The users other than us and root to whom something of a view, its store or the views of its
-    splits belongs: they chose the tokens, whatever the checksums say. Raises DataError, OSError."""
+    splits belongs: they chose the tokens, whatever the checksums say. Raises DataError."""
+    try:
+        uids = _owners_of(directory, view)
+    except OSError as error:
+        raise _unreadable(directory, "", error) from error
+    return [user_name(uid) for uid in sorted(uids - {0, os.geteuid()})]
+
+
+def _owners_of(directory: Path, view: ViewManifest) -> set[int]:
     neighbours = (split.view for split in view.splits.values() if split.view is not None)
     uids: set[int] = set()
     for path in (directory, *(neighbour_view(directory, name) for name in neighbours)):
@@ -269,7 +277,7 @@ def strangers_of(directory: Path, view: ViewManifest) -> list[str]:
             uids |= held.owners()
         with hold_store(store) as held:
             uids |= held.owners()
-    return [user_name(uid) for uid in sorted(uids - {0, os.geteuid()})]
+    return uids
 
 
 def neighbour_view(directory: Path, name: str) -> Path:
@@ -319,6 +327,8 @@ def read_manifest(directory: HeldDirectory, kind: type[M]) -> M:
         raise CorruptEntryError(f"{path}: not a manifest of this version: {error}") from error
     if hash_of(manifest.key) != manifest.hash:
         raise CorruptEntryError(f"{path}: its key does not have its hash: it was edited")
+    if short(manifest.hash) != directory.path.name.rpartition("__")[2]:
+        raise CorruptEntryError(f"{path}: is of another entry: its hash is not in the name")
     if not manifest.is_consistent():
         raise CorruptEntryError(f"{path}: its numbers contradict each other: it was edited")
     return manifest
@@ -360,7 +370,7 @@ def _verify_file(directory: HeldDirectory, name: str, entry: FileEntry, *, whole
 
 
 def _unreadable(entry: Path, name: str, error: OSError) -> DataError:
-    problem = f"{entry / name}: cannot be read: {error.strerror}"
+    problem = f"{entry / name}: cannot be read: {error.strerror or 'it is gone'}"
     if isinstance(error, NotPlainError):
         return CorruptEntryError(problem)
     if isinstance(error, PermissionError):

@@ -286,6 +286,29 @@ def test_a_cache_directory_named_dataset_may_be_a_link(lab: Lab) -> None:
         assert build(lab, f"data.cache_dir={lab.dir / 'dataset'}")[0] == 0
 
 
+# Entries under other names
+
+
+@pytest.mark.parametrize("verify", ["off", "size", "full"])
+@pytest.mark.parametrize("part", ["view", "store"])
+def test_an_entry_under_the_name_of_another_one_is_not_taken(
+    shared: Lab, verify: str, part: str
+) -> None:
+    """All files are whole and our own: nothing else would tell that the tokens are of another
+    text."""
+    texts = [shared.text(WORDS * 20), shared.text(WORDS.upper() * 20, "other.txt")]
+    paths = [shared.prepare(text).path for text in texts]
+    right = TokenCache.open(paths[0]).gather(np.array([0]))
+    first, second = paths if part == "view" else shared.stores()
+    away = shared.dir / "away"
+    for source, target in ((first, away), (second, first), (away, second)):
+        source.rename(target)
+    prepared = shared.prepare(texts[0], f"data.verify={verify}")
+    assert np.array_equal(TokenCache.open(prepared.path).gather(np.array([0])), right)
+    assert not prepared.hit
+    assert any("is of another entry" in line for line in shared.said)
+
+
 # Links in an entry that others may write to
 
 
@@ -508,6 +531,17 @@ def test_a_pipe_in_place_of_the_status_file_hangs_nobody_who_waits(shared: Lab, 
     locks = shared.cache / ".locks"
     locks.mkdir()
     os.mkfifo(locks / f"{key}.status.json")
+    with UnixFileLock(locks / f"{key}.lock"):
+        builder = start_builder(shared.cache, shared.text())
+        builder.wait_for("waiting for another process, which prepares this data")
+    assert builder.finish()[0] == 0
+
+
+@pytest.mark.parametrize("content", ["[]", "[" * 4096, '"pid"', '{"pid": 1}', "9" * 4096])
+def test_what_is_no_status_names_nobody(shared: Lab, key: str, content: str) -> None:
+    locks = shared.cache / ".locks"
+    locks.mkdir()
+    (locks / f"{key}.status.json").write_text(content)
     with UnixFileLock(locks / f"{key}.lock"):
         builder = start_builder(shared.cache, shared.text())
         builder.wait_for("waiting for another process, which prepares this data")

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from model_check.data.build import prepare
+from model_check.data.cache.memo import Memo
 from model_check.data.cache.publish import UNFINISHED, place_id
+from model_check.data.read.manifest import DOCUMENTS, ViewManifest, strangers_of
+from model_check.errors import DataError
+from model_check.utils.held import HeldDirectory
 from tests.data.lab import ROOT, WORDS, Builder, Lab, start_builder
 
 NOBODY = "65534"
@@ -234,3 +239,62 @@ def test_gc_leaves_an_entry_that_it_may_not_remove_in_its_place(shared: Lab) -> 
     )
     assert "belongs to another user" in done.stdout, done.stdout + done.stderr
     assert (shared.views(), shared.stores()) == before
+
+
+def test_an_entry_that_another_user_lets_nobody_list_is_one_message(shared: Lab) -> None:
+    """Its owner cannot be told, so it is not trained on."""
+    shared.cache.mkdir()
+    shared.cache.chmod(0o777)
+    text = shared.text()
+    assert build(shared, text, *AS_ANOTHER)[0] == 0
+    (store,) = shared.stores()
+    store.chmod(0o711)
+    code, output = build(shared, text, *AS_NOBODY)
+    assert code == 2, output
+    assert "Permission denied; its owner shares the cache with: chmod" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("part", ["view", "store"])
+def test_an_entry_that_vanishes_before_its_owner_is_looked_up_is_one_message(
+    shared: Lab, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    text = shared.text()
+    path = shared.prepare(text).path
+    gone = path if part == "view" else shared.stores()[0]
+
+    def vanish(directory: Path, view: ViewManifest) -> list[str]:
+        gone.rename(shared.dir / "gone")
+        return strangers_of(directory, view)
+
+    monkeypatch.setattr(prepare, "strangers_of", vanish)
+    with pytest.raises(DataError, match="cannot be read: it is gone"):
+        shared.prepare(text)
+
+
+def test_a_file_that_vanishes_while_its_owner_is_looked_up_is_one_message(
+    shared: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = shared.text()
+    shared.prepare(text)
+    names = HeldDirectory.names
+
+    def vanish(held: HeldDirectory) -> list[str]:
+        found = names(held)
+        if DOCUMENTS in found:
+            (held.path / DOCUMENTS).unlink()
+        return found
+
+    monkeypatch.setattr(HeldDirectory, "names", vanish)
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        shared.prepare(text)
+
+
+def test_what_another_user_noted_of_a_text_is_not_believed(shared: Lab) -> None:
+    """It would decide which entry is taken: one of our own, of another text, without a word."""
+    memo = Memo(shared.cache)
+    memo.put("signature", "value")
+    (note,) = (shared.cache / ".memo").iterdir()
+    assert memo.get("signature") == "value"
+    os.chown(note, 61113, 61113)
+    assert memo.get("signature") is None
