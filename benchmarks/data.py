@@ -385,11 +385,12 @@ def cache_of(directory: Path, num_tokens: int) -> Path:
         ViewManifest,
         hash_of,
         shard_name,
+        short,
         to_bytes,
     )
     from model_check.utils.held import hold
 
-    store = directory / "tokens" / "0123456789abcdef"
+    store = directory / "tokens" / short(hash_of({}))
     store.mkdir(parents=True)
     rng = np.random.default_rng(1)
     shard_tokens = 1 << 23
@@ -424,9 +425,10 @@ def cache_of(directory: Path, num_tokens: int) -> Path:
         num_tokens=num_tokens,
         **common,
     )
-    (directory / "view").mkdir()
-    (directory / "view" / MANIFEST).write_bytes(to_bytes(view))
-    return directory / "view"
+    path = directory / f"view__{short(view.hash)}"
+    path.mkdir()
+    (path / MANIFEST).write_bytes(to_bytes(view))
+    return path
 
 
 def start_reader(view: Path) -> subprocess.Popen[str]:

@@ -30,12 +30,11 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -380,12 +379,10 @@ def main() -> int:
 
 def campaign(place: Place, seconds: float, seed: int) -> tuple[Ledger, list[Attacker]]:
     take_reference(place)
-    ledger = Ledger(seed)
+    ledger, attackers = Ledger(seed), list[Attacker]()
     try:
-        with ExitStack() as watched:
-            for private in ("home/private", "etc"):
-                watched.enter_context(untouched(place / private))
-            attackers = _fight(place, ledger, seconds, seed)
+        with untouched(place / "home/private"), untouched(place / "etc"):
+            attackers += _fight(place, ledger, seconds, seed)
     except AssertionError as error:
         ledger.violations.append(f"seed {seed}, private files: {error}")
     ledger.end_all()
@@ -412,19 +409,13 @@ def _fight(place: Place, ledger: Ledger, seconds: float, seed: int) -> list[Atta
     end = time.monotonic() + seconds
     data, runs = Victim(place, ledger, seed, "data"), Victim(place, ledger, seed + 1, "runs")
     others = [runs.train] * 5 + [runs.reserve] * 3 + [runs.report, runs.doctor]
-    threads = [
-        threading.Thread(target=data.act_until, args=(end, [data.prepare])),
-        threading.Thread(target=runs.act_until, args=(end, others)),
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        done = [pool.submit(data.act_until, end, [data.prepare])]
+        done += [pool.submit(runs.act_until, end, others)]
     stop.set()
     found = [results.get(timeout=DEADLINE_S) for _ in started]
-    for process in started:
-        process.join()
-        assert process.exitcode == 0
+    for future in done:
+        future.result()
     return found
 
 

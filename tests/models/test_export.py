@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from model_check.config.geometry import geometry_values
 from model_check.config.schema import ModelSettings, RopeScaling, Settings
 from model_check.config.shape import geometry
-from model_check.data.read.manifest import ViewManifest, hash_of, to_bytes
+from model_check.data.read.manifest import ViewManifest, hash_of, short, to_bytes
 from model_check.engine.checkpoint import CheckpointError
 from model_check.errors import ConfigError, StorageError
 from model_check.export import export, main
@@ -144,7 +144,7 @@ def test_an_untied_model_tells_that_the_weights_are_tied(settings: Make, tmp_pat
 VIEW = ViewManifest(
     hash=hash_of({}),
     key={},
-    tokens="tokens/abc",
+    tokens=f"tokens/{short(hash_of({}))}",
     tokens_hash=hash_of({}),
     context_length=1,
     num_sequences=0,
@@ -168,8 +168,8 @@ def trained_on_a_cache(
     **of_data: Any,
 ) -> Path:
     """A checkpoint whose run had this token cache, with a tokenizer of its own."""
-    store = root / "cache" / "tokens" / "abc"
-    view = root / "cache" / "text__0123456789abcdef"
+    store = root / "cache" / VIEW.tokens
+    view = root / "cache" / f"text__{short(VIEW.hash)}"
     store.mkdir(parents=True)
     view.mkdir()
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "</s>": 2}, []))
@@ -182,7 +182,7 @@ def trained_on_a_cache(
         "schema": 2,
         "model": built(wanted).state_dict(),
         "settings": msgspec.to_builtins(msgspec.structs.replace(wanted, data=data)),
-        "data": {"cache": "0123456789abcdef" + "0" * 48},
+        "data": {"cache": VIEW.hash},
     }
     torch.save(state, root / "last.pt")
     return root / "last.pt"
@@ -212,7 +212,7 @@ def test_an_export_says_what_begins_a_document_for_this_model(
 ) -> None:
     wanted = settings(init_from=init_from)
     checkpoint = trained_on_a_cache(wanted, tmp_path, with_a_begin_token, **of_data)
-    given = tmp_path / "cache" / "tokens" / "abc" / "tokenizer.json"
+    given = tmp_path / "cache" / VIEW.tokens / "tokenizer.json"
     for out, named in ((tmp_path / "own", None), (tmp_path / "given", given)):
         export(checkpoint, out, tokenizer=named)
         tokenizer = AutoTokenizer.from_pretrained(out)
