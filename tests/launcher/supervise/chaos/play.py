@@ -35,6 +35,7 @@ _APART_S = 0.005
 _LOOKS = 3
 """One may miss somebody who forks and ends all the time."""
 _MARK = "MODEL_CHECK_CHAOS"
+GOES_ON = "SIGTSTP received: no shell is above that could continue this run, so it goes on"
 KEYS = {Signals.SIGINT: b"\x03", Signals.SIGQUIT: b"\x1c", Signals.SIGTSTP: b"\x1a"}
 
 
@@ -103,7 +104,10 @@ class Stage:
         for injection in plan.injections:
             if self._has_ended(played, injection.after_s):
                 break
+            num_before = num_discarded_stops(played)
             self._inject(injection, played, driver)
+            if plan.terminal == "tty" and Signals.SIGTSTP in injection.signals:
+                self._await_discarded_stop(played, num_before)
         self._await_end(played, driver, started + DEADLINE_S)
         self._look_for_survivors(played)
         if plan.terminal == "tty":
@@ -190,10 +194,15 @@ class Stage:
             self._terminal.read()
 
     def _waits_for(self, played: Played, is_so: Callable[[], bool]) -> None:
-        """Until it is so, or the round is over."""
+        """Until it is so, or the round is over; not for ever."""
         until = time.monotonic() + DEADLINE_S
-        while not is_so() and not self._has_ended(played, _GLANCE_S):
-            assert time.monotonic() < until, f"{played.plan.seed} waits for ever"
+        while time.monotonic() < until and not is_so():
+            if self._has_ended(played, _GLANCE_S):
+                return
+
+    def _await_discarded_stop(self, played: Played, num_before: int) -> None:
+        """A later one would not be told apart from it."""
+        self._waits_for(played, lambda: num_discarded_stops(played) > num_before)
 
     def _bury(self, played: Played, driver: "subprocess.Popen[bytes]") -> None:
         played.returncode = driver.wait(DEADLINE_S)
@@ -359,6 +368,11 @@ def in_order(
         case "random order":
             pids = dice.sample([*rest, *workers], len(rest) + len(workers))
             yield from ((pid, dice.uniform(0, _APART_S)) for pid in pids)
+
+
+def num_discarded_stops(played: Played) -> int:
+    """A Ctrl-Z that is discarded while the run ends is not told: there is nothing left to stop."""
+    return (played.dir / "launcher.log").read_bytes().count(GOES_ON.encode())
 
 
 def is_stopped(pid: int) -> bool:

@@ -11,9 +11,8 @@ from model_check.errors import exit_code_of
 from model_check.utils.requests import REQUESTS
 from tests.launcher.supervise.chaos.mischief import payload
 from tests.launcher.supervise.chaos.plan import Round
-from tests.launcher.supervise.chaos.play import Played, entries
+from tests.launcher.supervise.chaos.play import Played, entries, num_discarded_stops
 
-_GOES_ON = "SIGTSTP received: no shell is above that could continue this run, so it goes on"
 EXIT_HANG = 124
 _CONTROL = {*range(32), 127} - {ord("\t")}
 _CONFESSIONS = {"events:20": 20, "events:nan": 20}
@@ -130,7 +129,7 @@ def _the_themes_promise_is_kept(played: Played, outcome: dict[str, Any]) -> Iter
             yield from _nobody_is_blamed(played, outcome)
         case "terminal":
             yield from _nobody_is_blamed(played, outcome)
-            if Signals.SIGTSTP in played.sent_to_us and not _was_said(played, _GOES_ON):
+            if Signals.SIGTSTP in played.sent_to_us and num_discarded_stops(played) == 0:
                 yield "a Ctrl-Z that nobody could take back was not discarded"
         case "flood":
             if outcome["end"]["culprits"] != [name := who_fails(played.plan)]:
