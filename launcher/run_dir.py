@@ -2,6 +2,7 @@
 what looks like a secret."""
 
 import os
+import stat
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from datetime import datetime
