@@ -169,6 +169,7 @@ class Attacker:
     def _start_watching(self) -> None:
         if self._watch is not None:
             self._watch.close()
+            self._watch = None
         shared = ("cache", "cache/tokens", "cache/.locks", "tmp", "team", "locks", "work")
         with suppress(AssertionError):  # one of them is away
             self._watch = Watch(*(self.place / name for name in shared))
@@ -209,7 +210,8 @@ class Attacker:
         for root in (self.place / "tmp/checkpoints", self.place / "work/.checkpoints"):
             yield root / self.dice.choice(["cpu0", "cpu1"])
             for directory in names_in(root):
-                yield directory / self.dice.choice(["last.pt", "step_2.pt", "step_4.pt"])
+                name = self.dice.choice(["last.pt", "step_2.pt", "step_4.pt"])
+                yield from (directory / name, directory / f".{name}.{'0' * 16}.tmp")
                 yield from names_in(directory)
 
     def working_directory(self) -> Iterator[Path]:

@@ -216,7 +216,9 @@ class Victim:
         text, vocabulary = self.dice.randrange(NUM_TEXTS), self.dice.choice(VOCABULARIES)
         checkpoints = self.dice.choice(["home/checkpoints", "tmp/checkpoints", "work/.checkpoints"])
         scalars = f"logging.tensorboard_dir={self.place / checkpoints / 'scalars'}"
-        wishes = [["--resume", "auto"], [scalars], ["data.verify=full"], []]
+        wishes = [[scalars], ["data.verify=full"], []]
+        if checkpoints.startswith("home"):  # elsewhere others decide what is read
+            wishes.append(["--resume", "auto"])
         root = self.dice.choice(self.place.roots_of_runs)
         settings = [
             *self.data_settings(self.place / "cache", text, vocabulary),

@@ -22,7 +22,7 @@ from launcher.verdict.results import Judgement
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_INTERNAL, StorageError, UsageError
 from model_check.events import Event, decode, decode_gpu
-from model_check.utils.files import read_whole
+from model_check.utils.held import hold
 from model_check.utils.requests import request_of
 
 USAGE = """\
@@ -35,7 +35,7 @@ examples:
   bash run.sh report .logs/latest
   bash run.sh report /tmp/model_check_logs_*"""
 T = TypeVar("T")
-LONGEST = 1 << 30
+_LONGEST = 1 << 30
 """Bytes of a file: the events of a million steps are a quarter of it."""
 
 
@@ -83,7 +83,7 @@ def read_record(directory: Path) -> RunRecord:
     """run.json. Raises UsageError where there is none, or none of ours."""
     path = directory / "run.json"
     try:
-        document = msgspec.json.decode(read_whole(path, LONGEST), type=dict[str, Any])
+        document = msgspec.json.decode(content_of(path), type=dict[str, Any])
         if (schema := document.get("schema")) != run_dir.SCHEMA:
             raise UsageError(f"{path}: written by another version (schema {schema!r})")
         record = msgspec.convert(document, RunRecord, str_keys=True)
@@ -139,9 +139,16 @@ def _heard(path: Path) -> Health | None:
     return record.health()
 
 
+def content_of(path: Path) -> bytes:
+    """A file that the run left. A link that another user put in its place would have us read
+    something else. Raises OSError."""
+    with hold(path.parent) as directory:
+        return directory.read(path.name, _LONGEST)
+
+
 def _lines(path: Path, decode: Callable[[bytes], T]) -> Iterator[T]:
     try:
-        lines = read_whole(path, LONGEST).splitlines()
+        lines = content_of(path).splitlines()
     # Of a worker that never started, or cut since then.
     except FileNotFoundError:
         return

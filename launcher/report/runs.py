@@ -11,10 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from launcher import run_dir
-from launcher.report.rebuild import LONGEST, is_running, read_record
+from launcher.report.rebuild import content_of, is_running, read_record
 from model_check.config.arguments import Parser
 from model_check.errors import EXIT_PASS, StorageError, UsageError
-from model_check.utils.files import read_whole
 from model_check.utils.held import hold
 from model_check.utils.project_files import COMMAND
 
@@ -123,7 +122,7 @@ def _left_run(directory: Path) -> LeftRun:
 
 def _ended_run(directory: Path) -> EndedRun | None:
     with suppress(OSError, msgspec.MsgspecError):
-        return msgspec.json.decode(read_whole(directory / "report.json", LONGEST), type=EndedRun)
+        return msgspec.json.decode(content_of(directory / "report.json"), type=EndedRun)
     return None
 
 

@@ -25,6 +25,7 @@ from model_check.engine.saving.checkpoint_files import (
 )
 from model_check.errors import EXIT_USAGE, StorageError
 from model_check.forensics.dump import dump_tensors
+from tests.data.canary import make_private, untouched
 
 
 def write_dump(path: Path, state: dict[str, Any]) -> None:
@@ -180,6 +181,14 @@ def test_the_newest_is_the_one_written_last_whatever_its_number(tmp_path: Path) 
 
 
 LEFTOVER = ".step_5.pt.0123abcd.tmp"
+
+
+def test_a_link_in_place_of_a_leftover_is_not_opened(tmp_path: Path) -> None:
+    private, directory = make_private(tmp_path / "private"), tmp_path / "checkpoints"
+    directory.mkdir()
+    (directory / f".last.pt.{'0' * 16}.tmp").symlink_to(private / "canary.txt")
+    with untouched(private):
+        sweep_leftovers(directory)
 
 
 def test_leftovers_of_dead_writers_are_removed_and_nothing_else(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def sweep_leftovers(directory: Path) -> None:
 
 
 def _remove_if_dead(path: Path) -> None:
-    with path.open("r+b") as leftover:
+    with hold_unlinked(path.parent) as directory, directory.append(path.name) as leftover:
         fcntl.flock(leftover, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: a process writes it
         if time.time() - os.fstat(leftover.fileno()).st_mtime > _LEFTOVER_AGE_S:
-            path.unlink()
+            directory.unlink(path.name)

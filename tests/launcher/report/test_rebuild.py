@@ -1,6 +1,7 @@
 """run.json is read as it was written; what is damaged is refused in one line."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,19 @@ def test_what_is_no_record_is_one_message(tmp_path: Path) -> None:
 def test_a_worker_whose_name_is_none_of_a_file_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no name of a file"):
         rebuild([str(written(tmp_path, groups={"CPU\0": "CPU"}))], print)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("name", ["run.json", "cpu0.events.jsonl"])
+def test_a_link_in_the_run_of_another_user_is_not_read(tmp_path: Path, name: str) -> None:
+    run, private = written(tmp_path / "run"), tmp_path / "private"
+    private.write_text("{}")
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(private)
+    os.chown(run / name, 4711, 4711, follow_symlinks=False)
+    os.chown(run, 4711, 4711)
+    with pytest.raises(UsageError, match="is a link that another user may have made"):
+        rebuild([str(run)], print)
 
 
 def test_an_event_that_is_nested_without_end_is_passed_over(tmp_path: Path) -> None:
