@@ -186,6 +186,7 @@ def train(argv: Sequence[str], process: Process) -> None:
         drill=drill,
         splits=validation_splits(cache, settings, pin=device.type == "cuda"),
         weights=weights_directory(settings, process.console.say),
+        run_dir=process.env.run_dir,
     )
     if device.type == "cpu":
         keep_freed_memory()

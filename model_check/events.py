@@ -6,6 +6,7 @@ infinities are the strings "nan", "inf", "-inf", which `float.fromhex` reads bac
 CLOCK_MONOTONIC nanoseconds: comparable between processes of one machine.
 """
 
+import math
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -104,6 +105,52 @@ class Beat(_Event, frozen=True, kw_only=True, tag="beat"):
     """Still alive, within a long operation that has no events of its own."""
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The first tensor of a step that is not finite, in the order of computation."""
+
+    direction: Literal["forward", "backward", "state"]
+    """`state`: it was there before the step: a weight, a buffer, a moment of the optimizer."""
+    module: str
+    """Its maker, or its owner: `layers.3.attention.wq`; `loss` is the cross entropy."""
+    tensor: str
+    """What it is to that module: `output`, `gradient of input`, `weight`, `gradient of weight`."""
+    shape: list[int]
+    num_nan: int
+    num_inf: int
+    first: list[int]
+    """The index of the first value that is not finite."""
+    low: ExactFloat | None = None
+    """The other values lie between `low` and `high`; None: there are none, or it is unknown."""
+    high: ExactFloat | None = None
+    by_position: bool = False
+    """Counted during the step itself, whose tensors are gone: `shape`, `num_nan`, `num_inf` and
+    `first` count positions (tokens) of all micro-batches, and `module` is a whole block."""
+
+    @property
+    def place(self) -> str:
+        """`layers.3.attention.wq (forward: its output)`"""
+        return f"{self.module} ({self.direction}: its {self.tensor})"
+
+    @property
+    def counts(self) -> str:
+        """`1 NaN of 32,768 values, first at [0, 3, 5], others -1.2e+00 to 3.4e+00`"""
+        kinds = (("NaN", self.num_nan), ("Inf", self.num_inf))
+        each = " and ".join(f"{count:,} {kind}" for kind, count in kinds if count)
+        unit = "positions" if self.by_position else "values"
+        text = f"{each} of {math.prod(self.shape):,} {unit}, first at {self.first}"
+        if self.low is None or self.high is None:
+            return text
+        low, high = float.fromhex(self.low), float.fromhex(self.high)
+        return f"{text}, others {low:.1e} to {high:.1e}"
+
+
+def again(repeated: bool | None) -> str:
+    """Whether a fault came again when its step was computed again, for the end of a sentence."""
+    if repeated is None:
+        return ""
+    return "; it came again" if repeated else "; it did not come again"
+
+
 class NonFinite(_Event, frozen=True, kw_only=True, tag="nonfinite"):
     """A loss, a gradient or a weight that is NaN or infinite."""
 
@@ -113,6 +160,12 @@ class NonFinite(_Event, frozen=True, kw_only=True, tag="nonfinite"):
     grad_norm: ExactFloat
     names: list[str] = []
     """Parameters that are not finite, or whose gradients are not, in model order."""
+    origin: Origin | None = None
+    """Where it was born, as far as it is known by now; a later event of the step may know more."""
+    repeated: bool | None = None
+    """Whether it came again when the step was computed again; None: not tried (yet)."""
+    evidence_bytes: Natural = 0
+    """How much is written now, before the worker ends."""
 
 
 class Evidence(_Event, frozen=True, kw_only=True, tag="evidence"):

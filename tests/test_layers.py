@@ -85,7 +85,10 @@ SINGLE_PLACE = {
     "flash_attn": ("model_check/models/attention.py",),
     "flash_attn_interface": ("model_check/models/attention.py",),
     "tensorboard": ("model_check/engine/observe/tensorboard.py",),
-    "safetensors": ("model_check/export.py", "model_check/models/hf_import.py"),
+    "safetensors": (
+        *("model_check/export.py", "model_check/models/hf_import.py"),
+        "model_check/engine/dossier.py",
+    ),
 }
 
 SOURCES = [p for package in ("launcher", "model_check") for p in (ROOT / package).rglob("*.py")]

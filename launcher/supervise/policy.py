@@ -28,6 +28,11 @@ HOLD_S = 0.2
 own copy before we blame the worker."""
 
 
+EVIDENCE_S = 60.0
+"""A worker that met a NaN may be silent so long, and for the time that its evidence takes:"""
+EVIDENCE_BYTES_PER_S = 50e6
+
+
 class Limits(Struct, frozen=True):
     """How long we wait for a worker, in seconds."""
 
@@ -35,6 +40,8 @@ class Limits(Struct, frozen=True):
     """From SIGTERM to SIGKILL."""
     silence_s: float
     """Longest time without an event or a byte of output; 0: no limit."""
+    evidence_s: float = EVIDENCE_S
+    """Longest silence of a worker that met a NaN, beside the time that its evidence takes."""
     early_s: float = 30.0
     """A worker that ended well so long before the others is told in a line."""
 
@@ -49,6 +56,8 @@ class Confession(Struct, frozen=True):
     """When we received it."""
     final: bool
     """It also said that it is done. A worker that only met a NaN may still be writing evidence."""
+    evidence_bytes: int = 0
+    """How much evidence it is writing."""
 
 
 class WorkerView(Struct, eq=False):
@@ -92,15 +101,22 @@ def decide(
 ) -> Continue | Stop | Done:
     """The first failure wins; silence is a failure too. `received`: the requests that we got, some
     of which do not end a run by themselves."""
+    silent = [worker for worker in workers if now >= _evidence_deadline(worker, limits)]
+    if silent:
+        return _stop_for_silent_evidence(min(silent, key=_failed_at), now)
     if any(_has_failed(worker, now) for worker in workers):
-        return _judge_failure(_first_failures(workers), now, received)
+        first = _first_failures(workers)
+        if _saves_evidence(first[0]):
+            # Its peer failed later, and to stop them all would cut its evidence off.
+            return Continue(until=_evidence_deadline(first[0], limits))
+        return _judge_failure(first, now, received)
     if all(worker.returncode == 0 for worker in workers):
         return Done()
     running = [w for w in workers if w.started_at is not None and w.returncode is None]
     overdue = [w for w in running if now >= _silence_deadline(w, limits)]
     if overdue:
         return _stop_for_silence(min(overdue, key=lambda w: w.last_heard), now, limits)
-    silences = [_silence_deadline(w, limits) for w in running]
+    silences = [min(_silence_deadline(w, limits), _evidence_deadline(w, limits)) for w in running]
     lingers = [_linger_deadline(w) for w in running]
     earlies = [w.ended_at + limits.early_s for w in workers if w.returncode == 0]
     return Continue(until=min(due for due in (*silences, *lingers, *earlies, NEVER) if due > now))
@@ -244,3 +260,26 @@ def _silence_deadline(worker: WorkerView, limits: Limits) -> float:
     if limits.silence_s == 0:
         return NEVER
     return worker.last_heard + _silence_limit_s(worker, limits)
+
+
+def _saves_evidence(worker: WorkerView) -> bool:
+    said = worker.confession
+    return worker.returncode is None and said is not None and not said.final
+
+
+def _evidence_deadline(worker: WorkerView, limits: Limits) -> float:
+    """When a worker that met a NaN, and says nothing since then, ends as what it confessed."""
+    said = worker.confession
+    if said is None or not _saves_evidence(worker) or limits.silence_s == 0:
+        return NEVER
+    limit_s = limits.evidence_s + said.evidence_bytes / EVIDENCE_BYTES_PER_S
+    return max(worker.last_heard, said.heard_at) + limit_s
+
+
+def _stop_for_silent_evidence(worker: WorkerView, now: float) -> Stop:
+    silent_s = now - worker.last_heard
+    reason = (
+        f"{worker.name} failed first: it met a NaN or Inf, and fell silent for {silent_s:.0f} s "
+        "while it saved the evidence, which is not whole"
+    )
+    return Stop(reason, _exit_code(worker), (worker.name,))

@@ -184,7 +184,8 @@ class Worker(WorkerView, eq=False, kw_only=True):
                 self.step_s = event.ms / 1000
                 self.confession = None  # it went on after a NaN, so it does not end of that
             case NonFinite() if self.confession is None:
-                self.confession = Confession(at, EXIT_NON_FINITE, now, final=False)
+                size = event.evidence_bytes
+                self.confession = Confession(at, EXIT_NON_FINITE, now, False, evidence_bytes=size)
             case Done():
                 self.error = event.error
                 if event.exit_code != 0:

@@ -11,7 +11,7 @@ from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Case, WorkerE
 from launcher.verdict.results import Judgement, RunResult, SplitResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Severity
 from launcher.verdict.steps import History
-from launcher.verdict.summary import shared_nonfinite, summary
+from launcher.verdict.summary import born, shared_nonfinite, summary
 from model_check.errors import (
     EXIT_DISAGREEMENT,
     EXIT_INTERNAL,
@@ -38,7 +38,7 @@ class Cause(Enum):
     NO_HOST_MEMORY = Verdict.INCONCLUSIVE, "{how}{oom}{whose}"
     """The kernel killed it for want of memory: of the host, or of the limit that the host set."""
     HANG = Verdict.FAIL, "{reason}"
-    NON_FINITE = Verdict.FAIL, "non-finite {where} at step {step}{first}"
+    NON_FINITE = Verdict.FAIL, "non-finite {where} at step {step}{born}"
     FAILED = Verdict.FAIL, "{how}{said}{oom}"
     """It ended with an exit code of failure, or announced one before our signal reached it."""
     ODD = Verdict.SUSPECT, "differs from the majority at {place}"
@@ -171,8 +171,7 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
     if is_blamed and end.is_hang:
         return Cause.HANG, {"reason": end.reason}
     if (bad := history.nonfinite) is not None:
-        first = f", first in {bad.names[0]}" if bad.names else ""
-        return Cause.NON_FINITE, {"where": bad.where, "step": bad.step, "first": first}
+        return Cause.NON_FINITE, {"where": bad.where, "step": bad.step, "born": born(bad)}
     if worker.oom and announced == EXIT_PASS:
         how = f"{NO_HOST_MEMORY}{_where(history)}"
         return Cause.NO_HOST_MEMORY, {"how": how, "oom": f"; {worker.oom}", "whose": FAULT_OF_HOST}

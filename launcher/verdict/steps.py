@@ -49,13 +49,18 @@ class History(Struct):
             case Evaluation():
                 self.evaluations[event.split] = event
             case NonFinite():
-                self.nonfinite = self.nonfinite or event
+                self._nonfinite(event)
             case Evidence():
                 self.evidence.append(event)
             case Note():
                 self.notes.append(event.text)
             case Done():
                 self.done = event
+
+    def _nonfinite(self, event: NonFinite) -> None:
+        """The first; of its step the last word, which knows most."""
+        if self.nonfinite is None or self.nonfinite.step == event.step:
+            self.nonfinite = event
 
     def _step(self, step: Step) -> None:
         self.num_steps += 1

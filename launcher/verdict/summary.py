@@ -9,7 +9,8 @@ from launcher.verdict.record import Case
 from launcher.verdict.results import Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS
-from model_check.events import NonFinite
+from model_check.events import NonFinite, again
+from model_check.utils.words import few
 
 
 class Summary(NamedTuple):
@@ -41,6 +42,13 @@ def shared_nonfinite(case: Case) -> NonFinite | None:
     return first if all(bad and replace(bad, t=first.t) == first for bad in found) else None
 
 
+def born(bad: NonFinite) -> str:
+    """Where it was born, for the end of a sentence; nothing where that is not known."""
+    if bad.origin is not None:
+        return f", born in {bad.origin.place}: {bad.origin.counts}{again(bad.repeated)}"
+    return f", in {few(bad.names)}" if bad.names else ""
+
+
 def names_by_text(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """(worker, text) pairs -> text -> the workers that share it, in their order."""
     sharing: dict[str, list[str]] = {}
@@ -54,7 +62,7 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
     if (shared := shared_nonfinite(case)) is not None:
         return Summary(
             f"every worker met the same non-finite {shared.where} at step {shared.step}, bit for "
-            "bit: the settings or the data, not a GPU"
+            f"bit: the settings or the data, not a GPU{born(shared)}"
         )
     if end.disagreement and end.exit_code in (EXIT_PASS, EXIT_DISAGREEMENT):
         return Summary(str(end.disagreement))

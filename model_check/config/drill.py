@@ -1,63 +1,125 @@
 """What fault a drill injects, when, in which worker: the grammar of `debug.drill`. Pure."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 
 from model_check.config.fields import all_fields, did_you_mean
-from model_check.config.shape import parameters
+from model_check.config.shape import HEAD, parameters
 from model_check.errors import ConfigError
 
 GRADIENT_KINDS = ("nan", "inf")
-PARAMETER_KINDS = (*GRADIENT_KINDS, "flip")
-KINDS = (*PARAMETER_KINDS, "loss_nan", "raise", "exit7", "kill", "hang")
+WEIGHT_KINDS = ("nan_weight", "inf_weight", "flip")
+MOMENT_KINDS = ("nan_moment", "inf_moment")
+FORWARD_KINDS = ("nan_forward", "inf_forward")
+BACKWARD_KINDS = ("nan_backward", "inf_backward")
+PARAMETER_KINDS = (*GRADIENT_KINDS, *WEIGHT_KINDS, *MOMENT_KINDS)
+MODULE_KINDS = (*FORWARD_KINDS, *BACKWARD_KINDS)
+NAMED_KINDS = (*PARAMETER_KINDS, *MODULE_KINDS)
+KINDS = (*NAMED_KINDS, "loss_nan", "raise", "exit7", "kill", "hang")
 DEFAULT_PARAMETER = "layers.0.feed_forward.w2.weight"
 # A flip of its first value changed loss or norm in the same step, in float32 and under autocast, at
 # two sizes; a flip in attention.wq took 2 to 6 steps to show.
+DEFAULT_MODULE = "layers.0.feed_forward"
+DEFAULT_BIT = 16
+"""The lowest bit of a float32 weight that its bfloat16 copy still has: 2^-7 of the value."""
+_HEAD_MODULE = HEAD.name.removesuffix(".weight")
+BUFFERS = ("rope_cos", "rope_sin")
 _GRAMMAR = re.compile(
-    r"(?P<kind>\w+)@(?P<step>\d+)(?::(?P<worker>[A-Za-z]+\d+(?:\.\d+)?)(?::(?P<parameter>[\w.]+))?)?"
+    r"(?P<kind>\w+)@(?P<step>\d+)"
+    r"(?::(?P<worker>(?i:all)|[A-Za-z]+\d+(?:\.\d+)?)(?::(?P<name>[A-Za-z_][\w.]*)(?::(?P<bit>\d+))?)?)?"
+    r"(?P<always>:always)?"
 )
 
 
 class Drill(Struct, frozen=True):
     kind: str
     step: int
-    worker: str | None
+    worker: str | None = None
     """None: every worker."""
-    parameter: str | None
-    """None: DEFAULT_PARAMETER."""
+    name: str | None = None
+    """Of a parameter, a buffer or a module; None: the default of its kind."""
+    bit: int = DEFAULT_BIT
+    """The bit of the first value that `flip` turns over."""
+    always: bool = False
+    """It acts each time that the step is computed; else once."""
+
+    @property
+    def default(self) -> str:
+        return DEFAULT_MODULE if self.kind in MODULE_KINDS else DEFAULT_PARAMETER
+
+    @property
+    def target(self) -> str:
+        return self.name or self.default
+
+    @property
+    def value(self) -> float:
+        """What `nan_...` and `inf_...` put into a tensor."""
+        return float("inf" if self.kind.startswith("inf") else "nan")
 
 
 def parse_drill(text: str, max_steps: int) -> Drill:
-    """Read `KIND@STEP[:WORKER[:PARAMETER]]`. Raises ConfigError for other text and for a drill that
-    cannot act."""
+    """Read `KIND@STEP[:WORKER[:NAME[:BIT]]][:always]`. Raises ConfigError for other text and for a
+    drill that cannot act."""
     match = _GRAMMAR.fullmatch(text.strip())
     if match is None or match["kind"] not in KINDS:
         explanation = all_fields()["debug.drill"].doc
         raise ConfigError(f"debug.drill = {text!r}: not a drill. {explanation}")
-    kind, step = match["kind"], int(match["step"])
-    if step >= max_steps:
-        raise ConfigError(
-            f"debug.drill = {text!r}: step {step} is never reached (training.max_steps = "
-            f"{max_steps}, steps count from 0)"
-        )
-    if match["parameter"] and kind not in PARAMETER_KINDS:
-        raise ConfigError(
-            f"debug.drill = {text!r}: {kind} takes no parameter ({', '.join(PARAMETER_KINDS)} do)"
-        )
-    worker = match["worker"].upper() if match["worker"] else None
-    return Drill(kind, step, worker, match["parameter"])
+    drill = _drill(match)
+    if problem := _problem(drill, max_steps, has_bit=match["bit"] is not None):
+        raise ConfigError(f"debug.drill = {text!r}: {problem}")
+    return drill
 
 
 def check_parameter(drill: Drill, num_layers: int, *, tied: bool) -> None:
-    """Refuse a parameter that the model will not have. Raises ConfigError."""
-    check_name(drill, [row.name for row in parameters(num_layers, tied=tied)])
+    """Refuse a name that the model will not have. Raises ConfigError."""
+    rows = [row.name for row in parameters(num_layers, tied=tied)]
+    check_name(drill, [*rows, *BUFFERS], _modules(rows))
 
 
-def check_name(drill: Drill, names: Collection[str]) -> None:
-    """As check_parameter, for a model with parameters of these names."""
-    if drill.parameter is None or drill.parameter in names:
+def check_name(drill: Drill, tensors: Collection[str], modules: Collection[str]) -> None:
+    """As check_parameter, for a model with parameters and buffers, and modules, of these names."""
+    what, names = ("module", modules) if drill.kind in MODULE_KINDS else ("parameter", tensors)
+    if drill.kind in (*GRADIENT_KINDS, *MOMENT_KINDS):
+        names = [name for name in names if name not in BUFFERS]
+    if drill.name is None or drill.name in names:
         return
-    hint = did_you_mean(drill.parameter, names) or f" (there is {DEFAULT_PARAMETER})"
-    raise ConfigError(f"debug.drill: the model has no parameter {drill.parameter!r}{hint}")
+    hint = did_you_mean(drill.name, names) or f" (there is {drill.default})"
+    raise ConfigError(f"debug.drill: the model has no {what} {drill.name!r}{hint}")
+
+
+def _drill(match: "re.Match[str]") -> Drill:
+    worker = match["worker"].upper() if match["worker"] else None
+    return Drill(
+        kind=match["kind"],
+        step=int(match["step"]),
+        worker=None if worker == "ALL" else worker,
+        name=match["name"],
+        bit=DEFAULT_BIT if match["bit"] is None else int(match["bit"]),
+        always=match["always"] is not None,
+    )
+
+
+def _problem(drill: Drill, max_steps: int, *, has_bit: bool) -> str | None:
+    """Why it cannot act."""
+    if drill.step >= max_steps:
+        return (
+            f"step {drill.step} is never reached (training.max_steps = {max_steps}, steps count "
+            "from 0)"
+        )
+    if drill.name and drill.kind not in NAMED_KINDS:
+        return f"{drill.kind} takes no name ({', '.join(NAMED_KINDS)} do)"
+    if has_bit and (drill.kind != "flip" or drill.bit > 31):
+        return "only flip takes a bit, from 0 to 31"
+    return None
+
+
+def _modules(parameters: Iterable[str]) -> list[str]:
+    """Those that are called: of `layers.0.attention.wq.weight` also `layers.0.attention` and
+    `layers.0`. The head is not, the loss reads its weight."""
+    found = ["loss"]
+    for name in parameters:
+        parts = name.split(".")[:-1]
+        found += [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return [name for name in dict.fromkeys(found) if name not in ("layers", _HEAD_MODULE)]

@@ -292,9 +292,12 @@ class DebugSettings(_Section, frozen=True):
     dump_tensors: Annotated[bool, SILENT] = False
     """On NaN or Inf, also write debug/nan_debug_step_N.pkl: every parameter and gradient."""
     drill: Annotated[str | None, SILENT] = None
-    """A fault to inject, to see the alarm work: KIND@STEP[:WORKER[:PARAMETER]], KIND one of nan,
-    inf (into a gradient), loss_nan (into the loss), flip (one bit of a weight), raise, exit7, kill,
-    hang. Example: nan@3:GPU1:layers.0.attention.wq.weight"""
+    """A fault to inject, to see the alarm work: KIND@STEP[:WORKER[:NAME[:BIT]]][:always]. KIND one
+    of nan, inf (into a gradient), nan_weight, inf_weight, flip (into a parameter or buffer; flip
+    turns over one bit), nan_moment, inf_moment (into AdamW's), nan_forward, inf_forward,
+    nan_backward, inf_backward (into what a module makes), loss_nan, raise, exit7, kill, hang. No
+    WORKER, or all: every worker. NAME: that parameter, buffer or module. It acts once; with always
+    also when the step is computed again. Example: nan_forward@3:GPU1:layers.0.attention.wq"""
     profile_steps: Annotated[str | None, SILENT] = None
     """Steps, FIRST-LAST or one, that torch's profiler records into profile/steps_FIRST-LAST.json.gz
     beside the checkpoints; null: none. Example: 3-5"""

@@ -2,23 +2,28 @@
 code 20."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from model_check.engine.checkpoint import storing, write_checkpoint
+from model_check.engine.checkpoint import set_earlier_aside, storing, write_checkpoint
+from model_check.engine.dossier import own_weights, write_finding, write_tensors
 from model_check.engine.inject import Injector
 from model_check.engine.reading import StepMetrics
+from model_check.engine.repeat import bad_state, noted_origin, repeated_origin
 from model_check.engine.state import TrainingState
-from model_check.engine.step import StepPlan, accumulate
+from model_check.engine.step import StepPlan
 from model_check.errors import NonFiniteError, StorageError
 from model_check.events import Evidence, NonFinite, Phase
 from model_check.forensics.dump import dump_tensors
-from model_check.forensics.report import BadStep, block, summary
+from model_check.forensics.origin import Found
+from model_check.forensics.report import BadStep, block, module_line, summary
 from model_check.forensics.scan import BadTensor, bad_gradients, bad_parameters, bad_tensors
+from model_check.utils.words import first_line
 
 
 @dataclass(frozen=True)
@@ -34,67 +39,135 @@ class Alarm:
     def raise_for(
         self, metrics: StepMetrics, gradients: Sequence[BadTensor] | None = None
     ) -> NoReturn:
-        """`gradients`: those that were not finite; None: still to be found."""
-        model = self.state.model
-        if self.recomputes and gradients is None:
-            self.injector.repeat(metrics.step)
-            accumulate(model, metrics.data, self.state.optimizer, self.plan)
-        bad = BadStep(
-            worker=self.state.context.identity.worker,
-            step=metrics.step,
-            loss=metrics.loss,
-            grad_norm=metrics.grad_norm,
-            gradients=bad_gradients(model) if gradients is None else gradients,
-            parameters=bad_parameters(model),
-            recomputed=self.recomputes,
-        )
-        self._report(bad)
-        self._keep(
-            "Checkpoint",  # of the state before the step
-            self.state.context.directory / f"nan_grad_step_{bad.step}.pt",
-            lambda path: write_checkpoint(path, self.state.capture(bad.step, bad.loss)),
-        )
-        self._end(bad)
+        """`gradients`: those that were not finite; None: still to be found.
+
+        What is known is told before anything else is tried: the process may die of it.
+        """
+        is_overwritten = self.recomputes and gradients is None
+        if gradients is None:
+            gradients = [] if is_overwritten else bad_gradients(self.state.model)
+        bad = self._first_look(metrics, gradients)
+        self._confess(bad, self._names(bad, metrics))
+        if is_overwritten:
+            bad, found = self._repeat(bad, metrics)
+            bad = replace(bad, gradients=bad_gradients(self.state.model), recomputed=True)
+            dumped = self._tell(bad)
+        else:
+            dumped = self._tell(bad)
+            bad, found = self._repeat(bad, metrics)
+        self._confess(bad, self._names(bad, metrics))
+        for line in (module_line(bad), *self._save(bad, found), *dumped):
+            self.state.context.channels.say(line)
+        raise NonFiniteError(summary(bad))
 
     def check_weights(self, last: StepMetrics | None) -> None:
         """`last`: the step that made the weights. An update can spoil them although the step's loss
         and gradients are finite. Raises NonFiniteError; no checkpoint may hold them."""
         if last is None or not (spoilt := bad_tensors(_kept_tensors(self.state))):
             return
-        worker = self.state.context.identity.worker
-        bad = BadStep(worker, last.step, last.loss, last.grad_norm, [], spoilt)
-        self._report(bad)
-        self._end(bad)
+        found = bad_state(self.state.model, self.state.optimizer)
+        bad = BadStep(
+            worker=self.state.context.identity.worker,
+            step=last.step,
+            loss=last.loss,
+            grad_norm=last.grad_norm,
+            gradients=[],
+            parameters=spoilt,
+            origin=found.origin if found else None,
+        )
+        self._confess(bad, [tensor.name for tensor in spoilt])
+        for line in self._tell(bad):
+            self.state.context.channels.say(line)
+        raise NonFiniteError(summary(bad))
 
-    def _report(self, bad: BadStep) -> None:
+    def _first_look(self, metrics: StepMetrics, gradients: Sequence[BadTensor]) -> BadStep:
+        """What the step itself has noted; nothing is computed again yet."""
+        return BadStep(
+            worker=self.state.context.identity.worker,
+            step=metrics.step,
+            loss=metrics.loss,
+            grad_norm=metrics.grad_norm,
+            gradients=gradients,
+            parameters=bad_parameters(self.state.model),
+            origin=noted_origin(self.state, self.plan, metrics),
+        )
+
+    def _names(self, bad: BadStep, metrics: StepMetrics) -> list[str]:
+        """Of the parameters that are not finite, or whose gradients are not."""
+        if bad.gradients or metrics.details is None:
+            return [tensor.name for tensor in bad.gradients or bad.parameters]
+        names = [n for n, p in self.state.model.named_parameters() if p.grad is not None]
+        noted = [names[number] for number in self.plan.watch.bad_norms(metrics.details)]
+        return noted or [tensor.name for tensor in bad.parameters]
+
+    def _repeat(self, bad: BadStep, metrics: StepMetrics) -> tuple[BadStep, Found | None]:
+        """What the step shows when it is computed again. A GPU that fails for good, or lacks the
+        memory, must not hide what is known."""
+        model, optimizer = self.state.model, self.state.optimizer
+        self.injector.repeat(bad.step)
+        try:
+            held = bad_state(model, optimizer)
+            again = repeated_origin(model, optimizer, metrics, self.plan)
+        except RuntimeError as error:
+            note = f"step {bad.step} could not be computed again: {first_line(error)}"
+            self.state.context.channels.note(note)
+            return bad, None
+        found = held or again
+        origin = found.origin if found else bad.origin
+        return replace(bad, origin=origin, repeated=again is not None), found
+
+    def _confess(self, bad: BadStep, names: Sequence[str]) -> None:
+        self.state.context.channels.sink.emit(_event(bad, names, self._evidence_bytes()))
+
+    def _tell(self, bad: BadStep) -> Iterator[str]:
+        """The block. Where that was asked for, all tensors are saved beside the checkpoints, now: a
+        repeat overwrites the gradients. What became of them is for later."""
         channels = self.state.context.channels
-        channels.sink.emit(_event(bad))
         channels.say(block(bad))
         channels.say("")
         channels.sink.emit(Phase(name="save"))
+        if not self.state.settings.debug.dump_tensors:
+            return iter(())
+        path = self.state.context.directory / "debug" / f"nan_debug_step_{bad.step}.pkl"
+        write = partial(dump_tensors, model=self.state.model)
+        return iter([self._keep("Debug tensors", path, write)])
 
-    def _end(self, bad: BadStep) -> NoReturn:
-        """Where that was asked for, with all tensors beside the checkpoints."""
-        if self.state.settings.debug.dump_tensors:
-            self._keep(
-                "Debug tensors",
-                self.state.context.directory / "debug" / f"nan_debug_step_{bad.step}.pkl",
-                lambda path: dump_tensors(path, self.state.model),
-            )
-        raise NonFiniteError(summary(bad))
+    def _save(self, bad: BadStep, found: Found | None) -> Iterator[str]:
+        """Yields what became of each file. The dossier comes first: it is small."""
+        tensors: dict[str, Tensor] = {}
+        if found is not None:
+            tensors = own_weights(self.state.model, found.origin.module) | dict(found.evidence)
+        event = _event(bad, [tensor.name for tensor in bad.gradients or bad.parameters])
+        stem = self.state.context.dossier / f"nonfinite_step_{bad.step}"
+        write = partial(write_finding, event, tensors)
+        yield self._keep("Finding", stem.with_suffix(".json"), write)
+        if tensors:
+            write = partial(write_tensors, tensors)
+            yield self._keep("Tensors around it", stem.with_suffix(".safetensors"), write)
+        yield self._keep(
+            "Checkpoint",  # of the state before the step
+            self.state.context.directory / f"nan_grad_step_{bad.step}.pt",
+            lambda path: write_checkpoint(path, self.state.capture(bad.step, bad.loss)),
+        )
 
-    def _keep(self, what: str, path: Path, write: Callable[[Path], None]) -> None:
-        """A full disk, or a GPU that fails for good, must not hide the finding: it is reported, and
-        the exit code stays 20."""
-        channels = self.state.context.channels
+    def _evidence_bytes(self) -> int:
+        """Of the checkpoint, and of the dump where that was asked for."""
+        weights = sum(parameter.nbytes for parameter in self.state.model.parameters())
+        return weights * (5 if self.state.settings.debug.dump_tensors else 3)
+
+    def _keep(self, what: str, path: Path, write: Callable[[Path], None]) -> str:
+        """What became of it. A full disk, or a GPU that fails for good, must not hide the finding:
+        it is reported, and the exit code stays 20."""
         try:
             with storing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                set_earlier_aside(path)
                 write(path)
         except (StorageError, torch.AcceleratorError) as error:
-            channels.say(f"{what} not saved: {error}")
-            return
-        channels.say(f"{what} saved: {path}")
-        channels.sink.emit(Evidence(path=str(path.absolute()), what=what.lower()))
+            return f"{what} not saved: {error}"
+        evidence = Evidence(path=str(path.absolute()), what=what.lower())
+        self.state.context.channels.sink.emit(evidence)
+        return f"{what} saved: {path}"
 
 
 def _kept_tensors(state: TrainingState) -> Iterator[tuple[str, Tensor]]:
@@ -105,12 +178,14 @@ def _kept_tensors(state: TrainingState) -> Iterator[tuple[str, Tensor]]:
         yield from zip((name for name, _ in named), moments, strict=True)
 
 
-def _event(bad: BadStep) -> NonFinite:
-    names = [tensor.name for tensor in bad.gradients or bad.parameters]
+def _event(bad: BadStep, names: Sequence[str], evidence_bytes: int = 0) -> NonFinite:
     return NonFinite(
         step=bad.step,
         where=bad.where,
         loss=bad.loss.hex(),
         grad_norm=bad.grad_norm.hex(),
         names=list(dict.fromkeys(names)),
+        origin=bad.origin,
+        repeated=bad.repeated,
+        evidence_bytes=evidence_bytes,
     )

@@ -23,6 +23,7 @@ from model_check.engine.saving.saver import Saver
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan
 from model_check.engine.trainer import Trainer
+from model_check.engine.watch import Watch
 from model_check.errors import ConfigError
 from model_check.events import Phase
 from model_check.models.attention import BACKENDS, AttentionFn
@@ -51,13 +52,13 @@ def build_trainer(
         model = build_model(settings, shape, attend, device)
         take_initial_weights(model, settings, context)
         optimizer = AdamW(model.named_parameters(), training, loss_scale(dtype, device))
-    plan = StepPlan(device, dtype, training.max_grad_norm)
+    plan = StepPlan(device, dtype, training.max_grad_norm, Watch(model))
     if optimizer.loss_scale is not None:
         lag = 0  # a step that overflows is repeated before the next begins
     reader = Reader((1 if device.type == "cuda" else 0) if lag is None else lag)
     observers = run_observers(settings, shape, dtype, context)
     state = TrainingState(settings, shape, context, model, optimizer, observers)
-    injector = Injector(context.drill, context.identity.worker, model)
+    injector = Injector(context.drill, context.identity.worker, model, optimizer)
     evaluator = Evaluator(state, plan)
     saver = Saver(training, context)
     alarm = Alarm(state, plan, injector, recomputes=reader.lag > 0)

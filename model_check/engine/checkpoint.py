@@ -3,10 +3,12 @@ decides what is in them."""
 
 import errno
 import fcntl
+import os
 import pickle
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,14 @@ def _tensors_in(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 def shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     """Name -> shape, of a state dict."""
     return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def set_earlier_aside(path: Path) -> None:
+    """Evidence of an earlier run stays: `a.pt` becomes `a.earlier1.pt`, or the next number that is
+    free. Raises OSError."""
+    if os.path.lexists(path):
+        taken = (path.with_name(f"{path.stem}.earlier{n}{path.suffix}") for n in count(1))
+        path.rename(next(place for place in taken if not os.path.lexists(place)))
 
 
 @contextmanager

@@ -5,9 +5,12 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from model_check.config.schema import Settings
 from model_check.engine.batches import StepData
@@ -48,6 +51,20 @@ def compile_blocks(state: TrainingState, plan: StepPlan) -> None:
         ) from error
     optimizer.zero_grad()
     channels.say(f"Compiled in {time.monotonic() - started:.0f} s")
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Compiled modules are called without their compiled code, which hooks cannot look into."""
+    compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
+    calls = [module._compiled_call_impl for module in compiled]
+    for module in compiled:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module, call in zip(compiled, calls, strict=True):
+            module._compiled_call_impl = call
 
 
 def _step_of_zeros(settings: Settings, device: torch.device) -> StepData:

@@ -3,35 +3,45 @@
 import os
 import signal
 import threading
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from model_check.config.drill import (
-    DEFAULT_PARAMETER,
+    BACKWARD_KINDS,
+    FORWARD_KINDS,
     GRADIENT_KINDS,
-    PARAMETER_KINDS,
+    MODULE_KINDS,
+    MOMENT_KINDS,
+    WEIGHT_KINDS,
     Drill,
     check_name,
 )
+from model_check.engine.compile import uncompiled
+from model_check.engine.optim import AdamW
 from model_check.errors import ConfigError
-
-_FLIPPED_BIT = 1 << 16
-"""The lowest bit of a float32 weight that its bfloat16 copy still has: 2^-7 of the value."""
 
 
 class Injector:
     """Acts when the trainer reaches the step of the drill; without a drill it does nothing."""
 
-    def __init__(self, drill: Drill | None, worker: str, model: nn.Module) -> None:
-        """Raises ConfigError when the drill names a parameter that `model` lacks."""
-        self._step = -1
-        self._parameter = _find(drill, model) if drill else None
+    def __init__(
+        self, drill: Drill | None, worker: str, model: nn.Module, optimizer: AdamW
+    ) -> None:
+        """Raises ConfigError when the drill names something that `model` lacks."""
+        if drill is not None:
+            tensors = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+            modules = [
+                n for n, m in model.named_modules() if n and not isinstance(m, nn.ModuleList)
+            ]
+            check_name(drill, tensors, [name for name in modules if name != "output"])
         self._drill = drill if drill and drill.worker in (None, worker) else None
-        if self._drill and self._drill.kind == "loss_nan":
-            model.register_forward_hook(self._spoil_loss)
-        elif self._drill and self._drill.kind in GRADIENT_KINDS and self._parameter is not None:
-            self._parameter.register_hook(self._spoil_gradient)  # type: ignore[no-untyped-call]
+        self._model = model
+        self._optimizer = optimizer
+        self._hooks = ExitStack()
 
     def check_reached(self, from_step: int) -> None:
         """Raises ConfigError when a resumed run begins after the step of the drill."""
@@ -42,47 +52,96 @@ class Injector:
             )
 
     def before_step(self, step: int) -> None:
-        """Step `step` begins: faults of weights and of the process happen now."""
-        self.repeat(step)
-        if self._drill and self._due():
-            _act(self._drill, self._parameter)
+        """Step `step` begins."""
+        self._hooks.close()
+        if self._drill and self._drill.step == step:
+            self._act(self._drill)
 
     def repeat(self, step: int) -> None:
-        """Step `step` is computed again: faults of its own numbers come back, no others."""
-        self._step = step
+        """Step `step` is computed again."""
+        self._hooks.close()
+        if self._drill and self._drill.always and self._drill.step == step:
+            self._hook(self._drill)
 
-    def _due(self) -> bool:
-        return self._drill is not None and self._step == self._drill.step
+    def _act(self, drill: Drill) -> None:
+        match drill.kind:
+            case "raise":
+                raise RuntimeError(f"drill: raised at step {drill.step}")
+            case "exit7":
+                os._exit(7)
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang":
+                threading.Event().wait()
+            case kind if kind in WEIGHT_KINDS:
+                tensors = dict((*self._model.named_parameters(), *self._model.named_buffers()))
+                _spoil_in_place(tensors[drill.target].detach(), drill)
+            case kind if kind in MOMENT_KINDS:
+                names = [name for name, _ in self._model.named_parameters()]
+                _spoil_in_place(self._optimizer.first_moments[names.index(drill.target)], drill)
+            case _:
+                self._hook(drill)
 
-    def _spoil_gradient(self, gradient: Tensor) -> Tensor | None:
-        if not self._due() or self._drill is None:
+    def _hook(self, drill: Drill) -> None:
+        """For a fault of the step's own numbers: until the step is over."""
+        spoiler = _Spoiler(drill)
+        kind = drill.kind
+        if kind == "loss_nan":
+            handle = self._model.register_forward_hook(spoiler.forward)
+        elif kind in GRADIENT_KINDS:
+            handle = _hook_gradient(self._model.get_parameter(drill.target), spoiler)
+        elif kind in MODULE_KINDS:
+            # Compiled code was traced without the hook.
+            self._hooks.enter_context(uncompiled(self._model))
+            handle = _hook_module(self._model.get_submodule(drill.target), spoiler)
+        else:
+            return
+        self._hooks.callback(handle.remove)
+
+
+class _Spoiler:
+    """Puts a value into a tensor: the first time, or always."""
+
+    def __init__(self, drill: Drill) -> None:
+        self.drill = drill
+        self._is_due = True
+
+    def forward(self, _module: nn.Module, _inputs: object, output: Tensor) -> Tensor | None:
+        return self.gradient(output)
+
+    def backward(
+        self, _module: nn.Module, of_inputs: tuple[Any, ...], _of_outputs: object
+    ) -> tuple[Any, ...] | None:
+        first, *others = of_inputs
+        spoilt = self.gradient(first)
+        return None if spoilt is None else (spoilt, *others)
+
+    def gradient(self, tensor: Tensor) -> Tensor | None:
+        if not self._is_due:
             return None
-        spoilt = gradient.clone()
-        spoilt.view(-1)[0] = float(self._drill.kind)
-        return spoilt
-
-    def _spoil_loss(self, _model: nn.Module, _inputs: object, loss: Tensor) -> Tensor | None:
-        return loss * float("nan") if self._due() else None
+        self._is_due = self.drill.always
+        value = torch.zeros_like(tensor)
+        value.view(-1)[0] = self.drill.value
+        return tensor + value.to(tensor.dtype)
 
 
-def _find(drill: Drill, model: nn.Module) -> nn.Parameter | None:
-    if drill.kind not in PARAMETER_KINDS:
-        return None
-    parameters = dict(model.named_parameters())
-    check_name(drill, parameters)
-    return parameters[drill.parameter or DEFAULT_PARAMETER]
+def _hook_gradient(parameter: Tensor, spoiler: _Spoiler) -> RemovableHandle:
+    handle: RemovableHandle = parameter.register_hook(spoiler.gradient)  # type: ignore[no-untyped-call]
+    return handle
 
 
-def _act(drill: Drill, parameter: nn.Parameter | None) -> None:
-    match drill.kind:
-        case "flip" if parameter is not None:
-            bits = parameter.detach().view(torch.int32).view(-1)
-            bits[0] ^= _FLIPPED_BIT
-        case "raise":
-            raise RuntimeError(f"drill: raised at step {drill.step}")
-        case "exit7":
-            os._exit(7)
-        case "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "hang":
-            threading.Event().wait()
+def _hook_module(module: nn.Module, spoiler: _Spoiler) -> RemovableHandle:
+    if spoiler.drill.kind in FORWARD_KINDS:
+        return module.register_forward_hook(spoiler.forward)
+    assert spoiler.drill.kind in BACKWARD_KINDS
+    if isinstance(module, nn.Embedding):  # its inputs have no gradients
+        return _hook_gradient(module.weight, spoiler)
+    return module.register_full_backward_hook(spoiler.backward)
+
+
+def _spoil_in_place(tensor: Tensor, drill: Drill) -> None:
+    if drill.kind == "flip":
+        bit = 1 << drill.bit
+        tensor.view(torch.int32).view(-1)[0] ^= bit - (1 << 32 if drill.bit == 31 else 0)
+    else:
+        tensor.view(-1)[0] = drill.value

@@ -55,6 +55,11 @@ class AdamW:
         return [p.grad for p in self.parameters if p.grad is not None]
 
     @torch.no_grad()
+    def grad_norms(self) -> Tensor:
+        """[parameters with a gradient] float32: the norm of each, in the order of the model."""
+        return torch.stack(torch._foreach_norm(self.gradients()))
+
+    @torch.no_grad()
     def step(
         self, lr: float, bad: Tensor, grad_divisor: Tensor | None, skip: Tensor | None = None
     ) -> None:
@@ -122,6 +127,12 @@ class AdamW:
             grad_scale=divisor,
             found_inf=gate,
         )
+
+
+def total_norm(norms: Tensor) -> Tensor:
+    """Of all gradients together, bit for bit that of torch.nn.utils.get_total_norm."""
+    total: Tensor = torch.linalg.vector_norm(norms)
+    return total
 
 
 def clip_divisor(grad_norm: Tensor, max_grad_norm: float | None) -> Tensor | None:

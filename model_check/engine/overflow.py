@@ -4,7 +4,6 @@ same loss scale and goes away at a smaller one; what does neither is a fault."""
 from dataclasses import dataclass
 
 import torch
-from torch.nn.utils import get_total_norm
 
 from model_check.engine.alarm import Alarm
 from model_check.engine.loss_scale import LossScale
@@ -57,7 +56,7 @@ class Overflow:
     def _overflows_again(self, step: StepMetrics) -> bool:
         optimizer = self.state.optimizer
         accumulate(self.state.model, step.data, optimizer, self.plan)
-        return not bool(torch.isfinite(get_total_norm(optimizer.gradients())))  # sync
+        return not bool(torch.isfinite(optimizer.grad_norms()).all())  # sync
 
     def _train(self, step: StepMetrics) -> StepMetrics:
         state = self.state

@@ -23,6 +23,8 @@ class StepMetrics:
     overflow: bool = False
     """Gradients are not finite in float16, and no weight has changed."""
     loss_scale: float | None = None
+    details: Tensor | None = None
+    """On the host: see Watch.details."""
 
     @property
     def step(self) -> int:
@@ -31,8 +33,9 @@ class StepMetrics:
 
 _Pending = tuple[StepData, float, Tensor, torch.cuda.Event | None]
 """A step, its learning rate, its numbers on their way to the host, and the event after which they
-are there (None: they are). The numbers: loss, grad_norm, bad; then, with a loss scale, overflow
-and the scale."""
+are there (None: they are). The numbers: loss, grad_norm, bad, overflow and loss scale (0 and 0
+without one), details."""
+_NUM_SCALARS = 5
 
 
 class Reader:
@@ -59,19 +62,21 @@ class Reader:
             data, lr, values, ready = self._pending.popleft()
             if ready is not None:
                 ready.synchronize()  # sync
-            loss, grad_norm, bad, *scaling = values.tolist()
-            overflow, loss_scale = scaling or (False, None)
+            loss, grad_norm, bad, overflow, loss_scale = values[:_NUM_SCALARS].tolist()
+            flags, details = (bool(bad), bool(overflow)), values[_NUM_SCALARS:]
             metrics.append(
-                StepMetrics(data, lr, loss, grad_norm, bool(bad), bool(overflow), loss_scale)
+                StepMetrics(data, lr, loss, grad_norm, *flags, loss_scale or None, details)
             )
         self.last = metrics[-1] if metrics else self.last
         return metrics
 
 
 def _start_copy(result: StepResult) -> tuple[Tensor, torch.cuda.Event | None]:
-    scaling = (result.overflow, result.loss_scale)
-    others = [t for t in (result.grad_norm, result.bad, *scaling) if t is not None]
-    values = torch.stack([result.loss, *(t.to(result.loss) for t in others)])
+    loss, none = result.loss, torch.zeros_like(result.loss)
+    scaling = (none if t is None else t for t in (result.overflow, result.loss_scale))
+    scalars = [t.to(loss) for t in (loss, result.grad_norm, result.bad, *scaling)]
+    details = [] if result.details is None else [result.details.to(loss)]
+    values = torch.cat([torch.stack(scalars), *details])
     if values.device.type != "cuda":
         return values, None
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

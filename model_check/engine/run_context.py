@@ -62,5 +62,14 @@ class RunContext:
     """The fault to inject."""
     splits: Splits = field(default_factory=dict)
     """The validation splits, by name."""
+    run_dir: Path | None = None
+    """Of the launcher; None: the worker runs alone."""
     weights: Path | None = None
     """The directory of safetensors that model.init_from names; None: it names none."""
+
+    @property
+    def dossier(self) -> Path:
+        """Where evidence goes: into the run directory; without one, beside the checkpoints."""
+        if self.run_dir is None:
+            return self.directory / "dossier"
+        return self.run_dir / "dossier" / self.identity.worker.lower()

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
 from model_check.engine.batches import StepData
 from model_check.engine.loss_scale import LossScale
-from model_check.engine.optim import AdamW, clip_divisor
+from model_check.engine.optim import AdamW, clip_divisor, total_norm
+from model_check.engine.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class StepResult:
     then, and `overflow` decides whether a smaller scale helps."""
     loss_scale: Tensor | None = None
     """The scale of this step; both are None where none is used."""
+    details: Tensor | None = None
+    """Only an alarm reads them: see Watch.details."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class StepPlan:
     device: torch.device
     dtype: torch.dtype
     max_grad_norm: float | None
+    watch: Watch
 
     def forward_context(self) -> AbstractContextManager[object]:
         """Autocast. It keeps the weights' 16-bit copies until it ends."""
@@ -52,10 +55,11 @@ def train_step(
     loss = accumulate(model, data, optimizer, plan)
     if optimizer.loss_scale is not None:
         return _scaled_update(loss, optimizer, optimizer.loss_scale, lr, plan)
-    grad_norm = get_total_norm(optimizer.gradients())
+    grad_norms = optimizer.grad_norms()
+    grad_norm = total_norm(grad_norms)
     bad = ~(torch.isfinite(loss) & torch.isfinite(grad_norm))
     optimizer.step(lr, bad, clip_divisor(grad_norm, plan.max_grad_norm))
-    return StepResult(loss, grad_norm, bad)
+    return StepResult(loss, grad_norm, bad, details=plan.watch.details(grad_norms))
 
 
 def _scaled_update(
@@ -63,19 +67,28 @@ def _scaled_update(
 ) -> StepResult:
     """For float16: gradients carry the loss scale. Where they overflow, nothing changes."""
     used = scale.value.clone()
-    grad_norm = get_total_norm(optimizer.gradients()) / used
+    grad_norms = optimizer.grad_norms()
+    grad_norm = total_norm(grad_norms) / used
     overflow = ~torch.isfinite(grad_norm)
     bad = ~torch.isfinite(loss) | scale.exhausted(overflow)
     divisor = clip_divisor(grad_norm, plan.max_grad_norm)
     optimizer.step(lr, bad, used if divisor is None else used * divisor, skip=overflow)
     scale.count(~overflow & (optimizer.refusing == 0))
-    return StepResult(loss, grad_norm, bad, overflow=overflow & ~bad, loss_scale=used)
+    return StepResult(
+        loss,
+        grad_norm,
+        bad,
+        overflow=overflow & ~bad,
+        loss_scale=used,
+        details=plan.watch.details(grad_norms),
+    )
 
 
 def accumulate(model: nn.Module, data: StepData, optimizer: AdamW, plan: StepPlan) -> Tensor:
     """Fill `.grad` with the gradients of the step's mean loss (times the loss scale, where there is
     one) and return that loss."""
     optimizer.zero_grad()
+    plan.watch.begin()
     with plan.forward_context():  # one for all micro-batches: the weights are cast once a step
         losses = [backward(model, pair, data, optimizer, plan) for pair in data.micro_batches]
     return torch.stack(losses).sum()
@@ -94,4 +107,5 @@ def backward(
     with torch.autocast(plan.device.type, enabled=False):
         scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale.value
         scaled.backward()  # type: ignore[no-untyped-call]
+    plan.watch.end_micro_batch()
     return loss.detach()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
+from model_check.events import Origin, again
 from model_check.forensics.scan import NUM_SHOWN, BadTensor
 
 _WIDE = "=" * 80
@@ -34,6 +35,9 @@ class BadStep:
     parameters: Sequence[BadTensor]
     recomputed: bool = False
     """Whether the gradients come from a second computation of the same step."""
+    origin: Origin | None = None
+    repeated: bool | None = None
+    """Whether it came again when the step was computed again; None: not tried."""
 
     @property
     def where(self) -> Literal["loss", "gradient", "weight"]:
@@ -62,15 +66,19 @@ def block(bad: BadStep) -> str:
     )
 
 
+def module_line(bad: BadStep) -> str:
+    """What stands below the block: where it was born, as far as that is known."""
+    if bad.origin is None:
+        return f"Where it was born is not known{again(bad.repeated)}"
+    return f"Born in {bad.origin.place}: {bad.origin.counts}{again(bad.repeated)}"
+
+
 def summary(bad: BadStep) -> str:
     """One sentence."""
     place = f"step {bad.step}, {bad.worker}"
-    if bad.gradients:
-        names = [tensor.name for tensor in bad.gradients]
-        return (
-            f"{place}: {len(names)} gradient(s) not finite, first in model order {names[0]}; loss "
-            f"{bad.loss:.4f}"
-        )
+    if bad.origin is not None and bad.where != "weight":
+        born = f"born in {bad.origin.place}{again(bad.repeated)}"
+        return f"{place}: {bad.where} not finite, {born}; loss {bad.loss:.4f}"
     if bad.where == "weight":
         names = [*dict.fromkeys(tensor.name for tensor in bad.parameters)]
         return (

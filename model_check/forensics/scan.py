@@ -1,12 +1,16 @@
-"""Which tensors hold NaN or Inf, and how many. It reads whole tensors: only an alarm uses it."""
+"""Which tensors hold NaN or Inf, how many, and where. It reads whole tensors: only an alarm uses
+it."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 NUM_SHOWN = 5
+_PIECE_NUMEL = 1 << 24
+"""Elements that are looked at together: the masks of a whole matrix could exceed a full GPU."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,10 @@ class BadTensor:
     num_inf: int
     first_values: tuple[float, ...]
     """The first NUM_SHOWN in memory order."""
+    first_index: tuple[int, ...] = ()
+    """Of the first value that is not finite."""
+    finite_range: tuple[float, float] | None = None
+    """The smallest and the largest of the other values; None: there are none."""
 
     @property
     def numel(self) -> int:
@@ -35,20 +43,46 @@ def bad_parameters(model: nn.Module) -> list[BadTensor]:
 
 
 def bad_tensors(named: Iterable[tuple[str, Tensor]]) -> list[BadTensor]:
-    return [_counted(name, tensor) for name, tensor in named if not _is_finite(tensor)]
+    return [counted(name, tensor) for name, tensor in named if not is_finite(tensor)]
 
 
-def _is_finite(tensor: Tensor) -> bool:
+def is_finite(tensor: Tensor) -> bool:
     """A sum with NaN or Inf is not finite, and 30 times quicker (35 GB/s on a CPU); one that is not
     finite may also have overflowed."""
+    tensor = tensor.detach()
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())  # sync
 
 
-def _counted(name: str, tensor: Tensor) -> BadTensor:
+@torch.no_grad()
+def counted(name: str, tensor: Tensor) -> BadTensor:
+    """All that is told of a tensor that is not finite."""
+    num_nan, num_inf, first, lows, highs = 0, 0, None, [], []
+    flat = tensor.detach().reshape(-1)
+    for at, piece in enumerate(torch.split(flat, _PIECE_NUMEL)):
+        finite = piece.isfinite()
+        num_nan += int(piece.isnan().sum())  # sync
+        num_inf += int(piece.isinf().sum())  # sync
+        if first is None and not bool(finite.all()):  # sync
+            first = at * _PIECE_NUMEL + int((~finite).to(torch.uint8).argmax())  # sync
+        if bool(finite.any()):  # sync
+            rest = piece[finite]
+            lows.append(float(rest.min()))  # sync
+            highs.append(float(rest.max()))  # sync
     return BadTensor(
         name=name,
         shape=tuple(tensor.shape),
-        num_nan=int(tensor.isnan().sum()),  # sync
-        num_inf=int(tensor.isinf().sum()),  # sync
-        first_values=tuple(tensor.flatten()[:NUM_SHOWN].tolist()),  # sync
+        num_nan=num_nan,
+        num_inf=num_inf,
+        first_values=tuple(flat[:NUM_SHOWN].tolist()),  # sync
+        first_index=unraveled(first or 0, tensor.shape),
+        finite_range=(min(lows), max(highs)) if lows else None,
     )
+
+
+def unraveled(place: int, shape: Iterable[int]) -> tuple[int, ...]:
+    """The index of element number `place`, counted row by row."""
+    index = []
+    for size in reversed(tuple(shape)):
+        place, within = divmod(place, size)
+        index.append(within)
+    return tuple(reversed(index))

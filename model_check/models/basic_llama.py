@@ -4,6 +4,8 @@ Shapes: B batch, T time, E embedding width (hidden_size), H query heads, G key/v
 of a head, V vocabulary.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -84,6 +86,18 @@ class Block(nn.Module):
         return out
 
 
+class HeadLoss(nn.Module):
+    """The head and its cross entropy in one. It owns no weight: a tied head has the embedding's."""
+
+    def __init__(self, chunk_rows: int) -> None:
+        super().__init__()
+        self.chunk_rows = chunk_rows
+
+    def forward(self, hidden_BTE: Tensor, weight_VE: Tensor, targets_BT: Tensor) -> Tensor:
+        rows = hidden_BTE.flatten(0, 1), weight_VE, targets_BT.flatten()
+        return linear_cross_entropy(*rows, self.chunk_rows)
+
+
 class BasicLlama(nn.Module):
     """The whole model. `build_model` makes one on its device, with first weights and tables."""
 
@@ -101,7 +115,9 @@ class BasicLlama(nn.Module):
     ) -> None:
         super().__init__()
         self.gradient_checkpointing = gradient_checkpointing
-        self.loss_chunk_rows = loss_chunk_rows
+        self.watch: Callable[[Tensor], object] = _unwatched
+        """Called with what flows between blocks: the embedding's output, each block's, the last
+        norm's; where gradients are wanted."""
         self.tok_embed = Embedding(geometry.vocab_size, geometry.hidden_size)
         blocks = (Block(geometry, attend, norm_eps) for _ in range(geometry.num_layers))
         self.layers = nn.ModuleList(blocks)
@@ -109,6 +125,7 @@ class BasicLlama(nn.Module):
         if not geometry.tied:
             self.output = Linear(geometry.hidden_size, geometry.vocab_size, bias=False)
         self.tied = geometry.tied
+        self.loss = HeadLoss(loss_chunk_rows)
 
     @property
     def head_weight(self) -> Tensor:
@@ -131,9 +148,8 @@ class BasicLlama(nn.Module):
         again with each document.
         """
         hidden_BTE = self.hidden(tokens_BT, documents_BT)
-        return linear_cross_entropy(
-            hidden_BTE.flatten(0, 1), self.head_weight, targets_BT.flatten(), self.loss_chunk_rows
-        )
+        total: Tensor = self.loss(hidden_BTE, self.head_weight, targets_BT)
+        return total
 
     def logits(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """[B, T, V]: position t's prediction of the token after it."""
@@ -141,17 +157,21 @@ class BasicLlama(nn.Module):
 
     def hidden(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """[B, T, E]: what the head reads."""
-        context = self._context(tokens_BT, documents_BT)
+        context, with_gradients = self._context(tokens_BT, documents_BT), torch.is_grad_enabled()
+        watch = self.watch if with_gradients else _unwatched
         x_BTE = self.tok_embed(tokens_BT)
+        watch(x_BTE)
         for block in self.layers:
-            if self.gradient_checkpointing and torch.is_grad_enabled():
+            if self.gradient_checkpointing and with_gradients:
                 # No dropout: no random state to put back for the recomputation.
                 x_BTE = checkpoint(
                     block, x_BTE, *context, use_reentrant=False, preserve_rng_state=False
                 )
             else:
                 x_BTE = block(x_BTE, *context)
+            watch(x_BTE)
         out: Tensor = self.norm(x_BTE)
+        watch(out)
         return out
 
     def _context(
@@ -165,3 +185,7 @@ class BasicLlama(nn.Module):
         positions_B1T = positions_within(documents_BT)[:, None]
         cos_B1TD, sin_B1TD = self.rope_cos[positions_B1T], self.rope_sin[positions_B1T]
         return cos_B1TD, sin_B1TD, visible_within(documents_BT)
+
+
+def _unwatched(_: Tensor) -> None:
+    """Nobody looks."""

@@ -2,13 +2,13 @@
 
 import pytest
 
-from model_check.config.drill import KINDS, Drill, parse_drill
+from model_check.config.drill import KINDS, Drill, check_parameter, parse_drill
 from model_check.errors import ConfigError
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_documented_kind_is_understood(kind: str) -> None:
-    assert parse_drill(f"{kind}@3", max_steps=4) == Drill(kind, 3, None, None)
+    assert parse_drill(f"{kind}@3", max_steps=4) == Drill(kind, 3)
 
 
 def test_worker_and_parameter_follow() -> None:
@@ -16,15 +16,50 @@ def test_worker_and_parameter_follow() -> None:
     assert parse_drill(text, 4) == Drill("nan", 3, "GPU1", "layers.0.attention.wq.weight")
 
 
+def test_all_bits_and_always() -> None:
+    assert parse_drill("flip@3:all:norm.weight:31", 4) == Drill("flip", 3, None, "norm.weight", 31)
+    forward = Drill("inf_forward", 3, "CPU0", "layers.1", always=True)
+    assert parse_drill("inf_forward@3:cpu0:layers.1:always", 4) == forward
+    assert parse_drill("nan@3:always", 4) == Drill("nan", 3, always=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "is_there"),
+    [
+        ("nan_forward", "layers.1.attention", True),
+        ("nan_forward", "loss", True),
+        ("nan_forward", "output", False),
+        ("nan_backward", "layers", False),
+        ("nan_backward", "layers.2", False),
+        ("nan_backward", "norm.weight", False),
+        ("nan_weight", "rope_cos", True),
+        ("flip", "output.weight", True),
+        ("nan_moment", "rope_cos", False),
+        ("nan", "layers.1.attention", False),
+    ],
+)
+def test_a_name_that_its_kind_cannot_act_on_is_refused(
+    kind: str, name: str, is_there: bool
+) -> None:
+    drill = parse_drill(f"{kind}@1:all:{name}", 4)
+    if is_there:
+        check_parameter(drill, num_layers=2, tied=False)
+    else:
+        with pytest.raises(ConfigError, match=f"the model has no .* '{name}'"):
+            check_parameter(drill, num_layers=2, tied=False)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("nan", "not a drill"),
-        ("nun@3", r"not a drill.*KIND@STEP\[:WORKER\[:PARAMETER\]\]"),
+        ("nun@3", r"not a drill.*KIND@STEP\[:WORKER\[:NAME\[:BIT\]\]\]\[:always\]"),
         ("nan@-1", "not a drill"),
         ("nan@1:layers.0.wq", "not a drill"),
         ("nan@10", r"step 10 is never reached \(training.max_steps = 10"),
-        ("kill@1:GPU0:norm.weight", "kill takes no parameter"),
+        ("nan@1:GPU0:norm.weight:3", "only flip takes a bit"),
+        ("flip@1:GPU0:norm.weight:32", "only flip takes a bit, from 0 to 31"),
+        ("kill@1:GPU0:norm.weight", "kill takes no name"),
     ],
 )
 def test_nonsense_is_refused_with_the_reason(text: str, reason: str) -> None:

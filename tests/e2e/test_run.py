@@ -25,7 +25,7 @@ STEP_LINE = re.compile(
 )
 
 
-EVIDENCE_OF_STEP_2 = ("nan_grad_step_2.pt", "nan_debug_step_2.pkl")
+EVIDENCE_OF_STEP_2 = ("nan_debug_step_2.pkl", "nonfinite_step_2.json", "nan_grad_step_2.pt")
 
 
 def read_until(process: subprocess.Popen[str], *texts: str) -> str:
@@ -110,7 +110,11 @@ def test_a_non_finite_gradient_names_worker_step_and_module_and_leaves_evidence(
     assert run.exit_code == 20, run.output
     assert run.verdicts() == {"CPU0": "STOPPED", "CPU1": "FAIL"}
     cause = next(w["cause"] for w in run.report()["workers"] if w["name"] == "CPU1")
-    assert cause == "non-finite gradient at step 2, first in layers.0.attention.wq.weight"
+    kinds = {"nan": "NaN", "inf": "Inf"}
+    born = "layers.0.attention.wq (backward: its gradient of weight)"
+    counts = f"1 {kinds[kind]} of 1,024 values, first at [0, 0], others "
+    assert cause.startswith(f"non-finite gradient at step 2, born in {born}: {counts}")
+    assert cause.endswith("; it did not come again")
     assert any("GRADIENT DETECTED [CPU 1]" in line for line in run.lines("[CPU1] "))
     evidence = next(w["evidence"] for w in run.report()["workers"] if w["name"] == "CPU1")
     dossier = run.directory / "dossier" / "cpu1"

@@ -105,15 +105,20 @@ def test_nan_ends_with_exit_code_20_the_block_and_the_evidence(
         f"Affected layers: ['{WQ}']",
         "=" * 40,
     ]
-    assert block[18:21] == [
-        "",
+    dossier = directory / "dossier" / "nonfinite_step_2.json"
+    assert block[18] == ""
+    born = "Born in layers.0.attention.wq (backward: its gradient of weight): 1 NaN of 1,024 values"
+    assert block[19].startswith(f"{born}, first at [0, 0], others ")
+    assert block[19].endswith("; it did not come again")
+    assert block[20:23] == [
+        f"Finding saved: {dossier}",
         f"Checkpoint saved: {files[0]}",
         f"Debug tensors saved: {files[1]}",
     ]
-    assert block[21:] == [f"error: {last_word(worker).error}"]
-    assert [e.names for e in worker.events if isinstance(e, NonFinite)] == [[WQ]]
+    assert block[23:] == [f"error: {last_word(worker).error}"]
+    assert [e.names for e in worker.events if isinstance(e, NonFinite)] == [[WQ], [WQ]]
     evidence = [e.path for e in worker.events if isinstance(e, Evidence)]
-    assert evidence == [str(tmp_path / path) for path in files]
+    assert sorted(evidence) == sorted(str(tmp_path / path) for path in (*files, dossier))
     dump = pickle.loads((tmp_path / files[1]).read_bytes())
     assert [n for n, g in dump["gradients"].items() if not np.isfinite(g).all()] == [WQ]
     weights = torch.load(tmp_path / files[0], weights_only=True)["model"]

@@ -2,7 +2,8 @@
 
 import math
 
-from model_check.forensics.report import BadStep, block, summary
+from model_check.events import Origin
+from model_check.forensics.report import BadStep, block, module_line, summary
 from model_check.forensics.scan import BadTensor
 
 NAN, INF = math.nan, math.inf
@@ -127,9 +128,24 @@ def test_bad_weights_are_listed_too() -> None:
     assert "Total layers with NaN parameters: 1" in text
 
 
-def test_the_summary_names_step_worker_and_the_first_tensor() -> None:
-    tensors = [all_nan("tok_embed.weight", 2), all_nan("output.weight", 2)]
-    assert summary(finding(gradients=tensors)) == (
-        "step 0, GPU6: 2 gradient(s) not finite, first in model order tok_embed.weight; "
-        "loss 12.6087"
+def test_the_summary_names_step_worker_and_where_it_was_born() -> None:
+    origin = Origin(
+        direction="forward",
+        module="layers.0.attention.wq",
+        tensor="output",
+        shape=[2, 3],
+        num_nan=1,
+        num_inf=0,
+        first=[1, 2],
+        low=(-1.5).hex(),
+        high=(2.0).hex(),
+    )
+    bad = finding(gradients=[all_nan("tok_embed.weight", 2)], origin=origin, repeated=True)
+    place = "born in layers.0.attention.wq (forward: its output)"
+    assert summary(bad) == (
+        f"step 0, GPU6: gradient not finite, {place}; it came again; loss 12.6087"
+    )
+    assert module_line(bad) == (
+        "Born in layers.0.attention.wq (forward: its output): 1 NaN of 6 values, first at [1, 2], "
+        "others -1.5e+00 to 2.0e+00; it came again"
     )

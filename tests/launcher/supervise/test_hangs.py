@@ -15,8 +15,8 @@ from launcher.supervise.hang import ANSWER_S, find_py_spy
 from launcher.supervise.outcome import Outcome
 from launcher.supervise.policy import Limits
 from launcher.supervise.supervisor import Supervisor
-from model_check.events import Event, Phase, Scalar, Step, encode
-from tests.launcher.supervise.lab import Lab, Launch, python, sh
+from model_check.events import Event, NonFinite, Phase, Scalar, Step, encode
+from tests.launcher.supervise.lab import Lab, Launch, ignore, python, sh
 
 ONE = (1.0).hex()
 STEP = Step(step=0, loss=ONE, grad_norm=ONE, lr=0.1, ms=1.0, tokens=1)
@@ -269,3 +269,23 @@ def test_ctrl_c_cuts_the_evidence_short(lab: Lab, launch: Launch) -> None:
     os.kill(running.process.pid, signal.SIGINT)
     assert running.wait() == 124
     assert f"no answer within {ANSWER_S:.1f} s" not in running.outcome["reason"]
+
+
+def test_a_worker_that_falls_silent_with_its_evidence_ends_as_its_nan(lab: Lab) -> None:
+    """It ignores SIGTERM, too, as one whose GPU does not answer."""
+    nan = NonFinite(t=1, step=0, where="loss", loss="nan", grad_norm="nan")
+    events = encode(nan) + encode(Phase(t=2, name="save"))
+    code = (
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"os.write(int(os.environ['MODEL_CHECK_EVENTS_FD']), {events!r})\n"
+        "while True: time.sleep(1000)"
+    )
+    fd = os.open(lab.dir / "terminal", os.O_WRONLY | os.O_CREAT)
+    printer, specs = Printer(fd), lab.specs(python(code), sh("exec sleep 1000"), events=True)
+    limits = Limits(grace_s=0.1, silence_s=300.0, evidence_s=0.2)
+    outcome = Supervisor(specs, limits, printer, ignore).run()
+    printer.close()
+    os.close(fd)
+    assert (outcome.end.exit_code, outcome.end.culprits) == (20, (specs[0].name,))
+    assert "fell silent" in str(outcome.end.reason)
+    assert not outcome.end.is_hang

@@ -3,6 +3,8 @@
 import pytest
 
 from launcher.supervise.policy import (
+    EVIDENCE_BYTES_PER_S,
+    EVIDENCE_S,
     HOLD_S,
     LINGER_S,
     Confession,
@@ -87,8 +89,26 @@ def test_its_own_word_outweighs_a_tie() -> None:
 def test_a_worker_still_writing_evidence_of_its_nan_is_the_culprit_of_a_later_death() -> None:
     said = Confession(at=2.0, exit_code=20, heard_at=2.0, final=False)
     views = [running("GPU0", confession=said), ended("GPU1", 1, at=4.0, wake=2)]
-    stop = decide(views, 5.0, NO_LIMIT)
-    assert stop == Stop("GPU0 failed first: it announced exit code 20 after 2.0 s", 20, ("GPU0",))
+    assert decide(views, 5.0, NO_LIMIT) == Continue()
+    views[0].returncode, views[0].ended_at = 20, 6.0
+    stop = decide(views, 6.0, NO_LIMIT)
+    assert stop == Stop("GPU0 failed first: exit code 20 after 6.0 s", 20, ("GPU0",))
+
+
+@pytest.mark.parametrize("num_bytes", [0, 23_000_000_000])
+def test_a_worker_that_falls_silent_with_its_evidence_ends_as_what_it_confessed(
+    num_bytes: int,
+) -> None:
+    said = Confession(2.0, 20, heard_at=2.0, final=False, evidence_bytes=num_bytes)
+    silent = running("GPU0", confession=said, patient_phase="save")
+    limits = Limits(grace_s=10, silence_s=300)
+    limit_s = EVIDENCE_S + num_bytes / EVIDENCE_BYTES_PER_S
+    for peer in (running("GPU1", last_heard=9000.0), ended("GPU1", 1, at=4.0, wake=2)):
+        assert decide([silent, peer], 5.0, limits) == Continue(until=2.0 + limit_s)
+        stop = decide([silent, peer], 2.0 + limit_s, limits)
+        assert isinstance(stop, Stop)
+        assert (stop.exit_code, stop.culprits, stop.is_hang) == (20, ("GPU0",), False)
+        assert "which is not whole" in str(stop.reason)
 
 
 def test_a_death_before_somebody_elses_nan_is_the_cause() -> None:

@@ -119,7 +119,7 @@ def test_the_culprit_fails_and_its_peers_are_stopped_not_failed() -> None:
     stopped, failed = result.workers
     assert (result.verdict, result.exit_code) == (Verdict.FAIL, 20)
     assert (stopped.verdict, failed.verdict) == (Verdict.STOPPED, Verdict.FAIL)
-    assert failed.cause == "non-finite gradient at step 2, first in a.weight"
+    assert failed.cause == "non-finite gradient at step 2, in a.weight"
     assert (failed.last_lines, stopped.last_lines) == (["x"], [])
 
 
@@ -185,7 +185,7 @@ def test_the_summary_of_a_failure_is_its_cause_and_is_told_once() -> None:
     end = RunEnd(exit_code=20, reason="GPU1 failed first: exit code 20", culprits=["GPU1"])
     workers = [ended("GPU0", -15, stopped_by_us=True), ended("GPU1", 20, last_lines=["x", "y"])]
     found = judgement(end, workers, {"GPU0": trained(), "GPU1": bad})
-    told = "GPU1 failed first: non-finite gradient at step 2, first in a.weight"
+    told = "GPU1 failed first: non-finite gradient at step 2, in a.weight"
     assert found.result.summary == told
     lines = list(closing_lines(found, Path("/runs/r"), tail_lines=1))
     assert lines[:2] == ["last lines of GPU1:", "  | y"]

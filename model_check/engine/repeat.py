@@ -1,0 +1,103 @@
+"""Where the first NaN or Inf of a step was born: what the step itself noted, and what it shows when
+it is computed again, eagerly and with hooks, from the weights before it."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor, nn
+
+from model_check.engine.compile import uncompiled
+from model_check.engine.optim import AdamW
+from model_check.engine.reading import StepMetrics
+from model_check.engine.state import TrainingState
+from model_check.engine.step import StepPlan, backward
+from model_check.events import Origin
+from model_check.forensics.origin import (
+    INPUT_GRADIENT,
+    LOSS,
+    OUTPUT,
+    Found,
+    of_state,
+    origin_of,
+    searched,
+)
+from model_check.forensics.scan import BadTensor, counted, is_finite
+
+
+def noted_origin(state: TrainingState, plan: StepPlan, metrics: StepMetrics) -> Origin | None:
+    """What the step noted while it was computed: a block, or the gradient of one parameter."""
+    if metrics.details is None:
+        return None
+    noted = plan.watch.first_noted(metrics.details)
+    if not math.isfinite(metrics.loss) and (noted is None or not noted.is_forward):
+        kinds = (int(math.isnan(metrics.loss)), int(math.isinf(metrics.loss)))
+        return origin_of("forward", LOSS, BadTensor(OUTPUT, (), *kinds, ()))
+    if noted is None:
+        return _noted_gradient(state, plan.watch.bad_norms(metrics.details))
+    return Origin(
+        direction="forward" if noted.is_forward else "backward",
+        module=noted.made_by,
+        tensor=OUTPUT if noted.is_forward else INPUT_GRADIENT,
+        shape=[metrics.data.num_positions],
+        num_nan=noted.num_nan,
+        num_inf=noted.num_inf,
+        first=[noted.first],
+        by_position=True,
+    )
+
+
+def bad_state(model: nn.Module, optimizer: AdamW) -> Found | None:
+    """What was not finite before the step: a buffer, a moment, a weight. A moment comes before the
+    weight that it has spoilt."""
+    return of_state(_kept(model, optimizer))
+
+
+def repeated_origin(
+    model: nn.Module, optimizer: AdamW, metrics: StepMetrics, plan: StepPlan
+) -> Found | None:
+    """The step computed again; None: every number of it is finite now. `.grad` holds the gradients
+    of this second computation afterwards."""
+    optimizer.zero_grad()
+    plan.watch.begin()
+    with uncompiled(model), searched(model) as search, plan.forward_context():
+        for micro_batch in metrics.data.micro_batches:
+            backward(model, micro_batch, metrics.data, optimizer, plan)
+            search.conclude()
+    return search.found or _bad_sum(model)
+
+
+def _noted_gradient(state: TrainingState, numbers: list[int]) -> Origin | None:
+    """The gradient that was computed first: the backward pass ends with the model's beginning."""
+    named = [(name, p) for name, p in state.model.named_parameters() if p.grad is not None]
+    if not numbers:
+        return None
+    name, parameter = named[numbers[-1]]
+    module, _, leaf = name.rpartition(".")
+    gradient = parameter.grad
+    assert gradient is not None
+    what = f"gradient of {leaf}"
+    if is_finite(gradient):  # a later step has overwritten it
+        return origin_of("backward", module, BadTensor(what, tuple(gradient.shape), 0, 0, ()))
+    return origin_of("backward", module, counted(what, gradient))
+
+
+def _bad_sum(model: nn.Module) -> Found | None:
+    """Gradients that are finite in each micro-batch, and whose sum is not."""
+    for name, parameter in reversed(list(model.named_parameters())):
+        if parameter.grad is not None and not is_finite(parameter.grad):
+            module, _, leaf = name.rpartition(".")
+            bad = counted(f"gradient of {leaf}", parameter.grad)
+            return Found(origin_of("backward", module, bad), {bad.name: parameter.grad})
+    return None
+
+
+def _kept(model: nn.Module, optimizer: AdamW) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_buffers()
+    names = [name for name, _ in model.named_parameters()]
+    for kind, moments in _moments(optimizer).items():
+        yield from ((f"{kind} of {n}", m) for n, m in zip(names, moments, strict=True))
+    yield from ((name, parameter.detach()) for name, parameter in model.named_parameters())
+
+
+def _moments(optimizer: AdamW) -> Mapping[str, list[Tensor]]:
+    return {"exp_avg": optimizer.first_moments, "exp_avg_sq": optimizer.second_moments}

@@ -1,0 +1,164 @@
+"""Where a NaN or Inf was born: the first module, in the order of computation, that made one out of
+finite inputs. Found by hooks while a step is computed again."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from model_check.events import Origin
+from model_check.forensics.scan import BadTensor, counted, is_finite
+
+HEAD, LOSS = "output", "loss"
+"""The head is no module that is called: the loss reads its weight."""
+OUTPUT, INPUT_GRADIENT = "output", "gradient of input"
+
+
+@dataclass(frozen=True)
+class Found:
+    origin: Origin
+    evidence: Mapping[str, Tensor] = field(default_factory=dict)
+    """The tensor itself, and what its module computed it from."""
+
+
+def origin_of(
+    direction: Literal["forward", "backward", "state"], module: str, bad: BadTensor
+) -> Origin:
+    low, high = (value.hex() for value in bad.finite_range) if bad.finite_range else (None, None)
+    return Origin(
+        direction=direction,
+        module=module,
+        tensor=bad.name,
+        shape=list(bad.shape),
+        num_nan=bad.num_nan,
+        num_inf=bad.num_inf,
+        first=list(bad.first_index),
+        low=low,
+        high=high,
+    )
+
+
+def of_state(named: Iterable[tuple[str, Tensor]]) -> Found | None:
+    """The first of these (`layers.0.attention.wq.weight`, `exp_avg of norm.weight`) that is not
+    finite."""
+    for name, tensor in named:
+        if not is_finite(tensor):
+            what, _, path = name.rpartition(" ")
+            module, _, leaf = path.rpartition(".")
+            bad = counted(f"{what} {leaf}".strip(), tensor)
+            return Found(origin_of("state", module or "the model", bad), {bad.name: tensor})
+    return None
+
+
+@dataclass
+class Search:
+    """What the hooks have found in the micro-batch that is computed."""
+
+    found: Found | None = None
+    """The first; what comes after it follows from it."""
+    _bad_gradients: dict[str, Found] = field(default_factory=dict)
+    """Module -> one of its own weights' gradients."""
+    _passed: list[tuple[str, Found | None]] = field(default_factory=list)
+    """In the order of the backward pass, the modules with finite gradients of their outputs, and
+    what they made of them."""
+
+    def conclude(self) -> None:
+        """The backward pass of a micro-batch is over."""
+        made = (found or self._bad_gradients.get(name) for name, found in self._passed)
+        self.found = self.found or next(filter(None, made), None)
+        self._passed.clear()
+        self._bad_gradients.clear()
+
+    def after_forward(
+        self, name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any
+    ) -> None:
+        if self.found is not None or is_finite(output):
+            return
+        given = _tensors(inputs)
+        if all(map(is_finite, given)):
+            inputs_by_name = {f"input {number}": tensor for number, tensor in enumerate(given)}
+            origin = origin_of("forward", name, counted(OUTPUT, output))
+            self.found = Found(origin, {OUTPUT: output, **inputs_by_name})
+
+    def after_loss(self, _: nn.Module, inputs: tuple[Any, ...], loss: Tensor) -> None:
+        """The head's logits exist only inside the loss: they are computed again."""
+        if self.found is None and not is_finite(loss):
+            hidden, weight, _targets = inputs
+            if is_finite(hidden) and is_finite(weight):
+                bad = origin_of("forward", LOSS, counted(OUTPUT, loss))
+                self.found = _head(hidden, weight) or Found(bad, {"input 0": hidden})
+
+    def after_backward(
+        self, name: str, _: object, of_inputs: tuple[Any, ...], of_outputs: tuple[Any, ...]
+    ) -> None:
+        if all(map(is_finite, _tensors(of_outputs))):
+            bad = next((g for g in _tensors(of_inputs) if not is_finite(g)), None)
+            self._passed.append((name, None if bad is None else _made(name, bad, of_outputs)))
+            # No call of the head itself is seen.
+            self._passed += [(HEAD, None)] if name == LOSS else []
+
+    def after_weight(self, name: str, gradient: Tensor) -> None:
+        module, _, leaf = name.rpartition(".")
+        if not is_finite(gradient):
+            bad = counted(f"gradient of {leaf}", gradient)
+            found = Found(origin_of("backward", module, bad), {bad.name: gradient})
+            self._bad_gradients[module] = found
+
+    def after_embedding(self, name: str, _: object, _inputs: object, output: Tensor) -> None:
+        """Its inputs are no numbers that could have gradients."""
+        hook = partial(self._after_embedding, name)
+        output.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _after_embedding(self, name: str, gradient: Tensor) -> None:
+        self.after_backward(name, None, (), (gradient,))
+
+
+@contextmanager
+def searched(model: nn.Module) -> Iterator[Search]:
+    """Hooks on every module and parameter of `model`; `conclude` follows each micro-batch. A
+    compiled module must be called eagerly meanwhile."""
+    search = Search()
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            for handle in _hooks(search, name, module):
+                stack.callback(handle.remove)
+        for name, parameter in model.named_parameters():
+            hook = partial(search.after_weight, name)
+            stack.callback(parameter.register_hook(hook).remove)  # type: ignore[no-untyped-call]
+        yield search
+
+
+def _hooks(search: Search, name: str, module: nn.Module) -> Iterator[RemovableHandle]:
+    if name == LOSS:
+        yield module.register_forward_hook(search.after_loss)
+    elif name and not isinstance(module, nn.ModuleList):
+        yield module.register_forward_hook(partial(search.after_forward, name))
+    if isinstance(module, nn.Embedding):
+        yield module.register_forward_hook(partial(search.after_embedding, name))
+    elif name and not isinstance(module, nn.ModuleList):
+        yield module.register_full_backward_hook(partial(search.after_backward, name))
+
+
+def _made(name: str, bad: Tensor, of_outputs: tuple[Any, ...]) -> Found:
+    given = {f"gradient of output {n}": g for n, g in enumerate(_tensors(of_outputs))}
+    origin = origin_of("backward", name, counted(INPUT_GRADIENT, bad))
+    return Found(origin, {INPUT_GRADIENT: bad, **given})
+
+
+def _head(hidden: Tensor, weight: Tensor, chunk_rows: int = 1024) -> Found | None:
+    """The head, where its logits are not finite."""
+    for rows in torch.split(hidden.detach().flatten(0, -2), chunk_rows):
+        logits = nn.functional.linear(rows.to(weight.dtype), weight.detach())
+        if not is_finite(logits):
+            return Found(origin_of("forward", HEAD, counted(OUTPUT, logits)), {"input 0": hidden})
+    return None
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """Those that can be NaN."""
+    return [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]

@@ -1,0 +1,212 @@
+"""Where a NaN or Inf was born: the module, and whether it came again."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from model_check.engine.batches import gather
+from model_check.engine.checkpoint import set_earlier_aside
+from model_check.engine.reading import StepMetrics
+from model_check.engine.repeat import repeated_origin
+from model_check.engine.step import accumulate
+from model_check.errors import NonFiniteError
+from model_check.events import NonFinite
+from tests.engine.conftest import FakeSource, Run
+
+MakeRun = Callable[..., Run]
+TWO_LAYERS: dict[str, Any] = {"model__num_layers": 2, "training__grad_accum_nums": 2}
+
+
+def last_event(run: Run) -> NonFinite:
+    """The last word of a run that ends by its alarm."""
+    with pytest.raises(NonFiniteError):
+        run()
+    return [event for event in run.kept.events if isinstance(event, NonFinite)][-1]
+
+
+def born(event: NonFinite) -> tuple[str, str, str]:
+    assert event.origin is not None
+    return event.origin.direction, event.origin.module, event.origin.tensor
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("way", ["eager", "checkpointed"])
+@pytest.mark.parametrize(
+    ("kind", "name", "tensor"),
+    [
+        ("nan_forward", "tok_embed", "output"),
+        ("inf_forward", "layers.1.attention.wk", "output"),
+        ("nan_forward", "layers.1.feed_forward", "output"),
+        ("nan_forward", "loss", "output"),
+        ("nan_backward", "layers.1.attention.wk", "gradient of input"),
+        ("inf_backward", "layers.0", "gradient of input"),
+        ("nan_backward", "norm", "gradient of input"),
+        ("nan_backward", "tok_embed", "gradient of weight"),
+        ("nan", "layers.1.attention.wv.weight", "gradient of weight"),
+        ("inf", "output.weight", "gradient of weight"),
+    ],
+)
+def test_what_comes_again_is_named_by_its_module(
+    tiny_run: MakeRun, kind: str, name: str, tensor: str, way: str, lag: int
+) -> None:
+    checkpointed = str(way == "checkpointed").lower()
+    run = tiny_run(
+        lag=lag,
+        debug__drill=f"{kind}@2:all:{name}:always",
+        training__gradient_checkpointing=checkpointed,
+        **TWO_LAYERS,
+    )
+    event = last_event(run)
+    direction = "forward" if "forward" in kind else "backward"
+    assert born(event) == (direction, name.removesuffix(".weight"), tensor)
+    assert event.repeated is True
+    assert event.origin is not None
+    assert not event.origin.by_position
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "name", "block"),
+    [
+        ("nan_forward", "tok_embed", "tok_embed"),
+        ("inf_forward", "layers.1.attention.wk", "layers.1"),
+        ("nan_backward", "layers.0.feed_forward.w1", "layers.0"),
+        ("inf_backward", "norm", "norm"),
+        ("nan_backward", "loss", "loss"),
+        ("nan_forward", "loss", "loss"),
+    ],
+)
+def test_what_does_not_come_again_is_named_by_its_block(
+    tiny_run: MakeRun, kind: str, name: str, block: str, lag: int
+) -> None:
+    event = last_event(tiny_run(lag=lag, debug__drill=f"{kind}@2:all:{name}", **TWO_LAYERS))
+    assert event.repeated is False
+    assert born(event)[:2] == ("forward" if "forward" in kind else "backward", block)
+
+
+def test_the_positions_of_a_fault_that_does_not_come_again_are_counted(tiny_run: MakeRun) -> None:
+    event = last_event(tiny_run(debug__drill="nan_forward@1:all:layers.1.ffn_norm", **TWO_LAYERS))
+    origin = event.origin
+    assert origin is not None
+    assert origin.by_position
+    # Two micro-batches of two sequences of 16; the first position of all.
+    assert (origin.shape, origin.num_nan, origin.num_inf, origin.first) == ([64], 1, 0, [0])
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize(
+    ("drill", "owner", "tensor"),
+    [
+        ("nan_weight@2:all:layers.1.attention.wq.weight", "layers.1.attention.wq", "weight"),
+        ("inf_weight@2:all:output.weight", "output", "weight"),
+        ("nan_weight@2:all:rope_cos", "the model", "rope_cos"),
+        ("nan_moment@1:all:layers.0.ffn_norm.weight", "layers.0.ffn_norm", "exp_avg of weight"),
+    ],
+)
+def test_what_was_not_finite_before_the_step_is_named_first(
+    tiny_run: MakeRun, drill: str, owner: str, tensor: str, lag: int
+) -> None:
+    event = last_event(tiny_run(lag=lag, debug__drill=drill, **TWO_LAYERS))
+    assert event.step == 2
+    assert born(event) == ("state", owner, tensor)
+
+
+def scaled(run: Run, name: str, factor: float) -> Run:
+    with torch.no_grad():
+        run.trainer.state.model.get_parameter(name).mul_(factor)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("scales", "direction", "module"),
+    [
+        # q . k exceeds float32 inside the attention: wq and wk are finite.
+        (
+            {"layers.1.attention.wq.weight": 1e21, "layers.1.attention.wk.weight": 1e21},
+            "forward",
+            "layers.1.attention",
+        ),
+        # silu(w1 x) * w3 x exceeds it: w1 and w3 are finite.
+        (
+            {"layers.0.feed_forward.w1.weight": 1e21, "layers.0.feed_forward.w3.weight": 1e21},
+            "forward",
+            "layers.0.feed_forward",
+        ),
+        ({"layers.0.feed_forward.w2.weight": 1e38, "layers.0.ffn_norm.weight": 1e4}, "forward",
+         "layers.0.feed_forward.w2"),
+        ({"norm.weight": 3e38}, "forward", "norm"),
+        # The logits are finite, the sum of the losses is not.
+        ({"output.weight": 1e38}, "forward", "loss"),
+        ({"output.weight": 1e38, "norm.weight": 1e3}, "forward", "output"),
+    ],
+)  # fmt: skip
+def test_a_real_overflow_is_named_by_the_module_that_overflowed(
+    tiny_run: MakeRun, scales: dict[str, float], direction: str, module: str
+) -> None:
+    run = tiny_run(**TWO_LAYERS)
+    for name, factor in scales.items():
+        scaled(run, name, factor)
+    event = last_event(run)
+    assert born(event)[:2] == (direction, module)
+    assert event.repeated is True
+
+
+def test_a_step_that_cannot_be_computed_again_keeps_what_it_has_noted(
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tiny_run(debug__drill="nan_forward@2:all:layers.1", **TWO_LAYERS)
+
+    def out_of_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("model_check.engine.alarm.repeated_origin", out_of_memory)
+    event = last_event(run)
+    assert (born(event)[:2], event.repeated) == (("forward", "layers.1"), None)
+    assert "step 2 could not be computed again: CUDA out of memory" in run.kept.lines
+
+
+def test_the_dossier_holds_the_finding_and_the_tensors_around_it(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    drill = "nan_forward@2:all:layers.1.attention.wq:always"
+    event = last_event(tiny_run(debug__drill=drill, **TWO_LAYERS))
+    dossier = tmp_path / "checkpoints" / "dossier"
+    finding = json.loads((dossier / "nonfinite_step_2.json").read_text())
+    assert (finding["origin"]["module"], finding["repeated"]) == ("layers.1.attention.wq", True)
+    tensors = load_file(dossier / "nonfinite_step_2.safetensors")
+    assert sorted(tensors) == finding["tensors"] == ["input 0", "output", "weight"]
+    wrong = nn.functional.linear(tensors["input 0"], tensors["weight"]) != tensors["output"]
+    assert wrong.nonzero().tolist() == [[0, 0, 0]]
+    assert event.origin is not None
+    assert event.origin.first == [0, 0, 0]
+
+
+def test_evidence_of_an_earlier_run_stays(tmp_path: Path) -> None:
+    path = tmp_path / "nan_grad_step_3.pt"
+    for content in "abc":
+        set_earlier_aside(path)
+        path.write_text(content)
+    kept = {p.name: p.read_text() for p in tmp_path.iterdir()}
+    assert kept == {
+        "nan_grad_step_3.pt": "c",
+        "nan_grad_step_3.earlier1.pt": "a",
+        "nan_grad_step_3.earlier2.pt": "b",
+    }
+
+
+def test_the_repeat_computes_the_step(tiny_run: MakeRun) -> None:
+    """Hooks change no number but by the order of sums."""
+    run = tiny_run(**TWO_LAYERS)()
+    trainer, state = run.trainer, run.trainer.state
+    data = gather(FakeSource().batches(), 0, 2, torch.device("cpu"))
+    accumulate(state.model, data, state.optimizer, trainer.plan)
+    before = [gradient.clone() for gradient in state.optimizer.gradients()]
+    metrics = StepMetrics(data, 0.1, 1.0, 1.0, bad=True)
+    assert repeated_origin(state.model, state.optimizer, metrics, trainer.plan) is None
+    torch.testing.assert_close(state.optimizer.gradients(), before, rtol=1e-5, atol=1e-7)
