@@ -128,8 +128,9 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def place(self) -> str:
-        """`layers.3.attention.wq (forward: its output)`"""
-        return f"{self.module} ({self.direction}: its {self.tensor})"
+        """`layers.3.attention.wq (forward: its output)`, `... (backward: gradient of its weight)`"""
+        what, of, whose = self.tensor.rpartition(" of ")
+        return f"{self.module} ({self.direction}: {what}{of}its {whose})"
 
     @property
     def counts(self) -> str:

@@ -111,7 +111,7 @@ def test_a_non_finite_gradient_names_worker_step_and_module_and_leaves_evidence(
     assert run.verdicts() == {"CPU0": "STOPPED", "CPU1": "FAIL"}
     cause = next(w["cause"] for w in run.report()["workers"] if w["name"] == "CPU1")
     kinds = {"nan": "NaN", "inf": "Inf"}
-    born = "layers.0.attention.wq (backward: its gradient of weight)"
+    born = "layers.0.attention.wq (backward: gradient of its weight)"
     counts = f"1 {kinds[kind]} of 1,024 values, first at [0, 0], others "
     assert cause.startswith(f"non-finite gradient at step 2, born in {born}: {counts}")
     assert cause.endswith("; it did not come again")
