@@ -128,7 +128,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def place(self) -> str:
-        """`layers.3.attention.wq (forward: its output)`, `... (backward: gradient of its weight)`"""
+        """`layers.3.attention.wq (forward: its output)`; `gradient of its weight` elsewhere."""
         what, of, whose = self.tensor.rpartition(" of ")
         return f"{self.module} ({self.direction}: {what}{of}its {whose})"
 

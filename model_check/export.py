@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
@@ -32,8 +31,8 @@ from model_check.data.read.manifest import (
     store_of,
 )
 from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
-from model_check.engine.checkpoint import not_ours, read_checkpoint
-from model_check.errors import ConfigError, ModelCheckError, StorageError
+from model_check.engine.checkpoint import not_ours, read_checkpoint, settings_of
+from model_check.errors import ModelCheckError, StorageError
 from model_check.utils.files import read_whole, sync
 from model_check.utils.words import few, printable_lines
 
@@ -56,7 +55,7 @@ def export(
     Beside it lies what transformers' AutoTokenizer needs.
     """
     state = read_checkpoint(checkpoint)
-    settings = _settings_of(state, checkpoint)
+    settings = settings_of(state, checkpoint)
     _refuse_other_names(state, settings.model, checkpoint)
     weights = {
         hf_name(name): value.to(_DTYPES[dtype]).contiguous()
@@ -147,13 +146,6 @@ def tokenizer_config_json(settings: Settings, marks: Marks) -> dict[str, Any]:
         "model_max_length": settings.training.context_length,
         **{name: mark.token for name, mark in names.items() if mark is not None},
     }
-
-
-def _settings_of(state: Mapping[str, Any], path: Path) -> Settings:
-    try:
-        return msgspec.convert(state["settings"], Settings)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: written by another version: {error}") from error
 
 
 def _refuse_other_names(state: Mapping[str, Any], model: ModelSettings, path: Path) -> None:

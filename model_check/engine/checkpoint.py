@@ -16,7 +16,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from model_check.errors import StorageError, UsageError
+from model_check.config.schema import Settings
+from model_check.errors import ConfigError, StorageError, UsageError
 from model_check.forensics.scan import bad_tensors
 from model_check.utils.archive import DAMAGE, damage_of
 from model_check.utils.files import replacing
@@ -77,6 +78,14 @@ def read_checkpoint(path: Path, layout: type[Weights] = Weights) -> dict[str, An
         raise not_ours(path, f"weights that are no floats: {few(others)}")
     _refuse_spoilt(path, state)
     return state
+
+
+def settings_of(state: Mapping[str, Any], path: Path) -> Settings:
+    """The settings of its run. Raises ConfigError."""
+    try:
+        return msgspec.convert(state["settings"], Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: written by another version: {error}") from error
 
 
 def not_ours(path: Path, why: object) -> CheckpointError:
