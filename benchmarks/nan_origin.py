@@ -1,4 +1,4 @@
-"""Is the module that made a NaN named? `python -m benchmarks.nan_origin [--cases N] [--seed N]`.
+"""Is the module that made a NaN named? `python -m benchmarks.nan_origin [--cases N] [--runs N]`.
 
 Each case trains a tiny model in this process and injects one fault through `debug.drill`: a module
 kind, a layer, forward, backward, weight, moment, gradient or loss, NaN or Inf, once or always, in
@@ -9,11 +9,16 @@ nature. The weights in the evidence must be those before the step, bit for bit.
 
 import argparse
 import itertools
+import json
+import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +30,8 @@ from model_check.engine.metrics import Meter
 from model_check.engine.run_context import Channels, Identity, RunContext
 from model_check.engine.stop import StopSignal
 from model_check.errors import NonFiniteError
-from model_check.events import NonFinite
+from model_check.events import NonFinite, decode
+from tests.e2e.conftest import ROOT, TINY
 from tests.engine.conftest import VOCABULARY, FakeSource, Kept, make_settings
 
 NUM_LAYERS = 2
@@ -135,10 +141,14 @@ def play(case: Case, directory: Path) -> Result:
 
 
 def judged(case: Case, event: NonFinite, trainer: Any, directory: Path) -> str:
-    if event.origin is None:
-        return "nothing named"
     if not weights_are_kept(trainer, directory / f"nan_grad_step_{event.step}.pt"):
         return "other weights in the evidence"
+    return judged_origin(case, event)
+
+
+def judged_origin(case: Case, event: NonFinite) -> str:
+    if event.origin is None:
+        return "nothing named"
     if case.is_step_fault and event.repeated is not case.always:
         return f"repeated: {event.repeated}"
     named = event.origin.module
@@ -155,24 +165,61 @@ def weights_are_kept(trainer: Any, path: Path) -> bool:
     return all(torch.equal(saved[n].view(torch.int32), live[n].view(torch.int32)) for n in live)
 
 
+def play_run(case: Case, cache: Path, directory: Path) -> Result:
+    """The same through `run.sh`: exit code 20, and the verdict names what the dossier names."""
+    settings = directory / "tiny.json"
+    precision = {"precision": case.precision, "use_amp": case.precision != "fp32"}
+    training = TINY["training"] | precision | {"max_steps": STEP + 3, "grad_accum_nums": 2}
+    training |= {"gradient_checkpointing": case.way == "checkpointed"}
+    model = TINY["model"] | {"num_layers": NUM_LAYERS}
+    settings.write_text(json.dumps(TINY | {"training": training, "model": model}))
+    shell = ("bash", ROOT / "run.sh", "--config", settings, "--run-dir", directory / "run")
+    done = subprocess.run(
+        (*shell, "--workers", "1", f"debug.drill={case.drill}"),
+        cwd=directory,
+        env={**os.environ, "DATASET_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if done.returncode != 20:
+        return Result(case, f"exit code {done.returncode}")
+    (finding,) = (directory / "run" / "dossier" / "cpu0").glob("nonfinite_step_*.json")
+    event = decode(finding.read_bytes())
+    assert isinstance(event, NonFinite)
+    assert event.origin is not None
+    is_told = f"born in {event.origin.place}" in done.stdout.splitlines()[-1]
+    return Result(case, judged_origin(case, event) if is_told else "the verdict names another")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=400)
+    parser.add_argument("--runs", type=int, default=0, help="so many more through run.sh")
     parser.add_argument("--seed", type=int, default=2026)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    cases = random.Random(arguments.seed).sample(all_cases(), arguments.cases)
-    started, results = time.monotonic(), []
-    for case in sorted(cases, key=lambda case: case.way):
-        with tempfile.TemporaryDirectory() as directory:
-            try:
-                results.append(play(case, Path(directory)))
-            except Exception as error:
-                results.append(Result(case, f"{type(error).__name__}: {error}"))
+    dice, cases = random.Random(arguments.seed), all_cases()
+    here = sorted(dice.sample(cases, arguments.cases), key=lambda case: case.way)
+    of_runs = [case for case in cases if case.way != "compiled" and case.lag == 0]
+    started = time.monotonic()
+    results = [played(play, case) for case in here]
+    with tempfile.TemporaryDirectory() as cache:
+        through_runs = partial(play_run, cache=Path(cache))
+        results += [played(through_runs, case) for case in dice.sample(of_runs, arguments.runs)]
     show(results)
-    print(f"seed {arguments.seed}, {len(results)} of {len(all_cases())} cases, ", end="")
-    print(f"{time.monotonic() - started:.0f} s")
+    counts = f"{arguments.cases} here and {arguments.runs} through run.sh"
+    seconds = time.monotonic() - started
+    print(f"seed {arguments.seed}, {counts}, of {len(cases)} cases, {seconds:.0f} s")
     return int(any(is_wrong(result) for result in results))
+
+
+def played(play: Callable[..., Result], case: Case) -> Result:
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            return play(case, directory=Path(directory))
+        except Exception as error:
+            return Result(case, f"{type(error).__name__}: {error}")
 
 
 def is_wrong(result: Result) -> bool:
