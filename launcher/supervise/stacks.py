@@ -60,35 +60,47 @@ def state_of(tid: int) -> str:
 class Work(NamedTuple):
     """What the scheduler counted of a thread since its start."""
 
-    busy_ns: int
-    """It ran, or could have run and waited for a processor."""
+    ran_ns: int
+    waited_ns: int
+    """It could have run, and waited for a processor."""
     num_turns: int
     """How often it got one."""
+
+    @property
+    def busy_ns(self) -> int:
+        return self.ran_ns + self.waited_ns
+
+
+_NOTHING = Work(0, 0, 0)
 
 
 def work_of(pid: int) -> dict[int, Work]:
     """Of each thread of a process; those of which the kernel tells nothing are left out."""
     told = ((tid, processes.read_proc(tid, "schedstat").split()) for tid in _tids(pid))
-    return {tid: Work(int(t[0]) + int(t[1]), int(t[2])) for tid, t in told if len(t) == 3}
+    return {tid: Work(*map(int, counts)) for tid, counts in told if len(counts) == 3}
 
 
 def work_since(before: dict[int, Work], now: dict[int, Work]) -> dict[int, Work]:
     """Of each thread that was there before."""
     pairs = ((tid, before[tid], now[tid]) for tid in before.keys() & now.keys())
-    return {tid: Work(b.busy_ns - a.busy_ns, b.num_turns - a.num_turns) for tid, a, b in pairs}
+    return {tid: Work(*(b - a for a, b in zip(was, now_, strict=True))) for tid, was, now_ in pairs}
 
 
 def running_thread(pid: int, work: dict[int, Work], time_s: float) -> int | None:
-    """The thread that was busiest, for half of the time or more, while the main thread was not."""
-    busy = {tid: w.busy_ns for tid, w in work.items() if w.busy_ns >= _BUSY * time_s * 1e9}
-    return None if pid in busy or not busy else max(busy, key=lambda tid: busy[tid])
+    """The thread that ran most, of those at work for half of the time or more; None where that is
+    the main thread, or one that ran less than twice as long. (On a busy machine all threads that
+    wake up wait for processors: only what they ran tells them apart.)"""
+    ran = {tid: w.ran_ns for tid, w in work.items() if w.busy_ns >= _BUSY * time_s * 1e9}
+    most = max(ran, key=lambda tid: ran[tid], default=pid)
+    main = work.get(pid, _NOTHING)
+    return most if most != pid and ran[most] >= 2 * main.ran_ns else None
 
 
 def asks_for_the_gil(pid: int, work: dict[int, Work], time_s: float) -> bool:
     """Whether the main thread hardly runs, and yet wakes up as often as one that waits for the GIL
     of an interpreter: each 5 ms."""
-    main = work.get(pid, Work(0, 0))
-    return main.busy_ns < _BUSY * time_s * 1e9 and main.num_turns >= _GIL_TURNS_PER_S * time_s
+    main = work.get(pid, _NOTHING)
+    return main.ran_ns < _BUSY * time_s * 1e9 and main.num_turns >= _GIL_TURNS_PER_S * time_s
 
 
 def innermost_calls(text: str) -> str | None:

@@ -135,7 +135,7 @@ def test_a_full_disk_does_not_hide_a_nan(tiny_run: MakeRun, small_disk: Path) ->
         run()
     told = [line.split(" not saved")[0] for line in run.kept.lines if "not saved" in line]
     assert told == ["Checkpoint", "Debug tensors"]
-    assert names(small_disk) == ["debug", "others"]
+    assert names(small_disk) == ["debug", "dossier", "others"]
 
 
 def test_a_gpu_that_fails_while_it_is_saved_is_not_called_a_full_disk(tmp_path: Path) -> None:
