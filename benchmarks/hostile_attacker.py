@@ -150,7 +150,7 @@ class Attacker:
             self.succeeded[kind, trick.__name__] += 1
             time.sleep(self.dice.expovariate(200))
         finally:
-            if self._gives_back(kind, trick):
+            if self._gives_back(path, trick):
                 _remove(path)
                 if was_there:
                     with suppress(OSError):
@@ -158,11 +158,12 @@ class Attacker:
             elif self.dice.random() < 0.5:
                 _remove(away)
 
-    def _gives_back(self, kind: str, trick: "Trick") -> bool:
-        """Else it stays. Where the victim cannot choose another name, it would stop for good."""
-        if trick in (Attacker.copy, Attacker.forge):
-            return self.dice.random() < 0.3
-        return self.dice.random() < 0.9 or kind in ("cache", "GPU lock", "working directory")
+    def _gives_back(self, path: Path, trick: "Trick") -> bool:
+        """Else it stays: only what the victim can set aside, or choose another name for. Otherwise
+        the first attack would be the last."""
+        if _is_entry(path):
+            return self.dice.random() < (0.3 if trick in (Attacker.copy, Attacker.forge) else 0.9)
+        return path.parent not in self.place.roots_of_runs or self.dice.random() < 0.9
 
     # Which names there are, and will be
 
@@ -309,14 +310,13 @@ class Attacker:
 
     def swap(self, path: Path) -> None:
         """With a neighbour of its kind."""
-        is_view = "__" in path.name
-        others = [p for p in names_in(path.parent) if ("__" in p.name) == is_view and p != path]
+        others = [p for p in names_in(path.parent) if _is_entry(p) == _is_entry(path) and p != path]
         other = self.dice.choice(others)
         away = path.with_name(f"away-{self.dice.randrange(1 << 40):x}")
         os.rename(path, away)
         os.rename(other, path)
         os.rename(away, other)
-        if self.dice.random() < 0.5:
+        if _is_entry(path) and self.dice.random() < 0.5:
             return
         time.sleep(self.dice.expovariate(200))
         for source, target in ((path, away), (other, path), (away, other)):
@@ -418,6 +418,11 @@ KINDS: dict[str, Callable[[Attacker], Iterator[Path]]] = {
 def names_in(directory: Path) -> Iterator[Path]:
     with suppress(OSError):
         yield from (directory / name for name in os.listdir(directory))
+
+
+def _is_entry(path: Path) -> bool:
+    """A view or a store."""
+    return "__" in path.name or path.parent.name == "tokens"
 
 
 def _processes_of(uid: int) -> Iterator[int]:

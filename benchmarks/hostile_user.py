@@ -411,13 +411,15 @@ def _fight(place: Place, ledger: Ledger, seconds: float, seed: int) -> list[Atta
     end = time.monotonic() + seconds
     data, runs = Victim(place, ledger, seed, "data"), Victim(place, ledger, seed + 1, "runs")
     others = [runs.train] * 5 + [runs.reserve] * 3 + [runs.report, runs.doctor]
-    with ThreadPoolExecutor(2) as pool:
-        done = [pool.submit(data.act_until, end, [data.prepare])]
-        done += [pool.submit(runs.act_until, end, others)]
-    stop.set()
-    found = [results.get(timeout=DEADLINE_S) for _ in started]
-    for future in done:
-        future.result()
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            done = [pool.submit(data.act_until, end, [data.prepare])]
+            done += [pool.submit(runs.act_until, end, others)]
+        for future in done:
+            future.result()
+    finally:
+        stop.set()
+        found = [results.get(timeout=DEADLINE_S) for _ in started]
     return found
 
 

@@ -1,7 +1,6 @@
 """The directories that a run writes to, the data prepared there, and the hub token."""
 
 import shutil
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from launcher.doctor.finding import GIB, Finding, fail, ok, warn
 from model_check.config.schema import Settings
 from model_check.utils.dotenv import DOTENV, dotenv_value, why_unread
 from model_check.utils.files import SETTINGS_BYTES, read_whole
+from model_check.utils.held import hold_unlinked
 from model_check.utils.project_files import COMMAND
 
 FULL_GIB = 0.1
@@ -52,8 +52,9 @@ def try_to_write(path: Path) -> Path:
     returns that place. Raises OSError."""
     path = path.absolute()
     place = next(parent for parent in (path, *path.parents) if parent.exists())
-    with tempfile.TemporaryFile(dir=place):  # a file in the way: ENOTDIR
-        return place
+    with hold_unlinked(place) as directory:  # a file in the way: ENOTDIR
+        directory.owner_of_new_file()
+    return place
 
 
 def _leftovers(parent: Path) -> Finding:

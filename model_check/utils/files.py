@@ -50,8 +50,7 @@ def replacing(path: Path) -> Iterator[BufferedWriter]:
     Raises OSError (disk full, no permission, another user's link in place of the directory); then
     the old file stays as it was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with hold_unlinked(path.parent) as directory, directory.replacing(path.name) as file:
+    with hold_unlinked(path.parent, make=True) as directory, directory.replacing(path.name) as file:
         yield file
 
 

@@ -159,9 +159,10 @@ class HeldDirectory:
         """Asks the file system which user we are: NFS maps root to nobody, and some file systems
         know one owner only."""
         owner = self.status().st_uid
-        return owner == os.geteuid() or owner == self._owner_of_new_file()
+        return owner == os.geteuid() or owner == self.owner_of_new_file()
 
-    def _owner_of_new_file(self) -> int:
+    def owner_of_new_file(self) -> int:
+        """Makes a file and removes it."""
         name = f".owner-{os.urandom(8).hex()}"
         with self.create_first(name) as file:
             self.unlink(name)
@@ -346,24 +347,42 @@ def hold(path: Path) -> HeldDirectory:
     return HeldDirectory(_open_directory(str(path), 0, None), path)
 
 
-def hold_unlinked(path: Path, takers: int = stat.S_IWOTH) -> HeldDirectory:
-    """Like `hold`; but where others (`takers`, bits of a mode) may write to the directory around
-    it, they may have taken the name: then a link is followed only if we or root made it. Raises
-    NotPlainError."""
-    # A path that ends in `..` has no name to look up in its parent.
-    path = Path(os.path.abspath(path))
-    if not path.name:
-        return hold(path)
-    with hold(path.parent) as parent:
-        if not parent.status().st_mode & takers:
-            return hold(path)
-        return parent.directory_or_own_link(path.name)
+def hold_unlinked(path: Path, *, make: bool = False) -> HeldDirectory:
+    """Like `hold`; but in each directory on the way where others may write, a link is followed
+    only if we or root made it. `make`: directories that are absent are made. Raises NotPlainError
+    for another link."""
+    path = Path(os.path.normpath(path))
+    if path.parts[:1] == ("..",):
+        path = Path(os.path.abspath(path))
+    held = hold(Path(path.anchor or "."))
+    for name in path.parts[1:] if path.anchor else path.parts:
+        with held as parent:
+            try:
+                held = _next(parent, name)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                with suppress(FileExistsError):
+                    parent.make_directory(name)
+                held = _next(parent, name)
+    return held
+
+
+def _next(parent: HeldDirectory, name: str) -> HeldDirectory:
+    try:
+        return parent.directory_or_own_link(name)
+    except NotPlainError as error:
+        if stat.S_ISLNK(parent.lstat(name).st_mode):
+            raise
+        raise NotADirectoryError(
+            errno.ENOTDIR, "Not a directory", str(parent.path / name)
+        ) from error
 
 
 def hold_own(path: Path) -> HeldDirectory:
     """Like `hold_unlinked`; and where others may write around it, it is ours or root's. Raises
     NotPlainError."""
-    held = hold_unlinked(path, OTHERS_WRITE)
+    held = hold_unlinked(path)
     with _closed_on_error(held.descriptor):
         around = os.stat("..", dir_fd=held.descriptor).st_mode
         if around & OTHERS_WRITE and held.status().st_uid != 0 and not held.is_ours():

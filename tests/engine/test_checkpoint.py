@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from launcher.doctor.storage import try_to_write
 from model_check.engine.checkpoint import (
     SCHEMA,
     CheckpointError,
@@ -86,20 +87,21 @@ def test_nothing_is_written_through_a_name_that_was_taken_meanwhile(
 
 
 @pytest.mark.root
-def test_a_link_that_another_user_made_where_all_may_write_is_not_followed(tmp_path: Path) -> None:
-    public, mine = tmp_path / "public", tmp_path / "mine"
+@pytest.mark.parametrize("mode", [0o1777, 0o2770], ids=["of all", "of a group"])
+@pytest.mark.parametrize("below", [".", "cpu0", "cpu0/debug"])
+def test_a_link_that_another_user_made_where_others_may_write_is_not_followed(
+    tmp_path: Path, mode: int, below: str
+) -> None:
+    public, private = tmp_path / "public", make_private(tmp_path / "private")
     public.mkdir()
-    public.chmod(0o1777)
-    write_checkpoint(mine / "last.pt", state())
-    (public / "cpu0").symlink_to(mine)
-    os.chown(public / "cpu0", 4711, 4711, follow_symlinks=False)
-    path = public / "cpu0" / "last.pt"
-    for use in (keep_earlier, lambda path: write_checkpoint(path, state())):
-        with pytest.raises((OSError, StorageError), match="another user"):
-            use(path)
-    assert [kept.name for kept in mine.iterdir()] == ["last.pt"]
-    public.chmod(0o1770)  # whom a group trusts is its own business
-    write_checkpoint(path, state())
+    public.chmod(mode)
+    (public / "checkpoints").symlink_to(private)
+    os.chown(public / "checkpoints", 4711, 4711, follow_symlinks=False)
+    path = public / "checkpoints" / below / "canary.txt"
+    with untouched(private):
+        for use in (keep_earlier, lambda path: write_checkpoint(path, state()), try_to_write):
+            with pytest.raises((OSError, StorageError), match="another user may have made"):
+                use(path)
 
 
 def test_a_flipped_byte_anywhere_is_refused_or_changes_nothing(tmp_path: Path) -> None:

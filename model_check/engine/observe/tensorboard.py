@@ -22,7 +22,7 @@ class TensorBoardWriter:
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         self.path = directory / name
         with storing(directory, "logging.tensorboard_dir"):
-            directory.mkdir(parents=True, exist_ok=True)
+            hold_unlinked(directory, make=True).close()
         self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
