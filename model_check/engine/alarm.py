@@ -160,7 +160,6 @@ class Alarm:
         it is reported, and the exit code stays 20."""
         try:
             with storing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
                 set_earlier_aside(path)
                 write(path)
         except (StorageError, torch.AcceleratorError) as error:

@@ -3,7 +3,6 @@ decides what is in them."""
 
 import errno
 import fcntl
-import os
 import pickle
 import shutil
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from model_check.errors import ConfigError, StorageError, UsageError
 from model_check.forensics.scan import bad_tensors
 from model_check.utils.archive import DAMAGE, damage_of
 from model_check.utils.files import replacing
+from model_check.utils.held import hold_unlinked
 from model_check.utils.words import few, first_line
 
 SCHEMA = 2
@@ -119,9 +119,10 @@ def shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 def set_earlier_aside(path: Path) -> None:
     """Evidence of an earlier run stays: `a.pt` becomes `a.earlier1.pt`, or the next number that is
     free. Raises OSError."""
-    if os.path.lexists(path):
-        taken = (path.with_name(f"{path.stem}.earlier{n}{path.suffix}") for n in count(1))
-        path.rename(next(place for place in taken if not os.path.lexists(place)))
+    with suppress(FileNotFoundError), hold_unlinked(path.parent) as directory:
+        if path.name in (names := set(directory.names())):
+            kept = (f"{path.stem}.earlier{number}{path.suffix}" for number in count(1))
+            directory.rename(path.name, directory, next(name for name in kept if name not in names))
 
 
 @contextmanager
