@@ -119,7 +119,10 @@ class StackDump:
             py_spy.kill()
         if self.py_spies:
             self._mask()
-        if (calls := stacks.innermost_calls(self._answer())) is not None:
+        text = self._answer()
+        # The answer to a second question may be cut off after the first of its threads.
+        first = text[: self._answer_of_running_from] or text
+        if (calls := stacks.innermost_calls(first)) is not None:
             return self._place(calls)
         state = stacks.state_of(self._worker.pid or 0)
         return f"no answer within {waited_s:.1f} s: {state}" if self._is_asked else state

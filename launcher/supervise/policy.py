@@ -239,9 +239,11 @@ def _oom(worker: WorkerView) -> str:
 
 
 def _exit_code(worker: WorkerView) -> int:
-    if worker.returncode is not None:
-        return exit_code_of(worker.returncode)
-    return worker.confession.exit_code if worker.confession else 0
+    """Of one that met a NaN and never said that it is done: the NaN's, whatever ended it."""
+    said = worker.confession
+    if said is not None and (worker.returncode is None or not said.final):
+        return said.exit_code
+    return 0 if worker.returncode is None else exit_code_of(worker.returncode)
 
 
 def _stop_for_silence(worker: WorkerView, now: float, limits: Limits) -> Stop:

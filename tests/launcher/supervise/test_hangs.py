@@ -289,3 +289,11 @@ def test_a_worker_that_falls_silent_with_its_evidence_ends_as_its_nan(lab: Lab) 
     assert (outcome.end.exit_code, outcome.end.culprits) == (20, (specs[0].name,))
     assert "fell silent" in str(outcome.end.reason)
     assert not outcome.end.is_hang
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(1)"])
+def test_a_worker_that_dies_with_its_evidence_ends_as_its_nan(lab: Lab, end: str) -> None:
+    nan = encode(NonFinite(t=1, step=0, where="loss", loss="nan", grad_norm="nan"))
+    code = f"os.write(int(os.environ['MODEL_CHECK_EVENTS_FD']), {nan!r}); {end}"
+    outcome = lab.run(python(f"import os, signal; {code}"), sh("exec sleep 1000"), events=True)
+    assert (outcome.end.exit_code, outcome.end.culprits) == (20, ("W0",))
