@@ -111,6 +111,7 @@ class Attacker:
         look_again = 0.0
         while not stop.is_set():
             if time.monotonic() % (STORM_S + CALM_S) > STORM_S:
+                self._clear_the_way()
                 time.sleep(0.05)
                 continue
             if time.monotonic() > look_again:
@@ -159,11 +160,19 @@ class Attacker:
                 _remove(away)
 
     def _gives_back(self, path: Path, trick: "Trick") -> bool:
-        """Else it stays: only what the victim can set aside, or choose another name for. Otherwise
-        the first attack would be the last."""
+        """Else it stays, for the victim to set aside, or to choose another name."""
         if _is_entry(path):
             return self.dice.random() < (0.3 if trick in (Attacker.copy, Attacker.forge) else 0.9)
-        return path.parent not in self.place.roots_of_runs or self.dice.random() < 0.9
+        return self.dice.random() < 0.9
+
+    def _clear_the_way(self) -> None:
+        """Entries and runs apart, nothing of ours stays where the victim cannot choose another
+        name: the first attack would be the last."""
+        fixed = ("cache", "prepared", "work", "locks", "tmp/checkpoints", "cache/.locks")
+        for path in (path for name in fixed for path in names_in(self.place / name)):
+            with suppress(OSError):
+                if not _is_entry(path) and path.lstat().st_uid == ATTACKER:
+                    _remove(path)
 
     # Which names there are, and will be
 

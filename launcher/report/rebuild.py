@@ -22,7 +22,7 @@ from launcher.verdict.results import Judgement
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_INTERNAL, StorageError, UsageError
 from model_check.events import Event, decode, decode_gpu
-from model_check.utils.held import hold
+from model_check.utils.held import hold_unlinked
 from model_check.utils.requests import request_of
 
 USAGE = """\
@@ -142,7 +142,7 @@ def _heard(path: Path) -> Health | None:
 def content_of(path: Path) -> bytes:
     """A file that the run left. A link that another user put in its place would have us read
     something else. Raises OSError."""
-    with hold(path.parent) as directory:
+    with hold_unlinked(path.parent) as directory:
         return directory.read(path.name, _LONGEST)
 
 

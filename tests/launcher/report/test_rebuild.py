@@ -13,6 +13,7 @@ from launcher.report.rebuild import rebuild
 from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
 from model_check.errors import UsageError
 from model_check.events import Step, encode
+from tests.data.canary import untouched
 
 RECORD = RunRecord(
     command=["--", "true"],
@@ -107,6 +108,17 @@ def test_a_link_in_the_run_of_another_user_is_not_read(tmp_path: Path, name: str
     os.chown(run, 4711, 4711)
     with pytest.raises(UsageError, match="is a link that another user may have made"):
         rebuild([str(run)], print)
+
+
+@pytest.mark.root
+def test_another_users_link_in_place_of_a_run_is_not_followed(tmp_path: Path) -> None:
+    run, link = written(tmp_path / "run"), tmp_path / "link"
+    link.symlink_to(run)
+    tmp_path.chmod(0o1777)
+    assert rebuild([str(link)], lambda line: None) == 0
+    os.chown(link, 4711, 4711, follow_symlinks=False)
+    with untouched(run), pytest.raises(UsageError, match="another user may have made"):
+        rebuild([str(link)], print)
 
 
 def test_an_event_that_is_nested_without_end_is_passed_over(tmp_path: Path) -> None:
