@@ -45,6 +45,11 @@ _EPILOG = """\
 Exit codes: 0 the cache is whole; 2 the settings, the text, the tokenizer, the disk, or an entry
 that --verify found bad; 70 a tokenizing process died; 128+N ended by signal N (nothing half-built
 is ever found by others, and the same command goes on from there).
+
+examples:
+  bash run.sh prepare data.dataset=texts/     before a run, as it would
+  bash run.sh prepare --list
+  bash run.sh prepare --gc --older-than 30
 """
 
 

@@ -37,6 +37,11 @@ from model_check.utils.files import read_whole, sync
 from model_check.utils.words import few, printable_lines
 
 CONFIG = "config.json"
+_EXAMPLES = """\
+examples:
+  bash run.sh export .checkpoints/gpu0/last.pt OUT
+  bash run.sh export last.pt OUT --dtype bfloat16
+"""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -200,7 +205,8 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="python -m model_check.export", description=__doc__)
+    prog = "python -m model_check.export"
+    parser = Parser(prog=prog, description=__doc__, epilog=_EXAMPLES)
     parser.add_argument("verb", choices=["export"])
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT.pt")
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="a new or empty directory")

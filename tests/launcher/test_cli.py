@@ -126,6 +126,19 @@ def test_verbs_become_the_programs_that_they_name(tmp_path: Path) -> None:
     assert b"nowhere.pt" in missing.stderr
 
 
+@pytest.mark.parametrize(
+    "verb",
+    ["", "doctor", "config show", "report", "runs", "prepare", "export", "train"],
+)
+def test_every_help_has_examples_and_fits_80_columns(tmp_path: Path, verb: str) -> None:
+    done = start(tmp_path, *verb.split(), "--help")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().splitlines()
+    examples = lines[lines.index("examples:") + 1 :]
+    assert all(line.startswith(("  bash run.sh ", "  ./train_")) for line in examples), examples
+    assert max(map(len, lines)) <= 80
+
+
 def test_gpus_that_are_not_there_are_refused_with_a_next_step(tmp_path: Path) -> None:
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     none = start(tmp_path, "--gpus", "auto", "--dry-run", **hidden)
