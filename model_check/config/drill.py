@@ -28,7 +28,7 @@ _HEAD_MODULE = HEAD.name.removesuffix(".weight")
 BUFFERS = ("rope_cos", "rope_sin")
 _GRAMMAR = re.compile(
     r"(?P<kind>\w+)@(?P<step>\d+)"
-    r"(?::(?P<worker>(?i:all)|[A-Za-z]+\d+(?:\.\d+)?)(?::(?P<name>[A-Za-z_][\w.]*)(?::(?P<bit>\d+))?)?)?"
+    r"(?::(?P<worker>(?i:all)|[A-Za-z]+\d+(?:\.\d+)?)(?::(?P<name>(?!always$)[A-Za-z_][\w.]*)(?::(?P<bit>\d+))?)?)?"
     r"(?P<always>:always)?"
 )
 

@@ -21,6 +21,8 @@ def test_all_bits_and_always() -> None:
     forward = Drill("inf_forward", 3, "CPU0", "layers.1", always=True)
     assert parse_drill("inf_forward@3:cpu0:layers.1:always", 4) == forward
     assert parse_drill("nan@3:always", 4) == Drill("nan", 3, always=True)
+    assert parse_drill("nan@3:all:always", 4) == Drill("nan", 3, always=True)
+    assert parse_drill("loss_nan@3:gpu3.1:always", 4) == Drill("loss_nan", 3, "GPU3.1", always=True)
 
 
 @pytest.mark.parametrize(
