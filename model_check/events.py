@@ -138,6 +138,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         kinds = (("NaN", self.num_nan), ("Inf", self.num_inf))
         each = " and ".join(f"{count:,} {kind}" for kind, count in kinds if count)
         unit = "positions" if self.by_position else "values"
+        if not each:  # the tensor was gone before anybody counted
+            return f"{math.prod(self.shape):,} {unit}, not counted"
         text = f"{each} of {math.prod(self.shape):,} {unit}, first at {self.first}"
         if self.low is None or self.high is None:
             return text

@@ -49,8 +49,7 @@ class Alarm:
         bad = self._first_look(metrics, gradients)
         self._confess(bad, self._names(bad, metrics))
         if is_overwritten:
-            bad, found = self._repeat(bad, metrics)
-            bad = replace(bad, gradients=bad_gradients(self.state.model), recomputed=True)
+            bad, found = self._repeat(replace(bad, recomputed=True), metrics)
             dumped = self._tell(bad)
         else:
             dumped = self._tell(bad)
@@ -107,14 +106,17 @@ class Alarm:
         self.injector.repeat(bad.step)
         try:
             held = bad_state(model, optimizer)
-            again = repeated_origin(model, optimizer, metrics, self.plan)
+            again, repeated = repeated_origin(model, optimizer, metrics, self.plan)
+            gradients = bad_gradients(model) if bad.recomputed else bad.gradients
         except RuntimeError as error:
             note = f"step {bad.step} could not be computed again: {first_line(error)}"
             self.state.context.channels.note(note)
             return bad, None
         found = held or again
-        origin = found.origin if found else bad.origin
-        return replace(bad, origin=origin, repeated=again is not None), found
+        # What comes again in no module comes of a sum: the step's own note of a block is refuted.
+        noted = None if repeated else bad.origin
+        origin = found.origin if found else noted
+        return replace(bad, origin=origin, repeated=repeated, gradients=gradients), found
 
     def _confess(self, bad: BadStep, names: Sequence[str]) -> None:
         self.state.context.channels.sink.emit(_event(bad, names, self._evidence_bytes()))

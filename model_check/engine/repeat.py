@@ -4,10 +4,11 @@ it is computed again, eagerly and with hooks, from the weights before it."""
 import math
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor, nn
 
 from model_check.engine.compile import uncompiled
-from model_check.engine.optim import AdamW
+from model_check.engine.optim import AdamW, total_norm
 from model_check.engine.reading import StepMetrics
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan, backward
@@ -30,8 +31,7 @@ def noted_origin(state: TrainingState, plan: StepPlan, metrics: StepMetrics) -> 
         return None
     noted = plan.watch.first_noted(metrics.details)
     if not math.isfinite(metrics.loss) and (noted is None or not noted.is_forward):
-        kinds = (int(math.isnan(metrics.loss)), int(math.isinf(metrics.loss)))
-        return origin_of("forward", LOSS, BadTensor(OUTPUT, (), *kinds, ()))
+        return _of_loss(metrics.loss)
     if noted is None:
         return _noted_gradient(state, plan.watch.bad_norms(metrics.details))
     return Origin(
@@ -54,16 +54,26 @@ def bad_state(model: nn.Module, optimizer: AdamW) -> Found | None:
 
 def repeated_origin(
     model: nn.Module, optimizer: AdamW, metrics: StepMetrics, plan: StepPlan
-) -> Found | None:
-    """The step computed again; None: every number of it is finite now. `.grad` holds the gradients
-    of this second computation afterwards."""
+) -> tuple[Found | None, bool]:
+    """The step computed again, and whether its loss or norm is not finite again: these sums can
+    exceed float32 where each number in them is finite, and then no module is found. `.grad` holds
+    the gradients of this second computation afterwards."""
     optimizer.zero_grad()
     plan.watch.begin()
     with uncompiled(model), searched(model) as search, plan.forward_context():
+        losses = []
         for micro_batch in metrics.data.micro_batches:
-            backward(model, micro_batch, metrics.data, optimizer, plan)
+            losses.append(backward(model, micro_batch, metrics.data, optimizer, plan))
             search.conclude()
-    return search.found or _bad_sum(model)
+    found, loss = search.found or _bad_sum(model), torch.stack(losses).sum()
+    if found is None and not is_finite(loss):
+        found = Found(_of_loss(float(loss)))  # sync
+    return found, found is not None or not is_finite(total_norm(optimizer.grad_norms()))
+
+
+def _of_loss(loss: float) -> Origin:
+    kinds = (int(math.isnan(loss)), int(math.isinf(loss)))
+    return origin_of("forward", LOSS, BadTensor(OUTPUT, (), *kinds, ()))
 
 
 def _noted_gradient(state: TrainingState, numbers: list[int]) -> Origin | None:
@@ -76,7 +86,7 @@ def _noted_gradient(state: TrainingState, numbers: list[int]) -> Origin | None:
     gradient = parameter.grad
     assert gradient is not None
     what = f"gradient of {leaf}"
-    if is_finite(gradient):  # a later step has overwritten it
+    if is_finite(gradient):  # a later step has overwritten it, or its norm exceeds float32
         return origin_of("backward", module, BadTensor(what, tuple(gradient.shape), 0, 0, ()))
     return origin_of("backward", module, counted(what, gradient))
 

@@ -34,7 +34,8 @@ class BadStep:
     gradients: Sequence[BadTensor]
     parameters: Sequence[BadTensor]
     recomputed: bool = False
-    """Whether the gradients come from a second computation of the same step."""
+    """Whether the gradients come from a second computation of the same step, where there was one
+    (`repeated`); those of the first are overwritten."""
     origin: Origin | None = None
     repeated: bool | None = None
     """Whether it came again when the step was computed again; None: not tried."""
@@ -111,7 +112,9 @@ def _problems(bad: BadStep) -> list[str]:
 
 
 def _why_no_gradient(bad: BadStep) -> str:
-    if bad.recomputed:
+    if bad.recomputed and bad.repeated is None:
+        return "The gradients are not known: a later step has overwritten them"
+    if bad.recomputed and not bad.repeated:
         return "All gradients are finite when the step is computed again: the fault was transient"
     if bad.where == "gradient":
         return "All gradients are finite: the sum of their squares exceeds float32"

@@ -171,6 +171,46 @@ def test_a_step_that_cannot_be_computed_again_keeps_what_it_has_noted(
     assert "step 2 could not be computed again: CUDA out of memory" in run.kept.lines
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_norm_that_exceeds_float32_comes_again_although_no_gradient_is_bad(
+    tiny_run: MakeRun, lag: int
+) -> None:
+    run = scaled(tiny_run(lag=lag, **TWO_LAYERS), "norm.weight", 1e25)
+    event = last_event(scaled(run, "output.weight", 1e-25))
+    assert (event.where, event.repeated, event.origin) == ("gradient", True, None)
+    assert event.names == ["output.weight"]
+    assert "All gradients are finite: the sum of their squares exceeds float32" in run.kept.lines
+    assert "Where it was born is not known; it came again" in run.kept.lines
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_loss_that_is_spoilt_behind_every_module_comes_again(tiny_run: MakeRun, lag: int) -> None:
+    event = last_event(tiny_run(lag=lag, debug__drill="loss_nan@2:always", **TWO_LAYERS))
+    assert (born(event), event.repeated) == (("forward", "loss", "output"), True)
+
+
+def test_gradients_that_could_not_be_computed_again_are_not_called_finite(
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tiny_run(lag=1, debug__drill="nan_forward@2:all:layers.1", **TWO_LAYERS)
+
+    def out_of_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("model_check.engine.alarm.repeated_origin", out_of_memory)
+    assert last_event(run).repeated is None
+    assert "The gradients are not known: a later step has overwritten them" in run.kept.lines
+    assert not any("transient" in line for line in run.kept.lines)
+
+
+def test_a_gradient_that_a_later_step_has_overwritten_is_not_counted(tiny_run: MakeRun) -> None:
+    drill = "nan@2:all:layers.1.attention.wv.weight"
+    run = tiny_run(lag=1, debug__drill=drill, **TWO_LAYERS)
+    assert last_event(run).repeated is False
+    place = "layers.1.attention.wv (backward: gradient of its weight)"
+    assert f"Born in {place}: 512 values, not counted; it did not come again" in run.kept.lines
+
+
 def test_the_dossier_holds_the_finding_and_the_tensors_around_it(
     tiny_run: MakeRun, tmp_path: Path
 ) -> None:
@@ -208,5 +248,6 @@ def test_the_repeat_computes_the_step(tiny_run: MakeRun) -> None:
     accumulate(state.model, data, state.optimizer, trainer.plan)
     before = [gradient.clone() for gradient in state.optimizer.gradients()]
     metrics = StepMetrics(data, 0.1, 1.0, 1.0, bad=True)
-    assert repeated_origin(state.model, state.optimizer, metrics, trainer.plan) is None
+    repeated = repeated_origin(state.model, state.optimizer, metrics, trainer.plan)
+    assert repeated == (None, False)
     torch.testing.assert_close(state.optimizer.gradients(), before, rtol=1e-5, atol=1e-7)
