@@ -29,7 +29,8 @@ own copy before we blame the worker."""
 
 
 EVIDENCE_S = 60.0
-"""A worker that met a NaN may be silent so long, and for the time that its evidence takes:"""
+"""A worker that met a NaN may be silent so long, for PATIENCE of its steps, and for the time that
+its evidence takes:"""
 EVIDENCE_BYTES_PER_S = 50e6
 
 
@@ -101,14 +102,16 @@ def decide(
 ) -> Continue | Stop | Done:
     """The first failure wins; silence is a failure too. `received`: the requests that we got, some
     of which do not end a run by themselves."""
-    silent = [worker for worker in workers if now >= _evidence_deadline(worker, limits)]
-    if silent:
-        return _stop_for_silent_evidence(min(silent, key=_failed_at), now)
-    if any(_has_failed(worker, now) for worker in workers):
-        first = _first_failures(workers)
-        if _saves_evidence(first[0]):
-            # Its peer failed later, and to stop them all would cut its evidence off.
-            return Continue(until=_evidence_deadline(first[0], limits))
+    has_failed = any(_has_failed(worker, now) for worker in workers)
+    first, evidence_due = _first_failures(workers), NEVER
+    if first and _saves_evidence(first[0]):
+        if limits.silence_s > 0 or has_failed:
+            evidence_due = _evidence_deadline(first[0], limits)
+        if now >= evidence_due:
+            return _stop_for_silent_evidence(first[0], now)
+        if has_failed:  # later: to stop them all would cut the evidence of the first off
+            return Continue(until=evidence_due)
+    elif has_failed:
         return _judge_failure(first, now, received)
     if all(worker.returncode == 0 for worker in workers):
         return Done()
@@ -116,10 +119,11 @@ def decide(
     overdue = [w for w in running if now >= _silence_deadline(w, limits)]
     if overdue:
         return _stop_for_silence(min(overdue, key=lambda w: w.last_heard), now, limits)
-    silences = [min(_silence_deadline(w, limits), _evidence_deadline(w, limits)) for w in running]
+    silences = [_silence_deadline(w, limits) for w in running]
     lingers = [_linger_deadline(w) for w in running]
     earlies = [w.ended_at + limits.early_s for w in workers if w.returncode == 0]
-    return Continue(until=min(due for due in (*silences, *lingers, *earlies, NEVER) if due > now))
+    dues = (*silences, *lingers, *earlies, evidence_due)
+    return Continue(until=min((due for due in dues if due > now), default=NEVER))
 
 
 def ended_early(workers: Sequence[WorkerView], now: float, limits: Limits) -> list[WorkerView]:
@@ -149,9 +153,11 @@ def _linger_deadline(worker: WorkerView) -> float:
 
 
 def _first_failures(workers: Sequence[WorkerView]) -> list[WorkerView]:
-    """The culprit; or several, when nothing tells which of them came first."""
+    """The culprit; or several, when nothing tells which of them came first; or none."""
     suspects = [w for w in workers if w.returncode != 0 and (w.returncode or w.confession)]
-    first = min(suspects, key=_failed_at)
+    first = min(suspects, key=_failed_at, default=None)
+    if first is None:
+        return []
     if first.confession is not None:
         return [first]
     return [w for w in suspects if w.confession is None and w.wake == first.wake]
@@ -259,7 +265,7 @@ def _silence_limit_s(worker: WorkerView, limits: Limits) -> float:
 
 
 def _silence_deadline(worker: WorkerView, limits: Limits) -> float:
-    if limits.silence_s == 0:
+    if limits.silence_s == 0 or _saves_evidence(worker):
         return NEVER
     return worker.last_heard + _silence_limit_s(worker, limits)
 
@@ -270,11 +276,13 @@ def _saves_evidence(worker: WorkerView) -> bool:
 
 
 def _evidence_deadline(worker: WorkerView, limits: Limits) -> float:
-    """When a worker that met a NaN, and says nothing since then, ends as what it confessed."""
+    """When a worker that met a NaN, and says nothing since then, ends as what it confessed. It is
+    never a hang. Before it saves, it computes its last step again."""
     said = worker.confession
-    if said is None or not _saves_evidence(worker) or limits.silence_s == 0:
+    if said is None or not _saves_evidence(worker):
         return NEVER
     limit_s = limits.evidence_s + said.evidence_bytes / EVIDENCE_BYTES_PER_S
+    limit_s += PATIENCE * worker.step_s
     return max(worker.last_heard, said.heard_at) + limit_s
 
 

@@ -7,6 +7,7 @@ from launcher.supervise.policy import (
     EVIDENCE_S,
     HOLD_S,
     LINGER_S,
+    PATIENCE,
     Confession,
     Continue,
     Done,
@@ -89,26 +90,40 @@ def test_its_own_word_outweighs_a_tie() -> None:
 def test_a_worker_still_writing_evidence_of_its_nan_is_the_culprit_of_a_later_death() -> None:
     said = Confession(at=2.0, exit_code=20, heard_at=2.0, final=False)
     views = [running("GPU0", confession=said), ended("GPU1", 1, at=4.0, wake=2)]
-    assert decide(views, 5.0, NO_LIMIT) == Continue()
+    assert decide(views, 5.0, NO_LIMIT) == Continue(until=2.0 + EVIDENCE_S)
+    stop = decide(views, 2.0 + EVIDENCE_S, NO_LIMIT)  # it hangs, and its peer is gone
+    assert isinstance(stop, Stop)
+    assert (stop.exit_code, stop.culprits) == (20, ("GPU0",))
     views[0].returncode, views[0].ended_at = 20, 6.0
     stop = decide(views, 6.0, NO_LIMIT)
     assert stop == Stop("GPU0 failed first: exit code 20 after 6.0 s", 20, ("GPU0",))
 
 
+@pytest.mark.parametrize("silence_s", [1, 300])
+@pytest.mark.parametrize("phase", [None, "save"])
 @pytest.mark.parametrize("num_bytes", [0, 23_000_000_000])
 def test_a_worker_that_falls_silent_with_its_evidence_ends_as_what_it_confessed(
-    num_bytes: int,
+    num_bytes: int, phase: str | None, silence_s: float
 ) -> None:
     said = Confession(2.0, 20, heard_at=2.0, final=False, evidence_bytes=num_bytes)
-    silent = running("GPU0", confession=said, patient_phase="save")
-    limits = Limits(grace_s=10, silence_s=300)
-    limit_s = EVIDENCE_S + num_bytes / EVIDENCE_BYTES_PER_S
+    silent = running("GPU0", confession=said, patient_phase=phase)
+    limits = Limits(grace_s=10, silence_s=silence_s)
+    silent.step_s = 12.0  # it is computed again
+    limit_s = EVIDENCE_S + num_bytes / EVIDENCE_BYTES_PER_S + PATIENCE * 12.0
     for peer in (running("GPU1", last_heard=9000.0), ended("GPU1", 1, at=4.0, wake=2)):
         assert decide([silent, peer], 5.0, limits) == Continue(until=2.0 + limit_s)
         stop = decide([silent, peer], 2.0 + limit_s, limits)
         assert isinstance(stop, Stop)
         assert (stop.exit_code, stop.culprits, stop.is_hang) == (20, ("GPU0",), False)
         assert "which is not whole" in str(stop.reason)
+
+
+def test_who_met_its_nan_later_is_not_blamed_for_its_silence() -> None:
+    limits = Limits(grace_s=10, silence_s=300)
+    first = Confession(2.0, 20, heard_at=2.0, final=False)
+    busy = running("GPU0", last_heard=90.0, confession=first)
+    silent = running("GPU1", confession=Confession(3.0, 20, heard_at=3.0, final=False))
+    assert decide([busy, silent], 91.0, limits) == Continue(until=90.0 + EVIDENCE_S)
 
 
 def test_a_death_before_somebody_elses_nan_is_the_cause() -> None:
