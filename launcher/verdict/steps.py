@@ -29,6 +29,9 @@ class History(Struct):
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
     """Validation split -> its latest evaluation."""
     nonfinite: NonFinite | None = None
+    """The last word on the step."""
+    first_nonfinite: NonFinite | None = None
+    """The first: what that step itself has shown."""
     evidence: list[Evidence] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     done: Done | None = None
@@ -58,7 +61,8 @@ class History(Struct):
                 self.done = event
 
     def _nonfinite(self, event: NonFinite) -> None:
-        """The first; of its step the last word, which knows most."""
+        """Of the first step; its last word knows most."""
+        self.first_nonfinite = self.first_nonfinite or event
         if self.nonfinite is None or self.nonfinite.step == event.step:
             self.nonfinite = event
 
@@ -68,6 +72,6 @@ class History(Struct):
         self.tokens += step.tokens
         self.loss_last = step.loss
         # It trained on after a NaN, so it does not end of that.
-        self.nonfinite = None
+        self.nonfinite = self.first_nonfinite = None
         if self.loss_first is None:
             self.loss_first = step.loss

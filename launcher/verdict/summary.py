@@ -34,12 +34,21 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
 
 
 def shared_nonfinite(case: Case) -> NonFinite | None:
-    """The non-finite step that every worker met with the same bits; None: there is none."""
-    found = [case.histories[worker.name].nonfinite for worker in case.workers]
-    first = found[0] if len(found) > 1 else None
-    if first is None:
+    """The non-finite step that every worker met with the same bits, as it is told by one that knows
+    most; None: there is none. A worker that was stopped may have lacked the time for its last
+    word, so all first words are compared, and all last words."""
+    histories = [case.histories[worker.name] for worker in case.workers]
+    first = [history.first_nonfinite for history in histories]
+    found = [history.nonfinite for history in histories if history.nonfinite]
+    last = [bad for bad in found if bad.repeated is not None]
+    if len(histories) < 2 or not (_are_same(first) and _are_same(last)):
         return None
-    return first if all(bad and replace(bad, t=first.t) == first for bad in found) else None
+    return next(iter(last or found), None)
+
+
+def _are_same(events: Sequence[NonFinite | None]) -> bool:
+    unstamped = [bad and replace(bad, t=0) for bad in events]
+    return None not in unstamped and all(bad == unstamped[0] for bad in unstamped)
 
 
 def born(bad: NonFinite) -> str:

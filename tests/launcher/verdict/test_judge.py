@@ -14,7 +14,7 @@ from launcher.verdict.record import Case, RunEnd, RunRecord, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, Verdict
 from launcher.verdict.severity import CauseClass, Severity
 from launcher.verdict.steps import History
-from model_check.events import Done, Evaluation, NonFinite, Phase, Step
+from model_check.events import Done, Evaluation, NonFinite, Origin, Phase, Step
 
 LOSS = (2.5).hex()
 RECORD = RunRecord(
@@ -301,6 +301,33 @@ def test_a_nan_that_every_worker_met_with_the_same_bits_blames_no_gpu() -> None:
     assert (result.verdict, result.exit_code, result.culprits) == (Verdict.FAIL, 20, [])
     assert {w.verdict for w in result.workers} == {Verdict.FAIL}
     assert "the settings or the data, not a GPU" in result.summary
+
+
+@pytest.mark.parametrize("module", ["layers.0", "layers.1"])
+def test_a_worker_stopped_before_its_last_word_met_the_same_nan(module: str) -> None:
+    histories = {"GPU0": spoiled(), "GPU1": spoiled(), "GPU2": spoiled()}
+    for name, found in (("GPU0", "layers.0"), ("GPU2", module)):
+        origin = Origin(
+            direction="forward",
+            module=found,
+            tensor="output",
+            shape=[4],
+            num_nan=1,
+            num_inf=0,
+            first=[0],
+        )
+        bad = histories[name].nonfinite
+        assert bad is not None
+        histories[name].record(replace(bad, t=9, origin=origin, repeated=True))
+    end = RunEnd(exit_code=20, reason="GPU0 failed first", culprits=["GPU0"])
+    workers = [
+        ended("GPU0", 20),
+        *(ended(name, -15, stopped_by_us=True) for name in ("GPU1", "GPU2")),
+    ]
+    result = judged(end, workers, histories)
+    are_same = module == "layers.0"
+    assert result.culprits == ([] if are_same else ["GPU0"])
+    assert ("not a GPU, born in layers.0 (forward" in result.summary) is are_same
 
 
 def test_nans_of_different_steps_are_the_first_workers_fault() -> None:
