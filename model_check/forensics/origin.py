@@ -3,7 +3,7 @@ finite inputs. Found by hooks while a step is computed again."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from model_check.events import Origin
-from model_check.forensics.scan import BadTensor, counted, is_finite
+from model_check.forensics.scan import BadTensor, counted, is_finite, unraveled
 
 HEAD, LOSS = "output", "loss"
 """The head is no module that is called: the loss reads its weight."""
@@ -96,7 +96,7 @@ class Search:
     def after_backward(
         self, name: str, _: object, of_inputs: tuple[Any, ...], of_outputs: tuple[Any, ...]
     ) -> None:
-        if all(map(is_finite, _tensors(of_outputs))):
+        if self.found is None and all(map(is_finite, _tensors(of_outputs))):
             bad = next((g for g in _tensors(of_inputs) if not is_finite(g)), None)
             self._passed.append((name, None if bad is None else _made(name, bad, of_outputs)))
             # No call of the head itself is seen.
@@ -104,10 +104,16 @@ class Search:
 
     def after_weight(self, name: str, gradient: Tensor) -> None:
         module, _, leaf = name.rpartition(".")
-        if not is_finite(gradient):
+        if not self._follows(module) and not is_finite(gradient):
             bad = counted(f"gradient of {leaf}", gradient)
             found = Found(origin_of("backward", module, bad), {bad.name: gradient})
             self._bad_gradients[module] = found
+
+    def _follows(self, module: str) -> bool:
+        """Whether a gradient of its weight cannot be the first: mostly they are all bad, and held
+        together they would take as much memory as the model."""
+        is_made = any(found for _, found in self._passed)
+        return self.found is not None or (is_made and module not in dict(self._passed))
 
     def after_embedding(self, name: str, _: object, _inputs: object, output: Tensor) -> None:
         """Its inputs are no numbers that could have gradients."""
@@ -151,11 +157,17 @@ def _made(name: str, bad: Tensor, of_outputs: tuple[Any, ...]) -> Found:
 
 
 def _head(hidden: Tensor, weight: Tensor, chunk_rows: int = 1024) -> Found | None:
-    """The head, where its logits are not finite."""
-    for rows in torch.split(hidden.detach().flatten(0, -2), chunk_rows):
+    """The head, where its logits are not finite: counted in the first such chunk, whose shape is
+    told; the first of them by its place in the batch."""
+    chunks = torch.split(hidden.detach().flatten(0, -2), chunk_rows)
+    for number, rows in enumerate(chunks):
         logits = nn.functional.linear(rows.to(weight.dtype), weight.detach())
         if not is_finite(logits):
-            return Found(origin_of("forward", HEAD, counted(OUTPUT, logits)), {"input 0": hidden})
+            bad = counted(OUTPUT, logits)
+            row, column = bad.first_index
+            first = *unraveled(number * chunk_rows + row, hidden.shape[:-1]), column
+            bad = replace(bad, first_index=first)
+            return Found(origin_of("forward", HEAD, bad), {"input 0": hidden})
     return None
 
 

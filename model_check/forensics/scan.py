@@ -50,7 +50,10 @@ def is_finite(tensor: Tensor) -> bool:
     """A sum with NaN or Inf is not finite, and 30 times quicker (35 GB/s on a CPU); one that is not
     finite may also have overflowed."""
     tensor = tensor.detach()
-    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())  # sync
+    if tensor.sum().isfinite():  # sync
+        return True
+    pieces = torch.split(tensor.reshape(-1), _PIECE_NUMEL)
+    return all(bool(piece.isfinite().all()) for piece in pieces)  # sync
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from model_check.engine.repeat import repeated_origin
 from model_check.engine.step import accumulate
 from model_check.errors import NonFiniteError
 from model_check.events import NonFinite
+from model_check.forensics.scan import BadTensor, counted
 from tests.engine.conftest import FakeSource, Run
 
 MakeRun = Callable[..., Run]
@@ -155,6 +156,40 @@ def test_a_real_overflow_is_named_by_the_module_that_overflowed(
     event = last_event(run)
     assert born(event)[:2] == (direction, module)
     assert event.repeated is True
+
+
+@pytest.mark.parametrize("drill", ["nan_forward@0:all:layers.1", "nan_backward@0:all:loss"])
+def test_bad_gradients_that_follow_from_a_fault_are_not_held(
+    tiny_run: MakeRun, drill: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held, they would take as much memory as the model, on a GPU that may be full."""
+    told: list[str] = []
+
+    def counting(name: str, tensor: torch.Tensor) -> BadTensor:
+        told.append(name)
+        return counted(name, tensor)
+
+    monkeypatch.setattr("model_check.forensics.origin.counted", counting)
+    assert last_event(tiny_run(debug__drill=f"{drill}:always", **TWO_LAYERS)).repeated is True
+    assert len(told) == 1
+
+
+def test_the_first_bad_logit_is_told_by_its_place_in_the_batch(tiny_run: MakeRun) -> None:
+    """Behind the first chunk of logits that are computed again."""
+    batch: dict[str, Any] = {"training__batch_size": 70, "training__grad_accum_nums": 1}
+    run = tiny_run(**(TWO_LAYERS | batch))
+    model = scaled(run, "output.weight", 1e10).trainer.state.model
+
+    def enlarge(_module: nn.Module, _inputs: object, hidden: torch.Tensor) -> torch.Tensor:
+        row = torch.zeros_like(hidden)
+        row[68, 3] = 1e30
+        return hidden + row
+
+    model.norm.register_forward_hook(enlarge)
+    event = last_event(run)
+    assert born(event) == ("forward", "output", "output")
+    assert event.origin is not None
+    assert event.origin.first[:2] == [68, 3]
 
 
 def test_a_step_that_cannot_be_computed_again_keeps_what_it_has_noted(
