@@ -54,8 +54,9 @@ class Alarm:
         else:
             dumped = self._tell(bad)
             bad, found = self._repeat(bad, metrics)
-        self._confess(bad, self._names(bad, metrics))
-        for line in (module_line(bad), *self._save(bad, found), *dumped):
+        names = self._names(bad, metrics)
+        self._confess(bad, names)
+        for line in (module_line(bad), *self._save(bad, names, found), *dumped):
             self.state.context.channels.say(line)
         raise NonFiniteError(summary(bad))
 
@@ -134,14 +135,13 @@ class Alarm:
         write = partial(dump_tensors, model=self.state.model)
         return iter([self._keep("Debug tensors", path, write)])
 
-    def _save(self, bad: BadStep, found: Found | None) -> Iterator[str]:
+    def _save(self, bad: BadStep, names: Sequence[str], found: Found | None) -> Iterator[str]:
         """Yields what became of each file. The dossier comes first: it is small."""
         tensors: dict[str, Tensor] = {}
         if found is not None:
             tensors = own_weights(self.state.model, found.origin.module) | dict(found.evidence)
-        event = _event(bad, [tensor.name for tensor in bad.gradients or bad.parameters])
         stem = self.state.context.dossier / f"nonfinite_step_{bad.step}"
-        write = partial(write_finding, event, tensors)
+        write = partial(write_finding, _event(bad, names), tensors)
         yield self._keep("Finding", stem.with_suffix(".json"), write)
         if tensors:
             write = partial(write_tensors, tensors)
@@ -160,8 +160,9 @@ class Alarm:
     def _keep(self, what: str, path: Path, write: Callable[[Path], None]) -> str:
         """What became of it. A full disk, or a GPU that fails for good, must not hide the finding:
         it is reported, and the exit code stays 20."""
+        is_in_run = self.state.context.run_dir in path.parents
         try:
-            with storing(path):
+            with storing(path, "--run-dir" if is_in_run else "system.checkpoint_dir"):
                 set_earlier_aside(path)
                 write(path)
         except (StorageError, torch.AcceleratorError) as error:

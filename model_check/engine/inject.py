@@ -87,7 +87,7 @@ class Injector:
         spoiler = _Spoiler(drill)
         kind = drill.kind
         if kind == "loss_nan":
-            handle = self._model.register_forward_hook(spoiler.forward)
+            handle = self._model.register_forward_hook(spoiler.loss)
         elif kind in GRADIENT_KINDS:
             handle = _hook_gradient(self._model.get_parameter(drill.target), spoiler)
         elif kind in MODULE_KINDS:
@@ -108,6 +108,11 @@ class _Spoiler:
 
     def forward(self, _module: nn.Module, _inputs: object, output: Tensor) -> Tensor | None:
         return self.gradient(output)
+
+    def loss(self, _module: nn.Module, _inputs: object, loss: Tensor) -> Tensor | None:
+        """As a real one: its gradients are NaN, too."""
+        spoilt = self.gradient(loss)
+        return None if spoilt is None else loss * spoilt
 
     def backward(
         self, _module: nn.Module, of_inputs: tuple[Any, ...], _of_outputs: object

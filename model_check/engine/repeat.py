@@ -65,9 +65,9 @@ def repeated_origin(
         for micro_batch in metrics.data.micro_batches:
             losses.append(backward(model, micro_batch, metrics.data, optimizer, plan))
             search.conclude()
-    found, loss = search.found or _bad_sum(model), torch.stack(losses).sum()
-    if found is None and not is_finite(loss):
-        found = Found(_of_loss(float(loss)))  # sync
+    loss = float(torch.stack(losses).sum())  # sync
+    of_loss = None if math.isfinite(loss) else Found(_of_loss(loss))
+    found = search.found or of_loss or _bad_sum(model)
     return found, found is not None or not is_finite(total_norm(optimizer.grad_norms()))
 
 

@@ -238,10 +238,14 @@ def test_gradients_that_could_not_be_computed_again_are_not_called_finite(
     assert not any("transient" in line for line in run.kept.lines)
 
 
-def test_a_gradient_that_a_later_step_has_overwritten_is_not_counted(tiny_run: MakeRun) -> None:
+def test_a_gradient_that_a_later_step_has_overwritten_is_not_counted(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
     drill = "nan@2:all:layers.1.attention.wv.weight"
     run = tiny_run(lag=1, debug__drill=drill, **TWO_LAYERS)
     assert last_event(run).repeated is False
+    finding = json.loads((tmp_path / "checkpoints/dossier/nonfinite_step_2.json").read_text())
+    assert finding["names"] == ["layers.1.attention.wv.weight"]
     place = "layers.1.attention.wv (backward: gradient of its weight)"
     assert f"Born in {place}: 512 values, not counted; it did not come again" in run.kept.lines
 

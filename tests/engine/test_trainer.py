@@ -206,6 +206,7 @@ def test_a_bad_loss_is_reported_as_one(tiny_run: MakeRun) -> None:
     first, last = (event for event in run.kept.events if isinstance(event, NonFinite))
     assert (last.where, last.loss, last.step) == ("loss", "nan", 1)
     assert (first.repeated, last.repeated) == (None, False)
+    assert (last.grad_norm, len(last.names)) == ("nan", len(run.weights()))
     assert "Loss: nan" in run.kept.lines
 
 

@@ -147,10 +147,13 @@ def test_more_workers_than_open_files_are_allowed_is_a_note() -> None:
 
 
 def test_a_flip_that_nobody_can_notice_is_told() -> None:
-    drill = settings(model=TINY, debug={"drill": "flip@1"})
-    notes = [check_training(drill, cpu_places(count)) for count in (1, 2)]
+    drills = [("flip@1:CPU0", 1), ("flip@1", 2), ("flip@1:all", 2), ("flip@1:CPU0", 2)]
+    notes = [
+        check_training(settings(model=TINY, debug={"drill": drill}), cpu_places(count))
+        for drill, count in drills
+    ]
     told = [[note for note in some if "nobody can notice it" in note] for some in notes]
-    assert list(map(len, told)) == [1, 0]
+    assert list(map(len, told)) == [1, 1, 1, 0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
