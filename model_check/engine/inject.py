@@ -72,7 +72,9 @@ class Injector:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "hang":
-                threading.Event().wait()
+                # A signal between Python's last look and an endless wait would be heard by nobody.
+                while True:
+                    threading.Event().wait(1.0)
             case kind if kind in WEIGHT_KINDS:
                 tensors = dict((*self._model.named_parameters(), *self._model.named_buffers()))
                 _spoil_in_place(tensors[drill.target].detach(), drill)
