@@ -109,7 +109,7 @@ class Alarm:
             held = bad_state(model, optimizer)
             again, repeated = repeated_origin(model, optimizer, metrics, self.plan)
             gradients = bad_gradients(model) if bad.recomputed else bad.gradients
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             note = f"step {bad.step} could not be computed again: {first_line(error)}"
             self.state.context.channels.note(note)
             return bad, None
@@ -165,7 +165,7 @@ class Alarm:
             with storing(path, "--run-dir" if is_in_run else "system.checkpoint_dir"):
                 set_earlier_aside(path)
                 write(path)
-        except (StorageError, torch.AcceleratorError) as error:
+        except (StorageError, torch.AcceleratorError, MemoryError) as error:
             return f"{what} not saved: {error}"
         evidence = Evidence(path=str(path.absolute()), what=what.lower())
         self.state.context.channels.sink.emit(evidence)
