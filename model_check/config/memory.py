@@ -150,13 +150,15 @@ def _activations(settings: Settings, shape: Geometry, device: str) -> int:
 
 
 def _unused(settings: Settings, shape: Geometry, device: str) -> int:
-    """Half of what a forward pass computes, kept or recomputed. Temporaries that are freed leave
-    holes in malloc's heap, among the activations: with each tensor in a mapping of its own (a
-    threshold of 1 MiB) the peak lacks this part, and steps pay in page faults. Fits workers of 2 to
-    12 layers within 12 % (glibc 2.36). torch's allocator of a GPU has no such heap."""
+    """Half of what a forward pass computes, three quarters where it is recomputed. Temporaries
+    that are freed leave holes in malloc's heap, among the activations: with each tensor in a
+    mapping of its own (a threshold of 1 MiB) the peak lacks this part, and steps pay in page
+    faults. Fits workers of 2 to 12 layers within 12 % (glibc 2.36). torch's allocator of a GPU has
+    no such heap."""
     if device != "cpu":
         return 0
-    return shape.num_layers * block_activations(settings, shape, device) // 2
+    quarters = 3 if settings.training.gradient_checkpointing else 2
+    return quarters * shape.num_layers * block_activations(settings, shape, device) // 4
 
 
 def _scores(settings: Settings, shape: Geometry, device: str) -> int:
