@@ -349,7 +349,7 @@ def read_tokens(path: Path) -> int:
         name: shard for name, shard in zip(store.manifest.shard_names(), store._shards, strict=True)
     }
     whole = all(
-        hashlib.sha256(shard.tobytes()).hexdigest() == store.manifest.files[name].sha256
+        hashlib.sha256(shard.read().tobytes()).hexdigest() == store.manifest.files[name].sha256
         for name, shard in shards.items()
     )
     found = [path, store.path, *path.glob("*"), *store.path.glob("*")]

@@ -89,7 +89,7 @@ def _refuse_empty(request: CacheRequest) -> None:
 
 
 def discard(request: CacheRequest) -> None:
-    """Remove what the cache holds of a request. A process that has mapped its files keeps them.
+    """Remove what the cache holds of a request. A process that has opened its files keeps them.
     Raises StorageError."""
     for part in (request, *request.validation_texts.values()):
         for entry in (part.view, part.store):

@@ -141,7 +141,8 @@ def _parts(
             f"data.validation: each document of {tokens.dataset} validates, or is equal to one "
             "that does, so none is left to train on"
         )
-    parts = {name: _part_of(mask, store.document_ends, windows) for name, mask in masks.items()}
+    ends = store.document_ends.read().astype(np.int64)
+    parts = {name: _part_of(mask, ends, windows) for name, mask in masks.items()}
     for name in request.fractions:
         if (counts := parts[name].counts).num_tokens < _LEAST_TOKENS:
             raise DataError(
@@ -151,13 +152,12 @@ def _parts(
     return parts
 
 
-def _part_of(mask: NDArray[np.bool_], ends: NDArray[np.uint64], windows: Windows) -> Part:
+def _part_of(mask: NDArray[np.bool_], ends: NDArray[np.int64], windows: Windows) -> Part:
     """The documents of `mask`. Neighbours become one run."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
     firsts, lasts = edges[0::2], edges[1::2]
-    all_ends = np.asarray(ends, np.int64)
-    places = np.concatenate([[0], all_ends])[firsts]
-    sizes = all_ends[lasts - 1] - places
+    places = np.concatenate([[0], ends])[firsts]
+    sizes = ends[lasts - 1] - places
     num_tokens = int(sizes.sum())
     counts = SplitManifest(
         num_sequences=windows.num_sequences(num_tokens),
@@ -182,7 +182,7 @@ def document_hashes(store: TokenStore, chunk_tokens: int = CHUNK_TOKENS) -> NDAr
     """uint64 [documents]: the sum, modulo 2^64, of a mix of each token and its place in the
     document. Equal documents have equal hashes. Among n different ones two hashes are equal with a
     probability of about n^2 / 2^65."""
-    ends = store.document_ends
+    ends = store.document_ends.read().astype(np.uint64)
     starts = np.concatenate([np.zeros(1, np.uint64), ends[:-1]])
     hashes = np.zeros(ends.size, np.uint64)
     for begin in range(0, store.manifest.num_tokens, chunk_tokens):

@@ -3,9 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from model_check.data.read.manifest import (
     TRAIN,
     TokensManifest,
@@ -17,8 +14,9 @@ from model_check.data.read.manifest import (
     runs_name,
     store_of,
 )
+from model_check.data.read.number_file import NumberFile, open_numbers
 from model_check.data.read.token_split import Split
-from model_check.data.read.token_store import TokenStore, map_files
+from model_check.data.read.token_store import TokenStore
 from model_check.errors import DataError
 
 
@@ -67,9 +65,8 @@ class TokenCache(Split):
         return Split(name, self.path, self.store, windows, *counts, runs)
 
 
-def _runs(path: Path, view: ViewManifest, split: str) -> NDArray[np.int64] | None:
+def _runs(path: Path, view: ViewManifest, split: str) -> NumberFile | None:
     """See Split.runs. Raises DataError."""
     if (name := runs_name(split)) not in view.files:
         return None
-    (runs,) = map_files(hold_view, path, [name], "<i8")
-    return runs.reshape(2, -1)
+    return open_numbers(hold_view, path, [name], "<i8")[0]

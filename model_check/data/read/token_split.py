@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from model_check.data.read.token_store import TokenStore, whole
+from model_check.data.read.number_file import NumberFile
+from model_check.data.read.token_store import TokenStore
 from model_check.data.read.windows import Windows
 
 PADDING = -100
@@ -26,9 +27,9 @@ class Split:
     num_sequences: int
     num_tokens: int
     """Tokens of the split, those that no window uses included."""
-    runs: NDArray[np.int64] | None
-    """[2, n]: where each run of tokens begins in the split, and where in the store; None: the split
-    is the whole store."""
+    runs: NumberFile | None
+    """Where each of n runs of tokens begins in the split, n numbers, and then where in the store, n
+    numbers. None: the split is the whole store."""
 
     def __repr__(self) -> str:
         return f"{self.path} ({self.name})"
@@ -89,11 +90,11 @@ class Split:
         if self.runs is None:
             yield 0, first, last - first
             return
-        begins, places = whole(self.runs)
-        run = int(np.searchsorted(begins, first, "right")) - 1
+        num_runs = len(self.runs) // 2
+        run = self.runs.first_above(first, 0, num_runs) - 1
         position = first
         while position < last:
-            end = int(begins[run + 1]) if run + 1 < begins.size else self.num_tokens
+            end = self.runs[run + 1] if run + 1 < num_runs else self.num_tokens
             count = min(last, end) - position
-            yield position - first, int(places[run]) + position - int(begins[run]), count
+            yield position - first, self.runs[num_runs + run] + position - self.runs[run], count
             position, run = position + count, run + 1

@@ -141,7 +141,7 @@ def pieces_of(cache: TokenCache) -> Pieces:
     shards = [np.fromfile(cache.store.path / n, "<u2") for n in cache.tokens.shard_names()]
     ids = np.concatenate(shards)
     begin, end = tokenizer.token_to_id("<s>"), cache.end_id
-    ends = np.asarray(cache.store.document_ends, np.int64)
+    ends = cache.store.document_ends.read().astype(np.int64)
     starts = np.concatenate([[0], ends[:-1]])
     assert (ids[starts] == begin).all()
     assert (ids[ends - 1] == end).all()

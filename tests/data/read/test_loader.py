@@ -116,7 +116,7 @@ def test_a_failure_to_read_reaches_the_caller(
 ) -> None:
     (store,) = lab.stores()
     (store / shard_name(0)).unlink()
-    with pytest.raises(DataError, match=r"tokens-00000.bin: cannot be mapped"):
+    with pytest.raises(DataError, match=r"tokens-00000.bin: cannot be opened"):
         next(loader(cache, num_workers=num_workers).batches())
     assert not batch_threads()
 

@@ -172,7 +172,7 @@ def test_a_literal_end_token_in_a_text_forges_no_end(lab: Lab) -> None:
     lines = [json.dumps({"text": "before <|endoftext|> after " * 5}) for _ in range(4)]
     cache = TokenCache.open(lab.prepare(lab.text("\n".join(lines), "d.jsonl")).path)
     tokens = np.concatenate([cache.gather(np.arange(cache.num_sequences))[:, :-1].ravel()])
-    ends = cache.store.document_ends
+    ends = cache.store.document_ends.read()
     assert len(ends) == 4
     ended = [int(end) - 1 for end in ends if end <= tokens.size]
     assert np.flatnonzero(tokens == cache.end_id).tolist() == ended
