@@ -9,7 +9,7 @@ from launcher.doctor.finding import gib
 from launcher.doctor.machine import check_open_files
 from launcher.doctor.storage import try_to_write
 from launcher.plan import Place
-from model_check.config.drill import check_parameter, parse_drill
+from model_check.config.drill import check_name, parse_drill
 from model_check.config.memory import advice, check_host_memory, estimate_memory
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
@@ -23,25 +23,15 @@ def check_training(settings: Settings, places: Sequence[Place]) -> list[str]:
     """Notes for a person before our trainer starts on `places`. Raises ConfigError and StorageError
     for what cannot work."""
     names = [place.name for place in places]
-    check_worker_settings(settings, names)
-    notes = [*check_checkpoint_dir(settings, names), *check_open_files(len(places))]
-    notes += _unnoticed_flip(settings, names)
+    check_worker_settings(settings)
+    notes = [*check_drill(settings, names), *check_checkpoint_dir(settings, names)]
+    notes += check_open_files(len(places))
     if all(place.gpu is None for place in places):
         return [*notes, *check_memory(settings, len(places))]
     return [*notes, *check_gpu_memory(settings, places)]
 
 
-def _unnoticed_flip(settings: Settings, workers: Sequence[str]) -> list[str]:
-    """It is noticed by comparison, or where a number becomes NaN or Inf."""
-    text = settings.debug.drill
-    drill = parse_drill(text, settings.training.max_steps) if text else None
-    if drill is None or drill.kind != "flip" or (drill.worker and len(workers) > 1):
-        return []
-    told = "flip in every worker: nobody can notice it, unless it overflows, and the run passes"
-    return [f"debug.drill: {told}"]
-
-
-def check_worker_settings(settings: Settings, workers: Sequence[str]) -> None:
+def check_worker_settings(settings: Settings) -> None:
     """Refuse what a supervised worker could not do. Raises ConfigError."""
     if settings.system.device_id != 0:
         raise ConfigError(
@@ -50,15 +40,26 @@ def check_worker_settings(settings: Settings, workers: Sequence[str]) -> None:
         )
     check_resume(settings.training.resume)
     check_wandb(settings.logging)
-    if settings.debug.drill is None:
-        return
-    drill = parse_drill(settings.debug.drill, settings.training.max_steps)
-    check_parameter(drill, settings.model.num_layers, tied=settings.model.tie_word_embeddings)
+
+
+def check_drill(settings: Settings, workers: Sequence[str]) -> list[str]:
+    """A note for a fault that nobody can notice. Raises ConfigError for one that no worker would
+    have."""
+    text = settings.debug.drill
+    if text is None:
+        return []
+    drill = parse_drill(text, settings.training.max_steps)
+    check_name(drill, settings.model.num_layers, tied=settings.model.tie_word_embeddings)
     if drill.worker is not None and drill.worker not in workers:
+        there_are = ", ".join(workers)
         raise ConfigError(
-            f"debug.drill = {settings.debug.drill!r}: this run has no worker {drill.worker} "
-            f"(it has {', '.join(workers)})"
+            f"debug.drill = {text!r}: this run has no worker {drill.worker} (it has {there_are})"
         )
+    # A flip is noticed by comparison, or where a number becomes NaN or Inf.
+    if drill.kind != "flip" or (drill.worker and len(workers) > 1):
+        return []
+    told = "flip in every worker: nobody can notice it, unless it overflows, and the run passes"
+    return [f"debug.drill: {told}"]
 
 
 def check_memory(settings: Settings, num_workers: int, membership: Membership = HERE) -> list[str]:

@@ -18,11 +18,10 @@ LOW_GIB = 5.0
 LARGE_RUNS_GIB = 1.0
 
 
-def check_storage(
-    environ: Mapping[str, str], cwd: Path, settings: Settings, runs: Path = Path("/tmp")
-) -> list[Finding]:
-    """`runs`: where run directories lie by default."""
+def check_storage(environ: Mapping[str, str], cwd: Path, settings: Settings) -> list[Finding]:
+    """Of a run from `cwd`."""
     cache_dir = cwd / settings.data.cache_dir
+    runs = cwd / run_dir.parent_of(settings.logging.log_dir)
     return [
         _directory("token caches", cache_dir),
         _directory("checkpoints", cwd / settings.system.checkpoint_dir),

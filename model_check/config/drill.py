@@ -1,7 +1,7 @@
 """What fault a drill injects, when, in which worker: the grammar of `debug.drill`. Pure."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -72,17 +72,15 @@ def parse_drill(text: str, max_steps: int) -> Drill:
     return drill
 
 
-def check_parameter(drill: Drill, num_layers: int, *, tied: bool) -> None:
-    """Refuse a name that the model will not have. Raises ConfigError."""
+def check_name(drill: Drill, num_layers: int, *, tied: bool) -> None:
+    """Refuse the name of a parameter, buffer or module that the model does not have, or on which
+    this kind cannot act. Raises ConfigError."""
     rows = [row.name for row in parameters(num_layers, tied=tied)]
-    check_name(drill, [*rows, *BUFFERS], _modules(rows))
-
-
-def check_name(drill: Drill, tensors: Collection[str], modules: Collection[str]) -> None:
-    """As check_parameter, for a model with parameters and buffers, and modules, of these names."""
-    what, names = ("module", modules) if drill.kind in MODULE_KINDS else ("parameter", tensors)
-    if drill.kind in (*GRADIENT_KINDS, *MOMENT_KINDS):
-        names = [name for name in names if name not in BUFFERS]
+    what, names = "parameter", rows
+    if drill.kind in MODULE_KINDS:
+        what, names = "module", _modules(rows)
+    elif drill.kind in WEIGHT_KINDS:
+        names = [*rows, *BUFFERS]
     if drill.name is None or drill.name in names:
         return
     hint = did_you_mean(drill.name, names) or f" (there is {drill.default})"

@@ -176,7 +176,7 @@ def _kept_tensors(state: TrainingState) -> Iterator[tuple[str, Tensor]]:
     """Those that a checkpoint holds, by the names of their parameters."""
     named = list(state.model.named_parameters())
     yield from ((name, parameter.detach()) for name, parameter in named)
-    for moments in (state.optimizer.first_moments, state.optimizer.second_moments):
+    for moments in state.optimizer.moments.values():
         yield from zip((name for name, _ in named), moments, strict=True)
 
 

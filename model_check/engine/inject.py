@@ -23,21 +23,18 @@ from model_check.config.drill import (
 from model_check.engine.compile import uncompiled
 from model_check.engine.optim import AdamW
 from model_check.errors import ConfigError
+from model_check.models.basic_llama import BasicLlama
 
 
 class Injector:
     """Acts when the trainer reaches the step of the drill; without a drill it does nothing."""
 
     def __init__(
-        self, drill: Drill | None, worker: str, model: nn.Module, optimizer: AdamW
+        self, drill: Drill | None, worker: str, model: BasicLlama, optimizer: AdamW
     ) -> None:
         """Raises ConfigError when the drill names something that `model` lacks."""
         if drill is not None:
-            tensors = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
-            modules = [
-                n for n, m in model.named_modules() if n and not isinstance(m, nn.ModuleList)
-            ]
-            check_name(drill, tensors, [name for name in modules if name != "output"])
+            check_name(drill, len(model.layers), tied=model.tied)
         self._drill = drill if drill and drill.worker in (None, worker) else None
         self._model = model
         self._optimizer = optimizer

@@ -47,6 +47,11 @@ class AdamW:
         self._groups = [(decayed, training.weight_decay), (others, 0.0)]
         """The numbers of parameters in the order of the model, and their weight decay."""
 
+    @property
+    def moments(self) -> dict[str, list[Tensor]]:
+        """By their names in a state dict, in the order of the model."""
+        return {"exp_avg": self.first_moments, "exp_avg_sq": self.second_moments}
+
     def zero_grad(self) -> None:
         for owner in self.parameters:
             owner.grad = None

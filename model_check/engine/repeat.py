@@ -2,7 +2,7 @@
 it is computed again, eagerly and with hooks, from the weights before it."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,12 @@ from model_check.forensics.origin import (
     LOSS,
     OUTPUT,
     Found,
+    of_gradient,
     of_state,
     origin_of,
     searched,
 )
-from model_check.forensics.scan import BadTensor, counted, is_finite
+from model_check.forensics.scan import BadTensor, is_finite
 
 
 def noted_origin(state: TrainingState, plan: StepPlan, metrics: StepMetrics) -> Origin | None:
@@ -82,32 +83,26 @@ def _noted_gradient(state: TrainingState, numbers: list[int]) -> Origin | None:
     if not numbers:
         return None
     name, parameter = named[numbers[-1]]
+    assert parameter.grad is not None
+    if not is_finite(parameter.grad):
+        return of_gradient(name, parameter.grad).origin
+    # A later step has overwritten it, or its norm exceeds float32.
     module, _, leaf = name.rpartition(".")
-    gradient = parameter.grad
-    assert gradient is not None
-    what = f"gradient of {leaf}"
-    if is_finite(gradient):  # a later step has overwritten it, or its norm exceeds float32
-        return origin_of("backward", module, BadTensor(what, tuple(gradient.shape), 0, 0, ()))
-    return origin_of("backward", module, counted(what, gradient))
+    shape = tuple(parameter.shape)
+    return origin_of("backward", module, BadTensor(f"gradient of {leaf}", shape, 0, 0, ()))
 
 
 def _bad_sum(model: nn.Module) -> Found | None:
     """Gradients that are finite in each micro-batch, and whose sum is not."""
     for name, parameter in reversed(list(model.named_parameters())):
         if parameter.grad is not None and not is_finite(parameter.grad):
-            module, _, leaf = name.rpartition(".")
-            bad = counted(f"gradient of {leaf}", parameter.grad)
-            return Found(origin_of("backward", module, bad), {bad.name: parameter.grad})
+            return of_gradient(name, parameter.grad)
     return None
 
 
 def _kept(model: nn.Module, optimizer: AdamW) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
     names = [name for name, _ in model.named_parameters()]
-    for kind, moments in _moments(optimizer).items():
+    for kind, moments in optimizer.moments.items():
         yield from ((f"{kind} of {n}", m) for n, m in zip(names, moments, strict=True))
     yield from ((name, parameter.detach()) for name, parameter in model.named_parameters())
-
-
-def _moments(optimizer: AdamW) -> Mapping[str, list[Tensor]]:
-    return {"exp_avg": optimizer.first_moments, "exp_avg_sq": optimizer.second_moments}

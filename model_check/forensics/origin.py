@@ -55,6 +55,13 @@ def of_state(named: Iterable[tuple[str, Tensor]]) -> Found | None:
     return None
 
 
+def of_gradient(name: str, gradient: Tensor) -> Found:
+    """The gradient of the parameter `name`, which is not finite."""
+    module, _, leaf = name.rpartition(".")
+    bad = counted(f"gradient of {leaf}", gradient)
+    return Found(origin_of("backward", module, bad), {bad.name: gradient})
+
+
 @dataclass
 class Search:
     """What the hooks have found in the micro-batch that is computed."""
@@ -103,11 +110,9 @@ class Search:
             self._passed += [(HEAD, None)] if name == LOSS else []
 
     def after_weight(self, name: str, gradient: Tensor) -> None:
-        module, _, leaf = name.rpartition(".")
+        module = name.rpartition(".")[0]
         if not self._follows(module) and not is_finite(gradient):
-            bad = counted(f"gradient of {leaf}", gradient)
-            found = Found(origin_of("backward", module, bad), {bad.name: gradient})
-            self._bad_gradients[module] = found
+            self._bad_gradients[module] = of_gradient(name, gradient)
 
     def _follows(self, module: str) -> bool:
         """Whether a gradient of its weight cannot be the first: mostly they are all bad, and held
@@ -140,13 +145,13 @@ def searched(model: nn.Module) -> Iterator[Search]:
 
 
 def _hooks(search: Search, name: str, module: nn.Module) -> Iterator[RemovableHandle]:
-    if name == LOSS:
-        yield module.register_forward_hook(search.after_loss)
-    elif name and not isinstance(module, nn.ModuleList):
-        yield module.register_forward_hook(partial(search.after_forward, name))
+    if not name or isinstance(module, nn.ModuleList):
+        return
+    look = search.after_loss if name == LOSS else partial(search.after_forward, name)
+    yield module.register_forward_hook(look)
     if isinstance(module, nn.Embedding):
         yield module.register_forward_hook(partial(search.after_embedding, name))
-    elif name and not isinstance(module, nn.ModuleList):
+    else:
         yield module.register_full_backward_hook(partial(search.after_backward, name))
 
 

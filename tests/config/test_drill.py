@@ -2,7 +2,7 @@
 
 import pytest
 
-from model_check.config.drill import KINDS, Drill, check_parameter, parse_drill
+from model_check.config.drill import KINDS, Drill, check_name, parse_drill
 from model_check.errors import ConfigError
 
 
@@ -45,10 +45,10 @@ def test_a_name_that_its_kind_cannot_act_on_is_refused(
 ) -> None:
     drill = parse_drill(f"{kind}@1:all:{name}", 4)
     if is_there:
-        check_parameter(drill, num_layers=2, tied=False)
+        check_name(drill, num_layers=2, tied=False)
     else:
         with pytest.raises(ConfigError, match=f"the model has no .* '{name}'"):
-            check_parameter(drill, num_layers=2, tied=False)
+            check_name(drill, num_layers=2, tied=False)
 
 
 @pytest.mark.parametrize(

@@ -61,16 +61,12 @@ def loss_of_documents(exported: Path, documents: list[str]) -> tuple[float, int]
     return total / num_labels, num_labels
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_with_masked_documents_it_is_that_of_each_document_alone(
-    start: Callable[..., Worker], tmp_path: Path, batch_size: int
-) -> None:
-    documents = [" ".join(TEXT.splitlines()[n : n + 1 + n % 9]) for n in range(30)]
-    rows = (json.dumps({"text": document}) for document in documents)
-    (tmp_path / "own.jsonl").write_text("\n".join(rows))
+def evaluated(
+    start: Callable[..., Worker], directory: Path, batch_size: int, *data: str
+) -> Evaluation:
+    """What a real worker says of its validation text; its model lies in `exported`."""
     worker = start(
-        "data.validation=own=own.jsonl",
-        "data.document_masking=true",
+        *data,
         f"training.batch_size={batch_size}",
         f"training.context_length={CONTEXT}",
         "training.eval_interval=4",
@@ -78,7 +74,20 @@ def test_with_masked_documents_it_is_that_of_each_document_alone(
     )
     assert worker.finish() == 0, worker.output
     (evaluation,) = [event for event in worker.events if isinstance(event, Evaluation)]
-    export(tmp_path / ".checkpoints" / "last.pt", tmp_path / "exported")
+    export(directory / ".checkpoints" / "last.pt", directory / "exported")
+    return evaluation
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_with_masked_documents_it_is_that_of_each_document_alone(
+    start: Callable[..., Worker], tmp_path: Path, batch_size: int
+) -> None:
+    documents = [" ".join(TEXT.splitlines()[n : n + 1 + n % 9]) for n in range(30)]
+    rows = (json.dumps({"text": document}) for document in documents)
+    (tmp_path / "own.jsonl").write_text("\n".join(rows))
+    evaluation = evaluated(
+        start, tmp_path, batch_size, "data.validation=own=own.jsonl", "data.document_masking=true"
+    )
     loss, num_labels = loss_of_documents(tmp_path / "exported", documents)
     assert evaluation.tokens == num_labels
     assert float.fromhex(evaluation.loss) == pytest.approx(loss, rel=1e-6)
@@ -89,16 +98,7 @@ def test_the_validation_loss_is_that_of_transformers_on_the_same_text(
     start: Callable[..., Worker], tmp_path: Path, batch_size: int
 ) -> None:
     (tmp_path / "own.txt").write_text(TEXT)
-    worker = start(
-        "data.validation=own=own.txt",
-        f"training.batch_size={batch_size}",
-        f"training.context_length={CONTEXT}",
-        "training.eval_interval=4",
-        "training.save_last=true",
-    )
-    assert worker.finish() == 0, worker.output
-    (evaluation,) = [event for event in worker.events if isinstance(event, Evaluation)]
-    export(tmp_path / ".checkpoints" / "last.pt", tmp_path / "exported")
+    evaluation = evaluated(start, tmp_path, batch_size, "data.validation=own=own.txt")
     loss, num_labels = loss_by_transformers(tmp_path / "exported")
     assert evaluation.tokens == num_labels
     assert float.fromhex(evaluation.loss) == pytest.approx(loss, rel=1e-6)

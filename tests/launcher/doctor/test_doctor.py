@@ -16,7 +16,7 @@ from launcher.doctor.storage import check_storage
 from launcher.gpus.probe import BrokenGpu, Gpu, GpuProcess, Snapshot
 from launcher.gpus.reservation import LOCK_DIR
 from launcher.telemetry.health import Record
-from model_check.config.schema import DataSettings, LaunchSettings, Settings
+from model_check.config.schema import DataSettings, LaunchSettings, LoggingSettings, Settings
 from model_check.errors import NoGpuError
 from model_check.events import Counters, GpuEvent, Telemetry, Trouble
 
@@ -327,7 +327,8 @@ def test_earlier_runs_are_counted_with_the_command_that_removes_them(tmp_path: P
         (directory / "gpu0.log").write_bytes(b" " * 2**20)
     (tmp_path / "model_check_logs_4_a").symlink_to(tmp_path)
     os.chown(theirs, 4711, 4711) if os.geteuid() == 0 else theirs.rename(tmp_path / "other")
-    found = check_storage({}, tmp_path, Settings(), tmp_path)
+    logging = LoggingSettings(log_dir=str(tmp_path))
+    found = check_storage({}, tmp_path, Settings(logging=logging))
     (finding,) = [finding for finding in found if finding.name == "run directories"]
     assert finding.found == f"1 in {tmp_path}, 1.0 MiB"
     assert "run.sh runs clear" in finding.advice
