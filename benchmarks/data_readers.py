@@ -1,10 +1,9 @@
 """How much memory N readers of one token cache take: `python -m benchmarks.data_readers`.
 
-Each reader is a process that gathers every sequence, as a training worker does. The kernel counts
-two figures for the mapped shards: Rss of each reader, and Pss, in which a page that N readers share
-counts 1/N for each; the sum of Pss is what the machine holds. Private memory belongs to one reader
-alone, Python and numpy included. The benchmark also measures the time to open a cache and read its
-first sequence.
+Each reader is a process that gathers every sequence, as a training worker does. Private memory
+belongs to one reader alone, Python and numpy included; the tokens themselves are in the kernel's page
+cache, once for all readers. The benchmark also measures the time to open a cache and read its first
+sequence.
 """
 
 import argparse
@@ -112,22 +111,14 @@ def write_store(wanted: CacheRequest, store: HeldDirectory, num_tokens: int) -> 
     return manifest
 
 
-def shares(pid: int) -> dict[str, int]:
-    """Bytes of a process: `rss` and `pss` of the mapped shards, `private` of everything else."""
-    found = {"rss": 0, "pss": 0, "private": 0}
-    of_shard = False
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        if "-" in line.split(" ", 1)[0]:
-            of_shard = "/tokens-" in line
-        elif name in ("Rss", "Pss") and of_shard:
-            found[name.lower()] += int(rest.split()[0]) * 1024
-        elif name in ("Private_Clean", "Private_Dirty") and not of_shard:
-            found["private"] += int(rest.split()[0]) * 1024
-    return found
+def private_bytes(pid: int) -> int:
+    """Of a process, and of nobody else."""
+    fields = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines())
+    return sum(int(f[1]) * 1024 for f in fields if f[0].startswith("Private_"))
 
 
-def measure(view: Path, num_readers: int) -> list[dict[str, int]]:
+def measure(view: Path, num_readers: int) -> list[int]:
+    """The private memory of each, when it has read all sequences."""
     readers = [
         subprocess.Popen(
             [sys.executable, "-c", READER, str(view)],
@@ -142,7 +133,7 @@ def measure(view: Path, num_readers: int) -> list[dict[str, int]]:
         for reader in readers:
             assert reader.stdout is not None
             assert reader.stdout.readline() == "read\n"
-        return [shares(reader.pid) for reader in readers]
+        return [private_bytes(reader.pid) for reader in readers]
     finally:
         for reader in readers:
             reader.communicate("")
@@ -166,14 +157,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         view = make_cache(Path(directory), arguments.mib * MIB // 2)
         print(f"store of {arguments.mib} MiB, uint16, context {CONTEXT_LENGTH}\n")
-        print("| readers | Rss of the store, each | Pss of the store, sum | private, each |")
-        print("|---|---|---|---|")
+        print("| readers | private, each |")
+        print("|---|---|")
         for num_readers in arguments.readers:
-            found = measure(view, num_readers)
-            rss = statistics.median(f["rss"] for f in found) / MIB
-            pss = sum(f["pss"] for f in found) / MIB
-            private = statistics.median(f["private"] for f in found) / MIB
-            print(f"| {num_readers} | {rss:.0f} MiB | {pss:.0f} MiB | {private:.0f} MiB |")
+            private = statistics.median(measure(view, num_readers)) / MIB
+            print(f"| {num_readers} | {private:.0f} MiB |")
         times = sorted(open_times_s(view, 31))
         print(
             f"\nwarm open and first sequence: median {statistics.median(times) * 1000:.2f} ms "
