@@ -1,8 +1,8 @@
 """How much memory N readers of one token cache take: `python -m benchmarks.data_readers`.
 
 Each reader is a process that gathers every sequence, as a training worker does. Private memory
-belongs to one reader alone, Python and numpy included; the tokens themselves are in the kernel's page
-cache, once for all readers. The benchmark also measures the time to open a cache and read its first
+belongs to one reader alone, Python and numpy included; the tokens themselves are in the kernel's
+page cache, once for all. The benchmark also measures the time to open a cache and read its first
 sequence.
 """
 

@@ -11,6 +11,7 @@ EXIT_USAGE = 2
 EXIT_NON_FINITE = 20
 EXIT_DISAGREEMENT = 21
 EXIT_HEALTH = 22
+EXIT_UNNAMED = 23
 EXIT_NO_GPU = 69
 EXIT_INTERNAL = 70
 EXIT_HANG = 124
@@ -46,6 +47,12 @@ class NonFiniteError(ModelCheckError):
     """A loss or a gradient is NaN or infinite."""
 
     exit_code = EXIT_NON_FINITE
+
+
+class BrokenStateError(ModelCheckError):
+    """Weights or moments have changed while nothing here changed them."""
+
+    exit_code = EXIT_DISAGREEMENT
 
 
 class NoGpuError(ModelCheckError):

@@ -60,8 +60,44 @@ class Step(_Event, frozen=True, kw_only=True, tag="step"):
     """Wall time of the step, milliseconds."""
     tokens: Natural
     """Tokens that this step trained on, all micro-batches together."""
+    busy_ms: float | None = None
+    """What it kept its device busy, milliseconds: by the GPU's own clock, or the CPU time of this
+    process. None: not measured."""
     fp: dict[str, str] = {}
-    """Fingerprints of tensors, hex, by name."""
+    """The roll-up of each quantity's fingerprints (see utils.fingerprint.QUANTITIES), hex; only
+    what the slot of this step covers."""
+    repeated: bool | None = None
+    """Of the first step: whether its forward and backward pass gave equal bits when it was computed
+    twice. None: it was computed once."""
+
+
+class Vectors(_Event, frozen=True, kw_only=True, tag="vectors"):
+    """The fingerprints of one step, each tensor by itself: the answer to AskVectors, and of the
+    last step without being asked."""
+
+    step: Natural
+    fp: dict[str, dict[str, str]] = {}
+    """Quantity -> tensor -> fingerprint, hex. Empty: the step is not known (any more)."""
+    sizes: dict[str, list[int]] = {}
+    """Tensor of a parameter or a site -> its number of values, and the bits of each."""
+
+
+class Break(_Event, frozen=True, kw_only=True, tag="break"):
+    """A weight, a buffer or a moment of AdamW has changed between two updates: nothing here did
+    that."""
+
+    step: Natural
+    """The step whose update found it changed."""
+    quantity: str
+    """`weights`, `exp_avg`, `exp_avg_sq`"""
+    tensor: str
+    num_tensors: Natural = 1
+    """All that have changed; `tensor` is the first, in the order of the model."""
+    since: Natural | None = None
+    """After the update of this step it was as it had to be."""
+    found: list[list[int]] = []
+    """[element, bit] of the flipped bit; several where the sums leave a choice, none where more
+    than one value has changed."""
 
 
 class Metrics(_Event, frozen=True, kw_only=True, tag="metrics"):
@@ -201,7 +237,42 @@ class Done(_Event, frozen=True, kw_only=True, tag="done"):
     """Peak of the device's allocator, or the peak resident set on a CPU."""
 
 
-Event = Phase | Step | Metrics | Evaluation | Beat | NonFinite | Evidence | Note | Done
+Event = (
+    Phase
+    | Step
+    | Vectors
+    | Break
+    | Metrics
+    | Evaluation
+    | Beat
+    | NonFinite
+    | Evidence
+    | Note
+    | Done
+)
+
+
+class _Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+    """What the supervisor tells a worker, over the same socket, read between two steps."""
+
+
+class Credit(_Command, frozen=True, kw_only=True, tag="credit"):
+    """Steps up to this one may begin."""
+
+    step: Natural
+
+
+class AskVectors(_Command, frozen=True, kw_only=True, tag="vectors"):
+    """Send the Vectors of this step."""
+
+    step: Natural
+
+
+class Go(_Command, frozen=True, kw_only=True, tag="go"):
+    """Nobody needs this worker any more: it may end."""
+
+
+Command = Credit | AskVectors | Go
 
 
 class Watched(_Event, frozen=True, kw_only=True, tag="watched"):

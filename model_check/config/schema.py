@@ -298,6 +298,11 @@ class DebugSettings(_Section, frozen=True):
     nan_backward, inf_backward (into what a module makes), loss_nan, raise, exit7, kill, hang. No
     WORKER, or all: every worker. NAME: that parameter, buffer or module. It acts once; with always
     also when the step is computed again. Example: nan_forward@3:GPU1:layers.0.attention.wq"""
+    fingerprints: Annotated[Literal["auto", "full", "rotate", "off"], SILENT] = "auto"
+    """Sums over the bits of weights, gradients, moments and what flows between blocks, compared
+    with the other workers' each step. full: all of them; rotate: a part, another one each step, for
+    about 1 % of its time, and all at the last; auto: full on a CPU, rotate on a GPU; off: none, and
+    only loss and gradient norm are compared."""
     profile_steps: Annotated[str | None, SILENT] = None
     """Steps, FIRST-LAST or one, that torch's profiler records into profile/steps_FIRST-LAST.json.gz
     beside the checkpoints; null: none. Example: 3-5"""
@@ -319,6 +324,9 @@ class LaunchSettings(_Section, frozen=True):
     """From SIGTERM to SIGKILL in every teardown, seconds."""
     telemetry_interval_s: Annotated[Interval, SILENT] = 1.0
     """Seconds between two samples of the run's GPUs by NVML; 0: none."""
+    max_lead: Annotated[Count, SILENT] = 2
+    """How many steps a worker may be ahead of the slowest of its equals, so that what differs is
+    still there when it is found."""
     expect_gpus: Annotated[Count | None, SILENT] = None
     """How many GPUs (or MIG instances) CUDA_VISIBLE_DEVICES must leave this run: fewer end it with
     exit code 69; any other missing GPU is only reported. null: every GPU that the machine or

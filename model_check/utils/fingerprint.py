@@ -1,0 +1,84 @@
+"""Fingerprints of tensors: the sum, modulo 2^64, of each value's bits times its position's weight.
+
+The bits of a value are read as a signed integer of its width. The values of a tensor, in their
+order in memory, fill rows of 1024; the weight of a value is the product of its row's and its
+column's, which are odd numbers of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom
+number generators, OOPSLA 2014, figure 16). Integers add up the same in any order, so CPU and GPU
+agree. One flipped bit b changes the sum by its weight times 2^b: never by nothing, and the change
+tells which bit and which value.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+SCHEMA = 1
+"""Sums of another schema cannot be compared."""
+NUM_COLUMNS = 1024
+QUANTITIES = (
+    "before.weights",
+    "before.exp_avg",
+    "before.exp_avg_sq",
+    "forward",
+    "loss",
+    "backward",
+    "gradients",
+    "grad_norm",
+    "exp_avg",
+    "exp_avg_sq",
+    "weights",
+)
+"""What is compared of a step, causes before effects. `before`: what the update begins with; forward
+and backward: what flows between blocks; the last three: what the update leaves. Loss and grad_norm
+are floats, all others have a fingerprint for each tensor."""
+_MODULUS = 1 << 64
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def weight(number: int) -> int:
+    """Number `number` of splitmix64 from seed 0, made odd."""
+    z = (number + 1) * _GOLDEN % _MODULUS
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % _MODULUS
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % _MODULUS
+    return z ^ (z >> 31) | 1
+
+
+def column_weight(column: int) -> int:
+    return weight(column)
+
+
+def row_weight(row: int) -> int:
+    return weight(NUM_COLUMNS + row)
+
+
+def roll_up(fingerprints: Iterable[int]) -> int:
+    """One number for those of all tensors, in their order: it differs where one of them does."""
+    return sum(weight(n) * value for n, value in enumerate(fingerprints)) % _MODULUS
+
+
+def flipped(before: int, after: int, num_values: int, num_bits: int) -> list[tuple[int, int]]:
+    """(element, bit) of the one flipped bit between two fingerprints of a tensor of `num_values`
+    values of `num_bits`. Several where the sums leave a choice: above 10^8 values, for the highest
+    bits. None: more than one value differs, or more than one bit."""
+    difference = (after - before) % _MODULUS
+    bit = (difference & -difference).bit_length() - 1
+    if not 0 <= bit < num_bits:
+        return []
+    return sorted((element, bit) for element in _weighing(difference, bit, num_values))
+
+
+def _weighing(difference: int, bit: int, num_values: int) -> Iterator[int]:
+    """Elements whose weight times 2^bit is the difference, or its negative."""
+    modulus = _MODULUS >> bit
+    columns = {column_weight(c) % modulus: c for c in range(NUM_COLUMNS)}
+    odd = difference >> bit
+    for row in range(-(-num_values // NUM_COLUMNS)):
+        ratio = odd * _inverse_of_row(row) % modulus
+        for of_column in (ratio, modulus - ratio):
+            element = row * NUM_COLUMNS + columns.get(of_column, NUM_COLUMNS)
+            if of_column in columns and element < num_values:
+                yield element
+
+
+@cache
+def _inverse_of_row(row: int) -> int:
+    return pow(row_weight(row), -1, _MODULUS)
