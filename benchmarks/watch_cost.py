@@ -42,7 +42,7 @@ class NoWatch(Watch):
     def details(self, grad_norms: Tensor) -> Tensor:
         return grad_norms[:0]
 
-    def _see(self, x_BTE: Tensor) -> None:
+    def see(self, x_BTE: Tensor) -> None:
         pass
 
 
@@ -71,7 +71,7 @@ def pairs(num: int) -> Iterator[tuple[float, float]]:
     for _ in range(num):
         took = {}
         for plan in random.sample([watched, plain], 2):
-            made.state.model.watch = plan.watch._see
+            made.state.model.watchers = (plan.watch.see, plan.fingerprints.see)
             began = time.process_time()
             result = train_step(made.state.model, data, made.state.optimizer, 1e-4, plan)
             made.reader.push(data, 1e-4, result)

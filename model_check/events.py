@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from model_check.utils.fingerprint import describe_flip, label
+
 SCHEMA = 1
 """The version of the lines; a worker's first event carries it."""
 
@@ -98,6 +100,16 @@ class Break(_Event, frozen=True, kw_only=True, tag="break"):
     found: list[list[int]] = []
     """[element, bit] of the flipped bit; several where the sums leave a choice, none where more
     than one value has changed."""
+
+    @property
+    def what(self) -> str:
+        """`layers.0.attention.wq.weight changed (bit 9 of value 77,777) between ...`"""
+        more = f" and {self.num_tensors - 1} more" if self.num_tensors > 1 else ""
+        since = "the start" if self.since is None else f"the update of step {self.since}"
+        return (
+            f"{label(self.quantity, self.tensor)}{more} changed ({describe_flip(self.found)}) "
+            f"between {since} and that of step {self.step}"
+        )
 
 
 class Metrics(_Event, frozen=True, kw_only=True, tag="metrics"):

@@ -2,6 +2,7 @@
 
 import torch
 
+from model_check.config.derived import num_micro_batches
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry, geometry
 from model_check.engine.alarm import Alarm
@@ -9,9 +10,12 @@ from model_check.engine.batches import BatchSource
 from model_check.engine.compile import compile_blocks
 from model_check.engine.device import compute_dtype, describe_device
 from model_check.engine.evaluation import Evaluator
+from model_check.engine.fingerprint_log import FingerprintLog
+from model_check.engine.fingerprints import Fingerprints
 from model_check.engine.inject import Injector
 from model_check.engine.loss_scale import loss_scale
 from model_check.engine.memory import explained
+from model_check.engine.observe.mfu import flops_per_token
 from model_check.engine.observe.observers import run_observers
 from model_check.engine.optim import AdamW
 from model_check.engine.overflow import Overflow
@@ -26,9 +30,16 @@ from model_check.engine.trainer import Trainer
 from model_check.engine.watch import Watch
 from model_check.errors import ConfigError
 from model_check.events import Phase
+from model_check.forensics.fingerprint import eager_fingerprint
 from model_check.models.attention import BACKENDS, AttentionFn
 from model_check.models.backends import resolve_backend
+from model_check.models.basic_llama import BasicLlama
 from model_check.models.build_model import build_model
+
+FLOPS_PER_BYTE = {"cuda": 15_000, "cpu": 1_500}
+"""So many of a step's floating point operations pay for one byte that fingerprints read: it takes
+1 % of their time. By the data sheet an H100 does 300 in the time of a byte, at half its peak 150; a
+core of a CPU about a tenth."""
 
 
 def build_trainer(
@@ -52,11 +63,14 @@ def build_trainer(
         model = build_model(settings, shape, attend, device)
         take_initial_weights(model, settings, context)
         optimizer = AdamW(model.named_parameters(), training, loss_scale(dtype, device))
-    plan = StepPlan(device, dtype, training.max_grad_norm, Watch(model))
+    watch = Watch(model)
+    fingerprints, log = _choose_fingerprints(settings, shape, model, optimizer, context)
+    model.watchers = (watch.see, fingerprints.see)
+    plan = StepPlan(device, dtype, training.max_grad_norm, watch, fingerprints)
     if optimizer.loss_scale is not None:
         lag = 0  # a step that overflows is repeated before the next begins
     reader = Reader((1 if device.type == "cuda" else 0) if lag is None else lag)
-    observers = run_observers(settings, shape, dtype, context)
+    observers = run_observers(settings, shape, dtype, context, log)
     state = TrainingState(settings, shape, context, model, optimizer, observers)
     injector = Injector(context.drill, context.identity.worker, model, optimizer)
     evaluator = Evaluator(state, plan)
@@ -69,7 +83,32 @@ def build_trainer(
         with explained(settings, context):
             compile_blocks(state, plan)
     overflow = Overflow(state, plan, reader, alarm)
-    return Trainer(state, source, plan, reader, injector, evaluator, saver, alarm, overflow)
+    return Trainer(state, source, plan, reader, log, injector, evaluator, saver, alarm, overflow)
+
+
+def _choose_fingerprints(
+    settings: Settings,
+    shape: Geometry,
+    model: BasicLlama,
+    optimizer: AdamW,
+    context: RunContext,
+) -> tuple[Fingerprints, FingerprintLog]:
+    training = settings.training
+    tokens = training.batch_size * training.context_length * num_micro_batches(settings)
+    flops = tokens * flops_per_token(shape, training.context_length).full
+    budgets = {"full": None, "off": 0.0, "rotate": flops / FLOPS_PER_BYTE[context.device.type]}
+    how = settings.debug.fingerprints
+    if how == "auto":
+        how = "full" if context.device.type == "cpu" else "rotate"
+    fingerprints = Fingerprints(
+        model,
+        optimizer,
+        eager_fingerprint,
+        last_step=training.max_steps - 1,
+        budget_bytes=budgets[how],
+        site_bytes=4 * tokens * shape.hidden_size,
+    )
+    return fingerprints, FingerprintLog()
 
 
 def _check_vocabulary(shape: Geometry, tokenizer_vocab_size: int) -> None:

@@ -2,12 +2,13 @@
 always has work."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from model_check.engine.batches import StepData
+from model_check.engine.fingerprints import Prints
 from model_check.engine.step import StepResult
 
 
@@ -25,17 +26,44 @@ class StepMetrics:
     loss_scale: float | None = None
     details: Tensor | None = None
     """On the host: see Watch.details."""
+    prints: Prints | None = None
+    """On the host."""
 
     @property
     def step(self) -> int:
         return self.data.step
 
 
-_Pending = tuple[StepData, float, Tensor, torch.cuda.Event | None]
-"""A step, its learning rate, its numbers on their way to the host, and the event after which they
-are there (None: they are). The numbers: loss, grad_norm, bad, overflow and loss scale (0 and 0
-without one), details."""
 _NUM_SCALARS = 5
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A step whose numbers are on their way to the host."""
+
+    data: StepData
+    lr: float
+    values: Tensor
+    """loss, grad_norm, bad, overflow and loss scale (0 and 0 without one), details"""
+    prints: Prints | None
+    ready: torch.cuda.Event | None
+    """After it they are there; None: they are."""
+
+    def read(self) -> StepMetrics:
+        if self.ready is not None:
+            self.ready.synchronize()  # sync
+        loss, grad_norm, bad, overflow, loss_scale = self.values[:_NUM_SCALARS].tolist()
+        return StepMetrics(
+            self.data,
+            self.lr,
+            loss,
+            grad_norm,
+            bad=bool(bad),
+            overflow=bool(overflow),
+            loss_scale=loss_scale or None,
+            details=self.values[_NUM_SCALARS:],
+            prints=self.prints,
+        )
 
 
 class Reader:
@@ -49,7 +77,7 @@ class Reader:
 
     def push(self, data: StepData, lr: float, result: StepResult) -> list[StepMetrics]:
         """Take a step that was just enqueued; the metrics that are due now, oldest first."""
-        self._pending.append((data, lr, *_start_copy(result)))
+        self._pending.append(_start_copy(data, lr, result))
         return self._read(keep=self.lag)
 
     def flush(self) -> list[StepMetrics]:
@@ -57,30 +85,29 @@ class Reader:
         return self._read(keep=0)
 
     def _read(self, keep: int) -> list[StepMetrics]:
-        metrics = []
-        while len(self._pending) > keep:
-            data, lr, values, ready = self._pending.popleft()
-            if ready is not None:
-                ready.synchronize()  # sync
-            loss, grad_norm, bad, overflow, loss_scale = values[:_NUM_SCALARS].tolist()
-            flags, details = (bool(bad), bool(overflow)), values[_NUM_SCALARS:]
-            metrics.append(
-                StepMetrics(data, lr, loss, grad_norm, *flags, loss_scale or None, details)
-            )
+        num_due = max(0, len(self._pending) - keep)
+        metrics = [self._pending.popleft().read() for _ in range(num_due)]
         self.last = metrics[-1] if metrics else self.last
         return metrics
 
 
-def _start_copy(result: StepResult) -> tuple[Tensor, torch.cuda.Event | None]:
+def _start_copy(data: StepData, lr: float, result: StepResult) -> _Pending:
     loss, none = result.loss, torch.zeros_like(result.loss)
     scaling = (none if t is None else t for t in (result.overflow, result.loss_scale))
     scalars = [t.to(loss) for t in (loss, result.grad_norm, result.bad, *scaling)]
     details = [] if result.details is None else [result.details.to(loss)]
-    values = torch.cat([torch.stack(scalars), *details])
+    values, prints = torch.cat([torch.stack(scalars), *details]), result.prints
     if values.device.type != "cuda":
-        return values, None
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    host.copy_(values, non_blocking=True)
+        return _Pending(data, lr, values, prints, None)
+    values = _on_host(values)
+    if prints is not None:
+        prints = replace(prints, values=_on_host(prints.values))
     ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
     ready.record()
-    return host, ready
+    return _Pending(data, lr, values, prints, ready)
+
+
+def _on_host(values: Tensor) -> Tensor:
+    """Its values are on their way."""
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return host.copy_(values, non_blocking=True)

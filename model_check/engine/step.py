@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from model_check.engine.batches import StepData
+from model_check.engine.fingerprints import Fingerprints, Prints
 from model_check.engine.loss_scale import LossScale
 from model_check.engine.optim import AdamW, clip_divisor, total_norm
 from model_check.engine.watch import Watch
@@ -29,6 +30,7 @@ class StepResult:
     """The scale of this step; both are None where none is used."""
     details: Tensor | None = None
     """Only an alarm reads them: see Watch.details."""
+    prints: Prints | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class StepPlan:
     dtype: torch.dtype
     max_grad_norm: float | None
     watch: Watch
+    fingerprints: Fingerprints
 
     def forward_context(self) -> AbstractContextManager[object]:
         """Autocast. It keeps the weights' 16-bit copies until it ends."""
@@ -55,11 +58,13 @@ def train_step(
     loss = accumulate(model, data, optimizer, plan)
     if optimizer.loss_scale is not None:
         return _scaled_update(loss, optimizer, optimizer.loss_scale, lr, plan)
+    before = plan.fingerprints.before_update()
     grad_norms = optimizer.grad_norms()
     grad_norm = total_norm(grad_norms)
     bad = ~(torch.isfinite(loss) & torch.isfinite(grad_norm))
     optimizer.step(lr, bad, clip_divisor(grad_norm, plan.max_grad_norm))
-    return StepResult(loss, grad_norm, bad, details=plan.watch.details(grad_norms))
+    prints = before + plan.fingerprints.after_update()
+    return StepResult(loss, grad_norm, bad, details=plan.watch.details(grad_norms), prints=prints)
 
 
 def _scaled_update(
@@ -67,6 +72,7 @@ def _scaled_update(
 ) -> StepResult:
     """For float16: gradients carry the loss scale. Where they overflow, nothing changes."""
     used = scale.value.clone()
+    before = plan.fingerprints.before_update()
     grad_norms = optimizer.grad_norms()
     grad_norm = total_norm(grad_norms) / used
     overflow = ~torch.isfinite(grad_norm)
@@ -81,6 +87,7 @@ def _scaled_update(
         overflow=overflow & ~bad,
         loss_scale=used,
         details=plan.watch.details(grad_norms),
+        prints=before + plan.fingerprints.after_update(),
     )
 
 
@@ -89,6 +96,7 @@ def accumulate(model: nn.Module, data: StepData, optimizer: AdamW, plan: StepPla
     one) and return that loss."""
     optimizer.zero_grad()
     plan.watch.begin()
+    plan.fingerprints.begin(data.step)
     with plan.forward_context():  # one for all micro-batches: the weights are cast once a step
         losses = [backward(model, pair, data, optimizer, plan) for pair in data.micro_batches]
     return torch.stack(losses).sum()
@@ -108,4 +116,5 @@ def backward(
         scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale.value
         scaled.backward()  # type: ignore[no-untyped-call]
     plan.watch.end_micro_batch()
+    plan.fingerprints.end_micro_batch()
     return loss.detach()

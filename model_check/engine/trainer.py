@@ -8,20 +8,23 @@ from dataclasses import dataclass
 from model_check.config.derived import num_micro_batches
 from model_check.data.read.loader import Batch
 from model_check.engine.alarm import Alarm
-from model_check.engine.batches import BatchSource, gather
+from model_check.engine.batches import BatchSource, StepData, gather
 from model_check.engine.evaluation import Evaluator
+from model_check.engine.fingerprint_log import FingerprintLog
 from model_check.engine.inject import Injector
 from model_check.engine.memory import explained
 from model_check.engine.metrics import Meter, peak_memory_bytes
 from model_check.engine.overflow import Overflow
 from model_check.engine.reading import Reader, StepMetrics
+from model_check.engine.rng import kept_rng
 from model_check.engine.saving.checkpoint_files import BEST, LAST, step_name
 from model_check.engine.saving.saver import Saver
 from model_check.engine.schedule import learning_rate
 from model_check.engine.state import TrainingState
-from model_check.engine.step import StepPlan, train_step
+from model_check.engine.step import StepPlan, accumulate, train_step
 from model_check.engine.stop import EndedEarly
-from model_check.events import Phase, PhaseName
+from model_check.errors import BrokenStateError
+from model_check.events import Break, Phase, PhaseName
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Trainer:
     source: BatchSource
     plan: StepPlan
     reader: Reader
+    fingerprints: FingerprintLog
     injector: Injector
     evaluator: Evaluator
     saver: Saver
@@ -68,10 +72,13 @@ class Trainer:
         state, plan = self.state, self.plan
         training, num_batches = state.settings.training, num_micro_batches(state.settings)
         num_done = state.progress.step
+        first = gather(stream, num_done, num_batches, plan.device)
+        self._rehearse(first)
         for step in range(num_done, training.max_steps):
             for observer in state.observers:
                 observer.before_step(step)
-            data = gather(stream, step, num_batches, plan.device)
+            is_first = step == first.step
+            data = first if is_first else gather(stream, step, num_batches, plan.device)
             self.injector.before_step(step)
             lr = learning_rate(step, training)
             result = train_step(state.model, data, state.optimizer, lr, plan)
@@ -82,13 +89,26 @@ class Trainer:
                 break
         return num_done
 
+    def _rehearse(self, data: StepData) -> None:
+        """Compute both passes of the first step once before it: equal kernels must give equal bits,
+        or no difference between workers would prove anything."""
+        taken = self.plan.fingerprints
+        if not (taken.are_taken and self.state.settings.system.deterministic):
+            self.fingerprints.begin(taken.of_state_before())
+            return
+        with kept_rng():
+            accumulate(self.state.model, data, self.state.optimizer, self.plan)
+        self.fingerprints.begin(taken.before_update())
+
     def _take(self, steps: Iterable[StepMetrics]) -> None:
         for metrics in map(self.overflow.settle, steps):
             if metrics.bad:
                 self.alarm.raise_for(metrics)
+            self.fingerprints.take(metrics)
             seconds = self.state.context.meter.finish_step(metrics.loss, metrics.data.num_positions)
             for observer in self.state.observers:
                 observer.on_step(metrics, seconds)
+            self._heed(self.fingerprints.check())
 
     def _between_steps(self, num_done: int) -> None:
         """What is due now; first the evaluation, so that a checkpoint knows the best loss."""
@@ -105,7 +125,7 @@ class Trainer:
         training = self.state.settings.training
         self._take(self.reader.flush())
         self.state.context.stop.check()
-        self.alarm.check_weights(self.reader.last)
+        self._check_state()
         is_early = num_done < training.max_steps
         if not is_early and self.evaluator.due_at_end(num_done):
             self._evaluate(num_done)
@@ -126,10 +146,23 @@ class Trainer:
             self._save(BEST, num_done)
 
     def _save(self, name: str, num_done: int, *, wait: bool = False) -> None:
-        self.alarm.check_weights(self.reader.last)
+        self._check_state()
         with self._phase("save"):
             captured = self.state.capture(num_done, self.state.context.meter.loss_last)
             self.saver.save(name, captured, wait=wait)
+
+    def _check_state(self) -> None:
+        """It is finite, and what the last update left."""
+        self.alarm.check_weights(self.reader.last)
+        self._heed(self.fingerprints.check_state(self.plan.fingerprints.of_state_before()))
+
+    def _heed(self, found: Break | None) -> None:
+        """Raises BrokenStateError; NonFiniteError, which says more, where that is what came in."""
+        if found is None:
+            return
+        self.alarm.check_weights(self.reader.last)
+        self.state.context.channels.sink.emit(found)
+        raise BrokenStateError(f"{found.what}: nothing in this program did that")
 
     @contextmanager
     def _phase(self, name: PhaseName) -> Iterator[None]:

@@ -41,7 +41,6 @@ class Watch:
         """From the last site to the first."""
         self._notes: Tensor | None = None
         self._num_seen = 0
-        model.watch = self._see
 
     def begin(self) -> None:
         """A step begins."""
@@ -89,7 +88,8 @@ class Watch:
         norms = details[_NUM_COUNTS * 2 * len(self._makers) :]
         return [number for number, norm in enumerate(norms.tolist()) if not math.isfinite(norm)]
 
-    def _see(self, x_BTE: Tensor) -> None:
+    def see(self, x_BTE: Tensor) -> None:
+        """What a module hands to the next one; of all sites in turn."""
         self._forward.append(_sums(x_BTE))
         if x_BTE.requires_grad:
             x_BTE.register_hook(self._see_gradient)  # type: ignore[no-untyped-call]

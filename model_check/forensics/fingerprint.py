@@ -26,7 +26,8 @@ class Fingerprint(Protocol):
 def eager_fingerprint(tensors: Sequence[Tensor], first_rows: Sequence[int] | None = None) -> Tensor:
     """By torch's own operators, on any device: slow, and what the others are compared with."""
     rows = first_rows or [0] * len(tensors)
-    return torch.stack([_sum_of(x, first) for x, first in zip(tensors, rows, strict=True)])
+    sums = [_sum_of(x, first) for x, first in zip(tensors, rows, strict=True)]
+    return torch.stack(sums) if sums else torch.empty(0, dtype=torch.int64)
 
 
 def num_rows(tensor: Tensor) -> int:

@@ -4,7 +4,7 @@ Shapes: B batch, T time, E embedding width (hidden_size), H query heads, G key/v
 of a head, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -115,7 +115,7 @@ class BasicLlama(nn.Module):
     ) -> None:
         super().__init__()
         self.gradient_checkpointing = gradient_checkpointing
-        self.watch: Callable[[Tensor], object] = _unwatched
+        self.watchers: tuple[Callable[[Tensor], object], ...] = ()
         """Called with what flows between blocks: the embedding's output, each block's, the last
         norm's; where gradients are wanted."""
         self.tok_embed = Embedding(geometry.vocab_size, geometry.hidden_size)
@@ -158,9 +158,9 @@ class BasicLlama(nn.Module):
     def hidden(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """[B, T, E]: what the head reads."""
         context, with_gradients = self._context(tokens_BT, documents_BT), torch.is_grad_enabled()
-        watch = self.watch if with_gradients else _unwatched
+        watchers = self.watchers if with_gradients else ()
         x_BTE = self.tok_embed(tokens_BT)
-        watch(x_BTE)
+        _show(x_BTE, watchers)
         for block in self.layers:
             if self.gradient_checkpointing and with_gradients:
                 # No dropout: no random state to put back for the recomputation.
@@ -169,9 +169,9 @@ class BasicLlama(nn.Module):
                 )
             else:
                 x_BTE = block(x_BTE, *context)
-            watch(x_BTE)
+            _show(x_BTE, watchers)
         out: Tensor = self.norm(x_BTE)
-        watch(out)
+        _show(out, watchers)
         return out
 
     def _context(
@@ -187,5 +187,6 @@ class BasicLlama(nn.Module):
         return cos_B1TD, sin_B1TD, visible_within(documents_BT)
 
 
-def _unwatched(_: Tensor) -> None:
-    """Nobody looks."""
+def _show(x_BTE: Tensor, watchers: Iterable[Callable[[Tensor], object]]) -> None:
+    for watcher in watchers:
+        watcher(x_BTE)

@@ -8,7 +8,7 @@ agree. One flipped bit b changes the sum by its weight times 2^b: never by nothi
 tells which bit and which value.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 SCHEMA = 1
@@ -30,6 +30,13 @@ QUANTITIES = (
 """What is compared of a step, causes before effects. `before`: what the update begins with; forward
 and backward: what flows between blocks; the last three: what the update leaves. Loss and grad_norm
 are floats, all others have a fingerprint for each tensor."""
+BEFORE = "before."
+_LABELS = {
+    "forward": "output of {}",
+    "backward": "gradient of the output of {}",
+    "gradients": "gradient of {}",
+    "weights": "{}",
+}
 _MODULUS = 1 << 64
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -53,6 +60,20 @@ def row_weight(row: int) -> int:
 def roll_up(fingerprints: Iterable[int]) -> int:
     """One number for those of all tensors, in their order: it differs where one of them does."""
     return sum(weight(n) * value for n, value in enumerate(fingerprints)) % _MODULUS
+
+
+def label(quantity: str, tensor: str) -> str:
+    """`gradient of layers.0.attention.wq.weight`, for people."""
+    quantity = quantity.removeprefix(BEFORE)
+    return _LABELS.get(quantity, f"{quantity} of {{}}").format(tensor)
+
+
+def describe_flip(found: Sequence[Sequence[int]]) -> str:
+    """What `flipped` found, for people: `bit 9 of value 77,777`."""
+    if not found:
+        return "more than one value"
+    values = " or ".join(f"{element:,}" for element, _ in found)
+    return f"bit {found[0][1]} of value {values}"
 
 
 def flipped(before: int, after: int, num_values: int, num_bits: int) -> list[tuple[int, int]]:

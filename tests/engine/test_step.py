@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_check.engine.batches import StepData
+from model_check.engine.fingerprints import Fingerprints
 from model_check.engine.loss_scale import FIRST_SCALE, LossScale, loss_scale
 from model_check.engine.optim import AdamW
 from model_check.engine.reading import Reader
@@ -17,6 +18,7 @@ from model_check.engine.step import StepPlan, accumulate, train_step
 from model_check.engine.watch import Watch
 from model_check.errors import NonFiniteError
 from model_check.events import Note
+from model_check.forensics.fingerprint import eager_fingerprint
 from tests.engine.conftest import VOCABULARY, FakeBatch, FakeSource, Run
 
 MakeRun = Callable[..., Run]
@@ -134,11 +136,10 @@ def test_no_step_on_a_gpu_waits_for_it(tiny_run: MakeRun, precision: str) -> Non
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     scale = loss_scale(dtype, device)
     optimizer = AdamW(model.named_parameters(), run.state.settings.training, scale)
-    data, plan, reader = (
-        micro_batches(2, device),
-        StepPlan(device, dtype, 1.0, Watch(model)),
-        Reader(lag=1),
-    )
+    fingerprints = Fingerprints(model, optimizer, eager_fingerprint, last_step=3)
+    plan = StepPlan(device, dtype, 1.0, Watch(model), fingerprints)
+    model.watchers = (plan.watch.see, fingerprints.see)
+    data, reader = micro_batches(2, device), Reader(lag=1)
     try:
         for step in range(4):
             torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first allocates
@@ -201,13 +202,14 @@ def test_one_gradient_that_is_not_finite_at_any_scale_is_a_fault(
     assert (scale_of(run).value.item(), scale_of(run).num_good.item()) == (FIRST_SCALE, 1.0)
 
 
-def once(value: float) -> Callable[[Tensor], Tensor]:
-    """A hook: the first gradient that it sees is spoilt, as by a GPU that errs now and then."""
+def once(value: float, time: int = 2) -> Callable[[Tensor], Tensor]:
+    """A hook: one gradient is spoilt, as by a GPU that errs now and then. The first that it sees is
+    that of the rehearsal of step 0."""
     seen: list[Tensor] = []
 
     def spoil(gradient: Tensor) -> Tensor:
         seen.append(gradient)
-        return gradient * value if len(seen) == 1 else gradient
+        return gradient * value if len(seen) == time else gradient
 
     return spoil
 
@@ -225,7 +227,7 @@ def test_a_gradient_that_is_finite_when_computed_again_is_a_fault_too(
 
 def test_without_determinism_only_a_smaller_scale_can_tell(tiny_run: MakeRun) -> None:
     run = fp16(tiny_run, system__deterministic="false")
-    run.trainer.state.model.get_parameter(WEIGHT).register_hook(once(float("inf")))
+    run.trainer.state.model.get_parameter(WEIGHT).register_hook(once(float("inf"), time=1))
     run()
     assert scale_of(run).value.item() == FIRST_SCALE / 2
 

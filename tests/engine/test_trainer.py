@@ -12,8 +12,8 @@ from model_check.engine.memory import OutOfMemory
 from model_check.engine.reading import Reader
 from model_check.engine.step import StepResult
 from model_check.engine.stop import Terminated
-from model_check.errors import ConfigError, NonFiniteError
-from model_check.events import Evidence, NonFinite, Phase
+from model_check.errors import BrokenStateError, ConfigError, NonFiniteError
+from model_check.events import Break, Evidence, NonFinite, Phase
 from tests.engine.conftest import VOCABULARY, FakeBatch, FakeSource, Run
 
 MakeRun = Callable[..., Run]
@@ -214,10 +214,15 @@ def test_a_drill_for_another_worker_changes_nothing(tiny_run: MakeRun) -> None:
     assert tiny_run(debug__drill="nan@1:GPU5")().bits() == tiny_run()().bits()
 
 
-def test_a_flipped_bit_is_seen_from_its_step_on(tiny_run: MakeRun) -> None:
-    clean, flipped = tiny_run()().bits(), tiny_run(debug__drill="flip@2")().bits()
-    assert flipped[:2] == clean[:2]
-    assert flipped[2:] != clean[2:]
+def test_a_flipped_bit_is_named_in_its_step(tiny_run: MakeRun) -> None:
+    clean, run = tiny_run()(), tiny_run(debug__drill="flip@2:all:layers.0.attention.wk.weight:3")
+    with pytest.raises(BrokenStateError, match=r"wk\.weight changed \(bit 3 of value 0\)"):
+        run()
+    assert run.bits()[:2] == clean.bits()[:2]
+    event = run.kept.events[-1]
+    assert isinstance(event, Break)
+    assert (event.step, event.since, event.quantity) == (2, 1, "weights")
+    assert (event.found, event.num_tensors) == ([[0, 3]], 1)
 
 
 def test_an_unknown_parameter_of_a_drill_names_the_nearest(tiny_run: MakeRun) -> None:

@@ -9,6 +9,7 @@ from model_check.config.profile import parse_steps
 from model_check.config.schema import LoggingSettings, Settings
 from model_check.config.shape import Geometry
 from model_check.engine.device import device_name
+from model_check.engine.fingerprint_log import FingerprintLog
 from model_check.engine.observe.mfu import Utilisation, flops_per_token, peak_flops
 from model_check.engine.observe.profiler import Profiler
 from model_check.engine.observe.scalars import ScalarLog, WriteScalars
@@ -19,12 +20,16 @@ from model_check.engine.run_context import Identity, RunContext
 
 
 def run_observers(
-    settings: Settings, shape: Geometry, dtype: torch.dtype, context: RunContext
+    settings: Settings,
+    shape: Geometry,
+    dtype: torch.dtype,
+    context: RunContext,
+    fingerprints: FingerprintLog,
 ) -> list[RunObserver]:
     """The run's own log, the logs that settings ask for, and the observers of `context`. Raises
     ConfigError and StorageError for a log that cannot begin."""
     channels, training = context.channels, settings.training
-    observers: list[RunObserver] = [StepLog(settings, context.meter, channels)]
+    observers: list[RunObserver] = [StepLog(settings, context.meter, channels, fingerprints)]
     writers: list[WriteScalars] = []
     if settings.logging.tensorboard or settings.logging.tensorboard_dir is not None:
         from model_check.engine.observe.tensorboard import TensorBoardWriter  # 0.7 s

@@ -3,6 +3,7 @@
 import math
 
 from model_check.config.schema import Settings
+from model_check.engine.fingerprint_log import FingerprintLog
 from model_check.engine.metrics import Meter, evaluation_line, step_line
 from model_check.engine.observer import RunObserver
 from model_check.engine.reading import StepMetrics
@@ -13,9 +14,16 @@ from model_check.events import Evaluation, Note, Step
 class StepLog(RunObserver):
     """An event for every step; a line every `log_interval` steps, and for the last."""
 
-    def __init__(self, settings: Settings, meter: Meter, channels: Channels) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        meter: Meter,
+        channels: Channels,
+        fingerprints: FingerprintLog,
+    ) -> None:
         self._max_steps = settings.training.max_steps
         self._log_interval = settings.logging.log_interval
+        self._fingerprints = fingerprints
         self._meter, self._say, self._sink = meter, channels.say, channels.sink
 
     def on_step(self, metrics: StepMetrics, seconds: float) -> None:
@@ -27,6 +35,8 @@ class StepLog(RunObserver):
             lr=lr,
             ms=round(seconds * 1000, 3),
             tokens=metrics.data.num_positions,
+            fp=self._fingerprints.roll_ups,
+            repeated=self._fingerprints.repeated,
         )
         self._sink.emit(event)
         num_left = self._max_steps - step - 1
