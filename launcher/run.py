@@ -80,7 +80,9 @@ class Run:
         self._record = replace(
             self._record,
             duration_s=round(time.monotonic() - started, 3),
-            end=replace(outcome.end, disagreement=self._watch.disagreement),
+            end=replace(
+                outcome.end, disagreement=self._watch.disagreement, mismatch=self._watch.mismatch
+            ),
             ended=outcome.workers,
             healths=self._monitor.healths if self._monitor else {},
         )

@@ -1,4 +1,4 @@
-"""Identical runs must give identical bits. Compares them step by step; pure over step events.
+"""Identical runs must give identical bits. Compares them step by step; pure over events.
 
 Workers are compared inside groups: two GPUs of different models may rightly round differently
 (cuBLAS promises equal bits only for one architecture and one count of multiprocessors).
@@ -6,41 +6,24 @@ Workers are compared inside groups: two GPUs of different models may rightly rou
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import groupby
 
-from msgspec import Struct
+from msgspec.structs import replace
 
-from model_check.events import Step
+from launcher.verdict.disagreement import Disagreement, Mismatch, minority
+from model_check.events import Evaluation, Scalar, Step
+from model_check.utils.fingerprint import QUANTITIES
 
-QUANTITIES = ("loss", "grad_norm")
 PATIENCE_NS = 60 * 10**9
 """How long the rest of a group may take, after a difference was seen, to show which is odd."""
-
-
-class Disagreement(Struct, frozen=True):
-    """The first step at which the bits of one group differ."""
-
-    step: int
-    quantity: str
-    """`loss` or `grad_norm`."""
-    bits: Mapping[str, str]
-    """Worker -> exact value, as `float.hex()`."""
-
-    @property
-    def odd(self) -> tuple[str, ...]:
-        """The workers that differ from a strict majority; none when no value has one."""
-        value, votes = Counter(self.bits.values()).most_common(1)[0]
-        if votes * 2 <= len(self.bits):
-            return ()
-        return tuple(worker for worker, bits in self.bits.items() if bits != value)
-
-    def __str__(self) -> str:
-        values = ", ".join(
-            f"{worker} {float.fromhex(bits):.9g} ({bits})" for worker, bits in self.bits.items()
-        )
-        odd = " and ".join(self.odd) + (" differs" if len(self.odd) == 1 else " differ")
-        if not self.odd:
-            odd = "workers differ, and no majority tells which is right"
-        return f"step {self.step}: {odd} in the {self.quantity.replace('_', ' ')}: {values}"
+DIVIDING = ("device_name", "num_sms", "mig_profile", "num_threads")
+"""What a worker says of its device; one that differs in it may rightly round differently."""
+MUST_MATCH = (
+    *("driver", "torch", "cuda", "cudnn", "attention_backend", "kernels", "dtype", "deterministic"),
+    *("settings", "data", "fingerprints"),
+)
+"""What a worker says of the rest: workers that differ in it cannot be compared."""
+Event = Step | Evaluation
 
 
 class Agreement:
@@ -51,51 +34,125 @@ class Agreement:
     """
 
     def __init__(self, groups: Mapping[str, str]) -> None:
-        """`groups`: worker -> the group whose members must agree."""
+        """`groups`: worker -> the group whose members must agree, as far as it is known before they
+        speak for themselves."""
         self._groups = groups
-        self._sizes = Counter(groups.values())
-        self.agreed_steps = {w: 0 for w, group in groups.items() if self._sizes[group] > 1}
-        """Worker -> steps at which it agreed with its equals; without equals it has no entry."""
-        self._waiting: dict[tuple[str, int], dict[str, Step]] = {}
-        self._doubts: dict[str, tuple[int, int]] = {}
-        """Group -> (the first step that differs among the reports so far, time of that report)."""
+        self._said: dict[str, dict[str, Scalar]] = {}
+        self._agreed = Counter[str]()
+        self._waiting: dict[tuple[str, _Place], dict[str, Event]] = {}
+        self._doubts: dict[str, tuple[_Place, int]] = {}
+        """Group -> (the first place that differs among the reports so far, time of that report)."""
 
-    def record(self, worker: str, step: Step) -> Disagreement | None:
-        """Take one worker's step; the disagreement that it completes, if any."""
-        group = self._groups[worker]
-        reported = self._waiting.setdefault((group, step.step), {})
-        reported[worker] = step
-        if len(reported) < self._sizes[group]:
-            return self._overdue(group, step)
-        difference = _compare(step.step, reported)
+    @property
+    def agreed_steps(self) -> dict[str, int]:
+        """Worker -> steps at which it agreed with its equals; without equals it has no entry."""
+        return {name: self._agreed[name] for name in self._groups if len(self.equals(name)) > 1}
+
+    def equals(self, worker: str) -> list[str]:
+        """The members of its group, itself included: those on devices of its kind."""
+        kind = self._kind(worker)
+        return [name for name in self._groups if self._kind(name) == kind]
+
+    def identify(self, worker: str, said: Mapping[str, Scalar]) -> Mismatch | None:
+        """Take what a worker says of its device, its software, its settings and its data."""
+        self._said.setdefault(worker, {}).update(said)
+        equals = [name for name in self.equals(worker) if name in self._said]
+        for key in MUST_MATCH:
+            values = {name: self._said[name][key] for name in equals if key in self._said[name]}
+            if len(set(values.values())) > 1:
+                return Mismatch(key, values)
+        return None
+
+    def record(self, worker: str, event: Event) -> Disagreement | None:
+        """Take one worker's step or evaluation; the disagreement that it completes, if any."""
+        self._said.setdefault(worker, {})
+        place, group = _place(event), self._groups[worker]
+        reported = self._waiting.setdefault((group, place), {})
+        reported[worker] = event
+        equals = self.equals(worker)
+        are_known = all(name in self._said for name, g in self._groups.items() if g == group)
+        if not are_known or not reported.keys() >= set(equals):
+            return self._overdue(worker, event)
+        of_equals = {name: reported[name] for name in equals}
+        difference = _compare(of_equals)
         if difference is None:
-            del self._waiting[group, step.step]
-            for name in reported.keys() & self.agreed_steps.keys():
-                self.agreed_steps[name] += 1
+            for name in equals:
+                del reported[name]
+                self._agreed[name] += isinstance(event, Step)
         return difference
 
     def unsettled(self) -> Disagreement | None:
         """For the end of a run: the first difference among reports whose group was never
         complete."""
-        for (_, number), reported in sorted(self._waiting.items(), key=lambda item: item[0][1]):
-            if (difference := _compare(number, reported)) is not None:
+        for (_, _), reported in sorted(self._waiting.items(), key=lambda item: item[0][1]):
+            if (difference := self._compare_equals(reported)) is not None:
                 return difference
         return None
 
-    def _overdue(self, group: str, newest: Step) -> Disagreement | None:
+    def _kind(self, worker: str) -> tuple[Scalar, ...]:
+        said = self._said.get(worker, {})
+        return (self._groups[worker], *(said.get(key) for key in DIVIDING))
+
+    def _overdue(self, worker: str, newest: Event) -> Disagreement | None:
+        group, place = self._groups[worker], _place(newest)
         if group not in self._doubts:
-            if _compare(newest.step, self._waiting[group, newest.step]) is not None:
-                self._doubts[group] = (newest.step, newest.t)
+            if self._compare_equals(self._waiting[group, place]) is not None:
+                self._doubts[group] = (place, newest.t)
             return None
-        number, since_ns = self._doubts[group]
+        place, since_ns = self._doubts[group]
         if newest.t - since_ns < PATIENCE_NS:
             return None
-        return _compare(number, self._waiting[group, number])
+        return self._compare_equals(self._waiting[group, place])
+
+    def _compare_equals(self, reported: Mapping[str, Event]) -> Disagreement | None:
+        """The first difference between workers of one kind, among those that have reported."""
+        names = sorted(reported, key=lambda name: str(self._kind(name)))
+        for _, alike in groupby(names, self._kind):
+            difference = _compare({name: reported[name] for name in sorted(alike)})
+            if difference is not None:
+                return difference
+        return None
 
 
-def _compare(number: int, reported: Mapping[str, Step]) -> Disagreement | None:
-    for quantity in QUANTITIES:
-        bits = {name: getattr(event, quantity) for name, event in sorted(reported.items())}
-        if len(set(bits.values())) > 1:
-            return Disagreement(number, quantity, bits)
-    return None
+_Place = tuple[int, int, str]
+"""Of an event in a run: an evaluation comes before the step of its number."""
+
+
+def _place(event: Event) -> _Place:
+    if isinstance(event, Step):
+        return event.step, 1, ""
+    return event.step, 0, event.split
+
+
+def _compare(reported: Mapping[str, Event]) -> Disagreement | None:
+    """In causal order: the first quantity that differs, and everyone who differs from the majority
+    of those that were equal so far in any."""
+    found: Disagreement | None = None
+    voters = dict(sorted(reported.items()))
+    for quantity in _quantities(voters):
+        bits = {name: str(_bits(event, quantity)) for name, event in voters.items()}
+        if len(set(bits.values())) < 2:
+            continue
+        odd = minority(bits)
+        if found is None:
+            found = Disagreement(next(iter(voters.values())).step, quantity, bits)
+        else:
+            found = replace(found, others=(*found.others, *sorted(odd)))
+        if not odd:
+            break
+        voters = {name: event for name, event in voters.items() if name not in odd}
+    return found
+
+
+def _quantities(reported: Mapping[str, Event]) -> list[str]:
+    """Those that all have, causes before effects."""
+    event = next(iter(reported.values()))
+    if isinstance(event, Evaluation):
+        return [f"validation loss of {event.split}"]
+    return [q for q in QUANTITIES if all(_bits(event, q) for event in reported.values())]
+
+
+def _bits(event: Event, quantity: str) -> str | None:
+    if isinstance(event, Evaluation) or quantity == "loss":
+        return event.loss
+    return event.grad_norm if quantity == "grad_norm" else event.fp.get(quantity)

@@ -17,6 +17,8 @@ from model_check.errors import (
     EXIT_INTERNAL,
     EXIT_PASS,
     EXIT_SIGNAL_BASE,
+    EXIT_UNNAMED,
+    EXIT_USAGE,
     describe_exit,
 )
 from model_check.utils.requests import request_of
@@ -41,6 +43,16 @@ class Cause(Enum):
     NON_FINITE = Verdict.FAIL, "non-finite {where} at step {step}{born}"
     FAILED = Verdict.FAIL, "{how}{said}{oom}"
     """It ended with an exit code of failure, or announced one before our signal reached it."""
+    BROKEN = Verdict.SUSPECT, "{what}"
+    """What it keeps from one update to the next has changed by itself."""
+    UNREPEATABLE = (
+        Verdict.INVALID,
+        (
+            "the two passes of its first step gave other bits when they were computed twice: its "
+            "kernels vary, so no difference would prove anything"
+        ),
+    )
+    NOT_COMPARABLE = Verdict.INVALID, "{mismatch}"
     ODD = Verdict.SUSPECT, "differs from the majority at {place}"
     DIFFERS = Verdict.INCONCLUSIVE, "differs from its peer at {place}"
     """Workers differ, and there is no majority."""
@@ -56,8 +68,22 @@ class Cause(Enum):
     NONE = Verdict.PASS, ""
 
     @property
-    def is_of_host(self) -> bool:
-        return self in (Cause.NO_PROCESS, Cause.NO_HOST_MEMORY)
+    def ranked(self) -> tuple[CauseClass | None, Severity | None]:
+        """How it is classed, and how grave it is; None: not classed."""
+        return _RANKS.get(self, (None, None))
+
+
+_HOST = CauseClass.HOST, Severity.IGNORE
+_UNKNOWN = CauseClass.UNKNOWN, Severity.MONITOR
+_RANKS = {
+    Cause.NO_PROCESS: _HOST,
+    Cause.NO_HOST_MEMORY: _HOST,
+    Cause.UNREPEATABLE: (CauseClass.SOFTWARE, Severity.IGNORE),
+    Cause.NOT_COMPARABLE: (CauseClass.USER, Severity.IGNORE),
+    Cause.BROKEN: _UNKNOWN,
+    Cause.ODD: _UNKNOWN,
+    Cause.DIFFERS: _UNKNOWN,
+}
 
 
 Found = tuple[Cause, dict[str, Any]]
@@ -82,8 +108,8 @@ def judge(case: Case) -> Judgement:
         verdict=verdict,
         exit_code=_exit_code(case, verdict, rows),
         summary=text,
-        culprits=[] if shared_nonfinite(case) else list(end.culprits),
-        disagreement=str(end.disagreement) if end.disagreement else None,
+        culprits=_culprits(case),
+        disagreement=end.disagreement,
         workers=rows,
         leftovers=list(end.leftovers),
         dropped_lines=end.dropped_lines,
@@ -96,6 +122,15 @@ def judge(case: Case) -> Judgement:
     }
     unexplained = {row.name for row in rows if row.verdict not in _INNOCENT}
     return Judgement(result, unexplained.difference(explained), quoted)
+
+
+def _culprits(case: Case) -> list[str]:
+    """Those that ended the run; a worker that differs may have, a moment before it was named."""
+    if shared_nonfinite(case):
+        return []
+    if case.end.exit_code == EXIT_UNNAMED:
+        return _suspects(case)
+    return list(case.end.culprits)
 
 
 def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
@@ -124,8 +159,8 @@ def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
         notes=history.notes,
         evidence=[*(item.path for item in history.evidence), *worker.evidence],
         last_lines=list(worker.last_lines) if tells_last_lines else [],
-        cause_class=CauseClass.HOST if cause.is_of_host else None,
-        severity=Severity.IGNORE if cause.is_of_host else None,
+        cause_class=cause.ranked[0],
+        severity=cause.ranked[1],
     )
 
 
@@ -135,11 +170,11 @@ def _cause(case: Case, worker: WorkerEnd) -> Found:
     if request is None and (failure := _failure(case, worker, history)) is not None:
         return failure
     if difference and worker.name in difference.bits:
-        place = f"step {difference.step}, {difference.quantity.replace('_', ' ')}"
-        if not difference.odd:
-            return Cause.DIFFERS, {"place": place}
+        place = f"step {difference.step}, {difference.place}"
         if worker.name in difference.odd:
             return Cause.ODD, {"place": place}
+        if not (difference.odd or _broken(case)):
+            return Cause.DIFFERS, {"place": place}
     if worker.pid is None:
         return Cause.NEVER_STARTED, {}
     if worker.returncode is None:
@@ -172,6 +207,12 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
         return Cause.HANG, {"reason": end.reason}
     if (bad := history.nonfinite) is not None:
         return Cause.NON_FINITE, {"where": bad.where, "step": bad.step, "born": born(bad)}
+    if history.broken is not None:
+        return Cause.BROKEN, {"what": history.broken.what}
+    if history.repeated is False:
+        return Cause.UNREPEATABLE, {}
+    if end.mismatch and worker.name in end.mismatch.values:
+        return Cause.NOT_COMPARABLE, {"mismatch": end.mismatch}
     if worker.oom and announced == EXIT_PASS:
         how = f"{NO_HOST_MEMORY}{_where(history)}"
         return Cause.NO_HOST_MEMORY, {"how": how, "oom": f"; {worker.oom}", "whose": FAULT_OF_HOST}
@@ -227,10 +268,12 @@ def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
     end = case.end
     if end.tied:
         return Verdict.INCONCLUSIVE
-    if end.exit_code not in (EXIT_PASS, EXIT_DISAGREEMENT):
+    if any(row.verdict is Verdict.INVALID for row in rows) and end.exit_code == EXIT_USAGE:
+        return Verdict.INVALID
+    if end.exit_code not in (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED):
         return Verdict.FAIL if end.culprits else Verdict.INCONCLUSIVE
-    if end.disagreement:
-        return Verdict.SUSPECT if end.disagreement.odd else Verdict.INCONCLUSIVE
+    if end.disagreement or _broken(case):
+        return Verdict.SUSPECT if _suspects(case) else Verdict.INCONCLUSIVE
     failed = any(row.verdict is Verdict.FAIL for row in rows)
     # A worker said so, or a foreign command ended with its own 21.
     if failed or end.exit_code != EXIT_PASS:
@@ -240,15 +283,27 @@ def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
 
 
 def _exit_code(case: Case, verdict: Verdict, rows: list[WorkerResult]) -> int:
+    differs = case.end.disagreement is not None or bool(_broken(case))
+    if differs and case.end.exit_code in (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED):
+        return EXIT_DISAGREEMENT if _suspects(case) else EXIT_UNNAMED
     if verdict is Verdict.PASS or case.end.exit_code != EXIT_PASS:
         return case.end.exit_code
-    if case.end.disagreement:
-        return EXIT_DISAGREEMENT
     as_asked = all(row.verdict in _INNOCENT for row in rows)
     if rows and as_asked and not case.end.leftovers:
         return EXIT_PASS
     said = [history.done.exit_code for history in case.histories.values() if history.done]
     return next((code for code in said if code != EXIT_PASS), EXIT_INTERNAL)
+
+
+def _broken(case: Case) -> list[str]:
+    """The workers whose state changed by itself."""
+    return [name for name, history in case.histories.items() if history.broken is not None]
+
+
+def _suspects(case: Case) -> list[str]:
+    """Those that are named for other bits."""
+    odd = case.end.disagreement.odd if case.end.disagreement else ()
+    return list(dict.fromkeys([*_broken(case), *odd]))
 
 
 def _validation(history: History) -> list[SplitResult]:

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from launcher.verdict.agreement import Agreement, Disagreement
+from launcher.verdict.agreement import Agreement
+from launcher.verdict.disagreement import Disagreement, Mismatch
 from launcher.verdict.record import Stop
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_DISAGREEMENT
@@ -16,6 +17,7 @@ class Watch:
         """`groups`: worker -> the group whose members must agree bit for bit."""
         self.histories = {name: History() for name in groups}
         self.disagreement: Disagreement | None = None
+        self.mismatch: Mismatch | None = None
         self.agreement = Agreement(groups)
 
     def on_event(self, worker: str, event: Event) -> Stop | None:

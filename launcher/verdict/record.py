@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from launcher.verdict.agreement import Disagreement
+from launcher.verdict.disagreement import Disagreement, Mismatch
 from launcher.verdict.health import Health
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_SIGNAL_BASE
@@ -66,6 +66,8 @@ class RunEnd(Stop, frozen=True, kw_only=True):
     requests: tuple[int, ...] = ()
     """The signals that we got and that ask to end, or to report, each once."""
     disagreement: Disagreement | None = None
+    mismatch: Mismatch | None = None
+    """Why workers could not be compared."""
     leftovers: tuple[int, ...] = ()
     """Pids that are alive after everything: SIGKILL has no effect on them."""
     dropped_lines: int = 0

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.health import Health
 from launcher.verdict.severity import CauseClass, Severity
 from model_check.events import Scalar
@@ -18,8 +19,10 @@ class Verdict(StrEnum):
     failed, and launch.fail_on lets it pass."""
     FAIL = "FAIL"
     SUSPECT = "SUSPECT"
-    """Differs from the majority of its equals."""
+    """Differs from the majority of its equals, or its state changed by itself."""
     INCONCLUSIVE = "INCONCLUSIVE"
+    INVALID = "INVALID"
+    """It could not be compared: nothing is known of its GPU."""
     STOPPED = "STOPPED"
     """Ended by the supervisor: nothing is known against it."""
 
@@ -73,7 +76,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
     exit_code: int
     summary: str
     culprits: list[str]
-    disagreement: str | None
+    disagreement: Disagreement | None
     workers: list[WorkerResult]
     leftovers: list[int]
     dropped_lines: int

@@ -21,7 +21,9 @@ class Severity(StrEnum):
 
 class CauseClass(StrEnum):
     HARDWARE = "hardware"
+    SOFTWARE = "software"
     HOST = "host"
+    USER = "user"
     UNKNOWN = "unknown"
 
 

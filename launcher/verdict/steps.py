@@ -3,6 +3,7 @@
 from msgspec import Struct, field
 
 from model_check.events import (
+    Break,
     Done,
     Evaluation,
     Event,
@@ -32,6 +33,10 @@ class History(Struct):
     """The last word on the step."""
     first_nonfinite: NonFinite | None = None
     """The first: what that step itself has shown."""
+    broken: Break | None = None
+    repeated: bool | None = None
+    """Whether the passes of its first step gave equal bits when they were computed twice; None: it
+    did not compute them twice."""
     evidence: list[Evidence] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     done: Done | None = None
@@ -53,6 +58,8 @@ class History(Struct):
                 self.evaluations[event.split] = event
             case NonFinite():
                 self._nonfinite(event)
+            case Break():
+                self.broken = self.broken or event
             case Evidence():
                 self.evidence.append(event)
             case Note():
@@ -71,6 +78,8 @@ class History(Struct):
         self.last_step = step.step
         self.tokens += step.tokens
         self.loss_last = step.loss
+        if step.repeated is not None:
+            self.repeated = step.repeated
         # It trained on after a NaN, so it does not end of that.
         self.nonfinite = self.first_nonfinite = None
         if self.loss_first is None:

@@ -8,9 +8,12 @@ from msgspec.structs import replace
 from launcher.verdict.record import Case
 from launcher.verdict.results import Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass
-from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS
+from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_UNNAMED
 from model_check.events import NonFinite, again
-from model_check.utils.words import few
+from model_check.utils.words import few, listed
+
+_OF_DIFFERENCES = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
+"""How a run ends whose workers differ, or one of which is no more what it was."""
 
 
 class Summary(NamedTuple):
@@ -25,7 +28,7 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
     reason, explained = _why_not(case, results)
     parts = [reason]
     difference = case.end.disagreement
-    if difference and case.end.exit_code not in (EXIT_PASS, EXIT_DISAGREEMENT):
+    if difference and case.end.exit_code not in _OF_DIFFERENCES:
         parts.append(f"besides, {difference}")
     if case.end.leftovers:
         pids = ", ".join(map(str, case.end.leftovers))
@@ -73,7 +76,13 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
             f"every worker met the same non-finite {shared.where} at step {shared.step}, bit for "
             f"bit: the settings or the data, not a GPU{born(shared)}"
         )
-    if end.disagreement and end.exit_code in (EXIT_PASS, EXIT_DISAGREEMENT):
+    if end.mismatch is not None:
+        return Summary(str(end.mismatch), list(end.mismatch.values))
+    broken = [row for row in results if case.histories[row.name].broken]
+    if broken and end.exit_code in _OF_DIFFERENCES:
+        text = "; ".join(f"{row.name}: {row.cause}" for row in broken)
+        return Summary(f"{text}: nothing in its program did that", [row.name for row in broken])
+    if end.disagreement and end.exit_code in _OF_DIFFERENCES:
         return Summary(str(end.disagreement))
     if end.is_by_signal or end.tied:
         return Summary(end.reason or "")
@@ -94,7 +103,7 @@ def _what_is_missing(case: Case, results: Sequence[WorkerResult]) -> str:
     """No reason to stop the run was met, and not every worker did all of its work."""
     unfinished = [row for row in results if row.verdict is not Verdict.PASS]
     causes = names_by_text((row.name, str(row.cause)) for row in unfinished)
-    missing = "; ".join(f"{_and(those)} {cause}" for cause, those in causes.items())
+    missing = "; ".join(f"{listed(those)} {cause}" for cause, those in causes.items())
     steps = min((row.steps for row in results), default=0)
     unproven = any(row.verdict is Verdict.INCONCLUSIVE for row in results)
     if unproven or steps == 0:
@@ -107,9 +116,9 @@ def _what_passed(case: Case, results: Sequence[WorkerResult]) -> str:
     names = [row.name for row in results]
     steps = min(row.steps for row in results)
     if steps == 0:
-        return f"{_and(names)} ended with exit code 0"
+        return f"{listed(names)} ended with exit code 0"
     sharing = names_by_text((row.name, _what_ran(case, row)) for row in results)
-    ran = "; ".join(f"{_and(those)} {text}" for text, those in sharing.items())
+    ran = "; ".join(f"{listed(those)} {text}" for text, those in sharing.items())
     if len(sharing) == 1:
         return f"{ran} each; {_what_was_compared(case, names, f'{steps} steps')}"
     return f"{ran}; {_what_was_compared(case, names, f'the {steps} that each trained')}"
@@ -130,14 +139,8 @@ def _what_was_compared(case: Case, names: Sequence[str], steps: str) -> str:
     if not compared:
         return "no two of them are alike, so nothing was compared"
     agreed = min(case.agreed_steps[name] for name in compared)
-    whose = f" of {_and(compared)}" if alone else ""
+    whose = f" of {listed(compared)}" if alone else ""
     text = f"loss and gradient norm{whose} equal bit for bit in {agreed} of {steps}"
     if alone:
-        text += f"; {_and(alone)} {'has' if len(alone) == 1 else 'have'} no equal here"
+        text += f"; {listed(alone)} {'has' if len(alone) == 1 else 'have'} no equal here"
     return text
-
-
-def _and(names: Sequence[str]) -> str:
-    if len(names) < 2:
-        return "".join(names)
-    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -3,6 +3,7 @@
 tell everything, since with other heads, rotary bases or norms the same weights compute other
 numbers. Pure, but that it looks whether the checkpoint exists."""
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -23,6 +24,13 @@ KEYS = tuple(
 )
 """The keys of [model] that decide what the weights compute. The others say where weights and
 tokenizer come from, how weights begin, and which kernel computes."""
+
+
+def settings_digest(settings: Settings) -> str:
+    """Of all that decides or changes the steps: equal runs have equal ones, wherever they write."""
+    values = _flat(msgspec.to_builtins(settings))
+    acting = {name: values[name] for name, f in all_fields().items() if f.on_resume != "silent"}
+    return hashlib.sha256(msgspec.json.encode(acting, order="sorted")).hexdigest()[:16]
 
 
 def check_resume(resume: str | None) -> None:

@@ -3,6 +3,7 @@
 import torch
 
 from model_check.config.derived import num_micro_batches
+from model_check.config.resume import settings_digest
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry, geometry
 from model_check.engine.alarm import Alarm
@@ -35,6 +36,7 @@ from model_check.models.attention import BACKENDS, AttentionFn
 from model_check.models.backends import resolve_backend
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.build_model import build_model
+from model_check.utils.fingerprint import SCHEMA as FINGERPRINTS
 
 FLOPS_PER_BYTE = {"cuda": 15_000, "cpu": 1_500}
 """So many of a step's floating point operations pay for one byte that fingerprints read: it takes
@@ -132,6 +134,9 @@ def _choose_attention(
         "attention_reason": reason,
         "num_parameters": shape.num_parameters,
         "dtype": str(dtype).removeprefix("torch."),
+        "settings": settings_digest(settings),
+        "data": context.identity.data.get("content"),
+        "fingerprints": f"{settings.debug.fingerprints}, schema {FINGERPRINTS}",
     }
     context.channels.sink.emit(Phase(name="build", detail=detail))
     context.channels.say(

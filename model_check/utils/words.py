@@ -15,6 +15,13 @@ def first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+def listed(names: Sequence[str]) -> str:
+    """`a, b and c`."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 def few(names: Sequence[str]) -> str:
     """`a, b, c, d and 7 more`."""
     more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from launcher.verdict.agreement import PATIENCE_NS, Agreement, Disagreement
+from launcher.verdict.agreement import PATIENCE_NS, Agreement
+from launcher.verdict.disagreement import Disagreement
 from model_check.events import Step
 
 SAME, OTHER = (0.5).hex(), (0.5000001).hex()
@@ -35,7 +36,7 @@ def test_the_odd_worker_of_three_is_named_with_the_step_and_the_quantity() -> No
     found = agreement.record("GPU2", step(7))
     assert found is not None
     assert (found.step, found.quantity, found.odd) == (7, "grad_norm", ("GPU1",))
-    assert "step 7: GPU1 differs in the grad norm" in str(found)
+    assert "step 7: GPU1 differs in the gradient norm" in str(found)
 
 
 def test_two_workers_that_differ_have_no_majority() -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from launcher.report.closing import closing_lines
 from launcher.report.table import row, table
-from launcher.verdict.agreement import Disagreement
+from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.judge import judge
 from launcher.verdict.record import Case, RunEnd, RunRecord, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, Verdict
@@ -156,7 +156,7 @@ def test_a_disagreement_suspects_the_odd_worker_only() -> None:
 
 def test_a_disagreement_of_two_is_inconclusive() -> None:
     tie = Disagreement(1, "loss", {"GPU0": LOSS, "GPU1": (1.0).hex()})
-    end = RunEnd(exit_code=21, reason=str(tie), disagreement=tie)
+    end = RunEnd(exit_code=23, reason=str(tie), disagreement=tie)
     workers = [ended(name, -15, stopped_by_us=True) for name in tie.bits]
     result = judged(end, workers, dict.fromkeys(tie.bits, trained()))
     assert {w.verdict for w in result.workers} == {Verdict.INCONCLUSIVE}
@@ -366,11 +366,11 @@ def test_a_difference_that_shows_during_the_teardown_does_not_replace_the_culpri
     assert [w.verdict for w in result.workers] == [Verdict.FAIL, Verdict.INCONCLUSIVE]
 
 
-def test_a_difference_found_after_a_run_that_ended_well_is_exit_21() -> None:
+def test_a_difference_found_after_a_run_that_ended_well_counts() -> None:
     odd = Disagreement(1, "loss", {"GPU0": LOSS, "GPU1": (1.0).hex()})
     end = RunEnd(exit_code=0, disagreement=odd)
     result = judged(end, [ended("GPU0"), ended("GPU1")], dict.fromkeys(odd.bits, trained()))
-    assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 21)
+    assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 23)
 
 
 def test_a_process_that_could_not_be_killed_is_no_pass() -> None:

@@ -1,0 +1,139 @@
+"""What differs between workers that must be equal, and who differs. Values and pure functions."""
+
+from collections import Counter
+from collections.abc import Mapping, Set
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from model_check.events import Scalar, Vectors
+from model_check.utils.fingerprint import describe_flip, flipped, label
+from model_check.utils.words import listed
+
+_NAMES = {
+    "before.weights": "weights before the update",
+    "before.exp_avg": "first moments before the update",
+    "before.exp_avg_sq": "second moments before the update",
+    "forward": "outputs of its blocks",
+    "backward": "gradients between its blocks",
+    "grad_norm": "gradient norm",
+    "exp_avg": "first moments",
+    "exp_avg_sq": "second moments",
+}
+
+
+class Tensor(Struct, frozen=True):
+    """The first tensor that differs, in the order of computation."""
+
+    name: str
+    found: Mapping[str, list[list[int]]]
+    """Each odd worker -> [value, bit] that flipped; several where the sums leave a choice, none
+    where more than one value differs. Empty: nobody is odd."""
+    num_others: int = 0
+    """Tensors of the same quantity that differ, too."""
+
+
+class Disagreement(Struct, frozen=True):
+    """The first step at which the bits of one group differ."""
+
+    step: int
+    quantity: str
+    """The first that differs, of utils.fingerprint.QUANTITIES; or `validation loss of SPLIT`."""
+    bits: Mapping[str, str]
+    """Worker -> exact value: a loss or norm as `float.hex()`, else the roll-up of fingerprints."""
+    others: tuple[str, ...] = ()
+    """The workers that differ from the rest in a later quantity of this step alone."""
+    tensor: Tensor | None = None
+
+    @property
+    def odd(self) -> tuple[str, ...]:
+        """The workers that differ from a strict majority; none when no value has one."""
+        odd = minority(self.bits)
+        return tuple(name for name in self.bits if name in odd or name in self.others)
+
+    @property
+    def place(self) -> str:
+        """`weights: layers.7.attention.wq.weight, bit 3 of value 77,777`"""
+        if self.tensor is None:
+            return _NAMES.get(self.quantity, self.quantity)
+        places = [describe_flip(found) for found in self.tensor.found.values()]
+        more = f" and {self.tensor.num_others} more" if self.tensor.num_others else ""
+        flips = f" ({'; '.join(dict.fromkeys(places))})" if places else ""
+        return f"{label(self.quantity, self.tensor.name)}{flips}{more}"
+
+    def __str__(self) -> str:
+        where = self.place if self.tensor else f"the {self.place}"
+        values = ", ".join(self._values())
+        if not self.odd:
+            what = f"workers differ in {where}, and no majority tells which is right"
+        else:
+            what = f"{listed(self.odd)} differ{'s' if len(self.odd) == 1 else ''} in {where}"
+        return f"step {self.step}: {what}: {values}"
+
+    def _values(self) -> list[str]:
+        """Workers with the same bits share one."""
+        by_bits: dict[str, list[str]] = {}
+        for worker, bits in self.bits.items():
+            by_bits.setdefault(bits, []).append(worker)
+        return [f"{listed(names)} {_shown(bits)}" for bits, names in by_bits.items()]
+
+
+def _shown(bits: str) -> str:
+    is_float = "p" in bits or bits in ("nan", "inf", "-inf")
+    return f"{float.fromhex(bits):.9g} ({bits})" if is_float else bits
+
+
+class Mismatch(Struct, frozen=True):
+    """Workers that were to be compared, and cannot be."""
+
+    key: str
+    values: Mapping[str, Scalar]
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{worker} {value}" for worker, value in self.values.items())
+        return f"not comparable: the workers differ in {self.key}: {values}"
+
+
+def minority(bits: Mapping[str, str]) -> Set[str]:
+    """The workers that differ from a strict majority."""
+    value, votes = Counter(bits.values()).most_common(1)[0]
+    if votes * 2 <= len(bits):
+        return set()
+    return {worker for worker, each in bits.items() if each != value}
+
+
+def explain(found: Disagreement, vectors: Mapping[str, Vectors]) -> Disagreement:
+    """The disagreement with the first tensor that differs, by the fingerprints that the workers
+    sent of its step."""
+    tensors = {
+        name: vectors[name].fp[found.quantity]
+        for name in found.bits
+        if name in vectors and found.quantity in vectors[name].fp
+    }
+    if len(tensors) < 2:
+        return found
+    differing = [
+        name
+        for name in next(iter(tensors.values()))
+        if len({of_worker.get(name) for of_worker in tensors.values()}) > 1
+    ]
+    if not differing:
+        return found
+    values = {worker: int(of_worker[differing[0]], 16) for worker, of_worker in tensors.items()}
+    size = next(iter(vectors.values())).sizes.get(differing[0], [0, 0])
+    tensor = Tensor(differing[0], _flips(values, found.odd, size), len(differing) - 1)
+    return replace(found, tensor=tensor)
+
+
+def _flips(
+    values: Mapping[str, int], odd: tuple[str, ...], size: list[int]
+) -> dict[str, list[list[int]]]:
+    right = next((value for worker, value in values.items() if worker not in odd), None)
+    if right is None:
+        return {}
+    num_values, num_bits = size
+    return {
+        worker: [list(f) for f in flipped(right, values[worker], num_values, num_bits)]
+        for worker in odd
+        if worker in values and values[worker] != right
+    }
