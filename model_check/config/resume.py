@@ -28,8 +28,9 @@ tokenizer come from, how weights begin, and which kernel computes."""
 
 def settings_digest(settings: Settings) -> str:
     """Of all that decides or changes the steps: equal runs have equal ones, wherever they write."""
+    silent = {name for name, field in all_fields().items() if field.on_resume == "silent"}
     values = _flat(msgspec.to_builtins(settings))
-    acting = {name: values[name] for name, f in all_fields().items() if f.on_resume != "silent"}
+    acting = {name: value for name, value in values.items() if name not in silent}
     return hashlib.sha256(msgspec.json.encode(acting, order="sorted")).hexdigest()[:16]
 
 
