@@ -16,6 +16,7 @@ _NAMES = {
     "before.exp_avg_sq": "second moments before the update",
     "forward": "outputs of its blocks",
     "backward": "gradients between its blocks",
+    "grad_norms": "norms of its gradients",
     "grad_norm": "gradient norm",
     "exp_avg": "first moments",
     "exp_avg_sq": "second moments",
@@ -28,7 +29,7 @@ class Tensor(Struct, frozen=True):
     name: str
     found: Mapping[str, list[list[int]]]
     """Each odd worker -> [value, bit] that flipped; several where the sums leave a choice, none
-    where more than one value differs. Empty: nobody is odd."""
+    where more than one bit differs. Empty: nobody is odd, or the sums cannot tell."""
     num_others: int = 0
     """Tensors of the same quantity that differ, too."""
 
@@ -129,9 +130,9 @@ def _flips(
     values: Mapping[str, int], odd: tuple[str, ...], size: list[int]
 ) -> dict[str, list[list[int]]]:
     right = next((value for worker, value in values.items() if worker not in odd), None)
-    if right is None:
-        return {}
     num_values, num_bits = size
+    if right is None or num_bits == 0:
+        return {}
     return {
         worker: [list(f) for f in flipped(right, values[worker], num_values, num_bits)]
         for worker in odd

@@ -29,7 +29,7 @@ class Entry:
     """A parameter, a buffer, or the module whose output flows; `NAME[FIRST:END]` is a part."""
     num_values: int
     num_bits: int
-    """Of each value."""
+    """Of each value; 0: no sum, and nothing tells which value differs."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ class Fingerprints:
         """`budget_bytes`: what one step may read; None: all, 0: nothing. The first step and
         `last_step` take all whatever they read. `site_bytes`: what flows at one site in a step."""
         self._parameters = optimizer.parameters
+        self._names = [name for name, _ in model.named_parameters()]
         self._fingerprint = fingerprint
         self._sites = ["tok_embed", *(f"layers.{n}" for n in range(len(model.layers))), "norm"]
         units = [*_units_of_state(model, optimizer)]
@@ -139,6 +140,13 @@ class Fingerprints:
     def before_update(self) -> Prints:
         """The gradients are whole: those of both passes, and of the state before the update."""
         return self._of_flow() + self._of_gradients() + self.of_state_before()
+
+    def of_norms(self, grad_norms: Tensor) -> Prints:
+        """Of each gradient; they are there in any case, so each step tells all of them."""
+        if not self.are_taken:
+            return Prints((), self._fingerprint([]))
+        entries = tuple(Entry("grad_norms", name, 1, 0) for name in self._names)
+        return Prints(entries, grad_norms.detach().view(torch.int32).long())
 
     def after_update(self) -> Prints:
         self._held = self._selection
@@ -187,7 +195,7 @@ class Fingerprints:
 def _units_of_state(model: BasicLlama, optimizer: AdamW) -> Iterator[_Selection]:
     """What may not be divided among slots: a part of a parameter, and all that belongs to it."""
     others = [("weights", name, buffer) for name, buffer in model.named_buffers()]
-    others.append(("exp_avg", "num_steps", optimizer.num_steps))
+    others += [("exp_avg", name, scalar) for name, scalar in optimizer.scalars.items()]
     state = [(_entry(quantity, name, tensor), tensor) for quantity, name, tensor in others]
     yield _Selection(state=state, num_bytes=2 * sum(tensor.nbytes for _, tensor in state))
     for number, (name, parameter) in enumerate(model.named_parameters()):

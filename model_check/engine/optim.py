@@ -52,6 +52,11 @@ class AdamW:
         """By their names in a state dict, in the order of the model."""
         return {"exp_avg": self.first_moments, "exp_avg_sq": self.second_moments}
 
+    @property
+    def scalars(self) -> dict[str, Tensor]:
+        """What updates alone change, beside the moments."""
+        return {"num_steps": self.num_steps, "refusing": self.refusing}
+
     def zero_grad(self) -> None:
         for owner in self.parameters:
             owner.grad = None

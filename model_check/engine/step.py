@@ -63,7 +63,7 @@ def train_step(
     grad_norm = total_norm(grad_norms)
     bad = ~(torch.isfinite(loss) & torch.isfinite(grad_norm))
     optimizer.step(lr, bad, clip_divisor(grad_norm, plan.max_grad_norm))
-    prints = before + plan.fingerprints.after_update()
+    prints = before + plan.fingerprints.of_norms(grad_norms) + plan.fingerprints.after_update()
     return StepResult(loss, grad_norm, bad, details=plan.watch.details(grad_norms), prints=prints)
 
 
@@ -87,7 +87,7 @@ def _scaled_update(
         overflow=overflow & ~bad,
         loss_scale=used,
         details=plan.watch.details(grad_norms),
-        prints=before + plan.fingerprints.after_update(),
+        prints=before + plan.fingerprints.of_norms(grad_norms) + plan.fingerprints.after_update(),
     )
 
 

@@ -22,6 +22,7 @@ QUANTITIES = (
     "loss",
     "backward",
     "gradients",
+    "grad_norms",
     "grad_norm",
     "exp_avg",
     "exp_avg_sq",
@@ -29,12 +30,14 @@ QUANTITIES = (
 )
 """What is compared of a step, causes before effects. `before`: what the update begins with; forward
 and backward: what flows between blocks; the last three: what the update leaves. Loss and grad_norm
-are floats, all others have a fingerprint for each tensor."""
+are floats, grad_norms the bits of each gradient's norm; all others have a fingerprint for each
+tensor."""
 BEFORE = "before."
 _LABELS = {
     "forward": "output of {}",
     "backward": "gradient of the output of {}",
     "gradients": "gradient of {}",
+    "grad_norms": "norm of the gradient of {}",
     "weights": "{}",
 }
 _MODULUS = 1 << 64
@@ -71,7 +74,7 @@ def label(quantity: str, tensor: str) -> str:
 def describe_flip(found: Sequence[Sequence[int]]) -> str:
     """What `flipped` found, for people: `bit 9 of value 77,777`."""
     if not found:
-        return "more than one value"
+        return "more than one bit"
     values = " or ".join(f"{element:,}" for element, _ in found)
     return f"bit {found[0][1]} of value {values}"
 

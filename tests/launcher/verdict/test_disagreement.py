@@ -121,7 +121,7 @@ def test_a_difference_in_several_values_of_several_tensors_says_so() -> None:
     good, bad = step(4, weights="1"), step(4, weights="2")
     sent = {name: vectors(w1=5, w2=6) for name in ("GPU0", "GPU2")}
     found = explain(compared(good, bad, good), sent | {"GPU1": vectors(w1=12345, w2=7)})
-    assert "in w1 (more than one value) and 1 more: " in str(found)
+    assert "in w1 (more than one bit) and 1 more: " in str(found)
 
 
 def test_of_two_the_tensor_is_named_and_nobody_else() -> None:
