@@ -1,6 +1,7 @@
 """Capabilities that a test asks for by a mark; where one is missing, the test is skipped with a
 reason."""
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -42,6 +43,7 @@ CAPABILITIES: dict[str, Callable[[], bool]] = {
     "slurm": has_program("srun"),
     "browser": has_program("chromium", "chromium-browser", "google-chrome"),
     "image": has_program("docker", "podman", "buildah"),
+    "triton": lambda: importlib.util.find_spec("triton") is not None,
     "slow": lambda: "slow" in REQUIRED,
 }
 

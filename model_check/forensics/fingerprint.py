@@ -15,6 +15,10 @@ _CHUNK_ROWS = 32
 """Of int64, so many stay in a cache."""
 
 
+class NoKernelError(Exception):
+    """A faster kernel cannot be had here; the text says why."""
+
+
 class Fingerprint(Protocol):
     def __call__(
         self, tensors: Sequence[Tensor], first_rows: Sequence[int] | None = None
@@ -37,7 +41,7 @@ def num_rows(tensor: Tensor) -> int:
 def _sum_of(tensor: Tensor, first_row: int) -> Tensor:
     bits = tensor.detach().contiguous().view(_BITS[tensor.element_size()]).flatten()
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    weights = _columns(tensor.device)
+    weights = columns_on(tensor.device)
     for number, chunk in enumerate(torch.split(bits, _CHUNK_ROWS * NUM_COLUMNS)):
         padded = torch.zeros(num_rows(chunk) * NUM_COLUMNS, dtype=torch.int64, device=bits.device)
         padded[: chunk.numel()] = chunk
@@ -48,7 +52,7 @@ def _sum_of(tensor: Tensor, first_row: int) -> Tensor:
 
 
 @cache
-def _columns(device: torch.device) -> Tensor:
+def columns_on(device: torch.device) -> Tensor:
     return _as_int64([column_weight(c) for c in range(NUM_COLUMNS)]).to(device)
 
 

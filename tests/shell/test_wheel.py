@@ -77,6 +77,12 @@ def test_the_wheel_holds_our_two_packages_and_what_lies_at_the_top(wheel: Path) 
     assert project == carried
 
 
+def test_the_wheel_holds_what_is_compiled_later(wheel: Path) -> None:
+    sources = {str(path.relative_to(ROOT)) for top in TOPS for path in (ROOT / top).rglob("*.c")}
+    assert sources
+    assert sources <= set(zipfile.ZipFile(wheel).namelist())
+
+
 @pytest.mark.parametrize("command", ["model-check", "model-check-prepare", "model-check-train"])
 def test_every_command_tells_its_version(commands: Path, tmp_path: Path, command: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

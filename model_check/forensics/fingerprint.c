@@ -1,0 +1,139 @@
+/* The sums of fingerprint.py on a CPU; utils/fingerprint.py has the formula. */
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+
+#define NUM_COLUMNS 1024
+#define MAX_THREADS 64
+#define GOLDEN UINT64_C(0x9E3779B97F4A7C15)
+
+struct tensor {
+    const void *values;
+    int64_t num_values, value_bytes, first_row;
+};
+
+/* One thread's part of a call: rows first to last - 1, counted through all tensors. */
+struct share {
+    const struct tensor *tensors;
+    int64_t num_tensors, first, last;
+    uint64_t *sums;
+};
+
+/* weight = low + 2^32 high, low signed. Two multiplications of 32 bits take 0.10 to 0.12 ns a value
+   under AVX2, one of 64 bits, which AVX2 lacks, 0.19; under AVX-512 both wait for the memory. */
+static uint64_t columns[NUM_COLUMNS];
+static int32_t low[NUM_COLUMNS];
+static uint32_t high[NUM_COLUMNS];
+
+static uint64_t weight(uint64_t number)
+{
+    uint64_t z = (number + 1) * GOLDEN;
+    z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
+    return (z ^ (z >> 31)) | 1;
+}
+
+__attribute__((constructor)) static void fill_columns(void)
+{
+    for (int c = 0; c < NUM_COLUMNS; c++) {
+        columns[c] = weight(c);
+        low[c] = (int32_t)(uint32_t)columns[c];
+        high[c] = (uint32_t)((columns[c] - (uint64_t)(int64_t)low[c]) >> 32);
+    }
+}
+
+#define SUM_OF_ROW(name, type)                                              \
+    static uint64_t name(const type *bits, int64_t num)                     \
+    {                                                                       \
+        uint64_t lows = 0;                                                  \
+        uint32_t highs = 0;                                                 \
+        for (int64_t c = 0; c < num; c++) {                                 \
+            lows += (uint64_t)((int64_t)low[c] * bits[c]);                  \
+            highs += high[c] * (uint32_t)bits[c];                           \
+        }                                                                   \
+        return lows + ((uint64_t)highs << 32);                              \
+    }
+SUM_OF_ROW(sum_of_row_16, int16_t)
+SUM_OF_ROW(sum_of_row_32, int32_t)
+
+static uint64_t sum_of_row_64(const int64_t *bits, int64_t num)
+{
+    uint64_t sum = 0;
+    for (int64_t c = 0; c < num; c++)
+        sum += columns[c] * (uint64_t)bits[c];
+    return sum;
+}
+
+static uint64_t sum_of_row(const struct tensor *x, int64_t row)
+{
+    int64_t done = row * NUM_COLUMNS, left = x->num_values - done;
+    int64_t num = left < NUM_COLUMNS ? left : NUM_COLUMNS;
+    switch (x->value_bytes) {
+    case 2:
+        return sum_of_row_16((const int16_t *)x->values + done, num);
+    case 4:
+        return sum_of_row_32((const int32_t *)x->values + done, num);
+    default:
+        return sum_of_row_64((const int64_t *)x->values + done, num);
+    }
+}
+
+static int64_t num_rows(const struct tensor *x)
+{
+    return (x->num_values + NUM_COLUMNS - 1) / NUM_COLUMNS;
+}
+
+static uint64_t sum_of_rows(const struct tensor *x, int64_t row, int64_t end)
+{
+    uint64_t sum = 0;
+    for (; row < end; row++)
+        sum += weight(NUM_COLUMNS + (uint64_t)(x->first_row + row)) * sum_of_row(x, row);
+    return sum;
+}
+
+static void *do_share(void *argument)
+{
+    const struct share *share = argument;
+    int64_t before = 0;
+    for (int64_t n = 0; n < share->num_tensors; n++) {
+        const struct tensor *x = &share->tensors[n];
+        int64_t rows = num_rows(x), row = share->first - before, end = share->last - before;
+        row = row < 0 ? 0 : row;
+        end = end > rows ? rows : end;
+        if (row < end)
+            __atomic_fetch_add(&share->sums[n], sum_of_rows(x, row, end), __ATOMIC_RELAXED);
+        before += rows;
+    }
+    return 0;
+}
+
+/* Each sum of `sums`, which hold 0, becomes its tensor's. A thread that cannot be had is done
+   without; none of ours takes a signal that is meant for Python's. */
+void fingerprint(const struct tensor *tensors, int64_t num_tensors, int64_t num_threads,
+                 uint64_t *sums)
+{
+    struct share shares[MAX_THREADS];
+    pthread_t threads[MAX_THREADS];
+    int is_running[MAX_THREADS] = {0};
+    sigset_t all, before;
+    int64_t rows = 0;
+
+    num_threads = num_threads > MAX_THREADS ? MAX_THREADS : num_threads;
+    for (int64_t n = 0; n < num_tensors; n++)
+        rows += num_rows(&tensors[n]);
+    for (int64_t t = 0; t < num_threads; t++)
+        shares[t] = (struct share){tensors, num_tensors, rows * t / num_threads,
+                                   rows * (t + 1) / num_threads, sums};
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (int64_t t = 1; t < num_threads; t++)
+        is_running[t] = !pthread_create(&threads[t], 0, do_share, &shares[t]);
+    pthread_sigmask(SIG_SETMASK, &before, 0);
+    for (int64_t t = 0; t < num_threads; t++)
+        if (!is_running[t])
+            do_share(&shares[t]);
+    for (int64_t t = 1; t < num_threads; t++)
+        if (is_running[t])
+            pthread_join(threads[t], 0);
+}
