@@ -1,6 +1,6 @@
 """What do fingerprints cost? `python -m benchmarks.fingerprint_cost [PASSES]`.
 
-The tensors of a step of the `cpu` preset (5.5 million values), once for each of the seven
+The tensors of a step of the `cpu` preset (5.65 million values), once for each of the seven
 quantities that have its size, as fp32 and bf16; by torch's operators and by the kernel that
 fingerprint_for chooses. Beside them x.sum(), which reads each value, too. Medians; on a GPU, where
 there is one.

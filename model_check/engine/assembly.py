@@ -31,7 +31,7 @@ from model_check.engine.trainer import Trainer
 from model_check.engine.watch import Watch
 from model_check.errors import ConfigError
 from model_check.events import Phase
-from model_check.forensics.fingerprint import eager_fingerprint
+from model_check.forensics.fingerprint_kernel import fingerprint_for
 from model_check.models.attention import BACKENDS, AttentionFn
 from model_check.models.backends import resolve_backend
 from model_check.models.basic_llama import BasicLlama
@@ -66,7 +66,8 @@ def build_trainer(
         take_initial_weights(model, settings, context)
         optimizer = AdamW(model.named_parameters(), training, loss_scale(dtype, device))
     watch = Watch(model)
-    fingerprints, log = _choose_fingerprints(settings, shape, model, optimizer, context)
+    fingerprints = _choose_fingerprints(settings, shape, model, optimizer, context)
+    log = FingerprintLog()
     model.watchers = (watch.see, fingerprints.see)
     plan = StepPlan(device, dtype, training.max_grad_norm, watch, fingerprints)
     if optimizer.loss_scale is not None:
@@ -94,23 +95,26 @@ def _choose_fingerprints(
     model: BasicLlama,
     optimizer: AdamW,
     context: RunContext,
-) -> tuple[Fingerprints, FingerprintLog]:
-    training = settings.training
+) -> Fingerprints:
+    """By debug.fingerprints; a line says it where a slow kernel leaves less than is usual here."""
+    training, device = settings.training, context.device
+    kernel, how = fingerprint_for(device), settings.debug.fingerprints
+    if how == "auto":
+        how = "full" if kernel.name == "c" else "rotate"
+        if kernel.name == "eager":
+            text = "fingerprints: torch's own operators compute them, a part in each step"
+            context.channels.say(f"{text} ({kernel.obstacle})")
     tokens = training.batch_size * training.context_length * num_micro_batches(settings)
     flops = tokens * flops_per_token(shape, training.context_length).full
-    budgets = {"full": None, "off": 0.0, "rotate": flops / FLOPS_PER_BYTE[context.device.type]}
-    how = settings.debug.fingerprints
-    if how == "auto":
-        how = "full" if context.device.type == "cpu" else "rotate"
-    fingerprints = Fingerprints(
+    budgets = {"full": None, "off": 0.0, "rotate": flops / FLOPS_PER_BYTE[device.type]}
+    return Fingerprints(
         model,
         optimizer,
-        eager_fingerprint,
+        kernel,
         last_step=training.max_steps - 1,
         budget_bytes=budgets[how],
         site_bytes=4 * tokens * shape.hidden_size,
     )
-    return fingerprints, FingerprintLog()
 
 
 def _check_vocabulary(shape: Geometry, tokenizer_vocab_size: int) -> None:

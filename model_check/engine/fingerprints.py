@@ -98,6 +98,7 @@ class Fingerprints:
         self._parameters = optimizer.parameters
         self._names = [name for name, _ in model.named_parameters()]
         self._fingerprint = fingerprint
+        self._device = self._parameters[0].device
         self._sites = ["tok_embed", *(f"layers.{n}" for n in range(len(model.layers))), "norm"]
         units = [*_units_of_state(model, optimizer)]
         units += [_Selection(sites={n}, num_bytes=2 * site_bytes) for n in range(len(self._sites))]
@@ -144,7 +145,7 @@ class Fingerprints:
     def of_norms(self, grad_norms: Tensor) -> Prints:
         """Of each gradient; they are there in any case, so each step tells all of them."""
         if not self.are_taken:
-            return Prints((), self._fingerprint([]))
+            return Prints((), self._sums([]))
         entries = tuple(Entry("grad_norms", name, 1, 0) for name in self._names)
         return Prints(entries, grad_norms.detach().view(torch.int32).long())
 
@@ -172,7 +173,7 @@ class Fingerprints:
             num_values = num_values * self._flow.micro_batch
             entries.append(Entry(quantity, self._sites[site], num_values, num_bits))
         sums = [torch.cat(of_site).sum(0, keepdim=True) for of_site in self._flow.sums.values()]
-        return Prints(tuple(entries), torch.cat(sums) if sums else self._fingerprint([]))
+        return Prints(tuple(entries), torch.cat([self._sums([]), *sums]))
 
     @torch.no_grad()
     def _of_gradients(self) -> Prints:
@@ -182,14 +183,19 @@ class Fingerprints:
             assert gradient is not None
             tensors.append(gradient.view(-1)[part.values])
             entries.append(_entry(part.quantity, part.name, tensors[-1]))
-        return Prints(tuple(entries), self._fingerprint(tensors))
+        return Prints(tuple(entries), self._sums(tensors))
 
     @torch.no_grad()
     def _of_state(self, selection: _Selection, when: str) -> Prints:
         entries = (
             Entry(when + e.quantity, e.tensor, e.num_values, e.num_bits) for e, _ in selection.state
         )
-        return Prints(tuple(entries), self._fingerprint([tensor for _, tensor in selection.state]))
+        return Prints(tuple(entries), self._sums([tensor for _, tensor in selection.state]))
+
+    def _sums(self, tensors: Sequence[Tensor]) -> Tensor:
+        if not tensors:
+            return torch.empty(0, dtype=torch.int64, device=self._device)
+        return self._fingerprint(tensors)
 
 
 def _units_of_state(model: BasicLlama, optimizer: AdamW) -> Iterator[_Selection]:
