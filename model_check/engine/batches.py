@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from model_check.data.read.loader import Batch
+from model_check.engine.busy import Busy
 from model_check.models.loss import IGNORED
 
 Splits = Mapping[str, Callable[[], Iterable[Batch]]]
@@ -34,6 +35,8 @@ class StepData:
     """Tokens that count in the loss: the loss is their mean, however micro-batches divide them."""
     wait_s: float = 0.0
     """How long the step waited for its batches, seconds."""
+    busy: Busy = field(default_factory=Busy, compare=False)
+    """What it keeps the device busy from now on."""
 
 
 def gather(
@@ -49,6 +52,7 @@ def gather(
         # Counted where the batch lies, on the CPU: no wait for the device.
         num_targets=sum(int((b.targets != IGNORED).sum()) for b in batches),
         wait_s=wait_s,
+        busy=Busy(device),
     )
 
 

@@ -33,6 +33,10 @@ class StepMetrics:
     def step(self) -> int:
         return self.data.step
 
+    @property
+    def busy_ms(self) -> float | None:
+        return self.data.busy.ms
+
 
 _NUM_SCALARS = 5
 

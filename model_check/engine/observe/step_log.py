@@ -28,6 +28,7 @@ class StepLog(RunObserver):
 
     def on_step(self, metrics: StepMetrics, seconds: float) -> None:
         step, loss, grad_norm, lr = metrics.step, metrics.loss, metrics.grad_norm, metrics.lr
+        busy_ms = metrics.busy_ms
         event = Step(
             step=step,
             loss=loss.hex(),
@@ -37,6 +38,7 @@ class StepLog(RunObserver):
             tokens=metrics.data.num_positions,
             fp=self._fingerprints.roll_ups,
             repeated=self._fingerprints.repeated,
+            busy_ms=None if busy_ms is None else round(busy_ms, 3),
         )
         self._sink.emit(event)
         num_left = self._max_steps - step - 1
