@@ -9,7 +9,7 @@ from launcher.doctor.finding import gib
 from launcher.doctor.machine import check_open_files
 from launcher.doctor.storage import try_to_write
 from launcher.plan import Place
-from model_check.config.drill import check_name, parse_drill
+from model_check.config.drill import FLIP_KINDS, check_name, parse_drill
 from model_check.config.memory import advice, check_host_memory, estimate_memory
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
@@ -56,9 +56,10 @@ def check_drill(settings: Settings, workers: Sequence[str]) -> list[str]:
             f"debug.drill = {text!r}: this run has no worker {drill.worker} (it has {there_are})"
         )
     # A flip is noticed by comparison, or where a number becomes NaN or Inf.
-    if drill.kind != "flip" or (drill.worker and len(workers) > 1):
+    if drill.kind not in FLIP_KINDS or (drill.worker and len(workers) > 1):
         return []
-    told = "flip in every worker: nobody can notice it, unless it overflows, and the run passes"
+    told = f"{drill.kind} in every worker: nobody can notice it, unless it overflows, and the run "
+    told += "passes"
     return [f"debug.drill: {told}"]
 
 

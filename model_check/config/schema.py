@@ -292,12 +292,16 @@ class DebugSettings(_Section, frozen=True):
     dump_tensors: Annotated[bool, SILENT] = False
     """On NaN or Inf, also write debug/nan_debug_step_N.pkl: every parameter and gradient."""
     drill: Annotated[str | None, SILENT] = None
-    """A fault to inject, to see the alarm work: KIND@STEP[:WORKER[:NAME[:BIT]]][:always]. KIND one
-    of nan, inf (into a gradient), nan_weight, inf_weight, flip (into a parameter or buffer; flip
-    turns over one bit), nan_moment, inf_moment (into AdamW's), nan_forward, inf_forward,
-    nan_backward, inf_backward (into what a module makes), loss_nan, raise, exit7, kill, hang. No
+    """A fault to inject, to see the alarm work: KIND@STEP[:WORKER[:NAME[:NUMBER]]][:always]. KIND
+    one of nan, inf, flip_gradient (into a gradient), nan_weight, inf_weight, flip, burst (into a
+    parameter or buffer), nan_moment, inf_moment, flip_moment (into AdamW's first; with exp_avg_sq.
+    before NAME its second), nan_forward, inf_forward, flip_activation, nan_backward, inf_backward
+    (into what a module makes), loss_nan, raise, exit7, kill, hang, slow. A flip turns over one bit
+    of the first value: NUMBER, else 16, of a 16-bit value 0; burst does so in NUMBER neighbours, 2
+    to 64, else 32. slow@STEP:WORKER:1.3x makes each step from STEP on take so much longer. No
     WORKER, or all: every worker. NAME: that parameter, buffer or module. It acts once; with always
-    also when the step is computed again. Example: nan_forward@3:GPU1:layers.0.attention.wq"""
+    also when the step is computed again, as the first of a run is. Example:
+    nan_forward@3:GPU1:layers.0.attention.wq"""
     fingerprints: Annotated[Literal["auto", "full", "rotate", "off"], SILENT] = "auto"
     """Sums over the bits of weights, gradients, moments and what flows between blocks, compared
     with the other workers' each step. full: all of them; rotate: a part, another one each step, for

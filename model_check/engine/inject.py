@@ -3,7 +3,9 @@
 import os
 import signal
 import threading
+import time
 from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from model_check.config.drill import (
     BACKWARD_KINDS,
+    FLIP_KINDS,
     FORWARD_KINDS,
     GRADIENT_KINDS,
     MODULE_KINDS,
@@ -20,6 +23,8 @@ from model_check.config.drill import (
     Drill,
     check_name,
 )
+from model_check.engine.batches import StepData
+from model_check.engine.busy import Busy
 from model_check.engine.compile import uncompiled
 from model_check.engine.optim import AdamW
 from model_check.errors import ConfigError
@@ -35,6 +40,7 @@ class Injector:
         """Raises ConfigError when the drill names something that `model` lacks."""
         if drill is not None:
             check_name(drill, len(model.layers), tied=model.tied)
+            _check_length(drill, model)
         self._drill = drill if drill and drill.worker in (None, worker) else None
         self._model = model
         self._optimizer = optimizer
@@ -42,7 +48,7 @@ class Injector:
 
     def check_reached(self, from_step: int) -> None:
         """Raises ConfigError when a resumed run begins after the step of the drill."""
-        if self._drill and self._drill.step < from_step:
+        if self._drill and self._drill.step < from_step and self._drill.kind != "slow":
             raise ConfigError(
                 f"debug.drill: step {self._drill.step} is never reached: the resumed run goes on "
                 f"with step {from_step}"
@@ -53,6 +59,11 @@ class Injector:
         self._hooks.close()
         if self._drill and self._drill.step == step:
             self._act(self._drill)
+
+    def after_step(self, data: StepData) -> None:
+        """The step is computed, or on a GPU enqueued."""
+        if self._drill and self._drill.kind == "slow" and self._drill.step <= data.step:
+            _prolong(data.busy, self._drill.factor)
 
     def repeat(self, step: int) -> None:
         """Step `step` is computed again."""
@@ -73,11 +84,11 @@ class Injector:
                 while True:
                     threading.Event().wait(1.0)
             case kind if kind in WEIGHT_KINDS:
-                tensors = dict((*self._model.named_parameters(), *self._model.named_buffers()))
-                _spoil_in_place(tensors[drill.target].detach(), drill)
+                _spoil_in_place(_weights(self._model)[drill.target].detach(), drill)
             case kind if kind in MOMENT_KINDS:
                 names = [name for name, _ in self._model.named_parameters()]
-                _spoil_in_place(self._optimizer.first_moments[names.index(drill.target)], drill)
+                moments = self._optimizer.moments[drill.moment]
+                _spoil_in_place(moments[names.index(drill.target)], drill)
             case _:
                 self._hook(drill)
 
@@ -99,7 +110,7 @@ class Injector:
 
 
 class _Spoiler:
-    """Puts a value into a tensor: the first time, or always."""
+    """Spoils a tensor: the first time, or always."""
 
     def __init__(self, drill: Drill) -> None:
         self.drill = drill
@@ -124,6 +135,10 @@ class _Spoiler:
         if not self._is_due:
             return None
         self._is_due = self.drill.always
+        if self.drill.kind in FLIP_KINDS:
+            flipped = tensor.clone()
+            _flip(flipped.data, self.drill)  # its gradient is that of what was there
+            return flipped
         value = torch.zeros_like(tensor)
         value.view(-1)[0] = self.drill.value
         return tensor + value.to(tensor.dtype)
@@ -144,8 +159,58 @@ def _hook_module(module: nn.Module, spoiler: _Spoiler) -> RemovableHandle:
 
 
 def _spoil_in_place(tensor: Tensor, drill: Drill) -> None:
-    if drill.kind == "flip":
-        bit = 1 << drill.bit
-        tensor.view(torch.int32).view(-1)[0] ^= bit - (1 << 32 if drill.bit == 31 else 0)
+    if drill.kind in FLIP_KINDS:
+        _flip(tensor, drill)
     else:
         tensor.view(-1)[0] = drill.value
+
+
+def _flip(tensor: Tensor, drill: Drill) -> None:
+    """Turn over a bit of its first value, or of as many neighbours as the drill says. Raises
+    ConfigError where its values have no such bit."""
+    integer = torch.int16 if tensor.itemsize == 2 else torch.int32
+    width = 8 * integer.itemsize
+    if (bit := drill.bit(width)) >= width:
+        raise ConfigError(
+            f"debug.drill: {drill.target} makes {str(tensor.dtype).removeprefix('torch.')}, whose "
+            f"bits are 0 to {width - 1}: it has no bit {bit}"
+        )
+    mask = (1 << bit) - (1 << width if bit == width - 1 else 0)
+    tensor.view(integer).as_strided((drill.num_values,), (1,)).bitwise_xor_(mask)
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return dict((*model.named_parameters(), *model.named_buffers()))
+
+
+def _check_length(drill: Drill, model: nn.Module) -> None:
+    """Raises ConfigError for a burst that is longer than its tensor."""
+    length = _weights(model)[drill.target].numel() if drill.kind in WEIGHT_KINDS else 1
+    if drill.num_values > length:
+        raise ConfigError(
+            f"debug.drill: {drill.target} has {length} values, fewer than a burst of "
+            f"{drill.num_values}"
+        )
+
+
+def _prolong(busy: Busy, factor: float) -> None:
+    """Keep the device busy until the step has taken `factor` times as long as it did."""
+    busy.end()
+    if busy.is_on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda._sleep(int((busy.ms or 0.0) * (factor - 1) * _cycles_per_ms()))  # type: ignore[no-untyped-call]
+        return
+    until_s = time.process_time() + (busy.ms or 0.0) * (factor - 1) / 1000
+    while time.process_time() < until_s:
+        pass
+
+
+@cache
+def _cycles_per_ms() -> float:
+    """Of the clock that torch.cuda._sleep counts."""
+    num_cycles = 10_000_000
+    busy = Busy(torch.device("cuda"))
+    torch.cuda._sleep(num_cycles)  # type: ignore[no-untyped-call]
+    busy.end()
+    torch.cuda.synchronize()
+    return num_cycles / (busy.ms or 1.0)

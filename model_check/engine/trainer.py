@@ -82,6 +82,7 @@ class Trainer:
             self.injector.before_step(step)
             lr = learning_rate(step, training)
             result = train_step(state.model, data, state.optimizer, lr, plan)
+            self.injector.after_step(data)
             data.busy.end()
             self._take(self.reader.push(data, lr, result))
             num_done = step + 1

@@ -16,6 +16,26 @@ def test_worker_and_parameter_follow() -> None:
     assert parse_drill(text, 4) == Drill("nan", 3, "GPU1", "layers.0.attention.wq.weight")
 
 
+def test_a_factor_and_a_second_moment_follow() -> None:
+    slow = parse_drill("slow@3:gpu1:1.3x", 4)
+    assert slow == Drill("slow", 3, "GPU1", factor=1.3)
+    assert parse_drill("slow@3", 4).factor == 1.5
+    second = parse_drill("flip_moment@1:all:exp_avg_sq.norm.weight:3", 4)
+    assert (second.moment, second.target, second.bit(32)) == ("exp_avg_sq", "norm.weight", 3)
+    first = parse_drill("flip_moment@1:all:exp_avg.norm.weight", 4)
+    assert (first.moment, first.target, first.bit(32)) == ("exp_avg", "norm.weight", 16)
+    assert parse_drill("nan_moment@1", 4).moment == "exp_avg"
+
+
+def test_a_flip_turns_one_value_and_a_burst_a_warp_of_them() -> None:
+    counts = [
+        parse_drill(text, 4).num_values for text in ("flip@1:all:a:3", "burst@1", "burst@1:all:a:5")
+    ]
+    assert counts == [1, 32, 5]
+    assert parse_drill("burst@1:all:a:5", 4).bit(32) == 16
+    assert parse_drill("flip_activation@1", 4).bit(16) == 0
+
+
 def test_all_bits_and_always() -> None:
     assert parse_drill("flip@3:all:norm.weight:31", 4) == Drill("flip", 3, None, "norm.weight", 31)
     forward = Drill("inf_forward", 3, "CPU0", "layers.1", always=True)
@@ -37,6 +57,13 @@ def test_all_bits_and_always() -> None:
         ("nan_weight", "rope_cos", True),
         ("flip", "output.weight", True),
         ("nan_moment", "rope_cos", False),
+        ("burst", "rope_cos", True),
+        ("flip_gradient", "rope_cos", False),
+        ("flip_moment", "exp_avg_sq.norm.weight", True),
+        ("flip_moment", "exp_avg_sq.rope_cos", False),
+        ("flip", "exp_avg_sq.norm.weight", False),
+        ("flip_activation", "norm", True),
+        ("flip_activation", "norm.weight", False),
         ("nan", "layers.1.attention", False),
     ],
 )
@@ -47,7 +74,7 @@ def test_a_name_that_its_kind_cannot_act_on_is_refused(
     if is_there:
         check_name(drill, num_layers=2, tied=False)
     else:
-        with pytest.raises(ConfigError, match=f"the model has no .* '{name}'"):
+        with pytest.raises(ConfigError, match=f"the model has no .* '.*{drill.target}'"):
             check_name(drill, num_layers=2, tied=False)
 
 
@@ -55,12 +82,21 @@ def test_a_name_that_its_kind_cannot_act_on_is_refused(
     ("text", "reason"),
     [
         ("nan", "not a drill"),
-        ("nun@3", r"not a drill.*KIND@STEP\[:WORKER\[:NAME\[:BIT\]\]\]\[:always\]"),
+        ("nun@3", r"not a drill.*KIND@STEP\[:WORKER\[:NAME\[:NUMBER\]\]\]\[:always\]"),
         ("nan@-1", "not a drill"),
         ("nan@1:layers.0.wq", "not a drill"),
         ("nan@10", r"step 10 is never reached \(training.max_steps = 10"),
-        ("nan@1:GPU0:norm.weight:3", "only flip takes a bit"),
-        ("flip@1:GPU0:norm.weight:32", "only flip takes a bit, from 0 to 31"),
+        ("nan@1:GPU0:norm.weight:3", "only flip, .* take a bit"),
+        ("flip@1:GPU0:norm.weight:32", "only flip, .* take a bit, from 0 to 31"),
+        ("flip_activation@1:GPU0:norm:32", "only flip, .* take a bit, from 0 to 31"),
+        ("burst@1:GPU0:norm.weight:1", "burst takes 2 to 64 values"),
+        ("burst@1:GPU0:norm.weight:0", "burst takes 2 to 64 values"),
+        ("burst@1:GPU0:norm.weight:65", "burst takes 2 to 64 values"),
+        ("slow@1:GPU0:1x", "only slow takes a factor, above 1x and at most 100x"),
+        ("slow@1:GPU0:101x", "only slow takes a factor"),
+        ("flip@1:GPU0:1.5x", "only slow takes a factor"),
+        ("slow@1:GPU0:norm.weight", "slow takes no name"),
+        ("slow@1:GPU0:1.3", "not a drill"),
         ("kill@1:GPU0:norm.weight", "kill takes no name"),
     ],
 )

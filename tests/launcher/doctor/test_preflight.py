@@ -126,6 +126,12 @@ def test_looking_makes_no_directory(cwd: Path) -> None:
         ("nan@1:CPU0:layers.1.attention.wq.weight", "no parameter"),  # there is one layer
         ("nan@1:CPU7", "this run has no worker CPU7"),
         ("nan@100", "step 100 is never reached"),
+        ("flip_moment@1:CPU0:exp_avg_sq.layers.0.attention.wr.weight", "did you mean 'layers.0"),
+        ("flip_activation@1:CPU0:layers.0.attention.wr", "did you mean 'layers.0.attention.w"),
+        ("flip_gradient@1:CPU0:rope_cos", "no parameter"),
+        ("burst@1:CPU0:rope_cis", "did you mean 'rope_cos'"),
+        ("burst@1:CPU0:rope_cos:65", "burst takes 2 to 64 values"),
+        ("slow@1:CPU0:0.5x", "above 1x"),
     ],
 )
 def test_a_drill_that_cannot_act_is_refused(drill: str, why: str) -> None:
@@ -147,7 +153,7 @@ def test_more_workers_than_open_files_are_allowed_is_a_note() -> None:
 
 
 def test_a_flip_that_nobody_can_notice_is_told() -> None:
-    drills = [("flip@1:CPU0", 1), ("flip@1", 2), ("flip@1:all", 2), ("flip@1:CPU0", 2)]
+    drills = [("flip@1:CPU0", 1), ("flip@1", 2), ("burst@1:all", 2), ("flip@1:CPU0", 2)]
     notes = [
         check_training(settings(model=TINY, debug={"drill": drill}), cpu_places(count))
         for drill, count in drills
