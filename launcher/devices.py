@@ -109,6 +109,10 @@ class Picked(Struct, frozen=True):
     """Holds the GPUs for this launcher until the process ends."""
 
 
+_ASK_FOR_NO_GPU = (None, False, (), ("speed",))
+"""Values of settings about GPUs. Who is slower than its equals is told of CPU workers, too."""
+
+
 def pick(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
     """Choose (and with `hold` reserve) what the settings ask for. Raises UsageError, NoGpuError."""
     check_selector(loaded.settings.launch.gpus)
@@ -129,7 +133,7 @@ def _refuse_without_gpus(loaded: Loaded, machine: Machine) -> None:
     """Refuse a run on the CPU whose settings say which GPUs to use, or how."""
     names = ("gpus", "require_idle", "expect_gpus", "fail_on", "fail_on_health")
     for name in (f"launch.{name}" for name in names):
-        if not (_asked(loaded, name) and loaded.value(name)):
+        if not _asked(loaded, name) or loaded.value(name) in _ASK_FOR_NO_GPU:
             continue
         given = given_by(loaded.sources[name], name)
         asked = f"{given}GPUs were asked for ({name} = {loaded.value(name)!r}), "
@@ -212,8 +216,6 @@ def _notes_on_settings(loaded: Loaded, machine: Machine) -> Iterator[str]:
     launch, num = loaded.settings.launch, len(machine.visible)
     if launch.expect_gpus is not None and num > launch.expect_gpus:
         yield f"launch.expect_gpus = {launch.expect_gpus}, found {_found(machine)}"
-    if "speed" in launch.fail_on:
-        yield "launch.fail_on holds speed: the speed of workers is not judged yet"
 
 
 def _refuse_blind_health(loaded: Loaded) -> None:
@@ -221,7 +223,7 @@ def _refuse_blind_health(loaded: Loaded) -> None:
         return
     for name in ("launch.fail_on", "launch.fail_on_health"):
         interval = "launch.telemetry_interval_s"
-        if _asked(loaded, name) and loaded.value(name) not in (False, (), ("speed",)):
+        if _asked(loaded, name) and loaded.value(name) not in _ASK_FOR_NO_GPU:
             raise ConfigError(
                 f"{given_by(loaded.sources[interval], interval)}{interval} = 0 leaves "
                 f"{name} nothing to judge by: give one of the two"

@@ -1,20 +1,25 @@
 """A run that is over -> its verdict, its evidence in the run directory, report.json and .html."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
 from launcher import run_dir
+from launcher.report.files import lines_of
 from launcher.report.page import page
 from launcher.telemetry.health_result import with_health
 from launcher.verdict.judge import judge
 from launcher.verdict.live import Watch
 from launcher.verdict.record import Case, RunRecord
 from launcher.verdict.results import Judgement, RunResult
+from launcher.verdict.slow import Slow
 from launcher.verdict.steps import History
 from model_check.config.schema import FAIL_ON
+from model_check.errors import UsageError
+from model_check.events import Telemetry, decode_gpu
 
 
 def conclude(
@@ -36,8 +41,20 @@ def conclude(
     histories = {worker.name: watch.histories.get(worker.name, History()) for worker in workers}
     judgement = judge(Case(record, end, workers, histories, watch.agreement.agreed_steps))
     fail_on = FAIL_ON if record.fail_on is None else record.fail_on
-    result = with_health(judgement.result, record.healths or {}, fail_on)
+    slow = {
+        name: (how, _samples(directory, name, how)) for name, how in watch.slowness.found.items()
+    }
+    result = with_health(judgement.result, record.healths or {}, fail_on, slow)
     return replace(judgement, result=result)
+
+
+def _samples(directory: Path, worker: str, slow: Slow) -> list[Telemetry]:
+    """What telemetry said of its GPU while it was slow."""
+    with suppress(UsageError):
+        events = lines_of(run_dir.telemetry_path(directory, worker), decode_gpu)
+        samples = [event for event in events if isinstance(event, Telemetry)]
+        return [sample for sample in samples if slow.since_ns <= sample.t <= slow.last_ns]
+    return []
 
 
 def write(result: RunResult, directory: Path) -> None:

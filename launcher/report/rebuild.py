@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from launcher import run_dir
 from launcher.report.closing import closing_lines
 from launcher.report.conclude import conclude, write
+from launcher.report.files import content_of, lines_of
 from launcher.telemetry.health import Record
 from launcher.verdict.health import Health
 from launcher.verdict.live import Watch
@@ -22,7 +23,6 @@ from launcher.verdict.results import Judgement
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_INTERNAL, StorageError, UsageError
 from model_check.events import Event, decode, decode_gpu
-from model_check.utils.held import hold_unlinked
 from model_check.utils.requests import request_of
 
 USAGE = """\
@@ -34,9 +34,6 @@ them. Ends with the exit code of the first run that did not pass.
 examples:
   bash run.sh report .logs/latest
   bash run.sh report /tmp/model_check_logs_*"""
-T = TypeVar("T")
-_LONGEST = 1 << 30
-"""Bytes of a file: the events of a million steps are a quarter of it."""
 
 
 def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
@@ -75,7 +72,7 @@ def _rebuilt(directory: Path) -> Judgement:
 
 def _told_by(name: str, directory: Path) -> Iterator[tuple[int, str, Event]]:
     """(time, worker, event): together with the others' they are the run as it was watched."""
-    for event in _lines(directory / f"{name.lower()}.events.jsonl", decode):
+    for event in lines_of(directory / f"{name.lower()}.events.jsonl", decode):
         yield event.t, name, event
 
 
@@ -134,27 +131,6 @@ def _read_healths(record: RunRecord, directory: Path) -> dict[str, Health | None
 
 def _heard(path: Path) -> Health | None:
     record = Record()
-    for event in _lines(path, decode_gpu):
+    for event in lines_of(path, decode_gpu):
         record.record(event)
     return record.health()
-
-
-def content_of(path: Path) -> bytes:
-    """A file that the run left. A link that another user put in its place would have us read
-    something else. Raises OSError."""
-    with hold_unlinked(path.parent) as directory:
-        return directory.read(path.name, _LONGEST)
-
-
-def _lines(path: Path, decode: Callable[[bytes], T]) -> Iterator[T]:
-    try:
-        lines = content_of(path).splitlines()
-    # Of a worker that never started, or cut since then.
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-    for line in lines:
-        # The last line of a run that was cut short is none.
-        with suppress(msgspec.DecodeError, RecursionError):
-            yield decode(line)

@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from launcher import run_dir
-from launcher.report.rebuild import content_of, is_running, read_record
+from launcher.report.files import content_of
+from launcher.report.rebuild import is_running, read_record
 from model_check.config.arguments import Parser
 from model_check.errors import EXIT_PASS, StorageError, UsageError
 from model_check.utils.held import hold

@@ -1,7 +1,8 @@
 """What telemetry reports of a GPU during a run: the figures, and the symptoms they are. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median_low
 from typing import Any
 
 from msgspec import Struct, field
@@ -11,6 +12,7 @@ from launcher.gpus.codes import GPU_IS_LOST, NOT_FOUND, RESET_REQUIRED, cure_for
 from launcher.telemetry.xids import HARMLESS, xid_symptom
 from launcher.verdict.health import Health
 from launcher.verdict.severity import CauseClass, Severity, Symptom
+from launcher.verdict.slow import Slow
 from model_check.events import Counters, GpuEvent, Telemetry, Trouble, Xid
 
 SLOW_PERCENT = 1.0
@@ -37,10 +39,11 @@ _CONDEMNING = {
 }
 """The members of Counters that could condemn a GPU, and how messages call them."""
 
+_POWER_CAP = "power cap"
 _REASONS = {
     0x01: "idle",
     0x02: "application clocks",
-    0x04: "power cap",
+    0x04: _POWER_CAP,
     0x08: "hardware slowdown",
     0x10: "sync boost",
     0x20: "software thermal slowdown",
@@ -252,11 +255,7 @@ class Record(Struct):
     def _slowed(self) -> dict[str, float]:
         percents = {reason: self._slowed_percent(reason) for reason in SLOWDOWNS}
         found = {reason: percent for reason, percent in percents.items() if percent >= SLOW_PERCENT}
-        return {
-            reason: percent
-            for reason, percent in found.items()
-            if not found.keys() & SLOWDOWNS[reason].implied_by
-        }
+        return {reason: found[reason] for reason in _telling(found)}
 
     def _slowed_percent(self, reason: str) -> float:
         """Of the run: by the counter of its time, or by samples if that is more."""
@@ -269,7 +268,7 @@ class Record(Struct):
 def _is_slowed(values: Mapping[str, Any]) -> bool:
     """Whether heat or power, which are judged by themselves, hold the clocks back."""
     reasons = throttle_reasons(values.get("clocks_event_reasons", 0))
-    return any(reason in SLOWDOWNS or reason == "power cap" for reason in reasons)
+    return any(reason in SLOWDOWNS or reason == _POWER_CAP for reason in reasons)
 
 
 def _reported(event: Counters | Telemetry) -> dict[str, Any]:
@@ -309,6 +308,37 @@ def _is_blind(health: Health) -> bool:
     """Whether no figure was reported that could condemn the GPU: that is not a healthy one."""
     remap = health.remap_pending, health.remap_failed
     return (health.ecc_uncorrected_new, *remap, health.xids) == (None,) * 4
+
+
+def slow_symptom(slow: Slow, samples: Sequence[Telemetry]) -> Symptom:
+    """`samples`: of its GPU while it was slow, as far as there are any."""
+    figure = ", ".join([str(slow), *_said_then(samples)])
+    return Symptom(Severity.MONITOR, figure, _LOOK_FOR, word="speed")
+
+
+_LOOK_FOR = "look for heat, limits of power and clocks, and other work on it"
+
+
+def _said_then(samples: Sequence[Telemetry]) -> Iterator[str]:
+    clocks = [sample.sm_mhz for sample in samples if sample.sm_mhz is not None]
+    if clocks:
+        most = max((sample.sm_max_mhz or 0 for sample in samples), default=0)
+        yield f"at {median_low(clocks):,}{f' of {most:,}' if most else ''} MHz"
+    heats = [sample.temperature_c for sample in samples if sample.temperature_c is not None]
+    if heats:
+        yield f"{max(heats)} C"
+    seen = Counter(
+        reason for each in samples for reason in throttle_reasons(each.clocks_event_reasons or 0)
+    )
+    held = [reason for reason in seen if 2 * seen[reason] >= len(samples)]
+    yield from _telling(reason for reason in held if reason in (*SLOWDOWNS, _POWER_CAP))
+
+
+def _telling(reasons: Iterable[str]) -> list[str]:
+    """Without those that another one of them explains."""
+    found = list(reasons)
+    implied_by = {reason: SLOWDOWNS[reason].implied_by for reason in found if reason in SLOWDOWNS}
+    return [reason for reason in found if not set(found) & set(implied_by.get(reason, ()))]
 
 
 def throttle_reasons(bits: int) -> list[str]:

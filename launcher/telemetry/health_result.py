@@ -1,15 +1,18 @@
 """A verdict and what telemetry reported of the GPUs -> the verdict with both. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from launcher.telemetry.health import symptoms
+from launcher.telemetry.health import slow_symptom, symptoms
 from launcher.verdict.health import Health
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Symptom, worst
+from launcher.verdict.slow import Slow
 from launcher.verdict.summary import names_by_text
 from model_check.errors import EXIT_HEALTH, EXIT_INTERNAL, EXIT_PASS
+from model_check.events import Telemetry
 
 _LETS_PASS = "launch.fail_on lets it pass"
 Healths = Mapping[str, Health | None]
@@ -18,17 +21,27 @@ Symptoms = Mapping[str, Sequence[Symptom]]
 """Worker -> what is wrong with its GPU, or not known of it; a worker without any is not in it."""
 
 
-def with_health(result: RunResult, healths: Healths, fail_on: Collection[str]) -> RunResult:
-    """The result with each worker's telemetry.
+SlowWorkers = Mapping[str, tuple[Slow, Sequence[Telemetry]]]
+"""Worker -> how slow it was, and the samples of its GPU from then."""
+
+
+def with_health(
+    result: RunResult,
+    healths: Healths,
+    fail_on: Collection[str],
+    slow: SlowWorkers = MappingProxyType({}),
+) -> RunResult:
+    """The result with each worker's telemetry, and with who was slow.
 
     A hard symptom fails its GPU's row, whatever the row was; any other makes a PASS a WARN. The
     run ends with exit code 22 for a severity that `fail_on` holds, unless it failed otherwise.
     """
-    found = _find_symptoms(result, healths)
-    workers = [
-        _row(replace(worker, telemetry=healths.get(worker.name)), found.get(worker.name, ()))
+    found = _find_symptoms(result, healths, slow)
+    told = [
+        replace(worker, telemetry=healths.get(worker.name), slow=slow.get(worker.name, (None,))[0])
         for worker in result.workers
     ]
+    workers = [_row(worker, found.get(worker.name, ())) for worker in told]
     decided = _decide(result, found, fail_on)
     remarks = [decided.summary]
     # Any other end has a cause of its own, and warnings would only hide it.
@@ -38,13 +51,15 @@ def with_health(result: RunResult, healths: Healths, fail_on: Collection[str]) -
     return replace(decided, summary="; ".join(remarks), workers=workers)
 
 
-def _find_symptoms(result: RunResult, healths: Healths) -> Symptoms:
+def _find_symptoms(result: RunResult, healths: Healths, slow: SlowWorkers) -> Symptoms:
     """A run that failed before anything was reported of its GPUs has nothing to say of them."""
     found = {
         worker.name: symptoms(worker.name, healths[worker.name])
         for worker in result.workers
         if worker.name in healths and (healths[worker.name] or _is_open(result))
     }
+    for name, (how, samples) in slow.items():
+        found.setdefault(name, []).append(slow_symptom(how, samples))
     return {name: of_one for name, of_one in found.items() if of_one}
 
 
@@ -99,7 +114,7 @@ def _decide(result: RunResult, found: Symptoms, fail_on: Collection[str]) -> Run
 
 
 def _fails(found: Sequence[Symptom], fail_on: Collection[str]) -> bool:
-    return any(symptom.severity.lower() in fail_on for symptom in found)
+    return any((symptom.word or symptom.severity.lower()) in fail_on for symptom in found)
 
 
 def _warnings(found: Symptoms, culprits: Collection[str]) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from launcher.verdict.agreement import Agreement
 from launcher.verdict.disagreement import Disagreement, Mismatch
 from launcher.verdict.record import Stop
+from launcher.verdict.slow import Slowness
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_DISAGREEMENT
 from model_check.events import Event, Step
@@ -19,12 +20,14 @@ class Watch:
         self.disagreement: Disagreement | None = None
         self.mismatch: Mismatch | None = None
         self.agreement = Agreement(groups)
+        self.slowness = Slowness(groups)
 
     def on_event(self, worker: str, event: Event) -> Stop | None:
         """Take one event; a Stop at the first step whose bits differ."""
         self.histories[worker].record(event)
         if not isinstance(event, Step) or self.disagreement:
             return None
+        self.slowness.record(worker, event)
         self.disagreement = self.agreement.record(worker, event)
         if self.disagreement is None:
             return None

@@ -9,6 +9,7 @@ from msgspec import Struct
 from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.health import Health
 from launcher.verdict.severity import CauseClass, Severity
+from launcher.verdict.slow import Slow
 from model_check.events import Scalar
 
 
@@ -59,6 +60,8 @@ class WorkerResult(Struct, frozen=True, kw_only=True):
     last_lines: list[str] = []
     telemetry: Health | None = None
     """What NVML said of its GPU; None: there was no telemetry."""
+    slow: Slow | None = None
+    """Where it was slower than its equals, or than before."""
     warnings: list[str] = []
     """What of its GPU should be watched, or is not known, and what to do."""
     cause_class: CauseClass | None = None

@@ -34,6 +34,8 @@ class Symptom(Struct, frozen=True):
     figure: str
     cure: str = ""
     cause_class: CauseClass = CauseClass.HARDWARE
+    word: str = ""
+    """What launch.fail_on calls it; empty: by its severity."""
 
     @property
     def is_hard(self) -> bool:

@@ -339,8 +339,8 @@ class LaunchSettings(_Section, frozen=True):
     """Which symptoms of a GPU end a run with exit code 22, where it did not fail for another
     reason; []: none, they are only reported. isolate: uncorrected memory errors, a failed remap, a
     GPU that is lost; reset: a remap that waits for one; monitor: heat, power brake, a slow PCIe
-    link, other Xids, and health that could not be read; speed: slower than its equals (not judged
-    yet)."""
+    link, other Xids, and health that could not be read; speed: ten steps in a row slower than its
+    equals by more than 15 %."""
     fail_on_health: Annotated[bool, SILENT] = False
     """true: launch.fail_on with all four; false: launch.fail_on decides."""
     hang_timeout_s: Annotated[NonNegative, SILENT] = 300.0

@@ -142,6 +142,26 @@ def test_of_three_workers_the_flipped_one_is_named(launcher: Launcher) -> None:
     assert run.report()["culprits"] == ["CPU2"]
 
 
+@pytest.mark.parametrize(("fail_on", "code"), [("[]", 0), ("speed", 22)])
+def test_a_slow_worker_is_warned_of_with_the_step_from_which_on_it_was(
+    launcher: Launcher, fail_on: str, code: int
+) -> None:
+    run = launcher(
+        "debug.drill=slow@12:CPU1:2x",
+        *("--workers", "3", "training.max_steps=60", f"launch.fail_on={fail_on}"),
+    )
+    assert run.exit_code == code, run.output
+    assert run.verdicts() == {"CPU0": "PASS", "CPU1": "WARN", "CPU2": "PASS"}
+    slow = {worker["name"]: worker["slow"] for worker in run.report()["workers"]}
+    assert [name for name, how in slow.items() if how] == ["CPU1"]
+    # One noisy step beside the first may belong to it, or interrupt it.
+    assert 10 <= slow["CPU1"]["since_step"] <= 20
+    assert slow["CPU1"]["ratio"] > 1.5
+    told = "slow: [0-9.]+ x its equals (since step|in steps) 1"
+    assert any(re.search(f"warning: CPU1: {told}", line) for line in run.lines("[launcher] "))
+    assert re.search(told, (run.directory / "report.html").read_text())
+
+
 def test_a_worker_that_hangs_is_named_and_the_run_ends_with_124(launcher: Launcher) -> None:
     run = launcher("debug.drill=hang@2:CPU0", "--hang-timeout", "3", "--max-steps", "100000")
     assert run.exit_code == 124, run.output

@@ -8,12 +8,13 @@ from msgspec.structs import replace
 
 from launcher.report.closing import closing_lines
 from launcher.report.page import page
-from launcher.telemetry.health import Record, symptoms
+from launcher.telemetry.health import Record, slow_symptom, symptoms
 from launcher.telemetry.health_result import with_health
 from launcher.telemetry.xids import xid_symptom
 from launcher.verdict.health import Health
 from launcher.verdict.results import Judgement, RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Severity, Symptom
+from launcher.verdict.slow import Slow
 from model_check.events import Counters, GpuEvent, Telemetry, Trouble, Xid
 
 SECOND = 10**9
@@ -36,6 +37,21 @@ def health_of(*events: GpuEvent) -> Health:
 def judged(result: RunResult, records: Mapping[str, Record], fail_on: Collection[str]) -> RunResult:
     healths = {name: record.health() for name, record in records.items()}
     return with_health(result, healths, fail_on)
+
+
+SLOWED = Slow(
+    since_step=40,
+    last_step=59,
+    num_steps=20,
+    ratio=1.308,
+    busy_ms=412.0,
+    expected_ms=315.0,
+    by_history=False,
+    lasted=True,
+    since_ns=10 * SECOND,
+    last_ns=20 * SECOND,
+)
+SLOW_TEXT = "slow: 1.31 x its equals since step 40 (412 ms against 315 ms)"
 
 
 def found_in(*events: GpuEvent) -> list[Symptom]:
@@ -453,6 +469,58 @@ def test_what_a_symptom_does_to_a_run_that_nothing_else_failed(
     assert result.workers[1].severity is severity
     assert result.culprits == (["GPU1"] if exit_code else [])
     assert ("GPU1" in result.summary) is (severity is not None)
+
+
+def test_a_slow_gpu_is_told_with_what_telemetry_said_then() -> None:
+    brake = Telemetry(sm_mhz=1005, sm_max_mhz=1980, temperature_c=87, clocks_event_reasons=0x88)
+    short = replace(brake, sm_mhz=1700, temperature_c=80, clocks_event_reasons=SW_POWER_CAP)
+    assert str(slow_symptom(SLOWED, [brake, short, brake])) == (
+        f"{SLOW_TEXT}, at 1,005 of 1,980 MHz, 87 C, power brake: "
+        "look for heat, limits of power and clocks, and other work on it"
+    )
+    assert slow_symptom(SLOWED, []).figure == SLOW_TEXT
+    assert slow_symptom(SLOWED, [Telemetry()]).figure == SLOW_TEXT
+    assert slow_symptom(SLOWED, [Telemetry(sm_mhz=999)]).figure == f"{SLOW_TEXT}, at 999 MHz"
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "exit_code", "run"),
+    [
+        (DEFAULT, 0, PASS),
+        (("monitor",), 0, PASS),
+        (("speed",), 22, Verdict.FAIL),
+        (ALL, 22, Verdict.FAIL),
+    ],
+)
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_a_slow_worker_is_warned_of_and_fails_a_run_that_asks_for_it(
+    fail_on: tuple[str, ...], exit_code: int, run: Verdict, is_watched: bool
+) -> None:
+    healths = {name: WELL.health() for name in ("GPU0", "GPU1") if is_watched}
+    result = with_health(result_of(PASS, PASS), healths, fail_on, {"GPU1": (SLOWED, [])})
+    assert (result.exit_code, result.verdict) == (exit_code, run)
+    rows = [(row.verdict, row.severity, row.cause_class, row.slow) for row in result.workers]
+    warned = (Verdict.WARN, Severity.MONITOR, CauseClass.HARDWARE, SLOWED)
+    assert rows == [(PASS, None, None, None), warned]
+    assert result.workers[1].warnings[0].startswith(f"GPU1: {SLOW_TEXT}")
+    if exit_code:
+        assert result.culprits == ["GPU1"]
+        assert result.summary.endswith("; launch.fail_on makes this a failure")
+    else:
+        assert result.summary == "as it was; 1 warning about GPU1"
+
+
+@pytest.mark.parametrize("exit_code", [20, 21, 23, 137])
+def test_slowness_changes_no_other_end(exit_code: int) -> None:
+    before = result_of(Verdict.FAIL, Verdict.SUSPECT, exit_code=exit_code)
+    after = with_health(before, {}, ALL, {"GPU0": (SLOWED, []), "GPU1": (SLOWED, [])})
+    assert (after.exit_code, after.verdict, after.summary) == (
+        exit_code,
+        before.verdict,
+        "as it was",
+    )
+    assert [row.verdict for row in after.workers] == [Verdict.FAIL, Verdict.SUSPECT]
+    assert [row.severity for row in after.workers] == [None, None]
 
 
 def test_the_summary_names_gpu_figures_and_one_cure() -> None:
