@@ -19,7 +19,7 @@ from model_check.utils.requests import request_of
 NEVER = float("inf")
 PATIENCE = 10.0
 """How much longer silence may last while a worker imports, builds, compiles, saves, evaluates; and
-than its last step took: a large model on a CPU takes minutes a step."""
+than its steps take: a large model on a CPU takes minutes a step."""
 LINGER_S = 5.0
 """A worker that announced its failure has this long to end by itself before it counts as failed."""
 HOLD_S = 0.2
@@ -76,7 +76,7 @@ class WorkerView(Struct, eq=False):
     """The phase it is in, when silence is normal for long there. None also for a foreign command,
     which never tells a phase."""
     step_s: float = 0.0
-    """How long its last step took."""
+    """The median of how long its last steps took."""
     confession: Confession | None = None
     ended_at: float = 0.0
     wake: int = 0

@@ -5,9 +5,11 @@ import os
 import signal
 import socket
 import subprocess
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from enum import Enum
+from statistics import median
 
 from msgspec import Struct, convert, field
 
@@ -22,6 +24,7 @@ from model_check.events import STACKS_SIGNAL, Done, Event, NonFinite, Phase, Sca
 from model_check.utils.child import child_command
 from model_check.utils.worker_env import EVENTS_FD, RUN_TAG
 
+_NUM_STEPS = 9
 _NUM_LAST_LINES = 50
 _LAST_LINE_CHARS = 2000
 _START = "start, before its first event"
@@ -80,6 +83,8 @@ class Worker(WorkerView, eq=False, kw_only=True):
     last_lines: tuple[str, ...] = ()
     _stopped_with: signal.Signals | None = None
     _has_stepped: bool = False
+    _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_STEPS))
+    """How long the last ones took."""
     _stacks_signal: int | None = None
     _takes_signals: bool = False
 
@@ -181,7 +186,8 @@ class Worker(WorkerView, eq=False, kw_only=True):
                 self._stacks_signal = _real_time_signal(event.detail) or self._stacks_signal
             case Step():
                 self.patient_phase, self._has_stepped = None, True
-                self.step_s = event.ms / 1000
+                self._steps_s.append(event.ms / 1000)
+                self.step_s = median(self._steps_s)
                 self.confession = None  # it went on after a NaN, so it does not end of that
             case NonFinite() if self.confession is None:
                 size = event.evidence_bytes

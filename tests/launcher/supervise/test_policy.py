@@ -172,7 +172,7 @@ def test_a_worker_in_a_long_phase_may_be_silent_ten_times_as_long(phase: str) ->
     assert stop == Stop(reason, 124, ("GPU0",), is_hang=True)
 
 
-def test_a_worker_may_be_silent_ten_times_as_long_as_its_last_step_took() -> None:
+def test_a_worker_may_be_silent_ten_times_as_long_as_its_steps_take() -> None:
     views = [running("CPU0", last_heard=0.0, step_s=50.0), running("CPU1", last_heard=499.0)]
     assert decide(views, 60.0, HALF_A_MINUTE) == Continue(until=500.0)
     stop = decide(views, 500.0, HALF_A_MINUTE)

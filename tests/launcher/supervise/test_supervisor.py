@@ -490,6 +490,17 @@ def test_patience_ends_with_the_first_step_and_returns_with_a_save(lab: Lab) -> 
     assert patience == ["train, before its first step", None, "save", None, None]
 
 
+def test_one_long_step_makes_nobody_more_patient(lab: Lab) -> None:
+    worker, seen = Worker("GPU3", spec=lab.spec("GPU3", SLEEP, events=True)), []
+    for number, ms in enumerate([9000.0, 1000.0, 1000.0, 60_000.0, *[2000.0] * 9]):
+        loss = "0x1p0"
+        step = Step(t=6, step=number, loss=loss, grad_norm=loss, lr=0.1, ms=ms, tokens=1)
+        worker.hear(step, time.monotonic())
+        seen.append(worker.step_s)
+    assert (seen[0], seen[2], seen[-1]) == (9, 1, 2)
+    assert max(seen[2:]) <= 5
+
+
 def test_a_command_without_events_gets_no_extra_patience(lab: Lab) -> None:
     assert Worker("GPU3", spec=lab.spec("GPU3", SLEEP)).patient_phase is None
 
