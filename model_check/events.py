@@ -23,6 +23,7 @@ SCHEMA = 1
 STACKS_SIGNAL = "stacks_signal"
 """A key of a phase's detail: the number of the signal at which the worker writes its stacks."""
 
+_READ_BYTES = 1 << 16
 PhaseName = Literal["import", "build", "compile", "train", "eval", "save"]
 Scalar = str | int | float | bool | None
 
@@ -232,6 +233,11 @@ class Note(_Event, frozen=True, kw_only=True, tag="note"):
     text: str
 
 
+class Finished(_Event, frozen=True, kw_only=True, tag="finished"):
+    """All steps are done and told. The last evaluation and the last checkpoint may follow; then the
+    worker stays until it hears Go, and ends with `done`."""
+
+
 class Done(_Event, frozen=True, kw_only=True, tag="done"):
     """The worker's last event. A worker that ends without it died without giving a reason."""
 
@@ -260,6 +266,7 @@ Event = (
     | NonFinite
     | Evidence
     | Note
+    | Finished
     | Done
 )
 
@@ -269,7 +276,7 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit
 
 
 class Credit(_Command, frozen=True, kw_only=True, tag="credit"):
-    """Steps up to this one may begin."""
+    """Steps up to this one may begin. A worker that never hears of credit is held by nobody."""
 
     step: Natural
 
@@ -379,6 +386,13 @@ decode: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
 """Reads one line; raises msgspec.DecodeError (ValidationError included) when it is not an event."""
 decode_gpu: Callable[[bytes], GpuEvent] = msgspec.json.Decoder(GpuEvent).decode
 """`decode`, for a line about a GPU."""
+decode_command: Callable[[bytes], Command] = msgspec.json.Decoder(Command).decode
+"""`decode`, for a line to a worker."""
+
+
+def encode_command(command: Command) -> bytes:
+    """One line, newline included."""
+    return msgspec.json.encode(command) + b"\n"
 
 
 def encode(event: Event | GpuEvent) -> bytes:
@@ -404,16 +418,23 @@ def readable(value: Any) -> Any:
 
 
 class EventSink:
-    """Sends a worker's events to the supervisor through the inherited socket `events_fd`. Without
-    a supervisor (None), and when it is gone, events are dropped and the training goes on."""
+    """A worker's end of the inherited socket `events_fd`: its events go to the supervisor, commands
+    come back. Without a supervisor (None), and when it is gone, events are dropped and the training
+    goes on."""
 
     def __init__(self, events_fd: int | None) -> None:
         self._socket: socket.socket | None = None
+        self._rest = b""
         # The variable may be inherited without the socket: by a child of a worker, or a shell.
         with suppress(OSError):
             if events_fd is not None:
                 self._socket = socket.socket(fileno=events_fd)
                 self._socket.setblocking(True)
+
+    @property
+    def fd(self) -> int | None:
+        """Readable when commands have come; None: nobody is there (any more)."""
+        return None if self._socket is None else self._socket.fileno()
 
     def emit(self, event: Event) -> None:
         if self._socket is None:
@@ -421,5 +442,33 @@ class EventSink:
         try:
             self._socket.sendall(encode(event))
         except (BrokenPipeError, ConnectionResetError):
+            self.close()
+
+    def commands(self) -> list[Command]:
+        """What the supervisor said since the last call; never waits. Lines that are no command are
+        skipped."""
+        *lines, self._rest = (self._rest + self._receive()).split(b"\n")
+        found: list[Command] = []
+        for line in lines:
+            with suppress(msgspec.DecodeError):
+                found.append(decode_command(line))
+        return found
+
+    def close(self) -> None:
+        """As if the supervisor were gone."""
+        if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    def _receive(self) -> bytes:
+        if self._socket is None:
+            return b""
+        try:
+            data = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return b""
+        except OSError:  # it died with events unread, or this is no socket
+            data = b""
+        if not data:
+            self.close()
+        return data

@@ -13,6 +13,7 @@ from model_check.engine.device import compute_dtype, describe_device
 from model_check.engine.evaluation import Evaluator
 from model_check.engine.fingerprint_log import FingerprintLog
 from model_check.engine.fingerprints import Fingerprints
+from model_check.engine.in_step import InStep
 from model_check.engine.inject import Injector
 from model_check.engine.loss_scale import loss_scale
 from model_check.engine.memory import explained
@@ -86,7 +87,11 @@ def build_trainer(
         with explained(settings, context):
             compile_blocks(state, plan)
     overflow = Overflow(state, plan, reader, alarm)
-    return Trainer(state, source, plan, reader, log, injector, evaluator, saver, alarm, overflow)
+    in_step = InStep(context.channels.sink, context.stop, on_notice=training.save_on_signal)
+    in_step.answer = log.vectors
+    return Trainer(
+        state, source, plan, reader, log, injector, evaluator, saver, alarm, overflow, in_step
+    )
 
 
 def _choose_fingerprints(

@@ -1,6 +1,8 @@
 """SIGTERM and SIGINT end the work: during training after the step, elsewhere at once. SIGUSR1 is a
 notice: with training.save_on_signal the run ends well, with a checkpoint."""
 
+import os
+import select
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +39,7 @@ class StopSignal:
         `take_as_notice`."""
         self._deferring = False
         self._also_notice: int | None = None
+        self._woken_fd: int | None = None
 
     @contextmanager
     def installed(self) -> Iterator["StopSignal"]:
@@ -52,7 +55,8 @@ class StopSignal:
         notices = (signal.SIGUSR1, signal.SIGUSR2)
         mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, notices)
         try:
-            yield self
+            with self._woken_by_signals():
+                yield self
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -68,6 +72,31 @@ class StopSignal:
             yield
         finally:
             self._deferring = False
+
+    def wait(self, fd: int, time_s: float) -> None:
+        """Until `fd` is readable, a signal has come, or the time is over. Also a signal that came
+        just before is heard."""
+        fds = [fd] if self._woken_fd is None else [fd, self._woken_fd]
+        poll = select.poll()
+        for each in fds:
+            poll.register(each, select.POLLIN)
+        ready = [number for number, _ in poll.poll(max(0.0, time_s) * 1000)]
+        if self._woken_fd is not None and self._woken_fd in ready:
+            os.read(self._woken_fd, 4096)
+
+    @contextmanager
+    def _woken_by_signals(self) -> Iterator[None]:
+        """A handler runs between two lines of Python: one that is deferred ends no wait. So each
+        signal leaves a byte here."""
+        self._woken_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            os.close(write_fd)
+            os.close(self._woken_fd)
+            self._woken_fd = None
 
     @property
     def notice_name(self) -> str:

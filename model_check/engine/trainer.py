@@ -11,6 +11,7 @@ from model_check.engine.alarm import Alarm
 from model_check.engine.batches import BatchSource, StepData, gather
 from model_check.engine.evaluation import Evaluator
 from model_check.engine.fingerprint_log import FingerprintLog
+from model_check.engine.in_step import InStep
 from model_check.engine.inject import Injector
 from model_check.engine.memory import explained
 from model_check.engine.metrics import Meter, peak_memory_bytes
@@ -41,6 +42,7 @@ class Trainer:
     saver: Saver
     alarm: Alarm
     overflow: Overflow
+    in_step: InStep
 
     def run(self) -> None:
         """Train to the end. Raises NonFiniteError, Terminated, EndedEarly, OutOfMemory,
@@ -62,6 +64,8 @@ class Trainer:
             self.state.context.meter.start()
             num_done = self._loop(stream)
             self._finish(num_done)
+            if num_done == max_steps:
+                self.in_step.wait_for_go()
         channels.say(_conclusion(self.state.context.meter))
         if num_done < max_steps:
             done = f"{num_done} of {max_steps} steps, saved"
@@ -87,6 +91,7 @@ class Trainer:
             self._take(self.reader.push(data, lr, result))
             num_done = step + 1
             self._between_steps(num_done)
+            self._stay_in_step(num_done)
             if self.state.context.stop.asked(training.save_on_signal):
                 break
         return num_done
@@ -123,12 +128,26 @@ class Trainer:
         if save:
             self._save(step_name(num_done), num_done)
 
+    def _stay_in_step(self, num_done: int) -> None:
+        """Wait until the next step may begin; the time counts for no step. A GPU keeps the step
+        that is under way while the wait is short, unless the others wait for that very step."""
+        settings, lag = self.state.settings, self.reader.lag
+        if num_done == settings.training.max_steps or self.in_step.may_begin(num_done):
+            return
+        if 0 < lag < settings.launch.max_lead and self.in_step.may_begin_soon(num_done):
+            return
+        self._take(self.reader.flush())
+        self.in_step.wait_for_credit(num_done)
+        self.state.context.meter.start()
+
     def _finish(self, num_done: int) -> None:
         training = self.state.settings.training
         self._take(self.reader.flush())
         self.state.context.stop.check()
         self._check_state()
         is_early = num_done < training.max_steps
+        if not is_early:
+            self.in_step.tell_finished()
         if not is_early and self.evaluator.due_at_end(num_done):
             self._evaluate(num_done)
         if is_early or training.save_last:

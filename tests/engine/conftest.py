@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,7 +27,16 @@ from model_check.engine.observer import RunObserver
 from model_check.engine.run_context import Channels, Identity, RunContext
 from model_check.engine.stop import StopSignal
 from model_check.engine.trainer import Trainer
-from model_check.events import Event, Scalar, Step, decode, encode
+from model_check.events import (
+    Command,
+    Event,
+    EventSink,
+    Scalar,
+    Step,
+    decode,
+    encode,
+    encode_command,
+)
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 100  # only a hang takes as long
@@ -100,11 +109,14 @@ class FakeSource:
 
 
 @dataclass
-class Kept:
+class Kept(EventSink):
     """An event sink and a console that keep what they get."""
 
     events: list[Event] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(None)
 
     def emit(self, event: Event) -> None:
         self.events.append(decode(encode(event)))  # as it arrives elsewhere
@@ -147,6 +159,7 @@ def tiny_run(tmp_path: Path) -> Callable[..., Run]:
         splits: Splits | None = None,
         data: Mapping[str, Scalar] | None = None,
         observers: tuple[RunObserver, ...] = (),
+        sink: EventSink | None = None,
         **changes: Any,
     ) -> Run:
         if splits:
@@ -157,7 +170,7 @@ def tiny_run(tmp_path: Path) -> Callable[..., Run]:
         kept, meter, stop = Kept(), Meter(), StopSignal()
         context = RunContext(
             identity=Identity(worker, data=data or {}),
-            channels=Channels(kept.say, kept, observers),
+            channels=Channels(kept.say, sink or kept, observers),
             device=torch.device("cpu"),
             directory=directory or tmp_path / "checkpoints",
             meter=meter,
@@ -178,6 +191,7 @@ class Worker:
 
     process: subprocess.Popen[str]
     stream: BinaryIO
+    """Lines both ways."""
     events: list[Event] = field(default_factory=list)
     output: str = ""
 
@@ -186,6 +200,10 @@ class Worker:
         for line in self.stream:
             self.events.append(decode(line))
             yield self.events[-1]
+
+    def say(self, *commands: Command) -> None:
+        self.stream.write(b"".join(map(encode_command, commands)))
+        self.stream.flush()
 
     def finish(self) -> int:
         for _ in self.listen():
@@ -214,7 +232,11 @@ def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., Worker]]:
     config.write_text(json.dumps(nested(TINY | {"training.context_length": 32})))
 
     def run(
-        *arguments: str, prefix: tuple[str, ...] = (), redirect: str = "", **environ: str
+        *arguments: str,
+        prefix: tuple[str, ...] = (),
+        redirect: str = "",
+        commands: Sequence[Command] = (),
+        **environ: str,
     ) -> Worker:
         ours, theirs = socket.socketpair()
         process = subprocess.Popen(
@@ -239,8 +261,9 @@ def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., Worker]]:
         )
         theirs.close()
         ours.settimeout(DEADLINE_S)
-        started.append(Worker(process, ours.makefile("rb")))
+        started.append(Worker(process, ours.makefile("rwb")))
         ours.close()
+        started[-1].say(*commands)
         return started[-1]
 
     yield run

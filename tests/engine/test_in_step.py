@@ -1,0 +1,215 @@
+"""A real socket between a worker and whoever commands it."""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from model_check.engine import in_step
+from model_check.engine.in_step import InStep
+from model_check.engine.stop import StopSignal
+from model_check.events import (
+    AskVectors,
+    Beat,
+    Command,
+    Credit,
+    Done,
+    Event,
+    EventSink,
+    Finished,
+    Go,
+    Step,
+    Vectors,
+    decode,
+    encode_command,
+)
+from tests.engine.conftest import DEADLINE_S, Worker
+
+
+@dataclass
+class Line:
+    """Both ends: a worker's commands, and who gives them."""
+
+    ours: socket.socket
+    stop: StopSignal
+    sink: EventSink
+    in_step: InStep
+
+    def say(self, *commands: Command) -> None:
+        self.ours.sendall(b"".join(map(encode_command, commands)))
+
+    def heard(self) -> Event:
+        return decode(self.ours.recv(65536).splitlines()[0])
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(DEADLINE_S)
+    stop, sink = StopSignal(), EventSink(theirs.detach())
+    with ours, stop.installed(), stop.deferred():
+        yield Line(ours, stop, sink, InStep(sink, stop, on_notice=True))
+    sink.close()
+
+
+def test_a_worker_that_was_never_given_credit_waits_for_nothing(line: Line) -> None:
+    line.in_step.wait_for_credit(10**9)
+    line.in_step.wait_for_go()
+
+
+def test_without_a_supervisor_nobody_waits() -> None:
+    alone = InStep(EventSink(None), StopSignal(), on_notice=False)
+    assert alone.may_begin_soon(0)
+    alone.wait_for_credit(0)
+    alone.wait_for_go()
+
+
+def test_no_step_begins_without_credit(line: Line) -> None:
+    line.say(Credit(step=1))
+    assert [line.in_step.may_begin(step) for step in range(4)] == [True, True, False, False]
+    line.say(Credit(step=2), Credit(step=3))
+    assert line.in_step.may_begin(3)
+
+
+def test_a_command_in_pieces_and_garbage_between_are_no_trouble(line: Line) -> None:
+    text = encode_command(Credit(step=0)) + b'\0\xff\n{"kind": "credit", "step": -1e9}\n[]\n'
+    line.ours.sendall(text + encode_command(Credit(step=5))[:-4])
+    assert not line.in_step.may_begin(1)
+    line.ours.sendall(encode_command(Credit(step=5))[-4:])
+    assert line.in_step.may_begin(5)
+
+
+def test_who_waits_beats_and_answers(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_step, "BEAT_S", 0.01)
+    line.in_step.answer = lambda step: Vectors(step=step, fp={"loss": {"loss": "1"}})
+    line.say(Credit(step=0))
+
+    def command() -> None:
+        assert isinstance(line.heard(), Beat)
+        line.say(AskVectors(step=7))
+        while not isinstance(event := line.heard(), Vectors):
+            assert isinstance(event, Beat)
+        answers.append(event)
+        line.say(Credit(step=1))
+
+    answers: list[Vectors] = []
+    thread = threading.Thread(target=command)
+    thread.start()
+    line.in_step.wait_for_credit(1)
+    thread.join()
+    assert [(event.step, event.fp) for event in answers] == [(7, {"loss": {"loss": "1"}})]
+
+
+def test_a_worker_stays_at_its_end_until_it_may_go(line: Line) -> None:
+    line.say(Credit(step=0))
+    line.in_step.tell_finished()
+
+    def command() -> None:
+        assert isinstance(line.heard(), Finished)
+        assert isinstance(line.heard(), Beat)  # it stays
+        line.say(Go())
+
+    thread = threading.Thread(target=command)
+    thread.start()
+    line.in_step.wait_for_go()
+    thread.join()
+
+
+def test_when_the_supervisor_is_gone_all_goes_on(line: Line) -> None:
+    line.say(Credit(step=0))
+    assert not line.in_step.may_begin(1)
+    threading.Thread(target=line.ours.close).start()
+    line.in_step.wait_for_credit(1)
+    line.in_step.wait_for_go()
+    assert line.sink.fd is None
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("comes", ["before", "meanwhile"])
+def test_a_signal_ends_a_wait(
+    line: Line, monkeypatch: pytest.MonkeyPatch, signum: int, comes: str
+) -> None:
+    """Without a beat: only the signal wakes it."""
+    monkeypatch.setattr(in_step, "BEAT_S", 3600.0)
+    line.say(Credit(step=0))
+    assert not line.in_step.may_begin(1)
+
+    def send() -> None:
+        while comes == "meanwhile" and not _is_asleep():
+            os.sched_yield()
+        os.kill(os.getpid(), signum)
+
+    sender = threading.Thread(target=send)
+    if comes == "before":
+        send()
+    else:
+        sender.start()
+    line.in_step.wait_for_credit(1)
+    line.in_step.wait_for_go()
+    assert line.stop.asked(on_notice=True)
+
+
+def _is_asleep() -> bool:
+    """Whether the main thread of this process waits in poll."""
+    with open(f"/proc/self/task/{os.getpid()}/syscall") as file:
+        return file.read().split()[0] in ("7", "73", "271")  # poll, ppoll (arm64), ppoll
+
+
+def test_a_signal_that_was_heard_before_does_not_make_a_later_wait_spin(line: Line) -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+    fd = line.sink.fd
+    assert fd is not None
+    line.stop.wait(fd, DEADLINE_S)
+    poller = threading.Timer(0.0, lambda: line.say(Go()))
+    poller.start()
+    line.stop.wait(fd, DEADLINE_S)
+    assert line.sink.commands() == [Go()]
+
+
+def test_a_trainer_begins_no_step_beyond_its_credit_and_ends_at_a_signal(
+    start: Callable[..., Worker],
+) -> None:
+    worker = start(commands=[Credit(step=1)])
+    for event in worker.listen():
+        if isinstance(event, Beat):
+            worker.process.send_signal(signal.SIGTERM)
+            break
+    assert worker.finish() == 128 + signal.SIGTERM
+    assert [event.step for event in worker.events if isinstance(event, Step)] == [0, 1]
+
+
+def test_a_trainer_stays_after_its_last_step_until_it_may_go(start: Callable[..., Worker]) -> None:
+    worker = start(commands=[Credit(step=100)])
+    for event in worker.listen():
+        if isinstance(event, Beat):
+            worker.say(Go())
+            break
+    assert worker.finish() == 0
+    kinds = [type(event) for event in worker.events]
+    assert kinds.index(Finished) < kinds.index(Beat) < kinds.index(Done)
+
+
+def test_a_trainer_that_is_stopped_after_its_last_step_has_ended_well(
+    start: Callable[..., Worker],
+) -> None:
+    worker = start(commands=[Credit(step=100)])
+    for event in worker.listen():
+        if isinstance(event, Beat):
+            worker.process.send_signal(signal.SIGTERM)
+            break
+    assert worker.finish() == 0
+
+
+def test_a_trainer_whose_supervisor_dies_trains_to_its_end(start: Callable[..., Worker]) -> None:
+    worker = start(commands=[Credit(step=1)])
+    for event in worker.listen():
+        if isinstance(event, Beat):
+            break
+    worker.stream.close()
+    worker.output += worker.process.communicate(timeout=DEADLINE_S)[0]
+    assert worker.process.returncode == 0
+    assert "Step [3/4]" in worker.output
