@@ -67,7 +67,7 @@ class Run:
         self._printer = printer
         self._record = record
         self._directory = launch.context.run_dir
-        self._watch = Watch(launch.groups)
+        self._watch = Watch(launch.groups, launch.loaded.settings.launch.max_lead)
         self._monitor = _monitor(launch, printer)
 
     def carry_out(self) -> int:
@@ -136,7 +136,7 @@ class Run:
             specs,
             self._launch.limits,
             self._printer,
-            self._watch.on_event,
+            self._watch,
             companion=self._monitor,
             after=after,
         ).run()

@@ -58,7 +58,7 @@ def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
 
 def _rebuilt(directory: Path) -> Judgement:
     record = read_record(directory)
-    watch = Watch(record.groups)
+    watch = Watch(record.groups, max_lead=1)  # nobody is there to obey
     told = (_told_by(name, directory) for name in record.groups)
     for _, name, event in heapq.merge(*told, key=itemgetter(0)):
         watch.on_event(name, event)

@@ -1,4 +1,5 @@
-"""Read all that the workers say: which pipes there are, when they are read, and how far.
+"""Read all that the workers say: which pipes there are, when they are read, and how far; and tell
+them what they are to do.
 
 What they carry is for `streams`, what follows from it for the supervisor.
 """
@@ -11,8 +12,9 @@ from launcher.output.append_file import AppendFile
 from launcher.output.printer import Printer
 from launcher.output.streams import Ended, Events, Feed, Output, Stream
 from launcher.supervise.loop import Loop, Urgency
+from launcher.supervise.outbox import Outbox
 from launcher.supervise.worker import Spawned, Worker
-from model_check.events import Event
+from model_check.events import Command, Event
 
 _MANY_READS = 20
 _MANY_READS_S = 0.1
@@ -35,6 +37,8 @@ class Listener:
         self._woke = woke
         self._streams: defaultdict[Worker, list[Stream]] = defaultdict(list)
         self._events: list[Stream] = []
+        self._outboxes: defaultdict[str, Outbox] = defaultdict(Outbox)
+        self._unsent: set[str] = set()
         # Since then: reads of output, and the bytes of each pipe.
         self._counted_from, self._num_reads = woke(), 0
         self._num_bytes: Counter[Stream] = Counter()
@@ -49,9 +53,20 @@ class Listener:
             events = Events(file, hear, lambda what: say(f"{spec.name}: {what}"))
             stream = self._add(worker, spawned.events_fd, events.feed, events.close)
             self._events.append(stream)
+            self._outboxes[worker.name].stream = stream
         log, prefix = AppendFile(spec.log_path, say), spec.prefix or f"[{spec.name}] "
         output = Output(log, self._printer, prefix, worker.remember)
         self._add(worker, spawned.output_fd, output.feed, output.close, Urgency.OUTPUT)
+
+    def tell(self, worker: str, command: Command) -> None:
+        """With the next `send`; also a worker that is not started yet."""
+        self._outboxes[worker].put(command)
+        self._unsent.add(worker)
+
+    def send(self) -> None:
+        """As much as the workers take now. What is left is tried again at each wake-up: a worker
+        that waits for it beats, and so wakes us."""
+        self._unsent = {name for name in self._unsent if not self._outboxes[name].send()}
 
     def gather(self) -> None:
         """If many lines come, leave output alone until more has gathered: one read takes it."""

@@ -1,17 +1,11 @@
-"""What the supervisor hands out: each event while it runs, and how the run ended. Values only."""
+"""What the supervisor hands out: a helper's turn, and how the run ended."""
 
-from collections.abc import Callable
 from signal import Signals
 from typing import Protocol
 
 from msgspec import Struct
 
-from launcher.verdict.record import RunEnd, Stop, WorkerEnd
-from model_check.events import Event
-
-Observe = Callable[[str, Event], Stop | None]
-"""Called in the loop with a worker's name and its event: be quick. A Stop ends the run, unless it
-is ending already."""
+from launcher.verdict.record import RunEnd, WorkerEnd
 
 
 class Companion(Protocol):

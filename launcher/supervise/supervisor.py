@@ -24,10 +24,11 @@ from launcher.supervise import policy
 from launcher.supervise.hang import HangEvidence, forget_empty
 from launcher.supervise.listening import Listener
 from launcher.supervise.loop import Loop, Urgency
-from launcher.supervise.outcome import Companion, Observe, Outcome
+from launcher.supervise.outcome import Companion, Outcome
 from launcher.supervise.signals import SignalInbox
 from launcher.supervise.teardown import Stage, Teardown
 from launcher.supervise.worker import Spawn, SpawnError, Worker, spawn
+from launcher.verdict.observer import Observer
 from launcher.verdict.record import RunEnd, Stop
 from model_check.errors import EXIT_PASS
 from model_check.events import Event
@@ -48,7 +49,7 @@ class Supervisor:
         specs: Sequence[WorkerSpec],
         limits: policy.Limits,
         printer: Printer,
-        observe: Observe = lambda worker, event: None,
+        observer: Observer | None = None,
         *,
         companion: Companion | None = None,
         keep_signals: bool = False,
@@ -67,7 +68,7 @@ class Supervisor:
         self._workers = [Worker(spec.name, spec=spec, held_signals=[*notices]) for spec in specs]
         self._limits = limits
         self._printer = printer
-        self._observe = observe
+        self._observer = observer or Observer()
         self._companions = [companion] if companion else []
         self._clock = clock
         self._pause_s = pause_s
@@ -94,7 +95,7 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Start all workers, return when all are gone. An exception meanwhile (a bug, in us or in
-        `observe`) is raised again when all are gone."""
+        `observer`) is raised again when all are gone."""
         with self._set_up():
             try:
                 self._start_all()
@@ -202,8 +203,17 @@ class Supervisor:
             self._forgive_silence()
         self._loop.serve(ready)
         self._ask_again()
+        self._consult()
         self._judge()
         self._advance()
+
+    def _consult(self) -> None:
+        """What follows from all that was heard now."""
+        stop = self._observer.tick(self._woke)
+        self._observed = self._observed or stop
+        for worker, command in self._observer.commands():
+            self._listener.tell(worker, command)
+        self._listener.send()
 
     def _advance(self) -> None:
         if self._teardown is not None:
@@ -225,7 +235,7 @@ class Supervisor:
             due = self._hang.due if self._hang is not None else self._judge_at
         if self._held_back:
             due = min(due, self._woke + _ASK_AGAIN_S)
-        return min([due, *(companion.due for companion in self._companions)])
+        return min([due, self._observer.due, *(companion.due for companion in self._companions)])
 
     def _judge(self) -> None:
         if self._is_ending:
@@ -289,7 +299,7 @@ class Supervisor:
     def _hear(self, worker: Worker, event: Event) -> None:
         """Nothing is ended here: we are in the middle of a stream that an end would read on."""
         worker.hear(event, self._clock())
-        stop = self._observe(worker.name, event)
+        stop = self._observer.on_event(worker.name, event)
         self._observed = self._observed or stop
 
     # -- signals
@@ -419,7 +429,7 @@ class Supervisor:
         return self._teardown
 
     def _kill_all(self) -> None:
-        self._observe = lambda worker, event: None
+        self._observer = Observer()
         teardown = self._teardown or self._begin_teardown()
         teardown.kill(self._woke)
         while not self._is_over:

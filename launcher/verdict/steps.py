@@ -15,6 +15,11 @@ from model_check.events import (
     Step,
 )
 
+UNREPEATABLE = (
+    "the passes of its first step gave other bits when they were computed twice: its kernels vary, "
+    "so no difference would prove anything"
+)
+
 
 class History(Struct):
     """One worker's run as its events tell it."""

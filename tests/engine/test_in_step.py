@@ -1,6 +1,7 @@
 """A real socket between a worker and whoever commands it."""
 
 import os
+import select
 import signal
 import socket
 import threading
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from launcher.verdict.live import Watch
 from model_check.engine import in_step
 from model_check.engine.in_step import InStep
 from model_check.engine.stop import StopSignal
@@ -27,7 +29,7 @@ from model_check.events import (
     decode,
     encode_command,
 )
-from tests.engine.conftest import DEADLINE_S, Worker
+from tests.engine.conftest import DEADLINE_S, Run, Worker
 
 
 @dataclass
@@ -168,6 +170,37 @@ def test_a_signal_that_was_heard_before_does_not_make_a_later_wait_spin(line: Li
     poller.start()
     line.stop.wait(fd, DEADLINE_S)
     assert line.sink.commands() == [Go()]
+
+
+def test_a_worker_whose_numbers_come_late_does_not_wait_for_itself(
+    tiny_run: Callable[..., Run],
+) -> None:
+    """As on a GPU, whose steps are told one late, with a lead of one step: two trainers take turns
+    in the eyes of the launcher, which hears each event of the one from both."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(DEADLINE_S)
+    watch = Watch({"CPU0": "cpu", "CPU1": "cpu"}, max_lead=1)
+
+    def command() -> None:
+        with ours, ours.makefile("rb") as events:
+            ours.sendall(b"".join(encode_command(c) for w, c in watch.commands() if w == "CPU0"))
+            for text in events:
+                for worker in ("CPU0", "CPU1"):
+                    watch.on_event(worker, decode(text))
+                mine = [c for worker, c in watch.commands() if worker == "CPU0"]
+                ours.sendall(b"".join(map(encode_command, mine)))
+
+    sink = EventSink(theirs.detach())
+    thread = threading.Thread(target=command)
+    thread.start()
+    fd = sink.fd
+    assert fd is not None
+    select.select([fd], [], [], DEADLINE_S)  # the first credit is there
+    run = tiny_run(lag=1, sink=sink, launch__max_lead=1)()
+    sink.close()
+    thread.join()
+    assert watch.agreement.agreed_steps == {"CPU0": 4, "CPU1": 4}
+    assert run.meter.num_steps == 4
 
 
 def test_a_trainer_begins_no_step_beyond_its_credit_and_ends_at_a_signal(

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.supervise.outcome import Observe
 from launcher.verdict.record import Stop
-from tests.launcher.supervise.lab import ROOT, Lab, Launch, OwnProcess, is_alive, open_fds
+from tests.launcher.supervise.lab import ROOT, Lab, Launch, Observe, OwnProcess, is_alive, open_fds
 
 
 @pytest.fixture
@@ -30,7 +29,8 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 def launch(lab: Lab) -> Iterator[Launch]:
     """Start a supervisor as a process; `prefix` goes before its command line (`nohup`, `sh -c`);
     `then`: the workers of a second run in the same process. `is_job`: in a process group of its own
-    in our session, as a shell with job control starts it, not in a session of its own."""
+    in our session, as a shell with job control starts it, not in a session of its own. `in_step`:
+    the workers are one group."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(
@@ -41,9 +41,11 @@ def launch(lab: Lab) -> Iterator[Launch]:
         stdout: int = subprocess.PIPE,
         then: Sequence[Sequence[str]] = (),
         is_job: bool = False,
+        in_step: bool = False,
     ) -> OwnProcess:
         limits = {"grace_s": grace_s, "silence_s": silence_s}
         plan = {"dir": str(lab.dir), "limits": limits, "commands": commands, "then": then}
+        plan["in_step"] = in_step
         driver = (sys.executable, str(Path(__file__).with_name("driver.py")), json.dumps(plan))
         process = subprocess.Popen(
             (*prefix, *driver),

@@ -12,6 +12,7 @@ from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec
 from launcher.supervise.policy import Limits
 from launcher.supervise.supervisor import Supervisor
+from launcher.verdict.live import Watch
 from model_check.utils.requests import REQUESTS
 
 
@@ -22,7 +23,10 @@ def main() -> int:
     specs, limits = _specs(plan["commands"], run_dir), Limits(**plan["limits"])
     if then := plan.get("then"):  # as launcher.run does: between two supervisors, signals wait
         signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
-    outcome = Supervisor(specs, limits, printer, keep_signals=bool(then)).run()
+    watch = (
+        Watch({spec.name: "H100" for spec in specs}, max_lead=2) if plan.get("in_step") else None
+    )
+    outcome = Supervisor(specs, limits, printer, watch, keep_signals=bool(then)).run()
     if then:
         outcome = Supervisor(_specs(then, run_dir), limits, printer, after=outcome).run()
     told = msgspec.to_builtins(outcome)

@@ -13,12 +13,15 @@ from pathlib import Path
 from launcher.contain import processes
 from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec
-from launcher.supervise.outcome import Observe, Outcome
+from launcher.supervise.outcome import Outcome
 from launcher.supervise.policy import Limits
 from launcher.supervise.supervisor import Supervisor
+from launcher.verdict.observer import Observer
+from launcher.verdict.record import Stop
 from model_check.events import Event
 
 ROOT = Path(__file__).parents[3]
+Observe = Callable[[str, Event], Stop | None]
 DEADLINE_S = 60
 """For hangs only: nothing here is timed."""
 
@@ -30,6 +33,16 @@ def python(code: str, *arguments: str) -> tuple[str, ...]:
 
 def ignore(worker: str, event: Event) -> None:
     """An observer that ends no run."""
+
+
+class Hears(Observer):
+    """An observer that is a function."""
+
+    def __init__(self, hear: Observe) -> None:
+        self._hear = hear
+
+    def on_event(self, worker: str, event: Event) -> Stop | None:
+        return self._hear(worker, event)
 
 
 def sh(code: str) -> tuple[str, ...]:
@@ -90,7 +103,7 @@ class Lab:
         events: bool = False,
         grace_s: float = 30.0,
         silence_s: float = 0.0,
-        observe: Observe = ignore,
+        observe: Observe | Observer = ignore,
     ) -> Outcome:
         specs = self.specs(*commands, events=events)
         return self.supervise(specs, grace_s, silence_s, observe)
@@ -100,7 +113,7 @@ class Lab:
         specs: Sequence[WorkerSpec],
         grace_s: float = 30.0,
         silence_s: float = 0.0,
-        observe: Observe = ignore,
+        observe: Observe | Observer = ignore,
         clock: Callable[[], float] = time.monotonic,
     ) -> Outcome:
         """In this process; what the terminal would show is in `shown`."""
@@ -108,7 +121,8 @@ class Lab:
         printer = Printer(fd, self.dir / "launcher.log")
         try:
             limits = Limits(grace_s, silence_s)
-            return Supervisor(specs, limits, printer, observe, clock=clock).run()
+            observer = observe if isinstance(observe, Observer) else Hears(observe)
+            return Supervisor(specs, limits, printer, observer, clock=clock).run()
         finally:
             assert printer.close()
             os.close(fd)

@@ -16,7 +16,7 @@ from launcher.supervise.outcome import Outcome
 from launcher.supervise.policy import Limits
 from launcher.supervise.supervisor import Supervisor
 from model_check.events import Event, NonFinite, Phase, Scalar, Step, encode
-from tests.launcher.supervise.lab import Lab, Launch, ignore, python, sh
+from tests.launcher.supervise.lab import Hears, Lab, Launch, python, sh
 
 ONE = (1.0).hex()
 STEP = Step(step=0, loss=ONE, grad_norm=ONE, lr=0.1, ms=1.0, tokens=1)
@@ -70,7 +70,7 @@ def hang(
     printer, specs = Printer(fd), lab.specs(*commands, events=True)
     limits = Limits(30.0, LIMIT_S)
     outcome = Supervisor(
-        specs, limits, printer, hours.on_event, clock=hours.clock, pause_s=float("inf")
+        specs, limits, printer, Hears(hours.on_event), clock=hours.clock, pause_s=float("inf")
     ).run()
     assert printer.close()
     os.close(fd)
@@ -284,7 +284,7 @@ def test_a_worker_that_falls_silent_with_its_evidence_ends_as_its_nan(lab: Lab) 
     fd = os.open(lab.dir / "terminal", os.O_WRONLY | os.O_CREAT)
     printer, specs = Printer(fd), lab.specs(python(code), sh("exec sleep 1000"), events=True)
     limits = Limits(grace_s=0.1, silence_s=300.0, evidence_s=0.2)
-    outcome = Supervisor(specs, limits, printer, ignore).run()
+    outcome = Supervisor(specs, limits, printer).run()
     printer.close()
     os.close(fd)
     assert (outcome.end.exit_code, outcome.end.culprits) == (20, (specs[0].name,))

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec
-from launcher.supervise.outcome import Observe, Outcome
+from launcher.supervise.outcome import Outcome
 from launcher.supervise.policy import Limits
 from launcher.supervise.supervisor import Supervisor
 from launcher.supervise.worker import Spawned, SpawnError, Worker, spawn
 from launcher.verdict.record import RunEnd, Stop
 from model_check.events import Beat, Done, Event, NonFinite, Phase, Step, encode
-from tests.launcher.supervise.lab import Lab, Launch, is_alive, python, sh
+from tests.launcher.supervise.lab import Lab, Launch, Observe, is_alive, python, sh
 
 SLEEP = sh("echo up; exec sleep 1000")
 IGNORES_TERM = python(

@@ -1,0 +1,26 @@
+"""The seam between the loop that hears the workers and what follows from their words."""
+
+from launcher.verdict.record import Stop
+from model_check.events import Command, Event
+
+NEVER = float("inf")
+
+
+class Observer:
+    """Follows a run from within its loop, so each call must be quick. This one wants nothing. A
+    Stop ends the run, unless it is ending already; times are monotonic seconds."""
+
+    @property
+    def due(self) -> float:
+        """When to call `tick` at the latest."""
+        return NEVER
+
+    def on_event(self, worker: str, event: Event) -> Stop | None:
+        """This worker said so."""
+
+    def tick(self, now: float) -> Stop | None:
+        """After each wake-up, when all that came with it was told."""
+
+    def commands(self) -> list[tuple[str, Command]]:
+        """What to tell which worker, now."""
+        return []

@@ -1,0 +1,156 @@
+"""Who is told what while a run goes on, as histories: credit, questions, leave to end."""
+
+import pytest
+
+from launcher.verdict.live import GO_S, SETTLE_S, SETTLE_STEPS, Watch
+from launcher.verdict.observer import NEVER
+from launcher.verdict.record import Stop
+from model_check.errors import EXIT_DISAGREEMENT
+from model_check.events import (
+    AskVectors,
+    Credit,
+    Done,
+    Event,
+    Finished,
+    Go,
+    Phase,
+    Step,
+    Vectors,
+)
+
+SAME, OTHER = (0.5).hex(), (0.5000001).hex()
+
+
+def step(number: int, loss: str = SAME, ms: float = 1.0) -> Step:
+    return Step(step=number, loss=loss, grad_norm=SAME, lr=1e-5, ms=ms, tokens=8)
+
+
+def watch(*names: str, max_lead: int = 2) -> Watch:
+    return Watch(dict.fromkeys(names, "H100"), max_lead)
+
+
+def tell(watch: Watch, *told: tuple[str, Event]) -> list[Stop]:
+    return [stop for worker, event in told if (stop := watch.on_event(worker, event))]
+
+
+def differing(ms: float = 1.0) -> Watch:
+    """Three workers; one differed at step 4, and all were asked."""
+    seen = watch("a", "b", "c")
+    seen.commands()
+    assert not tell(seen, ("a", step(4, ms=ms)), ("b", step(4, OTHER, ms)), ("c", step(4, ms=ms)))
+    assert sorted(seen.commands()) == [(name, AskVectors(step=4)) for name in "abc"]
+    return seen
+
+
+def test_the_first_credit_is_there_before_anybody_speaks() -> None:
+    credit = Credit(step=1)
+    assert watch("a", "b").commands() == [("a", credit), ("b", credit)]
+
+
+def test_credit_follows_the_slowest_and_only_the_latest_is_told() -> None:
+    seen = watch("a", "b", max_lead=3)
+    tell(seen, *(("a", step(n)) for n in range(3)))
+    assert dict(seen.commands()) == dict.fromkeys("ab", Credit(step=2))
+    tell(seen, *(("b", step(n)) for n in range(2)))
+    assert dict(seen.commands()) == dict.fromkeys("ab", Credit(step=4))
+    tell(seen, ("a", step(3)))
+    assert seen.commands() == []
+
+
+def test_a_resumed_group_gets_credit_from_its_first_step_on() -> None:
+    seen = watch("a", "b")
+    seen.commands()
+    tell(seen, ("a", Phase(name="train", detail={"first_step": 1000})))
+    assert seen.commands() == []
+    tell(seen, ("b", Phase(name="train", detail={"first_step": 1000})))
+    assert dict(seen.commands()) == dict.fromkeys("ab", Credit(step=1001))
+
+
+@pytest.mark.parametrize("last", [Finished(), Done(exit_code=0, early="ended early")])
+def test_a_worker_without_further_steps_holds_nobody(last: Event) -> None:
+    seen = watch("a", "b", "c")
+    tell(seen, ("a", step(0)), ("b", step(0)), ("a", step(1)), ("b", step(1)))
+    seen.commands()
+    tell(seen, ("c", last))
+    assert seen.commands() == [("a", Credit(step=3)), ("b", Credit(step=3))]
+
+
+def test_a_worker_without_equals_is_told_nothing() -> None:
+    seen = Watch({"a": "A100", "b": "H100"}, max_lead=2)
+    tell(seen, ("a", step(0)), ("a", Finished()), ("b", step(0)), ("b", Finished()))
+    assert seen.commands() == []
+    assert seen.due == NEVER
+
+
+def test_all_may_go_when_the_last_step_of_the_last_is_compared() -> None:
+    seen = watch("a", "b")
+    tell(seen, ("a", step(0)), ("a", Finished()))
+    assert Go() not in dict(seen.commands()).values()
+    tell(seen, ("b", step(0)), ("b", Finished()))
+    assert [name for name, command in seen.commands() if command == Go()] == ["a", "b"]
+
+
+def test_a_difference_ends_the_run_when_all_have_told_their_vectors() -> None:
+    seen = differing()
+    vectors = Vectors(step=4)
+    assert not tell(seen, ("a", vectors), ("c", vectors), ("b", Vectors(step=3)))
+    (stop,) = tell(seen, ("b", vectors), ("b", vectors))
+    assert (stop.exit_code, stop.culprits) == (EXIT_DISAGREEMENT, ("b",))
+    assert seen.vectors == dict.fromkeys("abc", vectors)
+    assert seen.due == NEVER
+
+
+def test_a_worker_that_ended_well_is_not_waited_for() -> None:
+    seen = differing()
+    assert not tell(seen, ("a", Done(exit_code=0)), ("b", Vectors(step=4)))
+    assert len(tell(seen, ("c", Vectors(step=4)))) == 1
+
+
+@pytest.mark.parametrize(("ms", "patience_s"), [(1.0, SETTLE_S), (3000.0, SETTLE_STEPS * 3.0)])
+def test_who_does_not_tell_is_waited_for_so_long(ms: float, patience_s: float) -> None:
+    seen = differing(ms)
+    assert seen.tick(100.0) is None
+    assert seen.due == 100.0 + patience_s
+    assert seen.tick(seen.due - 0.1) is None
+    assert seen.tick(seen.due) is not None
+    assert seen.tick(1000.0) is None
+    assert seen.due == NEVER
+
+
+def test_nobody_stays_longer_after_the_last_step_than_promised() -> None:
+    seen = differing(ms=60_000.0)
+    tell(seen, *((name, Finished()) for name in "abc"))
+    seen.tick(100.0)
+    assert seen.due == 100.0 + GO_S
+
+
+def test_a_group_that_differs_gets_no_more_credit() -> None:
+    seen = differing()
+    tell(seen, *((name, step(5)) for name in "abc"), ("a", Finished()))
+    assert seen.commands() == []
+
+
+def test_a_run_that_ends_before_all_have_told_knows_the_difference() -> None:
+    seen = differing()
+    tell(seen, ("b", Done(exit_code=7)))
+    seen.finish()
+    assert seen.disagreement is not None
+    assert seen.disagreement.odd == ("b",)
+
+
+def test_vectors_that_were_told_unasked_are_not_asked_for() -> None:
+    """Those of the last step are."""
+    seen = Watch({"a": "H100", "b": "H100", "c": "A100"}, max_lead=2)
+    tell(
+        seen, ("a", step(9)), ("a", Vectors(step=9)), ("c", Vectors(step=9)), ("b", step(9, OTHER))
+    )
+    assert [name for name, told in seen.commands() if isinstance(told, AskVectors)] == ["b"]
+    assert seen.vectors == {"a": Vectors(step=9)}
+    assert len(tell(seen, ("b", Vectors(step=9)))) == 1
+
+
+def test_the_latest_vectors_of_each_worker_are_kept() -> None:
+    seen = watch("a", "b")
+    tell(seen, ("a", Vectors(step=3)), ("a", Vectors(step=9)), ("b", Vectors(step=9)))
+    assert seen.last_vectors == dict.fromkeys("ab", Vectors(step=9))
+    assert seen.vectors == {}
