@@ -14,12 +14,13 @@ from launcher.telemetry.health_result import with_health
 from launcher.verdict.judge import judge
 from launcher.verdict.live import Watch
 from launcher.verdict.record import Case, RunRecord
-from launcher.verdict.results import Judgement, RunResult
+from launcher.verdict.results import Judgement, LastStep, RunResult
 from launcher.verdict.slow import Slow
 from launcher.verdict.steps import History
 from model_check.config.schema import FAIL_ON
 from model_check.errors import UsageError
 from model_check.events import Telemetry, decode_gpu
+from model_check.utils.fingerprint import SCHEMA
 
 
 def conclude(
@@ -45,7 +46,23 @@ def conclude(
         name: (how, _samples(directory, name, how)) for name, how in watch.slowness.found.items()
     }
     result = with_health(judgement.result, record.healths or {}, fail_on, slow)
-    return replace(judgement, result=result)
+    return replace(judgement, result=replace(result, fingerprints=_last_steps(watch)))
+
+
+def _last_steps(watch: Watch) -> list[LastStep]:
+    """One for all workers with the same bits; of those that finished."""
+    steps: list[LastStep] = []
+    for worker, vectors in watch.last_vectors.items():
+        if not watch.histories[worker].is_finished:
+            continue
+        same = next((s for s in steps if (s.step, s.fp) == (vectors.step, vectors.fp)), None)
+        if same is not None:
+            same.workers.append(worker)
+        else:
+            steps.append(
+                LastStep(workers=[worker], step=vectors.step, schema=SCHEMA, fp=vectors.fp)
+            )
+    return steps
 
 
 def _samples(directory: Path, worker: str, slow: Slow) -> list[Telemetry]:

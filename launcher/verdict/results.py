@@ -72,6 +72,16 @@ class WorkerResult(Struct, frozen=True, kw_only=True):
     """What condemns its GPU, and what to do. The run's summary tells it, too."""
 
 
+class LastStep(Struct, frozen=True, kw_only=True):
+    """The fingerprints of the last step, of workers with the same ones."""
+
+    workers: list[str]
+    step: int
+    schema: int
+    fp: dict[str, dict[str, str]]
+    """Quantity -> tensor -> fingerprint, hex."""
+
+
 class RunResult(Struct, frozen=True, kw_only=True):
     """report.json without its schema number."""
 
@@ -84,6 +94,8 @@ class RunResult(Struct, frozen=True, kw_only=True):
     leftovers: list[int]
     dropped_lines: int
     run: dict[str, Any]
+    fingerprints: list[LastStep] = []
+    """Of a run that came to its last step."""
 
 
 class Judgement(Struct, frozen=True):

@@ -8,6 +8,7 @@ from model_check.events import (
     Evaluation,
     Event,
     Evidence,
+    Finished,
     NonFinite,
     Note,
     Phase,
@@ -42,6 +43,8 @@ class History(Struct):
     repeated: bool | None = None
     """Whether the passes of its first step gave equal bits when they were computed twice; None: it
     did not compute them twice."""
+    is_finished: bool = False
+    """It did its last step."""
     evidence: list[Evidence] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     done: Done | None = None
@@ -69,6 +72,8 @@ class History(Struct):
                 self.evidence.append(event)
             case Note():
                 self.notes.append(event.text)
+            case Finished():
+                self.is_finished = True
             case Done():
                 self.done = event
 

@@ -119,7 +119,8 @@ class FingerprintLog:
 
     @property
     def last_vectors(self) -> Vectors | None:
-        return self._kept[-1].vectors() if self._kept else None
+        """Of the latest step; None: no fingerprints are taken."""
+        return self._kept[-1].vectors() if self._kept and self._kept[-1].values else None
 
     def _broken(self, taken: StepPrints) -> Break | None:
         changed = [

@@ -147,6 +147,7 @@ class Trainer:
         self._check_state()
         is_early = num_done < training.max_steps
         if not is_early:
+            self._tell_last_vectors()
             self.in_step.tell_finished()
         if not is_early and self.evaluator.due_at_end(num_done):
             self._evaluate(num_done)
@@ -155,6 +156,10 @@ class Trainer:
         elif self.saver.is_writing:
             with self._phase("save"):
                 self.saver.wait()
+
+    def _tell_last_vectors(self) -> None:
+        if (vectors := self.fingerprints.last_vectors) is not None:
+            self.state.context.channels.sink.emit(vectors)
 
     def _evaluate(self, num_done: int) -> None:
         is_best = False
