@@ -83,7 +83,7 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
         text = "; ".join(f"{row.name}: {row.cause}" for row in broken)
         return Summary(f"{text}: nothing in its program did that", [row.name for row in broken])
     if end.disagreement and end.exit_code in _OF_DIFFERENCES:
-        return Summary(str(end.disagreement))
+        return Summary(str(end.disagreement), end.disagreement.odd)
     if end.is_by_signal or end.tied:
         return Summary(end.reason or "")
     of_host = [row.name for row in results if row.cause_class is CauseClass.HOST]

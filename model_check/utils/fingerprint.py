@@ -34,10 +34,10 @@ are floats, grad_norms the bits of each gradient's norm; all others have a finge
 tensor."""
 BEFORE = "before."
 _LABELS = {
-    "forward": "output of {}",
-    "backward": "gradient of the output of {}",
-    "gradients": "gradient of {}",
-    "grad_norms": "norm of the gradient of {}",
+    "forward": "the output of {}",
+    "backward": "the gradient of the output of {}",
+    "gradients": "the gradient of {}",
+    "grad_norms": "the norm of the gradient of {}",
     "weights": "{}",
 }
 _MODULUS = 1 << 64
@@ -66,9 +66,9 @@ def roll_up(fingerprints: Iterable[int]) -> int:
 
 
 def label(quantity: str, tensor: str) -> str:
-    """`gradient of layers.0.attention.wq.weight`, for people."""
+    """`the gradient of layers.0.attention.wq.weight`, for people."""
     quantity = quantity.removeprefix(BEFORE)
-    return _LABELS.get(quantity, f"{quantity} of {{}}").format(tensor)
+    return _LABELS.get(quantity, f"the {quantity} of {{}}").format(tensor)
 
 
 def describe_flip(found: Sequence[Sequence[int]]) -> str:
