@@ -5,7 +5,7 @@ Workers are compared inside groups: two GPUs of different models may rightly rou
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from msgspec.structs import replace
@@ -14,7 +14,8 @@ from launcher.verdict.disagreement import Disagreement, Mismatch, minority
 from model_check.events import Evaluation, Scalar, Step
 from model_check.utils.fingerprint import QUANTITIES
 
-PATIENCE_NS = 60 * 10**9
+NEVER = float("inf")
+PATIENCE_S = 60.0
 """How long the rest of a group may take, after a difference was seen, to show which is odd."""
 DIVIDING = ("device_name", "num_sms", "mig_profile", "num_threads")
 """What a worker says of its device; one that differs in it may rightly round differently."""
@@ -40,8 +41,9 @@ class Agreement:
         self._said: dict[str, dict[str, Scalar]] = {}
         self._agreed = Counter[str]()
         self._waiting: dict[tuple[str, _Place], dict[str, Event]] = {}
-        self._doubts: dict[str, tuple[_Place, int]] = {}
-        """Group -> (the first place that differs among the reports so far, time of that report)."""
+        self._doubts: dict[str, tuple[_Place, float]] = {}
+        """Group -> the first place that differs among the reports so far, and the time of that
+        report, monotonic seconds."""
 
     @property
     def agreed_steps(self) -> dict[str, int]:
@@ -72,14 +74,25 @@ class Agreement:
         equals = self.equals(worker)
         are_known = all(name in self._said for name, g in self._groups.items() if g == group)
         if not are_known or not reported.keys() >= set(equals):
-            return self._overdue(worker, event)
-        of_equals = {name: reported[name] for name in equals}
-        difference = _compare(of_equals)
+            if group not in self._doubts and self._compare_equals(reported):
+                self._doubts[group] = place, event.t / 1e9
+            return None
+        difference = _compare({name: reported[name] for name in equals})
         if difference is None:
-            for name in equals:
-                del reported[name]
-                self._agreed[name] += isinstance(event, Step)
+            self._agree(group, place, equals)
         return difference
+
+    @property
+    def due(self) -> float:
+        """When to call `overdue`, monotonic seconds."""
+        return min((since + PATIENCE_S for _, since in self._doubts.values()), default=NEVER)
+
+    def overdue(self, now: float) -> Disagreement | None:
+        """A difference whose group had its time."""
+        for group, (place, since) in self._doubts.items():
+            if now >= since + PATIENCE_S:
+                return self._compare_equals(self._waiting[group, place])
+        return None
 
     def unsettled(self) -> Disagreement | None:
         """For the end of a run: the first difference among reports whose group was never
@@ -93,16 +106,13 @@ class Agreement:
         said = self._said.get(worker, {})
         return (self._groups[worker], *(said.get(key) for key in DIVIDING))
 
-    def _overdue(self, worker: str, newest: Event) -> Disagreement | None:
-        group, place = self._groups[worker], _place(newest)
-        if group not in self._doubts:
-            if self._compare_equals(self._waiting[group, place]) is not None:
-                self._doubts[group] = (place, newest.t)
-            return None
-        place, since_ns = self._doubts[group]
-        if newest.t - since_ns < PATIENCE_NS:
-            return None
-        return self._compare_equals(self._waiting[group, place])
+    def _agree(self, group: str, place: "_Place", equals: Sequence[str]) -> None:
+        reported = self._waiting[group, place]
+        for name in equals:
+            is_step = isinstance(reported.pop(name), Step)
+            self._agreed[name] += is_step
+        if not reported:
+            del self._waiting[group, place]
 
     def _compare_equals(self, reported: Mapping[str, Event]) -> Disagreement | None:
         """The first difference between workers of one kind, among those that have reported."""

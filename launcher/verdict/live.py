@@ -68,7 +68,7 @@ class Watch(Observer):
 
     @property
     def due(self) -> float:
-        return self._settle_until
+        return min(self._settle_until, NEVER if self._difference else self.agreement.due)
 
     def on_event(self, worker: str, event: Event) -> Stop | None:
         """Take one event; a Stop when all have told what they know of a step whose bits differ."""
@@ -89,6 +89,8 @@ class Watch(Observer):
 
     def tick(self, now: float) -> Stop | None:
         """A Stop when those that differ have told all, or had their time."""
+        if self._difference is None and (found := self.agreement.overdue(now)):
+            self._ask_about(found)
         if self._differing is not None and not self._is_told:
             self._settle_until = min(self._settle_until, now + self._patience_s(self._differing))
         return self._stop_if_settled(is_late=now >= self._settle_until)
@@ -117,9 +119,12 @@ class Watch(Observer):
 
     def _compare(self, worker: str, event: Step | Evaluation) -> None:
         if self._difference is None and (found := self.agreement.record(worker, event)):
-            pace = self._keep(found)
-            ask = AskVectors(step=found.step)
-            self._tell((name, ask) for name in sorted(pace.here - self.vectors.keys()))
+            self._ask_about(found)
+
+    def _ask_about(self, found: Disagreement) -> None:
+        pace = self._keep(found)
+        ask = AskVectors(step=found.step)
+        self._tell((name, ask) for name in sorted(pace.here - self.vectors.keys()))
 
     def _keep(self, found: Disagreement) -> Pace:
         """The pace of the group that differs. What its workers told before they were asked counts,

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from launcher.verdict.agreement import PATIENCE_NS, Agreement
+from launcher.verdict.agreement import NEVER, PATIENCE_S, Agreement
 from launcher.verdict.disagreement import Disagreement
 from model_check.events import Step
 
@@ -83,13 +83,13 @@ def test_a_worker_that_is_steps_ahead_is_compared_when_the_others_arrive() -> No
 
 def test_a_worker_that_stopped_reporting_does_not_hide_the_difference_of_the_others() -> None:
     agreement = alike("GPU0", "GPU1", "GPU2")
-    at = [0, PATIENCE_NS - 1, PATIENCE_NS]
-    found = []
-    for number, t in enumerate(at):
-        found.append(agreement.record("GPU0", at_time(step(number), t)))
-        found.append(agreement.record("GPU1", at_time(step(number, loss=OTHER), t)))
-    *before, overdue, _ = found
-    assert before == [None] * 4
+    agreement.record("GPU0", at_time(step(0), 10**9))
+    assert agreement.due == NEVER
+    agreement.record("GPU1", at_time(step(0, loss=OTHER), 2 * 10**9))
+    agreement.record("GPU0", at_time(step(1), 3 * 10**9))
+    assert agreement.due == 2 + PATIENCE_S
+    assert agreement.overdue(1.9 + PATIENCE_S) is None
+    overdue = agreement.overdue(2 + PATIENCE_S)
     assert overdue is not None
     assert (overdue.step, overdue.odd, set(overdue.bits)) == (0, (), {"GPU0", "GPU1"})
 
