@@ -17,11 +17,12 @@ from model_check.utils.fingerprint import QUANTITIES
 NEVER = float("inf")
 PATIENCE_S = 60.0
 """How long the rest of a group may take, after a difference was seen, to show which is odd."""
-DIVIDING = ("device_name", "num_sms", "mig_profile", "num_threads")
-"""What a worker says of its device; one that differs in it may rightly round differently."""
+DIVIDING = ("device_name", "num_sms", "num_threads")
+"""What a worker says of its device; one that differs in it may rightly round differently. The name
+of a MIG slice holds its profile."""
 MUST_MATCH = (
-    *("driver", "torch", "cuda", "cudnn", "attention_backend", "kernels", "dtype", "deterministic"),
-    *("settings", "data", "fingerprints"),
+    *("torch", "cuda", "cudnn", "attention_backend", "dtype", "deterministic", "settings", "data"),
+    "fingerprints",
 )
 """What a worker says of the rest: workers that differ in it cannot be compared."""
 Event = Step | Evaluation
