@@ -128,11 +128,22 @@ def test_a_non_finite_gradient_names_worker_step_and_module_and_leaves_evidence(
     assert all(np.isfinite(value).all() for value in dump["parameters"].values())
 
 
-def test_a_flipped_weight_bit_makes_two_workers_disagree(launcher: Launcher) -> None:
-    run = launcher("debug.drill=flip@1:CPU1", "training.max_steps=500")
+def test_of_two_workers_the_one_whose_weight_changed_is_named(launcher: Launcher) -> None:
+    weight = "layers.0.attention.wq.weight"
+    run = launcher(f"debug.drill=flip@1:CPU1:{weight}:0", "training.max_steps=500")
     assert run.exit_code == 21, run.output
+    assert run.verdicts() == {"CPU0": "STOPPED", "CPU1": "SUSPECT"}
+    assert f"CPU1: {weight} changed (bit 0 of value 0)" in run.report()["summary"]
+
+
+def test_of_two_workers_whose_gradients_differ_none_is_named(launcher: Launcher) -> None:
+    weight = "layers.0.attention.wq.weight"
+    run = launcher(f"debug.drill=flip_gradient@1:CPU1:{weight}:4", "training.max_steps=500")
+    assert run.exit_code == 23, run.output
     assert run.verdicts() == {"CPU0": "INCONCLUSIVE", "CPU1": "INCONCLUSIVE"}
-    assert re.search(r"step [1-9]\d*: workers differ", run.report()["summary"])
+    found = run.report()["disagreement"]
+    assert (found["step"], found["quantity"], found["tensor"]["name"]) == (1, "gradients", weight)
+    assert run.report()["culprits"] == []
 
 
 def test_of_three_workers_the_flipped_one_is_named(launcher: Launcher) -> None:

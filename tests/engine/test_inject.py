@@ -43,10 +43,9 @@ def test_a_flipped_gradient_differs_in_one_bit_of_its_first_value(
     clean, flipped = tiny_run(), tiny_run(debug__drill=f"flip_gradient@1:all:{NAME}{number}")
     before, after = kept_gradient(clean), kept_gradient(flipped)
     clean(), flipped()
-    assert [turned(*pair) for pair in zip(before[:2], after[:2], strict=True)] == [
-        {},
-        {0: expected},
-    ]
+    # Before step 0 its passes are computed once.
+    changes = [turned(*pair) for pair in zip(before[:3], after[:3], strict=True)]
+    assert changes == [{}, {}, {0: expected}]
 
 
 @pytest.mark.parametrize("kind", ["exp_avg", "exp_avg_sq"])

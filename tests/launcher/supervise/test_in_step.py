@@ -75,7 +75,7 @@ def test_a_difference_in_the_last_step_still_finds_its_witnesses(lab: Lab) -> No
     """W0 is finished long before W1 takes its last step."""
     seen = Seen(lab)
     outcome = lab.run(stepper(4), stepper(4, "differ@3"), events=True, observe=seen)
-    assert outcome.end.exit_code == 21
+    assert outcome.end.exit_code == 23
     assert seen.vectors.keys() == {"W0", "W1"}
     assert all(vectors.fp for vectors in seen.vectors.values())
     assert [worker.returncode for worker in outcome.workers] == [0, 0]
@@ -84,7 +84,7 @@ def test_a_difference_in_the_last_step_still_finds_its_witnesses(lab: Lab) -> No
 def test_a_difference_is_settled_between_two_steps(lab: Lab) -> None:
     seen = Seen(lab, max_lead=5)
     outcome = lab.run(stepper(1000), stepper(1000, "differ@30"), events=True, observe=seen)
-    assert outcome.end.exit_code == 21
+    assert outcome.end.exit_code == 23
     assert seen.vectors.keys() == {"W0", "W1"}
     assert all(history.num_steps < 1000 for history in seen.histories.values())
 
@@ -115,7 +115,7 @@ def test_a_difference_is_told_although_nobody_answers(lab: Lab) -> None:
     watch = Watch(dict.fromkeys(("W0", "W1"), "H100"), max_lead=2)
     commands = (says_steps(1, then=sleeps), says_steps(1, 2.0, then=sleeps))
     outcome = lab.run(*commands, events=True, observe=watch)
-    assert outcome.end.exit_code == 21
+    assert outcome.end.exit_code == 23
     assert watch.vectors == {}
 
 
