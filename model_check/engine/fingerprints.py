@@ -3,8 +3,8 @@ between blocks. The formula is that of utils.fingerprint."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -64,6 +64,21 @@ class _Selection:
     """Tensors that stay where they are: of the model and of the optimizer."""
     sites: set[int] = field(default_factory=set)
     num_bytes: int = 0
+
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """Of the state."""
+        return [tensor for _, tensor in self.state]
+
+    @cached_property
+    def left(self) -> tuple[Entry, ...]:
+        """By an update."""
+        return tuple(entry for entry, _ in self.state)
+
+    @cached_property
+    def before(self) -> tuple[Entry, ...]:
+        """The next one."""
+        return tuple(replace(entry, quantity=BEFORE + entry.quantity) for entry in self.left)
 
 
 @dataclass
@@ -151,11 +166,12 @@ class Fingerprints:
 
     def after_update(self) -> Prints:
         self._held = self._selection
-        return self._of_state(self._selection, "")
+        return Prints(self._held.left, self._sums(self._held.tensors))
 
     def of_state_before(self) -> Prints:
         """What the last update left a fingerprint of is taken again; at first, all."""
-        return self._of_state(self._held or self._all, BEFORE)
+        held = self._held or self._all
+        return Prints(held.before, self._sums(held.tensors))
 
     def _begin_flow(self, step: int) -> None:
         takes_all = self._held is None or step == self._last_step
@@ -186,12 +202,6 @@ class Fingerprints:
         return Prints(tuple(entries), self._sums(tensors))
 
     @torch.no_grad()
-    def _of_state(self, selection: _Selection, when: str) -> Prints:
-        entries = (
-            Entry(when + e.quantity, e.tensor, e.num_values, e.num_bits) for e, _ in selection.state
-        )
-        return Prints(tuple(entries), self._sums([tensor for _, tensor in selection.state]))
-
     def _sums(self, tensors: Sequence[Tensor]) -> Tensor:
         if not tensors:
             return torch.empty(0, dtype=torch.int64, device=self._device)

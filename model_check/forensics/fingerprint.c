@@ -20,8 +20,8 @@ struct share {
     uint64_t *sums;
 };
 
-/* weight = low + 2^32 high, low signed. Two multiplications of 32 bits take 0.10 to 0.12 ns a value
-   under AVX2, one of 64 bits, which AVX2 lacks, 0.19; under AVX-512 both wait for the memory. */
+/* Without AVX-512, which multiplies 64 bits: weight = low + 2^32 high, low signed. Two multiplications
+   of 32 bits take 0.10 to 0.12 ns a value under AVX2, one of 64 bits 0.19. */
 static uint64_t columns[NUM_COLUMNS];
 static int32_t low[NUM_COLUMNS];
 static uint32_t high[NUM_COLUMNS];
@@ -43,16 +43,37 @@ __attribute__((constructor)) static void fill_columns(void)
     }
 }
 
-#define SUM_OF_ROW(name, type)                                              \
-    static uint64_t name(const type *bits, int64_t num)                     \
-    {                                                                       \
-        uint64_t lows = 0;                                                  \
-        uint32_t highs = 0;                                                 \
-        for (int64_t c = 0; c < num; c++) {                                 \
-            lows += (uint64_t)((int64_t)low[c] * bits[c]);                  \
-            highs += high[c] * (uint32_t)bits[c];                           \
-        }                                                                   \
-        return lows + ((uint64_t)highs << 32);                              \
+/* The row after the next is on its way meanwhile: 0.105 ns a value from memory, not 0.136. */
+#define AHEAD (2 * NUM_COLUMNS)
+#define LINE 64
+
+#ifdef __AVX512DQ__
+#define ADD_VALUE(c) lows += columns[c] * (uint64_t)(int64_t)bits[c];
+#else
+#define ADD_VALUE(c)                                   \
+    lows += (uint64_t)((int64_t)low[c] * bits[c]);     \
+    highs += high[c] * (uint32_t)bits[c];
+#endif
+
+#define SUM_OF_ROW(name, type)                                             \
+    static uint64_t name(const type *bits, int64_t num)                    \
+    {                                                                      \
+        const int64_t block = 4 * LINE / sizeof(type);                     \
+        uint64_t lows = 0;                                                 \
+        uint32_t highs = 0;                                                \
+        int64_t c = 0;                                                     \
+        for (; c + block <= num; c += block) {                             \
+            const char *ahead = (const char *)(bits + c + AHEAD);          \
+            for (int line = 0; line < 4; line++)                           \
+                __builtin_prefetch(ahead + line * LINE);                   \
+            for (int64_t i = c; i < c + block; i++) {                      \
+                ADD_VALUE(i)                                               \
+            }                                                              \
+        }                                                                  \
+        for (; c < num; c++) {                                             \
+            ADD_VALUE(c)                                                   \
+        }                                                                  \
+        return lows + ((uint64_t)highs << 32);                             \
     }
 SUM_OF_ROW(sum_of_row_16, int16_t)
 SUM_OF_ROW(sum_of_row_32, int32_t)
