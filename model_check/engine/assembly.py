@@ -32,10 +32,9 @@ from model_check.engine.trainer import Trainer
 from model_check.engine.watch import Watch
 from model_check.errors import ConfigError
 from model_check.events import Phase
-from model_check.forensics.fingerprint_kernel import fingerprint_for
+from model_check.forensics.fingerprint_kernel import Kernel, fingerprint_for
 from model_check.models.attention import BACKENDS, AttentionFn
 from model_check.models.backends import resolve_backend
-from model_check.models.basic_llama import BasicLlama
 from model_check.models.build_model import build_model
 from model_check.utils.fingerprint import SCHEMA as FINGERPRINTS
 
@@ -61,13 +60,22 @@ def build_trainer(
     shape = geometry(settings.model, tokenizer_vocab_size)
     _check_vocabulary(shape, tokenizer_vocab_size)
     dtype = compute_dtype(training, device)
-    attend = _choose_attention(settings, shape, dtype, context)
+    kernel, how = _choose_fingerprints(settings, context)
+    attend = _choose_attention(settings, shape, dtype, how, context)
     with explained(settings, context):
         model = build_model(settings, shape, attend, device)
         take_initial_weights(model, settings, context)
         optimizer = AdamW(model.named_parameters(), training, loss_scale(dtype, device))
     watch = Watch(model)
-    fingerprints = _choose_fingerprints(settings, shape, model, optimizer, context)
+    budget_bytes = _fingerprint_budget(settings, shape, how, device)
+    fingerprints = Fingerprints(
+        model,
+        optimizer,
+        kernel,
+        last_step=training.max_steps - 1,
+        budget_bytes=budget_bytes,
+        site_bytes=4 * _tokens_per_step(settings) * shape.hidden_size,
+    )
     log = FingerprintLog()
     model.watchers = (watch.see, fingerprints.see)
     plan = StepPlan(device, dtype, training.max_grad_norm, watch, fingerprints)
@@ -94,32 +102,31 @@ def build_trainer(
     )
 
 
-def _choose_fingerprints(
-    settings: Settings,
-    shape: Geometry,
-    model: BasicLlama,
-    optimizer: AdamW,
-    context: RunContext,
-) -> Fingerprints:
-    """By debug.fingerprints; a line says it where a slow kernel leaves less than is usual here."""
-    training, device = settings.training, context.device
-    kernel, how = fingerprint_for(device), settings.debug.fingerprints
-    if how == "auto":
-        how = "full" if kernel.name == "c" else "rotate"
-        if kernel.name == "eager":
-            text = "fingerprints: torch's own operators compute them, a part in each step"
-            context.channels.say(f"{text} ({kernel.obstacle})")
-    tokens = training.batch_size * training.context_length * num_micro_batches(settings)
-    flops = tokens * flops_per_token(shape, training.context_length).full
-    budgets = {"full": None, "off": 0.0, "rotate": flops / FLOPS_PER_BYTE[device.type]}
-    return Fingerprints(
-        model,
-        optimizer,
-        kernel,
-        last_step=training.max_steps - 1,
-        budget_bytes=budgets[how],
-        site_bytes=4 * tokens * shape.hidden_size,
-    )
+def _choose_fingerprints(settings: Settings, context: RunContext) -> tuple[Kernel, str]:
+    """Their kernel, and debug.fingerprints where `auto` is decided; a line says it where a slow
+    kernel leaves less than is usual here."""
+    kernel, how = fingerprint_for(context.device), settings.debug.fingerprints
+    if how != "auto":
+        return kernel, how
+    if kernel.name == "eager":
+        text = "fingerprints: torch's own operators compute them, a part in each step"
+        context.channels.say(f"{text} ({kernel.obstacle})")
+    return kernel, "full" if kernel.name == "c" else "rotate"
+
+
+def _fingerprint_budget(
+    settings: Settings, shape: Geometry, how: str, device: torch.device
+) -> float | None:
+    """What they may read in a step, bytes; None: all."""
+    if how != "rotate":
+        return None if how == "full" else 0.0
+    of_token = flops_per_token(shape, settings.training.context_length).full
+    return _tokens_per_step(settings) * of_token / FLOPS_PER_BYTE[device.type]
+
+
+def _tokens_per_step(settings: Settings) -> int:
+    training = settings.training
+    return training.batch_size * training.context_length * num_micro_batches(settings)
 
 
 def _check_vocabulary(shape: Geometry, tokenizer_vocab_size: int) -> None:
@@ -131,7 +138,11 @@ def _check_vocabulary(shape: Geometry, tokenizer_vocab_size: int) -> None:
 
 
 def _choose_attention(
-    settings: Settings, shape: Geometry, dtype: torch.dtype, context: RunContext
+    settings: Settings,
+    shape: Geometry,
+    dtype: torch.dtype,
+    fingerprints: str,
+    context: RunContext,
 ) -> AttentionFn:
     """The attention to build with. The `build` phase and a line say which it is, and why."""
     masked = settings.data.document_masking
@@ -142,10 +153,11 @@ def _choose_attention(
         "attention_backend": backend,
         "attention_reason": reason,
         "num_parameters": shape.num_parameters,
+        "flops_per_token": flops_per_token(shape, settings.training.context_length).causal,
         "dtype": str(dtype).removeprefix("torch."),
         "settings": settings_digest(settings),
         "data": context.identity.data.get("content"),
-        "fingerprints": f"{settings.debug.fingerprints}, schema {FINGERPRINTS}",
+        "fingerprints": f"{fingerprints}, schema {FINGERPRINTS}",
     }
     context.channels.sink.emit(Phase(name="build", detail=detail))
     context.channels.say(

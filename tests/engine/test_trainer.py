@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from model_check.engine import assembly
 from model_check.engine.batches import StepData
 from model_check.engine.memory import OutOfMemory
+from model_check.engine.observe.mfu import flops_per_token
 from model_check.engine.reading import Reader
 from model_check.engine.step import StepResult
 from model_check.engine.stop import Terminated
 from model_check.errors import BrokenStateError, ConfigError, NonFiniteError
 from model_check.events import Break, Evidence, NonFinite, Phase
+from model_check.forensics.fingerprint import eager_fingerprint
+from model_check.forensics.fingerprint_kernel import Kernel
 from tests.engine.conftest import VOCABULARY, FakeBatch, FakeSource, Run
 
 MakeRun = Callable[..., Run]
@@ -61,13 +65,27 @@ def test_every_step_has_a_line_and_an_event_with_exact_bits(tiny_run: MakeRun) -
 
 
 def test_phases_come_in_order_and_say_what_was_built(tiny_run: MakeRun) -> None:
-    phases = [event for event in tiny_run()().kept.events if isinstance(event, Phase)]
+    run = tiny_run()()
+    phases = [event for event in run.kept.events if isinstance(event, Phase)]
     assert [phase.name for phase in phases] == ["build", "train"]
     detail = phases[0].detail
     assert detail["attention_backend"] == "sdpa"
     assert detail["attention_reason"]
     assert detail["dtype"] == "float32"
     assert detail["num_parameters"] == 11_296
+    assert detail["flops_per_token"] == flops_per_token(run.trainer.state.shape, 16).causal
+    assert detail["fingerprints"] == "full, schema 1"
+
+
+def test_workers_whose_fingerprints_differ_say_so_before_they_are_compared(
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Kernel("eager", eager_fingerprint, "no compiler")
+    monkeypatch.setattr(assembly, "fingerprint_for", lambda device: slow)
+    run = tiny_run()()
+    (build,) = (e for e in run.kept.events if isinstance(e, Phase) and e.name == "build")
+    assert build.detail["fingerprints"] == "rotate, schema 1"
+    assert any("(no compiler)" in line for line in run.kept.lines)
 
 
 def test_only_every_so_many_steps_are_printed_and_always_the_last(tiny_run: MakeRun) -> None:
