@@ -15,6 +15,7 @@ from launcher.verdict.judge import judge
 from launcher.verdict.live import Watch
 from launcher.verdict.record import Case, RunRecord
 from launcher.verdict.results import Judgement, LastStep, RunResult
+from launcher.verdict.scope import scope_of
 from launcher.verdict.slow import Slow
 from launcher.verdict.steps import History
 from model_check.config.schema import FAIL_ON
@@ -40,13 +41,15 @@ def conclude(
     assert end is not None, "a run that is over has an end"
     assert workers is not None
     histories = {worker.name: watch.histories.get(worker.name, History()) for worker in workers}
-    judgement = judge(Case(record, end, workers, histories, watch.agreement.agreed_steps))
+    case = Case(record, end, workers, histories, watch.agreement.agreed_steps)
+    judgement = judge(case)
     fail_on = FAIL_ON if record.fail_on is None else record.fail_on
     slow = {
         name: (how, _samples(directory, name, how)) for name, how in watch.slowness.found.items()
     }
     result = with_health(judgement.result, record.healths or {}, fail_on, slow)
-    return replace(judgement, result=replace(result, fingerprints=_last_steps(watch)))
+    scope, fingerprints = scope_of(case, result), _last_steps(watch)
+    return replace(judgement, result=replace(result, fingerprints=fingerprints, scope=scope))
 
 
 def _last_steps(watch: Watch) -> list[LastStep]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from launcher.report import gpu_table
 from launcher.report.table import COLUMNS, number, row
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
+from launcher.verdict.scope import scope_lines
 from model_check.utils.secrets import masked
 
 _VALIDATION = ("worker", "split", "after steps", "loss", "perplexity", "tokens/s")
@@ -39,6 +40,9 @@ def _document(result: RunResult) -> Iterator[str]:
     yield f"<title>Model Check: {verdict}</title>\n<style>\n{_STYLE}</style>\n</head>\n<body>"
     yield f'<h1>Model Check: <span class="{verdict}">{verdict}</span></h1>'
     yield f"<p>{_text(result.summary)}</p>"
+    if result.scope is not None:
+        lines = scope_lines(result.scope, len(result.workers))
+        yield from (f"<p>{_text(line)}</p>" for line in lines)
     yield from _table(COLUMNS, map(row, result.workers))
     yield from _validation(result.workers)
     for worker in result.workers:

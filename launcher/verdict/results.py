@@ -82,6 +82,31 @@ class LastStep(Struct, frozen=True, kw_only=True):
     """Quantity -> tensor -> fingerprint, hex."""
 
 
+class Scope(Struct, frozen=True, kw_only=True):
+    """What a run that passed has shown: of the worker that did least."""
+
+    steps: int
+    compared_steps: int
+    """At which a worker had the bits of all its equals; 0: nothing was compared."""
+    fingerprints: str
+    """What was compared in each step: `full`: the state and what flows; `rotate`: a part of that by
+    turns, all of it in the first and the last; `off`: loss and gradient norm."""
+    flops: float | None
+    """Floating point operations of the matrix products in its steps; causal attention."""
+    dtype: str | None
+    """Of matrix products."""
+    kernels: list[str]
+    """The attention backends that were used."""
+    memory_touched_bytes: int | None
+    """Peak of its allocations; None, like `memory_bytes`: not told, or a CPU."""
+    memory_bytes: int | None
+    """All that its GPU has."""
+    max_rate: float | None
+    """With a confidence of 95 %, a smaller share of a worker's steps has an error: 3 /
+    compared_steps. None: too few steps to tell."""
+    not_shown: list[str]
+
+
 class RunResult(Struct, frozen=True, kw_only=True):
     """report.json without its schema number."""
 
@@ -96,6 +121,8 @@ class RunResult(Struct, frozen=True, kw_only=True):
     run: dict[str, Any]
     fingerprints: list[LastStep] = []
     """Of a run that came to its last step."""
+    scope: Scope | None = None
+    """None: it did not pass, or trained nothing."""
 
 
 class Judgement(Struct, frozen=True):

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from launcher.verdict.record import Case
 from launcher.verdict.results import Verdict, WorkerResult
+from launcher.verdict.scope import what_one_showed, what_was_equal
 from launcher.verdict.severity import CauseClass
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_UNNAMED
 from model_check.events import NonFinite, again
@@ -120,7 +121,8 @@ def _what_passed(case: Case, results: Sequence[WorkerResult]) -> str:
     sharing = names_by_text((row.name, _what_ran(case, row)) for row in results)
     ran = "; ".join(f"{listed(those)} {text}" for text, those in sharing.items())
     if len(sharing) == 1:
-        return f"{ran} each; {_what_was_compared(case, names, f'{steps} steps')}"
+        each = " each" if len(names) > 1 else ""
+        return f"{ran}{each}; {_what_was_compared(case, names, f'{steps} steps')}"
     return f"{ran}; {_what_was_compared(case, names, f'the {steps} that each trained')}"
 
 
@@ -131,7 +133,7 @@ def _what_ran(case: Case, row: WorkerResult) -> str:
 
 def _what_was_compared(case: Case, names: Sequence[str], steps: str) -> str:
     if len(names) == 1:
-        return "one worker, so nothing to compare it with"
+        return what_one_showed(case.histories[names[0]])
     if case.record.not_compared is not None:
         return f"not compared: {case.record.not_compared}"
     compared = [name for name in names if name in case.agreed_steps]
@@ -140,7 +142,8 @@ def _what_was_compared(case: Case, names: Sequence[str], steps: str) -> str:
         return "no two of them are alike, so nothing was compared"
     agreed = min(case.agreed_steps[name] for name in compared)
     whose = f" of {listed(compared)}" if alone else ""
-    text = f"loss and gradient norm{whose} equal bit for bit in {agreed} of {steps}"
+    histories = [case.histories[name] for name in compared]
+    text = what_was_equal(histories, whose, f"{agreed} of {steps}")
     if alone:
         text += f"; {listed(alone)} {'has' if len(alone) == 1 else 'have'} no equal here"
     return text

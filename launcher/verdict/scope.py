@@ -1,0 +1,138 @@
+"""What a run that passed has shown, and what it has not. Pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from launcher.verdict.record import Case
+from launcher.verdict.results import RunResult, Scope, Verdict
+from launcher.verdict.steps import History
+
+_RULE_OF_THREE = 3
+"""Of n steps without an error: with a confidence of 95 % fewer than 3 in n steps have one (Hanley,
+Lippman-Hand: If nothing goes wrong, is everything all right? JAMA 1983)."""
+_STATE_AND_FLOW = "gradients, weights, moments and what flows between blocks"
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+
+
+def scope_of(case: Case, result: RunResult) -> Scope | None:
+    """None: the run did not pass, or trained nothing (a foreign command)."""
+    steps = min((worker.steps for worker in result.workers), default=0)
+    if result.verdict not in (Verdict.PASS, Verdict.WARN) or steps == 0:
+        return None
+    histories = [case.histories[worker.name] for worker in result.workers]
+    compared = min(case.agreed_steps.values(), default=0)
+    touched, memory = min(map(_memory, histories), key=_share)
+    return Scope(
+        steps=steps,
+        compared_steps=compared,
+        fingerprints=fingerprints_of(histories),
+        flops=_flops(histories),
+        dtype=next(iter(_said(histories, "dtype")), None),
+        kernels=_said(histories, "attention_backend"),
+        memory_touched_bytes=touched,
+        memory_bytes=memory,
+        max_rate=_RULE_OF_THREE / compared if compared > _RULE_OF_THREE else None,
+        not_shown=list(_not_shown(case.record.device, compared, knows_memory=memory is not None)),
+    )
+
+
+def scope_lines(scope: Scope, num_workers: int) -> Iterator[str]:
+    """For people, above the verdict."""
+    if checked := ", ".join(_checked(scope, num_workers)):
+        yield f"checked: {checked}"
+    yield f"not shown: {', '.join(scope.not_shown)}"
+
+
+def fingerprints_of(histories: Iterable[History]) -> str:
+    """What fingerprints all of them took in each step: `full`, `rotate` (a part) or `off`."""
+    said = {str(history.detail.get("fingerprints")).partition(",")[0] for history in histories}
+    return next((how for how in ("full", "rotate") if said == {how}), "off")
+
+
+def what_was_equal(histories: Sequence[History], whose: str, count: str) -> str:
+    """Of several workers without a difference. `count`: `9 of 9 steps`."""
+    how, equal = fingerprints_of(histories), f"{whose} equal bit for bit in {count}"
+    if how == "full":
+        return f"loss, {_STATE_AND_FLOW}{equal}"
+    if how == "off":
+        return f"loss and gradient norm{equal}"
+    whole = "the first and the last" if all(h.is_finished for h in histories) else "the first"
+    return f"loss and gradient norms{equal}, a part of {_STATE_AND_FLOW} in each, all in {whole}"
+
+
+def what_one_showed(history: History) -> str:
+    """Of a worker that has nobody to be compared with."""
+    parts = ["one worker, so nothing to compare it with"]
+    how = fingerprints_of([history])
+    if how != "off":
+        whose = "its weights and moments" if how == "full" else "what was watched of its state"
+        parts.append(f"{whose} stayed as each update left {'them' if how == 'full' else 'it'}")
+    if history.repeated:
+        parts.append("the passes of its first step gave the same bits twice")
+    return "; ".join(parts)
+
+
+def _said(histories: Iterable[History], key: str) -> list[str]:
+    values = (history.detail.get(key) for history in histories)
+    return list(dict.fromkeys(str(value) for value in values if value is not None))
+
+
+def _flops(histories: Sequence[History]) -> float | None:
+    """Of the worker that did least."""
+    of_token = [history.detail.get("flops_per_token") for history in histories]
+    known = [
+        history.tokens * flops
+        for history, flops in zip(histories, of_token, strict=True)
+        if isinstance(flops, int | float)
+    ]
+    return min(known) if len(known) == len(histories) else None
+
+
+def _memory(history: History) -> tuple[int | None, int | None]:
+    """(touched, all there is) of its GPU, bytes; None: not told, or it is a CPU."""
+    memory, done = history.detail.get("memory_bytes"), history.done
+    if not isinstance(memory, int) or done is None or done.peak_memory_bytes is None:
+        return None, None
+    return done.peak_memory_bytes, memory
+
+
+def _share(of_one: tuple[int | None, int | None]) -> float:
+    touched, memory = of_one
+    return touched / memory if touched is not None and memory else 0.0
+
+
+def _checked(scope: Scope, num_workers: int) -> Iterator[str]:
+    work = [] if scope.flops is None else [_in_words(scope.flops)]
+    work += ["a worker"] if work and num_workers > 1 else []
+    work += [] if scope.dtype is None else [f"in {scope.dtype}"]
+    work += [f"with {' and '.join(scope.kernels)} attention"] if scope.kernels else []
+    if work:
+        yield " ".join(work)
+    if scope.memory_touched_bytes is not None and scope.memory_bytes is not None:
+        touched, memory = scope.memory_touched_bytes / 2**30, scope.memory_bytes / 2**30
+        which = "each" if num_workers > 1 else "the"
+        yield f"{touched:.1f} of {memory:.1f} GiB of {which} GPU's memory"
+
+
+def _not_shown(device: str, compared_steps: int, *, knows_memory: bool) -> Iterator[str]:
+    if device == "cpu":
+        yield "GPUs"
+    else:
+        yield "links between GPUs"
+        yield from ["the rest of the memory"] if knows_memory else []
+    yield "other kernels"
+    if compared_steps == 0:
+        yield "wrong numbers (nothing was compared)"
+        return
+    yield "faults that all workers share"
+    if compared_steps > _RULE_OF_THREE:
+        yield f"errors in fewer than {_RULE_OF_THREE} of {compared_steps} steps (95 %)"
+    else:
+        yield f"rare errors (too few steps: {compared_steps})"
+
+
+def _in_words(flops: float) -> str:
+    """`120 TFLOP`"""
+    thousands = 0
+    while flops >= 1000 and thousands < len(_PREFIXES) - 1:
+        flops, thousands = flops / 1000, thousands + 1
+    return f"{flops:.{0 if flops >= 10 else 1}f} {_PREFIXES[thousands]}FLOP"
