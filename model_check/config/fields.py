@@ -48,7 +48,7 @@ class Field(Struct, frozen=True):
     def doc(self) -> str:
         """What the setting means; empty where the schema does not say."""
         section, _, key = self.name.rpartition(".")
-        return _meanings(sections()[section]).get(key, "")
+        return meanings(sections()[section]).get(key, "")
 
 
 @functools.cache
@@ -103,6 +103,21 @@ def setting_text(value: Any) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def meanings(struct: type[Struct]) -> dict[str, str]:
+    """Field -> the text below it in the source: Python does not keep such a text."""
+    import ast  # only for a page or a message that explains a field
+    import inspect
+
+    (definition,) = ast.parse(inspect.getsource(struct)).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for pair in pairwise(definition.body):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(key)), ast.Expr(value=ast.Constant(str(text))):
+                found[key] = " ".join(text.split())
+    return found
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
@@ -194,21 +209,6 @@ def _walk(struct: type[Struct], prefix: str) -> Iterator[tuple[str, msgspec.stru
 
 
 @functools.cache
-def _meanings(section: type[Struct]) -> dict[str, str]:
-    """Key -> the text below it in the schema's source: Python does not keep such a text."""
-    import ast  # only for a page or a message that explains a setting
-    import inspect
-
-    (definition,) = ast.parse(inspect.getsource(section)).body
-    assert isinstance(definition, ast.ClassDef)
-    found: dict[str, str] = {}
-    for pair in pairwise(definition.body):
-        match pair:
-            case ast.AnnAssign(target=ast.Name(key)), ast.Expr(value=ast.Constant(str(text))):
-                found[key] = " ".join(text.split())
-    return found
-
-
 def _bare(hint: Any) -> Any:
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.conftest import DEADLINE_S, ROOT, Launcher, Run
+from tests.launcher.report.report_schema import faults
 
 Alive = Callable[[Path], list[str]]
 STEP_LINE = re.compile(
@@ -47,7 +48,10 @@ def test_a_clean_run_passes_compares_and_reports(launcher: Launcher, alive: Aliv
         steps = [line for line in run.lines(f"[{name}] Step") if STEP_LINE.fullmatch(line)]
         assert len(steps) == 4, run.output
     assert all(line.startswith(("[launcher] ", "[CPU0] ", "[CPU1] ")) for line in lines_of(run))
-    assert "equal bit for bit in 4 of 4 steps" in run.report()["summary"]
+    assert "what flows between blocks equal bit for bit in 4 of 4 steps" in run.report()["summary"]
+    assert faults(run.report()) == []
+    assert run.report()["scope"]["max_rate"] == 0.75
+    assert "[launcher] not shown: GPUs, " in run.output
     assert alive(run.directory) == []
     assert_directory_is_whole(run)
     assert not list(run.directory.glob("*.stacks.txt"))
