@@ -1,6 +1,6 @@
 """A verdict and what telemetry reported of the GPUs -> the verdict with both. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from types import MappingProxyType
 
 from msgspec.structs import replace
@@ -11,7 +11,13 @@ from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Symptom, worst
 from launcher.verdict.slow import Slow
 from launcher.verdict.summary import names_by_text
-from model_check.errors import EXIT_HEALTH, EXIT_INTERNAL, EXIT_PASS
+from model_check.errors import (
+    EXIT_DISAGREEMENT,
+    EXIT_HEALTH,
+    EXIT_INTERNAL,
+    EXIT_PASS,
+    EXIT_UNNAMED,
+)
 from model_check.events import Telemetry
 
 _LETS_PASS = "launch.fail_on lets it pass"
@@ -35,14 +41,19 @@ def with_health(
 
     A hard symptom fails its GPU's row, whatever the row was; any other makes a PASS a WARN. The
     run ends with exit code 22 for a severity that `fail_on` holds, unless it failed otherwise.
+    Where two workers differ, a hard symptom of one of them tells which is odd.
     """
     found = _find_symptoms(result, healths, slow)
+    differing, odd = _odd_by_symptoms(result, found)
     told = [
         replace(worker, telemetry=healths.get(worker.name), slow=slow.get(worker.name, (None,))[0])
         for worker in result.workers
     ]
     workers = [_row(worker, found.get(worker.name, ())) for worker in told]
     decided = _decide(result, found, fail_on)
+    if odd is not None:
+        decided = _named(decided, odd)
+        workers = [_cleared(row, odd) if row.name in differing - {odd} else row for row in workers]
     remarks = [decided.summary]
     # Any other end has a cause of its own, and warnings would only hide it.
     if result.exit_code == EXIT_PASS:
@@ -111,6 +122,29 @@ def _decide(result: RunResult, found: Symptoms, fail_on: Collection[str]) -> Run
     if result.verdict is not Verdict.PASS:
         return replace(result, summary=summary)
     return replace(result, verdict=Verdict.WARN, summary=f"{summary}; {_LETS_PASS}")
+
+
+def _odd_by_symptoms(result: RunResult, found: Symptoms) -> tuple[Set[str], str | None]:
+    """The workers that differ without a majority; of two, the one whose GPU has a hard symptom.
+    None: both have one, or neither. Of more, the others would differ without it, too."""
+    if result.exit_code != EXIT_UNNAMED or result.disagreement is None:
+        return set(), None
+    differing = set(result.disagreement.bits)
+    condemned = [name for name in differing if name in found and worst(found[name]).is_hard]
+    is_told = len(differing) == 2 and len(condemned) == 1
+    return differing, condemned[0] if is_told else None
+
+
+def _named(result: RunResult, odd: str) -> RunResult:
+    summary = f"{result.summary}; the health of {odd} tells that it is the odd one"
+    code = EXIT_DISAGREEMENT
+    return replace(result, verdict=Verdict.FAIL, exit_code=code, culprits=[odd], summary=summary)
+
+
+def _cleared(worker: WorkerResult, odd: str) -> WorkerResult:
+    """The row of a worker that differs from `odd`: nothing is known against it."""
+    cause = f"differs from {odd}, whose health tells that it is the odd one"
+    return replace(worker, verdict=Verdict.STOPPED, cause=cause, cause_class=None, severity=None)
 
 
 def _fails(found: Sequence[Symptom], fail_on: Collection[str]) -> bool:

@@ -11,6 +11,7 @@ from launcher.report.page import page
 from launcher.telemetry.health import Record, slow_symptom, symptoms
 from launcher.telemetry.health_result import with_health
 from launcher.telemetry.xids import xid_symptom
+from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.health import Health
 from launcher.verdict.results import Judgement, RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Severity, Symptom
@@ -568,6 +569,48 @@ def test_a_run_that_ended_otherwise_keeps_its_exit_code_and_tells_both(exit_code
     )
     assert [worker.verdict for worker in result.workers] == [Verdict.FAIL, Verdict.FAIL]
     assert [worker.cause_class for worker in result.workers] == [None, CauseClass.HARDWARE]
+
+
+def differing(*names: str) -> RunResult:
+    """A tie between these, of three."""
+    bits = {name: f"{number:016x}" for number, name in enumerate(names)}
+    result = result_of(*[Verdict.INCONCLUSIVE] * len(names), PASS, exit_code=23)
+    return replace(
+        result, verdict=Verdict.INCONCLUSIVE, disagreement=Disagreement(2, "weights", bits)
+    )
+
+
+@pytest.mark.parametrize("fail_on", [DEFAULT, ()])
+@pytest.mark.parametrize("bad", [FAILED_REMAP, PENDING])
+def test_of_two_that_differ_a_hard_symptom_of_one_tells_which(
+    bad: Record, fail_on: tuple[str, ...]
+) -> None:
+    result = judged(differing("GPU0", "GPU1"), {"GPU0": NARROW, "GPU1": bad}, fail_on)
+    assert (result.exit_code, result.verdict, result.culprits) == (21, Verdict.FAIL, ["GPU1"])
+    assert [row.verdict for row in result.workers] == [Verdict.STOPPED, Verdict.FAIL, PASS]
+    peer = result.workers[0]
+    assert (peer.severity, peer.cause_class) == (None, None)
+    assert peer.cause == "differs from GPU1, whose health tells that it is the odd one"
+    assert result.summary.startswith("as it was; GPU1: ")
+    assert result.summary.endswith("; the health of GPU1 tells that it is the odd one")
+
+
+@pytest.mark.parametrize(
+    ("names", "records"),
+    [
+        (("GPU0", "GPU1"), {"GPU0": FAILED_REMAP, "GPU1": PENDING}),
+        (("GPU0", "GPU1"), {"GPU0": NARROW, "GPU1": WELL}),
+        (("GPU0", "GPU1"), {"GPU0": SILENT, "GPU1": WELL}),
+        (("GPU0", "GPU1"), {"GPU2": FAILED_REMAP}),
+        (("GPU0", "GPU1", "GPU2"), {"GPU1": FAILED_REMAP}),
+    ],
+)
+def test_a_tie_stays_one_where_health_does_not_tell(
+    names: tuple[str, ...], records: dict[str, Record]
+) -> None:
+    result = judged(differing(*names), records, DEFAULT)
+    assert (result.exit_code, result.verdict, result.culprits) == (23, Verdict.INCONCLUSIVE, [])
+    assert "odd" not in result.summary
 
 
 def test_what_is_not_proven_is_decided_by_a_symptom() -> None:
