@@ -68,7 +68,8 @@ THREADS_ADVICE = (
 
 EPILOG = """exit codes:
   0 trained to the end    2 usage or configuration    20 NaN or Inf    69 no usable GPU
-  1 unexpected failure    128+N ended by signal N"""
+  1 unexpected failure    21 weights or moments changed by themselves
+  128+N ended by signal N"""
 
 
 @dataclass(frozen=True)

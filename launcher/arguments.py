@@ -19,10 +19,11 @@ from model_check.utils.project_files import COMMAND
 
 _EXIT_CODES = """\
 exit codes:
-  0 every worker passed        2 usage or configuration   20 NaN or Inf
-  21 workers disagree          22 health (launch.fail_on) 69 no usable GPU, or
-                                                          one is missing
-  70 our own fault             124 hang                   128+N by signal N
+  0 every worker passed        2 usage, configuration, or not comparable
+  20 NaN or Inf                21 a worker is named: odd, or its state changed
+  22 health (launch.fail_on)   23 workers differ, none can be named
+  69 no usable GPU, or one     70 our own fault
+     is missing                124 hang    128+N ended by signal N
   else the exit code of the worker that failed first
 """
 _VERBS_HELP = """
@@ -30,7 +31,7 @@ verbs (run.sh VERB --help):
   doctor                  what of this machine is fine, what not, what to do
   config show             every setting, its value and where it came from
   report RUN_DIR ...      rebuild the reports of finished runs
-  runs [open | clear]     your run directories: list, a report, an end to the old
+  runs [open | clear]     your run directories: list, a report, clear the old
   prepare [OPTIONS]       the token cache alone: build, --list, --verify, --gc
   export CHECKPOINT OUT   what transformers loads, made of a checkpoint
   train TEXT [OPTIONS]    train on your own text: one worker, checkpoints

@@ -61,7 +61,10 @@ def test_help_lists_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse("--help")
     assert caught.value.code == 0
-    assert "69 no usable GPU" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    for told in ("69 no usable GPU", "21 a worker is named", "23 workers differ, none"):
+        assert any(told in line for line in lines)
+    assert any(line.startswith("  report RUN_DIR ... ") for line in lines), "not as a table"
 
 
 def test_a_setting_may_be_written_in_the_way_of_hydra() -> None:
