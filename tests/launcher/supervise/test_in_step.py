@@ -89,6 +89,15 @@ def test_a_difference_is_settled_between_two_steps(lab: Lab) -> None:
     assert all(history.num_steps < 1000 for history in seen.histories.values())
 
 
+def test_one_of_eight_that_differs_is_named(lab: Lab) -> None:
+    (lab.dir / "go").touch()
+    watch = Watch({f"W{n}": "H100" for n in range(8)}, max_lead=2)
+    commands = [stepper(4, "differ@2" if n == 6 else "") for n in range(8)]
+    outcome = lab.run(*commands, events=True, observe=watch)
+    assert (outcome.end.exit_code, outcome.end.culprits) == (21, ("W6",))
+    assert watch.vectors.keys() == {f"W{n}" for n in range(8)}
+
+
 def says_steps(num_steps: int, loss: float = 1.0, then: str = "") -> tuple[str, ...]:
     """A worker that never reads its socket."""
     line = Step(t=1, step=123456, loss=loss.hex(), grad_norm=(1.0).hex(), lr=0.1, ms=1.0, tokens=1)

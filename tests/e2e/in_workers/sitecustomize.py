@@ -1,0 +1,70 @@
+"""Python reads this when its directory is on PYTHONPATH: faults that no one drill can make.
+
+DRILLS: JSON, worker -> its own drill. VARYING: `P SEED`, and with probability P the output of the
+first block has one bit turned over, in each worker another one, each time that it is computed; the
+file WORKER.varied in the run directory counts them. DIES_WHEN_ASKED: the worker that is killed when
+its fingerprints are asked for.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+WORKER = os.environ.get("MODEL_CHECK_WORKER")
+
+
+def main() -> None:
+    if drill := json.loads(os.environ.get("DRILLS", "{}")).get(WORKER):
+        sys.argv.append(f"debug.drill={drill}")
+    if varying := os.environ.get("VARYING"):
+        probability, seed = varying.split()
+        vary(float(probability), random.Random(f"{seed} {WORKER}"))
+    if os.environ.get("DIES_WHEN_ASKED") == WORKER:
+        die_when_asked()
+
+
+def vary(probability: float, dice: random.Random) -> None:
+    import torch
+    from torch.nn.modules.module import register_module_forward_hook
+
+    first_block: list[torch.nn.Module] = []
+
+    def spoil(module: torch.nn.Module, _inputs: Any, output: Any) -> Any:
+        if type(module).__name__ == "Block" and not first_block:
+            first_block.append(module)
+        if [module] != first_block or dice.random() >= probability:
+            return None
+        count()
+        other = output.clone()
+        values = other.data.view(torch.int32).view(-1)
+        values[dice.randrange(len(values))] ^= 1 << dice.randrange(23)
+        return other
+
+    register_module_forward_hook(spoil)
+
+
+def count() -> None:
+    with (Path(os.environ["MODEL_CHECK_RUN_DIR"]) / f"{WORKER}.varied").open("a") as file:
+        file.write("x")
+
+
+def die_when_asked() -> None:
+    from model_check.events import AskVectors, Command, EventSink
+
+    heard = EventSink.commands
+
+    def commands(sink: EventSink) -> list[Command]:
+        found = heard(sink)
+        if any(isinstance(command, AskVectors) for command in found):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    EventSink.commands = commands  # type: ignore[method-assign]
+
+
+if WORKER and Path(sys.argv[0]).name == "pretrain_main.py":
+    main()

@@ -1,0 +1,109 @@
+"""Who is named when bits differ: real trainers, compared while they train."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import DEADLINE_S, ROOT, Launcher, Run
+from tests.e2e.test_in_step import events, pid_of
+from tests.e2e.test_run import read_until
+
+IN_WORKERS = Path(__file__).with_name("in_workers")
+NORM = "layers.0.attention_norm.weight"
+NUM_STEPS = 1000
+
+
+def with_drills(launcher: Launcher, num_workers: int, drills: dict[str, str], **env: str) -> Run:
+    """A run in which each worker has its own drill."""
+    env |= {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}", "DRILLS": json.dumps(drills)}
+    return launcher(f"--workers={num_workers}", **env)
+
+
+def flip(bit: int) -> str:
+    return f"flip_gradient@2:all:{NORM}:{bit}"
+
+
+@pytest.mark.parametrize(
+    "drills",
+    [{"CPU2": flip(3), "CPU3": flip(3)}, {"CPU2": flip(3), "CPU3": flip(4)}],
+    ids=["2-2", "2-1-1"],
+)
+def test_without_a_majority_nobody_is_named(launcher: Launcher, drills: dict[str, str]) -> None:
+    run = with_drills(launcher, 4, drills)
+    assert run.exit_code == 23, run.output
+    assert set(run.verdicts().values()) == {"INCONCLUSIVE"}
+    assert run.report()["culprits"] == []
+    assert f"the gradient of {NORM}" in run.report()["summary"]
+    assert run.report()["disagreement"]["step"] == 2
+
+
+@pytest.mark.parametrize("odd", ["CPU0", "CPU2"])
+def test_the_odd_one_is_named_wherever_it_stands(launcher: Launcher, odd: str) -> None:
+    run = launcher(f"debug.drill=flip_gradient@2:{odd}:{NORM}:3", "--workers=3")
+    assert_named(run, odd)
+    tensor = run.report()["disagreement"]["tensor"]
+    assert tensor == {"name": NORM, "found": {odd: [[0, 3]]}, "num_others": 0}
+
+
+def test_two_of_five_that_are_wrong_in_the_same_way_are_both_named(launcher: Launcher) -> None:
+    run = with_drills(launcher, 5, {"CPU0": flip(3), "CPU3": flip(3)})
+    assert_named(run, "CPU0", "CPU3")
+
+
+def assert_named(run: Run, *odd: str) -> None:
+    assert run.exit_code == 21, run.output
+    assert run.report()["culprits"] == list(odd)
+    assert [w for w, verdict in run.verdicts().items() if verdict == "SUSPECT"] == list(odd)
+
+
+def test_a_worker_alone_is_named_when_its_weight_changed_by_itself(launcher: Launcher) -> None:
+    run = launcher(f"debug.drill=flip@2:CPU0:{NORM}:3", "--workers=1")
+    assert_named(run, "CPU0")
+    assert f"{NORM} changed (bit 3 of value 0)" in run.report()["summary"]
+
+
+def test_a_worker_that_dies_while_a_difference_is_settled_hides_it_not(
+    launcher: Launcher,
+) -> None:
+    run = with_drills(launcher, 3, {"CPU0": flip(3)}, DIES_WHEN_ASKED="CPU2")
+    assert run.exit_code == 137, run.output
+    verdicts = run.verdicts()
+    assert (verdicts["CPU0"], verdicts["CPU2"]) == ("SUSPECT", "FAIL")
+    assert verdicts["CPU1"] in ("STOPPED", "PASS")
+    assert f"CPU0 differs in the gradient of {NORM} (bit 3 of value 0)" in run.report()["summary"]
+
+
+def test_a_flip_in_the_last_step_of_a_slow_worker_still_meets_its_witnesses(
+    launcher: Launcher,
+) -> None:
+    """The others have finished seconds before."""
+    last = NUM_STEPS - 1
+    process = launcher.start(
+        f"debug.drill=flip_gradient@{last}:CPU1:{NORM}:3",
+        *(f"--max-steps={NUM_STEPS}", f"launch.max_lead={NUM_STEPS}", "--workers=3"),
+    )
+    directory = launcher.cwd / "run"
+    seen = read_until(process, "[CPU1] Step [2/")
+    slow = pid_of("CPU1", directory)
+    os.kill(slow, signal.SIGSTOP)
+    for name in ("cpu0", "cpu2"):
+        wait_until_it_waited(directory / f"{name}.events.jsonl", num_beats=3)
+    os.kill(slow, signal.SIGCONT)
+    run = launcher.finish(process, seen)
+    assert_named(run, "CPU1")
+    found = run.report()["disagreement"]
+    assert (found["step"], found["quantity"]) == (last, "gradients")
+    assert found["tensor"]["found"] == {"CPU1": [[0, 3]]}
+    assert run.verdicts() == {"CPU0": "PASS", "CPU1": "SUSPECT", "CPU2": "PASS"}
+
+
+def wait_until_it_waited(path: Path, num_beats: int) -> None:
+    """A worker that waits beats once a second."""
+    until = time.monotonic() + DEADLINE_S
+    while [event["kind"] for event in events(path)][-num_beats:] != ["beat"] * num_beats:
+        assert time.monotonic() < until
+        time.sleep(0.05)
