@@ -8,13 +8,13 @@ from msgspec.structs import replace
 
 from launcher.report.closing import closing_lines
 from launcher.report.table import row, table
-from launcher.verdict.disagreement import Disagreement
+from launcher.verdict.disagreement import Disagreement, Mismatch
 from launcher.verdict.judge import judge
 from launcher.verdict.record import Case, RunEnd, RunRecord, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, Verdict
 from launcher.verdict.severity import CauseClass, Severity
 from launcher.verdict.steps import History
-from model_check.events import Done, Evaluation, NonFinite, Origin, Phase, Step
+from model_check.events import Break, Done, Evaluation, NonFinite, Origin, Phase, Step
 
 LOSS = (2.5).hex()
 RECORD = RunRecord(
@@ -161,6 +161,73 @@ def test_a_disagreement_of_two_is_inconclusive() -> None:
     result = judged(end, workers, dict.fromkeys(tie.bits, trained()))
     assert {w.verdict for w in result.workers} == {Verdict.INCONCLUSIVE}
     assert result.verdict is Verdict.INCONCLUSIVE
+
+
+def told(*events: Any) -> History:
+    history = trained(2)
+    for event in events:
+        history.record(event)
+    return history
+
+
+BROKEN = Break(step=2, quantity="exp_avg", tensor="w", since=1, found=[[5, 3]])
+SUSPECTED = (CauseClass.UNKNOWN, Severity.MONITOR)
+
+
+@pytest.mark.parametrize("is_known_to_differ", [False, True])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_state_that_changed_by_itself_names_its_worker_of_one_and_of_two(
+    num_workers: int, is_known_to_differ: bool
+) -> None:
+    names = ["GPU0", "GPU1"][:num_workers]
+    tie = Disagreement(2, "before.exp_avg", {"GPU0": "a", "GPU1": "b"})
+    end = RunEnd(
+        exit_code=21 if num_workers == 1 or not is_known_to_differ else 23,
+        reason="r",
+        culprits=["GPU0"] if not is_known_to_differ else [],
+        disagreement=tie if is_known_to_differ and num_workers == 2 else None,
+    )
+    workers = [ended(name, 143, stopped_by_us=True) for name in names]
+    result = judged(end, workers, {"GPU0": told(BROKEN), "GPU1": told()})
+    first, *others = result.workers
+    assert first.verdict is Verdict.SUSPECT
+    assert (first.cause_class, first.severity) == SUSPECTED
+    assert [row.verdict for row in others] == [Verdict.STOPPED] * (num_workers - 1)
+    assert (result.verdict, result.exit_code) == (Verdict.SUSPECT, 21)
+    assert result.summary == (
+        "GPU0: the exp_avg of w changed (bit 3 of value 5) between the update of step 1 and that "
+        "of step 2: nothing in its program did that"
+    )
+
+
+def test_a_worker_that_ended_of_its_broken_state_has_not_just_failed() -> None:
+    history = told(BROKEN, Done(exit_code=21, error="changed"))
+    end = RunEnd(exit_code=21, reason="r", culprits=["GPU0"])
+    result = judged(end, [ended("GPU0", 21)], {"GPU0": history})
+    assert (result.verdict, result.exit_code) == (Verdict.SUSPECT, 21)
+
+
+def test_a_first_step_that_does_not_repeat_itself_is_invalid() -> None:
+    step = Step(step=0, loss=LOSS, grad_norm=LOSS, lr=1.0, ms=1.0, tokens=1, repeated=False)
+    end = RunEnd(exit_code=2, reason="r", culprits=["GPU1"])
+    workers = [ended(name, 143, stopped_by_us=True) for name in ("GPU0", "GPU1")]
+    result = judged(end, workers, {"GPU0": told(), "GPU1": told(step)})
+    assert [row.verdict for row in result.workers] == [Verdict.STOPPED, Verdict.INVALID]
+    assert (result.verdict, result.exit_code) == (Verdict.INVALID, 2)
+    assert result.workers[1].cause_class is CauseClass.SOFTWARE
+    assert "gave other bits when they were computed twice" in result.summary
+
+
+def test_workers_that_cannot_be_compared_are_invalid() -> None:
+    mismatch = Mismatch("torch", {"GPU0": "2.13", "GPU2": "2.12"})
+    end = RunEnd(exit_code=2, reason=str(mismatch), mismatch=mismatch)
+    workers = [ended(f"GPU{n}", 143, stopped_by_us=True) for n in range(3)]
+    result = judged(end, workers, {f"GPU{n}": told() for n in range(3)})
+    invalid, stopped = Verdict.INVALID, Verdict.STOPPED
+    assert [row.verdict for row in result.workers] == [invalid, stopped, invalid]
+    assert (result.verdict, result.exit_code, result.culprits) == (Verdict.INVALID, 2, [])
+    assert result.workers[0].cause_class is CauseClass.USER
+    assert result.summary == ("not comparable: the workers differ in torch: GPU0 2.13, GPU2 2.12")
 
 
 def test_a_run_that_a_person_stopped_blames_nobody() -> None:

@@ -5,9 +5,10 @@ import pytest
 from launcher.verdict.live import GO_S, SETTLE_S, SETTLE_STEPS, Watch
 from launcher.verdict.observer import NEVER
 from launcher.verdict.record import Stop
-from model_check.errors import EXIT_DISAGREEMENT
+from model_check.errors import EXIT_DISAGREEMENT, EXIT_UNNAMED, EXIT_USAGE
 from model_check.events import (
     AskVectors,
+    Break,
     Credit,
     Done,
     Event,
@@ -154,3 +155,34 @@ def test_the_latest_vectors_of_each_worker_are_kept() -> None:
     tell(seen, ("a", Vectors(step=3)), ("a", Vectors(step=9)), ("b", Vectors(step=9)))
     assert seen.last_vectors == dict.fromkeys("ab", Vectors(step=9))
     assert seen.vectors == {}
+
+
+def test_a_broken_state_ends_the_run_at_once_and_names_its_worker() -> None:
+    seen = watch("a", "b")
+    (stop,) = tell(seen, ("b", Break(step=3, quantity="weights", tensor="w", found=[[7, 1]])))
+    assert (stop.exit_code, stop.culprits) == (EXIT_DISAGREEMENT, ("b",))
+    assert "b: w changed (bit 1 of value 7) between the start and that of step 3" in str(
+        stop.reason
+    )
+
+
+def test_a_first_step_that_does_not_repeat_itself_ends_the_run_before_anybody_is_named() -> None:
+    seen = watch("a", "b")
+    first = Step(step=0, loss=OTHER, grad_norm=SAME, lr=1.0, ms=1.0, tokens=8, repeated=False)
+    (stop,) = tell(seen, ("a", step(0)), ("b", first))
+    assert (stop.exit_code, stop.culprits) == (EXIT_USAGE, ("b",))
+
+
+def test_workers_with_another_stack_end_before_their_first_step() -> None:
+    seen = watch("a", "b")
+    phases = [Phase(name="build", detail={"torch": version}) for version in ("2.13", "2.12")]
+    (stop,) = tell(seen, *zip("ab", phases, strict=True))
+    assert (stop.exit_code, stop.culprits) == (EXIT_USAGE, ())
+    assert seen.mismatch is not None
+
+
+def test_two_that_differ_are_another_exit_code_than_one_that_is_odd() -> None:
+    seen = watch("a", "b")
+    tell(seen, ("a", step(1)), ("b", step(1, OTHER)))
+    stops = tell(seen, ("a", Vectors(step=1)), ("b", Vectors(step=1)))
+    assert [(stop.exit_code, stop.culprits) for stop in stops] == [(EXIT_UNNAMED, ())]
