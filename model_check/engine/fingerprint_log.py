@@ -61,6 +61,7 @@ class FingerprintLog:
     def __init__(self) -> None:
         self._kept: deque[StepPrints] = deque(maxlen=NUM_KEPT)
         self._rehearsal: dict[Entry, int] = {}
+        self._scale: float | None = None
         self._left: dict[tuple[str, str], int] = {}
         """(quantity, tensor) -> what the last update left, as far as it was taken."""
         self._left_at: int | None = None
@@ -72,11 +73,11 @@ class FingerprintLog:
         """Of the latest step."""
         return self._kept[-1].roll_ups if self._kept else {}
 
-    def begin(self, prints: Prints) -> None:
+    def begin(self, prints: Prints, loss_scale: float | None = None) -> None:
         """The state that the first step begins with, and both its passes, where they were computed
-        once before it."""
+        once before it, at this loss scale."""
         rehearsal = StepPrints(-1, prints)
-        self._rehearsal = rehearsal.of(_PASSES)
+        self._rehearsal, self._scale = rehearsal.of(_PASSES), loss_scale
         self._left = {
             _place(entry): value
             for entry, value in rehearsal.values.items()
@@ -88,7 +89,10 @@ class FingerprintLog:
         if metrics.prints is None:
             return
         taken = StepPrints(metrics.step, metrics.prints)
-        self.repeated = self._rehearsal == taken.of(_PASSES) if self._rehearsal else None
+        self.repeated = None
+        # Where it overflowed it was trained again at a smaller scale.
+        if self._rehearsal and metrics.loss_scale == self._scale:
+            self.repeated = self._rehearsal == taken.of(_PASSES)
         self._rehearsal = {}
         self._kept.append(taken)
 

@@ -105,7 +105,9 @@ class Trainer:
             return
         with kept_rng():
             accumulate(self.state.model, data, self.state.optimizer, self.plan)
-        self.fingerprints.begin(taken.before_update())
+        scale = self.state.optimizer.loss_scale
+        at = None if scale is None else float(scale.value)  # sync
+        self.fingerprints.begin(taken.before_update(), at)
 
     def _take(self, steps: Iterable[StepMetrics]) -> None:
         for metrics in map(self.overflow.settle, steps):

@@ -182,6 +182,9 @@ def test_a_step_that_overflows_is_repeated_at_half_the_scale_until_it_fits(
     assert f"an overflow; repeated at {scale_of(run).value:g}" in note
     assert note in run.kept.lines
     assert scale_of(run).value.item() < TOO_LARGE
+    # Another scale gives other bits: that is no proof that kernels vary.
+    assert [step.repeated for step in run.kept.steps()] == [None] * 4
+    assert [step.repeated for step in plain.kept.steps()] == [True, None, None, None]
     assert run.trainer.state.optimizer.num_steps.item() == 4
     for ours, theirs in zip(run.bits(), plain.bits(), strict=True):
         for one, other in zip(ours, theirs, strict=True):
