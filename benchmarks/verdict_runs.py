@@ -12,8 +12,8 @@ by itself, the first three through `bash run.sh --device cpu`:
 - steps: two trainers in this process, one after the other: no difference, no break.
 
 Columns of faults. step, later: found in its step, or in a later one. tensor: it is the one that the
-verdict tells; effect: a rotation saw first what followed from it. can tell bit: what is compared is
-what flipped, not what was computed from it.
+verdict tells; effect: a rotation saw first what followed from it. can tell bit: somebody is named,
+and what is compared is what flipped, not what was computed from it.
 """
 
 import argparse
@@ -183,8 +183,8 @@ def _at_module(name: str) -> tuple[str, ...]:
         return ("the loss",)
     before = BLOCKS[max(0, number - 1)]
     return (
-        f"{label('forward', block)} ",
-        f"{label('backward', before)} ",
+        label("forward", block),
+        label("backward", before),
         *(label(quantity, f"{block}.") for quantity in ("gradients", "grad_norms")),
     )
 
@@ -256,10 +256,10 @@ def _told(fault: Fault, run: Run) -> list[str]:
     step = re.search(r"^step (\d+)|that of step (\d+)", text)
     told = ["step" if step and str(fault.step) in step.groups() else "later"]
     told += ["other step"] * (told == ["later"] and fault.budget == "full")
-    has_tensor = any(name in f"{text} " for name in fault.tensors)
+    has_tensor = any(name in text for name in fault.tensors)
     told.append("tensor" if has_tensor else "other tensor" if fault.budget == "full" else "effect")
     is_before_update = fault.budget == "full" or " changed (" in text
-    if has_tensor and is_before_update and fault.flip is not None:
+    if has_tensor and is_before_update and fault.flip is not None and run.suspects:
         told += ["can tell bit", *(["bit"] if f"({fault.flip})" in text else [])]
     return told
 
