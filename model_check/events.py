@@ -48,6 +48,8 @@ ExactFloat = Annotated[
         r"(\+(\d{1,3}|10[01]\d|102[0-3])|-(\d{1,3}|10[0-6]\d|107[0-4])))$"
     ),
 ]
+Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+"""A fingerprint, hex."""
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 ExitCode = Annotated[int, msgspec.Meta(ge=0, le=255)]
 
@@ -66,8 +68,8 @@ class Step(_Event, frozen=True, kw_only=True, tag="step"):
     busy_ms: float | None = None
     """What it kept its device busy, milliseconds: by the GPU's own clock, or the CPU time of this
     process. None: not measured."""
-    fp: dict[str, str] = {}
-    """The roll-up of each quantity's fingerprints (see utils.fingerprint.QUANTITIES), hex; only
+    fp: dict[str, Sum] = {}
+    """The roll-up of each quantity's fingerprints (see utils.fingerprint.QUANTITIES); only
     what the slot of this step covers."""
     repeated: bool | None = None
     """Of the first step: whether its forward and backward pass gave equal bits when it was computed
@@ -79,8 +81,8 @@ class Vectors(_Event, frozen=True, kw_only=True, tag="vectors"):
     last step without being asked."""
 
     step: Natural
-    fp: dict[str, dict[str, str]] = {}
-    """Quantity -> tensor -> fingerprint, hex. Empty: the step is not known (any more)."""
+    fp: dict[str, dict[str, Sum]] = {}
+    """Quantity -> tensor -> fingerprint. Empty: the step is not known (any more)."""
     sizes: dict[str, list[int]] = {}
     """Tensor of a parameter or a site -> its number of values, and the bits of each."""
 

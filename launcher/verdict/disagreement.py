@@ -28,8 +28,9 @@ class Tensor(Struct, frozen=True):
 
     name: str
     found: Mapping[str, list[list[int]]]
-    """Each odd worker -> [value, bit] that flipped; several where the sums leave a choice, none
-    where more than one bit differs. Empty: nobody is odd, or the sums cannot tell."""
+    """Each odd worker, where nobody is odd each that differs from the first -> [value, bit] that
+    flipped; several where the sums leave a choice, none where more than one bit differs. Empty: the
+    sums cannot tell."""
     num_others: int = 0
     """Tensors of the same quantity that differ, too."""
 
@@ -120,9 +121,10 @@ def explain(found: Disagreement, vectors: Mapping[str, Vectors]) -> Disagreement
     ]
     if not differing:
         return found
-    values = {worker: int(of_worker[differing[0]], 16) for worker, of_worker in tensors.items()}
-    size = next(iter(vectors.values())).sizes.get(differing[0], [0, 0])
-    tensor = Tensor(differing[0], _flips(values, found.odd, size), len(differing) - 1)
+    first = differing[0]
+    values = {name: int(fp[first], 16) for name, fp in tensors.items() if first in fp}
+    size = next(iter(vectors.values())).sizes.get(first, [0, 0])
+    tensor = Tensor(first, _flips(values, found.odd, size), len(differing) - 1)
     return replace(found, tensor=tensor)
 
 
@@ -134,7 +136,7 @@ def _flips(
     if right is None or num_bits == 0:
         return {}
     return {
-        worker: [list(f) for f in flipped(right, values[worker], num_values, num_bits)]
-        for worker in odd
-        if worker in values and values[worker] != right
+        worker: [list(f) for f in flipped(right, value, num_values, num_bits)]
+        for worker, value in values.items()
+        if value != right
     }

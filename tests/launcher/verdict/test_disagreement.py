@@ -124,10 +124,13 @@ def test_a_difference_in_several_values_of_several_tensors_says_so() -> None:
     assert "in w1 (more than one bit) and 1 more: " in str(found)
 
 
-def test_of_two_the_tensor_is_named_and_nobody_else() -> None:
-    sent = {"GPU0": vectors(w1=5, w2=6), "GPU1": vectors(w1=5, w2=7)}
+def test_of_two_tensor_value_and_bit_are_named_and_nobody() -> None:
+    change = row_weight(0) * column_weight(9) << 30
+    sent = {"GPU0": vectors(w1=5, w2=6), "GPU1": vectors(w1=5, w2=6 + change)}
     found = explain(compared(step(4, weights="1"), step(4, weights="2")), sent)
-    assert "workers differ in w2, and no majority tells which is right: " in str(found)
+    assert found.odd == ()
+    where = "w2 (bit 30 of value 9), and no majority tells which is right: "
+    assert f"workers differ in {where}" in str(found)
 
 
 def test_without_an_answer_the_quantity_is_all() -> None:
