@@ -83,7 +83,7 @@ class Vectors(_Event, frozen=True, kw_only=True, tag="vectors"):
     step: Natural
     fp: dict[str, dict[str, Sum]] = {}
     """Quantity -> tensor -> fingerprint. Empty: the step is not known (any more)."""
-    sizes: dict[str, list[int]] = {}
+    sizes: dict[str, tuple[Natural, Natural]] = {}
     """Tensor of a parameter or a site -> its number of values, and the bits of each."""
 
 
@@ -100,8 +100,8 @@ class Break(_Event, frozen=True, kw_only=True, tag="break"):
     """All that have changed; `tensor` is the first, in the order of the model."""
     since: Natural | None = None
     """After the update of this step it was as it had to be."""
-    found: list[list[int]] = []
-    """[element, bit] of the flipped bit; several where the sums leave a choice, none where more
+    found: list[tuple[Natural, Natural]] = []
+    """(element, bit) of the flipped bit; several where the sums leave a choice, none where more
     than one value has changed."""
 
     @property

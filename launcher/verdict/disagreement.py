@@ -27,8 +27,8 @@ class Tensor(Struct, frozen=True):
     """The first tensor that differs, in the order of computation."""
 
     name: str
-    found: Mapping[str, list[list[int]]]
-    """Each odd worker, where nobody is odd each that differs from the first -> [value, bit] that
+    found: Mapping[str, list[tuple[int, int]]]
+    """Each odd worker, where nobody is odd each that differs from the first -> (value, bit) that
     flipped; several where the sums leave a choice, none where more than one bit differs. Empty: the
     sums cannot tell."""
     num_others: int = 0
@@ -123,20 +123,20 @@ def explain(found: Disagreement, vectors: Mapping[str, Vectors]) -> Disagreement
         return found
     first = differing[0]
     values = {name: int(fp[first], 16) for name, fp in tensors.items() if first in fp}
-    size = next(iter(vectors.values())).sizes.get(first, [0, 0])
+    size = next(iter(vectors.values())).sizes.get(first, (0, 0))
     tensor = Tensor(first, _flips(values, found.odd, size), len(differing) - 1)
     return replace(found, tensor=tensor)
 
 
 def _flips(
-    values: Mapping[str, int], odd: tuple[str, ...], size: list[int]
-) -> dict[str, list[list[int]]]:
+    values: Mapping[str, int], odd: tuple[str, ...], size: tuple[int, int]
+) -> dict[str, list[tuple[int, int]]]:
     right = next((value for worker, value in values.items() if worker not in odd), None)
     num_values, num_bits = size
     if right is None or num_bits == 0:
         return {}
     return {
-        worker: [list(f) for f in flipped(right, value, num_values, num_bits)]
+        worker: flipped(right, value, num_values, num_bits)
         for worker, value in values.items()
         if value != right
     }

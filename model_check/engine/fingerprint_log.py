@@ -41,7 +41,7 @@ class StepPrints:
                 quantity: {entry.tensor: f"{value:016x}" for entry, value in values.items()}
                 for quantity, values in self._by_quantity.items()
             },
-            sizes={e.tensor: [e.num_values, e.num_bits] for e in self.values},
+            sizes={e.tensor: (e.num_values, e.num_bits) for e in self.values},
         )
 
     def of(self, quantities: tuple[str, ...]) -> dict[Entry, int]:
@@ -143,7 +143,7 @@ class FingerprintLog:
             tensor=tensor,
             num_tensors=len(changed),
             since=self._left_at,
-            found=[list(f) for f in flipped(before, after, entry.num_values, entry.num_bits)],
+            found=flipped(before, after, entry.num_values, entry.num_bits),
         )
 
 

@@ -122,17 +122,17 @@ def test_a_large_tensor_is_taken_in_parts(
     monkeypatch.setattr(fingerprints, "PART_VALUES", 500)
     run = tiny_run(debug__drill=f"flip@2:all:{WQ}:5")
     event = broken(run)
-    assert (event.tensor, event.found) == (f"{WQ}[0:500]", [[0, 5]])
+    assert (event.tensor, event.found) == (f"{WQ}[0:500]", [(0, 5)])
 
 
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize(
     ("drill", "quantity", "tensor", "found"),
     [
-        (f"flip@2:all:{WQ}:0", "weights", WQ, [[0, 0]]),
-        ("flip@2:all:rope_cos:31", "weights", "rope_cos", [[0, 31]]),
-        (f"flip_moment@2:all:{WQ}:7", "exp_avg", WQ, [[0, 7]]),
-        (f"flip_moment@2:all:exp_avg_sq.{WQ}:7", "exp_avg_sq", WQ, [[0, 7]]),
+        (f"flip@2:all:{WQ}:0", "weights", WQ, [(0, 0)]),
+        ("flip@2:all:rope_cos:31", "weights", "rope_cos", [(0, 31)]),
+        (f"flip_moment@2:all:{WQ}:7", "exp_avg", WQ, [(0, 7)]),
+        (f"flip_moment@2:all:exp_avg_sq.{WQ}:7", "exp_avg_sq", WQ, [(0, 7)]),
         (f"burst@2:all:{WQ}:32", "weights", WQ, []),
     ],
 )
@@ -146,7 +146,7 @@ def test_state_that_changes_by_itself_is_named_without_a_peer(
 
 def test_a_change_before_the_first_step_is_noticed(tiny_run: MakeRun) -> None:
     event = broken(tiny_run(debug__drill=f"flip@0:all:{WQ}:3"))
-    assert (event.step, event.since, event.found) == (0, None, [[0, 3]])
+    assert (event.step, event.since, event.found) == (0, None, [(0, 3)])
     assert "between the start and that of step 0" in event.what
 
 
@@ -169,7 +169,7 @@ def test_a_change_after_the_last_step_is_noticed_before_it_is_saved(
     run = tiny_run(observers=(flips,), training__save_last="true")
     flips.weight = run.trainer.state.model.get_parameter(WQ)
     event = broken(run)
-    assert (event.step, event.since, event.found) == (4, 3, [[9, 0]])
+    assert (event.step, event.since, event.found) == (4, 3, [(9, 0)])
     assert not list(tmp_path.rglob("last.pt"))
     assert not any(isinstance(event, Evidence) for event in run.kept.events)
 

@@ -240,7 +240,7 @@ def test_a_flipped_bit_is_named_in_its_step(tiny_run: MakeRun) -> None:
     event = run.kept.events[-1]
     assert isinstance(event, Break)
     assert (event.step, event.since, event.quantity) == (2, 1, "weights")
-    assert (event.found, event.num_tensors) == ([[0, 3]], 1)
+    assert (event.found, event.num_tensors) == ([(0, 3)], 1)
 
 
 def test_an_unknown_parameter_of_a_drill_names_the_nearest(tiny_run: MakeRun) -> None:

@@ -103,7 +103,7 @@ def test_equals_with_another_stack_cannot_be_compared() -> None:
 
 def vectors(*, w1: int, w2: int) -> Vectors:
     weights = {"w1": f"{w1 % MODULUS:016x}", "w2": f"{w2 % MODULUS:016x}"}
-    sizes = {"w1": [5000, 32], "w2": [5000, 32]}
+    sizes = {"w1": (5000, 32), "w2": (5000, 32)}
     return Vectors(step=4, fp={"weights": weights}, sizes=sizes)
 
 

@@ -170,7 +170,7 @@ def told(*events: Any) -> History:
     return history
 
 
-BROKEN = Break(step=2, quantity="exp_avg", tensor="w", since=1, found=[[5, 3]])
+BROKEN = Break(step=2, quantity="exp_avg", tensor="w", since=1, found=[(5, 3)])
 SUSPECTED = (CauseClass.UNKNOWN, Severity.MONITOR)
 
 

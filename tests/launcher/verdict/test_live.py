@@ -159,7 +159,7 @@ def test_the_latest_vectors_of_each_worker_are_kept() -> None:
 
 def test_a_broken_state_ends_the_run_at_once_and_names_its_worker() -> None:
     seen = watch("a", "b")
-    (stop,) = tell(seen, ("b", Break(step=3, quantity="weights", tensor="w", found=[[7, 1]])))
+    (stop,) = tell(seen, ("b", Break(step=3, quantity="weights", tensor="w", found=[(7, 1)])))
     assert (stop.exit_code, stop.culprits) == (EXIT_DISAGREEMENT, ("b",))
     assert "b: w changed (bit 1 of value 7) between the start and that of step 3" in str(
         stop.reason
