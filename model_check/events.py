@@ -71,6 +71,8 @@ class Step(_Event, frozen=True, kw_only=True, tag="step"):
     fp: dict[str, Sum] = {}
     """The roll-up of each quantity's fingerprints (see utils.fingerprint.QUANTITIES); only
     what the slot of this step covers."""
+    taken: str = ""
+    """Which tensors those cover: only equal ones can be compared."""
     repeated: bool | None = None
     """Of the first step: whether its forward and backward pass gave equal bits when it was computed
     twice. None: it was computed once."""

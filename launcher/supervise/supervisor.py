@@ -293,6 +293,7 @@ class Supervisor:
         if worker.returncode == -signal.SIGKILL and not worker.stopped_by_us:
             worker.oom = self._oom.moved()
         self._listener.hear_last_words(worker)
+        self._observer.on_end(worker.name)
         self._printer.note(f"{worker!r}")
         return True
 

@@ -40,6 +40,8 @@ class Agreement:
         speak for themselves."""
         self._groups = groups
         self._said: dict[str, dict[str, Scalar]] = {}
+        self._left: set[str] = set()
+        """The workers that have ended."""
         self._agreed = Counter[str]()
         self._waiting: dict[tuple[str, _Place], dict[str, Event]] = {}
         self._doubts: dict[str, tuple[_Place, float]] = {}
@@ -72,15 +74,42 @@ class Agreement:
         place, group = _place(event), self._groups[worker]
         reported = self._waiting.setdefault((group, place), {})
         reported[worker] = event
-        equals = self.equals(worker)
         are_known = all(name in self._said for name, g in self._groups.items() if g == group)
-        if not are_known or not reported.keys() >= set(equals):
-            if group not in self._doubts and self._compare_equals(reported):
-                self._doubts[group] = place, event.t / 1e9
-            return None
-        difference = _compare({name: reported[name] for name in equals})
+        if are_known and self._is_complete(reported, worker):
+            return self._settle(group, place, worker)
+        if group not in self._doubts and self._compare_equals(reported):
+            self._doubts[group] = place, event.t / 1e9
+        return None
+
+    def leave(self, worker: str) -> Disagreement | None:
+        """This worker has ended: nobody waits for its reports. The first disagreement of those that
+        were held for it."""
+        self._left.add(worker)
+        self._said.setdefault(worker, {})
+        group = self._groups[worker]
+        places = sorted(place for of_group, place in self._waiting if of_group == group)
+        found = (self._settle_all(group, place) for place in places)
+        return next(filter(None, found), None)
+
+    def _settle_all(self, group: str, place: "_Place") -> Disagreement | None:
+        """Of the workers of each kind that are still to report, all may have done so by now."""
+        reported = self._waiting[group, place]
+        for name in list(reported):
+            is_due = name in reported and self._is_complete(reported, name)
+            if is_due and (found := self._settle(group, place, name)) is not None:
+                return found
+        return None
+
+    def _is_complete(self, reported: Mapping[str, Event], worker: str) -> bool:
+        """Whether all equals of this worker that are still to report have done so."""
+        return reported.keys() >= set(self.equals(worker)) - self._left
+
+    def _settle(self, group: str, place: "_Place", worker: str) -> Disagreement | None:
+        reported = self._waiting[group, place]
+        names = [name for name in self.equals(worker) if name in reported]
+        difference = _compare({name: reported[name] for name in names})
         if difference is None:
-            self._agree(group, place, equals)
+            self._agree(group, place, names)
         return difference
 
     @property
@@ -111,7 +140,7 @@ class Agreement:
         reported = self._waiting[group, place]
         for name in equals:
             is_step = isinstance(reported.pop(name), Step)
-            self._agreed[name] += is_step
+            self._agreed[name] += is_step and len(equals) > 1
         if not reported:
             del self._waiting[group, place]
 
@@ -125,6 +154,7 @@ class Agreement:
         return None
 
 
+_OF_ALL = ("loss", "grad_norms", "grad_norm")
 _Place = tuple[int, int, str]
 """Of an event in a run: an evaluation comes before the step of its number."""
 
@@ -160,7 +190,10 @@ def _quantities(reported: Mapping[str, Event]) -> list[str]:
     event = next(iter(reported.values()))
     if isinstance(event, Evaluation):
         return [f"validation loss of {event.split}"]
-    return [q for q in QUANTITIES if all(_bits(event, q) for event in reported.values())]
+    # Of other tensors a roll-up is another one; these three are always of all.
+    steps = (event for event in reported.values() if isinstance(event, Step))
+    names = QUANTITIES if len({step.taken for step in steps}) == 1 else _OF_ALL
+    return [q for q in names if all(_bits(event, q) for event in reported.values())]
 
 
 def _bits(event: Event, quantity: str) -> str | None:

@@ -114,26 +114,23 @@ def explain(found: Disagreement, vectors: Mapping[str, Vectors]) -> Disagreement
     }
     if len(tensors) < 2:
         return found
-    differing = [
-        name
-        for name in next(iter(tensors.values()))
-        if len({of_worker.get(name) for of_worker in tensors.values()}) > 1
-    ]
+    shared = [n for n in next(iter(tensors.values())) if all(n in fp for fp in tensors.values())]
+    differing = [n for n in shared if len({fp[n] for fp in tensors.values()}) > 1]
     if not differing:
         return found
     first = differing[0]
-    values = {name: int(fp[first], 16) for name, fp in tensors.items() if first in fp}
-    size = next(iter(vectors.values())).sizes.get(first, (0, 0))
-    tensor = Tensor(first, _flips(values, found.odd, size), len(differing) - 1)
+    values = {name: int(fp[first], 16) for name, fp in tensors.items()}
+    size = vectors[next(iter(tensors))].sizes.get(first, (0, 0))
+    tensor = Tensor(first, _flips(values, found.odd, size, found.quantity), len(differing) - 1)
     return replace(found, tensor=tensor)
 
 
 def _flips(
-    values: Mapping[str, int], odd: tuple[str, ...], size: tuple[int, int]
+    values: Mapping[str, int], odd: tuple[str, ...], size: tuple[int, int], found_in: str
 ) -> dict[str, list[tuple[int, int]]]:
     right = next((value for worker, value in values.items() if worker not in odd), None)
     num_values, num_bits = size
-    if right is None or num_bits == 0:
+    if right is None or num_bits == 0 or found_in == "grad_norms":
         return {}
     return {
         worker: flipped(right, value, num_values, num_bits)

@@ -87,6 +87,13 @@ class Watch(Observer):
             self._guide(pace)
         return self._stop_if_settled()
 
+    def on_end(self, worker: str) -> None:
+        if pace := self._paces.get(worker):
+            pace.leave(worker)
+            self._guide(pace)
+        if self._difference is None and (found := self.agreement.leave(worker)):
+            self._ask_about(found)
+
     def tick(self, now: float) -> Stop | None:
         """A Stop when those that differ have told all, or had their time."""
         if self._difference is None and (found := self.agreement.overdue(now)):

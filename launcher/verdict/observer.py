@@ -18,6 +18,9 @@ class Observer:
     def on_event(self, worker: str, event: Event) -> Stop | None:
         """This worker said so."""
 
+    def on_end(self, worker: str) -> None:
+        """The process of this worker has ended, whatever it said."""
+
     def tick(self, now: float) -> Stop | None:
         """After each wake-up, when all that came with it was told."""
 

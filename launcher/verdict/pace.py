@@ -35,8 +35,12 @@ class Pace:
             case Finished():
                 self._last.pop(worker, None)
             case Done(exit_code=0):  # after a failure the run ends
-                self._last.pop(worker, None)
-                self.here.discard(worker)
+                self.leave(worker)
+
+    def leave(self, worker: str) -> None:
+        """It has ended: nobody waits for it."""
+        self._last.pop(worker, None)
+        self.here.discard(worker)
 
     def more_credit(self) -> list[tuple[str, Command]]:
         """For all that still train, when the slowest of them went on."""

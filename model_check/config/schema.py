@@ -14,6 +14,8 @@ Count = Annotated[int, Meta(ge=1)]
 Size = Annotated[int, Meta(ge=2)]
 # Items of a batch or of a sequence.
 Items = Annotated[int, Meta(ge=1, le=2**31)]
+Lead = Annotated[int, Meta(ge=1, le=6)]
+"""Workers keep the fingerprints of 8 steps."""
 Threads = Annotated[int, Meta(ge=1, le=4096)]
 # Background threads.
 Helpers = Annotated[int, Meta(ge=0, le=256)]
@@ -328,7 +330,7 @@ class LaunchSettings(_Section, frozen=True):
     """From SIGTERM to SIGKILL in every teardown, seconds."""
     telemetry_interval_s: Annotated[Interval, SILENT] = 1.0
     """Seconds between two samples of the run's GPUs by NVML; 0: none."""
-    max_lead: Annotated[Count, SILENT] = 2
+    max_lead: Annotated[Lead, SILENT] = 2
     """How many steps a worker may be ahead of the slowest of its equals, so that what differs is
     still there when it is found."""
     expect_gpus: Annotated[Count | None, SILENT] = None

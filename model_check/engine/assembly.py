@@ -42,6 +42,8 @@ FLOPS_PER_BYTE = {"cuda": 15_000, "cpu": 1_500}
 """So many of a step's floating point operations pay for one byte that fingerprints read: it takes
 1 % of their time. By the data sheet an H100 does 300 in the time of a byte, at half its peak 150; a
 core of a CPU about a tenth."""
+EAGER_SLOWDOWN = 10
+"""So much longer torch's own operators take (benchmarks/fingerprint_cost.py)."""
 
 
 def build_trainer(
@@ -67,7 +69,7 @@ def build_trainer(
         take_initial_weights(model, settings, context)
         optimizer = AdamW(model.named_parameters(), training, loss_scale(dtype, device))
     watch = Watch(model)
-    budget_bytes = _fingerprint_budget(settings, shape, how, device)
+    budget_bytes = _fingerprint_budget(settings, shape, how, kernel, device)
     fingerprints = Fingerprints(
         model,
         optimizer,
@@ -115,13 +117,15 @@ def _choose_fingerprints(settings: Settings, context: RunContext) -> tuple[Kerne
 
 
 def _fingerprint_budget(
-    settings: Settings, shape: Geometry, how: str, device: torch.device
+    settings: Settings, shape: Geometry, how: str, kernel: Kernel, device: torch.device
 ) -> float | None:
     """What they may read in a step, bytes; None: all."""
     if how != "rotate":
         return None if how == "full" else 0.0
     of_token = flops_per_token(shape, settings.training.context_length).full
-    return _tokens_per_step(settings) * of_token / FLOPS_PER_BYTE[device.type]
+    flops = _tokens_per_step(settings) * of_token
+    slowdown = EAGER_SLOWDOWN if kernel.name == "eager" else 1
+    return flops / FLOPS_PER_BYTE[device.type] / slowdown
 
 
 def _tokens_per_step(settings: Settings) -> int:

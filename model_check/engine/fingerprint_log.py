@@ -41,7 +41,7 @@ class StepPrints:
                 quantity: {entry.tensor: f"{value:016x}" for entry, value in values.items()}
                 for quantity, values in self._by_quantity.items()
             },
-            sizes={e.tensor: (e.num_values, e.num_bits) for e in self.values},
+            sizes={e.tensor: (e.num_values, e.num_bits) for e in self.values if e.num_bits},
         )
 
     def of(self, quantities: tuple[str, ...]) -> dict[Entry, int]:
@@ -72,6 +72,11 @@ class FingerprintLog:
     def roll_ups(self) -> dict[str, str]:
         """Of the latest step."""
         return self._kept[-1].roll_ups if self._kept else {}
+
+    @property
+    def taken(self) -> str:
+        """Which tensors the roll-ups cover."""
+        return self._kept[-1].prints.taken if self._kept else ""
 
     def begin(self, prints: Prints, loss_scale: float | None = None) -> None:
         """The state that the first step begins with, and both its passes, where they were computed

@@ -12,7 +12,7 @@ from torch import Tensor
 from model_check.engine.optim import AdamW
 from model_check.forensics.fingerprint import Fingerprint, num_rows
 from model_check.models.basic_llama import BasicLlama
-from model_check.utils.fingerprint import BEFORE
+from model_check.utils.fingerprint import BEFORE, NUM_COLUMNS
 
 PART_VALUES = 1 << 26
 """A larger tensor is taken in parts, so that a slot can hold one of them."""
@@ -39,9 +39,12 @@ class Prints:
     entries: tuple[Entry, ...]
     values: Tensor
     """int64 [entries]"""
+    taken: str = ""
+    """Which state: before the update, and after it; `all`, or the number of a slot."""
 
     def __add__(self, other: "Prints") -> "Prints":
-        return Prints(self.entries + other.entries, torch.cat([self.values, other.values]))
+        values = torch.cat([self.values, other.values])
+        return Prints(self.entries + other.entries, values, self.taken or other.taken)
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class _Selection:
     """Tensors that stay where they are: of the model and of the optimizer."""
     sites: set[int] = field(default_factory=set)
     num_bytes: int = 0
+    name: str = "all"
+    """Or the number of its slot."""
 
     @cached_property
     def tensors(self) -> list[Tensor]:
@@ -120,9 +125,12 @@ class Fingerprints:
         self._all = _merged(units) if budget_bytes != 0 else _Selection()
         self._slots = _slots(units, budget_bytes) if budget_bytes else [self._all]
         self._last_step = last_step
+        self._step: int | None = None
         self._held: _Selection | None = None
-        """What the last update left a fingerprint of."""
-        self._begin_flow(0)
+        """What the step before left a fingerprint of."""
+        self._left: _Selection | None = None
+        """What this one did; a step that overflows in float16 is trained again."""
+        self._selection, self._flow = self._all, _Flow()
 
     @property
     def are_taken(self) -> bool:
@@ -135,7 +143,11 @@ class Fingerprints:
 
     def begin(self, step: int) -> None:
         """The forward pass of this step begins."""
-        self._begin_flow(step)
+        if step != self._step:
+            self._step, self._held = step, self._left
+        takes_all = self._held is None or step == self._last_step
+        self._selection = self._all if takes_all else self._slots[step % len(self._slots)]
+        self._flow = _Flow()
 
     def see(self, x_BTE: Tensor) -> None:
         """What a module hands to the next one; of all sites in turn."""
@@ -155,7 +167,7 @@ class Fingerprints:
 
     def before_update(self) -> Prints:
         """The gradients are whole: those of both passes, and of the state before the update."""
-        return self._of_flow() + self._of_gradients() + self.of_state_before()
+        return self._of_flow() + self._of_gradients() + self._of_state_before(self._held)
 
     def of_norms(self, grad_norms: Tensor) -> Prints:
         """Of each gradient; they are there in any case, so each step tells all of them."""
@@ -165,18 +177,18 @@ class Fingerprints:
         return Prints(entries, grad_norms.detach().view(torch.int32).long())
 
     def after_update(self) -> Prints:
-        self._held = self._selection
-        return Prints(self._held.left, self._sums(self._held.tensors))
+        self._left = self._selection
+        before = self._held or self._all
+        taken = f"{before.name}, {self._left.name} of {self.num_slots}"
+        return Prints(self._left.left, self._sums(self._left.tensors), taken)
 
-    def of_state_before(self) -> Prints:
+    def of_state_now(self) -> Prints:
         """What the last update left a fingerprint of is taken again; at first, all."""
-        held = self._held or self._all
-        return Prints(held.before, self._sums(held.tensors))
+        return self._of_state_before(self._left)
 
-    def _begin_flow(self, step: int) -> None:
-        takes_all = self._held is None or step == self._last_step
-        self._selection = self._all if takes_all else self._slots[step % len(self._slots)]
-        self._flow = _Flow()
+    def _of_state_before(self, held: _Selection | None) -> Prints:
+        held = held or self._all
+        return Prints(held.before, self._sums(held.tensors))
 
     @torch.no_grad()
     def _take(self, quantity: str, site: int, first_row: int, x_BTE: Tensor) -> None:
@@ -185,11 +197,16 @@ class Fingerprints:
     def _of_flow(self) -> Prints:
         entries = []
         for quantity, site in self._flow.sums:
-            num_values, num_bits = self._flow.sizes[site]
-            num_values = num_values * self._flow.micro_batch
-            entries.append(Entry(quantity, self._sites[site], num_values, num_bits))
+            entries.append(self._entry_of_site(quantity, site))
         sums = [torch.cat(of_site).sum(0, keepdim=True) for of_site in self._flow.sums.values()]
         return Prints(tuple(entries), torch.cat([self._sums([]), *sums]))
+
+    def _entry_of_site(self, quantity: str, site: int) -> Entry:
+        """Each micro-batch begins a row. A large one is not searched for a bit: that takes long."""
+        num_values, num_bits = self._flow.sizes[site]
+        rows = -(-num_values // NUM_COLUMNS) * self._flow.micro_batch
+        num_bits = num_bits if rows * NUM_COLUMNS <= PART_VALUES else 0
+        return Entry(quantity, self._sites[site], rows * NUM_COLUMNS, num_bits)
 
     @torch.no_grad()
     def _of_gradients(self) -> Prints:
@@ -258,4 +275,7 @@ def _slots(units: Sequence[_Selection], budget_bytes: float) -> list[_Selection]
         if slots[-1] and sum(u.num_bytes for u in slots[-1]) + unit.num_bytes > budget_bytes:
             slots.append([])
         slots[-1].append(unit)
-    return [_merged(slot) for slot in slots]
+    merged = [_merged(slot) for slot in slots]
+    for number, selection in enumerate(merged):
+        selection.name = str(number)
+    return merged

@@ -17,6 +17,7 @@ from model_check.engine.memory import explained
 from model_check.engine.metrics import Meter, peak_memory_bytes
 from model_check.engine.overflow import Overflow
 from model_check.engine.reading import Reader, StepMetrics
+from model_check.engine.repeat import bad_state
 from model_check.engine.rng import kept_rng
 from model_check.engine.saving.checkpoint_files import BEST, LAST, step_name
 from model_check.engine.saving.saver import Saver
@@ -101,7 +102,7 @@ class Trainer:
         or no difference between workers would prove anything."""
         taken = self.plan.fingerprints
         if not (taken.are_taken and self.state.settings.system.deterministic):
-            self.fingerprints.begin(taken.of_state_before())
+            self.fingerprints.begin(taken.of_state_now())
             return
         with kept_rng():
             accumulate(self.state.model, data, self.state.optimizer, self.plan)
@@ -111,9 +112,12 @@ class Trainer:
 
     def _take(self, steps: Iterable[StepMetrics]) -> None:
         for metrics in map(self.overflow.settle, steps):
-            if metrics.bad:
-                self.alarm.raise_for(metrics)
             self.fingerprints.take(metrics)
+            if metrics.bad:
+                # A finite weight that changed may be the cause; one that is not, the alarm names.
+                if bad_state(self.state.model, self.state.optimizer) is None:
+                    self._heed(self.fingerprints.check())
+                self.alarm.raise_for(metrics)
             seconds = self.state.context.meter.finish_step(metrics.loss, metrics.data.num_positions)
             for observer in self.state.observers:
                 observer.on_step(metrics, seconds)
@@ -166,23 +170,28 @@ class Trainer:
     def _evaluate(self, num_done: int) -> None:
         is_best = False
         with self._phase("eval"):
-            for evaluation in self.evaluator.evaluate(num_done, self.state.context.stop.check):
+            for evaluation in self.evaluator.evaluate(num_done, self._between_batches):
                 is_best |= evaluation.best
                 for observer in self.state.observers:
                     observer.on_evaluation(evaluation)
         if is_best and self.state.settings.training.save_best:
             self._save(BEST, num_done)
 
+    def _between_batches(self) -> None:
+        self.state.context.stop.check()
+        self.in_step.serve()
+
     def _save(self, name: str, num_done: int, *, wait: bool = False) -> None:
         self._check_state()
         with self._phase("save"):
+            self.in_step.serve()
             captured = self.state.capture(num_done, self.state.context.meter.loss_last)
             self.saver.save(name, captured, wait=wait)
 
     def _check_state(self) -> None:
         """It is finite, and what the last update left."""
         self.alarm.check_weights(self.reader.last)
-        self._heed(self.fingerprints.check_state(self.plan.fingerprints.of_state_before()))
+        self._heed(self.fingerprints.check_state(self.plan.fingerprints.of_state_now()))
 
     def _heed(self, found: Break | None) -> None:
         """Raises BrokenStateError; NonFiniteError, which says more, where that is what came in."""

@@ -1,7 +1,7 @@
 """Fingerprints of tensors on their device; the formula is that of utils.fingerprint."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Protocol
 
 import torch
@@ -11,8 +11,8 @@ from model_check.utils.fingerprint import NUM_COLUMNS, column_weight, row_weight
 
 _BITS = {4: torch.int32, 2: torch.int16, 8: torch.int64}
 """Bytes of a value -> how its bits are read."""
-_CHUNK_ROWS = 32
-"""Of int64, so many stay in a cache."""
+_CHUNK_ROWS = {"cpu": 32, "cuda": 8192}
+"""Of int64: so many stay in a CPU's cache, or are worth the launches on a GPU."""
 
 
 class NoKernelError(Exception):
@@ -42,11 +42,12 @@ def _sum_of(tensor: Tensor, first_row: int) -> Tensor:
     bits = tensor.detach().contiguous().view(_BITS[tensor.element_size()]).flatten()
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     weights = columns_on(tensor.device)
-    for number, chunk in enumerate(torch.split(bits, _CHUNK_ROWS * NUM_COLUMNS)):
+    rows = _CHUNK_ROWS.get(tensor.device.type, 32)
+    for number, chunk in enumerate(torch.split(bits, rows * NUM_COLUMNS)):
         padded = torch.zeros(num_rows(chunk) * NUM_COLUMNS, dtype=torch.int64, device=bits.device)
         padded[: chunk.numel()] = chunk
         sums = (padded.view(-1, NUM_COLUMNS) * weights).sum(1)
-        first = first_row + number * _CHUNK_ROWS
+        first = first_row + number * rows
         total = total + (sums * _rows(first, len(sums), tensor.device)).sum()
     return total
 
@@ -56,7 +57,7 @@ def columns_on(device: torch.device) -> Tensor:
     return _as_int64([column_weight(c) for c in range(NUM_COLUMNS)]).to(device)
 
 
-@cache
+@lru_cache(1024)
 def _rows(first: int, count: int, device: torch.device) -> Tensor:
     return _as_int64([row_weight(first + r) for r in range(count)]).to(device)
 

@@ -20,7 +20,7 @@ _ROWS = 16
 _NUM_WARPS = 8
 _BITS = {2: tl.int16, 4: tl.int32, 8: tl.int64}
 """Bytes of a value -> how its bits are read."""
-_NUM_KEPT = 64
+_NUM_KEPT = 1024
 """Tables that are kept: the optimizer's tensors stay where they are, others may move."""
 
 

@@ -9,7 +9,6 @@ tells which bit and which value.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 
 SCHEMA = 1
 """Sums of another schema cannot be compared."""
@@ -103,6 +102,5 @@ def _weighing(difference: int, bit: int, num_values: int) -> Iterator[int]:
                 yield element
 
 
-@cache
 def _inverse_of_row(row: int) -> int:
     return pow(row_weight(row), -1, _MODULUS)

@@ -240,3 +240,39 @@ def test_a_resumed_run_tells_what_the_whole_one_does(tiny_run: MakeRun, tmp_path
     assert fingerprints_of(rest) == fingerprints_of(whole)[3:]
     assert [step.repeated for step in rest.kept.steps()] == [True, None, None]
     assert isinstance(rest.kept.steps()[0], Step)
+
+
+def test_a_flip_that_makes_the_step_not_finite_is_told_as_what_it_is(tiny_run: MakeRun) -> None:
+    """Infinity comes again when the step is computed again: it would pass for software."""
+    event = broken(tiny_run(debug__drill=f"flip@2:all:{WQ}:30"))
+    assert (event.tensor, event.found) == (WQ, [(0, 30)])
+
+
+def test_a_rotation_with_float16_looks_again_at_what_the_step_before_left(
+    tiny_run: MakeRun,
+) -> None:
+    changes = {"training__precision": "fp16", "training__use_amp": "true"}
+    overflows = Overflows(step=2)
+    run = rotating(
+        tiny_run(training__max_steps=8, model__num_layers=2, observers=(overflows,), **changes),
+        3,
+    )
+    scale = run.trainer.state.optimizer.loss_scale
+    assert scale is not None
+    overflows.scale = scale.value
+    run()
+    assert any("an overflow" in line for line in run.kept.lines)
+    left = {(q, n) for q, n in taken(run, 2) if q in ("weights", "exp_avg", "exp_avg_sq")}
+    assert {(q.removeprefix("before."), n) for q, n in taken(run, 3) if "before." in q} == left
+
+
+class Overflows(RunObserver):
+    """The step after this one."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.scale = torch.empty(0)
+
+    def on_step(self, metrics: StepMetrics, seconds: float) -> None:
+        if metrics.step == self.step:
+            self.scale.fill_(2.0**30)

@@ -37,6 +37,7 @@ class StepLog(RunObserver):
             ms=round(seconds * 1000, 3),
             tokens=metrics.data.num_positions,
             fp=self._fingerprints.roll_ups,
+            taken=self._fingerprints.taken,
             repeated=self._fingerprints.repeated,
             busy_ms=None if busy_ms is None else round(busy_ms, 3),
         )

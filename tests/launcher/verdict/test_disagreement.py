@@ -1,6 +1,7 @@
 """Who differs, in what, and what the sums tell of it."""
 
 import pytest
+from msgspec.structs import replace
 
 from launcher.verdict.agreement import Agreement
 from launcher.verdict.disagreement import explain
@@ -137,3 +138,42 @@ def test_without_an_answer_the_quantity_is_all() -> None:
     found = compared(step(4, weights="1"), step(4, weights="2"), step(4, weights="1"))
     assert explain(found, {}) == found
     assert explain(found, {"GPU0": vectors(w1=1, w2=2), "GPU1": Vectors(step=4)}) == found
+
+
+def test_roll_ups_of_other_tensors_are_not_compared() -> None:
+    """A worker that resumed elsewhere takes all in its first step, the others a slot."""
+    one = replace(step(4, weights="1", grad_norms="5"), taken="0, 1 of 6")
+    other = replace(step(4, weights="2", grad_norms="5"), taken="all, all of 6")
+    assert compared(one, other, one) is None
+    other = replace(step(4, weights="2", grad_norms="6"), taken="all, all of 6")
+    found = compared(one, other, one)
+    assert found is not None
+    assert (found.quantity, found.odd) == ("grad_norms", ("GPU1",))
+
+
+def test_tensors_that_one_worker_did_not_tell_name_nothing() -> None:
+    found = compared(step(4, weights="1"), step(4, weights="2"))
+    less = Vectors(step=4, fp={"weights": {"w2": f"{6:016x}"}}, sizes={"w2": (5000, 32)})
+    explained = explain(found, {"GPU0": vectors(w1=5, w2=6), "GPU1": less})
+    assert explained.tensor is None
+
+
+def test_a_worker_that_has_ended_is_waited_for_by_nobody() -> None:
+    agreement = Agreement({f"GPU{n}": "H100" for n in range(3)})
+    for number in range(3):
+        for name in ("GPU0", "GPU1"):
+            assert agreement.record(name, step(number, weights="1")) is None
+    assert agreement.leave("GPU2") is None
+    assert agreement.agreed_steps == {"GPU0": 3, "GPU1": 3, "GPU2": 0}
+    assert not agreement._waiting
+    agreement.record("GPU0", step(3, weights="1"))
+    assert agreement.record("GPU1", step(3, weights="2")) is not None
+
+
+def test_what_waited_for_a_worker_that_has_ended_is_compared_then() -> None:
+    agreement = Agreement({f"GPU{n}": "H100" for n in range(3)})
+    agreement.record("GPU0", step(0, weights="1"))
+    agreement.record("GPU1", step(0, weights="2"))
+    found = agreement.leave("GPU2")
+    assert found is not None
+    assert found.step == 0
