@@ -143,13 +143,14 @@ class World:
 
     def restore(self, step: int) -> None:
         """As it was before that step."""
-        state, self.prints._held = self.before[step]
+        state, self.prints._left = self.before[step]
+        self.prints._step = None
         for name, tensor in self.tensors().items():
             tensor.copy_(state[name])
 
     def steps(self, first: int, log: FingerprintLog) -> Iterator[Taken]:
         state = self.trainer.state
-        log.begin(self.prints.of_state_before())
+        log.begin(self.prints.of_state_now())
         for data in self.data[first:]:
             result = train_step(state.model, data, state.optimizer, LR, self.plan)
             (metrics,) = Reader(0).push(data, LR, result)
@@ -211,9 +212,9 @@ def world(precision: str, budget: str) -> World:
 
 
 def _clean(made: World) -> Iterator[Taken]:
-    made.before.append((made.snapshot(), made.prints._held))
+    made.before.append((made.snapshot(), made.prints._left))
     for taken in made.steps(0, FingerprintLog()):
-        made.before.append((made.snapshot(), made.prints._held))
+        made.before.append((made.snapshot(), made.prints._left))
         yield taken
 
 

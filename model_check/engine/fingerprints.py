@@ -195,11 +195,9 @@ class Fingerprints:
         self._flow.sums[quantity, site].append(self._fingerprint([x_BTE], [first_row]))
 
     def _of_flow(self) -> Prints:
-        entries = []
-        for quantity, site in self._flow.sums:
-            entries.append(self._entry_of_site(quantity, site))
+        entries = tuple(self._entry_of_site(*place) for place in self._flow.sums)
         sums = [torch.cat(of_site).sum(0, keepdim=True) for of_site in self._flow.sums.values()]
-        return Prints(tuple(entries), torch.cat([self._sums([]), *sums]))
+        return Prints(entries, torch.cat([self._sums([]), *sums]))
 
     def _entry_of_site(self, quantity: str, site: int) -> Entry:
         """Each micro-batch begins a row. A large one is not searched for a bit: that takes long."""
