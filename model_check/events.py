@@ -48,7 +48,7 @@ ExactFloat = Annotated[
         r"(\+(\d{1,3}|10[01]\d|102[0-3])|-(\d{1,3}|10[0-6]\d|107[0-4])))$"
     ),
 ]
-Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,16}$")]
 """A fingerprint, hex."""
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 ExitCode = Annotated[int, msgspec.Meta(ge=0, le=255)]
