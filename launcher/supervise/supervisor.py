@@ -240,12 +240,13 @@ class Supervisor:
     def _judge(self) -> None:
         if self._is_ending:
             return
-        if any(worker.returncode for worker in self._workers):
+        has_failed = any(worker.returncode for worker in self._workers)
+        if has_failed:
             # What was said before the first death was seen may tell more than the order of deaths.
             self._listener.hear_events()
-        if self._observed is not None:
+        if self._observed is not None and (self._observed.culprits or not has_failed):
             self._end(self._observed)
-            return
+            return  # else the death names somebody, and the observer nobody
         self._act_on_signals()  # one that came since we woke up may be why they died
         if not self._is_ending:
             self._follow_policy()

@@ -91,6 +91,8 @@ class Watch(Observer):
         if pace := self._paces.get(worker):
             pace.leave(worker)
             self._guide(pace)
+        if pace is not None and pace is self._differing:
+            self._settle_until = 0.0  # its death may end the run; the difference came first
         if self._difference is None and (found := self.agreement.leave(worker)):
             self._ask_about(found)
 

@@ -3,7 +3,8 @@
 DRILLS: JSON, worker -> its own drill. VARYING: `P SEED`, and with probability P the output of the
 first block has one bit turned over, in each worker another one, each time that it is computed; the
 file WORKER.varied in the run directory counts them. DIES_WHEN_ASKED: the worker that is killed when
-its fingerprints are asked for.
+its fingerprints are asked for. STOPS_AFTER: `WORKER STEP`, that worker stops (SIGSTOP) when it has
+told that step.
 """
 
 import json
@@ -25,6 +26,8 @@ def main() -> None:
         vary(float(probability), random.Random(f"{seed} {WORKER}"))
     if os.environ.get("DIES_WHEN_ASKED") == WORKER:
         die_when_asked()
+    if (stops := os.environ.get("STOPS_AFTER", "").split()) and stops[0] == WORKER:
+        stop_after(int(stops[1]))
 
 
 def vary(probability: float, dice: random.Random) -> None:
@@ -64,6 +67,19 @@ def die_when_asked() -> None:
         return found
 
     EventSink.commands = commands  # type: ignore[method-assign]
+
+
+def stop_after(step: int) -> None:
+    from model_check.events import Event, EventSink, Step
+
+    told = EventSink.emit
+
+    def emit(sink: EventSink, event: Event) -> None:
+        told(sink, event)
+        if isinstance(event, Step) and event.step == step:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    EventSink.emit = emit  # type: ignore[method-assign]
 
 
 if WORKER and Path(sys.argv[0]).name == "pretrain_main.py":
