@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -19,16 +18,13 @@ from torch import Tensor
 
 from model_check.config.load import Request, load
 from model_check.engine.assembly import build_trainer
-from model_check.engine.batches import gather
+from model_check.engine.batches import StepData, gather
 from model_check.engine.fingerprint_log import FingerprintLog
 from model_check.engine.fingerprints import Fingerprints
-from model_check.engine.metrics import Meter
-from model_check.engine.run_context import Channels, Identity, RunContext
 from model_check.engine.step import StepPlan, train_step
-from model_check.engine.stop import StopSignal
 from model_check.engine.trainer import Trainer
 from model_check.engine.watch import Watch
-from tests.engine.conftest import FakeSource, Kept
+from tests.engine.conftest import FakeSource, Kept, bare_context
 
 VOCABULARY = 8192
 NUM_WARM_UP = 3
@@ -53,17 +49,8 @@ class NoWatch(Watch):
 def trainer() -> Trainer:
     overrides = (f"model.vocab_size={VOCABULARY}", "training.max_steps=100000")
     settings = load(Request(preset="cpu", overrides=overrides), lambda: False).settings
-    kept = Kept()
-    context = RunContext(
-        identity=Identity("CPU0"),
-        channels=Channels(kept.say, kept),
-        device=torch.device("cpu"),
-        directory=Path("nowhere"),
-        meter=Meter(),
-        stop=StopSignal(),
-    )
     source = FakeSource(settings.training.batch_size, settings.training.context_length)
-    return build_trainer(settings, source, VOCABULARY, context)
+    return build_trainer(settings, source, VOCABULARY, bare_context(Kept()))
 
 
 class Checks(NamedTuple):
@@ -86,26 +73,31 @@ def ways(made: Trainer) -> dict[str, Checks]:
 
 
 def rounds(num: int) -> Iterator[dict[str, tuple[float, float]]]:
-    """Each way -> seconds by the clock, and of CPU, of one step."""
+    """Each way -> seconds by the clock, and of CPU, of the second of two steps."""
     made = trainer()
-    model, optimizer = made.state.model, made.state.optimizer
     data = gather(made.source.batches(), 0, 1, made.plan.device)
     each = ways(made)
     for _ in range(num):
         took = {}
         for name in random.sample(list(each), len(each)):
             plan, log = each[name]
-            model.watchers = (plan.watch.see, plan.fingerprints.see)
+            made.state.model.watchers = (plan.watch.see, plan.fingerprints.see)
+            if log is not None:  # the other ways have changed the state since
+                log.begin(plan.fingerprints.of_state_now())
+            step(made, data, plan, log)
             began, cpu = time.perf_counter(), time.process_time()
-            result = train_step(model, data, optimizer, 1e-4, plan)
-            for metrics in made.reader.push(data, 1e-4, result):
-                if log is not None:
-                    log.take(metrics)
-                    len(log.roll_ups)
-                    # The other ways have changed the state since.
-                    log.check()
+            step(made, data, plan, log)
             took[name] = time.perf_counter() - began, time.process_time() - cpu
         yield took
+
+
+def step(made: Trainer, data: StepData, plan: StepPlan, log: FingerprintLog | None) -> None:
+    result = train_step(made.state.model, data, made.state.optimizer, 1e-4, plan)
+    for metrics in made.reader.push(data, 1e-4, result):
+        if log is not None:
+            log.take(metrics)
+            assert log.roll_ups
+            assert log.check() is None
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,13 +27,10 @@ import torch
 
 from model_check.config.drill import parse_drill
 from model_check.engine.assembly import build_trainer
-from model_check.engine.metrics import Meter
-from model_check.engine.run_context import Channels, Identity, RunContext
-from model_check.engine.stop import StopSignal
 from model_check.errors import NonFiniteError
 from model_check.events import NonFinite, decode
 from tests.e2e.conftest import ROOT, TINY
-from tests.engine.conftest import VOCABULARY, FakeSource, Kept, make_settings
+from tests.engine.conftest import VOCABULARY, FakeSource, Kept, bare_context, make_settings
 
 NUM_LAYERS = 2
 STEP = 2
@@ -122,15 +120,8 @@ def play(case: Case, directory: Path) -> Result:
     }
     made = make_settings(**settings)
     kept = Kept()
-    context = RunContext(
-        identity=Identity("CPU0"),
-        channels=Channels(kept.say, kept),
-        device=torch.device("cpu"),
-        directory=directory,
-        meter=Meter(),
-        stop=StopSignal(),
-        drill=parse_drill(case.drill, made.training.max_steps),
-    )
+    drill = parse_drill(case.drill, made.training.max_steps)
+    context = replace(bare_context(kept, directory), drill=drill)
     trainer = build_trainer(made, FakeSource(), VOCABULARY, context, case.lag)
     try:
         trainer.run()

@@ -12,9 +12,8 @@ import argparse
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,16 +26,13 @@ from model_check.engine.assembly import build_trainer
 from model_check.engine.batches import StepData, gather
 from model_check.engine.fingerprint_log import FingerprintLog
 from model_check.engine.fingerprints import Fingerprints, Prints
-from model_check.engine.metrics import Meter
 from model_check.engine.reading import Reader
-from model_check.engine.run_context import Channels, Identity, RunContext
 from model_check.engine.step import StepPlan, train_step
-from model_check.engine.stop import StopSignal
 from model_check.engine.trainer import Trainer
 from model_check.events import Break, Step, Vectors
 from model_check.forensics.fingerprint import eager_fingerprint
 from model_check.utils.fingerprint import NUM_COLUMNS
-from tests.engine.conftest import VOCABULARY, FakeSource, Kept, make_settings
+from tests.engine.conftest import VOCABULARY, FakeSource, Kept, bare_context, make_settings
 
 NUM_STEPS = 12
 NUM_SLOTS = 4
@@ -93,15 +89,22 @@ class Tampered(Fingerprints):
         super().see(x_BTE)
         self.act("between two blocks", self._flow.next_site)
 
-    def before_update(self) -> Prints:
+    def begin_update(self) -> None:
         self.act("behind the backward pass", 0)
-        prints = super().before_update()
-        self.act("just before the update", 0)
-        return prints
+        super().begin_update()
 
-    def after_update(self) -> Prints:
-        self.act("just behind the update", 0)
-        prints = super().after_update()
+    def before(self, number: int, gradients: Sequence[Tensor]) -> None:
+        super().before(number, gradients)
+        if number == len(self._blocks) - 1:
+            self.act("just before the update", 0)
+
+    def after(self, number: int) -> None:
+        if number == len(self._blocks) - 1:
+            self.act("just behind the update", 0)
+        super().after(number)
+
+    def end_update(self, grad_norms: Tensor) -> Prints:
+        prints = super().end_update(grad_norms)
         self.act("before the next step", 0)
         return prints
 
@@ -180,16 +183,7 @@ def world(precision: str, budget: str) -> World:
         training__max_steps=NUM_STEPS,
         training__grad_accum_nums=2,
     )
-    kept = Kept()
-    context = RunContext(
-        identity=Identity("CPU0"),
-        channels=Channels(kept.say, kept),
-        device=torch.device("cpu"),
-        directory=Path("nowhere"),
-        meter=Meter(),
-        stop=StopSignal(),
-    )
-    trainer = build_trainer(settings, FakeSource(), VOCABULARY, context, 0)
+    trainer = build_trainer(settings, FakeSource(), VOCABULARY, bare_context(Kept()), 0)
     model, optimizer = trainer.state.model, trainer.state.optimizer
     all_bytes = 7 * sum(parameter.nbytes for parameter in optimizer.parameters)
     prints = Tampered(

@@ -38,9 +38,6 @@ from launcher.verdict.severity import Severity
 from model_check.config.drill import BUFFERS, FORWARD_KINDS, MOMENTS, SIZES_OF_BURST
 from model_check.config.shape import parameters
 from model_check.engine.assembly import build_trainer
-from model_check.engine.metrics import Meter
-from model_check.engine.run_context import Channels, Identity, RunContext
-from model_check.engine.stop import StopSignal
 from model_check.errors import (
     EXIT_DISAGREEMENT,
     EXIT_NON_FINITE,
@@ -51,7 +48,7 @@ from model_check.errors import (
 from model_check.events import Step
 from model_check.utils.fingerprint import describe_flip, label
 from tests.e2e.conftest import ROOT, TINY
-from tests.engine.conftest import VOCABULARY, FakeSource, Kept, make_settings
+from tests.engine.conftest import VOCABULARY, FakeSource, Kept, bare_context, make_settings
 
 NUM_LAYERS = 2
 NUM_STEPS = 8
@@ -353,14 +350,7 @@ def _steps_of(worker: str, precision: str, num_steps: int) -> Iterator[Step]:
     )
     kept = Kept()
     with tempfile.TemporaryDirectory() as directory:
-        context = RunContext(
-            identity=Identity(worker),
-            channels=Channels(kept.say, kept),
-            device=torch.device("cpu"),
-            directory=Path(directory),
-            meter=Meter(),
-            stop=StopSignal(),
-        )
+        context = bare_context(kept, Path(directory), worker)
         build_trainer(made, FakeSource(), VOCABULARY, context, 0).run()
     return (event for event in kept.events if isinstance(event, Step))
 

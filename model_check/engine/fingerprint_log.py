@@ -2,16 +2,21 @@
 ones, and whether state stays as the last update left it."""
 
 from collections import deque
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
-from model_check.engine.fingerprints import Entry, Prints
+import torch
+from torch import Tensor
+
+from model_check.engine.fingerprints import Entry, Layout, Prints
 from model_check.engine.reading import StepMetrics
 from model_check.events import Break, Vectors
-from model_check.utils.fingerprint import BEFORE, flipped, roll_up
+from model_check.utils.fingerprint import BEFORE, flipped
 
 NUM_KEPT = 8
 """Steps whose vectors stay: more than workers may be apart."""
+_NUM_LAYOUTS = 1024
+"""A run needs a few for each slot of a rotation."""
 _PASSES = ("forward", "backward", "gradients")
 """What depends on weights and data alone."""
 _MODULUS = 1 << 64
@@ -25,34 +30,24 @@ class StepPrints:
     prints: Prints
 
     @cached_property
+    def roll_ups(self) -> dict[str, str]:
+        return self.prints.layout.roll_ups(self.prints.values)
+
+    @cached_property
     def values(self) -> dict[Entry, int]:
         """Unsigned, in the order of the entries."""
         numbers = self.prints.values.tolist()
-        return dict(zip(self.prints.entries, (n % _MODULUS for n in numbers), strict=True))
-
-    @cached_property
-    def roll_ups(self) -> dict[str, str]:
-        return {q: f"{roll_up(v.values()):016x}" for q, v in self._by_quantity.items()}
+        return dict(zip(self.prints.layout.entries, (n % _MODULUS for n in numbers), strict=True))
 
     def vectors(self) -> Vectors:
-        return Vectors(
-            step=self.step,
-            fp={
-                quantity: {entry.tensor: f"{value:016x}" for entry, value in values.items()}
-                for quantity, values in self._by_quantity.items()
-            },
-            sizes={e.tensor: (e.num_values, e.num_bits) for e in self.values if e.num_bits},
-        )
+        found: dict[str, dict[str, str]] = {}
+        for entry, value in self.values.items():
+            found.setdefault(entry.quantity, {})[entry.tensor] = f"{value:016x}"
+        sizes = {e.tensor: (e.num_values, e.num_bits) for e in self.values if e.num_bits}
+        return Vectors(step=self.step, fp=found, sizes=sizes)
 
     def of(self, quantities: tuple[str, ...]) -> dict[Entry, int]:
         return {e: value for e, value in self.values.items() if e.quantity in quantities}
-
-    @cached_property
-    def _by_quantity(self) -> dict[str, dict[Entry, int]]:
-        found: dict[str, dict[Entry, int]] = {}
-        for entry, value in self.values.items():
-            found.setdefault(entry.quantity, {})[entry] = value
-        return found
 
 
 class FingerprintLog:
@@ -62,8 +57,8 @@ class FingerprintLog:
         self._kept: deque[StepPrints] = deque(maxlen=NUM_KEPT)
         self._rehearsal: dict[Entry, int] = {}
         self._scale: float | None = None
-        self._left: dict[tuple[str, str], int] = {}
-        """(quantity, tensor) -> what the last update left, as far as it was taken."""
+        self._left: StepPrints | None = None
+        """What the last update left is among these."""
         self._left_at: int | None = None
         self.repeated: bool | None = None
         """Whether the latest step, if it is the first, repeats its rehearsal."""
@@ -81,13 +76,8 @@ class FingerprintLog:
     def begin(self, prints: Prints, loss_scale: float | None = None) -> None:
         """The state that the first step begins with, and both its passes, where they were computed
         once before it, at this loss scale."""
-        rehearsal = StepPrints(-1, prints)
-        self._rehearsal, self._scale = rehearsal.of(_PASSES), loss_scale
-        self._left = {
-            _place(entry): value
-            for entry, value in rehearsal.values.items()
-            if entry.quantity.startswith(BEFORE)
-        }
+        self._left = _on_host(-1, replace(prints, layout=_as_left(prints.layout)))
+        self._rehearsal, self._scale = self._left.of(_PASSES), loss_scale
 
     def take(self, metrics: StepMetrics) -> None:
         """A step that was just read."""
@@ -107,19 +97,14 @@ class FingerprintLog:
             return None
         taken = self._kept[-1]
         found = self._broken(taken)
-        self._left_at = taken.step
-        self._left = {
-            _place(entry): value
-            for entry, value in taken.values.items()
-            if not entry.quantity.startswith(BEFORE)
-        }
+        self._left, self._left_at = taken, taken.step
         return found
 
     def check_state(self, prints: Prints) -> Break | None:
         """The same for the state now, behind the latest step."""
         if self._left_at is None:
             return None
-        return self._broken(StepPrints(self._left_at + 1, prints))
+        return self._broken(_on_host(self._left_at + 1, prints))
 
     def vectors(self, step: int) -> Vectors:
         """Without fingerprints where the step is not kept any more."""
@@ -132,25 +117,45 @@ class FingerprintLog:
         return self._kept[-1].vectors() if self._kept and self._kept[-1].values else None
 
     def _broken(self, taken: StepPrints) -> Break | None:
-        changed = [
-            (entry, before, value)
-            for entry, value in taken.values.items()
-            if entry.quantity.startswith(BEFORE)
-            and (before := self._left.get(_place(entry), value)) != value
-        ]
+        if self._left is None:
+            return None
+        left, now = self._left.prints, taken.prints
+        was, again = _taken_twice(left.layout, now.layout)
+        changed = (left.values[was] != now.values[again]).nonzero().flatten().tolist()
         if not changed:
             return None
-        entry, before, after = changed[0]
-        quantity, tensor = _place(entry)
+        first = changed[0]
+        entry = left.layout.entries[was[first]]
+        before, after = int(left.values[was[first]]), int(now.values[again[first]])
         return Break(
             step=taken.step,
-            quantity=quantity,
-            tensor=tensor,
+            quantity=entry.quantity,
+            tensor=entry.tensor,
             num_tensors=len(changed),
             since=self._left_at,
             found=flipped(before, after, entry.num_values, entry.num_bits),
         )
 
 
-def _place(entry: Entry) -> tuple[str, str]:
-    return entry.quantity.removeprefix(BEFORE), entry.tensor
+def _on_host(step: int, prints: Prints) -> StepPrints:
+    return StepPrints(step, replace(prints, values=prints.values.cpu()))
+
+
+def _as_left(layout: Layout) -> Layout:
+    """What an update begins with, as if one had left it."""
+    left = (replace(e, quantity=e.quantity.removeprefix(BEFORE)) for e in layout.entries)
+    return Layout(tuple(left))
+
+
+@lru_cache(_NUM_LAYOUTS)
+def _taken_twice(left: Layout, now: Layout) -> tuple[Tensor, Tensor]:
+    """The numbers of what an update left, and of the same tensors before the next one."""
+    places = {(entry.quantity, entry.tensor): number for number, entry in enumerate(left.entries)}
+    pairs = [
+        (places[place], number)
+        for number, entry in enumerate(now.entries)
+        if entry.quantity.startswith(BEFORE)
+        and (place := (entry.quantity.removeprefix(BEFORE), entry.tensor)) in places
+    ]
+    was, again = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
+    return was, again

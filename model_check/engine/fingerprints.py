@@ -4,20 +4,22 @@ between blocks. The formula is that of utils.fingerprint."""
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 
 import torch
 from torch import Tensor
 
-from model_check.engine.optim import AdamW
-from model_check.forensics.fingerprint import Fingerprint, num_rows
+from model_check.engine.optim import AdamW, Block
+from model_check.forensics.fingerprint import Fingerprint, as_int64, num_rows
 from model_check.models.basic_llama import BasicLlama
-from model_check.utils.fingerprint import BEFORE, NUM_COLUMNS
+from model_check.utils.fingerprint import BEFORE, NUM_COLUMNS, weight
 
 PART_VALUES = 1 << 26
 """A larger tensor is taken in parts, so that a slot can hold one of them."""
 _READS = 7
 """Of each parameter: its gradient, and its weight and moments before and after the update."""
+_NUM_LAYOUTS = 1024
+"""A run needs a few for each slot."""
 
 
 @dataclass(frozen=True)
@@ -32,39 +34,71 @@ class Entry:
     """Of each value; 0: no sum, and nothing tells which value differs."""
 
 
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Of what the numbers of a vector are the fingerprints. Equal to itself alone: many steps have
+    the same one, and what follows from it is computed once."""
+
+    entries: tuple[Entry, ...]
+
+    def roll_ups(self, values: Tensor) -> dict[str, str]:
+        """One number for each quantity, 16 hex digits: the sum, modulo 2^64, of its fingerprints
+        times weights 0, 1, ... of splitmix64. `values`: int64 [entries], on the host."""
+        quantities, numbers, weights = self._rolling
+        sums = torch.zeros(len(quantities), dtype=torch.int64)
+        sums.index_add_(0, numbers, values * weights)
+        rolled = (f"{value % (1 << 64):016x}" for value in sums.tolist())
+        return dict(zip(quantities, rolled, strict=True))
+
+    @cached_property
+    def _rolling(self) -> tuple[list[str], Tensor, Tensor]:
+        """The quantities, the number of each entry's, its weight among those of the same one."""
+        members: dict[str, list[int]] = {}
+        for number, entry in enumerate(self.entries):
+            members.setdefault(entry.quantity, []).append(number)
+        numbers = torch.empty(len(self.entries), dtype=torch.int64)
+        weights = torch.empty_like(numbers)
+        for number, own in enumerate(members.values()):
+            numbers[own] = number
+            weights[own] = as_int64([weight(n) for n in range(len(own))])
+        return [*members], numbers, weights
+
+
 @dataclass(frozen=True)
 class Prints:
     """Fingerprints of a step."""
 
-    entries: tuple[Entry, ...]
+    layout: Layout
     values: Tensor
     """int64 [entries]"""
     taken: str = ""
     """Which state: before the update, and after it; `all`, or the number of a slot."""
 
-    def __add__(self, other: "Prints") -> "Prints":
-        values = torch.cat([self.values, other.values])
-        return Prints(self.entries + other.entries, values, self.taken or other.taken)
-
 
 @dataclass(frozen=True)
 class _Part:
-    """Of a tensor."""
+    """Of a tensor: what has one fingerprint."""
 
-    quantity: str
-    name: str
-    owner: int
-    """The number of the parameter, in the order of the optimizer."""
-    values: slice
+    entry: Entry
+    owner: int | None = None
+    """The number of the parameter that it is of, or is a moment or the gradient of."""
+    first: int = 0
+    """Value of that parameter."""
+    tensor: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Of the state; empty for a gradient, which is another one in each step."""
+
+    @property
+    def end(self) -> int:
+        return self.first + self.entry.num_values
 
 
-@dataclass
+@dataclass(eq=False)
 class _Selection:
     """What a step takes."""
 
     gradients: list[_Part] = field(default_factory=list)
-    state: list[tuple[Entry, Tensor]] = field(default_factory=list)
-    """Tensors that stay where they are: of the model and of the optimizer."""
+    state: list[_Part] = field(default_factory=list)
+    """Of the model and of the optimizer: tensors that stay where they are."""
     sites: set[int] = field(default_factory=set)
     num_bytes: int = 0
     name: str = "all"
@@ -73,17 +107,103 @@ class _Selection:
     @cached_property
     def tensors(self) -> list[Tensor]:
         """Of the state."""
-        return [tensor for _, tensor in self.state]
+        return [part.tensor for part in self.state]
 
     @cached_property
-    def left(self) -> tuple[Entry, ...]:
+    def left(self) -> Layout:
         """By an update."""
-        return tuple(entry for entry, _ in self.state)
+        return Layout(tuple(part.entry for part in self.state))
 
     @cached_property
-    def before(self) -> tuple[Entry, ...]:
+    def before(self) -> Layout:
         """The next one."""
-        return tuple(replace(entry, quantity=BEFORE + entry.quantity) for entry in self.left)
+        entries = self.left.entries
+        return Layout(tuple(replace(e, quantity=BEFORE + e.quantity) for e in entries))
+
+
+@dataclass(frozen=True)
+class _InBlock:
+    """What lies in one block of an update."""
+
+    gradients: list[tuple[int, slice]]
+    """The number of a part of the block, and values of it."""
+    tensors: list[Tensor]
+    """Of the state."""
+    rows: list[int]
+    """The first row of each in its part: of the gradients, of the tensors."""
+
+
+class _Cut:
+    """The gradients of one selection and the state of another, block by block."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        parts: Sequence[_Part],
+        blocks: Sequence[Block],
+        device: torch.device,
+    ) -> None:
+        """`layout`: of the parts, gradients first."""
+        self.layout = layout
+        self.rest = [part.tensor for part in parts if part.owner is None]
+        """What belongs to no parameter."""
+        numbers = [number for number, part in enumerate(parts) if part.owner is None]
+        self.blocks = []
+        for block in blocks:
+            inside, own_numbers = _within(block, parts)
+            self.blocks.append(inside)
+            numbers += own_numbers
+        self.numbers = torch.tensor(numbers, dtype=torch.int64, device=device)
+        """Of the parts: whose sum each is a part of, the rest first, then block by block."""
+
+
+def _within(block: Block, parts: Sequence[_Part]) -> tuple[_InBlock, list[int]]:
+    """What of the parts lies in the block, and their numbers."""
+    inside, numbers = _InBlock([], [], []), []
+    own_parts = {own.owner: (which, own) for which, own in enumerate(block.parts)}
+    for number, part in enumerate(parts):
+        if part.owner not in own_parts:
+            continue
+        which, own = own_parts[part.owner]
+        first, end = max(part.first, own.first), min(part.end, own.end)
+        if first >= end:
+            continue
+        numbers.append(number)
+        inside.rows.append((first - part.first) // NUM_COLUMNS)
+        if part.entry.quantity == "gradients":
+            inside.gradients.append((which, slice(first - own.first, end - own.first)))
+        else:
+            inside.tensors.append(part.tensor[first - part.first : end - part.first])
+    return inside, numbers
+
+
+class _Look:
+    """At what an update reads, or at what it leaves."""
+
+    def __init__(self, cut: _Cut, fingerprint: Fingerprint) -> None:
+        self._cut = cut
+        self._fingerprint = fingerprint
+        self._sums: list[Tensor] = []
+
+    def at_rest(self) -> None:
+        self._sums.insert(0, self._of(self._cut.rest, None))
+
+    def at_block(self, number: int, gradients: Sequence[Tensor] = ()) -> None:
+        inside = self._cut.blocks[number]
+        own = [gradients[which].view(-1)[values] for which, values in inside.gradients]
+        self._sums.append(self._of(own + inside.tensors, inside.rows))
+
+    def found(self) -> Prints:
+        """The rest, and all blocks, were looked at."""
+        sums, numbers = torch.cat(self._sums), self._cut.numbers
+        values = sums.new_zeros(len(self._cut.layout.entries)).index_add_(0, numbers, sums)
+        return Prints(self._cut.layout, values)
+
+    @torch.no_grad()
+    def _of(self, tensors: Sequence[Tensor], rows: Sequence[int] | None) -> Tensor:
+        if not tensors:
+            return self._cut.numbers[:0]
+        return self._fingerprint(tensors, rows)
 
 
 @dataclass
@@ -101,7 +221,8 @@ class _Flow:
 
 
 class Fingerprints:
-    """Nothing here waits for the device."""
+    """Looks at a step, and at its update block by block: on a CPU a block's values are in the cache
+    meanwhile. Nothing here waits for the device."""
 
     def __init__(
         self,
@@ -115,15 +236,16 @@ class Fingerprints:
     ) -> None:
         """`budget_bytes`: what one step may read; None: all, 0: nothing. The first step and
         `last_step` take all whatever they read. `site_bytes`: what flows at one site in a step."""
-        self._parameters = optimizer.parameters
-        self._names = [name for name, _ in model.named_parameters()]
+        self._blocks = optimizer.blocks
         self._fingerprint = fingerprint
-        self._device = self._parameters[0].device
+        self._device = optimizer.parameters[0].device
         self._sites = ["tok_embed", *(f"layers.{n}" for n in range(len(model.layers))), "norm"]
         units = [*_units_of_state(model, optimizer)]
         units += [_Selection(sites={n}, num_bytes=2 * site_bytes) for n in range(len(self._sites))]
         self._all = _merged(units) if budget_bytes != 0 else _Selection()
         self._slots = _slots(units, budget_bytes) if budget_bytes else [self._all]
+        names = [name for name, _ in model.named_parameters()] if self.are_taken else []
+        self._norms = Layout(tuple(Entry("grad_norms", name, 1, 0) for name in names))
         self._last_step = last_step
         self._step: int | None = None
         self._held: _Selection | None = None
@@ -131,6 +253,8 @@ class Fingerprints:
         self._left: _Selection | None = None
         """What this one did; a step that overflows in float16 is trained again."""
         self._selection, self._flow = self._all, _Flow()
+        self._cuts: dict[tuple[_Selection | None, _Selection], _Cut] = {}
+        self._before, self._after = self._looks()
 
     @property
     def are_taken(self) -> bool:
@@ -165,30 +289,61 @@ class Fingerprints:
         self._flow.micro_batch += 1
         self._flow.next_site = 0
 
-    def before_update(self) -> Prints:
-        """The gradients are whole: those of both passes, and of the state before the update."""
-        return self._of_flow() + self._of_gradients() + self._of_state_before(self._held)
+    def begin_update(self) -> None:
+        """The gradients are whole. What belongs to no parameter is looked at now."""
+        self._before, self._after = self._looks()
+        self._before.at_rest()
 
-    def of_norms(self, grad_norms: Tensor) -> Prints:
-        """Of each gradient; they are there in any case, so each step tells all of them."""
-        if not self.are_taken:
-            return Prints((), self._sums([]))
-        entries = tuple(Entry("grad_norms", name, 1, 0) for name in self._names)
-        return Prints(entries, grad_norms.detach().view(torch.int32).long())
+    def before(self, number: int, gradients: Sequence[Tensor]) -> None:
+        """The update of a block begins."""
+        self._before.at_block(number, gradients)
 
-    def after_update(self) -> Prints:
+    def after(self, number: int) -> None:
+        self._after.at_block(number)
+
+    def end_update(self, grad_norms: Tensor) -> Prints:
+        """All of the step: of both passes, of the state before the update, of each gradient's norm,
+        which is there in any case, and of what the update left."""
+        self._after.at_rest()
         self._left = self._selection
-        before = self._held or self._all
-        taken = f"{before.name}, {self._left.name} of {self.num_slots}"
-        return Prints(self._left.left, self._sums(self._left.tensors), taken)
+        before, after = self._before.found(), self._after.found()
+        norms = grad_norms.detach().view(torch.int32).long()[: len(self._norms.entries)]
+        joined = _joined(self._of_flow(), before, Prints(self._norms, norms), after)
+        held = self._held or self._all
+        return replace(joined, taken=f"{held.name}, {self._left.name} of {self.num_slots}")
 
+    def of_rehearsal(self) -> Prints:
+        """Of both passes and of the state, where no update follows."""
+        self.begin_update()
+        for number, block in enumerate(self._blocks):
+            self.before(number, block.gradients())
+        return _joined(self._of_flow(), self._before.found())
+
+    @torch.no_grad()
     def of_state_now(self) -> Prints:
         """What the last update left a fingerprint of is taken again; at first, all."""
-        return self._of_state_before(self._left)
-
-    def _of_state_before(self, held: _Selection | None) -> Prints:
-        held = held or self._all
+        held = self._left or self._all
         return Prints(held.before, self._sums(held.tensors))
+
+    def _looks(self) -> tuple[_Look, _Look]:
+        """Before the update, and after it."""
+        before = self._cut(self._selection, self._held or self._all)
+        after = self._cut(None, self._selection)
+        return _Look(before, self._fingerprint), _Look(after, self._fingerprint)
+
+    def _cut(self, gradients_of: _Selection | None, state_of: _Selection) -> _Cut:
+        """Gradients in the order in which they are computed, and the state before the update; None:
+        the state that it leaves."""
+        key = gradients_of, state_of
+        if key not in self._cuts:
+            gradients = [] if gradients_of is None else [*reversed(gradients_of.gradients)]
+            layout = state_of.left
+            if gradients_of is not None:
+                of_gradients = Layout(tuple(part.entry for part in gradients))
+                layout = _joined_layout(of_gradients, state_of.before)
+            parts = [*gradients, *state_of.state]
+            self._cuts[key] = _Cut(layout, parts, self._blocks, self._device)
+        return self._cuts[key]
 
     @torch.no_grad()
     def _take(self, quantity: str, site: int, first_row: int, x_BTE: Tensor) -> None:
@@ -196,8 +351,8 @@ class Fingerprints:
 
     def _of_flow(self) -> Prints:
         entries = tuple(self._entry_of_site(*place) for place in self._flow.sums)
-        sums = [torch.cat(of_site).sum(0, keepdim=True) for of_site in self._flow.sums.values()]
-        return Prints(entries, torch.cat([self._sums([]), *sums]))
+        sums = [torch.cat(of_site) for of_site in self._flow.sums.values()]
+        return Prints(_layout(entries), torch.stack(sums).sum(1) if sums else self._sums([]))
 
     def _entry_of_site(self, quantity: str, site: int) -> Entry:
         """Each micro-batch begins a row. A large one is not searched for a bit: that takes long."""
@@ -206,49 +361,55 @@ class Fingerprints:
         num_bits = num_bits if rows * NUM_COLUMNS <= PART_VALUES else 0
         return Entry(quantity, self._sites[site], rows * NUM_COLUMNS, num_bits)
 
-    @torch.no_grad()
-    def _of_gradients(self) -> Prints:
-        entries, tensors = [], []
-        for part in reversed(self._selection.gradients):  # as they are computed
-            gradient = self._parameters[part.owner].grad
-            assert gradient is not None
-            tensors.append(gradient.view(-1)[part.values])
-            entries.append(_entry(part.quantity, part.name, tensors[-1]))
-        return Prints(tuple(entries), self._sums(tensors))
-
-    @torch.no_grad()
     def _sums(self, tensors: Sequence[Tensor]) -> Tensor:
         if not tensors:
             return torch.empty(0, dtype=torch.int64, device=self._device)
         return self._fingerprint(tensors)
 
 
+def _joined(*prints: Prints) -> Prints:
+    layout = _joined_layout(*(own.layout for own in prints))
+    return Prints(layout, torch.cat([own.values for own in prints]))
+
+
+@lru_cache(_NUM_LAYOUTS)
+def _joined_layout(*layouts: Layout) -> Layout:
+    return Layout(tuple(entry for layout in layouts for entry in layout.entries))
+
+
+@lru_cache(_NUM_LAYOUTS)
+def _layout(entries: tuple[Entry, ...]) -> Layout:
+    return Layout(entries)
+
+
 def _units_of_state(model: BasicLlama, optimizer: AdamW) -> Iterator[_Selection]:
     """What may not be divided among slots: a part of a parameter, and all that belongs to it."""
     others = [("weights", name, buffer) for name, buffer in model.named_buffers()]
     others += [("exp_avg", name, scalar) for name, scalar in optimizer.scalars.items()]
-    state = [(_entry(quantity, name, tensor), tensor) for quantity, name, tensor in others]
-    yield _Selection(state=state, num_bytes=2 * sum(tensor.nbytes for _, tensor in state))
+    state = [_Part(_entry(kind, name, tensor), tensor=tensor) for kind, name, tensor in others]
+    yield _Selection(state=state, num_bytes=2 * sum(part.tensor.nbytes for part in state))
     for number, (name, parameter) in enumerate(model.named_parameters()):
         moments = {kind: of_all[number] for kind, of_all in optimizer.moments.items()}
         tensors = {"weights": parameter.detach()} | moments
         for part, values in _parts(name, parameter):
             views = {kind: tensor.view(-1)[values] for kind, tensor in tensors.items()}
+            gradient = _entry("gradients", part, views["weights"])
             yield _Selection(
-                gradients=[_Part("gradients", part, number, values)],
-                state=[(_entry(kind, part, view), view) for kind, view in views.items()],
+                gradients=[_Part(gradient, number, values.start)],
+                state=[
+                    _Part(_entry(kind, part, view), number, values.start, view)
+                    for kind, view in views.items()
+                ],
                 num_bytes=_READS * views["weights"].nbytes,
             )
 
 
 def _parts(name: str, tensor: Tensor) -> Iterator[tuple[str, slice]]:
     num_values = tensor.numel()
-    if num_values <= PART_VALUES:
-        yield name, slice(None)
-        return
     for first in range(0, num_values, PART_VALUES):
         end = min(first + PART_VALUES, num_values)
-        yield f"{name}[{first}:{end}]", slice(first, end)
+        is_whole = num_values <= PART_VALUES
+        yield name if is_whole else f"{name}[{first}:{end}]", slice(first, end)
 
 
 def _entry(quantity: str, name: str, tensor: Tensor) -> Entry:

@@ -5,8 +5,10 @@ each reads the state of the other. We do not use it because its constructor impo
 (1.7 s of a worker's start), and because a refused step must refuse the next ones, too.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,58 @@ from torch import Tensor, nn
 from model_check.config.schema import TrainingSettings
 from model_check.config.shape import parameter
 from model_check.engine.loss_scale import LossScale
+
+BLOCK_VALUES = 1 << 18
+"""Of an update on a CPU: its cache keeps them, with their moments and gradients, for who looks at
+them before and after."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of a parameter: values `first` to `end` - 1."""
+
+    owner: int
+    """Its number, in the order of the model."""
+    first: int
+    end: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The same values of a tensor of the same shape: of the parameter, a gradient, a moment."""
+        whole = tensor.detach()
+        if self.end - self.first == whole.numel():
+            return whole
+        return whole.view(-1)[self.first : self.end]
+
+
+@dataclass(frozen=True)
+class Block:
+    """What is updated at once."""
+
+    optimizer: "AdamW"
+    parts: tuple[Part, ...]
+    weight_decay: float
+
+    def gradients(self) -> list[Tensor]:
+        """Those of this step, part by part."""
+        return [part.of(self.optimizer.parameters[part.owner].grad) for part in self.parts]  # type: ignore[arg-type]
+
+    @cached_property
+    def state(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Weights, first and second moments, part by part."""
+        made_of = self.optimizer
+        weights, *moments = (
+            [part.of(tensors[part.owner]) for part in self.parts]
+            for tensors in (made_of.parameters, made_of.first_moments, made_of.second_moments)
+        )
+        return weights, *moments  # type: ignore[return-value]
+
+
+class Looker(Protocol):
+    """Looks at each block of an update, by its number."""
+
+    def before(self, number: int, gradients: Sequence[Tensor]) -> None: ...
+
+    def after(self, number: int) -> None: ...
 
 
 class AdamW:
@@ -46,6 +100,12 @@ class AdamW:
         others = [i for i, name in enumerate(named) if not parameter(name).decays]
         self._groups = [(decayed, training.weight_decay), (others, 0.0)]
         """The numbers of parameters in the order of the model, and their weight decay."""
+        size = BLOCK_VALUES if device.type == "cpu" else None
+        self.blocks = [
+            Block(self, parts, weight_decay)
+            for indices, weight_decay in self._groups
+            for parts in _blocks([(i, self.parameters[i].numel()) for i in indices], size)
+        ]
 
     @property
     def moments(self) -> dict[str, list[Tensor]]:
@@ -71,10 +131,15 @@ class AdamW:
 
     @torch.no_grad()
     def step(
-        self, lr: float, bad: Tensor, grad_divisor: Tensor | None, skip: Tensor | None = None
+        self,
+        lr: float,
+        bad: Tensor,
+        grad_divisor: Tensor | None,
+        skip: Tensor | None = None,
+        looker: Looker | None = None,
     ) -> None:
         """Update with gradients / `grad_divisor`, unless `bad` (a bool scalar) is or was true, or
-        `skip` is.
+        `skip` is; block by block, between the looks of `looker`.
 
         All of them stay on the device. `.grad` holds the divided gradients afterwards, or the
         gradients as they were where the step was refused.
@@ -82,9 +147,13 @@ class AdamW:
         torch.maximum(self.refusing, bad.float(), out=self.refusing)
         gate = self.refusing if skip is None else torch.maximum(self.refusing, skip.float())
         self.num_steps += 1 - gate
-        for group in self._groups:
-            if group[0]:
-                self._update(group, lr, grad_divisor, gate)
+        for number, block in enumerate(self.blocks):
+            gradients = block.gradients()
+            if looker is not None:
+                looker.before(number, gradients)
+            self._update(block, gradients, lr, grad_divisor, gate)
+            if looker is not None:
+                looker.after(number)
 
     def state_dict(self) -> dict[str, Any]:
         """In the form of torch.optim.AdamW: moments and step by the parameter's number."""
@@ -117,26 +186,45 @@ class AdamW:
             self.loss_scale.load_state_dict(state["loss_scale"])
 
     def _update(
-        self, group: tuple[list[int], float], lr: float, divisor: Tensor | None, gate: Tensor
+        self,
+        block: Block,
+        gradients: list[Tensor],
+        lr: float,
+        divisor: Tensor | None,
+        gate: Tensor,
     ) -> None:
-        indices, weight_decay = group
+        weights, first_moments, second_moments = block.state
         torch._fused_adamw_(
-            [self.parameters[i] for i in indices],
-            [self.parameters[i].grad for i in indices],  # type: ignore[misc]
-            [self.first_moments[i] for i in indices],
-            [self.second_moments[i] for i in indices],
+            weights,
+            gradients,
+            first_moments,
+            second_moments,
             [],
-            [self.num_steps] * len(indices),
+            [self.num_steps] * len(weights),
             lr=lr,
             beta1=self.betas[0],
             beta2=self.betas[1],
-            weight_decay=weight_decay,
+            weight_decay=block.weight_decay,
             eps=self.eps,
             amsgrad=False,
             maximize=False,
             grad_scale=divisor,
             found_inf=gate,
         )
+
+
+def _blocks(sizes: Sequence[tuple[int, int]], size: int | None) -> Iterator[tuple[Part, ...]]:
+    """Parts of parameters of these (number, values), each list up to twice `size` values long; a
+    parameter is divided at multiples of it. None: all in one."""
+    block: list[Part] = []
+    for owner, num_values in sizes:
+        for first in range(0, num_values, size or num_values):
+            block.append(Part(owner, first, min(first + (size or num_values), num_values)))
+            if size and sum(part.end - part.first for part in block) >= size:
+                yield tuple(block)
+                block = []
+    if block:
+        yield tuple(block)
 
 
 def total_norm(norms: Tensor) -> Tensor:

@@ -58,12 +58,13 @@ def train_step(
     loss = accumulate(model, data, optimizer, plan)
     if optimizer.loss_scale is not None:
         return _scaled_update(loss, optimizer, optimizer.loss_scale, lr, plan)
-    before = plan.fingerprints.before_update()
+    plan.fingerprints.begin_update()
     grad_norms = optimizer.grad_norms()
     grad_norm = total_norm(grad_norms)
     bad = ~(torch.isfinite(loss) & torch.isfinite(grad_norm))
-    optimizer.step(lr, bad, clip_divisor(grad_norm, plan.max_grad_norm))
-    prints = before + plan.fingerprints.of_norms(grad_norms) + plan.fingerprints.after_update()
+    divisor = clip_divisor(grad_norm, plan.max_grad_norm)
+    optimizer.step(lr, bad, divisor, looker=plan.fingerprints)
+    prints = plan.fingerprints.end_update(grad_norms)
     return StepResult(loss, grad_norm, bad, details=plan.watch.details(grad_norms), prints=prints)
 
 
@@ -72,13 +73,14 @@ def _scaled_update(
 ) -> StepResult:
     """For float16: gradients carry the loss scale. Where they overflow, nothing changes."""
     used = scale.value.clone()
-    before = plan.fingerprints.before_update()
+    plan.fingerprints.begin_update()
     grad_norms = optimizer.grad_norms()
     grad_norm = total_norm(grad_norms) / used
     overflow = ~torch.isfinite(grad_norm)
     bad = ~torch.isfinite(loss) | scale.exhausted(overflow)
     divisor = clip_divisor(grad_norm, plan.max_grad_norm)
-    optimizer.step(lr, bad, used if divisor is None else used * divisor, skip=overflow)
+    divisor = used if divisor is None else used * divisor
+    optimizer.step(lr, bad, divisor, skip=overflow, looker=plan.fingerprints)
     scale.count(~overflow & (optimizer.refusing == 0))
     return StepResult(
         loss,
@@ -87,7 +89,7 @@ def _scaled_update(
         overflow=overflow & ~bad,
         loss_scale=used,
         details=plan.watch.details(grad_norms),
-        prints=before + plan.fingerprints.of_norms(grad_norms) + plan.fingerprints.after_update(),
+        prints=plan.fingerprints.end_update(grad_norms),
     )
 
 

@@ -108,7 +108,7 @@ class Trainer:
             accumulate(self.state.model, data, self.state.optimizer, self.plan)
         scale = self.state.optimizer.loss_scale
         at = None if scale is None else float(scale.value)  # sync
-        self.fingerprints.begin(taken.before_update(), at)
+        self.fingerprints.begin(taken.of_rehearsal(), at)
 
     def _take(self, steps: Iterable[StepMetrics]) -> None:
         for metrics in map(self.overflow.settle, steps):

@@ -1,11 +1,8 @@
 /* The sums of fingerprint.py on a CPU; utils/fingerprint.py has the formula. */
 
-#include <pthread.h>
-#include <signal.h>
 #include <stdint.h>
 
 #define NUM_COLUMNS 1024
-#define MAX_THREADS 64
 #define GOLDEN UINT64_C(0x9E3779B97F4A7C15)
 
 struct tensor {
@@ -13,11 +10,18 @@ struct tensor {
     int64_t num_values, value_bytes, first_row;
 };
 
-/* One thread's part of a call: rows first to last - 1, counted through all tensors. */
-struct share {
+/* Of the OpenMP that torch computes with: more threads than its own would take turns with them, as
+   they spin for a while after each operator. Null pointers: there is none. */
+struct openmp {
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+    int (*thread_num)(void), (*num_threads)(void);
+};
+
+struct call {
     const struct tensor *tensors;
-    int64_t num_tensors, first, last;
+    int64_t num_tensors;
     uint64_t *sums;
+    const struct openmp *openmp;
 };
 
 /* Without AVX-512, which multiplies 64 bits: weight = low + 2^32 high, low signed. Two multiplications
@@ -113,48 +117,30 @@ static uint64_t sum_of_rows(const struct tensor *x, int64_t row, int64_t end)
     return sum;
 }
 
-static void *do_share(void *argument)
+/* Thread t of T takes that part of each tensor, as torch's operators do: it is in its cache. */
+static void add_share(const struct call *call, int64_t t, int64_t num_threads)
 {
-    const struct share *share = argument;
-    int64_t before = 0;
-    for (int64_t n = 0; n < share->num_tensors; n++) {
-        const struct tensor *x = &share->tensors[n];
-        int64_t rows = num_rows(x), row = share->first - before, end = share->last - before;
-        row = row < 0 ? 0 : row;
-        end = end > rows ? rows : end;
+    for (int64_t n = 0; n < call->num_tensors; n++) {
+        const struct tensor *x = &call->tensors[n];
+        int64_t rows = num_rows(x), row = rows * t / num_threads, end = rows * (t + 1) / num_threads;
         if (row < end)
-            __atomic_fetch_add(&share->sums[n], sum_of_rows(x, row, end), __ATOMIC_RELAXED);
-        before += rows;
+            __atomic_fetch_add(&call->sums[n], sum_of_rows(x, row, end), __ATOMIC_RELAXED);
     }
-    return 0;
 }
 
-/* Each sum of `sums`, which hold 0, becomes its tensor's. A thread that cannot be had is done
-   without; none of ours takes a signal that is meant for Python's. */
-void fingerprint(const struct tensor *tensors, int64_t num_tensors, int64_t num_threads,
-                 uint64_t *sums)
+static void add_own_share(void *argument)
 {
-    struct share shares[MAX_THREADS];
-    pthread_t threads[MAX_THREADS];
-    int is_running[MAX_THREADS] = {0};
-    sigset_t all, before;
-    int64_t rows = 0;
+    const struct call *call = argument;
+    add_share(call, call->openmp->thread_num(), call->openmp->num_threads());
+}
 
-    num_threads = num_threads > MAX_THREADS ? MAX_THREADS : num_threads;
-    for (int64_t n = 0; n < num_tensors; n++)
-        rows += num_rows(&tensors[n]);
-    for (int64_t t = 0; t < num_threads; t++)
-        shares[t] = (struct share){tensors, num_tensors, rows * t / num_threads,
-                                   rows * (t + 1) / num_threads, sums};
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    for (int64_t t = 1; t < num_threads; t++)
-        is_running[t] = !pthread_create(&threads[t], 0, do_share, &shares[t]);
-    pthread_sigmask(SIG_SETMASK, &before, 0);
-    for (int64_t t = 0; t < num_threads; t++)
-        if (!is_running[t])
-            do_share(&shares[t]);
-    for (int64_t t = 1; t < num_threads; t++)
-        if (is_running[t])
-            pthread_join(threads[t], 0);
+/* Each sum of `sums`, which hold 0, becomes its tensor's. */
+void fingerprint(const struct tensor *tensors, int64_t num_tensors, uint64_t *sums,
+                 const struct openmp *openmp, unsigned num_threads)
+{
+    struct call call = {tensors, num_tensors, sums, openmp};
+    if (num_threads > 1)
+        openmp->parallel(add_own_share, &call, num_threads, 0);
+    else
+        add_share(&call, 0, 1);
 }

@@ -54,13 +54,14 @@ def _sum_of(tensor: Tensor, first_row: int) -> Tensor:
 
 @cache
 def columns_on(device: torch.device) -> Tensor:
-    return _as_int64([column_weight(c) for c in range(NUM_COLUMNS)]).to(device)
+    return as_int64([column_weight(c) for c in range(NUM_COLUMNS)]).to(device)
 
 
 @lru_cache(1024)
 def _rows(first: int, count: int, device: torch.device) -> Tensor:
-    return _as_int64([row_weight(first + r) for r in range(count)]).to(device)
+    return as_int64([row_weight(first + r) for r in range(count)]).to(device)
 
 
-def _as_int64(weights: Sequence[int]) -> Tensor:
+def as_int64(weights: Sequence[int]) -> Tensor:
+    """Unsigned numbers of 64 bits, as torch reads them."""
     return torch.tensor([w - (1 << 64) if w >= 1 << 63 else w for w in weights])

@@ -19,11 +19,11 @@ from model_check.forensics.fingerprint import Fingerprint, NoKernelError
 
 _SOURCE = Path(__file__).with_name("fingerprint.c")
 _COMPILERS = ("cc", "gcc", "clang")
-_OPTIONS = ("-O3", "-march=native", "-shared", "-fPIC", "-pthread")
+_OPTIONS = ("-O3", "-march=native", "-shared", "-fPIC")
 _DEADLINE_S = 10.0
 """gcc takes 0.2 s, 0.5 s on a busy machine."""
-_MIN_BYTES_TO_SHARE = 1 << 20
-"""Less is done by one thread: to start another takes as long."""
+_MIN_BYTES_TO_SHARE = 1 << 18
+"""Less is done by one thread."""
 
 
 def c_fingerprint() -> Fingerprint:
@@ -74,13 +74,34 @@ def _run(command: Sequence[str], env: dict[str, str], stderr: int) -> int:
             process.wait()
 
 
+class _OpenMP(ctypes.Structure):
+    """`struct openmp`"""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("parallel", "thread_num", "num_threads")]
+
+
+def _torchs_openmp() -> _OpenMP | None:
+    """Whichever torch is linked with; the names are those of gcc's, which clang's and Intel's have,
+    too. None: this torch has none."""
+    try:
+        torch_cpu = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
+        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+        found = (ctypes.cast(getattr(torch_cpu, name), ctypes.c_void_p) for name in names)
+        return _OpenMP(*found)
+    except (OSError, AttributeError):
+        return None
+
+
 class _Compiled:
     """A Fingerprint. ctypes lets other threads of Python run meanwhile."""
 
     def __init__(self, library: ctypes.CDLL):
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._function = library.fingerprint
-        self._function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+        self._function.argtypes = (pointer, number, pointer, pointer, ctypes.c_uint)
         self._function.restype = None
+        self._openmp = _torchs_openmp()
+        self._openmp_at = None if self._openmp is None else ctypes.addressof(self._openmp)
 
     def __call__(
         self, tensors: Sequence[Tensor], first_rows: Sequence[int] | None = None
@@ -91,11 +112,11 @@ class _Compiled:
             table.extend((x.data_ptr(), x.numel(), x.element_size(), first_row))
         sums = torch.zeros(len(held), dtype=torch.int64)
         (address, _) = table.buffer_info()
-        self._function(address, len(held), _num_threads(held), sums.data_ptr())
+        num_threads = self._num_threads(held)
+        self._function(address, len(held), sums.data_ptr(), self._openmp_at, num_threads)
         return sums
 
-
-def _num_threads(tensors: Sequence[Tensor]) -> int:
-    """As many as torch's own operators take."""
-    num_bytes = sum(x.nbytes for x in tensors)
-    return torch.get_num_threads() if num_bytes >= _MIN_BYTES_TO_SHARE else 1
+    def _num_threads(self, tensors: Sequence[Tensor]) -> int:
+        """As many as torch's own operators take."""
+        is_large = sum(x.nbytes for x in tensors) >= _MIN_BYTES_TO_SHARE
+        return torch.get_num_threads() if is_large and self._openmp_at else 1

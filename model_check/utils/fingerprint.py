@@ -8,7 +8,7 @@ agree. One flipped bit b changes the sum by its weight times 2^b: never by nothi
 tells which bit and which value.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 SCHEMA = 1
 """Sums of another schema cannot be compared."""
@@ -57,11 +57,6 @@ def column_weight(column: int) -> int:
 
 def row_weight(row: int) -> int:
     return weight(NUM_COLUMNS + row)
-
-
-def roll_up(fingerprints: Iterable[int]) -> int:
-    """One number for those of all tensors, in their order: it differs where one of them does."""
-    return sum(weight(n) * value for n, value in enumerate(fingerprints)) % _MODULUS
 
 
 def label(quantity: str, tensor: str) -> str:

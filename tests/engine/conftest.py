@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -128,6 +128,18 @@ class Kept(EventSink):
         return [event for event in self.events if isinstance(event, Step)]
 
 
+def bare_context(kept: Kept, directory: Path = Path("nowhere"), worker: str = "CPU0") -> RunContext:
+    """Of a trainer in this process, on the CPU."""
+    return RunContext(
+        identity=Identity(worker),
+        channels=Channels(kept.say, kept),
+        device=torch.device("cpu"),
+        directory=directory,
+        meter=Meter(),
+        stop=StopSignal(),
+    )
+
+
 @dataclass
 class Run:
     """A trainer that is built and not yet run."""
@@ -167,20 +179,17 @@ def tiny_run(tmp_path: Path) -> Callable[..., Run]:
         settings = make_settings(**changes)
         training, drill = settings.training, settings.debug.drill
         source = source or FakeSource(training.batch_size, training.context_length)
-        kept, meter, stop = Kept(), Meter(), StopSignal()
-        context = RunContext(
+        kept = Kept()
+        context = replace(
+            bare_context(kept, directory or tmp_path / "checkpoints"),
             identity=Identity(worker, data=data or {}),
             channels=Channels(kept.say, sink or kept, observers),
-            device=torch.device("cpu"),
-            directory=directory or tmp_path / "checkpoints",
-            meter=meter,
-            stop=stop,
             drill=parse_drill(drill, training.max_steps) if drill else None,
             splits=splits or {},
             weights=weights_directory(settings, kept.say),
         )
         trainer = build_trainer(settings, source, VOCABULARY, context, lag)
-        return Run(trainer, kept, source, meter, stop)
+        return Run(trainer, kept, source, context.meter, context.stop)
 
     return make
 

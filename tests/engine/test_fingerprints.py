@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model_check.engine import fingerprints
+from model_check.engine import fingerprints, optim
+from model_check.engine.fingerprints import Entry, Layout
 from model_check.engine.observer import RunObserver
 from model_check.engine.reading import StepMetrics
 from model_check.errors import BrokenStateError
 from model_check.events import Break, Evidence, Step, Vectors, encode
-from model_check.utils.fingerprint import QUANTITIES
+from model_check.utils.fingerprint import QUANTITIES, weight
 from tests.engine.conftest import Run
 
 MakeRun = Callable[..., Run]
@@ -66,6 +67,23 @@ def test_what_flows_is_taken_however_it_is_computed(tiny_run: MakeRun, how: str)
     assert [set(fp) for fp in fingerprints_of(run)] == [TAKEN] * 4
 
 
+def test_a_roll_up_is_one_number_for_a_quantity() -> None:
+    entries = [Entry("weights", name, 9, 32) for name in "abc"]
+    layout = Layout((entries[0], Entry("forward", "norm", 9, 32), *entries[1:]))
+    values = torch.tensor([-5, 7, 1 << 62, 3])
+    rolled = {
+        "weights": -5 * weight(0) + (1 << 62) * weight(1) + 3 * weight(2),
+        "forward": 7 * weight(0),
+    }
+    wanted = {quantity: f"{value % (1 << 64):016x}" for quantity, value in rolled.items()}
+    assert layout.roll_ups(values) == wanted
+    assert list(layout.roll_ups(values)) == ["weights", "forward"]
+    for number in range(4):
+        changed = values.clone()
+        changed[number] ^= 1 << 61
+        assert layout.roll_ups(changed) != wanted
+
+
 def test_off_tells_none_and_computes_nothing_twice(tiny_run: MakeRun) -> None:
     run = tiny_run(debug__fingerprints="off")()
     assert fingerprints_of(run) == [{}] * 4
@@ -114,6 +132,20 @@ def test_a_rotation_takes_everything_once_in_turn_and_all_at_both_ends(tiny_run:
     for now, then in zip(slots[1:], slots[:-1], strict=True):
         left = {(q, n) for q, n in then if q in ("weights", "exp_avg", "exp_avg_sq")}
         assert {(q.removeprefix("before."), n) for q, n in now if "before." in q} == left
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_fingerprints_and_bits_are_those_of_an_update_in_one_block(
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch, num_slots: int
+) -> None:
+    """A matrix of 2,048 values is divided; the norms and the embedding share a block."""
+    whole = rotating(tiny_run(**TWO), num_slots)()
+    monkeypatch.setattr(optim, "BLOCK_VALUES", 1024)
+    divided = rotating(tiny_run(**TWO), num_slots)()
+    assert len(divided.trainer.state.optimizer.blocks) > len(whole.trainer.state.optimizer.blocks)
+    assert vectors_of(divided).fp == vectors_of(whole).fp
+    assert fingerprints_of(divided) == fingerprints_of(whole)
+    assert divided.bits() == whole.bits()
 
 
 def test_a_large_tensor_is_taken_in_parts(

@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 from model_check.config.schema import TrainingSettings
+from model_check.engine import optim
 from model_check.engine.optim import AdamW, clip_divisor
 
 TRAINING = TrainingSettings(learning_rate=1e-2, weight_decay=0.3)
 NO, YES = torch.tensor(False), torch.tensor(True)
+NAMES = ("tok_embed.weight", "norm.weight", "output.weight", "layers.0.attention.wq.weight")
 
 
 def parameters(device: str = "cpu") -> list[nn.Parameter]:
@@ -37,6 +39,36 @@ def torchs_own(owners: list[nn.Parameter]) -> torch.optim.AdamW:
         {"params": [p for p in owners if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, fused=True)
+
+
+def test_blocks_hold_each_value_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optim, "BLOCK_VALUES", 8)
+    owners = [*parameters(), nn.Parameter(torch.zeros(3))]
+    optimizer = AdamW(dict(zip(NAMES, owners, strict=True)).items(), TRAINING)
+    parts = [[(p.owner, p.first, p.end) for p in block.parts] for block in optimizer.blocks]
+    assert parts == [
+        *([(0, 0, 8)], [(0, 8, 16)], [(0, 16, 24)], [(0, 24, 32)]),
+        *([(0, 32, 35), (2, 0, 8)], [(2, 8, 15), (3, 0, 3)], [(1, 0, 7)]),
+    ]
+    assert [block.weight_decay for block in optimizer.blocks] == [0.3] * 6 + [0.0]
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_divided_tensors_get_the_bits_of_whole_ones(
+    monkeypatch: pytest.MonkeyPatch, num_threads: int
+) -> None:
+    owners = [nn.Parameter(torch.randn(7001)) for _ in range(2)]
+    owners[1].data.copy_(owners[0])
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    for size, owner in zip((1 << 18, 1024), owners, strict=True):
+        monkeypatch.setattr(optim, "BLOCK_VALUES", size)
+        optimizer = AdamW([("tok_embed.weight", owner)], TRAINING)
+        for step in range(3):
+            give_gradients([owner], step)
+            optimizer.step(1e-2, NO, torch.tensor(1.7))
+    torch.set_num_threads(before)
+    assert torch.equal(*owners)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -8,7 +8,6 @@ from model_check.utils.fingerprint import (
     NUM_COLUMNS,
     column_weight,
     flipped,
-    roll_up,
     row_weight,
     weight,
 )
@@ -49,13 +48,3 @@ def test_two_flipped_bits_are_not_taken_for_one() -> None:
 
 def test_equal_sums_name_nothing() -> None:
     assert flipped(5, 5, 100, 32) == []
-
-
-def test_a_roll_up_differs_where_one_of_its_fingerprints_does() -> None:
-    draw = random.Random(9)
-    values = [draw.randrange(MODULUS) for _ in range(50)]
-    for n in range(50):
-        for bit in (0, 31, 63):
-            changed = [*values[:n], values[n] ^ 1 << bit, *values[n + 1 :]]
-            assert roll_up(changed) != roll_up(values)
-    assert roll_up([values[1], values[0]]) != roll_up(values[:2])

@@ -48,7 +48,8 @@ def test_a_death_meanwhile_settles_a_difference_at_once() -> None:
     assert seen.tick(1.0) is None
     seen.on_end("c")
     stop = seen.tick(1.0)
-    assert stop is not None and (stop.exit_code, stop.culprits) == (EXIT_DISAGREEMENT, ("b",))
+    assert stop is not None
+    assert (stop.exit_code, stop.culprits) == (EXIT_DISAGREEMENT, ("b",))
 
 
 def test_the_first_credit_is_there_before_anybody_speaks() -> None:
