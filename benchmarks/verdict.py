@@ -75,7 +75,8 @@ class Fault(NamedTuple):
 
 
 class Tampered(Fingerprints):
-    """Calls `act` at each moment of a step."""
+    """Calls `act` at each moment of a step, with the number of the next site, or of the block that
+    is updated."""
 
     act: Callable[[str, int], None]
     step = -1
@@ -95,12 +96,10 @@ class Tampered(Fingerprints):
 
     def before(self, number: int, gradients: Sequence[Tensor]) -> None:
         super().before(number, gradients)
-        if number == len(self._blocks) - 1:
-            self.act("just before the update", 0)
+        self.act("just before the update", number)
 
     def after(self, number: int) -> None:
-        if number == len(self._blocks) - 1:
-            self.act("just behind the update", 0)
+        self.act("just behind the update", number)
         super().after(number)
 
     def end_update(self, grad_norms: Tensor) -> Prints:
@@ -325,12 +324,28 @@ class Injection:
 
     def _act(self, moment: str, site: int) -> None:
         fault = self._fault
-        in_pass = moment in STATE_MOMENTS[:2]
-        where = (fault.micro_batch, fault.site if moment == STATE_MOMENTS[1] else site)
-        is_here = not in_pass or moment == STATE_MOMENTS[0] or self._now() == where
+        is_here = True
+        if moment == "between two blocks":
+            is_here = self._now() == (fault.micro_batch, fault.site)
+        elif "the update" in moment:
+            is_here = site == self._block()
         if moment == fault.moment and self._is_its_step() and is_here:
             self._is_due = False
             self._act_on(fault)
+
+    def _block(self) -> int:
+        """The number of the one that updates the tensor, or what belongs to it."""
+        state = self._made.trainer.state
+        names = [name for name, _ in state.model.named_parameters()]
+        if self._fault.name not in names:
+            return 0
+        number = names.index(self._fault.name)
+        first = self._fault.first % state.optimizer.parameters[number].numel()
+        return next(
+            n
+            for n, block in enumerate(state.optimizer.blocks)
+            if any(p.owner == number and p.first <= first < p.end for p in block.parts)
+        )
 
     def _act_on(self, fault: Fault) -> None:
         if fault.kind == "gradient":
