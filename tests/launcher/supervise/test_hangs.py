@@ -127,9 +127,10 @@ def test_a_worker_whose_interpreter_does_not_turn_answers_all_the_same(lab: Lab)
 
 def test_a_thread_that_runs_and_keeps_the_gil_is_named_not_the_main_one(lab: Lab) -> None:
     code = (
-        "import re\noffer()\n"
-        "def spins(): say(); re.match('(a+)+$', 'a' * 64 + 'b')\n"
-        "def is_innocent():\n while True: time.sleep(0.001)\n"
+        "import re\noffer()\nturns = []\n"
+        "def spins():\n while not turns: time.sleep(0.001)\n"
+        " say(); re.match('(a+)+$', 'a' * 64 + 'b')\n"
+        "def is_innocent():\n while True: turns.append(1); time.sleep(0.001)\n"
         "threading.Thread(target=spins).start(); is_innocent()"
     )
     outcome, reason = hang(lab, worker("w0", code))

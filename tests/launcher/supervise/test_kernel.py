@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -124,9 +125,10 @@ def test_an_empty_cgroup_that_nobody_was_left_to_remove_goes_with_the_next_run(
     os.kill(guardian, signal.SIGKILL)
     run.process.kill()
     wait_until_dead([guardian, *lab.pids().values()])
-    while "populated 1" in (made / "cgroup.events").read_text():
-        os.sched_yield()  # the dead leave it a little later than they die
-    assert str(made) in cgroup.leftovers(str(made.parent))
+    with suppress(FileNotFoundError):  # the next run may be one beside this test
+        while "populated 1" in (made / "cgroup.events").read_text():
+            os.sched_yield()  # the dead leave it a little later than they die
+    assert str(made) in cgroup.leftovers(str(made.parent)) or not made.exists()
     assert lab.run(sh("true")).end.exit_code == 0
     assert not made.exists()
 
