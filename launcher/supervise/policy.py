@@ -26,8 +26,10 @@ HOLD_S = 0.2
 """A worker that ended as a request asks may have got the request before us: `systemctl stop`,
 `scancel` and `killall` signal the processes of a job one after the other. We wait this long for our
 own copy before we blame the worker."""
-
-
+SETTLE_S = 5.0
+"""When a worker has told its failure, the others have so long, or SETTLE_STEPS of their steps, to
+pass the step in which it failed, or to fail in it, too: then it is no fault of one GPU."""
+SETTLE_STEPS = 2
 EVIDENCE_S = 60.0
 """A worker that met a NaN may be silent so long, for PATIENCE of its steps, and for the time that
 its evidence takes:"""
@@ -57,6 +59,8 @@ class Confession(Struct, frozen=True):
     """When we received it."""
     final: bool
     """It also said that it is done. A worker that only met a NaN may still be writing evidence."""
+    step: int | None = None
+    """In which it failed; None: before its first."""
     evidence_bytes: int = 0
     """How much evidence it is writing."""
 
@@ -77,6 +81,7 @@ class WorkerView(Struct, eq=False):
     which never tells a phase."""
     step_s: float = 0.0
     """The median of how long its last steps took."""
+    last_step: int | None = None
     confession: Confession | None = None
     ended_at: float = 0.0
     wake: int = 0
@@ -112,10 +117,10 @@ def decide(
         if has_failed:  # later: to stop them all would cut the evidence of the first off
             return Continue(until=evidence_due)
     elif has_failed:
-        return _judge_failure(first, now, received)
+        return _judge_failure(first, workers, now, limits, received)
     if all(worker.returncode == 0 for worker in workers):
         return Done()
-    running = [w for w in workers if w.started_at is not None and w.returncode is None]
+    running = [w for w in workers if _is_running(w)]
     overdue = [w for w in running if now >= _silence_deadline(w, limits)]
     if overdue:
         return _stop_for_silence(min(overdue, key=lambda w: w.last_heard), now, limits)
@@ -164,15 +169,43 @@ def _first_failures(workers: Sequence[WorkerView]) -> list[WorkerView]:
 
 
 def _judge_failure(
-    first: Sequence[WorkerView], now: float, received: Collection[int]
+    first: Sequence[WorkerView],
+    workers: Sequence[WorkerView],
+    now: float,
+    limits: Limits,
+    received: Collection[int],
 ) -> Continue | Stop:
-    """Blame the first to fail, unless it did as it was asked. A later failure changes nothing: that
-    worker may have followed the same request in its own way, or died of the first failure."""
+    """Blame the first to fail, unless it did as it was asked. A later failure changes nothing here:
+    that worker may have followed the same request in its own way, or died of the first failure; but
+    what the first has told, the others get time for, too."""
     followed = {worker.name: request for worker in first if (request := _followed(worker))}
     if len(followed) == len(first) and received and set(followed.values()) <= set(received):
         return stop_for_signal(next(iter(followed.values())), followed)
     held_until = max((_known_at(w) + HOLD_S for w in first if w.name in followed), default=now)
+    held_until = max(held_until, _settle_until(first[0], workers, limits))
     return Continue(until=held_until) if now < held_until else _stop_for_failure(first)
+
+
+def _settle_until(first: WorkerView, workers: Sequence[WorkerView], limits: Limits) -> float:
+    """When all have shown whether they share what the first has told; who saves evidence of the
+    same may end that."""
+    said = first.confession
+    if said is None or said.exit_code >= EXIT_SIGNAL_BASE:
+        return -NEVER
+    others = [w for w in workers if w is not first and _is_running(w)]
+    saving = [_evidence_deadline(w, limits) for w in others if _saves_evidence(w)]
+    unsettled = [w for w in others if w.confession is None and not _has_passed(w, said.step)]
+    step_s = max((w.step_s for w in unsettled), default=0.0)
+    patience = [_known_at(first) + max(SETTLE_S, SETTLE_STEPS * step_s)] if unsettled else []
+    return max([*saving, *patience], default=-NEVER)
+
+
+def _is_running(worker: WorkerView) -> bool:
+    return worker.started_at is not None and worker.returncode is None
+
+
+def _has_passed(worker: WorkerView, step: int | None) -> bool:
+    return worker.last_step is not None and worker.last_step >= (step or 0)
 
 
 def _followed(worker: WorkerView) -> signal.Signals | None:

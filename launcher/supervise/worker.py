@@ -82,7 +82,6 @@ class Worker(WorkerView, eq=False, kw_only=True):
     evidence: tuple[str, ...] = ()
     last_lines: tuple[str, ...] = ()
     _stopped_with: signal.Signals | None = None
-    _has_stepped: bool = False
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_STEPS))
     """How long the last ones took."""
     _stacks_signal: int | None = None
@@ -181,22 +180,30 @@ class Worker(WorkerView, eq=False, kw_only=True):
         at = stamp if (self.started_at or 0.0) <= stamp <= now else now
         match event:
             case Phase():
-                trains = None if self._has_stepped else "train, before its first step"
+                is_first = self.last_step is None
+                trains = "train, before its first step" if is_first else None
                 self.patient_phase = trains if event.name == "train" else event.name
                 self._stacks_signal = _real_time_signal(event.detail) or self._stacks_signal
             case Step():
-                self.patient_phase, self._has_stepped = None, True
+                self.patient_phase, self.last_step = None, event.step
                 self._steps_s.append(event.ms / 1000)
                 self.step_s = median(self._steps_s)
                 self.confession = None  # it went on after a NaN, so it does not end of that
             case NonFinite() if self.confession is None:
-                size = event.evidence_bytes
-                self.confession = Confession(at, EXIT_NON_FINITE, now, False, evidence_bytes=size)
+                self.confession = Confession(
+                    at, EXIT_NON_FINITE, now, False, event.step, event.evidence_bytes
+                )
             case Done():
                 self.error = event.error
                 if event.exit_code != 0:
-                    at = self.confession.at if self.confession else at
-                    self.confession = Confession(at, event.exit_code, now, final=True)
+                    self._confess(event, at, now)
+
+    def _confess(self, done: Done, at: float, now: float) -> None:
+        """It says that it failed; of a NaN it may have spoken before."""
+        step = None if self.last_step is None else self.last_step + 1
+        if (before := self.confession) is not None:
+            at, step = before.at, before.step
+        self.confession = Confession(at, done.exit_code, now, True, step)
 
     def remember(self, lines: list[str]) -> None:
         """Keep the end of its output."""

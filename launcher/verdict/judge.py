@@ -1,6 +1,6 @@
 """A run that is over -> a verdict for each worker and for the run. Pure."""
 
-from enum import Enum
+from enum import Enum, unique
 from signal import Signals
 from typing import Any
 
@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Case, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, SplitResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Severity
+from launcher.verdict.shared import Peers, peers_at, shared_failure
 from launcher.verdict.steps import History
-from launcher.verdict.summary import born, shared_nonfinite, summary
+from launcher.verdict.summary import born, summary
 from model_check.errors import (
     EXIT_DISAGREEMENT,
     EXIT_INTERNAL,
@@ -26,24 +27,46 @@ from model_check.utils.requests import request_of
 _ERROR = "error: "
 """How our programs begin the line that says why they end."""
 _INNOCENT = (Verdict.PASS, Verdict.STOPPED)
+_HARDWARE = CauseClass.HARDWARE, Severity.ISOLATE
+_SOFTWARE = CauseClass.SOFTWARE, Severity.IGNORE
+_USER = CauseClass.USER, Severity.IGNORE
+_HOST = CauseClass.HOST, Severity.IGNORE
+_UNKNOWN = CauseClass.UNKNOWN, Severity.MONITOR
 
 
+@unique
 class Cause(Enum):
-    """What decides a worker's row: its verdict, its sentence. Of several causes the first decides.
+    """What decides a worker's row: its verdict, its sentence; how it is classed, and how grave it
+    is, where that is known. Of several causes the first decides.
 
     A FAIL becomes INCONCLUSIVE where it is unknown whether the worker failed by itself.
     """
 
     NOT_STARTED = Verdict.FAIL, "could not be started: {spawn_error}"
-    NO_PROCESS = Verdict.INCONCLUSIVE, "could not be started: {spawn_error}{whose}"
+    NO_PROCESS = Verdict.INCONCLUSIVE, "could not be started: {spawn_error}{whose}", *_HOST
     """The host had no process or no descriptor for it."""
-    NO_HOST_MEMORY = Verdict.INCONCLUSIVE, "{how}{oom}{whose}"
+    NO_HOST_MEMORY = Verdict.INCONCLUSIVE, "{how}{oom}{whose}", *_HOST
     """The kernel killed it for want of memory: of the host, or of the limit that the host set."""
     HANG = Verdict.FAIL, "{reason}"
-    NON_FINITE = Verdict.FAIL, "non-finite {where} at step {step}{born}"
+    NON_FINITE = Verdict.FAIL, "non-finite {where} at step {step}{born}", *_HARDWARE
+    """Here, and finite at another worker."""
+    NON_FINITE_EVERYWHERE = (
+        Verdict.INCONCLUSIVE,
+        "non-finite {where} at step {step}{born}",
+        *_SOFTWARE,
+    )
+    """Or at the only worker, and again when the step was computed again."""
+    NON_FINITE_ONCE = Verdict.SUSPECT, "non-finite {where} at step {step}{born}", *_UNKNOWN
+    """At the only worker, and not again."""
+    NON_FINITE_UNSETTLED = Verdict.FAIL, "non-finite {where} at step {step}{born}", *_UNKNOWN
+    """Nobody else came so far."""
+    FAILED_ALIKE = Verdict.INCONCLUSIVE, "{how}{said}", *_SOFTWARE
+    """Every worker ended so, and said the same."""
+    REFUSED_ALIKE = Verdict.INCONCLUSIVE, "{how}{said}", *_USER
+    """The same, for what somebody has set."""
     FAILED = Verdict.FAIL, "{how}{said}{oom}"
     """It ended with an exit code of failure, or announced one before our signal reached it."""
-    BROKEN = Verdict.SUSPECT, "{what}"
+    BROKEN = Verdict.SUSPECT, "{what}", *_UNKNOWN
     """What it keeps from one update to the next has changed by itself."""
     UNREPEATABLE = (
         Verdict.INVALID,
@@ -51,10 +74,11 @@ class Cause(Enum):
             "the two passes of its first step gave other bits when they were computed twice: its "
             "kernels vary, so no difference would prove anything"
         ),
+        *_SOFTWARE,
     )
-    NOT_COMPARABLE = Verdict.INVALID, "{mismatch}"
-    ODD = Verdict.SUSPECT, "differs from the majority at {place}"
-    DIFFERS = Verdict.INCONCLUSIVE, "differs from its peer at {place}"
+    NOT_COMPARABLE = Verdict.INVALID, "{mismatch}", *_USER
+    ODD = Verdict.SUSPECT, "differs from the majority at {place}", *_UNKNOWN
+    DIFFERS = Verdict.INCONCLUSIVE, "differs from its peer at {place}", *_UNKNOWN
     """Workers differ, and there is no majority."""
     NEVER_STARTED = Verdict.STOPPED, "never started"
     """The run was stopped before its turn came."""
@@ -67,25 +91,19 @@ class Cause(Enum):
     TOO_FEW_STEPS = Verdict.INCONCLUSIVE, "ended with exit code 0 after {done} of {to_do} steps"
     NONE = Verdict.PASS, ""
 
-    @property
-    def ranked(self) -> tuple[CauseClass | None, Severity | None]:
-        """How it is classed, and how grave it is; None: not classed."""
-        return _RANKS.get(self, (None, None))
 
-
-_HOST = CauseClass.HOST, Severity.IGNORE
-_UNKNOWN = CauseClass.UNKNOWN, Severity.MONITOR
-_RANKS = {
-    Cause.NO_PROCESS: _HOST,
-    Cause.NO_HOST_MEMORY: _HOST,
-    Cause.UNREPEATABLE: (CauseClass.SOFTWARE, Severity.IGNORE),
-    Cause.NOT_COMPARABLE: (CauseClass.USER, Severity.IGNORE),
-    Cause.BROKEN: _UNKNOWN,
-    Cause.ODD: _UNKNOWN,
-    Cause.DIFFERS: _UNKNOWN,
+_BESIDE = {
+    Peers.FINITE: Cause.NON_FINITE,
+    Peers.NOT_FINITE: Cause.NON_FINITE_EVERYWHERE,
+    Peers.UNKNOWN: Cause.NON_FINITE_UNSETTLED,
 }
-
-
+_ALONE = {
+    True: Cause.NON_FINITE_EVERYWHERE,
+    False: Cause.NON_FINITE_ONCE,
+    None: Cause.NON_FINITE_UNSETTLED,
+}
+"""By whether it came again when the step was computed again; None: not tried."""
+_OF_NO_GPU = (Cause.NON_FINITE_EVERYWHERE, Cause.FAILED_ALIKE, Cause.REFUSED_ALIKE)
 Found = tuple[Cause, dict[str, Any]]
 """A cause, and the values that its sentence needs."""
 
@@ -96,8 +114,8 @@ def judge(case: Case) -> Judgement:
     What proves nothing is never a PASS: a trainer that ends well without all its steps, or a
     process that could not be killed, is INCONCLUSIVE and exit code 70; one that was asked to end
     early, or had nothing left to do, is INCONCLUSIVE and exit code 0. A failure that every worker
-    shares bit for bit blames no GPU, nor does a tie. A worker that ended by a signal which we got,
-    too, was stopped.
+    shares blames no GPU, nor does a tie. A worker that ended by a signal which we got, too, was
+    stopped.
     """
     causes = [_cause(case, worker) for worker in case.workers]
     rows = [_row(case, *each) for each in zip(case.workers, causes, strict=True)]
@@ -108,7 +126,7 @@ def judge(case: Case) -> Judgement:
         verdict=verdict,
         exit_code=_exit_code(case, verdict, rows),
         summary=text,
-        culprits=_culprits(case),
+        culprits=_culprits(case, [cause for cause, _ in causes]),
         disagreement=end.disagreement,
         workers=rows,
         leftovers=list(end.leftovers),
@@ -124,9 +142,9 @@ def judge(case: Case) -> Judgement:
     return Judgement(result, unexplained.difference(explained), quoted)
 
 
-def _culprits(case: Case) -> list[str]:
+def _culprits(case: Case, causes: list[Cause]) -> list[str]:
     """Those that ended the run; a worker that differs may have, a moment before it was named."""
-    if shared_nonfinite(case):
+    if all(cause in _OF_NO_GPU for cause in causes):
         return []
     if case.end.exit_code == EXIT_UNNAMED:
         return _suspects(case)
@@ -136,7 +154,7 @@ def _culprits(case: Case) -> list[str]:
 def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
     history = case.histories[worker.name]
     cause, facts = found
-    verdict, sentence = cause.value
+    verdict, sentence, cause_class, severity = (*cause.value, None, None)[:4]
     if verdict is Verdict.FAIL and _is_unordered(case, worker, history):
         verdict = Verdict.INCONCLUSIVE
     ended_by_itself = verdict is Verdict.FAIL or cause is Cause.NO_HOST_MEMORY
@@ -159,8 +177,8 @@ def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
         notes=history.notes,
         evidence=[*(item.path for item in history.evidence), *worker.evidence],
         last_lines=list(worker.last_lines) if tells_last_lines else [],
-        cause_class=cause.ranked[0],
-        severity=cause.ranked[1],
+        cause_class=cause_class,
+        severity=severity,
     )
 
 
@@ -206,13 +224,18 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
     if is_blamed and end.is_hang:
         return Cause.HANG, {"reason": end.reason}
     if (bad := history.nonfinite) is not None:
-        return Cause.NON_FINITE, {"where": bad.where, "step": bad.step, "born": born(bad)}
+        peers = peers_at(case, worker.name, bad.step)
+        cause = _ALONE[bad.repeated] if peers is Peers.NONE else _BESIDE[peers]
+        return cause, {"where": bad.where, "step": bad.step, "born": born(bad)}
     if history.broken is not None:
         return Cause.BROKEN, {"what": history.broken.what}
     if history.repeated is False:
         return Cause.UNREPEATABLE, {}
     if end.mismatch and worker.name in end.mismatch.values:
         return Cause.NOT_COMPARABLE, {"mismatch": end.mismatch}
+    if shared_failure(case) is not None:
+        cause = Cause.REFUSED_ALIKE if announced == EXIT_USAGE else Cause.FAILED_ALIKE
+        return cause, _failed(worker, history, announced, error)[1]
     if worker.oom and announced == EXIT_PASS:
         how = f"{NO_HOST_MEMORY}{_where(history)}"
         return Cause.NO_HOST_MEMORY, {"how": how, "oom": f"; {worker.oom}", "whose": FAULT_OF_HOST}
@@ -271,6 +294,8 @@ def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
     if any(row.verdict is Verdict.INVALID for row in rows) and end.exit_code == EXIT_USAGE:
         return Verdict.INVALID
     if end.exit_code not in (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED):
+        if any(row.name in end.culprits and row.verdict is Verdict.SUSPECT for row in rows):
+            return Verdict.SUSPECT
         return Verdict.FAIL if end.culprits else Verdict.INCONCLUSIVE
     if end.disagreement or _broken(case):
         return Verdict.SUSPECT if _suspects(case) else Verdict.INCONCLUSIVE

@@ -3,13 +3,12 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from launcher.verdict.record import Case
 from launcher.verdict.results import Verdict, WorkerResult
 from launcher.verdict.scope import what_one_showed, what_was_equal
 from launcher.verdict.severity import CauseClass
-from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_UNNAMED
+from launcher.verdict.shared import shared_failure, shared_nonfinite
+from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_UNNAMED, EXIT_USAGE
 from model_check.events import NonFinite, again
 from model_check.utils.words import few, listed
 
@@ -37,24 +36,6 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
     return Summary("; ".join(filter(None, parts)), explained)
 
 
-def shared_nonfinite(case: Case) -> NonFinite | None:
-    """The non-finite step that every worker met with the same bits, as it is told by one that knows
-    most; None: there is none. A worker that was stopped may have lacked the time for its last
-    word, so all first words are compared, and all last words."""
-    histories = [case.histories[worker.name] for worker in case.workers]
-    first = [history.first_nonfinite for history in histories]
-    found = [history.nonfinite for history in histories if history.nonfinite]
-    last = [bad for bad in found if bad.repeated is not None]
-    if len(histories) < 2 or not (_are_same(first) and _are_same(last)):
-        return None
-    return next(iter(last or found), None)
-
-
-def _are_same(events: Sequence[NonFinite | None]) -> bool:
-    unstamped = [bad and replace(bad, t=0) for bad in events]
-    return None not in unstamped and all(bad == unstamped[0] for bad in unstamped)
-
-
 def born(bad: NonFinite) -> str:
     """Where it was born, for the end of a sentence; nothing where that is not known."""
     if bad.origin is not None:
@@ -73,10 +54,15 @@ def names_by_text(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
     end = case.end
     if (shared := shared_nonfinite(case)) is not None:
-        return Summary(
-            f"every worker met the same non-finite {shared.where} at step {shared.step}, bit for "
-            f"bit: the settings or the data, not a GPU{born(shared)}"
+        what = f"every worker met a non-finite {shared.where} at step {shared.step}"
+        return Summary(f"{what}: the settings or the data, not a GPU{born(shared)}")
+    if (failure := shared_failure(case)) is not None:
+        said = (failure.error or "").splitlines()[0]
+        what = f"every worker ended with exit code {failure.exit_code}: {said}"
+        whose = (
+            "the settings" if failure.exit_code == EXIT_USAGE else "the software or the settings"
         )
+        return Summary(f"{what}; {whose}, not a GPU", [row.name for row in results])
     if end.mismatch is not None:
         return Summary(str(end.mismatch), list(end.mismatch.values))
     broken = [row for row in results if case.histories[row.name].broken]

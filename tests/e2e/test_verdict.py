@@ -108,6 +108,42 @@ def test_a_flip_in_the_last_step_of_a_slow_worker_still_meets_its_witnesses(
     assert run.verdicts() == {"CPU0": "PASS", "CPU1": "SUSPECT", "CPU2": "PASS"}
 
 
+@pytest.mark.parametrize(("late", "late_s"), [("CPU0", 0.3), ("CPU1", 0.05), ("CPU1", 2.0)])
+def test_a_nan_that_both_meet_at_different_times_names_nobody(
+    launcher: Launcher, late: str, late_s: float
+) -> None:
+    run = with_drills(
+        launcher, 2, dict.fromkeys(("CPU0", "CPU1"), "nan@1"), LATE=f"{late} {late_s}"
+    )
+    assert run.exit_code == 20, run.output
+    assert run.report()["culprits"] == []
+    assert set(run.verdicts().values()) == {"INCONCLUSIVE"}
+    assert classes(run) == {("software", "IGNORE")}
+    assert "not a GPU" in run.report()["summary"]
+
+
+def test_a_nan_beside_a_finite_peer_is_this_gpus(launcher: Launcher) -> None:
+    run = with_drills(launcher, 2, {"CPU0": "nan@2"})
+    assert run.exit_code == 20, run.output
+    assert run.report()["culprits"] == ["CPU0"]
+    rows = {w["name"]: (w["verdict"], w["cause_class"]) for w in run.report()["workers"]}
+    assert rows["CPU0"] == ("FAIL", "hardware")
+    assert rows["CPU1"][0] in ("STOPPED", "PASS")
+
+
+def test_out_of_memory_on_all_names_no_gpu(launcher: Launcher) -> None:
+    env = {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}", "OUT_OF_MEMORY": "1"}
+    run = launcher("--workers=2", **env)
+    assert run.exit_code != 0, run.output
+    assert run.report()["culprits"] == []
+    assert classes(run) == {("software", "IGNORE")}
+    assert run.report()["summary"].endswith("; the software or the settings, not a GPU")
+
+
+def classes(run: Run) -> set[tuple[str, str]]:
+    return {(w["cause_class"], w["severity"]) for w in run.report()["workers"]}
+
+
 def wait_until_it_waited(path: Path, num_beats: int) -> None:
     """A worker that waits beats once a second."""
     until = time.monotonic() + DEADLINE_S

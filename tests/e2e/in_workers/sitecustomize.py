@@ -4,7 +4,8 @@ DRILLS: JSON, worker -> its own drill. VARYING: `P SEED`, and with probability P
 first block has one bit turned over, in each worker another one, each time that it is computed; the
 file WORKER.varied in the run directory counts them. DIES_WHEN_ASKED: the worker that is killed when
 its fingerprints are asked for. STOPS_AFTER: `WORKER STEP`, that worker stops (SIGSTOP) when it has
-told that step.
+told that step. LATE: `WORKER SECONDS`, that worker tells its NaN so much later.
+OUT_OF_MEMORY: in its second step each worker is out of memory, in its own words.
 """
 
 import json
@@ -12,6 +13,7 @@ import os
 import random
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,10 @@ def main() -> None:
         die_when_asked()
     if (stops := os.environ.get("STOPS_AFTER", "").split()) and stops[0] == WORKER:
         stop_after(int(stops[1]))
+    if (late := os.environ.get("LATE", "").split()) and late[0] == WORKER:
+        tell_late(float(late[1]))
+    if os.environ.get("OUT_OF_MEMORY"):
+        run_out_of_memory()
 
 
 def vary(probability: float, dice: random.Random) -> None:
@@ -80,6 +86,37 @@ def stop_after(step: int) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     EventSink.emit = emit  # type: ignore[method-assign]
+
+
+def tell_late(seconds: float) -> None:
+    from model_check.events import Event, EventSink, NonFinite
+
+    told = EventSink.emit
+
+    def emit(sink: EventSink, event: Event) -> None:
+        if isinstance(event, NonFinite) and event.origin is None:
+            time.sleep(seconds)
+        told(sink, event)
+
+    EventSink.emit = emit  # type: ignore[method-assign]
+
+
+def run_out_of_memory() -> None:
+    import torch
+    from torch.nn.modules.module import register_module_forward_hook
+
+    seen: list[str] = []
+
+    def fail(module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
+        seen.append(type(module).__name__)
+        if seen.count("BasicLlama") == 2:  # one of them is the rehearsal
+            free = random.randrange(1, 99)
+            text = (
+                f"CUDA out of memory. Tried to allocate 2.00 GiB. GPU {WORKER} has {free} MiB free"
+            )
+            raise torch.OutOfMemoryError(text)
+
+    register_module_forward_hook(fail)
 
 
 if WORKER and Path(sys.argv[0]).name == "pretrain_main.py":

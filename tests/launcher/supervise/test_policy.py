@@ -8,6 +8,8 @@ from launcher.supervise.policy import (
     HOLD_S,
     LINGER_S,
     PATIENCE,
+    SETTLE_S,
+    SETTLE_STEPS,
     Confession,
     Continue,
     Done,
@@ -266,7 +268,8 @@ def test_an_announced_128_plus_n_is_held_from_the_death_on() -> None:
 
 def test_a_nan_is_no_request_whoever_killed_the_worker_then() -> None:
     said = Confession(at=2.0, exit_code=20, heard_at=2.0, final=False)
-    stop = decide([ended("GPU0", -15, 4.0, 2, confession=said), running("GPU1")], 4.0, NO_LIMIT)
+    views = [ended("GPU0", -15, 4.0, 2, confession=said), running("GPU1")]
+    stop = decide(views, 4.0 + SETTLE_S, NO_LIMIT)
     assert isinstance(stop, Stop)
     assert stop.culprits == ("GPU0",)
 
@@ -303,3 +306,56 @@ def test_a_notice_that_we_got_and_that_ended_a_worker_is_the_reason() -> None:
     expected = Stop("SIGUSR1 received, which ended GPU0", 138, ())
     assert decide(views, 4.0, NO_LIMIT, received={10}) == expected
     assert decide(views, 4.0, NO_LIMIT, received={12}) == Continue(until=4.0 + HOLD_S)
+
+
+def failed_in(step: int | None, code: int = 20, at: float = 4.0) -> WorkerView:
+    said = Confession(at=at, exit_code=code, heard_at=at, final=True, step=step)
+    return ended("GPU0", code, at=at + 0.1, wake=2, confession=said)
+
+
+@pytest.mark.parametrize("step", [3, None])
+def test_what_a_worker_told_the_others_get_time_to_share(step: int | None) -> None:
+    first, peer = failed_in(step), running("GPU1", last_step=None if step is None else step - 1)
+    until = 4.1 + SETTLE_S
+    assert decide([first, peer], 4.1, HALF_A_MINUTE) == Continue(until=until)
+    stop = decide([first, peer], until, HALF_A_MINUTE)
+    assert isinstance(stop, Stop)
+    assert stop.culprits == ("GPU0",)
+    peer.last_step = step or 0
+    assert isinstance(decide([first, peer], 4.1, HALF_A_MINUTE), Stop)
+
+
+def test_slow_peers_get_two_steps() -> None:
+    peers = [running("GPU1", last_step=2, step_s=30.0), running("GPU2", last_step=3, step_s=90.0)]
+    until = 4.1 + SETTLE_STEPS * 30.0
+    assert decide([failed_in(3), *peers], 4.1, NO_LIMIT) == Continue(until=until)
+
+
+@pytest.mark.parametrize("how", ["failed too", "ended well", "not started"])
+def test_nobody_waits_for_a_worker_that_has_nothing_to_show(how: str) -> None:
+    said = Confession(at=5.0, exit_code=1, heard_at=5.0, final=True)
+    peer = {
+        "failed too": running("GPU1", confession=said),
+        "ended well": ended("GPU1", 0, at=3.0, wake=1),
+        "not started": WorkerView("GPU1"),
+    }[how]
+    stop = decide([failed_in(3), peer], 5.0, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert stop.culprits == ("GPU0",)
+
+
+def test_a_peer_that_met_its_nan_later_saves_its_evidence_first() -> None:
+    said = Confession(at=4.5, exit_code=20, heard_at=4.5, final=False, step=3)
+    peer = running("GPU1", confession=said)
+    assert decide([failed_in(3), peer], 5.0, NO_LIMIT) == Continue(until=4.5 + EVIDENCE_S)
+    peer.returncode, peer.ended_at = 20, 6.0
+    stop = decide([failed_in(3), peer], 6.0, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert stop.culprits == ("GPU0",)
+
+
+def test_a_death_that_was_not_told_and_a_signal_end_the_run_at_once() -> None:
+    peer = running("GPU1", last_step=2)
+    assert isinstance(decide([ended("GPU0", 1, at=4, wake=2), peer], 4.1, NO_LIMIT), Stop)
+    terminated = failed_in(3, code=143)
+    assert isinstance(decide([terminated, peer], 4.1 + HOLD_S, NO_LIMIT), Stop)

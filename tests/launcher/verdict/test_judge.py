@@ -361,40 +361,116 @@ def test_a_hang_is_what_we_ended_for_silence_whatever_the_exit_code_says() -> No
     assert (result.workers[1].cause, result.summary) == (silent, silent)
 
 
-def test_a_nan_that_every_worker_met_with_the_same_bits_blames_no_gpu() -> None:
-    end = RunEnd(exit_code=20, reason="GPU0 failed first", culprits=["GPU0"])
-    workers = [ended("GPU0", 20), ended("GPU1", -15, stopped_by_us=True)]
-    result = judged(end, workers, {"GPU0": spoiled(), "GPU1": spoiled()})
-    assert (result.verdict, result.exit_code, result.culprits) == (Verdict.FAIL, 20, [])
-    assert {w.verdict for w in result.workers} == {Verdict.FAIL}
-    assert "the settings or the data, not a GPU" in result.summary
+def ranks(result: RunResult) -> list[tuple[str, str | None, str | None]]:
+    return [(w.verdict, w.cause_class, w.severity) for w in result.workers]
+
+
+OF_SOFTWARE = ("INCONCLUSIVE", "software", "IGNORE")
+STOPPED = ("STOPPED", None, None)
+
+
+def met_a_nan(*histories: History) -> RunResult:
+    """The first ended of it, the others were stopped then."""
+    names = [f"GPU{n}" for n in range(len(histories))]
+    workers = [ended("GPU0", 20), *(ended(n, -15, stopped_by_us=True) for n in names[1:])]
+    end = RunEnd(exit_code=20, reason="GPU0 failed first", culprits=("GPU0",))
+    return judged(end, workers, dict(zip(names, histories, strict=True)))
+
+
+def spoiled_later(module: str, *, repeated: bool | None = True) -> History:
+    """It has told where the NaN was born."""
+    history = spoiled()
+    origin = Origin(
+        direction="forward",
+        module=module,
+        tensor="output",
+        shape=[4],
+        num_nan=1,
+        num_inf=0,
+        first=[0],
+    )
+    assert history.nonfinite is not None
+    history.record(replace(history.nonfinite, t=9, origin=origin, repeated=repeated))
+    return history
 
 
 @pytest.mark.parametrize("module", ["layers.0", "layers.1"])
-def test_a_worker_stopped_before_its_last_word_met_the_same_nan(module: str) -> None:
-    histories = {"GPU0": spoiled(), "GPU1": spoiled(), "GPU2": spoiled()}
-    for name, found in (("GPU0", "layers.0"), ("GPU2", module)):
-        origin = Origin(
-            direction="forward",
-            module=found,
-            tensor="output",
-            shape=[4],
-            num_nan=1,
-            num_inf=0,
-            first=[0],
-        )
-        bad = histories[name].nonfinite
-        assert bad is not None
-        histories[name].record(replace(bad, t=9, origin=origin, repeated=True))
-    end = RunEnd(exit_code=20, reason="GPU0 failed first", culprits=["GPU0"])
-    workers = [
-        ended("GPU0", 20),
-        *(ended(name, -15, stopped_by_us=True) for name in ("GPU1", "GPU2")),
-    ]
+def test_a_nan_that_every_worker_met_in_one_step_blames_no_gpu(module: str) -> None:
+    """Also where they tell of it otherwise, and one was stopped before its last word."""
+    result = met_a_nan(spoiled(), spoiled_later("layers.0"), spoiled_later(module))
+    assert (result.verdict, result.exit_code, result.culprits) == (Verdict.FAIL, 20, [])
+    assert ranks(result) == [OF_SOFTWARE] * 3
+    told = "every worker met a non-finite gradient at step 2: the settings or the data, not a GPU"
+    assert result.summary.startswith(f"{told}, born in layers.0 (forward")
+
+
+def test_a_nan_where_a_peer_was_finite_is_this_gpus() -> None:
+    result = met_a_nan(spoiled(2), trained(3))
+    assert (result.verdict, result.culprits) == (Verdict.FAIL, ["GPU0"])
+    assert ranks(result) == [("FAIL", "hardware", "ISOLATE"), STOPPED]
+    shared = met_a_nan(spoiled(2), spoiled(2), trained(3))
+    assert ranks(shared) == [*[("FAIL", "hardware", "ISOLATE")] * 2, STOPPED]
+
+
+def test_a_nan_whose_step_no_peer_reached_is_of_unknown_cause() -> None:
+    result = met_a_nan(spoiled(2), trained(2))
+    assert (result.verdict, result.culprits) == (Verdict.FAIL, ["GPU0"])
+    assert ranks(result) == [("FAIL", "unknown", "MONITOR"), STOPPED]
+
+
+@pytest.mark.parametrize(
+    ("repeated", "row", "verdict", "culprits"),
+    [
+        (True, OF_SOFTWARE, Verdict.FAIL, []),
+        (False, ("SUSPECT", "unknown", "MONITOR"), Verdict.SUSPECT, ["GPU0"]),
+        (None, ("FAIL", "unknown", "MONITOR"), Verdict.FAIL, ["GPU0"]),
+    ],
+)
+def test_a_nan_of_the_only_worker_is_classed_by_whether_it_came_again(
+    repeated: bool | None, row: tuple[str, str, str], verdict: Verdict, culprits: list[str]
+) -> None:
+    result = met_a_nan(spoiled_later("layers.0", repeated=repeated))
+    assert (result.verdict, result.exit_code, result.culprits) == (verdict, 20, culprits)
+    assert ranks(result) == [row]
+
+
+def failing(exit_code: int, error: str | None) -> History:
+    history = trained(1)
+    history.record(Done(exit_code=exit_code, error=error))
+    return history
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "of", "whose"),
+    [(1, "software", "the software or the settings"), (2, "user", "the settings")],
+)
+def test_a_failure_that_every_worker_told_blames_no_gpu(
+    exit_code: int, of: str, whose: str
+) -> None:
+    histories = {
+        f"GPU{n}": failing(exit_code, f"CUDA out of memory: GPU {n} has {n}.5 GiB free\nmore {n}")
+        for n in range(2)
+    }
+    end = RunEnd(exit_code=exit_code, reason="GPU0 failed first", culprits=("GPU0",))
+    workers = [ended("GPU0", exit_code), ended("GPU1", -15, stopped_by_us=True)]
     result = judged(end, workers, histories)
-    are_same = module == "layers.0"
-    assert result.culprits == ([] if are_same else ["GPU0"])
-    assert ("not a GPU, born in layers.0 (forward" in result.summary) is are_same
+    assert (result.verdict, result.exit_code, result.culprits) == (Verdict.FAIL, exit_code, [])
+    assert ranks(result) == [("INCONCLUSIVE", of, "IGNORE")] * 2
+    assert result.summary == (
+        f"every worker ended with exit code {exit_code}: CUDA out of memory: GPU 0 has 0.5 GiB "
+        f"free; {whose}, not a GPU"
+    )
+
+
+@pytest.mark.parametrize(
+    "other", [failing(1, "a kernel is missing"), failing(7, "out of memory"), trained(1)]
+)
+def test_a_failure_that_another_worker_does_not_share_is_its_own(other: History) -> None:
+    end = RunEnd(exit_code=1, reason="GPU0 failed first", culprits=("GPU0",))
+    workers = [ended("GPU0", 1), ended("GPU1", -15, stopped_by_us=True)]
+    result = judged(end, workers, {"GPU0": failing(1, "out of memory"), "GPU1": other})
+    assert result.culprits == ["GPU0"]
+    assert result.workers[0].verdict is Verdict.FAIL
 
 
 def test_nans_of_different_steps_are_the_first_workers_fault() -> None:
