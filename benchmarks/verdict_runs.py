@@ -1,7 +1,7 @@
 """Does a whole run name the worker whose bit flipped, and nobody else, ever?
 
-`python -m benchmarks.verdict_runs [--faults N] [--clean N] [--varying N] [--steps N]`, each a part
-by itself, the first three through `bash run.sh --device cpu`:
+`python -m benchmarks.verdict_runs [--faults N] [--clean N] [--varying N] [--shared N] [--steps N]`,
+each a part by itself, all but the last through `bash run.sh --device cpu`:
 
 - faults: drills drawn by a seed, in 2 to 4 workers, fp32 and bf16, all fingerprints and a rotation.
   The worker must be named, the step, the tensor, the value and the bit; of two workers that differ,
@@ -9,6 +9,7 @@ by itself, the first three through `bash run.sh --device cpu`:
   last step's fingerprints are those of a run without it.
 - clean: nobody may be named, nobody warned of.
 - varying: an operation whose result varies by itself; nobody may be named gravely.
+- shared: each worker meets the same NaN, one of them 0.05 to 2 s later; nobody may be named.
 - steps: two trainers in this process, one after the other: no difference, no break.
 
 Columns of faults. step, later: found in its step, or in a later one. tensor: it is the one that the
@@ -103,15 +104,16 @@ class Lab:
         *overrides: str,
         precision: str = "fp32",
         max_steps: int = NUM_STEPS,
-        varying: str = "",
+        **in_workers: str,
     ) -> Run:
+        """`in_workers`: what tests/e2e/in_workers reads."""
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name)
             settings = directory / "tiny.json"
             settings.write_text(json.dumps(_settings(precision, max_steps)))
-            env = {**os.environ, "DATASET_CACHE_DIR": str(self.cache)}
-            if varying:
-                env |= {"VARYING": varying, "PYTHONPATH": str(IN_WORKERS)}
+            env = {**os.environ, "DATASET_CACHE_DIR": str(self.cache), **in_workers}
+            if in_workers:
+                env["PYTHONPATH"] = str(IN_WORKERS)
             command = ["bash", ROOT / "run.sh", "--device", "cpu", "--workers", str(num_workers)]
             command += ["--config", settings, "--run-dir", directory / "run", *overrides]
             done = subprocess.run(
@@ -302,7 +304,7 @@ def varying(lab: Lab, num_runs: int, dice: random.Random) -> bool:
     for chance, num_steps in ((1.0, 10), (0.1, 20), (0.01, 30)):
         for _ in range(num_runs):
             how = f"{chance} {dice.randrange(1 << 30)}"
-            run = lab.run(3, max_steps=num_steps, varying=how)
+            run = lab.run(3, max_steps=num_steps, VARYING=how)
             outcome = _outcome(run)
             rows[f"p = {chance:g}"] += Counter({"runs": 1, outcome: 1})
             if outcome == "WRONG":
@@ -319,6 +321,22 @@ def _outcome(run: Run) -> str:
     codes = {"INVALID": EXIT_USAGE, "SUSPECT": EXIT_DISAGREEMENT, "INCONCLUSIVE": EXIT_UNNAMED}
     is_mild = run.severities <= {Severity.MONITOR, Severity.IGNORE}
     return verdict if codes.get(verdict) == exit_code and is_mild else "WRONG"
+
+
+def shared(lab: Lab, num_runs: int, dice: random.Random) -> bool:
+    rows = defaultdict[str, Counter[str]](Counter)
+    for _ in range(num_runs):
+        num_workers, late_s = dice.choice((2, 3)), dice.uniform(0.05, 2.0)
+        late = f"CPU{dice.randrange(num_workers)} {late_s:.3f}"
+        kind = dice.choice(("nan", "nan_forward", "inf_forward", "nan_backward", "nan_weight"))
+        run = lab.run(num_workers, f"debug.drill={kind}@{dice.randrange(NUM_STEPS)}", LATE=late)
+        of_software = {row["cause_class"] for row in run.report["workers"]} == {"software"}
+        is_right = run.exit_code == EXIT_NON_FINITE and not run.report["culprits"] and of_software
+        if not is_right:
+            print(late, kind, run.exit_code, run.report["summary"])
+        rows["all"] += Counter({"runs": 1, "nobody is named": is_right, "WRONG": not is_right})
+    show(("runs", "nobody is named", "WRONG"), rows)
+    return rows["all"]["WRONG"] == 0
 
 
 def steps(num_steps: int) -> bool:
@@ -366,13 +384,14 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=0, metavar="RUNS")
     parser.add_argument("--clean", type=int, default=0, metavar="RUNS")
     parser.add_argument("--varying", type=int, default=0, metavar="RUNS", help="of each chance")
+    parser.add_argument("--shared", type=int, default=0, metavar="RUNS")
     parser.add_argument("--steps", type=int, default=0, help="in this process, of each precision")
     parser.add_argument("--seed", type=int, default=2026)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     is_right = True
     with tempfile.TemporaryDirectory() as cache:
-        for part in (faults, clean, varying):
+        for part in (faults, clean, varying, shared):
             if num_runs := getattr(arguments, part.__name__):
                 began, dice = time.monotonic(), random.Random(f"{arguments.seed} {part.__name__}")
                 is_right &= part(Lab(Path(cache)), num_runs, dice)

@@ -15,6 +15,7 @@ from model_check.errors import (
     exit_code_of,
 )
 from model_check.utils.requests import request_of
+from model_check.utils.words import listed
 
 NEVER = float("inf")
 PATIENCE = 10.0
@@ -96,6 +97,8 @@ class Continue(Struct, frozen=True):
     """Nothing to do until `until` (monotonic seconds; NEVER: until something happens)."""
 
     until: float = NEVER
+    why: str = ""
+    """What people should know of it."""
 
 
 class Done(Struct, frozen=True):
@@ -182,22 +185,30 @@ def _judge_failure(
     if len(followed) == len(first) and received and set(followed.values()) <= set(received):
         return stop_for_signal(next(iter(followed.values())), followed)
     held_until = max((_known_at(w) + HOLD_S for w in first if w.name in followed), default=now)
-    held_until = max(held_until, _settle_until(first[0], workers, limits))
-    return Continue(until=held_until) if now < held_until else _stop_for_failure(first)
+    if now < held_until:
+        return Continue(until=held_until)
+    settling = _settle(first[0], workers, limits)
+    return settling if now < settling.until else _stop_for_failure(first)
 
 
-def _settle_until(first: WorkerView, workers: Sequence[WorkerView], limits: Limits) -> float:
-    """When all have shown whether they share what the first has told; who saves evidence of the
+def _settle(first: WorkerView, workers: Sequence[WorkerView], limits: Limits) -> Continue:
+    """Until all have shown whether they share what the first has told; who saves evidence of the
     same may end that."""
     said = first.confession
     if said is None or said.exit_code >= EXIT_SIGNAL_BASE:
-        return -NEVER
+        return Continue(until=-NEVER)
     others = [w for w in workers if w is not first and _is_running(w)]
     saving = [_evidence_deadline(w, limits) for w in others if _saves_evidence(w)]
     unsettled = [w for w in others if w.confession is None and not _has_passed(w, said.step)]
-    step_s = max((w.step_s for w in unsettled), default=0.0)
-    patience = [_known_at(first) + max(SETTLE_S, SETTLE_STEPS * step_s)] if unsettled else []
-    return max([*saving, *patience], default=-NEVER)
+    if not unsettled:
+        return Continue(until=max(saving, default=-NEVER))
+    patience_s = max(SETTLE_S, *(SETTLE_STEPS * w.step_s for w in unsettled))
+    where = "before its first step" if said.step is None else f"in step {said.step}"
+    why = (
+        f"{first.name} failed {where}: {patience_s:.0f} s at most for "
+        f"{listed([w.name for w in unsettled])} to come further, or to fail there, too"
+    )
+    return Continue(max([*saving, _known_at(first) + patience_s]), why)
 
 
 def _is_running(worker: WorkerView) -> bool:

@@ -86,7 +86,7 @@ class Supervisor:
         self._wake, self._woke = 0, clock()
         self._listener = Listener(self._loop, printer, lambda: self._woke)
         self._judge_at = policy.NEVER
-        self._told_early: set[str] = set()
+        self._told: set[str] = set()
         self._keeps_signals = keep_signals
         self._kept_signals: list[signal.Signals] = []
         self._requests = dict.fromkeys(kept_signals)
@@ -261,19 +261,24 @@ class Supervisor:
                 self._end(stop)
             case policy.Done():
                 self._begin_teardown()
-            case policy.Continue(until=until):
-                self._judge_at = until
+            case policy.Continue() as going_on:
+                self._judge_at = going_on.until
+                self._tell_once(going_on.why)
                 self._tell_early()
 
     def _tell_early(self) -> None:
         """One line on each worker that ended well long before the others."""
         running = ", ".join(view.name for view in self._workers if view.returncode is None)
         for view in policy.ended_early(self._workers, self._woke, self._limits):
-            if view.name not in self._told_early:
-                self._told_early.add(view.name)
-                ran_s = view.ended_at - (view.started_at or 0.0)
-                what = f"{view.name} ended with exit code 0 after {ran_s:.1f} s"
-                self._printer.say(f"{what}; still running: {running}")
+            ran_s = view.ended_at - (view.started_at or 0.0)
+            what = f"{view.name} ended with exit code 0 after {ran_s:.1f} s"
+            self._tell_once(f"{what}; still running: {running}", about=view.name)
+
+    def _tell_once(self, line: str, about: str = "") -> None:
+        """The first line about a worker; about none: of a failure that the others may share."""
+        if line and about not in self._told:
+            self._told.add(about)
+            self._printer.say(line)
 
     # -- what descriptors bring
 

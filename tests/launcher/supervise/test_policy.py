@@ -317,7 +317,9 @@ def failed_in(step: int | None, code: int = 20, at: float = 4.0) -> WorkerView:
 def test_what_a_worker_told_the_others_get_time_to_share(step: int | None) -> None:
     first, peer = failed_in(step), running("GPU1", last_step=None if step is None else step - 1)
     until = 4.1 + SETTLE_S
-    assert decide([first, peer], 4.1, HALF_A_MINUTE) == Continue(until=until)
+    where = "before its first step" if step is None else "in step 3"
+    why = f"GPU0 failed {where}: 5 s at most for GPU1 to come further, or to fail there, too"
+    assert decide([first, peer], 4.1, HALF_A_MINUTE) == Continue(until, why)
     stop = decide([first, peer], until, HALF_A_MINUTE)
     assert isinstance(stop, Stop)
     assert stop.culprits == ("GPU0",)
@@ -328,7 +330,9 @@ def test_what_a_worker_told_the_others_get_time_to_share(step: int | None) -> No
 def test_slow_peers_get_two_steps() -> None:
     peers = [running("GPU1", last_step=2, step_s=30.0), running("GPU2", last_step=3, step_s=90.0)]
     until = 4.1 + SETTLE_STEPS * 30.0
-    assert decide([failed_in(3), *peers], 4.1, NO_LIMIT) == Continue(until=until)
+    going_on = decide([failed_in(3), *peers], 4.1, NO_LIMIT)
+    assert isinstance(going_on, Continue)
+    assert (going_on.until, "60 s at most for GPU1 to" in going_on.why) == (until, True)
 
 
 @pytest.mark.parametrize("how", ["failed too", "ended well", "not started"])
