@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Case, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, SplitResult, Verdict, WorkerResult
-from launcher.verdict.severity import CauseClass, Severity
+from launcher.verdict.severity import CauseClass, Repeat, Severity
 from launcher.verdict.shared import Peers, peers_at, shared_failure
 from launcher.verdict.steps import History
 from launcher.verdict.summary import born, summary
@@ -103,6 +103,8 @@ _ALONE = {
     None: Cause.NON_FINITE_UNSETTLED,
 }
 """By whether it came again when the step was computed again; None: not tried."""
+_REPEATS = {True: Repeat.PERSISTENT, False: Repeat.TRANSIENT, None: Repeat.NOT_REPLAYED}
+_NOT_REPLAYED = {"repeat": Repeat.NOT_REPLAYED}
 _OF_NO_GPU = (Cause.NON_FINITE_EVERYWHERE, Cause.FAILED_ALIKE, Cause.REFUSED_ALIKE)
 Found = tuple[Cause, dict[str, Any]]
 """A cause, and the values that its sentence needs."""
@@ -179,6 +181,7 @@ def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
         last_lines=list(worker.last_lines) if tells_last_lines else [],
         cause_class=cause_class,
         severity=severity,
+        repeat=facts.get("repeat"),
     )
 
 
@@ -188,11 +191,11 @@ def _cause(case: Case, worker: WorkerEnd) -> Found:
     if request is None and (failure := _failure(case, worker, history)) is not None:
         return failure
     if difference and worker.name in difference.bits:
-        place = f"step {difference.step}, {difference.place}"
+        facts = {"place": f"step {difference.step}, {difference.place}"} | _NOT_REPLAYED
         if worker.name in difference.odd:
-            return Cause.ODD, {"place": place}
+            return Cause.ODD, facts
         if not (difference.odd or _broken(case)):
-            return Cause.DIFFERS, {"place": place}
+            return Cause.DIFFERS, facts
     if worker.pid is None:
         return Cause.NEVER_STARTED, {}
     if worker.returncode is None:
@@ -226,9 +229,10 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
     if (bad := history.nonfinite) is not None:
         peers = peers_at(case, worker.name, bad.step)
         cause = _ALONE[bad.repeated] if peers is Peers.NONE else _BESIDE[peers]
-        return cause, {"where": bad.where, "step": bad.step, "born": born(bad)}
+        facts = {"where": bad.where, "step": bad.step, "born": born(bad)}
+        return cause, facts | {"repeat": _REPEATS[bad.repeated]}
     if history.broken is not None:
-        return Cause.BROKEN, {"what": history.broken.what}
+        return Cause.BROKEN, {"what": history.broken.what} | _NOT_REPLAYED
     if history.repeated is False:
         return Cause.UNREPEATABLE, {}
     if end.mismatch and worker.name in end.mismatch.values:

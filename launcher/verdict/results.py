@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.health import Health
-from launcher.verdict.severity import CauseClass, Severity
+from launcher.verdict.severity import CauseClass, Repeat, Severity
 from launcher.verdict.slow import Slow
 from model_check.events import Scalar
 
@@ -66,8 +66,10 @@ class WorkerResult(Struct, frozen=True, kw_only=True):
     """What of its GPU should be watched, or is not known, and what to do."""
     cause_class: CauseClass | None = None
     severity: Severity | None = None
-    """Of the gravest symptom of its GPU, where a symptom decided or supports the verdict; of a host
-    that could not start the worker or had no memory for it."""
+    """How its cause is classed, and how grave it is, or the gravest symptom of its GPU where one
+    decided or supports the verdict; null: not classed."""
+    repeat: Repeat | None = None
+    """Of other bits and of a NaN: whether they came again when the step was computed again."""
     symptoms: list[str] = []
     """What condemns its GPU, and what to do. The run's summary tells it, too."""
 

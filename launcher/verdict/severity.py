@@ -27,6 +27,15 @@ class CauseClass(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Repeat(StrEnum):
+    """Whether a fault came again when the same was computed again."""
+
+    TRANSIENT = "transient"
+    """It did not."""
+    PERSISTENT = "persistent"
+    NOT_REPLAYED = "not replayed"
+
+
 class Symptom(Struct, frozen=True):
     """One thing that is wrong with a GPU, or that NVML could not tell of it."""
 

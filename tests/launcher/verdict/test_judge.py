@@ -432,6 +432,8 @@ def test_a_nan_of_the_only_worker_is_classed_by_whether_it_came_again(
     result = met_a_nan(spoiled_later("layers.0", repeated=repeated))
     assert (result.verdict, result.exit_code, result.culprits) == (verdict, 20, culprits)
     assert ranks(result) == [row]
+    words = {True: "persistent", False: "transient", None: "not replayed"}
+    assert [w.repeat for w in result.workers] == [words[repeated]]
 
 
 def failing(exit_code: int, error: str | None) -> History:
