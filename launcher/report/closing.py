@@ -26,6 +26,7 @@ def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Ite
         if worker.name in judgement.unexplained:
             yield f"{worker.name}: {worker.cause}"
         yield from (f"{worker.name}: evidence: {path}" for path in worker.evidence)
+    yield from _classes(result.workers)
     yield from _validation(result.workers)
     yield from _warnings(result.workers)
     if result.dropped_lines:
@@ -44,6 +45,16 @@ def _last_words(judgement: Judgement, tail_lines: int) -> Iterator[str]:
         if tail and not is_quoted:
             yield f"last lines of {worker.name}:"
             yield from (f"  | {line}" for line in tail)
+
+
+def _classes(workers: Sequence[WorkerResult]) -> Iterator[str]:
+    """`GPU3: ISOLATE (hardware, persistent)`. Workers of the same class share a line."""
+    pairs = (
+        (worker.name, f"{worker.severity} ({', '.join(filter(None, (kind, worker.repeat)))})")
+        for worker in workers
+        if (kind := worker.cause_class) is not None
+    )
+    yield from (f"{', '.join(names)}: {text}" for text, names in names_by_text(pairs).items())
 
 
 def _validation(workers: Sequence[WorkerResult]) -> Iterator[str]:
