@@ -109,7 +109,7 @@ def _left_runs(directories: Iterable[Path]) -> Iterator[LeftRun]:
 
 
 def _left_run(directory: Path) -> LeftRun:
-    age_s = max(0.0, time.time() - directory.stat().st_mtime)
+    age_s = max(0.0, time.time() - _last_written(directory))
     ended = _ended_run(directory)
     return LeftRun(
         directory=directory,
@@ -119,6 +119,13 @@ def _left_run(directory: Path) -> LeftRun:
         size_bytes=run_dir.size_bytes(directory),
         age_s=round(age_s, 1),
     )
+
+
+def _last_written(directory: Path) -> float:
+    """By the run itself, in seconds of the wall clock: a report may be made again at any time."""
+    with suppress(FileNotFoundError):
+        return (directory / run_dir.LAUNCHER_LOG).stat().st_mtime
+    return directory.stat().st_mtime
 
 
 def _ended_run(directory: Path) -> EndedRun | None:

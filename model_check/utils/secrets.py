@@ -25,7 +25,8 @@ _NAME = (
     r"|(?<![a-z0-9])(?:key|pass|pwd|pw|auth|creds?|pat|jwt|sig|dsn)|(?<=[a-z])(?-i:Key|Pass|Pwd))"
 )
 _ENDS_NAME = re.compile(rf"(?i){_NAME}(?P<many>s)?$", re.ASCII)
-_VALUE = r"""(?!\.\.\.)(?:"[^"]*"|'[^']*'|[^\s"'<>]+)"""
+# Not of a usage line: `key=...`, `section.key=value`.
+_VALUE = r"""(?!\.\.\.|value(?:[\s"')]|$))(?:"[^"]*"|'[^']*'|[^\s"'<>]+)"""
 # A word of a shell, quotes inside it included.
 _WORD = r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"';|&])+"""
 

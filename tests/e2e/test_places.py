@@ -57,7 +57,7 @@ def test_where_the_working_directory_is_read_only_a_run_keeps_its_data_at_home(
 
 
 def test_a_place_that_somebody_named_is_never_another(where: Path, home: Path) -> None:
-    run = launcher(where, home, environ={"DATASET_CACHE_DIR": "mine"})
+    run = launcher(where, home, f"logging.log_dir={home}", environ={"DATASET_CACHE_DIR": "mine"})
     assert run.returncode == 2
     assert "mine" in run.stdout + run.stderr
     assert not (home / ".cache" / "model_check" / "datasets").exists()
@@ -74,7 +74,7 @@ def test_a_cache_that_lies_there_is_read(where: Path, home: Path) -> None:
 def test_without_a_home_to_write_to_the_message_names_the_working_directory(
     where: Path, home: Path, home_directory: str
 ) -> None:
-    run = launcher(where, home, environ={"HOME": home_directory})
+    run = launcher(where, home, f"logging.log_dir={home}", environ={"HOME": home_directory})
     assert run.returncode == 2
     assert ".cache/datasets" in run.stdout + run.stderr
     assert "Traceback" not in run.stdout + run.stderr

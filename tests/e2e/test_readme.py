@@ -41,7 +41,8 @@ def cwd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "texts").mkdir()
     (path / "texts" / "a.txt").write_text("some words of a text " * 500)
     (path / "tiny.json").write_text(json.dumps(TINY))
-    trained = ours(path, "--config", "tiny.json", "training.save_last=true")
+    where = f"logging.log_dir={path}"
+    trained = ours(path, "--config", "tiny.json", "training.save_last=true", where)
     assert trained.returncode == 0, trained.stdout
     (path / ".checkpoints" / "cpu0" / "last.pt").rename(path / "last.pt")
     size = ("--tokenizer_type", "bpe", "--vocab_size", "512", "--max_length", "32")

@@ -86,7 +86,9 @@ def going(runs: Runs) -> Iterator["subprocess.Popen[str]"]:
 
 def age(directory: Path, seconds: float = OLD_S) -> Path:
     then = time.time() - seconds
-    os.utime(directory, (then, then))
+    for path in (directory / "launcher.log", directory):
+        if path.exists():
+            os.utime(path, (then, then))
     return directory
 
 
@@ -111,6 +113,13 @@ def test_a_run_whose_launcher_was_killed_is_told_and_its_report_made(runs: Runs)
     assert "no run of yours that has a report" in runs.verb("open", directory, code=2)
     runs.do("report", directory, code=70)
     assert runs.listed()[directory]["exit_code"] == 70
+
+
+def test_a_report_that_is_made_again_makes_a_run_no_younger(runs: Runs) -> None:
+    old, new = age(runs.ended("true")), runs.ended("exit 7")
+    runs.do("report", str(old))
+    assert f"{new}/report.html" in runs.verb("open", BROWSER="", DISPLAY="", WAYLAND_DISPLAY="")
+    assert list(runs.listed()) == [str(old), str(new)]
 
 
 def test_open_names_the_newest_report_or_the_one_that_is_asked_for(runs: Runs) -> None:

@@ -18,7 +18,7 @@ TINY = (
 
 def train(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "launcher", "train", *arguments],
+        [sys.executable, "-m", "launcher", "train", *arguments, f"logging.log_dir={cwd}"],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
