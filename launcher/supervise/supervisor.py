@@ -30,7 +30,7 @@ from launcher.supervise.teardown import Stage, Teardown
 from launcher.supervise.worker import Spawn, SpawnError, Worker, spawn
 from launcher.verdict.observer import Observer
 from launcher.verdict.record import RunEnd, Stop
-from model_check.errors import EXIT_PASS
+from model_check.errors import EXIT_PASS, EXIT_UNNAMED
 from model_check.events import Event
 from model_check.utils.requests import IMPATIENT, REQUESTS, TO_FORWARD, TO_STOP
 
@@ -244,9 +244,12 @@ class Supervisor:
         if has_failed:
             # What was said before the first death was seen may tell more than the order of deaths.
             self._listener.hear_events()
-        if self._observed is not None and (self._observed.culprits or not has_failed):
-            self._end(self._observed)
-            return  # else the death names somebody, and the observer nobody
+            self._consult()
+        observed = self._observed
+        # Where bits differ and nothing tells whose are right, a death may name somebody.
+        if observed is not None and not (has_failed and observed.exit_code == EXIT_UNNAMED):
+            self._end(observed)
+            return
         self._act_on_signals()  # one that came since we woke up may be why they died
         if not self._is_ending:
             self._follow_policy()

@@ -54,6 +54,8 @@ class Watch(Observer):
         self._is_told = False
         """The difference ends the run: its workers have told what they know, or had their time."""
         self._settle_until = NEVER
+        self._died: set[str] = set()
+        """The workers that ended before their last step was told."""
         # Of each kind the latest: where a report is rebuilt, nobody takes them.
         self._commands: dict[tuple[str, type[Command]], Command] = {}
         for pace in set(self._paces.values()):
@@ -89,19 +91,22 @@ class Watch(Observer):
 
     def on_end(self, worker: str) -> None:
         if pace := self._paces.get(worker):
+            if worker in pace.here:
+                self._died.add(worker)
             pace.leave(worker)
             self._guide(pace)
-        if pace is not None and pace is self._differing:
-            self._settle_until = 0.0  # its death may end the run; the difference came first
         if self._difference is None and (found := self.agreement.leave(worker)):
             self._ask_about(found)
 
     def tick(self, now: float) -> Stop | None:
-        """A Stop when those that differ have told all, or had their time."""
+        """A Stop when those that differ have told all, or had their time. A death ends the run, and
+        their time: in whatever order the two are read."""
         if self._difference is None and (found := self.agreement.overdue(now)):
             self._ask_about(found)
-        if self._differing is not None and not self._is_told:
-            self._settle_until = min(self._settle_until, now + self._patience_s(self._differing))
+        if (pace := self._differing) is not None and not self._is_told:
+            has_died = not self._died.isdisjoint(pace.workers)
+            patience_s = 0.0 if has_died else self._patience_s(pace)
+            self._settle_until = min(self._settle_until, now + patience_s)
         return self._stop_if_settled(is_late=now >= self._settle_until)
 
     def commands(self) -> list[tuple[str, Command]]:

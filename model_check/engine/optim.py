@@ -7,7 +7,6 @@ each reads the state of the other. We do not use it because its constructor impo
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -41,25 +40,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Block:
-    """What is updated at once."""
+    """What is updated at once, part by part."""
 
-    optimizer: "AdamW"
     parts: tuple[Part, ...]
     weight_decay: float
+    owners: list[nn.Parameter]
+    weights: list[Tensor]
+    first_moments: list[Tensor]
+    second_moments: list[Tensor]
 
     def gradients(self) -> list[Tensor]:
-        """Those of this step, part by part."""
-        return [part.of(self.optimizer.parameters[part.owner].grad) for part in self.parts]  # type: ignore[arg-type]
-
-    @cached_property
-    def state(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Weights, first and second moments, part by part."""
-        made_of = self.optimizer
-        weights, *moments = (
-            [part.of(tensors[part.owner]) for part in self.parts]
-            for tensors in (made_of.parameters, made_of.first_moments, made_of.second_moments)
-        )
-        return weights, *moments  # type: ignore[return-value]
+        """Those of this step."""
+        pairs = zip(self.parts, self.owners, strict=True)
+        return [part.of(owner.grad) for part, owner in pairs if owner.grad is not None]
 
 
 class Looker(Protocol):
@@ -102,9 +95,9 @@ class AdamW:
         """The numbers of parameters in the order of the model, and their weight decay."""
         size = BLOCK_VALUES if device.type == "cpu" else None
         self.blocks = [
-            Block(self, parts, weight_decay)
+            self._block(parts, weight_decay)
             for indices, weight_decay in self._groups
-            for parts in _blocks([(i, self.parameters[i].numel()) for i in indices], size)
+            for parts in _parts([(i, self.parameters[i].numel()) for i in indices], size)
         ]
 
     @property
@@ -185,6 +178,14 @@ class AdamW:
         if self.loss_scale is not None and state.get("loss_scale") is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
 
+    def _block(self, parts: tuple[Part, ...], weight_decay: float) -> Block:
+        owners = [self.parameters[part.owner] for part in parts]
+        views = (
+            [part.of(tensors[part.owner]) for part in parts]
+            for tensors in (self.parameters, self.first_moments, self.second_moments)
+        )
+        return Block(parts, weight_decay, owners, *views)
+
     def _update(
         self,
         block: Block,
@@ -193,14 +194,13 @@ class AdamW:
         divisor: Tensor | None,
         gate: Tensor,
     ) -> None:
-        weights, first_moments, second_moments = block.state
         torch._fused_adamw_(
-            weights,
+            block.weights,
             gradients,
-            first_moments,
-            second_moments,
+            block.first_moments,
+            block.second_moments,
             [],
-            [self.num_steps] * len(weights),
+            [self.num_steps] * len(gradients),
             lr=lr,
             beta1=self.betas[0],
             beta2=self.betas[1],
@@ -213,7 +213,7 @@ class AdamW:
         )
 
 
-def _blocks(sizes: Sequence[tuple[int, int]], size: int | None) -> Iterator[tuple[Part, ...]]:
+def _parts(sizes: Sequence[tuple[int, int]], size: int | None) -> Iterator[tuple[Part, ...]]:
     """Parts of parameters of these (number, values), each list up to twice `size` values long; a
     parameter is divided at multiples of it. None: all in one."""
     block: list[Part] = []

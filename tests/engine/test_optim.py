@@ -1,5 +1,7 @@
 """AdamW: torch's own bits, decay where it belongs, and a gate that holds."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -170,3 +172,13 @@ def test_only_norms_above_the_limit_are_scaled_down(norm: float, divisor: float)
 
 def test_without_a_limit_nothing_is_divided() -> None:
     assert clip_divisor(torch.tensor(8.0), None) is None
+
+
+def test_its_moments_go_with_it_at_once() -> None:
+    """Not with the next garbage collection: they may be gigabytes of a GPU."""
+    optimizer = AdamW(named(parameters()), TRAINING)
+    moment = weakref.ref(optimizer.first_moments[0])
+    gc.disable()
+    del optimizer
+    gc.enable()
+    assert moment() is None

@@ -57,18 +57,9 @@ def test_without_openmp_one_thread_computes(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(c_fingerprint()([x]), eager_fingerprint([x]))
 
 
-@needs_compiler
-def test_it_computes_with_the_threads_of_torch(compiled: Fingerprint) -> None:
-    """More of them would take turns with those, which spin for a while after each operator."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    x = torch.randn(1_000_000)
-    x.sum()
-    running = len(os.listdir("/proc/self/task"))
-    compiled([x])
-    assert len(os.listdir("/proc/self/task")) == running
+def test_the_openmp_of_torch_is_found() -> None:
+    """Threads of its own would take turns with torch's, which spin for a while."""
     assert fingerprint_c._torchs_openmp() is not None
-    torch.set_num_threads(before)
 
 
 @needs_compiler

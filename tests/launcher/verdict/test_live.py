@@ -50,6 +50,18 @@ def test_a_death_meanwhile_settles_a_difference_at_once() -> None:
     stop = seen.tick(1.0)
     assert stop is not None
     assert (stop.exit_code, stop.culprits) == (EXIT_DISAGREEMENT, ("b",))
+    seen.on_end("a")  # stopped by us: nothing is due any more
+    assert seen.tick(1.0) is None
+    assert seen.due == NEVER
+
+
+def test_a_death_that_is_read_before_the_difference_settles_it_too() -> None:
+    seen = watch("a", "b", "c", "d")
+    seen.on_end("d")
+    tell(seen, ("a", step(4)), ("b", step(4, OTHER)), ("c", step(4)))
+    stop = seen.tick(1.0)
+    assert stop is not None
+    assert stop.culprits == ("b",)
 
 
 def test_the_first_credit_is_there_before_anybody_speaks() -> None:
