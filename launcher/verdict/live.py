@@ -55,7 +55,7 @@ class Watch(Observer):
         """The difference ends the run: its workers have told what they know, or had their time."""
         self._settle_until = NEVER
         self._died: set[str] = set()
-        """The workers that ended before their last step was told."""
+        """The workers that ended, but for those that said that they ended well."""
         # Of each kind the latest: where a report is rebuilt, nobody takes them.
         self._commands: dict[tuple[str, type[Command]], Command] = {}
         for pace in set(self._paces.values()):

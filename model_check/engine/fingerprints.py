@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model_check.engine.optim import AdamW, Block
-from model_check.forensics.fingerprint import Fingerprint, as_int64, num_rows
+from model_check.forensics.fingerprint import Fingerprint, as_int64, num_rows, sent
 from model_check.models.basic_llama import BasicLlama
 from model_check.utils.fingerprint import BEFORE, NUM_COLUMNS, weight
 
@@ -148,12 +148,14 @@ class _Cut:
         self.rest = [part.tensor for part in parts if part.owner is None]
         """What belongs to no parameter."""
         numbers = [number for number, part in enumerate(parts) if part.owner is None]
-        self.blocks = []
-        for block in blocks:
+        self.blocks: dict[int, _InBlock] = {}
+        """By their numbers, those that hold something."""
+        for block_number, block in enumerate(blocks):
             inside, own_numbers = _within(block, parts)
-            self.blocks.append(inside)
-            numbers += own_numbers
-        self.numbers = torch.tensor(numbers, dtype=torch.int64, device=device)
+            if own_numbers:
+                self.blocks[block_number] = inside
+                numbers += own_numbers
+        self.numbers = sent(torch.tensor(numbers, dtype=torch.int64), device)
         """Of the parts: whose sum each is a part of, the rest first, then block by block."""
 
 
@@ -189,9 +191,9 @@ class _Look:
         self._sums.insert(0, self._of(self._cut.rest, None))
 
     def at_block(self, number: int, gradients: Sequence[Tensor] = ()) -> None:
-        inside = self._cut.blocks[number]
-        own = [gradients[which].view(-1)[values] for which, values in inside.gradients]
-        self._sums.append(self._of(own + inside.tensors, inside.rows))
+        if (inside := self._cut.blocks.get(number)) is not None:
+            own = [gradients[which].view(-1)[values] for which, values in inside.gradients]
+            self._sums.append(self._of(own + inside.tensors, inside.rows))
 
     def found(self) -> Prints:
         """The rest, and all blocks, were looked at."""

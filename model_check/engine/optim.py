@@ -1,4 +1,4 @@
-"""AdamW in one fused kernel a group, with the clip folded in and a gate on the device.
+"""AdamW in fused kernels, one a group or block, with the clip folded in and a gate on the device.
 
 `torch.optim.AdamW(fused=True)` calls the same kernels: a test compares the two bit for bit, and
 each reads the state of the other. We do not use it because its constructor imports torch._dynamo
@@ -52,7 +52,7 @@ class Block:
     def gradients(self) -> list[Tensor]:
         """Those of this step."""
         pairs = zip(self.parts, self.owners, strict=True)
-        return [part.of(owner.grad) for part, owner in pairs if owner.grad is not None]
+        return [part.of(owner.grad) for part, owner in pairs]  # type: ignore[arg-type]
 
 
 class Looker(Protocol):

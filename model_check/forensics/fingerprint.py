@@ -65,3 +65,9 @@ def _rows(first: int, count: int, device: torch.device) -> Tensor:
 def as_int64(weights: Sequence[int]) -> Tensor:
     """Unsigned numbers of 64 bits, as torch reads them."""
     return torch.tensor([w - (1 << 64) if w >= 1 << 63 else w for w in weights])
+
+
+def sent(table: Tensor, device: torch.device) -> Tensor:
+    """To the device, without a wait for it."""
+    pinned = table.pin_memory() if device.type == "cuda" else table
+    return pinned.to(device, non_blocking=True)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_check.forensics.fingerprint import columns_on
+from model_check.forensics.fingerprint import columns_on, sent
 from model_check.utils.fingerprint import NUM_COLUMNS
 
 _ROWS = 16
@@ -62,7 +62,7 @@ def _add(sums: Tensor, width: int, parts: tuple[_Part, ...]) -> None:
 
 @lru_cache(_NUM_KEPT)
 def _table(parts: tuple[_Part, ...], device: torch.device) -> Tensor:
-    return _sent(torch.tensor(parts), device)
+    return sent(torch.tensor(parts), device)
 
 
 @lru_cache(_NUM_KEPT)
@@ -73,13 +73,7 @@ def _programs(nums_values: tuple[int, ...], device: torch.device) -> Tensor:
     tensors = torch.arange(len(counts)).repeat_interleave(counts)
     before = (counts.cumsum(0) - counts)[tensors]
     rows = (torch.arange(len(tensors)) - before) * _ROWS
-    return _sent(torch.stack([tensors, rows], 1), device)
-
-
-def _sent(table: Tensor, device: torch.device) -> Tensor:
-    """To the device, without a wait for it."""
-    pinned = table.pin_memory() if device.type == "cuda" else table
-    return pinned.to(device, non_blocking=True)
+    return sent(torch.stack([tensors, rows], 1), device)
 
 
 @triton.jit

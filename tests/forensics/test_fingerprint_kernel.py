@@ -63,6 +63,18 @@ def test_the_openmp_of_torch_is_found() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("num_threads", [1, 2, 3], indirect=True)
+def test_what_is_large_is_shared_by_the_threads_of_torch(num_threads: int) -> None:
+    kernel = c_fingerprint()
+    asked: list[int] = []
+    compute = kernel._function  # type: ignore[attr-defined]
+    kernel._function = lambda *call: (asked.append(call[-1]), compute(*call))  # type: ignore[attr-defined]
+    kernel([torch.ones(10)])
+    kernel([torch.ones(40_000)] * 2)
+    assert asked == [1, num_threads]
+
+
+@needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_c_kernel_gives_the_sums_of_the_formula(
     compiled: Fingerprint, dtype: torch.dtype
