@@ -302,7 +302,7 @@ def test_what_was_ignored_on_purpose_is_ignored_by_the_workers_too(
 ) -> None:
     """`nohup`, a job in the background of a script: sent to the whole job, they end nobody."""
     run = launch(
-        sh("echo $$ > $LAB/w.pid; echo up; trap 'exit 0' USR1; while :; do sleep 0.02; done"),
+        sh("trap 'exit 0' USR1; echo $$ > $LAB/w.pid; echo up; while :; do sleep 0.02; done"),
         prefix=("/bin/sh", "-c", "trap '' HUP INT QUIT; exec \"$@\"", "sh"),
     )
     run.wait_for("[W0] up")
