@@ -27,9 +27,10 @@ from model_check.config.arguments import (
     add_settings_options,
     settings_request,
 )
-from model_check.config.drill import parse_drill
+from model_check.config.drill import Drill, parse_drill
 from model_check.config.load import Loaded, load
 from model_check.config.memory import check_host_memory
+from model_check.config.replay import check_replay, replayed, replayed_drill
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
 from model_check.config.wandb import check_wandb
@@ -99,22 +100,30 @@ def main(argv: Sequence[str]) -> int:
     env = WorkerEnv.from_environ()
     process = Process(env, EventSink(env.events_fd), Console(), StopSignal(), Meter())
     with process.stop.installed():
-        offered = offer_stacks(env.stacks_path)
-        process.sink.emit(Phase(name="import", detail={"schema": SCHEMA, **offered}))
         failure: BaseException | None = None
         try:
-            train(argv, process)
+            with process.stop.heeded():
+                offered = offer_stacks(env.stacks_path)
+                process.sink.emit(Phase(name="import", detail={"schema": SCHEMA, **offered}))
+                train(argv, process)
         except SystemExit:  # --help
             raise
         except BaseException as error:
-            failure = error
-        with process.stop.deferred():  # the last event must be written whole
-            ending = ending_of(failure, process)
-            process.sink.emit(last_word(ending, process.meter))
+            failure = cause_of(error)
+        ending = ending_of(failure, process)
+        process.sink.emit(last_word(ending, process.meter))
     if process.stop.cut_short:  # a normal end would wait for threads, perhaps for ever
         sys.stdout.flush()
         os._exit(ending.exit_code)
     return ending.exit_code
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The failure that was under way when a signal came, which says more than the signal."""
+    earlier: BaseException | None = error
+    while isinstance(earlier, Terminated):
+        earlier = earlier.__context__
+    return earlier if isinstance(earlier, ModelCheckError) else error
 
 
 def ending_of(failure: BaseException | None, process: Process) -> Ending:
@@ -153,13 +162,11 @@ def train(argv: Sequence[str], process: Process) -> None:
     """Settings, device, data, model, steps: what fails cheaply comes first."""
     names = parser().read(argv)
     loaded = load(settings_request(names, os.environ), has_gpu)
-    settings = loaded.settings
+    settings, drill = what_to_train(loaded.settings, names.replay_to)
     refuse_missing_gpu(loaded, process)
     worker = name_worker(loaded, process)
     refuse_to_be_a_rank(process.env, os.environ)
-    text = settings.debug.drill
-    drill = parse_drill(text, settings.training.max_steps) if text else None
-    refuse_impossible(loaded)
+    refuse_impossible(settings, loaded.device)
     if settings.training.save_on_signal and not process.env.supervised:
         process.stop.take_as_notice(signal.SIGTERM)
 
@@ -188,6 +195,7 @@ def train(argv: Sequence[str], process: Process) -> None:
         splits=validation_splits(cache, settings, pin=device.type == "cuda"),
         weights=weights_directory(settings, process.console.say),
         run_dir=process.env.run_dir,
+        replay_to=names.replay_to,
     )
     if device.type == "cpu":
         keep_freed_memory()
@@ -195,18 +203,30 @@ def train(argv: Sequence[str], process: Process) -> None:
     build_trainer(settings, source, cache.vocab_size, context).run()
 
 
-def refuse_impossible(loaded: Loaded) -> None:
+def what_to_train(settings: Settings, replay_to: int | None) -> tuple[Settings, Drill | None]:
+    """The settings and the drill of this process. Raises ConfigError."""
+    text = settings.debug.drill
+    drill = parse_drill(text, settings.training.max_steps) if text else None
+    if replay_to is None:
+        return settings, drill
+    check_replay(replay_to, settings)
+    return replayed(settings), replayed_drill(drill)
+
+
+def refuse_impossible(settings: Settings, device: str) -> None:
     """Raises ConfigError where there is nothing to resume, no wandb, or too little memory here."""
-    check_resume(loaded.settings.training.resume)
-    check_wandb(loaded.settings.logging)
-    if loaded.device == "cpu":
-        check_host_memory(loaded.settings, 1, host_memory_bytes())
+    check_resume(settings.training.resume)
+    check_wandb(settings.logging)
+    if device == "cpu":
+        check_host_memory(settings, 1, host_memory_bytes())
 
 
 def parser() -> Parser:
     parser = Parser(prog="pretrain_main.py", description="Train on one device.", epilog=EPILOG)
     add_settings_options(parser)
     add_resume_option(parser)
+    replay = "compute the steps to K again, and nothing beside them: no evaluation, no checkpoint"
+    parser.add_argument("--replay-to", metavar="K", type=int, help=replay)
     return parser
 
 

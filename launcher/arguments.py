@@ -31,6 +31,7 @@ verbs (run.sh VERB --help):
   doctor                  what of this machine is fine, what not, what to do
   config show             every setting, its value and where it came from
   report RUN_DIR ...      rebuild the reports of finished runs
+  replay RUN_DIR          compute the steps to a fault once more
   runs [open | clear]     your run directories: list, a report, clear the old
   prepare [OPTIONS]       the token cache alone: build, --list, --verify, --gc
   export CHECKPOINT OUT   what transformers loads, made of a checkpoint
@@ -85,7 +86,7 @@ _ABOUT = {
 }
 """Verb -> what its help says above and below the options."""
 
-VERBS = ("doctor", "config", "report", "runs", "prepare", "export", "train")
+VERBS = ("doctor", "config", "report", "replay", "runs", "prepare", "export", "train")
 """They come first on a command line."""
 
 

@@ -88,6 +88,8 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
             return _config(rest, environ)
         case ["report", *rest]:
             return _report(rest)
+        case ["replay", *rest]:
+            return _replay(rest, environ)
         case ["runs", *rest]:
             return _runs(rest, environ)
         case ["train", *rest]:
@@ -185,3 +187,9 @@ def _runs(argv: list[str], environ: Mapping[str, str]) -> int:
     from launcher.report.runs import runs
 
     return runs(argv, environ, _show)
+
+
+def _replay(argv: list[str], environ: Mapping[str, str]) -> int:
+    from launcher.replay_again import replay_again
+
+    return replay_again(argv, NvmlProbe(), environ, sys.stdout.fileno())

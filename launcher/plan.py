@@ -83,6 +83,37 @@ def plan_training(places: Sequence[Place], context: LaunchContext) -> list[Worke
     return [replace(spec, announces_itself=True) for spec in specs]
 
 
+class ReplayPlan(Struct, frozen=True):
+    """What the workers of a replay compute again."""
+
+    to_step: int
+    number: int
+    """Which replay of its run this is, from 1."""
+    resume: Path | None = None
+    """The checkpoint that they begin with; None: the start."""
+
+
+def plan_replay(
+    places: Sequence[Place], num_workers: int, context: LaunchContext, replay: ReplayPlan
+) -> list[WorkerSpec]:
+    """A part of the training of `num_workers`, again on some of their places."""
+    resume = "null" if replay.resume is None else str(replay.resume)
+    argv = _program("pretrain_main.py", context)
+    argv += ("--replay-to", str(replay.to_step), f"training.resume={resume}")
+    run_dir = context.run_dir
+    specs = [_spec(p, argv, _trainer_env(p, num_workers, context), context) for p in places]
+    return [
+        replace(
+            spec,
+            log_path=run_dir / f"{spec.name.lower()}.replay{replay.number}.log",
+            events_path=run_dir / f"{spec.name.lower()}.replay{replay.number}.events.jsonl",
+            prefix=f"[{spec.name} replay] ",
+            announces_itself=True,
+        )
+        for spec in specs
+    ]
+
+
 def plan_command(
     places: Sequence[Place], command: Sequence[str], context: LaunchContext
 ) -> list[WorkerSpec]:

@@ -21,6 +21,7 @@ from launcher.install.versions import versions
 from launcher.launch import Launch
 from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec, plan_prepare
+from launcher.replay import Replayer, question_to
 from launcher.report.closing import closing_lines, resume_line
 from launcher.report.conclude import conclude, write
 from launcher.supervise.outcome import Outcome
@@ -77,15 +78,17 @@ class Run:
         self._write_record()
         outcome = self._execute()
         self._watch.finish()
+        end = replace(
+            outcome.end, disagreement=self._watch.disagreement, mismatch=self._watch.mismatch
+        )
         self._record = replace(
             self._record,
             duration_s=round(time.monotonic() - started, 3),
-            end=replace(
-                outcome.end, disagreement=self._watch.disagreement, mismatch=self._watch.mismatch
-            ),
+            end=end,
             ended=outcome.workers,
             healths=self._monitor.healths if self._monitor else {},
         )
+        self._replay(outcome)
         judgement = conclude(self._record, self._watch, self._directory)
         self._write_reports(judgement.result)
         self._tell_what_is_left()
@@ -140,6 +143,17 @@ class Run:
             companion=self._monitor,
             after=after,
         ).run()
+
+    def _replay(self, outcome: Outcome) -> None:
+        """Where workers differ, or one changed by itself: the steps to there again."""
+        question = question_to(self._launch, self._record, self._watch)
+        if question is None or self._record.end is None:
+            return
+        self._write_record()  # a launcher that is killed meanwhile leaves what is known
+        replayer = Replayer(question, self._launch, self._record, self._watch, self._printer)
+        replay = replayer.answer(outcome)
+        self._printer.say(replay.said)
+        self._record = replace(self._record, end=replace(self._record.end, replay=replay))
 
     def _write_record(self) -> None:
         record = msgspec.to_builtins(self._record, str_keys=True)

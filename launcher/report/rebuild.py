@@ -56,18 +56,31 @@ def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
     return next((code for code in codes if code), 0)
 
 
-def _rebuilt(directory: Path) -> Judgement:
-    record = read_record(directory)
+def watched_again(record: RunRecord, directory: Path) -> Watch:
+    """The run as it was watched. Raises UsageError."""
     watch = Watch(record.groups, max_lead=1)  # nobody is there to obey
     told = (_told_by(name, directory) for name in record.groups)
     for _, name, event in heapq.merge(*told, key=itemgetter(0)):
         watch.on_event(name, event)
     watch.finish()
+    return watch
+
+
+def _rebuilt(directory: Path) -> Judgement:
+    record = read_record(directory)
+    watch = watched_again(record, directory)
+    record = as_it_ended(record, directory, watch)
+    return conclude(record, watch, directory.absolute(), run_dir.kept)
+
+
+def as_it_ended(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:
+    """With what a launcher that was killed could not write. Raises UsageError for a run that is
+    still going."""
     if record.end is None:
         record = _cut_short(record, directory, watch)
     if record.healths is None:
         record = replace(record, healths=_read_healths(record, directory))
-    return conclude(record, watch, directory.absolute(), run_dir.kept)
+    return record
 
 
 def _told_by(name: str, directory: Path) -> Iterator[tuple[int, str, Event]]:

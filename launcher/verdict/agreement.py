@@ -107,7 +107,7 @@ class Agreement:
     def _settle(self, group: str, place: "_Place", worker: str) -> Disagreement | None:
         reported = self._waiting[group, place]
         names = [name for name in self.equals(worker) if name in reported]
-        difference = _compare({name: reported[name] for name in names})
+        difference = compare({name: reported[name] for name in names})
         if difference is None:
             self._agree(group, place, names)
         return difference
@@ -148,7 +148,7 @@ class Agreement:
         """The first difference between workers of one kind, among those that have reported."""
         names = sorted(reported, key=lambda name: str(self._kind(name)))
         for _, alike in groupby(names, self._kind):
-            difference = _compare({name: reported[name] for name in sorted(alike)})
+            difference = compare({name: reported[name] for name in sorted(alike)})
             if difference is not None:
                 return difference
         return None
@@ -165,7 +165,7 @@ def _place(event: Event) -> _Place:
     return event.step, 0, event.split
 
 
-def _compare(reported: Mapping[str, Event]) -> Disagreement | None:
+def compare(reported: Mapping[str, Event]) -> Disagreement | None:
     """In causal order: the first quantity that differs, and everyone who differs from the majority
     of those that were equal so far in any."""
     found: Disagreement | None = None

@@ -32,6 +32,7 @@ _SOFTWARE = CauseClass.SOFTWARE, Severity.IGNORE
 _USER = CauseClass.USER, Severity.IGNORE
 _HOST = CauseClass.HOST, Severity.IGNORE
 _UNKNOWN = CauseClass.UNKNOWN, Severity.MONITOR
+_SUSPICIOUS = CauseClass.HARDWARE, Severity.MONITOR
 
 
 @unique
@@ -68,6 +69,8 @@ class Cause(Enum):
     """It ended with an exit code of failure, or announced one before our signal reached it."""
     BROKEN = Verdict.SUSPECT, "{what}", *_UNKNOWN
     """What it keeps from one update to the next has changed by itself."""
+    BROKEN_ONCE = Verdict.SUSPECT, "{what}, not again in its replay", *_SUSPICIOUS
+    BROKEN_AGAIN = Verdict.FAIL, "{what}, again in its replay", *_HARDWARE
     UNREPEATABLE = (
         Verdict.INVALID,
         (
@@ -77,7 +80,19 @@ class Cause(Enum):
         *_SOFTWARE,
     )
     NOT_COMPARABLE = Verdict.INVALID, "{mismatch}", *_USER
+    VARIES = Verdict.INVALID, "{said}", *_SOFTWARE
+    """A healthy worker gave other bits when its steps were computed again."""
     ODD = Verdict.SUSPECT, "differs from the majority at {place}", *_UNKNOWN
+    ODD_ONCE = (
+        Verdict.SUSPECT,
+        "differs from the majority at {place}, not again in its replay",
+        *_SUSPICIOUS,
+    )
+    ODD_AGAIN = (
+        Verdict.FAIL,
+        "differs from the majority at {place}, again in its replay",
+        *_HARDWARE,
+    )
     DIFFERS = Verdict.INCONCLUSIVE, "differs from its peer at {place}", *_UNKNOWN
     """Workers differ, and there is no majority."""
     NEVER_STARTED = Verdict.STOPPED, "never started"
@@ -103,8 +118,18 @@ _ALONE = {
     None: Cause.NON_FINITE_UNSETTLED,
 }
 """By whether it came again when the step was computed again; None: not tried."""
+_ODD = {
+    Repeat.NOT_REPLAYED: Cause.ODD,
+    Repeat.TRANSIENT: Cause.ODD_ONCE,
+    Repeat.PERSISTENT: Cause.ODD_AGAIN,
+}
+_BROKEN = {
+    Repeat.NOT_REPLAYED: Cause.BROKEN,
+    Repeat.TRANSIENT: Cause.BROKEN_ONCE,
+    Repeat.PERSISTENT: Cause.BROKEN_AGAIN,
+}
+"""By whether it came again in a replay."""
 _REPEATS = {True: Repeat.PERSISTENT, False: Repeat.TRANSIENT, None: Repeat.NOT_REPLAYED}
-_NOT_REPLAYED = {"repeat": Repeat.NOT_REPLAYED}
 _OF_NO_GPU = (Cause.NON_FINITE_EVERYWHERE, Cause.FAILED_ALIKE, Cause.REFUSED_ALIKE)
 Found = tuple[Cause, dict[str, Any]]
 """A cause, and the values that its sentence needs."""
@@ -146,7 +171,7 @@ def judge(case: Case) -> Judgement:
 
 def _culprits(case: Case, causes: list[Cause]) -> list[str]:
     """Those that ended the run; a worker that differs may have, a moment before it was named."""
-    if all(cause in _OF_NO_GPU for cause in causes):
+    if Cause.VARIES in causes or all(cause in _OF_NO_GPU for cause in causes):
         return []
     if case.end.exit_code == EXIT_UNNAMED:
         return _suspects(case)
@@ -159,8 +184,9 @@ def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
     verdict, sentence, cause_class, severity = (*cause.value, None, None)[:4]
     if verdict is Verdict.FAIL and _is_unordered(case, worker, history):
         verdict = Verdict.INCONCLUSIVE
+    is_by_bits = cause in (*_ODD.values(), *_BROKEN.values())
     ended_by_itself = verdict is Verdict.FAIL or cause is Cause.NO_HOST_MEMORY
-    tells_last_lines = ended_by_itself or worker.name in case.end.tied
+    tells_last_lines = (ended_by_itself and not is_by_bits) or worker.name in case.end.tied
     done = history.done
     return WorkerResult(
         name=worker.name,
@@ -188,12 +214,15 @@ def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
 def _cause(case: Case, worker: WorkerEnd) -> Found:
     history, difference = case.histories[worker.name], case.end.disagreement
     request = _request(case, worker, history)
+    if _varies(case) and (history.broken or (difference and worker.name in difference.bits)):
+        return Cause.VARIES, {"said": case.end.replay.said if case.end.replay else ""}
     if request is None and (failure := _failure(case, worker, history)) is not None:
         return failure
     if difference and worker.name in difference.bits:
-        facts = {"place": f"step {difference.step}, {difference.place}"} | _NOT_REPLAYED
+        repeat = _repeat_of(case, worker)
+        facts = {"place": f"step {difference.step}, {difference.place}", "repeat": repeat}
         if worker.name in difference.odd:
-            return Cause.ODD, facts
+            return _ODD[repeat], facts
         if not (difference.odd or _broken(case)):
             return Cause.DIFFERS, facts
     if worker.pid is None:
@@ -232,7 +261,8 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
         facts = {"where": bad.where, "step": bad.step, "born": born(bad)}
         return cause, facts | {"repeat": _REPEATS[bad.repeated]}
     if history.broken is not None:
-        return Cause.BROKEN, {"what": history.broken.what} | _NOT_REPLAYED
+        repeat = _repeat_of(case, worker)
+        return _BROKEN[repeat], {"what": history.broken.what, "repeat": repeat}
     if history.repeated is False:
         return Cause.UNREPEATABLE, {}
     if end.mismatch and worker.name in end.mismatch.values:
@@ -249,6 +279,15 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
     if announced != EXIT_PASS and (is_stopped_for or announced < EXIT_SIGNAL_BASE):
         return _failed(worker, history, announced, error)
     return None
+
+
+def _repeat_of(case: Case, worker: WorkerEnd) -> Repeat:
+    replay = case.end.replay
+    return Repeat.NOT_REPLAYED if replay is None else replay.repeat_of(worker.name)
+
+
+def _varies(case: Case) -> bool:
+    return case.end.replay is not None and case.end.replay.is_software
 
 
 def _failed(worker: WorkerEnd, history: History, returncode: int, error: str | None) -> Found:
@@ -295,13 +334,16 @@ def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
     end = case.end
     if end.tied:
         return Verdict.INCONCLUSIVE
-    if any(row.verdict is Verdict.INVALID for row in rows) and end.exit_code == EXIT_USAGE:
+    is_invalid = end.exit_code == EXIT_USAGE or _varies(case)
+    if is_invalid and any(row.verdict is Verdict.INVALID for row in rows):
         return Verdict.INVALID
     if end.exit_code not in (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED):
         if any(row.name in end.culprits and row.verdict is Verdict.SUSPECT for row in rows):
             return Verdict.SUSPECT
         return Verdict.FAIL if end.culprits else Verdict.INCONCLUSIVE
     if end.disagreement or _broken(case):
+        if any(row.verdict is Verdict.FAIL for row in rows if row.name in _suspects(case)):
+            return Verdict.FAIL
         return Verdict.SUSPECT if _suspects(case) else Verdict.INCONCLUSIVE
     failed = any(row.verdict is Verdict.FAIL for row in rows)
     # A worker said so, or a foreign command ended with its own 21.
@@ -313,6 +355,8 @@ def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
 
 def _exit_code(case: Case, verdict: Verdict, rows: list[WorkerResult]) -> int:
     differs = case.end.disagreement is not None or bool(_broken(case))
+    if verdict is Verdict.INVALID:
+        return EXIT_USAGE
     if differs and case.end.exit_code in (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED):
         return EXIT_DISAGREEMENT if _suspects(case) else EXIT_UNNAMED
     if verdict is Verdict.PASS or case.end.exit_code != EXIT_PASS:

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from launcher.verdict.disagreement import Disagreement, Mismatch
 from launcher.verdict.health import Health
+from launcher.verdict.severity import Repeat
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_SIGNAL_BASE
 
@@ -58,6 +59,27 @@ class Stop(Struct, frozen=True):
     blamed."""
 
 
+class Replay(Struct, frozen=True, kw_only=True):
+    """What came of it; run.json keeps it."""
+
+    to_step: int
+    from_step: int = 0
+    """It began with this step: not 0 from a checkpoint."""
+    times: int = 0
+    """How often the steps were computed again."""
+    repeats: Mapping[str, Repeat] = {}
+    """Suspect -> whether its fault came again; nothing of one of which that is not known."""
+    is_software: bool = False
+    """A healthy worker gave other bits than in the run: nobody is named."""
+    said: str = ""
+    """In words, for the end of a sentence."""
+    disagreement: Disagreement | None = None
+    """The first difference between the replays, where the steps were computed last."""
+
+    def repeat_of(self, worker: str) -> Repeat:
+        return self.repeats.get(worker, Repeat.NOT_REPLAYED)
+
+
 class RunEnd(Stop, frozen=True, kw_only=True):
     """How the whole run ended: by a Stop, or because every worker was done."""
 
@@ -68,6 +90,8 @@ class RunEnd(Stop, frozen=True, kw_only=True):
     disagreement: Disagreement | None = None
     mismatch: Mismatch | None = None
     """Why workers could not be compared."""
+    replay: Replay | None = None
+    """What came of computing the steps to a fault again; None: nothing asked for that."""
     leftovers: tuple[int, ...] = ()
     """Pids that are alive after everything: SIGKILL has no effect on them."""
     dropped_lines: int = 0

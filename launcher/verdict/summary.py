@@ -27,9 +27,12 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
         return Summary(_what_passed(case, results))
     reason, explained = _why_not(case, results)
     parts = [reason]
-    difference = case.end.disagreement
+    difference, replay = case.end.disagreement, case.end.replay
     if difference and case.end.exit_code not in _OF_DIFFERENCES:
         parts.append(f"besides, {difference}")
+    if replay is not None:
+        parts.append(replay.said)
+        explained = [*explained, *(row.name for row in results if row.cause == replay.said)]
     if case.end.leftovers:
         pids = ", ".join(map(str, case.end.leftovers))
         parts.append(f"could not be killed, and may still hold a GPU: pid {pids}")

@@ -333,6 +333,10 @@ class LaunchSettings(_Section, frozen=True):
     max_lead: Annotated[Lead, SILENT] = 2
     """How many steps a worker may be ahead of the slowest of its equals, so that what differs is
     still there when it is found."""
+    replay_s: Annotated[NonNegative, SILENT] = 120.0
+    """Seconds that a replay may take: where workers differ, or one's state changed by itself, the
+    steps to there are computed again on that device and on a healthy one. It tells whether the
+    fault comes again, and hardware from software. 0: none."""
     expect_gpus: Annotated[Count | None, SILENT] = None
     """How many GPUs (or MIG instances) CUDA_VISIBLE_DEVICES must leave this run: fewer end it with
     exit code 69; any other missing GPU is only reported. null: every GPU that the machine or

@@ -74,7 +74,7 @@ def build_trainer(
         model,
         optimizer,
         kernel,
-        last_step=training.max_steps - 1,
+        last_step=context.num_steps(training) - 1,
         budget_bytes=budget_bytes,
         site_bytes=4 * _tokens_per_step(settings) * shape.hidden_size,
     )
@@ -92,7 +92,8 @@ def build_trainer(
     alarm = Alarm(state, plan, injector, recomputes=reader.lag > 0)
     if training.resume is not None:
         resume(state, training.resume, saver)
-        injector.check_reached(from_step=state.progress.step)
+        if context.replay_to is None:
+            injector.check_reached(from_step=state.progress.step)
     if training.compile:  # last: it takes long, and every other mistake is known before
         with explained(settings, context):
             compile_blocks(state, plan)

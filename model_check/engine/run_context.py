@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from model_check.config.drill import Drill
+from model_check.config.schema import TrainingSettings
 from model_check.engine.batches import Splits
 from model_check.engine.metrics import Meter
 from model_check.engine.observer import RunObserver
@@ -64,8 +65,14 @@ class RunContext:
     """The validation splits, by name."""
     run_dir: Path | None = None
     """Of the launcher; None: the worker runs alone."""
+    replay_to: int | None = None
+    """The last step of a replay; None: this is a run of its own, to training.max_steps."""
     weights: Path | None = None
     """The directory of safetensors that model.init_from names; None: it names none."""
+
+    def num_steps(self, training: TrainingSettings) -> int:
+        """Optimizer steps after which it ends."""
+        return training.max_steps if self.replay_to is None else self.replay_to + 1
 
     @property
     def dossier(self) -> Path:

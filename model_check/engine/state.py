@@ -10,6 +10,7 @@ run that were there; the saver adds it).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -91,6 +92,8 @@ class RunProgress:
     sequences: int = 0
     """Sequences consumed before it."""
     validation: Validation = field(default_factory=Validation)
+    resumed: Path | None = None
+    """The checkpoint that it goes on from."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,11 @@ class TrainingState:
     optimizer: AdamW
     observers: Sequence[RunObserver]
     progress: RunProgress = field(default_factory=RunProgress)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps after which training ends."""
+        return self.context.num_steps(self.settings.training)
 
     def capture(self, step: int, loss: float | None) -> dict[str, Any]:
         """The state after `step` steps. Its tensors are the live ones."""

@@ -38,6 +38,7 @@ class StopSignal:
         """The signal that asked for an end with a checkpoint: SIGUSR1, or that of
         `take_as_notice`."""
         self._deferring = False
+        self._is_heeded = False
         self._also_notice: int | None = None
         self._woken_fd: int | None = None
 
@@ -62,6 +63,17 @@ class StopSignal:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for signum, handler in before.items():
                 signal.signal(signum, handler)
+
+    @contextmanager
+    def heeded(self) -> Iterator[None]:
+        """Inside, signals end the work. Before, they wait; behind it they end nothing any more: the
+        last words of a process must be said."""
+        self._is_heeded = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._is_heeded = False
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -125,6 +137,8 @@ class StopSignal:
             return
         second = self.signum is not None
         self.signum = signum
+        if not self._is_heeded:
+            return
         if second or not self._deferring:
             self.cut_short |= self._deferring
             raise Terminated(signum)
@@ -132,5 +146,7 @@ class StopSignal:
         signal.setitimer(signal.ITIMER_REAL, self.finish_step_s, 1.0)
 
     def _on_alarm(self, _signum: int, _frame: FrameType | None) -> None:
+        if not self._is_heeded:
+            return
         self.cut_short = True
         self.check()

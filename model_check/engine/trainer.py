@@ -22,16 +22,16 @@ from model_check.engine.rng import kept_rng
 from model_check.engine.saving.checkpoint_files import BEST, LAST, step_name
 from model_check.engine.saving.saver import Saver
 from model_check.engine.schedule import learning_rate
-from model_check.engine.state import TrainingState
+from model_check.engine.state import RunProgress, TrainingState
 from model_check.engine.step import StepPlan, accumulate, train_step
 from model_check.engine.stop import EndedEarly
 from model_check.errors import BrokenStateError
-from model_check.events import Break, Phase, PhaseName
+from model_check.events import Break, Phase, PhaseName, Scalar
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """Trains from where its state is to training.max_steps; calls its observers at each step."""
+    """Trains from where its state is to its last step; calls its observers at each step."""
 
     state: TrainingState
     source: BatchSource
@@ -49,9 +49,9 @@ class Trainer:
         """Train to the end. Raises NonFiniteError, Terminated, EndedEarly, OutOfMemory,
         StorageError."""
         channels, stop = self.state.context.channels, self.state.context.stop
-        first, max_steps = self.state.progress.step, self.state.settings.training.max_steps
-        channels.sink.emit(Phase(name="train", detail={"first_step": first} if first else {}))
-        if first >= max_steps:
+        first, num_steps = self.state.progress.step, self.state.num_steps
+        channels.sink.emit(Phase(name="train", detail=_beginning(self.state.progress)))
+        if first >= num_steps:
             raise EndedEarly(f"had nothing left to train: {first} steps were done before")
         with (
             stop.deferred(),
@@ -65,11 +65,11 @@ class Trainer:
             self.state.context.meter.start()
             num_done = self._loop(stream)
             self._finish(num_done)
-            if num_done == max_steps:
+            if num_done == num_steps:
                 self.in_step.wait_for_go()
         channels.say(_conclusion(self.state.context.meter))
-        if num_done < max_steps:
-            done = f"{num_done} of {max_steps} steps, saved"
+        if num_done < num_steps:
+            done = f"{num_done} of {num_steps} steps, saved"
             raise EndedEarly(f"ended early by {stop.notice_name}: {done}")
 
     def _loop(self, stream: Iterator[Batch]) -> int:
@@ -79,7 +79,7 @@ class Trainer:
         num_done = state.progress.step
         first = gather(stream, num_done, num_batches, plan.device)
         self._rehearse(first)
-        for step in range(num_done, training.max_steps):
+        for step in range(num_done, state.num_steps):
             for observer in state.observers:
                 observer.before_step(step)
             is_first = step == first.step
@@ -138,7 +138,7 @@ class Trainer:
         """Wait until the next step may begin; the time counts for no step. A GPU keeps the step
         that is under way while the wait is short, unless the others wait for that very step."""
         settings, lag = self.state.settings, self.reader.lag
-        if num_done == settings.training.max_steps or self.in_step.may_begin(num_done):
+        if num_done == self.state.num_steps or self.in_step.may_begin(num_done):
             return
         if 0 < lag < settings.launch.max_lead and self.in_step.may_begin_soon(num_done):
             return
@@ -151,7 +151,7 @@ class Trainer:
         self._take(self.reader.flush())
         self.state.context.stop.check()
         self._check_state()
-        is_early = num_done < training.max_steps
+        is_early = num_done < self.state.num_steps
         if not is_early:
             self._tell_last_vectors()
             self.in_step.tell_finished()
@@ -214,6 +214,13 @@ class Trainer:
     def _pause(self, paused: bool) -> None:
         for observer in self.state.observers:
             observer.pause(paused)
+
+
+def _beginning(progress: RunProgress) -> dict[str, Scalar]:
+    """What the phase says of a run that is resumed."""
+    if progress.resumed is None:
+        return {}
+    return {"first_step": progress.step, "resumed": str(progress.resumed)}
 
 
 def _conclusion(meter: Meter) -> str:

@@ -27,6 +27,7 @@ TINY = {
     "training": {"max_steps": 4, "batch_size": 2, "context_length": 32, "use_amp": False},
     "data": {"dataset": "embedded", "bpe_vocab_size": 512, "num_samples": 64},
     "system": {"device": "cpu"},
+    "launch": {"replay_s": 0},
 }
 
 
@@ -77,6 +78,19 @@ class Launcher:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+        )
+
+    def verb(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """`python -m launcher VERB ...`; its output as one terminal would show it."""
+        return subprocess.run(
+            [sys.executable, "-m", "launcher", *argv],
+            cwd=self.cwd,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
         )
 
     def __call__(self, *more: str, **env: str) -> Run:

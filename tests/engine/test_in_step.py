@@ -53,7 +53,7 @@ def line() -> Iterator[Line]:
     ours, theirs = socket.socketpair()
     ours.settimeout(DEADLINE_S)
     stop, sink = StopSignal(), EventSink(theirs.detach())
-    with ours, stop.installed(), stop.deferred():
+    with ours, stop.installed(), stop.heeded(), stop.deferred():
         yield Line(ours, stop, sink, InStep(sink, stop, on_notice=True))
     sink.close()
 

@@ -4,6 +4,8 @@ import os
 import pickle
 import pstats
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from pretrain_main import Process, ending_of
 from tests.engine.conftest import Kept, Worker
 
 Start = Callable[..., Worker]
+DEADLINE_S = 110  # only a hang takes as long
 WQ = "layers.0.attention.wq.weight"
 
 
@@ -261,3 +264,58 @@ def test_a_file_of_the_cache_that_is_cut_off_in_mid_run_is_named(
     assert worker.finish() == 2, worker.output
     assert f"{file}: was cut off while in use: 0 of" in worker.output
     assert "Traceback" not in worker.output
+
+
+SIGNAL_AT_EACH_LINE = """
+import os, signal, sys
+import pretrain_main
+from model_check.errors import BrokenStateError
+
+def train(argv, process):
+    raise BrokenStateError("a weight changed")
+
+pretrain_main.train = train
+OURS = {"heeded", "deferred", "__enter__", "__exit__", "cause_of", "ending_of", "last_word"}
+
+def end_with_a_signal_at(line):
+    failed, left = False, line
+    def trace(frame, event, arg):
+        nonlocal failed, left
+        failed |= frame.f_code is train.__code__
+        failed &= frame.f_code.co_name != "emit" or frame.f_back.f_code.co_name != "main"
+        if frame.f_code.co_name not in OURS:
+            return None
+        if event in ("call", "line") and failed:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return trace
+    sys.settrace(trace)
+    try:
+        return pretrain_main.main([]), left
+    finally:
+        sys.settrace(None)
+
+line, left = 0, 0
+while left <= 0:
+    line += 1
+    code, left = end_with_a_signal_at(line)
+    print(code, flush=True)
+"""
+
+
+def test_no_signal_at_any_line_after_a_failure_hides_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNAL_AT_EACH_LINE],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    codes = done.stdout.split()
+    assert len(codes) > 10
+    assert set(codes) == {"21"}
+    assert done.stderr.splitlines() == ["error: a weight changed"] * len(codes)

@@ -19,14 +19,14 @@ def signal_and_wait(*signums: int) -> None:
 
 def test_outside_of_training_a_signal_ends_the_work_at_once() -> None:
     stop = StopSignal()
-    with stop.installed(), pytest.raises(Terminated) as caught:
+    with stop.installed(), stop.heeded(), pytest.raises(Terminated) as caught:
         signal_and_wait(signal.SIGTERM)
     assert caught.value.signum == signal.SIGTERM
     assert not stop.cut_short
 
 
 def test_while_training_it_is_noted_and_the_step_is_finished() -> None:
-    with StopSignal().installed() as stop, stop.deferred():
+    with StopSignal().installed() as stop, stop.heeded(), stop.deferred():
         stop.check()
         os.kill(os.getpid(), signal.SIGTERM)
         finished = sum(range(10_000))
@@ -38,14 +38,14 @@ def test_while_training_it_is_noted_and_the_step_is_finished() -> None:
 
 def test_a_step_that_does_not_finish_is_cut_short() -> None:
     stop = StopSignal(finish_step_s=0.02)
-    with stop.installed(), stop.deferred(), pytest.raises(Terminated):
+    with stop.installed(), stop.heeded(), stop.deferred(), pytest.raises(Terminated):
         signal_and_wait(signal.SIGTERM)
     assert stop.cut_short
 
 
 def test_a_second_signal_cuts_it_short_too() -> None:
     stop = StopSignal()
-    with stop.installed(), stop.deferred(), pytest.raises(Terminated):
+    with stop.installed(), stop.heeded(), stop.deferred(), pytest.raises(Terminated):
         signal_and_wait(signal.SIGTERM, signal.SIGINT)
 
 
@@ -78,7 +78,7 @@ def test_usr1_is_noted_and_stops_nothing_by_itself() -> None:
 
 def test_a_term_that_counts_as_a_notice_stops_only_the_second_time() -> None:
     stop = StopSignal(finish_step_s=0.02)
-    with stop.installed(), stop.deferred():
+    with stop.installed(), stop.heeded(), stop.deferred():
         stop.take_as_notice(signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
         stop.check()
@@ -90,5 +90,5 @@ def test_a_term_that_counts_as_a_notice_stops_only_the_second_time() -> None:
 def test_outside_of_training_a_term_ends_at_once_whatever_it_counts_as() -> None:
     stop = StopSignal()
     stop.take_as_notice(signal.SIGTERM)
-    with stop.installed(), pytest.raises(Terminated):
+    with stop.installed(), stop.heeded(), pytest.raises(Terminated):
         signal_and_wait(signal.SIGTERM)

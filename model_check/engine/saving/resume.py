@@ -28,6 +28,7 @@ def resume(state: TrainingState, which: str, saver: Saver) -> None:
     _refuse_another_run(path, saved, state)
     _refuse_to_profile_the_past(saved["step"], state.settings)
     _restore(path, saved, state)
+    state.progress.resumed = path.absolute()
     saver.adopt(path, saved.get("kept", []))  # an alarm's checkpoint names no others
     before = saved["settings"]
     if other := [*forbidden(before, state.settings), *changes(before, state.settings)]:

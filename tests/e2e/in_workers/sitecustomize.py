@@ -1,11 +1,12 @@
 """Python reads this when its directory is on PYTHONPATH: faults that no one drill can make.
 
-DRILLS: JSON, worker -> its own drill. VARYING: `P SEED`, and with probability P the output of the
-first block has one bit turned over, in each worker another one, each time that it is computed; the
-file WORKER.varied in the run directory counts them. DIES_WHEN_ASKED: the worker that is killed when
-its fingerprints are asked for. STOPS_AFTER: `WORKER STEP`, that worker stops (SIGSTOP) when it has
-told that step. LATE: `WORKER SECONDS`, that worker tells its NaN so much later.
-OUT_OF_MEMORY: in its second step each worker is out of memory, in its own words.
+DRILLS: JSON, worker -> its own drill. IN_REPLAY: the same, in replays alone. VARYING: `P SEED`, and
+with probability P the output of the first block has one bit turned over, in each worker another
+one, each time that it is computed; the file WORKER.varied in the run directory counts them.
+DIES_WHEN_ASKED: the worker that is killed when its fingerprints are asked for. STOPS_AFTER:
+`WORKER STEP`, that worker stops (SIGSTOP) when it has told that step. LATE: `WORKER SECONDS`, that
+worker tells its NaN so much later. OUT_OF_MEMORY: in its second step each worker is out of memory,
+in its own words.
 """
 
 import json
@@ -21,8 +22,9 @@ WORKER = os.environ.get("MODEL_CHECK_WORKER")
 
 
 def main() -> None:
-    if drill := json.loads(os.environ.get("DRILLS", "{}")).get(WORKER):
-        sys.argv.append(f"debug.drill={drill}")
+    for variable in ("DRILLS", *(["IN_REPLAY"] if "--replay-to" in sys.argv else [])):
+        if drill := json.loads(os.environ.get(variable, "{}")).get(WORKER):
+            sys.argv.append(f"debug.drill={drill}")
     if varying := os.environ.get("VARYING"):
         probability, seed = varying.split()
         vary(float(probability), random.Random(f"{seed} {WORKER}"))

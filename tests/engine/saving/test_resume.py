@@ -106,7 +106,7 @@ def test_more_steps_may_follow_a_run_that_had_ended(tiny_run: MakeRun, tmp_path:
         rest.kept.lines
     )
     (train,) = (e for e in rest.kept.events if isinstance(e, Phase) and e.name == "train")
-    assert train.detail == {"first_step": 4}
+    assert train.detail["first_step"] == 4
 
 
 def test_a_run_that_is_over_says_so_and_does_nothing(tiny_run: MakeRun) -> None:

@@ -23,7 +23,7 @@ def main() -> int:
     in_step = InStep(sink, stop, on_notice=False)
     in_step.answer = lambda step: Vectors(step=step, fp={"weights": {"w": "1"}})
     exit_code = 0
-    with stop.installed(), stop.deferred():
+    with stop.installed(), stop.heeded(), stop.deferred():
         try:
             train(in_step, sink, stop)
         except Terminated as terminated:

@@ -1,0 +1,175 @@
+"""Computes the steps to a fault again, in new processes, on the devices of a run that is over."""
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from statistics import median
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from launcher.launch import Launch
+from launcher.output.printer import Printer
+from launcher.plan import Place, ReplayPlan, plan_replay
+from launcher.report.files import lines_of
+from launcher.supervise.outcome import Outcome
+from launcher.supervise.supervisor import Supervisor
+from launcher.verdict.live import Watch
+from launcher.verdict.record import Replay, RunRecord
+from launcher.verdict.replay import (
+    Attempt,
+    Question,
+    Record,
+    ReplayWatch,
+    answer,
+    is_open,
+    question_of,
+)
+from model_check.errors import EXIT_DISAGREEMENT, EXIT_UNNAMED
+from model_check.events import Step, decode
+from model_check.utils.words import listed
+
+_OF_BITS = (EXIT_DISAGREEMENT, EXIT_UNNAMED)
+_STEP = re.compile(r"step_([0-9]+)\.pt")
+
+
+def question_to(launch: Launch, record: RunRecord, watch: Watch) -> Question | None:
+    """What the devices of a run that is over are to be asked; None: nothing."""
+    end = record.end
+    is_over = end is not None and end.exit_code in _OF_BITS and not end.leftovers
+    if not is_over or launch.not_compared or launch.loaded.settings.launch.replay_s == 0:
+        return None
+    return question_of(watch)
+
+
+class Told(Struct, frozen=True):
+    """What a worker told of the steps that are replayed."""
+
+    record: Record
+    start_s: float
+    """From its first word to its first step."""
+    step_s: float
+    """The median of its steps."""
+
+
+class Replayer:
+    """One question to the devices of a run; at most `launch.replay_s` for the answer."""
+
+    def __init__(
+        self, question: Question, launch: Launch, record: RunRecord, watch: Watch, printer: Printer
+    ) -> None:
+        """`record`, `watch`: of the run that is over."""
+        self._question, self._launch, self._printer = question, launch, printer
+        self._watch, self._num_workers = watch, len(record.workers)
+        self._limit_s = launch.loaded.settings.launch.replay_s
+        self._directory = launch.context.run_dir
+        told = {name: _told(self._directory, name, question.to_step) for name in question.workers}
+        self._told = told
+        parent = Path(launch.loaded.settings.system.checkpoint_dir)
+        self._begin = _begin(question, watch, parent, datetime.fromisoformat(record.started_at))
+        cache = Path(record.data["path"]) if record.data else None
+        self._context = replace(launch.context, token_cache=cache)
+
+    def answer(self, after: Outcome | None = None) -> Replay:
+        """Compute the steps again, as often as it takes. `after`: how the run ended."""
+        if why_not := self._why_not():
+            return answer(self._question, [], self._begin.step, why_not)
+        self._announce()
+        attempts: list[Attempt] = []
+        started = time.monotonic()
+        while True:
+            left_s = self._limit_s - (time.monotonic() - started)
+            attempts.append(self._attempt(left_s, after))
+            took_s = (time.monotonic() - started) / len(attempts)
+            has_time = time.monotonic() - started + took_s < self._limit_s
+            if not (has_time and is_open(self._question, attempts)):
+                return answer(self._question, attempts, self._begin.step)
+
+    def _announce(self) -> None:
+        suspects, healthy = listed(self._question.suspects), self._question.healthy
+        beside = f", beside {healthy}" if healthy else ""
+        steps = f"steps {self._begin.step} to {self._question.to_step}"
+        limit = f"at most {self._limit_s:g} s (launch.replay_s)"
+        self._printer.say(f"replay: {steps} again on {suspects}{beside}, {limit}")
+
+    def _attempt(self, limit_s: float, after: Outcome | None) -> Attempt:
+        records = {name: told.record for name, told in self._told.items()}
+        broken = {n: h.broken for n, h in self._watch.histories.items() if h.broken}
+        watch = ReplayWatch(self._question, records, broken, limit_s)
+        plan = ReplayPlan(
+            to_step=self._question.to_step,
+            resume=self._begin.checkpoint,
+            number=_free_number(self._directory, self._question.workers),
+        )
+        specs = plan_replay(self._places, self._num_workers, self._context, plan)
+        limits = self._launch.limits
+        outcome = Supervisor(specs, limits, self._printer, watch, after=after).run()
+        return watch.attempt(outcome.end)
+
+    @property
+    def _places(self) -> list[Place]:
+        return [p for p in self._launch.picked.places if p.name in self._question.workers]
+
+    def _why_not(self) -> str | None:
+        missing = set(self._question.workers) - {place.name for place in self._places}
+        if missing:
+            return f"{listed(sorted(missing))} is not here any more"
+        num_steps = self._question.to_step + 1 - self._begin.step
+        need_s = max(told.start_s + num_steps * told.step_s for told in self._told.values())
+        if need_s <= self._limit_s:
+            return None
+        limit = f"launch.replay_s = {self._limit_s:g}"
+        return f"{num_steps:,} steps need about {need_s:.0f} s ({limit})"
+
+
+class Begin(Struct, frozen=True):
+    """Where a replay begins."""
+
+    step: int = 0
+    checkpoint: Path | None = None
+    """None: at the start of training."""
+
+
+def _begin(question: Question, watch: Watch, parent: Path, started_at: datetime) -> Begin:
+    """From the newest checkpoint of the run that is known to be sound: the healthy worker's, since
+    that of a suspect may hold its fault. Else from where the run began."""
+    source = question.healthy or question.suspects[0]
+    history = watch.histories[source]
+    resumed = history.detail.get("resumed")
+    begun = Begin(history.first_step, Path(str(resumed))) if resumed else Begin()
+    if question.healthy is None and not question.is_named:
+        return begun
+    most = question.to_step if question.healthy else question.sound_to + 1
+    found = [
+        Begin(int(match[1]), path.absolute())
+        for path in (parent / source.lower()).glob("step_*.pt")
+        if (match := _STEP.fullmatch(path.name)) and path.lstat().st_mtime >= started_at.timestamp()
+    ]
+    return max((b for b in found if begun.step < b.step <= most), key=_step_of, default=begun)
+
+
+def _step_of(begin: Begin) -> int:
+    return begin.step
+
+
+def _told(directory: Path, worker: str, to_step: int) -> Told:
+    """Raises UsageError for a file that cannot be read."""
+    events = list(lines_of(directory / f"{worker.lower()}.events.jsonl", decode))
+    record = {e.step: e for e in events if isinstance(e, Step) and e.step <= to_step}
+    steps = list(record.values())
+    start_s = (steps[0].t - events[0].t) / 1e9 if steps else 0.0
+    step_s = median(step.ms for step in steps) / 1000 if steps else 0.0
+    return Told(record, start_s, step_s)
+
+
+def _free_number(directory: Path, workers: Sequence[str]) -> int:
+    """Of a replay whose files are not there yet."""
+    for number in count(1):
+        logs = (directory / f"{worker.lower()}.replay{number}.log" for worker in workers)
+        if not any(os.path.lexists(log) for log in logs):
+            return number
+    raise AssertionError("there are endlessly many numbers")
