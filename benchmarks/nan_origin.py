@@ -175,8 +175,8 @@ def play_run(case: Case, cache: Path, directory: Path) -> Result:
     )
     if done.returncode != 20:
         return Result(case, f"exit code {done.returncode}")
-    (finding,) = (directory / "run" / "dossier" / "cpu0").glob("nonfinite_step_*.json")
-    event = decode(finding.read_bytes())
+    (finding,) = (directory / "run" / "dossier" / "cpu0").glob("manifest.json")
+    event = decode(json.dumps(json.loads(finding.read_bytes())["event"]).encode())
     assert isinstance(event, NonFinite)
     assert event.origin is not None
     is_told = f"born in {event.origin.place}" in done.stdout.splitlines()[-1]

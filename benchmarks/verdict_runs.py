@@ -1,14 +1,16 @@
 """Does a whole run name the worker whose bit flipped, and nobody else, ever?
 
-`python -m benchmarks.verdict_runs [--faults N] [--clean N] [--varying N] [--shared N] [--steps N]`,
-each a part by itself, all but the last through `bash run.sh --device cpu`:
+`python -m benchmarks.verdict_runs [--faults N] [--classes N] [--clean N] [--varying N] [--shared N]
+[--steps N]`, each a part by itself, all but the last through `bash run.sh --device cpu`:
 
 - faults: drills drawn by a seed, in 2 to 4 workers, fp32 and bf16, all fingerprints and a rotation.
   The worker must be named, the step, the tensor, the value and the bit; of two workers that differ,
   none, unless one's state changed by itself. A PASS is right where the fault left no trace: the
   last step's fingerprints are those of a run without it.
+- classes: drills that act once, always, or on all workers, each replayed; class, repeat, severity,
+  verdict and exit code must be those of the table.
 - clean: nobody may be named, nobody warned of.
-- varying: an operation whose result varies by itself; nobody may be named gravely.
+- varying: an operation whose result varies by itself, replayed; nobody may be named gravely.
 - shared: each worker meets the same NaN, one of them 0.05 to 2 s later; nobody may be named.
 - steps: two trainers in this process, one after the other: no difference, no break.
 
@@ -282,6 +284,48 @@ def faults(lab: Lab, num_runs: int, dice: random.Random) -> bool:
     return rows["all"]["WRONG"] == 0
 
 
+REPLAYED = "launch.replay_s=100"
+EXPECTED = {
+    "once": (EXIT_DISAGREEMENT, "SUSPECT", "hardware", "transient", "MONITOR"),
+    "always": (EXIT_DISAGREEMENT, "FAIL", "hardware", "persistent", "ISOLATE"),
+    "on all workers": (EXIT_NON_FINITE, "INCONCLUSIVE", "software", "persistent", "IGNORE"),
+}
+"""How often a fault comes -> exit code, and of its worker verdict, class, repeat and severity."""
+SEEN_AT_ONCE = ("flip", "flip_gradient", "flip_moment", "burst")
+
+
+def classes(lab: Lab, num_runs: int, dice: random.Random) -> bool:
+    rows = defaultdict[str, Counter[str]](Counter)
+    for number in range(num_runs):
+        how = list(EXPECTED)[number % len(EXPECTED)]
+        drill, num_workers, worker = _drill_for(how, dice)
+        run = lab.run(num_workers, f"debug.drill={drill}", REPLAYED)
+        (row,) = (row for row in run.report["workers"] if row["name"] == worker)
+        keys = ("verdict", "cause_class", "repeat", "severity")
+        found = (run.exit_code, *(row[key] for key in keys))
+        is_right = found == EXPECTED[how]
+        if not is_right:
+            print(drill, num_workers, found, run.report["summary"])
+        rows[how] += Counter({"runs": 1, "right": is_right, "WRONG": not is_right})
+    show(("runs", "right", "WRONG"), rows)
+    return not any(row["WRONG"] for row in rows.values())
+
+
+def _drill_for(how: str, dice: random.Random) -> tuple[str, int, str]:
+    """The drill, the number of workers, and one that it hits."""
+    if how == "on all workers":
+        kind = dice.choice(("nan", "nan_forward", "inf_forward", "nan_backward"))
+        num_workers = dice.choice((1, 2, 3))
+        return f"{kind}@{dice.randrange(NUM_STEPS)}:all:always", num_workers, "CPU0"
+    kind = dice.choice(SEEN_AT_ONCE)
+    fault = drawn(dice, kind)
+    few = 1 if kind != "flip_gradient" else 3
+    num_workers = dice.choice(range(few, 5))
+    worker = f"CPU{dice.randrange(num_workers)}"
+    drill = fault._replace(worker=worker, step=dice.randrange(1, NUM_STEPS)).drill
+    return drill + (":always" if how == "always" else ""), num_workers, worker
+
+
 def clean(lab: Lab, num_runs: int, _dice: random.Random) -> bool:
     """4 workers on however many cores there are, two budgets and precisions in turn."""
     rows = defaultdict[str, Counter[str]](Counter)
@@ -304,7 +348,7 @@ def varying(lab: Lab, num_runs: int, dice: random.Random) -> bool:
     for chance, num_steps in ((1.0, 10), (0.1, 20), (0.01, 30)):
         for _ in range(num_runs):
             how = f"{chance} {dice.randrange(1 << 30)}"
-            run = lab.run(3, max_steps=num_steps, VARYING=how)
+            run = lab.run(3, REPLAYED, max_steps=num_steps, VARYING=how)
             outcome = _outcome(run)
             rows[f"p = {chance:g}"] += Counter({"runs": 1, outcome: 1})
             if outcome == "WRONG":
@@ -382,6 +426,7 @@ def show(columns: tuple[str, ...], rows: dict[str, Counter[str]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--faults", type=int, default=0, metavar="RUNS")
+    parser.add_argument("--classes", type=int, default=0, metavar="RUNS")
     parser.add_argument("--clean", type=int, default=0, metavar="RUNS")
     parser.add_argument("--varying", type=int, default=0, metavar="RUNS", help="of each chance")
     parser.add_argument("--shared", type=int, default=0, metavar="RUNS")
@@ -391,7 +436,7 @@ def main() -> int:
     torch.set_num_threads(1)
     is_right = True
     with tempfile.TemporaryDirectory() as cache:
-        for part in (faults, clean, varying, shared):
+        for part in (faults, classes, clean, varying, shared):
             if num_runs := getattr(arguments, part.__name__):
                 began, dice = time.monotonic(), random.Random(f"{arguments.seed} {part.__name__}")
                 is_right &= part(Lab(Path(cache)), num_runs, dice)

@@ -27,23 +27,42 @@ from launcher.verdict.replay import (
     ReplayWatch,
     answer,
     is_open,
-    question_of,
+    questions_of,
 )
-from model_check.errors import EXIT_DISAGREEMENT, EXIT_UNNAMED
+from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_UNNAMED
 from model_check.events import Step, decode
 from model_check.utils.words import listed
 
-_OF_BITS = (EXIT_DISAGREEMENT, EXIT_UNNAMED)
+_OF_BITS = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
 _STEP = re.compile(r"step_([0-9]+)\.pt")
 
 
-def question_to(launch: Launch, record: RunRecord, watch: Watch) -> Question | None:
-    """What the devices of a run that is over are to be asked; None: nothing."""
+def questions_to(launch: Launch, record: RunRecord, watch: Watch) -> list[Question]:
+    """What the devices of a run that is over are to be asked."""
     end = record.end
     is_over = end is not None and end.exit_code in _OF_BITS and not end.leftovers
     if not is_over or launch.not_compared or launch.loaded.settings.launch.replay_s == 0:
-        return None
-    return question_of(watch)
+        return []
+    return questions_of(watch)
+
+
+def replay(
+    questions: Sequence[Question],
+    launch: Launch,
+    record: RunRecord,
+    watch: Watch,
+    printer: Printer,
+    after: Outcome | None = None,
+) -> tuple[Replay, ...]:
+    """The answers, all of them within launch.replay_s. `record`, `watch`: of the run that is over.
+    `after`: how it ended. Raises UsageError for files of the run that cannot be read."""
+    until = time.monotonic() + launch.loaded.settings.launch.replay_s
+    replays = []
+    for question in questions:
+        replayer = Replayer(question, launch, record, watch, printer)
+        replays.append(replayer.answer(until - time.monotonic(), after))
+        printer.say(replays[-1].said)
+    return tuple(replays)
 
 
 class Told(Struct, frozen=True):
@@ -57,15 +76,13 @@ class Told(Struct, frozen=True):
 
 
 class Replayer:
-    """One question to the devices of a run; at most `launch.replay_s` for the answer."""
+    """One question to the devices of a run."""
 
     def __init__(
         self, question: Question, launch: Launch, record: RunRecord, watch: Watch, printer: Printer
     ) -> None:
-        """`record`, `watch`: of the run that is over."""
         self._question, self._launch, self._printer = question, launch, printer
         self._watch, self._num_workers = watch, len(record.workers)
-        self._limit_s = launch.loaded.settings.launch.replay_s
         self._directory = launch.context.run_dir
         told = {name: _told(self._directory, name, question.to_step) for name in question.workers}
         self._told = told
@@ -74,26 +91,25 @@ class Replayer:
         cache = Path(record.data["path"]) if record.data else None
         self._context = replace(launch.context, token_cache=cache)
 
-    def answer(self, after: Outcome | None = None) -> Replay:
-        """Compute the steps again, as often as it takes. `after`: how the run ended."""
-        if why_not := self._why_not():
+    def answer(self, limit_s: float, after: Outcome | None) -> Replay:
+        """Compute the steps again, as often as it takes, for at most so long."""
+        if why_not := self._why_not(limit_s):
             return answer(self._question, [], self._begin.step, why_not)
-        self._announce()
+        self._announce(limit_s)
         attempts: list[Attempt] = []
-        started = time.monotonic()
+        until, began = time.monotonic() + limit_s, time.monotonic()
         while True:
-            left_s = self._limit_s - (time.monotonic() - started)
-            attempts.append(self._attempt(left_s, after))
-            took_s = (time.monotonic() - started) / len(attempts)
-            has_time = time.monotonic() - started + took_s < self._limit_s
+            attempts.append(self._attempt(until - time.monotonic(), after))
+            took_s = (time.monotonic() - began) / len(attempts)
+            has_time = time.monotonic() + took_s < until
             if not (has_time and is_open(self._question, attempts)):
                 return answer(self._question, attempts, self._begin.step)
 
-    def _announce(self) -> None:
+    def _announce(self, limit_s: float) -> None:
         suspects, healthy = listed(self._question.suspects), self._question.healthy
         beside = f", beside {healthy}" if healthy else ""
         steps = f"steps {self._begin.step} to {self._question.to_step}"
-        limit = f"at most {self._limit_s:g} s (launch.replay_s)"
+        limit = f"at most {limit_s:.0f} s (launch.replay_s)"
         self._printer.say(f"replay: {steps} again on {suspects}{beside}, {limit}")
 
     def _attempt(self, limit_s: float, after: Outcome | None) -> Attempt:
@@ -114,16 +130,16 @@ class Replayer:
     def _places(self) -> list[Place]:
         return [p for p in self._launch.picked.places if p.name in self._question.workers]
 
-    def _why_not(self) -> str | None:
+    def _why_not(self, limit_s: float) -> str | None:
         missing = set(self._question.workers) - {place.name for place in self._places}
         if missing:
             return f"{listed(sorted(missing))} is not here any more"
         num_steps = self._question.to_step + 1 - self._begin.step
         need_s = max(told.start_s + num_steps * told.step_s for told in self._told.values())
-        if need_s <= self._limit_s:
+        if need_s <= limit_s:
             return None
-        limit = f"launch.replay_s = {self._limit_s:g}"
-        return f"{num_steps:,} steps need about {need_s:.0f} s ({limit})"
+        left = f"{max(0.0, limit_s):.0f} s are left (launch.replay_s)"
+        return f"{num_steps:,} steps need about {need_s:.0f} s, and {left}"
 
 
 class Begin(Struct, frozen=True):

@@ -18,13 +18,13 @@ from launcher.gpus.reservation import reserve
 from launcher.launch import Launch
 from launcher.output.printer import Printer
 from launcher.plan import LaunchContext, Place, cpu_places
-from launcher.replay import Replayer
+from launcher.replay import replay
 from launcher.report.closing import closing_lines
 from launcher.report.conclude import conclude, write
 from launcher.report.rebuild import as_it_ended, read_record, watched_again
 from launcher.verdict.live import Watch
 from launcher.verdict.record import Replay, RunRecord
-from launcher.verdict.replay import Question, question_about, question_of
+from launcher.verdict.replay import Question, question_about, questions_of
 from launcher.verdict.severity import Repeat
 from model_check.config.arguments import Parser
 from model_check.config.load import Request, load
@@ -71,11 +71,10 @@ def replay_again(argv: Sequence[str], probe: GpuProbe, environ: Mapping[str, str
     raise_file_limit()
     printer = Printer(out, launcher_log=directory / run_dir.LAUNCHER_LOG)
     try:
-        replay = Replayer(question, launch, record, watch, printer).answer()
-        printer.say(replay.said)
-        if question != question_of(watch):
-            return _exit_code(replay)
-        return _conclude(replay, record, watch, directory, printer)
+        (found,) = replay([question], launch, record, watch, printer)
+        if question not in questions_of(watch):
+            return _exit_code(found)
+        return _conclude(found, record, watch, directory, printer)
     finally:
         printer.close()
 
@@ -106,11 +105,10 @@ def _question(worker: str | None, record: RunRecord, watch: Watch) -> Question:
         raise UsageError(f"replay: the bits of this run prove nothing: {record.not_compared}")
     if worker is not None and worker not in record.workers:
         raise UsageError(f"replay: this run has no {worker} (it has {', '.join(record.workers)})")
-    own = question_of(watch)
-    if worker is None and own is None:
+    own = [q for q in questions_of(watch) if worker is None or worker in q.suspects]
+    if worker is None and not own:
         raise UsageError("replay: this run names no worker: say which (--gpu N)")
-    question = own if worker is None or (own and worker in own.suspects) else None
-    question = question or question_about(str(worker), watch)
+    question = own[0] if own else question_about(str(worker), watch)
     if question is None:
         raise UsageError(f"replay: {worker} told no step in this run")
     return question
@@ -150,24 +148,25 @@ def _picked(question: Question, record: RunRecord, machine: Machine) -> Picked:
     return Picked(tuple(places), "as the run", reservation=reserve(gpus))
 
 
-def _exit_code(replay: Replay) -> int:
+def _exit_code(found: Replay) -> int:
     """Of a worker that the run does not name."""
-    if replay.is_software:
+    if found.is_software:
         return EXIT_USAGE
-    if not replay.times:
+    if not found.times:
         return EXIT_UNPROVEN
-    if not replay.repeats:
+    if not found.repeats:
         return EXIT_UNNAMED
-    differs = replay.disagreement or Repeat.PERSISTENT in replay.repeats.values()
+    differs = found.disagreement or Repeat.PERSISTENT in found.repeats.values()
     return EXIT_DISAGREEMENT if differs else EXIT_PASS
 
 
 def _conclude(
-    replay: Replay, record: RunRecord, watch: Watch, directory: Path, printer: Printer
+    found: Replay, record: RunRecord, watch: Watch, directory: Path, printer: Printer
 ) -> int:
     """Make the run's report again, with what came of it."""
     assert record.end is not None, "it is as it ended"
-    record = replace(record, end=replace(record.end, replay=replay))
+    others = [r for r in record.end.replays if not r.repeats.keys() & found.repeats.keys()]
+    record = replace(record, end=replace(record.end, replays=(*others, found)))
     run_dir.write(directory / "run.json", msgspec.to_builtins(record, str_keys=True))
     judgement = conclude(record, watch, directory, run_dir.kept)
     write(judgement.result, directory)

@@ -21,7 +21,7 @@ from launcher.install.versions import versions
 from launcher.launch import Launch
 from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec, plan_prepare
-from launcher.replay import Replayer, question_to
+from launcher.replay import questions_to, replay
 from launcher.report.closing import closing_lines, resume_line
 from launcher.report.conclude import conclude, write
 from launcher.supervise.outcome import Outcome
@@ -68,7 +68,13 @@ class Run:
         self._printer = printer
         self._record = record
         self._directory = launch.context.run_dir
-        self._watch = Watch(launch.groups, launch.loaded.settings.launch.max_lead)
+        settings = launch.loaded.settings.launch
+        self._watch = Watch(
+            launch.groups,
+            settings.max_lead,
+            settings.dossier_gib * 2**30,
+            goes_on=settings.on_suspect == "continue",
+        )
         self._monitor = _monitor(launch, printer)
 
     def carry_out(self) -> int:
@@ -78,8 +84,12 @@ class Run:
         self._write_record()
         outcome = self._execute()
         self._watch.finish()
+        found = self._watch.disagreements
         end = replace(
-            outcome.end, disagreement=self._watch.disagreement, mismatch=self._watch.mismatch
+            outcome.end,
+            disagreement=next(iter(found), None),
+            further=tuple(found[1:]),
+            mismatch=self._watch.mismatch,
         )
         self._record = replace(
             self._record,
@@ -146,14 +156,13 @@ class Run:
 
     def _replay(self, outcome: Outcome) -> None:
         """Where workers differ, or one changed by itself: the steps to there again."""
-        question = question_to(self._launch, self._record, self._watch)
-        if question is None or self._record.end is None:
+        questions = questions_to(self._launch, self._record, self._watch)
+        if not questions or self._record.end is None:
             return
         self._write_record()  # a launcher that is killed meanwhile leaves what is known
-        replayer = Replayer(question, self._launch, self._record, self._watch, self._printer)
-        replay = replayer.answer(outcome)
-        self._printer.say(replay.said)
-        self._record = replace(self._record, end=replace(self._record.end, replay=replay))
+        run = (self._launch, self._record, self._watch)
+        replays = replay(questions, *run, self._printer, outcome)
+        self._record = replace(self._record, end=replace(self._record.end, replays=replays))
 
     def _write_record(self) -> None:
         record = msgspec.to_builtins(self._record, str_keys=True)
@@ -221,6 +230,7 @@ def _record(launch: Launch, argv: Sequence[str]) -> RunRecord:
         groups=launch.groups,
         not_compared=launch.not_compared,
         fail_on=list(failing_severities(settings.launch)),
+        on_suspect=settings.launch.on_suspect,
         telemetry_interval_s=settings.launch.telemetry_interval_s,
         versions={
             **versions(("torch", "numpy", "tokenizers")),

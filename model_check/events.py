@@ -231,6 +231,13 @@ class Evidence(_Event, frozen=True, kw_only=True, tag="evidence"):
     what: str
 
 
+class Kept(_Event, frozen=True, kw_only=True, tag="kept"):
+    """The state is saved as evidence, as far as it could be; where it is, `evidence` has said."""
+
+    step: Natural
+    """Optimizer steps that were done."""
+
+
 class Note(_Event, frozen=True, kw_only=True, tag="note"):
     """Something a person should know: a fallback, a repair, a warning."""
 
@@ -269,6 +276,7 @@ Event = (
     | Beat
     | NonFinite
     | Evidence
+    | Kept
     | Note
     | Finished
     | Done
@@ -291,11 +299,22 @@ class AskVectors(_Command, frozen=True, kw_only=True, tag="vectors"):
     step: Natural
 
 
+class Dump(_Command, frozen=True, kw_only=True, tag="dump"):
+    """Keep the state as evidence, as it is when so many steps are done, or now if they are; then
+    say Kept."""
+
+    step: Natural
+    of_step: Natural
+    """The step of the fault."""
+    tensors: list[str] = []
+    """Those to keep first, as a dossier calls them: `weights/layers.0.attention.wq.weight`."""
+
+
 class Go(_Command, frozen=True, kw_only=True, tag="go"):
     """Nobody needs this worker any more: it may end."""
 
 
-Command = Credit | AskVectors | Go
+Command = Credit | AskVectors | Dump | Go
 
 
 class Watched(_Event, frozen=True, kw_only=True, tag="watched"):

@@ -49,11 +49,14 @@ ALLOWED = {
     "model_check.data.tokenizers": FLOOR | rooms(DATA, "cache", "read", "sources"),
     "model_check.data.build": FLOOR | rooms(DATA, "cache", "read", "sources", "tokenizers"),
     "model_check.models": FLOOR,
-    "model_check.forensics": FLOOR,
+    # what a dossier is: the launcher reads it, too, without torch
+    "model_check.forensics.manifest": FLOOR,
+    "model_check.forensics": FLOOR | {"model_check.forensics.manifest"},
     # the format of the files: the export reads it, too
     "model_check.engine.checkpoint": FLOOR | {"model_check.forensics"},
     "model_check.engine": FLOOR
     | {"model_check.data.read", "model_check.engine.checkpoint"}
+    | {"model_check.forensics.manifest"}
     | rooms("model_check", "forensics", "models"),
     "model_check.engine.saving": FLOOR
     | {ENGINE, "model_check.engine.checkpoint"}
@@ -88,10 +91,7 @@ SINGLE_PLACE = {
     "flash_attn_interface": ("model_check/models/attention.py",),
     "triton": ("model_check/forensics/fingerprint_triton.py",),
     "tensorboard": ("model_check/engine/observe/tensorboard.py",),
-    "safetensors": (
-        *("model_check/export.py", "model_check/models/hf_import.py"),
-        "model_check/engine/dossier.py",
-    ),
+    "safetensors": ("model_check/export.py", "model_check/models/hf_import.py"),
 }
 
 SOURCES = [p for package in ("launcher", "model_check") for p in (ROOT / package).rglob("*.py")]

@@ -21,7 +21,7 @@ from launcher.verdict.live import Watch
 from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
 from launcher.verdict.results import Judgement
 from launcher.verdict.steps import History
-from model_check.errors import EXIT_INTERNAL, StorageError, UsageError
+from model_check.errors import EXIT_INTERNAL, EXIT_UNNAMED, StorageError, UsageError
 from model_check.events import Event, decode, decode_gpu
 from model_check.utils.requests import request_of
 
@@ -58,7 +58,8 @@ def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
 
 def watched_again(record: RunRecord, directory: Path) -> Watch:
     """The run as it was watched. Raises UsageError."""
-    watch = Watch(record.groups, max_lead=1)  # nobody is there to obey
+    # Nobody is there to obey.
+    watch = Watch(record.groups, max_lead=1, goes_on=record.on_suspect == "continue")
     told = (_told_by(name, directory) for name in record.groups)
     for _, name, event in heapq.merge(*told, key=itemgetter(0)):
         watch.on_event(name, event)
@@ -111,10 +112,12 @@ def _cut_short(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:
     it lives."""
     if is_running(record):
         raise UsageError(f"{directory}: this run is still going (launcher pid {record.pid})")
+    differs = watch.disagreements or any(h.broken for h in watch.histories.values())
     end = RunEnd(
-        exit_code=EXIT_INTERNAL,
+        exit_code=EXIT_UNNAMED if differs else EXIT_INTERNAL,  # the verdict says who
         reason="the launcher did not live to see the end",
-        disagreement=watch.disagreement,
+        disagreement=next(iter(watch.disagreements), None),
+        further=tuple(watch.disagreements[1:]),
     )
     ended = tuple(_by_its_word(name, watch.histories[name]) for name in record.groups)
     return replace(record, end=end, ended=ended)

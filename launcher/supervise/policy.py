@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
+from launcher.verdict.observer import Dismissal
 from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Stop
 from model_check.errors import (
     EXIT_HANG,
@@ -91,6 +92,8 @@ class WorkerView(Struct, eq=False):
     socket of another one stood before it in 2 of 20 trials, in 5 of 20 if that held 19,000 more."""
     error: str | None = None
     """Its last message on why it failed (`Done.error`)."""
+    dismissal: Dismissal | None = None
+    """The run goes on without it: however it ends, it ends nothing else."""
 
 
 class Continue(Struct, frozen=True):
@@ -110,6 +113,7 @@ def decide(
 ) -> Continue | Stop | Done:
     """The first failure wins; silence is a failure too. `received`: the requests that we got, some
     of which do not end a run by themselves."""
+    everybody, workers = workers, [w for w in workers if w.dismissal is None]
     has_failed = any(_has_failed(worker, now) for worker in workers)
     first, evidence_due = _first_failures(workers), NEVER
     if first and _saves_evidence(first[0]):
@@ -122,7 +126,8 @@ def decide(
     elif has_failed:
         return _judge_failure(first, workers, now, limits, received)
     if all(worker.returncode == 0 for worker in workers):
-        return Done()
+        is_awaited = any(_is_running(w) and w.dismissal is Dismissal.AWAITED for w in everybody)
+        return Continue() if is_awaited else Done()
     running = [w for w in workers if _is_running(w)]
     overdue = [w for w in running if now >= _silence_deadline(w, limits)]
     if overdue:

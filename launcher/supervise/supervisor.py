@@ -211,8 +211,13 @@ class Supervisor:
         """What follows from all that was heard now."""
         stop = self._observer.tick(self._woke)
         self._observed = self._observed or stop
-        for worker, command in self._observer.commands():
-            self._listener.tell(worker, command)
+        for line in self._observer.news():
+            self._printer.say(line)
+        dismissed = self._observer.dismissed
+        for worker in self._workers:
+            worker.dismissal = dismissed.get(worker.name)
+        for name, command in self._observer.commands():
+            self._listener.tell(name, command)
         self._listener.send()
 
     def _advance(self) -> None:
@@ -240,7 +245,7 @@ class Supervisor:
     def _judge(self) -> None:
         if self._is_ending:
             return
-        has_failed = any(worker.returncode for worker in self._workers)
+        has_failed = any(w.returncode for w in self._workers if w.dismissal is None)
         if has_failed:
             # What was said before the first death was seen may tell more than the order of deaths.
             self._listener.hear_events()
@@ -251,7 +256,7 @@ class Supervisor:
             self._end(observed)
             return
         self._act_on_signals()  # one that came since we woke up may be why they died
-        if not self._is_ending:
+        if not self._is_ending and not self._observer.holds_run:
             self._follow_policy()
 
     @property

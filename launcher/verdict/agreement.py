@@ -40,6 +40,7 @@ class Agreement:
         speak for themselves."""
         self._groups = groups
         self._said: dict[str, dict[str, Scalar]] = {}
+        self._excluded: set[str] = set()
         self._left: set[str] = set()
         """The workers that have ended."""
         self._agreed = Counter[str]()
@@ -70,6 +71,8 @@ class Agreement:
 
     def record(self, worker: str, event: Event) -> Disagreement | None:
         """Take one worker's step or evaluation; the disagreement that it completes, if any."""
+        if worker in self._excluded:
+            return None
         self._said.setdefault(worker, {})
         place, group = _place(event), self._groups[worker]
         reported = self._waiting.setdefault((group, place), {})
@@ -90,6 +93,15 @@ class Agreement:
         places = sorted(place for of_group, place in self._waiting if of_group == group)
         found = (self._settle_all(group, place) for place in places)
         return next(filter(None, found), None)
+
+    def exclude(self, worker: str) -> Disagreement | None:
+        """It is out of the comparison, with all that it has reported. As `leave` for the others."""
+        self._excluded.add(worker)
+        self._doubts.pop(self._groups[worker], None)
+        for reported in self._waiting.values():
+            reported.pop(worker, None)
+        self._waiting = {place: reported for place, reported in self._waiting.items() if reported}
+        return self.leave(worker)
 
     def _settle_all(self, group: str, place: "_Place") -> Disagreement | None:
         """Of the workers of each kind that are still to report, all may have done so by now."""

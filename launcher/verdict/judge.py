@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import convert
 from msgspec.structs import replace
 
+from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Case, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, SplitResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Repeat, Severity
@@ -130,6 +131,8 @@ _BROKEN = {
 }
 """By whether it came again in a replay."""
 _REPEATS = {True: Repeat.PERSISTENT, False: Repeat.TRANSIENT, None: Repeat.NOT_REPLAYED}
+_OF_BITS = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
+"""How a run ends whose workers differ, or one of which is no more what it was."""
 _OF_NO_GPU = (Cause.NON_FINITE_EVERYWHERE, Cause.FAILED_ALIKE, Cause.REFUSED_ALIKE)
 Found = tuple[Cause, dict[str, Any]]
 """A cause, and the values that its sentence needs."""
@@ -173,7 +176,7 @@ def _culprits(case: Case, causes: list[Cause]) -> list[str]:
     """Those that ended the run; a worker that differs may have, a moment before it was named."""
     if Cause.VARIES in causes or all(cause in _OF_NO_GPU for cause in causes):
         return []
-    if case.end.exit_code == EXIT_UNNAMED:
+    if case.end.exit_code in (EXIT_PASS, EXIT_UNNAMED):
         return _suspects(case)
     return list(case.end.culprits)
 
@@ -212,19 +215,19 @@ def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
 
 
 def _cause(case: Case, worker: WorkerEnd) -> Found:
-    history, difference = case.histories[worker.name], case.end.disagreement
+    history, difference = case.histories[worker.name], _difference_of(case, worker)
     request = _request(case, worker, history)
-    if _varies(case) and (history.broken or (difference and worker.name in difference.bits)):
-        return Cause.VARIES, {"said": case.end.replay.said if case.end.replay else ""}
+    if (said := _variation(case)) and (history.broken or difference):
+        return Cause.VARIES, {"said": said}
+    odd = difference if difference and worker.name in difference.odd else None
+    if odd and history.broken is None and case.end.exit_code in _OF_BITS:
+        return _odd(case, worker, odd)
     if request is None and (failure := _failure(case, worker, history)) is not None:
         return failure
-    if difference and worker.name in difference.bits:
-        repeat = _repeat_of(case, worker)
-        facts = {"place": f"step {difference.step}, {difference.place}", "repeat": repeat}
-        if worker.name in difference.odd:
-            return _ODD[repeat], facts
-        if not (difference.odd or _broken(case)):
-            return Cause.DIFFERS, facts
+    if odd is not None:
+        return _odd(case, worker, odd)
+    if difference is not None and not (difference.odd or _broken(case)):
+        return Cause.DIFFERS, _facts(case, worker, difference)
     if worker.pid is None:
         return Cause.NEVER_STARTED, {}
     if worker.returncode is None:
@@ -281,13 +284,30 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
     return None
 
 
+def _odd(case: Case, worker: WorkerEnd, difference: Disagreement) -> Found:
+    return _ODD[_repeat_of(case, worker)], _facts(case, worker, difference)
+
+
+def _facts(case: Case, worker: WorkerEnd, difference: Disagreement) -> dict[str, Any]:
+    place = f"step {difference.step}, {difference.place}"
+    return {"place": place, "repeat": _repeat_of(case, worker)}
+
+
+def _difference_of(case: Case, worker: WorkerEnd) -> Disagreement | None:
+    """The one that names it; else the last in which it has part."""
+    found = [each for each in case.end.disagreements if worker.name in each.bits]
+    named = [each for each in found if worker.name in each.odd]
+    return next(iter(named), None) or next(reversed(found), None)
+
+
 def _repeat_of(case: Case, worker: WorkerEnd) -> Repeat:
-    replay = case.end.replay
-    return Repeat.NOT_REPLAYED if replay is None else replay.repeat_of(worker.name)
+    known = [replay.repeats.get(worker.name) for replay in case.end.replays]
+    return next(filter(None, known), Repeat.NOT_REPLAYED)
 
 
-def _varies(case: Case) -> bool:
-    return case.end.replay is not None and case.end.replay.is_software
+def _variation(case: Case) -> str | None:
+    """What a replay told that clears everybody; None: none did."""
+    return next((replay.said for replay in case.end.replays if replay.is_software), None)
 
 
 def _failed(worker: WorkerEnd, history: History, returncode: int, error: str | None) -> Found:
@@ -334,10 +354,10 @@ def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
     end = case.end
     if end.tied:
         return Verdict.INCONCLUSIVE
-    is_invalid = end.exit_code == EXIT_USAGE or _varies(case)
+    is_invalid = end.exit_code == EXIT_USAGE or _variation(case)
     if is_invalid and any(row.verdict is Verdict.INVALID for row in rows):
         return Verdict.INVALID
-    if end.exit_code not in (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED):
+    if end.exit_code not in _OF_BITS:
         if any(row.name in end.culprits and row.verdict is Verdict.SUSPECT for row in rows):
             return Verdict.SUSPECT
         return Verdict.FAIL if end.culprits else Verdict.INCONCLUSIVE
@@ -357,7 +377,7 @@ def _exit_code(case: Case, verdict: Verdict, rows: list[WorkerResult]) -> int:
     differs = case.end.disagreement is not None or bool(_broken(case))
     if verdict is Verdict.INVALID:
         return EXIT_USAGE
-    if differs and case.end.exit_code in (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED):
+    if differs and case.end.exit_code in _OF_BITS:
         return EXIT_DISAGREEMENT if _suspects(case) else EXIT_UNNAMED
     if verdict is Verdict.PASS or case.end.exit_code != EXIT_PASS:
         return case.end.exit_code
@@ -375,7 +395,7 @@ def _broken(case: Case) -> list[str]:
 
 def _suspects(case: Case) -> list[str]:
     """Those that are named for other bits."""
-    odd = case.end.disagreement.odd if case.end.disagreement else ()
+    odd = [name for found in case.end.disagreements for name in found.odd]
     return list(dict.fromkeys([*_broken(case), *odd]))
 
 

@@ -1,123 +1,146 @@
 """Follows the workers while they run: keeps their histories, keeps them in step, and stops the run
 when bits differ."""
 
-from collections.abc import Iterable, Mapping
-from statistics import median
+from collections.abc import Iterable, Mapping, Sequence
 
 from launcher.verdict.agreement import Agreement
 from launcher.verdict.disagreement import Disagreement, Mismatch, explain
-from launcher.verdict.observer import NEVER, Observer
+from launcher.verdict.observer import Dismissal, Observer
 from launcher.verdict.pace import Pace
 from launcher.verdict.record import Stop
+from launcher.verdict.settling import Settling
 from launcher.verdict.slow import Slowness
 from launcher.verdict.steps import UNREPEATABLE, History
-from model_check.errors import EXIT_DISAGREEMENT, EXIT_UNNAMED, EXIT_USAGE
+from model_check.errors import EXIT_USAGE
 from model_check.events import (
-    AskVectors,
     Break,
     Command,
     Evaluation,
     Event,
+    Go,
+    Kept,
     Phase,
     Step,
     Vectors,
 )
-
-SETTLE_S = 2.0
-"""Workers that differ have so long to tell their vectors, or SETTLE_STEPS of their median step:
-they answer between two steps. Two seconds are for a busy machine."""
-SETTLE_STEPS = 2
-GO_S = 10.0
-"""No worker stays longer after the last of its group has finished."""
+from model_check.utils.words import listed
 
 
 class Watch(Observer):
     """The supervisor's observer for one run. A worker without equals is held by nobody."""
 
-    def __init__(self, groups: Mapping[str, str], max_lead: int) -> None:
+    def __init__(
+        self,
+        groups: Mapping[str, str],
+        max_lead: int,
+        dossier_bytes: float | None = None,
+        *,
+        goes_on: bool = False,
+    ) -> None:
         """`groups`: worker -> the group whose members must agree bit for bit. `max_lead`: how many
-        steps a worker may be ahead of the slowest of its group."""
+        steps a worker may be ahead of the slowest of its group. `dossier_bytes`: how much each may
+        keep as evidence; None: nobody keeps any. `goes_on`: the others go on when one is named."""
         self.histories = {name: History() for name in groups}
         self.mismatch: Mismatch | None = None
         self.slowness = Slowness(groups)
         self.agreement = Agreement(groups)
-        self.vectors: dict[str, Vectors] = {}
-        """Worker -> those of the step that differs, as far as they were told."""
         self.last_vectors: dict[str, Vectors] = {}
         """Worker -> the latest that it told."""
         self._paces = _paces(groups, max_lead)
-        self._step_s: dict[str, float] = {}
-        """How long each worker's last step took."""
-        self._difference: Disagreement | None = None
-        self._differing: Pace | None = None
-        """The group of that difference."""
-        self._is_told = False
-        """The difference ends the run: its workers have told what they know, or had their time."""
-        self._settle_until = NEVER
+        self._dossier_bytes = dossier_bytes
         self._died: set[str] = set()
         """The workers that ended, but for those that said that they ended well."""
+        self._step_s: dict[str, float] = {}
+        """How long each worker's last step took."""
+        self._settling: Settling | None = None
+        """The fault that holds its group."""
+        self._aside: list[Settling] = []
+        """The faults of workers without which the run goes on."""
+        self._goes_on = goes_on
+        self._dismissed: dict[str, Dismissal] = {}
+        self._news: list[str] = []
         # Of each kind the latest: where a report is rebuilt, nobody takes them.
         self._commands: dict[tuple[str, type[Command]], Command] = {}
         for pace in set(self._paces.values()):
             self._tell(pace.more_credit())
 
     @property
-    def disagreement(self) -> Disagreement | None:
-        """The first, with all that is known of it by now."""
-        if self._difference is None:
-            return None
-        return explain(self._difference, self.vectors)
+    def disagreements(self) -> list[Disagreement]:
+        """In the order in which they were found, with all that is known of each by now."""
+        settlings = [*self._aside, *filter(None, [self._settling])]
+        return [explain(s.difference, s.vectors) for s in settlings if s.difference is not None]
+
+    @property
+    def vectors(self) -> Mapping[str, Vectors]:
+        """Worker -> those of the step that differs, as far as they were told."""
+        return {} if self._settling is None else self._settling.vectors
 
     @property
     def due(self) -> float:
-        return min(self._settle_until, NEVER if self._difference else self.agreement.due)
+        ours = self.agreement.due if self._settling is None else self._settling.due
+        return min([ours, *(settling.due for settling in self._aside)])
+
+    @property
+    def dismissed(self) -> Mapping[str, Dismissal]:
+        return self._dismissed
+
+    @property
+    def holds_run(self) -> bool:
+        return self._settling is not None and self._settling.holds_run
 
     def on_event(self, worker: str, event: Event) -> Stop | None:
-        """Take one event; a Stop when all have told what they know of a step whose bits differ."""
+        """Take one event; a Stop when all is told and kept of a fault."""
         self.histories[worker].record(event)
         if (stop := self._judge_alone(worker, event)) is not None:
             return stop
-        if isinstance(event, Step):
-            self._step_s[worker] = event.ms / 1000
-            self.slowness.record(worker, event)
-        if isinstance(event, Step | Evaluation):
-            self._compare(worker, event)
-        elif isinstance(event, Vectors):
-            self._take(worker, event)
+        match event:
+            case Step():
+                self._step_s[worker] = event.ms / 1000
+                self.slowness.record(worker, event)
+                self._compare(worker, event)
+            case Evaluation():
+                self._compare(worker, event)
+            case Vectors():
+                self._take(worker, event)
+            case Break():
+                self._keep_broken(worker, event)
+            case Kept():
+                self._is_done(worker)
         if pace := self._paces.get(worker):
             pace.on_event(worker, event)
             self._guide(pace)
-        return self._stop_if_settled()
+        return self._advance()
 
     def on_end(self, worker: str) -> None:
-        if pace := self._paces.get(worker):
-            if worker in pace.here:
-                self._died.add(worker)
+        pace = self._paces.get(worker)
+        if pace is not None and worker in pace.here:
+            self._died.add(worker)
+        self._is_done(worker)
+        if self._settling is None and (found := self.agreement.leave(worker)) is not None:
+            self._settle(found)
+        if pace is not None:
             pace.leave(worker)
             self._guide(pace)
-        if self._difference is None and (found := self.agreement.leave(worker)):
-            self._ask_about(found)
 
     def tick(self, now: float) -> Stop | None:
-        """A Stop when those that differ have told all, or had their time. A death ends the run, and
-        their time: in whatever order the two are read."""
-        if self._difference is None and (found := self.agreement.overdue(now)):
-            self._ask_about(found)
-        if (pace := self._differing) is not None and not self._is_told:
-            has_died = not self._died.isdisjoint(pace.workers)
-            patience_s = 0.0 if has_died else self._patience_s(pace)
-            self._settle_until = min(self._settle_until, now + patience_s)
-        return self._stop_if_settled(is_late=now >= self._settle_until)
+        """A Stop when those that have something to tell or to keep had their time."""
+        if self._settling is None and (found := self.agreement.overdue(now)):
+            self._settle(found)
+        return self._advance(now)
 
     def commands(self) -> list[tuple[str, Command]]:
         told = [(worker, command) for (worker, _), command in self._commands.items()]
         self._commands.clear()
         return told
 
+    def news(self) -> list[str]:
+        told, self._news = self._news, []
+        return told
+
     def finish(self) -> None:
         """The run is over: a difference that no further report can settle counts, too."""
-        if self._difference is None and (found := self.agreement.unsettled()):
-            self._keep(found)
+        if self._settling is None and (found := self.agreement.unsettled()):
+            self._settle(found)
 
     def _judge_alone(self, worker: str, event: Event) -> Stop | None:
         """What ends the run whatever the others say."""
@@ -127,57 +150,87 @@ class Watch(Observer):
                 return Stop(str(self.mismatch), EXIT_USAGE) if self.mismatch else None
             case Step(repeated=False):
                 return Stop(f"{worker}: {UNREPEATABLE}", EXIT_USAGE, (worker,))
-            case Break():
-                return Stop(f"{worker}: {event.what}", EXIT_DISAGREEMENT, (worker,))
         return None
 
     def _compare(self, worker: str, event: Step | Evaluation) -> None:
-        if self._difference is None and (found := self.agreement.record(worker, event)):
-            self._ask_about(found)
+        if self._settling is None and (found := self.agreement.record(worker, event)):
+            self._settle(found)
 
-    def _ask_about(self, found: Disagreement) -> None:
-        pace = self._keep(found)
-        ask = AskVectors(step=found.step)
-        self._tell((name, ask) for name in sorted(pace.here - self.vectors.keys()))
-
-    def _keep(self, found: Disagreement) -> Pace:
-        """The pace of the group that differs. What its workers told before they were asked counts,
-        too."""
+    def _settle(self, found: Disagreement) -> None:
         pace = self._paces[next(iter(found.bits))]
-        self._difference, self._differing = found, pace
-        for worker in pace.workers:
-            if worker in self.last_vectors:
-                self._take(worker, self.last_vectors[worker])
-        return pace
+        self._settling = Settling(pace, self._died, self._dossier_bytes)
+        self._settling.step_s = self._step_s_of(pace)
+        self._settling.begin_with_difference(found, self.last_vectors)
+
+    def _keep_broken(self, worker: str, event: Break) -> None:
+        """It names itself: where the others go on, they need not be held for it."""
+        pace = self._paces.get(worker)
+        settling = Settling(pace, self._died, self._dossier_bytes)
+        settling.step_s = self._step_s_of(pace)
+        settling.begin_with_break(worker, event)
+        if self._may_go_on_without((worker,), pace):
+            self._put_aside(settling)
+        elif self._settling is None:
+            self._settling = settling
+
+    def _step_s_of(self, pace: Pace | None) -> dict[str, float]:
+        names = () if pace is None else pace.workers
+        return {name: self._step_s[name] for name in names if name in self._step_s}
 
     def _take(self, worker: str, vectors: Vectors) -> None:
         self.last_vectors[worker] = vectors
-        found, pace = self._difference, self._differing
-        if found and pace and worker in pace.workers and vectors.step == found.step:
-            self.vectors[worker] = vectors
+        if self._settling is not None:
+            self._settling.take(worker, vectors)
 
     def _guide(self, pace: Pace) -> None:
-        if pace is self._differing:
+        if self._settling is not None and pace is self._settling.pace:
             return  # what differs must still be there when it is asked for
         self._tell(pace.more_credit())
         if pace.is_finished:
             self._tell(pace.let_go())
 
-    def _patience_s(self, pace: Pace) -> float:
-        step_s = median(self._step_s[worker] for worker in pace.workers if worker in self._step_s)
-        patience_s = max(SETTLE_S, SETTLE_STEPS * step_s)
-        return min(GO_S, patience_s) if pace.is_finished else patience_s
+    def _is_done(self, worker: str) -> None:
+        for settling in filter(None, [*self._aside, self._settling]):
+            settling.done(worker)
 
-    def _stop_if_settled(self, *, is_late: bool = False) -> Stop | None:
-        """Once."""
-        pace = self._differing
-        if pace is None or self._is_told or not (is_late or pace.here <= self.vectors.keys()):
+    def _advance(self, now: float | None = None) -> Stop | None:
+        for aside in self._aside:
+            if aside.advance(now) is not None:
+                self._let_suspects_go(aside)
+            self._tell(aside.commands())
+        if (settling := self._settling) is None:
             return None
-        self._is_told, self._settle_until = True, NEVER
-        found = self.disagreement
-        if found is None:
-            return None
-        return Stop(str(found), EXIT_DISAGREEMENT if found.odd else EXIT_UNNAMED, found.odd)
+        stop = settling.advance(now)
+        if self._may_go_on_without(settling.suspects, settling.pace):
+            self._settling = None
+            self._put_aside(settling)
+            return self._advance(now)
+        self._tell(settling.commands())
+        return stop
+
+    def _may_go_on_without(self, suspects: Sequence[str], pace: Pace | None) -> bool:
+        has_others = pace is not None and bool(pace.here.difference(suspects))
+        return self._goes_on and bool(suspects) and has_others
+
+    def _put_aside(self, settling: Settling) -> None:
+        """The others go on without its suspects, who keep their state."""
+        pace, suspects = settling.pace, settling.suspects
+        assert pace is not None, "there are others"
+        self._aside.append(settling)
+        self._news.append(f"{settling.reason}: the others go on without {listed(suspects)}")
+        self._dismissed |= dict.fromkeys(suspects, Dismissal.AWAITED)
+        for name in suspects:
+            pace.leave(name)
+        found = [self.agreement.exclude(name) for name in suspects]
+        for difference in filter(None, found):
+            if self._settling is None:
+                self._settle(difference)
+        self._guide(pace)
+
+    def _let_suspects_go(self, settling: Settling) -> None:
+        """They have kept their state, or had their time."""
+        self._dismissed |= dict.fromkeys(settling.suspects, Dismissal.GIVEN_UP)
+        self._tell((name, Go()) for name in settling.suspects)
 
     def _tell(self, commands: Iterable[tuple[str, Command]]) -> None:
         for worker, command in commands:

@@ -1,9 +1,21 @@
 """The seam between the loop that hears the workers and what follows from their words."""
 
+from collections.abc import Mapping
+from enum import Enum, auto
+
 from launcher.verdict.record import Stop
 from model_check.events import Command, Event
 
 NEVER = float("inf")
+
+
+class Dismissal(Enum):
+    """Of a worker without which the run goes on."""
+
+    AWAITED = auto()
+    """It keeps evidence, and ends by itself."""
+    GIVEN_UP = auto()
+    """It had its time: it is ended with the run."""
 
 
 class Observer:
@@ -14,6 +26,19 @@ class Observer:
     def due(self) -> float:
         """When to call `tick` at the latest."""
         return NEVER
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether it settles something that is more than a death: none ends the run meanwhile."""
+        return False
+
+    @property
+    def dismissed(self) -> Mapping[str, Dismissal]:
+        return {}
+
+    def news(self) -> list[str]:
+        """Lines for people, once."""
+        return []
 
     def on_event(self, worker: str, event: Event) -> Stop | None:
         """This worker said so."""

@@ -22,6 +22,15 @@ class Pace:
         self._let_go: set[str] = set()
 
     @property
+    def credit(self) -> int:
+        """The last step that may begin."""
+        return self._told_credit
+
+    @property
+    def lead(self) -> int:
+        return self._max_lead
+
+    @property
     def is_finished(self) -> bool:
         """Nobody trains any more."""
         return not self._last

@@ -90,12 +90,18 @@ class RunEnd(Stop, frozen=True, kw_only=True):
     disagreement: Disagreement | None = None
     mismatch: Mismatch | None = None
     """Why workers could not be compared."""
-    replay: Replay | None = None
-    """What came of computing the steps to a fault again; None: nothing asked for that."""
+    further: tuple[Disagreement, ...] = ()
+    """Those that were found later, where the run went on without the workers named first."""
+    replays: tuple[Replay, ...] = ()
+    """What came of computing the steps to each fault again."""
     leftovers: tuple[int, ...] = ()
     """Pids that are alive after everything: SIGKILL has no effect on them."""
     dropped_lines: int = 0
     """Lines that a slow terminal missed; the log files have them."""
+
+    @property
+    def disagreements(self) -> list[Disagreement]:
+        return [*filter(None, [self.disagreement]), *self.further]
 
     @property
     def is_by_signal(self) -> bool:
@@ -130,6 +136,7 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     not_compared: str | None
     """Why the bits of workers are not compared; None: they are."""
     fail_on: list[str] | None = None
+    on_suspect: str | None = None
     telemetry_interval_s: float | None = None
     versions: dict[str, str | None]
     gpus: dict[str, dict[str, Any]]

@@ -6,7 +6,7 @@ with p * p; other wrong bits must come NUM_OF_OTHER_BITS times in a row, beside 
 that never strays from its own record.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -57,23 +57,27 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """Why it came to no end; None: it did."""
 
 
-def question_of(watch: Watch) -> Question | None:
-    """None: nobody differs in what a replay computes."""
+def questions_of(watch: Watch) -> list[Question]:
+    """One for each fault of bits, but for validation losses: no step shows them."""
     broken = {name: h.broken for name, h in watch.histories.items() if h.broken}
-    found = watch.disagreement
-    if found is not None and " " in found.quantity:
-        found = None  # a validation loss: no step shows it
-    if not (broken or found):
-        return None
-    odd = found.odd if found else ()
-    suspects = tuple(dict.fromkeys([*broken, *odd]))
-    steps = [each.step for each in broken.values()] + ([found.step] if found else [])
-    if suspects:
-        since = [-1 if each.since is None else each.since for each in broken.values()]
-        sound_to = min(since, default=-1)
-        return Question(max(steps), suspects, _healthy(watch, suspects), sound_to=sound_to)
-    assert found is not None
-    return Question(found.step, _two_that_differ(found), is_named=False)
+    found = [each for each in watch.disagreements if " " not in each.quantity]
+    questions = [_question_of(each, broken, watch) for each in found]
+    asked = {name for question in questions for name in question.suspects}
+    for name, change in broken.items():
+        if name not in asked:
+            healthy = _healthy(watch, [*broken, *asked], name)
+            sound_to = -1 if change.since is None else change.since
+            questions.append(Question(change.step, (name,), healthy, sound_to=sound_to))
+    return questions
+
+
+def _question_of(found: Disagreement, broken: Mapping[str, Break], watch: Watch) -> Question:
+    if not found.odd:
+        return Question(found.step, _two_that_differ(found), is_named=False)
+    steps = [broken[name].step for name in found.odd if name in broken]
+    others = [name for each in watch.disagreements for name in each.odd]
+    healthy = _healthy(watch, [*broken, *others], found.odd[0])
+    return Question(max([found.step, *steps]), found.odd, healthy)
 
 
 def question_about(worker: str, watch: Watch) -> Question | None:
@@ -81,12 +85,12 @@ def question_about(worker: str, watch: Watch) -> Question | None:
     last = watch.histories[worker].last_step
     if last is None:
         return None
-    return Question(last, (worker,), _healthy(watch, (worker,)), sound_to=last)
+    return Question(last, (worker,), _healthy(watch, (worker,), worker), sound_to=last)
 
 
-def _healthy(watch: Watch, suspects: Sequence[str]) -> str | None:
-    """The equal of a suspect that came furthest, of those against whom nothing is known."""
-    equals = [name for name in watch.agreement.equals(suspects[0]) if name not in suspects]
+def _healthy(watch: Watch, suspects: Collection[str], worker: str) -> str | None:
+    """The equal of `worker` that came furthest, of those against whom nothing is known."""
+    equals = [name for name in watch.agreement.equals(worker) if name not in suspects]
     finite = [name for name in equals if watch.histories[name].nonfinite is None]
     came = [(watch.histories[name].num_steps, name) for name in finite]
     most = max((steps for steps, _ in came), default=0)
@@ -146,7 +150,7 @@ class ReplayWatch(Observer):
 
     def attempt(self, end: RunEnd) -> Attempt:
         """`end`: how the run of the replays ended."""
-        histories, found = self._watch.histories, self._watch.disagreement
+        histories, found = self._watch.histories, next(iter(self._watch.disagreements), None)
         alone = {name for name, h in histories.items() if h.broken or h.repeated is False}
         again = {*alone, *(self._differing(found) if found else ())}
         have_come = all(h.num_steps and h.is_finished for h in histories.values())

@@ -27,12 +27,12 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
         return Summary(_what_passed(case, results))
     reason, explained = _why_not(case, results)
     parts = [reason]
-    difference, replay = case.end.disagreement, case.end.replay
+    difference = case.end.disagreement
     if difference and case.end.exit_code not in _OF_DIFFERENCES:
         parts.append(f"besides, {difference}")
-    if replay is not None:
-        parts.append(replay.said)
-        explained = [*explained, *(row.name for row in results if row.cause == replay.said)]
+    told = [replay.said for replay in case.end.replays]
+    parts += told
+    explained = [*explained, *(row.name for row in results if row.cause in told)]
     if case.end.leftovers:
         pids = ", ".join(map(str, case.end.leftovers))
         parts.append(f"could not be killed, and may still hold a GPU: pid {pids}")
@@ -70,10 +70,14 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
         return Summary(str(end.mismatch), list(end.mismatch.values))
     broken = [row for row in results if case.histories[row.name].broken]
     if broken and end.exit_code in _OF_DIFFERENCES:
+        names = {row.name for row in broken}
         text = "; ".join(f"{row.name}: {row.cause}" for row in broken)
-        return Summary(f"{text}: nothing in its program did that", [row.name for row in broken])
+        others = [found for found in end.disagreements if names.isdisjoint(found.odd or names)]
+        parts = [f"{text}: nothing in its program did that", *map(str, others)]
+        return Summary("; ".join(parts), [*names, *(n for found in others for n in found.odd)])
     if end.disagreement and end.exit_code in _OF_DIFFERENCES:
-        return Summary(str(end.disagreement), end.disagreement.odd)
+        odd = [name for found in end.disagreements for name in found.odd]
+        return Summary("; ".join(map(str, end.disagreements)), odd)
     if end.is_by_signal or end.tied:
         return Summary(end.reason or "")
     of_host = [row.name for row in results if row.cause_class is CauseClass.HOST]

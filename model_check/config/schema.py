@@ -27,6 +27,7 @@ Interval = Annotated[float, Meta(ge=0, le=3600)]
 # The supervisor keeps no more.
 TailLines = Annotated[int, Meta(ge=0, le=50)]
 NonNegative = Annotated[float, Meta(ge=0)]
+Gib = Annotated[float, Meta(ge=0, le=65536)]
 Positive = Annotated[float, Meta(gt=0)]
 AtLeastOne = Annotated[float, Meta(ge=1)]
 AboveOne = Annotated[float, Meta(gt=1)]
@@ -333,6 +334,9 @@ class LaunchSettings(_Section, frozen=True):
     max_lead: Annotated[Lead, SILENT] = 2
     """How many steps a worker may be ahead of the slowest of its equals, so that what differs is
     still there when it is found."""
+    on_suspect: Annotated[Literal["stop", "continue"], SILENT] = "stop"
+    """Where one worker is odd, or its state changed by itself. stop: the run ends; continue: the
+    others go on without it, so that a burn-in finds every bad GPU in one run."""
     replay_s: Annotated[NonNegative, SILENT] = 120.0
     """Seconds that a replay may take: where workers differ, or one's state changed by itself, the
     steps to there are computed again on that device and on a healthy one. It tells whether the
@@ -349,6 +353,9 @@ class LaunchSettings(_Section, frozen=True):
     equals by more than 15 %."""
     fail_on_health: Annotated[bool, SILENT] = False
     """true: launch.fail_on with all four; false: launch.fail_on decides."""
+    dossier_gib: Annotated[Gib, SILENT] = 2.0
+    """Of a faulty worker's tensors, how many GiB it keeps in the run directory's dossier: those
+    around the fault, then the others that fit; 0: none. Statistics of all are always kept."""
     hang_timeout_s: Annotated[NonNegative, SILENT] = 300.0
     """Seconds of silence after which a worker counts as hanging; 0: never. Start-up and compilation
     get 10 times as long."""

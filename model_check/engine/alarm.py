@@ -1,24 +1,22 @@
 """What happens when a step is not finite: find where, report it, save the evidence, end with exit
 code 20."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
-import torch
 from torch import Tensor
 
-from model_check.engine.checkpoint import set_earlier_aside, storing, write_checkpoint
-from model_check.engine.dossier import own_weights, write_finding, write_tensors
+from model_check.engine.checkpoint import write_checkpoint
 from model_check.engine.inject import Injector
+from model_check.engine.keeper import Keeper
 from model_check.engine.reading import StepMetrics
 from model_check.engine.repeat import bad_state, noted_origin, repeated_origin
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan
-from model_check.errors import NonFiniteError, StorageError
-from model_check.events import Evidence, NonFinite, Phase
+from model_check.errors import NonFiniteError
+from model_check.events import NonFinite, Phase
 from model_check.forensics.dump import dump_tensors
 from model_check.forensics.origin import Found
 from model_check.forensics.report import BadStep, block, module_line, summary
@@ -33,6 +31,7 @@ class Alarm:
     state: TrainingState
     plan: StepPlan
     injector: Injector
+    keeper: Keeper
     recomputes: bool
     """Later steps may have overwritten the gradients of the bad one: compute them again."""
 
@@ -75,8 +74,11 @@ class Alarm:
             parameters=spoilt,
             origin=found.origin if found else None,
         )
-        self._confess(bad, [tensor.name for tensor in spoilt])
-        for line in self._tell(bad):
+        names = [tensor.name for tensor in spoilt]
+        self._confess(bad, names)
+        dumped = self._tell(bad)
+        kept = self._keep_dossier(_event(bad, names), last.step + 1, found)
+        for line in (kept, *dumped):
             self.state.context.channels.say(line)
         raise NonFiniteError(summary(bad))
 
@@ -133,43 +135,39 @@ class Alarm:
             return iter(())
         path = self.state.context.directory / "debug" / f"nan_debug_step_{bad.step}.pkl"
         write = partial(dump_tensors, model=self.state.model)
-        return iter([self._keep("Debug tensors", path, write)])
+        return iter([self.keeper.file("Debug tensors", path, write)])
 
     def _save(self, bad: BadStep, names: Sequence[str], found: Found | None) -> Iterator[str]:
-        """Yields what became of each file. The dossier comes first: it is small."""
-        tensors: dict[str, Tensor] = {}
-        if found is not None:
-            tensors = own_weights(self.state.model, found.origin.module) | dict(found.evidence)
-        stem = self.state.context.dossier / f"nonfinite_step_{bad.step}"
-        write = partial(write_finding, _event(bad, names), tensors)
-        yield self._keep("Finding", stem.with_suffix(".json"), write)
-        if tensors:
-            write = partial(write_tensors, tensors)
-            yield self._keep("Tensors around it", stem.with_suffix(".safetensors"), write)
-        yield self._keep(
+        """Yields what became of each file. The dossier comes first: it is in the run directory."""
+        yield self._keep_dossier(_event(bad, names), bad.step, found)
+        yield self.keeper.file(
             "Checkpoint",  # of the state before the step
             self.state.context.directory / f"nan_grad_step_{bad.step}.pt",
             lambda path: write_checkpoint(path, self.state.capture(bad.step, bad.loss)),
         )
 
-    def _evidence_bytes(self) -> int:
-        """Of the checkpoint, and of the dump where that was asked for."""
-        weights = sum(parameter.nbytes for parameter in self.state.model.parameters())
-        return weights * (5 if self.state.settings.debug.dump_tensors else 3)
+    def _keep_dossier(self, event: NonFinite, state_after: int, found: Found | None) -> str:
+        """Gradients that were not computed again may be those of a later step: they are no
+        evidence."""
+        tensors = dict(self.state.tensors())
+        if event.repeated is None:
+            tensors = {n: t for n, t in tensors.items() if not n.startswith("gradients/")}
+        around = _around(found, tensors)
+        guilty = [*around, *_guilty(event, tensors)]
+        return self.keeper.dossier(
+            "nonfinite",
+            state_after,
+            around | tensors,
+            step=event.step,
+            guilty=guilty,
+            event=event,
+        )
 
-    def _keep(self, what: str, path: Path, write: Callable[[Path], None]) -> str:
-        """What became of it. A full disk, or a GPU that fails for good, must not hide the finding:
-        it is reported, and the exit code stays 20."""
-        is_in_run = self.state.context.run_dir in path.parents
-        try:
-            with storing(path, "--run-dir" if is_in_run else "system.checkpoint_dir"):
-                set_earlier_aside(path)
-                write(path)
-        except (StorageError, torch.AcceleratorError, MemoryError) as error:
-            return f"{what} not saved: {error}"
-        evidence = Evidence(path=str(path.absolute()), what=what.lower())
-        self.state.context.channels.sink.emit(evidence)
-        return f"{what} saved: {path}"
+    def _evidence_bytes(self) -> int:
+        """Of the checkpoint, of the dossier, and of the dump where that was asked for."""
+        weights = sum(parameter.nbytes for parameter in self.state.model.parameters())
+        others = weights * (5 if self.state.settings.debug.dump_tensors else 3)
+        return others + min(self.keeper.dossier_bytes, weights * 4)
 
 
 def _kept_tensors(state: TrainingState) -> Iterator[tuple[str, Tensor]]:
@@ -178,6 +176,21 @@ def _kept_tensors(state: TrainingState) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, parameter.detach()) for name, parameter in named)
     for moments in state.optimizer.moments.values():
         yield from zip((name for name, _ in named), moments, strict=True)
+
+
+def _around(found: Found | None, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What its module made, and of what; weights and gradients are among `tensors` already."""
+    held = {tensor.data_ptr() for tensor in tensors.values()}
+    evidence = found.evidence.items() if found is not None else ()
+    return {f"around/{name}": t for name, t in evidence if t.data_ptr() not in held}
+
+
+def _guilty(event: NonFinite, tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """What belongs to the module that made it, then what else is not finite."""
+    module = None if event.origin is None else event.origin.module
+    owned = [name for name in tensors if name.partition("/")[2].rpartition(".")[0] == module]
+    named = [n for n in tensors if n.partition("/")[2] in event.names]
+    yield from dict.fromkeys((*owned, *named))
 
 
 def _event(bad: BadStep, names: Sequence[str], evidence_bytes: int = 0) -> NonFinite:

@@ -15,6 +15,7 @@ from model_check.engine.fingerprint_log import FingerprintLog
 from model_check.engine.fingerprints import Fingerprints
 from model_check.engine.in_step import InStep
 from model_check.engine.inject import Injector
+from model_check.engine.keeper import Keeper
 from model_check.engine.loss_scale import loss_scale
 from model_check.engine.memory import explained
 from model_check.engine.observe.mfu import flops_per_token
@@ -89,7 +90,8 @@ def build_trainer(
     injector = Injector(context.drill, context.identity.worker, model, optimizer)
     evaluator = Evaluator(state, plan)
     saver = Saver(training, context)
-    alarm = Alarm(state, plan, injector, recomputes=reader.lag > 0)
+    keeper = Keeper(state)
+    alarm = Alarm(state, plan, injector, keeper, recomputes=reader.lag > 0)
     if training.resume is not None:
         resume(state, training.resume, saver)
         if context.replay_to is None:
@@ -100,8 +102,22 @@ def build_trainer(
     overflow = Overflow(state, plan, reader, alarm)
     in_step = InStep(context.channels.sink, context.stop, on_notice=training.save_on_signal)
     in_step.answer = log.vectors
+    in_step.keep = lambda dump, num_done: context.channels.say(
+        keeper.dossier("difference", num_done, step=dump.of_step, guilty=dump.tensors)
+    )
     return Trainer(
-        state, source, plan, reader, log, injector, evaluator, saver, alarm, overflow, in_step
+        state,
+        source,
+        plan,
+        reader,
+        log,
+        injector,
+        evaluator,
+        saver,
+        alarm,
+        overflow,
+        in_step,
+        keeper,
     )
 
 

@@ -6,8 +6,18 @@ import math
 import time
 from collections.abc import Callable
 
-from model_check.engine.stop import StopSignal
-from model_check.events import AskVectors, Beat, Credit, EventSink, Finished, Go, Vectors
+from model_check.engine.stop import EndedEarly, StopSignal
+from model_check.events import (
+    AskVectors,
+    Beat,
+    Credit,
+    Dump,
+    EventSink,
+    Finished,
+    Go,
+    Kept,
+    Vectors,
+)
 
 BEAT_S = 1.0
 """A worker that waits says so often that it is alive: to wait is not to hang."""
@@ -21,11 +31,18 @@ class InStep:
         """`on_notice`: a notice ends the run, so it ends each wait, too (as any request does)."""
         self.answer: Callable[[int], Vectors] = lambda step: Vectors(step=step)
         """Gives the vectors of a step, empty when it is not known (any more)."""
+        self.keep: Callable[[Dump, int], None] = lambda dump, num_done: None
+        """Saves the state after so many steps as evidence."""
         self._sink = sink
         self._stop = stop
         self._on_notice = on_notice
         self._credit = math.inf
         self._may_go = False
+        self.num_done = 0
+        """Steps that the state has behind it."""
+        self._is_finished = False
+        self._dump: Dump | None = None
+        """What is to be kept, and is not yet."""
 
     def may_begin(self, step: int) -> bool:
         """Whether step `step` may begin. First, all that was asked meanwhile is answered."""
@@ -39,11 +56,15 @@ class InStep:
         return self.may_begin(step)
 
     def wait_for_credit(self, step: int) -> None:
-        """Until step `step` may begin, or the run is asked to end."""
-        self._wait(lambda: self._has_credit(step))
+        """Until step `step` may begin, or the run is asked to end. Raises EndedEarly where it goes
+        on without this worker."""
+        self._wait(lambda: self._may_go or self._has_credit(step))
+        if self._may_go:
+            raise EndedEarly("ended early: the run goes on without this worker")
 
     def tell_finished(self) -> None:
         """No step follows, and all are told."""
+        self._is_finished = True
         self._sink.emit(Finished())
 
     def wait_for_go(self) -> None:
@@ -58,8 +79,19 @@ class InStep:
                     self._credit = step
                 case AskVectors(step=step):
                     self._sink.emit(self.answer(step))
+                case Dump():
+                    self._dump = command
                 case Go():
                     self._may_go = True
+        self._keep_what_is_due()
+
+    def _keep_what_is_due(self) -> None:
+        dump, num_done = self._dump, self.num_done
+        if dump is None or (num_done < dump.step and not self._is_finished):
+            return
+        self._dump = None
+        self.keep(dump, num_done)
+        self._sink.emit(Kept(step=num_done))
 
     @property
     def _is_held(self) -> bool:

@@ -8,7 +8,7 @@ tokenizer), `logging` (what observers keep, a W&B run's id for one), `kept` (the
 run that were there; the saver adds it).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -133,6 +133,19 @@ class TrainingState:
             "data": dict(self.context.identity.data),
             "logging": {name: value for o in self.observers for name, value in o.kept().items()},
         }
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All that a step reads and writes, by its name in a dossier: `weights/norm.weight`, a
+        buffer too, `gradients/`, `exp_avg/`, `exp_avg_sq/`. The live ones."""
+        named = list(self.model.named_parameters())
+        for name, tensor in (*named, *self.model.named_buffers()):
+            yield f"weights/{name}", tensor.detach()
+        for name, parameter in named:
+            if parameter.grad is not None:
+                yield f"gradients/{name}", parameter.grad
+        for kind, moments in self.optimizer.moments.items():
+            for (name, _), moment in zip(named, moments, strict=True):
+                yield f"{kind}/{name}", moment
 
     def restore(self, state: dict[str, Any]) -> None:
         """Put back what `capture` gave, in place. It must fit; `resume` checks that."""

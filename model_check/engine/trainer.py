@@ -13,6 +13,7 @@ from model_check.engine.evaluation import Evaluator
 from model_check.engine.fingerprint_log import FingerprintLog
 from model_check.engine.in_step import InStep
 from model_check.engine.inject import Injector
+from model_check.engine.keeper import Keeper
 from model_check.engine.memory import explained
 from model_check.engine.metrics import Meter, peak_memory_bytes
 from model_check.engine.overflow import Overflow
@@ -26,7 +27,7 @@ from model_check.engine.state import RunProgress, TrainingState
 from model_check.engine.step import StepPlan, accumulate, train_step
 from model_check.engine.stop import EndedEarly
 from model_check.errors import BrokenStateError
-from model_check.events import Break, Phase, PhaseName, Scalar
+from model_check.events import Break, Kept, Phase, PhaseName, Scalar
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Trainer:
     alarm: Alarm
     overflow: Overflow
     in_step: InStep
+    keeper: Keeper
 
     def run(self) -> None:
         """Train to the end. Raises NonFiniteError, Terminated, EndedEarly, OutOfMemory,
@@ -87,10 +89,10 @@ class Trainer:
             self.injector.before_step(step)
             lr = learning_rate(step, training)
             result = train_step(state.model, data, state.optimizer, lr, plan)
+            num_done = self.in_step.num_done = step + 1
             self.injector.after_step(data)
             data.busy.end()
             self._take(self.reader.push(data, lr, result))
-            num_done = step + 1
             self._between_steps(num_done)
             self._stay_in_step(num_done)
             if self.state.context.stop.asked(training.save_on_signal):
@@ -199,7 +201,16 @@ class Trainer:
             return
         self.alarm.check_weights(self.reader.last)
         self.state.context.channels.sink.emit(found)
+        if self.state.context.replay_to is None:
+            self._keep_broken(found)
         raise BrokenStateError(f"{found.what}: nothing in this program did that")
+
+    def _keep_broken(self, found: Break) -> None:
+        channels, num_done = self.state.context.channels, self.in_step.num_done
+        guilty = [f"{found.quantity}/{found.tensor}"]
+        kept = self.keeper.dossier("break", num_done, step=found.step, guilty=guilty, event=found)
+        channels.say(kept)
+        channels.sink.emit(Kept(step=num_done))
 
     @contextmanager
     def _phase(self, name: PhaseName) -> Iterator[None]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 NUM_SHOWN = 5
-_PIECE_NUMEL = 1 << 24
+_PIECE_NUMEL = 1 << 22
 """Elements that are looked at together: the masks of a whole matrix could exceed a full GPU."""
 
 
@@ -24,9 +24,11 @@ class BadTensor:
     first_values: tuple[float, ...]
     """The first NUM_SHOWN in memory order."""
     first_index: tuple[int, ...] = ()
-    """Of the first value that is not finite."""
+    """Of the first value that is not finite; empty where all are, as of a scalar."""
     finite_range: tuple[float, float] | None = None
     """The smallest and the largest of the other values; None: there are none."""
+    norm: float | None = None
+    """L2, of those values; None: there are none, or it was not computed."""
 
     @property
     def numel(self) -> int:
@@ -58,8 +60,8 @@ def is_finite(tensor: Tensor) -> bool:
 
 @torch.no_grad()
 def counted(name: str, tensor: Tensor) -> BadTensor:
-    """All that is told of a tensor that is not finite."""
-    num_nan, num_inf, first, lows, highs = 0, 0, None, [], []
+    """All that is told of a tensor."""
+    num_nan, num_inf, first, lows, highs, norms = 0, 0, None, [], [], []
     flat = tensor.detach().reshape(-1)
     for at, piece in enumerate(torch.split(flat, _PIECE_NUMEL)):
         finite = piece.isfinite()
@@ -71,14 +73,16 @@ def counted(name: str, tensor: Tensor) -> BadTensor:
             rest = piece[finite]
             lows.append(float(rest.min()))  # sync
             highs.append(float(rest.max()))  # sync
+            norms.append(float(torch.linalg.vector_norm(rest.double())))  # sync
     return BadTensor(
         name=name,
         shape=tuple(tensor.shape),
         num_nan=num_nan,
         num_inf=num_inf,
         first_values=tuple(flat[:NUM_SHOWN].tolist()),  # sync
-        first_index=unraveled(first or 0, tensor.shape),
+        first_index=() if first is None else unraveled(first, tensor.shape),
         finite_range=(min(lows), max(highs)) if lows else None,
+        norm=math.hypot(*norms) if norms else None,
     )
 
 

@@ -34,7 +34,8 @@ def row(run: Run, worker: str) -> tuple[str, ...]:
 
 
 def said(run: Run) -> str:
-    text: str = json.loads((run.directory / "run.json").read_text())["end"]["replay"]["said"]
+    (replay,) = json.loads((run.directory / "run.json").read_text())["end"]["replays"]
+    text: str = replay["said"]
     assert f"; {text}" in run.report()["summary"]
     return text
 
@@ -140,7 +141,7 @@ def test_a_replay_that_would_take_too_long_is_told_and_not_begun(launcher: Launc
     assert run.exit_code == 21, run.output
     assert row(run, "CPU1") == ("SUSPECT", "unknown", "not replayed", "MONITOR")
     assert re.fullmatch(
-        r"not replayed: 3 steps need about \d+ s \(launch.replay_s = 0.01\)", said(run)
+        r"not replayed: 3 steps need about \d+ s, and 0 s are left \(launch.replay_s\)", said(run)
     )
     assert num_replays(run, "CPU1") == 0
 

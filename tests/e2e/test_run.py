@@ -26,7 +26,7 @@ STEP_LINE = re.compile(
 )
 
 
-EVIDENCE_OF_STEP_2 = ("nan_debug_step_2.pkl", "nonfinite_step_2.json", "nan_grad_step_2.pt")
+EVIDENCE_OF_STEP_2 = ("nan_debug_step_2.pkl", "manifest.json", "nan_grad_step_2.pt")
 
 
 def read_until(process: subprocess.Popen[str], *texts: str) -> str:

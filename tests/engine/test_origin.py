@@ -262,8 +262,8 @@ def test_a_gradient_that_a_later_step_has_overwritten_is_not_counted(
     drill = "nan@2:all:layers.1.attention.wv.weight"
     run = tiny_run(lag=1, debug__drill=drill, **TWO_LAYERS)
     assert last_event(run).repeated is False
-    finding = json.loads((tmp_path / "checkpoints/dossier/nonfinite_step_2.json").read_text())
-    assert finding["names"] == ["layers.1.attention.wv.weight"]
+    manifest = json.loads((tmp_path / "checkpoints/dossier/manifest.json").read_text())
+    assert manifest["event"]["names"] == ["layers.1.attention.wv.weight"]
     place = "layers.1.attention.wv (backward: gradient of its weight)"
     assert f"Born in {place}: 512 values, not counted; it did not come again" in run.kept.lines
 
@@ -274,11 +274,22 @@ def test_the_dossier_holds_the_finding_and_the_tensors_around_it(
     drill = "nan_forward@2:all:layers.1.attention.wq:always"
     event = last_event(tiny_run(debug__drill=drill, **TWO_LAYERS))
     dossier = tmp_path / "checkpoints" / "dossier"
-    finding = json.loads((dossier / "nonfinite_step_2.json").read_text())
+    manifest = json.loads((dossier / "manifest.json").read_text())
+    assert (manifest["worker"], manifest["kind"], manifest["state_after"]) == (
+        "GPU6",
+        "nonfinite",
+        2,
+    )
+    finding = manifest["event"]
     assert (finding["origin"]["module"], finding["repeated"]) == ("layers.1.attention.wq", True)
-    tensors = load_file(dossier / "nonfinite_step_2.safetensors")
-    assert sorted(tensors) == finding["tensors"] == ["input 0", "output", "weight"]
-    wrong = nn.functional.linear(tensors["input 0"], tensors["weight"]) != tensors["output"]
+    tensors = load_file(dossier / "tensors.safetensors")
+    guilty = [name for name, kept in manifest["tensors"].items() if kept["guilty"]]
+    weight = "weights/layers.1.attention.wq.weight"
+    assert guilty[:3] == ["around/output", "around/input 0", weight]
+    assert tensors.keys() == manifest["tensors"].keys()
+    assert tensors.keys() > {"exp_avg/norm.weight", "gradients/norm.weight"}
+    made = nn.functional.linear(tensors["around/input 0"], tensors[weight])
+    wrong = made != tensors["around/output"]
     assert wrong.nonzero().tolist() == [[0, 0, 0]]
     assert event.origin is not None
     assert event.origin.first == [0, 0, 0]

@@ -108,13 +108,13 @@ def test_nan_ends_with_exit_code_20_the_block_and_the_evidence(
         f"Affected layers: ['{WQ}']",
         "=" * 40,
     ]
-    dossier = directory / "dossier" / "nonfinite_step_2.json"
+    dossier = directory / "dossier" / "manifest.json"
     assert block[18] == ""
     born = "Born in layers.0.attention.wq (backward: gradient of its weight): 1 NaN of 1,024 values"
     assert block[19].startswith(f"{born}, first at [0, 0], others ")
     assert block[19].endswith("; it did not come again")
     assert block[20:23] == [
-        f"Finding saved: {dossier}",
+        f"Dossier saved: {dossier}",
         f"Checkpoint saved: {files[0]}",
         f"Debug tensors saved: {files[1]}",
     ]

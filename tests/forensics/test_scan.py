@@ -22,7 +22,7 @@ def test_only_bad_tensors_are_found_in_order_with_their_counts() -> None:
 
 def test_bfloat16_is_counted_as_it_is() -> None:
     (bad,) = bad_tensors([("x", torch.tensor([1.0, INF], dtype=torch.bfloat16))])
-    assert bad == BadTensor("x", (2,), 0, 1, (1.0, INF), (1,), (1.0, 1.0))
+    assert bad == BadTensor("x", (2,), 0, 1, (1.0, INF), (1,), (1.0, 1.0), norm=1.0)
 
 
 def test_gradients_and_parameters_of_a_model() -> None:

@@ -6,7 +6,8 @@ one, each time that it is computed; the file WORKER.varied in the run directory 
 DIES_WHEN_ASKED: the worker that is killed when its fingerprints are asked for. STOPS_AFTER:
 `WORKER STEP`, that worker stops (SIGSTOP) when it has told that step. LATE: `WORKER SECONDS`, that
 worker tells its NaN so much later. OUT_OF_MEMORY: in its second step each worker is out of memory,
-in its own words.
+in its own words. DIES_WHEN_KEEPING, HANGS_WHEN_KEEPING: the worker that does so when it is to save
+its state.
 """
 
 import json
@@ -15,6 +16,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,17 @@ def main() -> None:
             sys.argv.append(f"debug.drill={drill}")
     if varying := os.environ.get("VARYING"):
         probability, seed = varying.split()
-        vary(float(probability), random.Random(f"{seed} {WORKER}"))
+        again = os.getpid() if "--replay-to" in sys.argv else ""
+        vary(float(probability), random.Random(f"{seed} {WORKER} {again}"))
     if os.environ.get("DIES_WHEN_ASKED") == WORKER:
         die_when_asked()
     if (stops := os.environ.get("STOPS_AFTER", "").split()) and stops[0] == WORKER:
         stop_after(int(stops[1]))
     if (late := os.environ.get("LATE", "").split()) and late[0] == WORKER:
         tell_late(float(late[1]))
+    for variable, end in (("DIES_WHEN_KEEPING", die), ("HANGS_WHEN_KEEPING", hang)):
+        if os.environ.get(variable) == WORKER:
+            when_keeping(end)
     if os.environ.get("OUT_OF_MEMORY"):
         run_out_of_memory()
 
@@ -75,6 +81,22 @@ def die_when_asked() -> None:
         return found
 
     EventSink.commands = commands  # type: ignore[method-assign]
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang() -> None:
+    print(f"{WORKER} hangs", flush=True)
+    while True:
+        time.sleep(0.1)
+
+
+def when_keeping(end: Callable[[], None]) -> None:
+    from model_check.engine.keeper import Keeper
+
+    Keeper.dossier = lambda *_args, **_named: end()  # type: ignore[method-assign, assignment]
 
 
 def stop_after(step: int) -> None:

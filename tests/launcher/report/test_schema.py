@@ -30,7 +30,7 @@ def run_of_three(*, flipped: bool) -> tuple[RunRecord, Watch]:
             for event in events_of(number, is_odd=is_odd):
                 watch.on_event(name, event)
     watch.finish()
-    found = watch.disagreement
+    found = next(iter(watch.disagreements), None)
     end = RunEnd(exit_code=0)
     if found is not None:
         end = RunEnd(exit_code=21, disagreement=found, culprits=found.odd)

@@ -2,18 +2,21 @@
 
 import pytest
 
-from launcher.verdict.live import GO_S, SETTLE_S, SETTLE_STEPS, Watch
+from launcher.verdict.live import Watch
 from launcher.verdict.observer import NEVER
 from launcher.verdict.record import Stop
+from launcher.verdict.settling import GO_S, KEEP_S, KEPT_BYTES_PER_S, SETTLE_S, SETTLE_STEPS
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_UNNAMED, EXIT_USAGE
 from model_check.events import (
     AskVectors,
     Break,
     Credit,
     Done,
+    Dump,
     Event,
     Finished,
     Go,
+    Kept,
     Phase,
     Step,
     Vectors,
@@ -156,8 +159,7 @@ def test_a_run_that_ends_before_all_have_told_knows_the_difference() -> None:
     seen = differing()
     tell(seen, ("b", Done(exit_code=7)))
     seen.finish()
-    assert seen.disagreement is not None
-    assert seen.disagreement.odd == ("b",)
+    assert seen.disagreements[0].odd == ("b",)
 
 
 def test_vectors_that_were_told_unasked_are_not_asked_for() -> None:
@@ -207,3 +209,87 @@ def test_two_that_differ_are_another_exit_code_than_one_that_is_odd() -> None:
     tell(seen, ("a", step(1)), ("b", step(1, OTHER)))
     stops = tell(seen, ("a", Vectors(step=1)), ("b", Vectors(step=1)))
     assert [(stop.exit_code, stop.culprits) for stop in stops] == [(EXIT_UNNAMED, ())]
+
+
+def keeping(*, odd: str = OTHER, told: bool = True) -> Watch:
+    """Three workers that keep evidence; b differed at step 4, and all told their vectors."""
+    seen = Watch(dict.fromkeys("abc", "H100"), max_lead=2, dossier_bytes=1e9)
+    tell(seen, *((name, step(number)) for number in range(4) for name in "abc"))
+    tell(seen, ("a", step(4)), ("b", step(4, odd)), ("c", step(4)))
+    seen.commands()
+    if told:
+        right = Vectors(step=4, fp={"gradients": {"v": "1", "w": "2"}, "weights": {"v": "5"}})
+        wrong = Vectors(step=4, fp={"gradients": {"v": "1", "w": "3"}, "weights": {"v": "6"}})
+        assert not tell(seen, ("a", right), ("b", wrong), ("c", right))
+    return seen
+
+
+GUILTY = ["gradients/w", "weights/v"]
+
+
+def test_the_odd_one_and_a_healthy_one_keep_their_state_after_the_same_step() -> None:
+    seen = keeping()
+    dump = Dump(step=6, of_step=4, tensors=GUILTY)  # step 5 is the last with credit
+    assert seen.commands() == [("a", dump), ("b", dump)]
+    assert seen.holds_run
+    assert not tell(seen, ("a", Kept(step=6)))
+    (stop,) = tell(seen, ("b", Kept(step=6)))
+    assert (stop.exit_code, stop.culprits) == (EXIT_DISAGREEMENT, ("b",))
+    assert not seen.holds_run
+    assert not tell(seen, ("b", Kept(step=6)))
+
+
+def test_of_two_that_differ_both_keep_theirs_and_a_death_is_not_held_back() -> None:
+    seen = Watch(dict.fromkeys("ab", "H100"), max_lead=2, dossier_bytes=1e9)
+    tell(seen, ("a", step(4)), ("b", step(4, OTHER)))
+    seen.commands()
+    assert not tell(seen, ("a", Vectors(step=4)), ("b", Vectors(step=4)))
+    assert [name for name, command in seen.commands() if isinstance(command, Dump)] == ["a", "b"]
+    assert not seen.holds_run
+    tell(seen, ("a", Kept(step=6)))
+    seen.on_end("b")
+    stop = seen.tick(1.0)
+    assert stop is not None
+    assert stop.exit_code == EXIT_UNNAMED
+
+
+def test_who_keeps_too_long_is_not_waited_for() -> None:
+    seen = keeping()
+    assert seen.tick(100.0) is None
+    patience_s = KEEP_S + SETTLE_STEPS * 3 * 0.001 + 1e9 / KEPT_BYTES_PER_S
+    assert seen.due == pytest.approx(100.0 + patience_s)
+    assert seen.tick(seen.due - 0.1) is None
+    assert seen.tick(seen.due) is not None
+
+
+def test_a_death_while_they_tell_leaves_the_others_time_to_keep() -> None:
+    seen = keeping(told=False)
+    seen.on_end("c")
+    assert seen.tick(1.0) is None
+    dump = Dump(step=6, of_step=4)
+    assert seen.commands() == [("a", dump), ("b", dump)]
+    assert seen.holds_run
+    seen.on_end("b")
+    assert seen.tick(1.0) is None
+    seen.on_end("a")
+    assert seen.tick(1.0) is not None
+
+
+def test_a_worker_that_changed_keeps_its_state_by_itself_and_a_healthy_one_does_where_it_is() -> (
+    None
+):
+    seen = Watch(dict.fromkeys("ab", "H100"), max_lead=2, dossier_bytes=0.0)
+    seen.commands()
+    assert not tell(seen, ("b", Break(step=3, quantity="weights", tensor="w")))
+    assert seen.commands() == [("a", Dump(step=0, of_step=3, tensors=["weights/w"]))]
+    assert seen.holds_run
+    (stop,) = tell(seen, ("a", Kept(step=3)), ("b", Kept(step=4)))
+    assert stop.culprits == ("b",)
+
+
+def test_a_worker_alone_that_changed_is_waited_for_until_it_ends() -> None:
+    seen = Watch({"a": "H100"}, max_lead=2, dossier_bytes=0.0)
+    assert not tell(seen, ("a", Break(step=3, quantity="weights", tensor="w")))
+    assert seen.tick(5.0) is None
+    seen.on_end("a")
+    assert seen.tick(6.0) is not None

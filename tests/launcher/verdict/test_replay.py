@@ -13,7 +13,7 @@ from launcher.verdict.replay import (
     answer,
     is_open,
     question_about,
-    question_of,
+    questions_of,
 )
 from launcher.verdict.severity import Repeat
 from model_check.events import Break, Event, Finished, NonFinite, Step
@@ -210,12 +210,12 @@ def watched(**told: list[Event]) -> Watch:
 
 def test_the_named_one_is_asked_beside_a_healthy_one() -> None:
     watch = watched(a=steps(RIGHT, RIGHT), b=steps(RIGHT, WRONG), c=steps(RIGHT, RIGHT, RIGHT))
-    assert question_of(watch) == Question(1, ("b",), "c")
+    assert questions_of(watch) == [Question(1, ("b",), "c")]
 
 
 def test_of_two_that_differ_both_are_asked() -> None:
     watch = watched(a=steps(RIGHT, RIGHT), b=steps(RIGHT, WRONG))
-    assert question_of(watch) == Question(1, ("a", "b"), is_named=False)
+    assert questions_of(watch) == [Question(1, ("a", "b"), is_named=False)]
 
 
 def test_a_worker_that_met_a_nan_is_no_healthy_one() -> None:
@@ -225,17 +225,17 @@ def test_a_worker_that_met_a_nan_is_no_healthy_one() -> None:
         b=steps(RIGHT, RIGHT, WRONG),
         c=steps(RIGHT, RIGHT, RIGHT),
     )
-    assert question_of(watch) == Question(2, ("b",), "c")
+    assert questions_of(watch) == [Question(2, ("b",), "c")]
 
 
 def test_state_that_changed_is_asked_about_alone_where_there_is_no_equal() -> None:
     watch = watched(b=[*steps(RIGHT, RIGHT, RIGHT), BROKE])
-    assert question_of(watch) == ALONE
+    assert questions_of(watch) == [ALONE]
 
 
 def test_where_nothing_differs_nothing_is_asked() -> None:
     watch = watched(a=steps(RIGHT), b=steps(RIGHT))
-    assert question_of(watch) is None
+    assert questions_of(watch) == []
     assert question_about("b", watch) == Question(0, ("b",), "a", sound_to=0)
     assert question_about("a", watched(a=[], b=steps(RIGHT))) is None
 

@@ -1,0 +1,194 @@
+"""What happens between the moment that a worker is seen to be wrong and the end of the run: its
+group tells the fingerprints of the step, then the suspects and a healthy worker keep their state.
+Pure; times are monotonic seconds."""
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from enum import Enum, auto
+from statistics import median
+
+from launcher.verdict.disagreement import Disagreement, explain
+from launcher.verdict.observer import NEVER
+from launcher.verdict.pace import Pace
+from launcher.verdict.record import Stop
+from model_check.errors import EXIT_DISAGREEMENT, EXIT_UNNAMED
+from model_check.events import AskVectors, Break, Command, Dump, Vectors
+from model_check.utils.fingerprint import BEFORE, QUANTITIES
+
+SETTLE_S = 2.0
+"""Workers that differ have so long to tell their vectors, or SETTLE_STEPS of their median step:
+they answer between two steps. Two seconds are for a busy machine."""
+SETTLE_STEPS = 2
+GO_S = 10.0
+"""No worker stays longer after the last of its group has finished."""
+KEEP_S = 60.0
+"""Who keeps evidence has so long, for the steps that are under way, and for its bytes."""
+KEPT_BYTES_PER_S = 50e6
+_MAX_GUILTY = 64
+_KEPT_AS = {"weights": "weights", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"} | dict.fromkeys(
+    ("gradients", "grad_norms"), "gradients"
+)
+"""Quantity -> what a dossier calls its tensors."""
+
+
+class _Stage(Enum):
+    ASKED = auto()
+    """They tell the fingerprints of the step."""
+    KEEPING = auto()
+    OVER = auto()
+
+
+class Settling:
+    """The fault that ends the run, of one group of workers."""
+
+    def __init__(self, pace: Pace | None, died: Set[str], dossier_bytes: float | None) -> None:
+        """`pace`: of the group; None: its worker has no equals. `died`: the workers that ended, but
+        for those that said that they ended well; it grows. `dossier_bytes`: how much each may keep;
+        None: nobody keeps anything."""
+        self.pace = pace
+        self.difference: Disagreement | None = None
+        self.vectors: dict[str, Vectors] = {}
+        """Worker -> those of the step that differs, as far as they were told."""
+        self.step_s: dict[str, float] = {}
+        """How long each worker's last step took."""
+        self._dossier_bytes = dossier_bytes
+        self._stop: Stop | None = None
+        self._stage = _Stage.ASKED
+        self._until = NEVER
+        self._keepers: set[str] = set()
+        self._died = died
+        self._commands: list[tuple[str, Command]] = []
+
+    @property
+    def due(self) -> float:
+        return self._until
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a death must wait: somebody is named, and what it shows is not kept yet."""
+        is_named = self._stop.culprits if self._stop else self.difference and self.difference.odd
+        return bool(is_named) and self._stage is not _Stage.OVER
+
+    def begin_with_difference(self, found: Disagreement, known: Mapping[str, Vectors]) -> None:
+        """`known`: what was told without being asked."""
+        assert self.pace is not None, "a difference is among equals"
+        self.difference = found
+        for worker in self.pace.workers:
+            if worker in known:
+                self.take(worker, known[worker])
+        ask = AskVectors(step=found.step)
+        missing = self.pace.here - self.vectors.keys()
+        self._commands += [(name, ask) for name in sorted(missing)]
+
+    def begin_with_break(self, worker: str, found: Break) -> None:
+        """Its worker keeps its state by itself; a healthy one does where it is."""
+        self._keep(Stop(f"{worker}: {found.what}", EXIT_DISAGREEMENT, (worker,)), [worker])
+        dump = Dump(step=0, of_step=found.step, tensors=[f"{found.quantity}/{found.tensor}"])
+        self._commands += [(name, dump) for name in sorted(self._keepers - {worker})]
+
+    def take(self, worker: str, vectors: Vectors) -> None:
+        found = self.difference
+        if found and self.pace and worker in self.pace.workers and vectors.step == found.step:
+            self.vectors[worker] = vectors
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """Those that are named, as soon as all is told of them."""
+        return () if self._stop is None else self._stop.culprits
+
+    @property
+    def reason(self) -> str:
+        return str(self._stop and self._stop.reason)
+
+    def done(self, worker: str) -> None:
+        """It has saved its state, or could not, or has ended."""
+        self._keepers.discard(worker)
+
+    def commands(self) -> list[tuple[str, Command]]:
+        told, self._commands = self._commands, []
+        return told
+
+    def advance(self, now: float | None = None) -> Stop | None:
+        """What the run ends with, once: when all is told and kept, or they had their time."""
+        if self._stage is _Stage.ASKED and (self._have_told() or self._is_late(now)):
+            self._ask_to_keep()
+        is_over = not self._keepers or self._is_late(now)
+        if self._stage is _Stage.KEEPING and is_over:
+            self._stage, self._until = _Stage.OVER, NEVER
+            return self._stop
+        return None
+
+    @property
+    def _has_died(self) -> bool:
+        """One of the group."""
+        return self.pace is not None and not self._died.isdisjoint(self.pace.workers)
+
+    def _have_told(self) -> bool:
+        return self.pace is not None and self.pace.here <= self.vectors.keys()
+
+    def _is_late(self, now: float | None) -> bool:
+        """Sets the deadline when it is first asked in a stage. A death ends the run, and the time
+        to tell: in whatever order the two are read."""
+        if now is None or self._stage is _Stage.OVER:
+            return False
+        has_died = self._stage is _Stage.ASKED and self._has_died
+        patience_s = 0.0 if has_died else self._patience_s()
+        self._until = min(self._until, now + patience_s)
+        return now >= self._until
+
+    def _patience_s(self) -> float:
+        step_s = median(self.step_s.values()) if self.step_s else 0.0
+        if self._stage is _Stage.KEEPING:
+            num_steps = 0 if self.pace is None else self.pace.lead + 1
+            bytes_s = (self._dossier_bytes or 0.0) / KEPT_BYTES_PER_S
+            return KEEP_S + SETTLE_STEPS * num_steps * step_s + bytes_s
+        patience_s = max(SETTLE_S, SETTLE_STEPS * step_s)
+        return min(GO_S, patience_s) if self.pace and self.pace.is_finished else patience_s
+
+    def _ask_to_keep(self) -> None:
+        assert self.difference is not None
+        assert self.pace is not None
+        found = explain(self.difference, self.vectors)
+        code = EXIT_DISAGREEMENT if found.odd else EXIT_UNNAMED
+        suspects = found.odd or _one_of_each(found)
+        self._keep(Stop(str(found), code, found.odd), suspects)
+        if self._has_died and not found.odd:
+            self._keepers.clear()  # a death may name somebody
+        guilty = list(_guilty(self.vectors, suspects))
+        dump = Dump(step=self.pace.credit + 1, of_step=found.step, tensors=guilty)
+        self._commands += [(name, dump) for name in sorted(self._keepers)]
+
+    def _keep(self, stop: Stop, suspects: Iterable[str]) -> None:
+        self._stop, self._stage, self._until = stop, _Stage.KEEPING, NEVER
+        if self._dossier_bytes is None:
+            return
+        self._keepers = {*suspects}
+        if self.pace is not None:
+            here = sorted(self.pace.here - self._died)
+            others = [name for name in here if name not in self._keepers]
+            self._keepers = {*self._keepers.intersection(here), *others[:1]}
+
+
+def _one_of_each(found: Disagreement) -> tuple[str, ...]:
+    """Two workers that differ."""
+    first: dict[str, str] = {}
+    for worker, bits in found.bits.items():
+        first.setdefault(bits, worker)
+    return tuple(first.values())[:2]
+
+
+def _guilty(vectors: Mapping[str, Vectors], suspects: Iterable[str]) -> Iterator[str]:
+    """The tensors that differ, in causal order, as a dossier calls them."""
+    suspects = {*suspects} & vectors.keys()
+    told = [vectors[name] for name in suspects]
+    other = next((vectors[name] for name in vectors if name not in suspects), None)
+    told += [other] if other is not None else []
+    names: dict[str, None] = {}
+    for quantity in QUANTITIES:
+        kept_as = _KEPT_AS.get(quantity.removeprefix(BEFORE))
+        tensors = [each.fp.get(quantity, {}) for each in told]
+        if kept_as is None or len(tensors) < 2:
+            continue
+        for tensor in tensors[0]:
+            if len({fp.get(tensor) for fp in tensors}) > 1:
+                names.setdefault(f"{kept_as}/{tensor}")
+    yield from list(names)[:_MAX_GUILTY]

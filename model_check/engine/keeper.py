@@ -1,0 +1,81 @@
+"""Saves what explains a failure: files that people are told of, and the dossier of a worker."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+from torch import Tensor
+
+from model_check.engine.checkpoint import set_earlier_aside, storing
+from model_check.engine.state import TrainingState
+from model_check.errors import StorageError
+from model_check.events import Break, Evidence, NonFinite
+from model_check.forensics.dossier import write_dossier
+from model_check.forensics.manifest import MANIFEST
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """A full disk, or a GPU that fails for good, must not hide a finding: what could not be saved
+    is told."""
+
+    state: TrainingState
+
+    @property
+    def dossier_bytes(self) -> int:
+        """How much of its tensors a dossier may keep."""
+        return int(self.state.settings.launch.dossier_gib * 2**30)
+
+    def file(self, what: str, path: Path, write: Callable[[Path], object]) -> str:
+        """What became of a file, in a line. An earlier one of that name is set aside."""
+
+        def write_beside(path: Path) -> None:
+            set_earlier_aside(path)
+            write(path)
+
+        return self._keep(what, path, write_beside)
+
+    def dossier(
+        self,
+        kind: Literal["nonfinite", "difference", "break"],
+        state_after: int,
+        tensors: Mapping[str, Tensor] | None = None,
+        *,
+        step: int,
+        guilty: Sequence[str],
+        event: NonFinite | Break | None = None,
+    ) -> str:
+        """What became of the dossier, in a line. `state_after`: optimizer steps that made weights
+        and moments. `tensors`: by their names in a dossier; None: the state. `step`: of the fault.
+        `guilty`: of these names."""
+        identity = self.state.context.identity
+        about: dict[str, Any] = {
+            "worker": identity.worker,
+            "run": identity.run_name,
+            "kind": kind,
+            "step": step,
+            "state_after": state_after,
+            "event": {} if event is None else msgspec.to_builtins(event),
+        }
+        kept: Iterable[tuple[str, Tensor]] = self.state.tensors()
+        if tensors is not None:
+            kept = tensors.items()
+
+        def write(path: Path) -> None:
+            write_dossier(path.parent, about, kept, guilty=guilty, most_bytes=self.dossier_bytes)
+
+        return self._keep("Dossier", self.state.context.dossier / MANIFEST, write)
+
+    def _keep(self, what: str, path: Path, write: Callable[[Path], object]) -> str:
+        context = self.state.context
+        setting = "--run-dir" if context.run_dir in path.parents else "system.checkpoint_dir"
+        try:
+            with storing(path, setting):
+                write(path)
+        except (StorageError, torch.AcceleratorError, MemoryError) as error:
+            return f"{what} not saved: {error}"
+        context.channels.sink.emit(Evidence(path=str(path.absolute()), what=what.lower()))
+        return f"{what} saved: {path}"
