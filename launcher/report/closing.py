@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.report.table import number, table
-from launcher.verdict.results import Judgement, WorkerResult
+from launcher.verdict.results import Judgement, Verdict, WorkerResult
 from launcher.verdict.scope import scope_lines
 from launcher.verdict.summary import names_by_text
 from model_check.config.schema import Settings
@@ -48,11 +48,12 @@ def _last_words(judgement: Judgement, tail_lines: int) -> Iterator[str]:
 
 
 def _classes(workers: Sequence[WorkerResult]) -> Iterator[str]:
-    """`GPU3: ISOLATE (hardware, persistent)`. Workers of the same class share a line."""
+    """`GPU3: ISOLATE (hardware, persistent)`. Workers of the same class share a line; who was
+    stopped has none."""
     pairs = (
         (worker.name, f"{worker.severity} ({', '.join(filter(None, (kind, worker.repeat)))})")
         for worker in workers
-        if (kind := worker.cause_class) is not None
+        if (kind := worker.cause_class) and worker.verdict is not Verdict.STOPPED
     )
     yield from (f"{', '.join(names)}: {text}" for text, names in names_by_text(pairs).items())
 

@@ -99,8 +99,10 @@ class Cause(Enum):
     NEVER_STARTED = Verdict.STOPPED, "never started"
     """The run was stopped before its turn came."""
     END_UNSEEN = Verdict.INCONCLUSIVE, "its end was not seen"
-    REQUESTED = Verdict.STOPPED, "ended by {signal}"
+    REQUESTED = Verdict.STOPPED, "ended by {signal}", *_USER
     """It ended by a signal that we got, too."""
+    STOPPED_ON_REQUEST = Verdict.STOPPED, "stopped by us", *_USER
+    """We were asked to end."""
     STOPPED = Verdict.STOPPED, "stopped by us"
     ENDED_EARLY = Verdict.STOPPED, "{why}"
     """It was asked to end early, or had nothing left to do."""
@@ -174,7 +176,8 @@ def judge(case: Case) -> Judgement:
 
 def _culprits(case: Case, causes: list[Cause]) -> list[str]:
     """Those that ended the run; a worker that differs may have, a moment before it was named."""
-    if Cause.VARIES in causes or all(cause in _OF_NO_GPU for cause in causes):
+    of_software = {Cause.VARIES, Cause.UNREPEATABLE}
+    if of_software.intersection(causes) or all(cause in _OF_NO_GPU for cause in causes):
         return []
     if case.end.exit_code in (EXIT_PASS, EXIT_UNNAMED):
         return _suspects(case)
@@ -239,7 +242,7 @@ def _cause(case: Case, worker: WorkerEnd) -> Found:
     if request and not has_done_all:
         return Cause.REQUESTED, {"signal": request.name}
     if worker.stopped_by_us and not has_done_all:
-        return Cause.STOPPED, {}
+        return Cause.STOPPED_ON_REQUEST if case.end.is_by_signal else Cause.STOPPED, {}
     if done and done.early is not None:
         return Cause.ENDED_EARLY, {"why": done.early}
     if to_do not in (None, history.num_steps):

@@ -1,6 +1,7 @@
 """Python reads this when its directory is on PYTHONPATH: faults that no one drill can make.
 
-DRILLS: JSON, worker -> its own drill. IN_REPLAY: the same, in replays alone. VARYING: `P SEED`, and
+DRILLS: JSON, worker -> its own drill. IN_REPLAY: the same, in replays alone. SETTINGS: JSON, worker
+-> a setting of its own. VARYING: `P SEED`, and
 with probability P the output of the first block has one bit turned over, in each worker another
 one, each time that it is computed; the file WORKER.varied in the run directory counts them.
 DIES_WHEN_ASKED: the worker that is killed when its fingerprints are asked for. STOPS_AFTER:
@@ -27,6 +28,8 @@ def main() -> None:
     for variable in ("DRILLS", *(["IN_REPLAY"] if "--replay-to" in sys.argv else [])):
         if drill := json.loads(os.environ.get(variable, "{}")).get(WORKER):
             sys.argv.append(f"debug.drill={drill}")
+    if setting := json.loads(os.environ.get("SETTINGS", "{}")).get(WORKER):
+        sys.argv.append(setting)
     if varying := os.environ.get("VARYING"):
         probability, seed = varying.split()
         again = os.getpid() if "--replay-to" in sys.argv else ""

@@ -1,0 +1,132 @@
+"""The table of causes, row by row: a drill for each, and what the report then says of its worker.
+Those of GPUs (health, heat, a slow link) are in test_telemetry.py and test_gpus.py."""
+
+import json
+import signal
+from typing import NamedTuple
+
+import pytest
+
+from tests.e2e.conftest import Launcher, Run
+from tests.e2e.test_replay import REPLAYS, row
+from tests.e2e.test_run import read_until
+from tests.e2e.test_verdict import NORM, env_of
+
+
+class Row(NamedTuple):
+    exit_code: int
+    verdict: str
+    cause_class: str | None
+    repeat: str | None
+    severity: str | None
+    culprits: list[str]
+
+
+FLIP = f"debug.drill=flip_gradient@2:CPU1:{NORM}:3"
+NAN = "debug.drill=nan@2"
+NOBODY: list[str] = []
+OF_ALL = env_of({}, OUT_OF_MEMORY="1")
+VARYING = env_of({}, VARYING="1.0 7")
+MISMATCH = env_of({}, SETTINGS=json.dumps({"CPU1": "training.learning_rate=0.5"}))
+WRONG_SETTING = env_of({}, SETTINGS=json.dumps(dict.fromkeys(("CPU0", "CPU1"), "training.lr=x")))
+HEALTHY_STRAYS = env_of({}, IN_REPLAY=json.dumps({"CPU0": f"flip_gradient@1:all:{NORM}:4:always"}))
+ROWS = {
+    "odd, and again": (
+        ("--workers=3", REPLAYS, f"{FLIP}:always"),
+        {},
+        Row(21, "FAIL", "hardware", "persistent", "ISOLATE", ["CPU1"]),
+    ),
+    "changed by itself, and again": (
+        ("--workers=1", REPLAYS, f"debug.drill=flip@2:CPU0:{NORM}:3:always"),
+        {},
+        Row(21, "FAIL", "hardware", "persistent", "ISOLATE", ["CPU0"]),
+    ),
+    "odd, not again": (
+        ("--workers=3", REPLAYS, FLIP),
+        {},
+        Row(21, "SUSPECT", "hardware", "transient", "MONITOR", ["CPU1"]),
+    ),
+    "odd, not replayed": (
+        ("--workers=3", "launch.replay_s=0", FLIP),
+        {},
+        Row(21, "SUSPECT", "unknown", "not replayed", "MONITOR", ["CPU1"]),
+    ),
+    "differ, none can be named": (
+        ("--workers=2", "launch.replay_s=0", FLIP),
+        {},
+        Row(23, "INCONCLUSIVE", "unknown", "not replayed", "MONITOR", NOBODY),
+    ),
+    "a healthy replay strays": (
+        ("--workers=3", REPLAYS, FLIP),
+        HEALTHY_STRAYS,
+        Row(2, "INVALID", "software", None, "IGNORE", NOBODY),
+    ),
+    "a step does not repeat itself": (
+        ("--workers=1",),
+        VARYING,
+        Row(2, "INVALID", "software", None, "IGNORE", NOBODY),
+    ),
+    "not comparable": (
+        ("--workers=2",),
+        MISMATCH,
+        Row(2, "INVALID", "user", None, "IGNORE", NOBODY),
+    ),
+    "non-finite here": (
+        ("--workers=2", f"{NAN}:CPU1"),
+        {},
+        Row(20, "FAIL", "hardware", "transient", "ISOLATE", ["CPU1"]),
+    ),
+    "non-finite everywhere": (
+        ("--workers=2", NAN),
+        {},
+        Row(20, "INCONCLUSIVE", "software", "transient", "IGNORE", NOBODY),
+    ),
+    "non-finite in a run of one, and again": (
+        ("--workers=1", f"{NAN}:always"),
+        {},
+        Row(20, "INCONCLUSIVE", "software", "persistent", "IGNORE", NOBODY),
+    ),
+    "non-finite in a run of one, not again": (
+        ("--workers=1", NAN),
+        {},
+        Row(20, "SUSPECT", "unknown", "transient", "MONITOR", ["CPU0"]),
+    ),
+    "out of memory everywhere": (
+        ("--workers=2",),
+        OF_ALL,
+        Row(1, "INCONCLUSIVE", "software", None, "IGNORE", NOBODY),
+    ),
+    "the same setting refused everywhere": (
+        ("--workers=2",),
+        WRONG_SETTING,
+        Row(2, "INCONCLUSIVE", "user", None, "IGNORE", NOBODY),
+    ),
+    "slower than its equals": (
+        ("--workers=3", "--max-steps=60", "debug.drill=slow@12:CPU1:4x"),
+        {},
+        Row(0, "WARN", "hardware", None, "MONITOR", NOBODY),
+    ),
+    "nothing": ((), {}, Row(0, "PASS", None, None, None, NOBODY)),
+}
+
+
+@pytest.mark.parametrize("seen", ROWS)
+def test_each_row_has_its_verdict_class_severity_and_code(launcher: Launcher, seen: str) -> None:
+    arguments, env, expected = ROWS[seen]
+    assert found(launcher(*arguments, **env)) == expected
+
+
+def test_a_run_that_the_user_stopped_has_its_row(launcher: Launcher) -> None:
+    process = launcher.start("--max-steps=100000")
+    seen = read_until(process, "Step [1/")
+    process.send_signal(signal.SIGINT)
+    run = launcher.finish(process, seen)
+    assert found(run) == Row(130, "STOPPED", "user", None, "IGNORE", NOBODY)
+    assert run.report()["verdict"] == "INCONCLUSIVE"
+
+
+def found(run: Run) -> Row:
+    """Of the last worker, but where a drill says which."""
+    workers = [worker["name"] for worker in run.report()["workers"]]
+    worker = "CPU1" if "CPU1" in workers else "CPU0"
+    return Row(run.exit_code, *row(run, worker), run.report()["culprits"])
