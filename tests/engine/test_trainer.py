@@ -18,6 +18,7 @@ from model_check.errors import BrokenStateError, ConfigError, NonFiniteError
 from model_check.events import Break, Evidence, NonFinite, Phase
 from model_check.forensics.fingerprint import eager_fingerprint
 from model_check.forensics.fingerprint_kernel import Kernel
+from model_check.forensics.manifest import read_manifest
 from tests.engine.conftest import VOCABULARY, FakeBatch, FakeSource, Run
 
 MakeRun = Callable[..., Run]
@@ -318,7 +319,12 @@ def test_weights_that_are_not_finite_fail_the_run_although_every_loss_is(
     assert "NaN PARAMETER DETECTED [GPU 6]" in run.kept.lines
     (event,) = (event for event in run.kept.events if isinstance(event, NonFinite))
     assert (event.step, event.where, event.names) == (3, "weight", ["tok_embed.weight"])
-    assert not (tmp_path / "checkpoints").exists()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["dossier"]
+    manifest = read_manifest(tmp_path / "checkpoints" / "dossier")
+    assert (manifest.step, manifest.state_after) == (3, 4)
+    guilty = [name for name, tensor in manifest.tensors.items() if tensor.guilty]
+    assert guilty[0] == "weights/tok_embed.weight"
+    assert not any(name.startswith("gradients/") for name in manifest.tensors)
 
 
 def test_weights_that_are_not_finite_are_not_saved(tiny_run: MakeRun, tmp_path: Path) -> None:
@@ -327,7 +333,7 @@ def test_weights_that_are_not_finite_are_not_saved(tiny_run: MakeRun, tmp_path: 
     with pytest.raises(NonFiniteError, match=r"step 2.* not saved"):
         run()
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert names == ["step_1.pt", "step_2.pt"]
+    assert names == ["dossier", "step_1.pt", "step_2.pt"]
 
 
 def test_an_update_that_overflows_fails_the_run(tiny_run: MakeRun) -> None:
