@@ -36,7 +36,9 @@ ALLOWED = {
     "launcher.output": FLOOR | {"launcher.run_dir"},
     "launcher.telemetry": FLOOR | rooms(LAUNCHER, "gpus", "output", "run_dir", "verdict"),
     "launcher.supervise": FLOOR | rooms(LAUNCHER, "contain", "output", "plan", "verdict"),
-    "launcher.report": FLOOR | rooms(LAUNCHER, "run_dir", "telemetry", "verdict"),
+    "launcher.report": FLOOR
+    | rooms("model_check.forensics", "compare", "manifest")
+    | rooms(LAUNCHER, "run_dir", "telemetry", "verdict"),
     "launcher.doctor": FLOOR
     | rooms(LAUNCHER, "contain", "devices", "gpus", "install", "plan", "run_dir", "telemetry"),
     "launcher": FLOOR
@@ -51,7 +53,8 @@ ALLOWED = {
     "model_check.models": FLOOR,
     # what a dossier is: the launcher reads it, too, without torch
     "model_check.forensics.manifest": FLOOR,
-    "model_check.forensics": FLOOR | {"model_check.forensics.manifest"},
+    "model_check.forensics.compare": FLOOR | {"model_check.forensics.manifest"},
+    "model_check.forensics": FLOOR | rooms("model_check.forensics", "compare", "manifest"),
     # the format of the files: the export reads it, too
     "model_check.engine.checkpoint": FLOOR | {"model_check.forensics"},
     "model_check.engine": FLOOR
@@ -192,6 +195,11 @@ def test_preparing_data_starts_without_torch_and_transformers() -> None:
         "print([m for m in ('torch', 'transformers', 'datasets') if m in sys.modules])"
     )
     assert fresh(code).strip() == "[]"
+
+
+def test_dossiers_are_read_and_compared_without_torch() -> None:
+    code = "import model_check.forensics.__main__, sys; print('torch' in sys.modules)"
+    assert fresh(code).strip() == "False"
 
 
 def test_nobody_imports_the_launcher() -> None:

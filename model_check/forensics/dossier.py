@@ -265,7 +265,7 @@ def _left_out(
 def _why(tensor: Tensor, device: _Device) -> str:
     if not _can_be_kept(tensor):
         return "safetensors has no such type"
-    return device.failure or f"no room for its {tensor.nbytes:,} bytes"
+    return device.failure or "no room"
 
 
 def _contents(path: Path) -> dict[str, Any]:

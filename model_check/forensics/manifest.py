@@ -3,7 +3,7 @@ launcher reads dossiers, too."""
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -208,7 +208,16 @@ def places(path: Path, manifest: Manifest) -> dict[str, Place]:
         if place.end_byte > size:
             raise DamagedError(f"{path}: ends before the last value of {name}")
         found[name] = place
+    _refuse_overlap(path, found)
     return found
+
+
+def _refuse_overlap(path: Path, found: Mapping[str, Place]) -> None:
+    end = 0
+    for name, place in sorted(found.items(), key=lambda item: item[1]):
+        if place.first_byte < end and place.end_byte > place.first_byte:
+            raise DamagedError(f"{path}: the values of {name} lie over another tensor's")
+        end = max(end, place.end_byte)
 
 
 def _header(path: Path) -> tuple[int, dict[str, _Entry]]:
@@ -233,3 +242,12 @@ def _agree(entry: _Entry, kept: Kept) -> bool:
         and item_bytes > 0
         and end_byte - first_byte == (end - first) * item_bytes
     )
+
+
+def unraveled(place: int, shape: Iterable[int]) -> tuple[int, ...]:
+    """The index of element number `place`, counted row by row."""
+    index = []
+    for size in reversed(tuple(shape)):
+        place, within = divmod(place, size)
+        index.append(within)
+    return tuple(reversed(index))

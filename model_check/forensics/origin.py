@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from model_check.events import Origin
-from model_check.forensics.scan import BadTensor, counted, is_finite, unraveled
+from model_check.forensics.manifest import unraveled
+from model_check.forensics.scan import BadTensor, counted, is_finite
 
 HEAD, LOSS = "output", "loss"
 """The head is no module that is called: the loss reads its weight."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from model_check.forensics.manifest import unraveled
+
 NUM_SHOWN = 5
 _PIECE_NUMEL = 1 << 22
 """Elements that are looked at together: the masks of a whole matrix could exceed a full GPU."""
@@ -84,12 +86,3 @@ def counted(name: str, tensor: Tensor) -> BadTensor:
         finite_range=(min(lows), max(highs)) if lows else None,
         norm=math.hypot(*norms) if norms else None,
     )
-
-
-def unraveled(place: int, shape: Iterable[int]) -> tuple[int, ...]:
-    """The index of element number `place`, counted row by row."""
-    index = []
-    for size in reversed(tuple(shape)):
-        place, within = divmod(place, size)
-        index.append(within)
-    return tuple(reversed(index))
