@@ -11,6 +11,7 @@ from launcher import run_dir
 from launcher.report.files import lines_of
 from launcher.report.page import page
 from launcher.telemetry.health_result import with_health
+from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.judge import judge
 from launcher.verdict.live import Watch
 from launcher.verdict.record import Case, RunRecord
@@ -20,7 +21,8 @@ from launcher.verdict.slow import Slow
 from launcher.verdict.steps import History
 from model_check.config.schema import FAIL_ON
 from model_check.errors import UsageError
-from model_check.events import Telemetry, decode_gpu
+from model_check.events import Evidence, Telemetry, decode_gpu
+from model_check.forensics.manifest import DIFFERENCE, MANIFEST
 from model_check.utils.fingerprint import SCHEMA
 
 
@@ -40,6 +42,8 @@ def conclude(
     end, workers = record.end, record.ended
     assert end is not None, "a run that is over has an end"
     assert workers is not None
+    for found in end.disagreements:
+        _compare_dossiers(found, watch, directory)
     histories = {worker.name: watch.histories.get(worker.name, History()) for worker in workers}
     case = Case(record, end, workers, histories, watch.agreement.agreed_steps)
     judgement = judge(case)
@@ -50,6 +54,24 @@ def conclude(
     result = with_health(judgement.result, record.healths or {}, fail_on, slow)
     scope, fingerprints = scope_of(case, result), _last_steps(watch)
     return replace(judgement, result=replace(result, fingerprints=fingerprints, scope=scope))
+
+
+def _compare_dossiers(found: Disagreement, watch: Watch, directory: Path) -> None:
+    """Where those that differ, and one that does not, kept their state: which values differ, as
+    evidence. An earlier comparison stays."""
+    kept = [n for n in found.bits if (directory / "dossier" / n.lower() / MANIFEST).exists()]
+    suspects = [name for name in kept if name in found.odd] or kept[1:]
+    peers = [name for name in kept if name not in suspects]
+    for suspect in suspects if peers else ():
+        dossiers = [directory / "dossier" / name.lower() for name in (suspect, peers[0])]
+        path = dossiers[0] / DIFFERENCE
+        if not path.exists():
+            from model_check.forensics.compare import write_difference  # numpy: 0.1 s
+
+            with suppress(OSError):  # a full disk: the dossiers stay
+                write_difference(*dossiers)
+        if path.exists():
+            watch.histories[suspect].evidence.append(Evidence(path=str(path), what="difference"))
 
 
 def _last_steps(watch: Watch) -> list[LastStep]:

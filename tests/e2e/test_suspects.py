@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import DEADLINE_S, Launcher, Run
+from tests.e2e.conftest import DEADLINE_S, ROOT, Launcher, Run
 from tests.e2e.test_in_step import events, pid_of
 from tests.e2e.test_replay import REPLAYS, row
 from tests.e2e.test_run import read_until
@@ -48,7 +50,23 @@ def test_the_odd_one_and_a_healthy_one_leave_the_same_slice_of_the_same_step(
     assert list(odd["tensors"]) == list(healthy["tensors"])
     assert next(iter(odd["tensors"])) == GUILTY
     assert odd["tensors"][GUILTY]["guilty"]
-    assert str(run.directory / "dossier/cpu1/manifest.json") in evidence(run, "CPU1")
+    dossier = run.directory / "dossier/cpu1"
+    assert evidence(run, "CPU1") == [str(dossier / n) for n in ("manifest.json", "difference.json")]
+    difference = json.loads((dossier / "difference.json").read_text())
+    assert difference["peer"] == "CPU0"
+    momentum = difference["tensors"][f"exp_avg/{NORM}"]
+    assert momentum["num_differing"] == 1
+    assert momentum["first"][0]["index"] == [0]
+    told = subprocess.run(
+        [sys.executable, "-m", "model_check.forensics", str(dossier)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    assert f"exp_avg/{NORM}" in told.stdout
 
 
 def test_of_two_that_differ_both_leave_theirs(launcher: Launcher) -> None:
