@@ -160,6 +160,8 @@ def judge(case: Case) -> Judgement:
         summary=text,
         culprits=_culprits(case, [cause for cause, _ in causes]),
         disagreement=end.disagreement,
+        further=list(end.further),
+        replays=list(end.replays),
         workers=rows,
         leftovers=list(end.leftovers),
         dropped_lines=end.dropped_lines,

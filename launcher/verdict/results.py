@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.health import Health
+from launcher.verdict.record import Replay
 from launcher.verdict.severity import CauseClass, Repeat, Severity
 from launcher.verdict.slow import Slow
 from model_check.events import Scalar
@@ -117,10 +118,15 @@ class RunResult(Struct, frozen=True, kw_only=True):
     summary: str
     culprits: list[str]
     disagreement: Disagreement | None
+    """The first."""
     workers: list[WorkerResult]
     leftovers: list[int]
     dropped_lines: int
     run: dict[str, Any]
+    further: list[Disagreement] = []
+    """Found later, where the run went on without those that were named (launch.on_suspect)."""
+    replays: list[Replay] = []
+    """What came of computing the steps to each fault again."""
     fingerprints: list[LastStep] = []
     """Of a run that came to its last step."""
     scope: Scope | None = None

@@ -3,6 +3,7 @@ on a healthy one."""
 
 import json
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -250,6 +251,17 @@ def test_what_cannot_be_replayed_is_one_line(
     assert told.returncode == 2, told.stdout
     (line,) = told.stdout.splitlines()
     assert message in line
+
+
+def test_a_gpu_that_is_gone_is_told_with_its_uuid(passed: Launcher) -> None:
+    run = passed.cwd / "gone"
+    shutil.copytree(passed.cwd / "run", run)
+    record = json.loads((run / "run.json").read_text())
+    gpus = {name: {"uuid": f"GPU-of-{name}"} for name in record["workers"]}
+    (run / "run.json").write_text(json.dumps(record | {"device": "cuda", "gpus": gpus}))
+    told = passed.verb("replay", "gone", "CPU1")
+    assert told.returncode == 69, told.stdout
+    assert "not here any more: CPU1 (GPU-of-CPU1), CPU0 (GPU-of-CPU0)" in told.stdout
 
 
 @pytest.fixture(scope="module")
