@@ -1,6 +1,6 @@
 """A run that is over -> its verdict, its evidence in the run directory, report.json and .html."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -59,19 +59,25 @@ def conclude(
 def _compare_dossiers(found: Disagreement, watch: Watch, directory: Path) -> None:
     """Where those that differ, and one that does not, kept their state: which values differ, as
     evidence. An earlier comparison stays."""
-    kept = [n for n in found.bits if (directory / "dossier" / n.lower() / MANIFEST).exists()]
+    dossiers = {name: directory / "dossier" / name.lower() for name in found.bits}
+    kept = [name for name, path in dossiers.items() if (path / MANIFEST).exists()]
     suspects = [name for name in kept if name in found.odd] or kept[1:]
-    peers = [name for name in kept if name not in suspects]
-    for suspect in suspects if peers else ():
-        dossiers = [directory / "dossier" / name.lower() for name in (suspect, peers[0])]
-        path = dossiers[0] / DIFFERENCE
+    # One that is healthy beside several suspects kept its state for each.
+    peers = [p.parent for n in kept if n not in suspects for p in dossiers[n].rglob(MANIFEST)]
+    for suspect in suspects:
+        path = dossiers[suspect] / DIFFERENCE
         if not path.exists():
-            from model_check.forensics.compare import write_difference  # numpy: 0.1 s
-
-            with suppress(OSError):  # a full disk: the dossiers stay
-                write_difference(*dossiers)
+            _compare_with_one(dossiers[suspect], peers)
         if path.exists():
             watch.histories[suspect].evidence.append(Evidence(path=str(path), what="difference"))
+
+
+def _compare_with_one(suspect: Path, peers: Sequence[Path]) -> None:
+    """With the first that kept the state after the same step."""
+    from model_check.forensics.compare import write_difference  # numpy: 0.1 s
+
+    with suppress(OSError):  # a full disk: the dossiers stay
+        any(write_difference(suspect, peer) for peer in peers)
 
 
 def _last_steps(watch: Watch) -> list[LastStep]:

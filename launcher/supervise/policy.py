@@ -143,7 +143,7 @@ def ended_early(workers: Sequence[WorkerView], now: float, limits: Limits) -> li
     """The workers that ended well so long ago while others still work."""
     if all(worker.returncode is not None for worker in workers):
         return []
-    ended = [worker for worker in workers if worker.returncode == 0]
+    ended = [w for w in workers if w.returncode == 0 and w.dismissal is None]
     return [worker for worker in ended if now >= worker.ended_at + limits.early_s]
 
 

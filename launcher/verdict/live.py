@@ -59,6 +59,8 @@ class Watch(Observer):
         self._goes_on = goes_on
         self._dismissed: dict[str, Dismissal] = {}
         self._news: list[str] = []
+        self._later: list[tuple[str, Step | Evaluation]] = []
+        """What was told while a fault was settled; compared when the others go on."""
         # Of each kind the latest: where a report is rebuilt, nobody takes them.
         self._commands: dict[tuple[str, type[Command]], Command] = {}
         for pace in set(self._paces.values()):
@@ -153,8 +155,16 @@ class Watch(Observer):
         return None
 
     def _compare(self, worker: str, event: Step | Evaluation) -> None:
-        if self._settling is None and (found := self.agreement.record(worker, event)):
-            self._settle(found)
+        if self._settling is None:
+            if (found := self.agreement.record(worker, event)) is not None:
+                self._settle(found)
+        elif self._goes_on:
+            self._later.append((worker, event))
+
+    def _compare_later(self) -> None:
+        later, self._later = self._later, []
+        for worker, event in later:
+            self._compare(worker, event)
 
     def _settle(self, found: Disagreement) -> None:
         pace = self._paces[next(iter(found.bits))]
@@ -204,6 +214,7 @@ class Watch(Observer):
         if self._may_go_on_without(settling.suspects, settling.pace):
             self._settling = None
             self._put_aside(settling)
+            self._compare_later()
             return self._advance(now)
         self._tell(settling.commands())
         return stop

@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.verdict.live import Watch
-from launcher.verdict.observer import NEVER
+from launcher.verdict.observer import NEVER, Dismissal
 from launcher.verdict.record import Stop
 from launcher.verdict.settling import GO_S, KEEP_S, KEPT_BYTES_PER_S, SETTLE_S, SETTLE_STEPS
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_UNNAMED, EXIT_USAGE
@@ -293,3 +293,58 @@ def test_a_worker_alone_that_changed_is_waited_for_until_it_ends() -> None:
     assert seen.tick(5.0) is None
     seen.on_end("a")
     assert seen.tick(6.0) is not None
+
+
+def going_on(*names: str) -> Watch:
+    seen = Watch(dict.fromkeys(names, "H100"), max_lead=2, dossier_bytes=1e9, goes_on=True)
+    tell(seen, *((name, step(number)) for number in range(3) for name in names))
+    return seen
+
+
+def test_the_others_go_on_without_the_odd_one_and_are_compared_in_each_step() -> None:
+    seen = going_on(*"abcd")
+    tell(seen, *((name, step(3, OTHER if name == "b" else SAME)) for name in "abcd"))
+    tell(seen, *((name, step(4)) for name in "abcd"))  # they had credit
+    assert not seen.dismissed
+    vectors = [(name, Vectors(step=3)) for name in "abcd"]
+    assert not tell(seen, *vectors)
+    assert seen.dismissed == {"b": Dismissal.AWAITED}
+    assert "the others go on without b" in seen.news()[0]
+    told = seen.commands()
+    assert ("b", Dump(step=5, of_step=3)) in told
+    assert [name for name, command in told if command == Credit(step=6)] == ["a", "c", "d"]
+    tell(seen, *((name, step(5)) for name in "acd"))
+    assert seen.agreement.agreed_steps["a"] == 6
+    tell(seen, ("b", Kept(step=5)), ("a", Kept(step=5)))
+    assert seen.dismissed == {"b": Dismissal.GIVEN_UP}
+    assert ("b", Go()) in seen.commands()
+
+
+def test_a_second_odd_one_that_told_while_the_first_was_settled_is_found() -> None:
+    seen = going_on(*"abcd")
+    tell(seen, *((name, step(3, OTHER if name == "b" else SAME)) for name in "abcd"))
+    tell(seen, *((name, step(4, OTHER if name == "c" else SAME)) for name in "abcd"))
+    tell(seen, *((name, Vectors(step=3)) for name in "abcd"))
+    assert [found.odd for found in seen.disagreements] == [("b",), ("c",)]
+    asked = [name for name, command in seen.commands() if command == AskVectors(step=4)]
+    assert asked == ["a", "c", "d"]
+
+
+def test_one_that_changes_while_another_is_settled_is_left_behind_too() -> None:
+    seen = going_on(*"abcd")
+    tell(seen, *((name, step(3, OTHER if name == "b" else SAME)) for name in "abcd"))
+    tell(seen, ("c", Break(step=4, quantity="weights", tensor="w")))
+    assert seen.dismissed == {"c": Dismissal.AWAITED}
+    tell(seen, *((name, Vectors(step=3)) for name in "abd"))
+    assert seen.dismissed.keys() == {"b", "c"}
+
+
+def test_where_nobody_is_named_or_left_the_run_ends_all_the_same() -> None:
+    seen = going_on("a", "b")
+    tell(seen, ("a", step(3)), ("b", step(3, OTHER)))
+    tell(seen, ("a", Vectors(step=3)), ("b", Vectors(step=3)))
+    (stop,) = tell(seen, ("a", Kept(step=5)), ("b", Kept(step=5)))
+    assert stop.exit_code == EXIT_UNNAMED
+    alone = Watch({"a": "H100"}, max_lead=2, dossier_bytes=0.0, goes_on=True)
+    broke = Break(step=3, quantity="weights", tensor="w")
+    assert len(tell(alone, ("a", broke), ("a", Kept(step=4)))) == 1
