@@ -76,7 +76,7 @@ def write_dossier(
     named = {_text(name): tensor.detach() for name, tensor in tensors}
     order = [_text(name) for name in guilty]
     path, device = directory / TENSORS, _Device()
-    room, shortened = min(most_bytes, free := _free_bytes(directory)), None
+    room, shortened = min(most_bytes, free := _prepare(directory)), None
     if _num_bytes(_chosen(named, order, most_bytes)) > room:
         shortened = f"disk: room for {free >> 20:,} MiB, {LEFT_FREE_BYTES >> 20} MiB left free"
     parts = _chosen(named, order, room)
@@ -144,7 +144,7 @@ def _text(name: str) -> str:
     return name.encode(errors="backslashreplace").decode()
 
 
-def _free_bytes(directory: Path) -> int:
+def _prepare(directory: Path) -> int:
     """Make the directory, set aside what is in it; how much of the disk a dossier may take."""
     with hold_unlinked(directory, make=True) as held:
         names = held.names()

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from model_check.forensics.manifest import unraveled
 
 NUM_SHOWN = 5
-_PIECE_NUMEL = 1 << 22
-"""Elements that are looked at together: the masks of a whole matrix could exceed a full GPU."""
+_PIECE_NUMEL = 1 << 20
+"""Elements that are looked at together: the masks of a whole matrix could exceed a full GPU, and a
+CPU's cache."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,16 @@ def counted(name: str, tensor: Tensor) -> BadTensor:
     flat = tensor.detach().reshape(-1)
     for at, piece in enumerate(torch.split(flat, _PIECE_NUMEL)):
         finite = piece.isfinite()
-        num_nan += int(piece.isnan().sum())  # sync
-        num_inf += int(piece.isinf().sum())  # sync
-        if first is None and not bool(finite.all()):  # sync
-            first = at * _PIECE_NUMEL + int((~finite).to(torch.uint8).argmax())  # sync
-        if bool(finite.any()):  # sync
-            rest = piece[finite]
-            lows.append(float(rest.min()))  # sync
-            highs.append(float(rest.max()))  # sync
-            norms.append(float(torch.linalg.vector_norm(rest.double())))  # sync
+        if not bool(finite.all()):  # sync
+            num_nan += int(piece.isnan().sum())  # sync
+            num_inf += int(piece.isinf().sum())  # sync
+            if first is None:
+                first = at * _PIECE_NUMEL + int((~finite).to(torch.uint8).argmax())  # sync
+            piece = piece[finite]
+        if piece.numel():
+            lows.append(float(piece.min()))  # sync
+            highs.append(float(piece.max()))  # sync
+            norms.append(float(torch.linalg.vector_norm(piece.double())))  # sync
     return BadTensor(
         name=name,
         shape=tuple(tensor.shape),
