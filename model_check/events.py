@@ -405,11 +405,25 @@ class Trouble(_Event, frozen=True, kw_only=True, tag="trouble"):
 GpuEvent = Watched | Telemetry | Counters | Xid | Trouble
 """What the launcher's telemetry reports about a worker's GPU during a run."""
 
-decode: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
+
+def _decoder(kind: Any) -> Callable[[bytes], Any]:
+    read = msgspec.json.Decoder(kind).decode
+
+    def decode(line: bytes) -> Any:
+        try:
+            return read(line)
+        # It is not UTF-8, or nested without end: no errors of msgspec's own.
+        except (UnicodeDecodeError, RecursionError) as error:
+            raise msgspec.DecodeError(str(error)) from error
+
+    return decode
+
+
+decode: Callable[[bytes], Event] = _decoder(Event)
 """Reads one line; raises msgspec.DecodeError (ValidationError included) when it is not an event."""
-decode_gpu: Callable[[bytes], GpuEvent] = msgspec.json.Decoder(GpuEvent).decode
+decode_gpu: Callable[[bytes], GpuEvent] = _decoder(GpuEvent)
 """`decode`, for a line about a GPU."""
-decode_command: Callable[[bytes], Command] = msgspec.json.Decoder(Command).decode
+decode_command: Callable[[bytes], Command] = _decoder(Command)
 """`decode`, for a line to a worker."""
 
 

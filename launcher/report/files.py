@@ -33,5 +33,5 @@ def lines_of(path: Path, decode: Callable[[bytes], T]) -> Iterator[T]:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     for line in lines:
         # The last line of a run that was cut short is none.
-        with suppress(msgspec.DecodeError, RecursionError):
+        with suppress(msgspec.DecodeError):
             yield decode(line)

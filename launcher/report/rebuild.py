@@ -100,7 +100,8 @@ def read_record(directory: Path) -> RunRecord:
         record = msgspec.convert(document, RunRecord, str_keys=True)
     except OSError as error:
         raise UsageError(f"{path}: not a run directory: {error.strerror}") from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    # What is not UTF-8 is a ValueError, as is every error of msgspec.
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: damaged, or not a run of ours: {error}") from error
     if (record.end is None) != (record.ended is None):
         raise UsageError(f"{path}: damaged: it needs `end` and `ended`, or neither")

@@ -129,7 +129,7 @@ def _last_written(directory: Path) -> float:
 
 
 def _ended_run(directory: Path) -> EndedRun | None:
-    with suppress(OSError, msgspec.MsgspecError):
+    with suppress(OSError, ValueError, RecursionError):
         return msgspec.json.decode(content_of(directory / "report.json"), type=EndedRun)
     return None
 

@@ -122,6 +122,12 @@ def test_a_report_that_is_made_again_makes_a_run_no_younger(runs: Runs) -> None:
     assert list(runs.listed()) == [str(old), str(new)]
 
 
+def test_a_report_that_is_damaged_is_none(runs: Runs) -> None:
+    directory = runs.ended("true")
+    (directory / "report.json").write_bytes(b'{"verdict": "\xff", "exit_code": 0, "summary": ""}')
+    assert runs.listed()[str(directory)]["exit_code"] is None
+
+
 def test_open_names_the_newest_report_or_the_one_that_is_asked_for(runs: Runs) -> None:
     good, bad = age(runs.ended("true")), runs.ended("exit 7")
     page = "\n".join(("import os, sys", "open('opened', 'a').write(sys.argv[1])"))

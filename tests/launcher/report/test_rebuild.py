@@ -87,9 +87,10 @@ def test_what_is_no_record_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"schema": 1')
     with pytest.raises(UsageError, match="damaged, or not a run of ours"):
         rebuild([str(tmp_path)], print)
-    (tmp_path / "run.json").write_text('{"schema": ' + "[" * 100_000)
-    with pytest.raises(UsageError, match="damaged, or not a run of ours"):
-        rebuild([str(tmp_path)], print)
+    for text in ('{"schema": ' + "[" * 100_000, '{"schema": 1, "host": "\udcff"}'):
+        (tmp_path / "run.json").write_bytes(os.fsencode(text))
+        with pytest.raises(UsageError, match="damaged, or not a run of ours"):
+            rebuild([str(tmp_path)], print)
 
 
 def test_a_worker_whose_name_is_none_of_a_file_is_one_message(tmp_path: Path) -> None:
@@ -121,9 +122,10 @@ def test_another_users_link_in_place_of_a_run_is_not_followed(tmp_path: Path) ->
         rebuild([str(link)], print)
 
 
-def test_an_event_that_is_nested_without_end_is_passed_over(tmp_path: Path) -> None:
-    nested = '{"kind": "phase", "unknown": ' + "[" * 100_000
-    (tmp_path / "cpu0.events.jsonl").write_text(nested)
+@pytest.mark.parametrize("damage", [b"[" * 100_000, b'"\xff"}'])
+def test_an_event_that_is_damaged_is_passed_over(tmp_path: Path, damage: bytes) -> None:
+    line = b'{"kind": "done", "exit_code": 7, "error": ' + damage
+    (tmp_path / "cpu0.events.jsonl").write_bytes(line)
     assert rebuild([str(written(tmp_path))], lambda line: None) == 0
 
 

@@ -360,6 +360,17 @@ def test_events_reach_the_observer_the_file_and_the_reason(lab: Lab) -> None:
     assert sum("can't be read" in line for line in lab.shown) == 1
 
 
+@pytest.mark.parametrize(
+    "line", [b'{"kind":"done","exit_code":0,"error":"\xff"}', b'{"kind":"done","x":' + b"[" * 9999]
+)
+def test_an_event_that_no_worker_of_ours_would_send_ends_no_run(lab: Lab, line: bytes) -> None:
+    code = SAYS + f"os.write(fd, {line!r} + b'\\n')"
+    outcome = lab.run(python(code, repr(encode(Beat(t=1)))), events=True)
+    assert outcome.end.exit_code == 0
+    assert (lab.dir / "w0.events.jsonl").read_bytes().endswith(line + b"\n")
+    assert sum("can't be read" in line for line in lab.shown) == 1
+
+
 def test_an_observer_can_end_a_run(lab: Lab, stop_on_first_event: Observe) -> None:
     code = SAYS + "time.sleep(1000)"
     argv = python(code, repr(encode(Beat(t=1))))
