@@ -22,7 +22,8 @@ def fallbacks(environ: Mapping[str, str]) -> dict[str, str]:
     checkpoints of its own.
     """
     home = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '~'}/.cache"
-    ours = Path(home).expanduser() / "model_check"
+    # Not Path.expanduser: it raises where nobody knows a home.
+    ours = Path(os.path.expanduser(home)) / "model_check"
     if not ours.is_absolute() or not _can_be_made(ours):
         return {}
     instead = {"data.cache_dir": "datasets", "system.checkpoint_dir": f"checkpoints/{_here()}"}

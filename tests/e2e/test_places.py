@@ -78,3 +78,19 @@ def test_without_a_home_to_write_to_the_message_names_the_working_directory(
     assert run.returncode == 2
     assert ".cache/datasets" in run.stdout + run.stderr
     assert "Traceback" not in run.stdout + run.stderr
+
+
+def test_a_user_whose_home_nobody_knows_has_no_such_place(tmp_path: Path) -> None:
+    code = (
+        "import os; from model_check.config.places import fallbacks\n"
+        "os.setresuid(4711, 4711, 4711); print(fallbacks(os.environ))"
+    )
+    env = {name: text for name, text in os.environ.items() if name not in ("HOME", "USER")}
+    done = subprocess.run(
+        (sys.executable, "-c", code),
+        env={**env, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "{}\n", done.stderr
