@@ -130,6 +130,7 @@ class Victim:
         """One that hangs is killed, and a violation."""
         own = {"HOME": str(self._home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         own |= {"PATH": os.environ["PATH"], "MODEL_CHECK_LOCK_DIR": str(self.place / "locks")}
+        own["MODEL_CHECK_HISTORY_FILE"] = ""
         process = subprocess.Popen(
             command,
             cwd=self.place / cwd,

@@ -151,6 +151,7 @@ class Stage:
         config = self._directory / "tiny.json"
         config.write_text(json.dumps(TINY))
         env = {**os.environ, **self._own, "DATASET_CACHE_DIR": str(self._directory / "cache")}
+        env["MODEL_CHECK_HISTORY_FILE"] = ""
         return self._start(
             env, ("--config", str(config), "--max-steps=1000000"), "Step [2/", helpers=1
         )

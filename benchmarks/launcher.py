@@ -131,7 +131,7 @@ def launched(
     directory = Path(tempfile.mkdtemp(prefix="launcher-benchmark-"))
     worker = [sys.executable, "-I", "-S", str(WORKER), str(directory), str(num_workers), *mode]
     argv = command(num_workers, worker, directory)
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MODEL_CHECK_HISTORY_FILE": ""}
     with (directory / "terminal").open("wb") as file, (directory / "stderr").open("wb") as errors:
         stdout = subprocess.PIPE if terminal == "pipe" else file
         started = time.monotonic()

@@ -168,7 +168,7 @@ def play_run(case: Case, cache: Path, directory: Path) -> Result:
     done = subprocess.run(
         (*shell, "--workers", "1", f"debug.drill={case.drill}"),
         cwd=directory,
-        env={**os.environ, "DATASET_CACHE_DIR": str(cache)},
+        env={**os.environ, "DATASET_CACHE_DIR": str(cache), "MODEL_CHECK_HISTORY_FILE": ""},
         capture_output=True,
         text=True,
         timeout=300,

@@ -30,6 +30,7 @@ def main() -> None:
         file.write_text(scenario(fake_gpu(i, utilization=9, more=more) for i in range(NUM_GPUS)))
         env = environment(build(directory), file)
         env |= {"PYTHONPATH": str(ROOT), "MODEL_CHECK_LOCK_DIR": str(directory / "locks")}
+        env["MODEL_CHECK_HISTORY_FILE"] = ""
         print(f"{NUM_GPUS} GPUs; share of one core over {seconds:g} s, resident memory")
         for interval_s in INTERVALS_S:
             print(_steady(directory, env, interval_s, seconds))

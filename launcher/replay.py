@@ -18,8 +18,9 @@ from launcher.plan import Place, ReplayPlan, plan_replay
 from launcher.report.files import lines_of
 from launcher.supervise.outcome import Outcome
 from launcher.supervise.supervisor import Supervisor
+from launcher.verdict.disagreement import Replay
 from launcher.verdict.live import Watch
-from launcher.verdict.record import Replay, RunRecord
+from launcher.verdict.record import RunRecord
 from launcher.verdict.replay import (
     Attempt,
     Question,

@@ -22,8 +22,9 @@ from launcher.replay import replay
 from launcher.report.closing import closing_lines
 from launcher.report.conclude import conclude, write
 from launcher.report.rebuild import as_it_ended, read_record, watched_again
+from launcher.verdict.disagreement import Replay
 from launcher.verdict.live import Watch
-from launcher.verdict.record import Replay, RunRecord
+from launcher.verdict.record import RunRecord
 from launcher.verdict.replay import Question, question_about, questions_of
 from launcher.verdict.severity import Repeat
 from model_check.config.arguments import Parser

@@ -24,12 +24,13 @@ from launcher.plan import WorkerSpec, plan_prepare
 from launcher.replay import questions_to, replay
 from launcher.report.closing import closing_lines, resume_line
 from launcher.report.conclude import conclude, write
+from launcher.report.gpu_history import GpuHistory, path_of, remember
 from launcher.supervise.outcome import Outcome
 from launcher.supervise.policy import PATIENCE
 from launcher.supervise.supervisor import Supervisor
 from launcher.verdict.live import Watch
 from launcher.verdict.record import RunEnd, RunRecord
-from launcher.verdict.results import RunResult
+from launcher.verdict.results import Judgement, RunResult
 from model_check.config.derived import failing_severities
 from model_check.config.load import to_json
 from model_check.errors import InternalError, ModelCheckError, StorageError
@@ -76,6 +77,8 @@ class Run:
             goes_on=settings.on_suspect == "continue",
         )
         self._monitor = _monitor(launch, printer)
+        # Now: a path may be relative to a working directory that is gone at the end.
+        self._history = _history(launch)
 
     def carry_out(self) -> int:
         started = time.monotonic()
@@ -99,7 +102,7 @@ class Run:
             healths=self._monitor.healths if self._monitor else {},
         )
         self._replay(outcome)
-        judgement = conclude(self._record, self._watch, self._directory)
+        judgement = self._remember(conclude(self._record, self._watch, self._directory))
         self._write_reports(judgement.result)
         self._tell_what_is_left()
         tail = self._launch.loaded.settings.logging.tail_lines
@@ -164,6 +167,16 @@ class Run:
         replays = replay(questions, *run, self._printer, outcome)
         self._record = replace(self._record, end=replace(self._record.end, replays=replays))
 
+    def _remember(self, judgement: Judgement) -> Judgement:
+        """Judge by what the history holds of these workers, too, and add to it."""
+        if self._history is None:
+            return judgement
+        judgement, faults, problem = remember(judgement, self._history)
+        self._record = replace(self._record, earlier_faults=faults or None)
+        if problem is not None:
+            self._printer.say(f"history: {problem}")
+        return judgement
+
     def _write_record(self) -> None:
         record = msgspec.to_builtins(self._record, str_keys=True)
         run_dir.write(self._directory / "run.json", record)
@@ -195,6 +208,12 @@ def _monitor(launch: Launch, printer: Printer) -> "Monitor | None":
     from launcher.telemetry.monitor import Monitor
 
     return Monitor(uuids, launch.context.run_dir, interval_s, printer.say)
+
+
+def _history(launch: Launch) -> GpuHistory | None:
+    """None: the settings ask for none."""
+    path = path_of(launch.loaded.settings.launch.history_file, launch.context.environ)
+    return None if path is None else GpuHistory(path)
 
 
 def _read_data(path: Path) -> dict[str, Any]:

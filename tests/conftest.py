@@ -48,7 +48,13 @@ CAPABILITIES: dict[str, Callable[[], bool]] = {
 }
 
 
+HISTORY_FILE = "MODEL_CHECK_HISTORY_FILE"
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    # What the machine's GPUs did in tests is not their history. Processes with an environment of
+    # their own make it of this one.
+    os.environ[HISTORY_FILE] = ""
     # nohup, and a script's job in the background, ignore these, and so would all that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGHUP, signal.SIGQUIT):
@@ -79,6 +85,18 @@ def pytest_runtest_makereport(
         why = call.excinfo.value if call.excinfo else "no reason"
         report.longrepr = f"MODEL_CHECK_REQUIRE={','.join(asked)}, and it was skipped: {why}"
     return report
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_default_history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No run of any test is in the history of this machine."""
+    from launcher.report.gpu_history import path_of
+
+    yield
+    default, ours = path_of(None, os.environ), str(tmp_path_factory.getbasetemp())
+    assert default is not None
+    is_told = default.exists() and ours in default.read_text()
+    assert not is_told, f"{default}: a test started a launcher without {HISTORY_FILE}="
 
 
 @pytest.fixture

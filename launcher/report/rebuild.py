@@ -18,6 +18,7 @@ from launcher.report.files import content_of, lines_of
 from launcher.telemetry.health import Record
 from launcher.verdict.health import Health
 from launcher.verdict.live import Watch
+from launcher.verdict.past import isolated
 from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
 from launcher.verdict.results import Judgement
 from launcher.verdict.steps import History
@@ -71,7 +72,8 @@ def _rebuilt(directory: Path) -> Judgement:
     record = read_record(directory)
     watch = watched_again(record, directory)
     record = as_it_ended(record, directory, watch)
-    return conclude(record, watch, directory.absolute(), run_dir.kept)
+    judgement = conclude(record, watch, directory.absolute(), run_dir.kept)
+    return isolated(judgement, record.earlier_faults or {})
 
 
 def as_it_ended(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Set
 from msgspec import Struct
 from msgspec.structs import replace
 
+from launcher.verdict.severity import Repeat
 from model_check.events import Scalar, Vectors
 from model_check.utils.fingerprint import describe_flip, flipped, label
 from model_check.utils.words import listed
@@ -94,6 +95,27 @@ class Mismatch(Struct, frozen=True):
     def __str__(self) -> str:
         values = ", ".join(f"{worker} {value}" for worker, value in self.values.items())
         return f"not comparable: the workers differ in {self.key}: {values}"
+
+
+class Replay(Struct, frozen=True, kw_only=True):
+    """What came of it; run.json keeps it."""
+
+    to_step: int
+    from_step: int = 0
+    """It began with this step: not 0 from a checkpoint."""
+    times: int = 0
+    """How often the steps were computed again."""
+    repeats: Mapping[str, Repeat] = {}
+    """Suspect -> whether its fault came again; nothing of one of which that is not known."""
+    is_software: bool = False
+    """A healthy worker gave other bits than in the run: nobody is named."""
+    said: str = ""
+    """In words, for the end of a sentence."""
+    disagreement: Disagreement | None = None
+    """The first difference between the replays, where the steps were computed last."""
+
+    def repeat_of(self, worker: str) -> Repeat:
+        return self.repeats.get(worker, Repeat.NOT_REPLAYED)
 
 
 def minority(bits: Mapping[str, str]) -> Set[str]:

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from launcher.verdict.disagreement import Disagreement, Mismatch
+from launcher.verdict.disagreement import Disagreement, Mismatch, Replay
 from launcher.verdict.health import Health
-from launcher.verdict.severity import Repeat
+from launcher.verdict.past import EarlierFaults
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_SIGNAL_BASE
 
@@ -57,27 +57,6 @@ class Stop(Struct, frozen=True):
     tied: tuple[str, ...] = ()
     """Names of the workers that failed together: it is unknown which was first, so none is
     blamed."""
-
-
-class Replay(Struct, frozen=True, kw_only=True):
-    """What came of it; run.json keeps it."""
-
-    to_step: int
-    from_step: int = 0
-    """It began with this step: not 0 from a checkpoint."""
-    times: int = 0
-    """How often the steps were computed again."""
-    repeats: Mapping[str, Repeat] = {}
-    """Suspect -> whether its fault came again; nothing of one of which that is not known."""
-    is_software: bool = False
-    """A healthy worker gave other bits than in the run: nobody is named."""
-    said: str = ""
-    """In words, for the end of a sentence."""
-    disagreement: Disagreement | None = None
-    """The first difference between the replays, where the steps were computed last."""
-
-    def repeat_of(self, worker: str) -> Repeat:
-        return self.repeats.get(worker, Repeat.NOT_REPLAYED)
 
 
 class RunEnd(Stop, frozen=True, kw_only=True):
@@ -149,11 +128,16 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended: tuple[WorkerEnd, ...] | None = None
     healths: dict[str, Health | None] | None = None
     """Of the workers whose GPUs were watched; None: nothing was told of the GPU."""
+    earlier_faults: dict[str, EarlierFaults] | None = None
+    """What the history held when the run was over, of the workers that it concerned: a report that
+    is made again, maybe elsewhere, says the same."""
 
     @property
     def asked(self) -> dict[str, Any]:
         """What report.json repeats: all but how the run ended."""
-        without_end = msgspec.structs.replace(self, end=None, ended=None, healths=None)
+        without_end = msgspec.structs.replace(
+            self, end=None, ended=None, healths=None, earlier_faults=None
+        )
         asked: dict[str, Any] = msgspec.to_builtins(without_end)
         return asked
 

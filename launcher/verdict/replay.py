@@ -12,10 +12,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.verdict.agreement import compare
-from launcher.verdict.disagreement import Disagreement
+from launcher.verdict.disagreement import Disagreement, Replay
 from launcher.verdict.live import Watch
 from launcher.verdict.observer import NEVER, Observer
-from launcher.verdict.record import Replay, RunEnd, Stop
+from launcher.verdict.record import RunEnd, Stop
 from launcher.verdict.severity import Repeat
 from model_check.errors import EXIT_HANG, EXIT_USAGE
 from model_check.events import Break, Command, Event, Step

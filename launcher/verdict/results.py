@@ -6,9 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from launcher.verdict.disagreement import Disagreement
+from launcher.verdict.disagreement import Disagreement, Replay
 from launcher.verdict.health import Health
-from launcher.verdict.record import Replay
 from launcher.verdict.severity import CauseClass, Repeat, Severity
 from launcher.verdict.slow import Slow
 from model_check.events import Scalar

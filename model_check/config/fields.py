@@ -42,13 +42,22 @@ class Field(Struct, frozen=True):
     @property
     def on_resume(self) -> str:
         """`must_equal`, `tell` or `silent` (schema.py says what they mean)."""
-        return next((str(m.extra["on_resume"]) for m in _metas(self.type) if m.extra), "")
+        return str(self._extra("on_resume"))
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether an empty text is a value of it."""
+        return bool(self._extra("may_be_empty"))
 
     @property
     def doc(self) -> str:
         """What the setting means; empty where the schema does not say."""
         section, _, key = self.name.rpartition(".")
         return meanings(sections()[section]).get(key, "")
+
+    def _extra(self, key: str) -> Any:
+        extras = (meta.extra or {} for meta in _metas(self.type))
+        return next((extra[key] for extra in extras if key in extra), "")
 
 
 @functools.cache
@@ -172,7 +181,7 @@ def _checked_value(field: Field, value: Any, where: str, text: bool) -> Any:
         if text or reason.startswith("Invalid") or isinstance(error, UnicodeEncodeError):
             reason = field.type_name.replace("bool", "true or false")
         raise ConfigError(f"{given}: expected {reason}") from error
-    if converted == "":
+    if converted == "" and not field.may_be_empty:
         raise ConfigError(f"{where}: {field.name} is empty")
     if isinstance(converted, str) and _SURROGATE.search(converted):
         raise ConfigError(f"{given}: not valid UTF-8 (settings are written to JSON)")

@@ -35,9 +35,13 @@ Layer = tuple[str, dict[str, Any]]
 SCHEMA = 1
 PRESETS_DIR = PROJECT / "config" / "presets"
 
-# The environment carries a worker's place in its run, not settings; these two variables are
-# documented exceptions.
-ENVIRONMENT = {"DATASET_CACHE_DIR": "data.cache_dir", "HF_HUB_OFFLINE": "data.offline"}
+# The environment carries a worker's place in its run, not settings; these variables are documented
+# exceptions.
+ENVIRONMENT = {
+    "DATASET_CACHE_DIR": "data.cache_dir",
+    "HF_HUB_OFFLINE": "data.offline",
+    "MODEL_CHECK_HISTORY_FILE": "launch.history_file",
+}
 
 # huggingface_hub's own words for yes. It takes anything else for no; we refuse anything else.
 _HUB_WORDS = {"1": "true", "ON": "true", "YES": "true", "TRUE": "true"}
@@ -123,7 +127,8 @@ def _upper_layers(request: Request) -> list[Layer]:
     """What a person says, in its order: file, environment, overrides, flags."""
     layers = [] if request.config_file is None else [_file_layer(request.config_file)]
     for variable, name in ENVIRONMENT.items():
-        if text := request.environ.get(variable):
+        text = request.environ.get(variable)
+        if text or (text == "" and all_fields()[name].may_be_empty):
             text = _HUB_WORDS.get(text.upper(), text) if variable == "HF_HUB_OFFLINE" else text
             layers.append((variable, flatten({name: text}, variable, text=True)))
     layers += [(override, _parse_override(override)) for override in request.overrides]

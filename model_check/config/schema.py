@@ -53,6 +53,9 @@ TELL = Meta(extra={"on_resume": "tell"})
 # No step changes, or another check covers it: the data has an identity of its own.
 SILENT = Meta(extra={"on_resume": "silent"})
 
+# Of a text that is an answer when it is empty: none. Any other empty text is refused.
+MAY_BE_EMPTY = Meta(extra={"may_be_empty": True})
+
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
@@ -359,6 +362,10 @@ class LaunchSettings(_Section, frozen=True):
     hang_timeout_s: Annotated[NonNegative, SILENT] = 300.0
     """Seconds of silence after which a worker counts as hanging; 0: never. Start-up and compilation
     get 10 times as long."""
+    history_file: Annotated[str | None, SILENT, MAY_BE_EMPTY] = None
+    """Where each run adds a line a worker, and learns whether a GPU has had a transient fault
+    before; null: /var/lib/model-check/history.jsonl for root, for others
+    model-check/history.jsonl in $XDG_STATE_HOME (~/.local/state); empty: no history is kept."""
 
 
 class Settings(_Section, frozen=True):

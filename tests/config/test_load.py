@@ -94,6 +94,18 @@ def test_each_source_is_laid_over_the_ones_before_it(tmp_path: Path) -> None:
     assert loaded.sources["training.weight_decay"] == "default"
 
 
+def test_an_empty_text_is_a_value_where_it_means_none(tmp_path: Path) -> None:
+    name = "MODEL_CHECK_HISTORY_FILE"
+    assert resolve().settings.launch.history_file is None
+    assert resolve("launch.history_file=").settings.launch.history_file == ""
+    assert resolve(environ={name: ""}).settings.launch.history_file == ""
+    assert resolve(environ={name: "null"}).settings.launch.history_file is None
+    assert resolve("launch.history_file=h", environ={name: ""}).settings.launch.history_file == "h"
+    file = written(tmp_path / "again.json", to_json(resolve(environ={name: ""}).settings).decode())
+    assert resolve(config_file=file).settings.launch.history_file == ""
+    assert resolve(environ={"DATASET_CACHE_DIR": ""}).sources["data.cache_dir"] == "default"
+
+
 @pytest.mark.parametrize(("gpu", "preset"), [(True, "production"), (False, "cpu")])
 def test_without_a_preset_the_device_chooses_one(gpu: bool, preset: str) -> None:
     assert resolve(gpu=gpu).preset == preset

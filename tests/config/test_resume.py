@@ -41,7 +41,7 @@ RULES = {
         "tail_lines",
         "debug": "dump_tensors drill profile_steps",
         "launch": "gpus require_idle workers mode grace_s telemetry_interval_s expect_gpus "
-        "fail_on fail_on_health hang_timeout_s",
+        "fail_on fail_on_health hang_timeout_s history_file",
     },
 }
 RULE_OF = {

@@ -63,6 +63,14 @@ def test_a_run_of_an_older_version_is_rebuilt_without_the_keys_that_it_lacks(
     assert run["command"] == ["--", "true"]
 
 
+def test_what_the_history_held_is_no_part_of_what_was_asked(tmp_path: Path) -> None:
+    faults = {"CPU0": {"count": 1, "first_time": "2026-02-01T08:00:00", "first_run_dir": "/first"}}
+    assert rebuild([str(written(tmp_path, earlier_faults=faults))], lambda line: None) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert "earlier_faults" not in report["run"]
+    assert (report["workers"][0]["verdict"], report["workers"][0]["cause"]) == ("PASS", None)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -2,8 +2,9 @@
 
 import pytest
 
+from launcher.verdict.disagreement import Replay
 from launcher.verdict.live import Watch
-from launcher.verdict.record import Replay, RunEnd, Stop
+from launcher.verdict.record import RunEnd, Stop
 from launcher.verdict.replay import (
     NUM_OF_OTHER_BITS,
     NUM_OF_SAME_BITS,

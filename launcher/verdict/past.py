@@ -1,0 +1,118 @@
+"""What a GPU did in earlier runs, and what follows from it for a run that is over. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from launcher.verdict.results import Judgement, RunResult, Verdict, WorkerResult
+from launcher.verdict.severity import CauseClass, Repeat, Severity
+
+SCHEMA = 1
+
+
+class PastRun(Struct, frozen=True, kw_only=True):
+    """One worker of one run: a line of the history."""
+
+    schema: int = SCHEMA
+    time: str
+    """When the run was over: ISO 8601, with the zone."""
+    host: str
+    worker: str
+    uuid: str | None
+    """Of its GPU, as the next two; null: a CPU worker."""
+    pci_bus_id: str | None
+    model: str | None
+    verdict: str
+    exit_code: int
+    """Of the run."""
+    cause: str | None
+    cause_class: str | None
+    severity: str | None
+    repeat: str | None
+    steps: int
+    run_dir: str | None
+    is_drill: bool
+    """A fault was injected into the run."""
+
+    @property
+    def unit(self) -> tuple[str, ...]:
+        """What has a history: a GPU wherever it is plugged in, a CPU worker by host and name."""
+        return (self.uuid,) if self.uuid else (self.host, self.worker)
+
+
+def is_transient(row: PastRun | WorkerResult) -> bool:
+    """The hardware computed other bits, and not when it computed the same again."""
+    found = (row.verdict, row.cause_class, row.repeat)
+    return found == (Verdict.SUSPECT, CauseClass.HARDWARE, Repeat.TRANSIENT)
+
+
+class EarlierFaults(Struct, frozen=True):
+    """The transient faults that the history holds of a worker that has just had another one."""
+
+    count: int
+    first_time: str
+    first_run_dir: str | None
+
+    def __str__(self) -> str:
+        time = "the second time" if self.count == 1 else f"{self.count + 1} times now"
+        return f"{time}: first {self.first_time[:16].replace('T', ' ')}, {self.first_run_dir}"
+
+
+def past_runs(result: RunResult, now: datetime) -> list[PastRun]:
+    """What the history keeps of a run that was over at `now`."""
+    return [
+        _past_run(result, worker, now.isoformat(timespec="seconds")) for worker in result.workers
+    ]
+
+
+def _past_run(result: RunResult, worker: WorkerResult, time: str) -> PastRun:
+    gpu = worker.gpu or {}
+    return PastRun(
+        time=time,
+        host=result.run["host"],
+        worker=worker.name,
+        uuid=gpu.get("uuid"),
+        pci_bus_id=gpu.get("pci_bus_id"),
+        model=gpu.get("name"),
+        verdict=worker.verdict,
+        exit_code=result.exit_code,
+        cause=worker.cause,
+        cause_class=worker.cause_class,
+        severity=worker.severity,
+        repeat=worker.repeat,
+        steps=worker.steps,
+        run_dir=result.run.get("run_dir"),
+        is_drill=result.run.get("drill") is not None,
+    )
+
+
+def earlier_faults(now: Sequence[PastRun], past: Iterable[PastRun]) -> dict[str, EarlierFaults]:
+    """Worker of `now` -> its earlier transient faults, where it has another one now. Drills have a
+    history of their own. `past`, the oldest first, is not looked at where nothing needs it."""
+    wanted = {(run.unit, run.is_drill): run.worker for run in now if is_transient(run)}
+    found: dict[str, EarlierFaults] = {}
+    for run in past if wanted else ():
+        worker = wanted.get((run.unit, run.is_drill))
+        if worker is not None and is_transient(run):
+            before = found.get(worker) or EarlierFaults(0, run.time, run.run_dir)
+            found[worker] = replace(before, count=before.count + 1)
+    return found
+
+
+def isolated(judgement: Judgement, faults: Mapping[str, EarlierFaults]) -> Judgement:
+    """A transient fault is watched; the second one of a worker takes its GPU out of service."""
+    rows = judgement.result.workers
+    again = {row.name: faults[row.name] for row in rows if row.name in faults and is_transient(row)}
+    rows = [_isolated(row, again[row.name]) if row.name in again else row for row in rows]
+    return replace(
+        judgement,
+        result=replace(judgement.result, workers=rows),
+        # The run's summary does not tell of earlier runs.
+        unexplained=judgement.unexplained | again.keys(),
+    )
+
+
+def _isolated(row: WorkerResult, earlier: EarlierFaults) -> WorkerResult:
+    return replace(row, severity=Severity.ISOLATE, cause=f"{row.cause}; {earlier}")

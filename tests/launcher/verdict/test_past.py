@@ -1,0 +1,147 @@
+"""What earlier runs say of a run that is over."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from launcher.verdict.past import EarlierFaults, PastRun, earlier_faults, isolated, past_runs
+from launcher.verdict.results import Judgement, RunResult, Verdict, WorkerResult
+from launcher.verdict.severity import CauseClass, Repeat, Severity
+
+NOW = datetime(2026, 3, 1, 12, 30, 5, tzinfo=UTC)
+UUID = "GPU-5d1c92ab-0000-4000-8000-000000000000"
+GPU = {"uuid": UUID, "pci_bus_id": "00000000:1B:00.0", "name": "NVIDIA H100"}
+
+
+def row(**changes: Any) -> WorkerResult:
+    usual: dict[str, Any] = {
+        "name": "GPU3",
+        "verdict": Verdict.SUSPECT,
+        "cause": "differs from the majority at step 5",
+        "steps": 6,
+        "loss_first": None,
+        "loss_last": None,
+        "tokens_per_s": None,
+        "peak_memory_bytes": None,
+        "duration_s": 1.0,
+        "returncode": 0,
+        "gpu": GPU,
+        "cause_class": CauseClass.HARDWARE,
+        "severity": Severity.MONITOR,
+        "repeat": Repeat.TRANSIENT,
+    }
+    return WorkerResult(**usual | changes)
+
+
+def judgement(*rows: WorkerResult, **run: Any) -> Judgement:
+    result = RunResult(
+        verdict=Verdict.SUSPECT,
+        exit_code=21,
+        summary="GPU3 differs",
+        culprits=["GPU3"],
+        disagreement=None,
+        workers=list(rows or (row(),)),
+        leftovers=[],
+        dropped_lines=0,
+        run={"host": "box", "run_dir": "/runs/now", "drill": None} | run,
+    )
+    return Judgement(result, frozenset(), frozenset())
+
+
+def past(time: str = "2026-02-01T08:00:00+01:00", **changes: Any) -> PastRun:
+    (run,) = past_runs(judgement(run_dir="/runs/first").result, NOW)
+    return replace(run, time=time, **changes)
+
+
+def found(*earlier: PastRun, now: Judgement | None = None) -> dict[str, EarlierFaults]:
+    return earlier_faults(past_runs((now or judgement()).result, NOW), earlier)
+
+
+def test_a_line_says_what_a_gpu_did_in_a_run() -> None:
+    (run,) = past_runs(judgement(drill="flip@1:GPU3").result, NOW)
+    assert (run.time, run.host, run.worker) == ("2026-03-01T12:30:05+00:00", "box", "GPU3")
+    assert (run.uuid, run.pci_bus_id, run.model) == (UUID, "00000000:1B:00.0", "NVIDIA H100")
+    assert (run.verdict, run.exit_code, run.steps) == ("SUSPECT", 21, 6)
+    assert (run.cause_class, run.severity, run.repeat) == ("hardware", "MONITOR", "transient")
+    assert (run.run_dir, run.is_drill) == ("/runs/now", True)
+
+
+def test_the_second_transient_fault_of_a_gpu_takes_it_out_of_service() -> None:
+    second = isolated(judgement(), found(past()))
+    (changed,) = second.result.workers
+    assert changed.severity is Severity.ISOLATE
+    said = "; the second time: first 2026-02-01 08:00, /runs/first"
+    assert changed.cause == f"differs from the majority at step 5{said}"
+    assert second.unexplained == {"GPU3"}
+    assert (second.result.verdict, second.result.exit_code) == (Verdict.SUSPECT, 21)
+
+
+def test_a_report_made_again_that_finds_no_such_fault_isolates_nothing() -> None:
+    persistent = judgement(row(verdict=Verdict.FAIL, repeat=Repeat.PERSISTENT))
+    assert isolated(persistent, found(past())) == persistent
+
+
+def test_the_first_one_changes_nothing() -> None:
+    assert isolated(judgement(), found()) == judgement()
+
+
+def test_more_than_two_are_counted_from_the_first() -> None:
+    times = ("2026-02-01T08:00:00", "2026-02-02T08:00:00", "2026-02-03T08:00:00")
+    (faults,) = found(*map(past, times)).values()
+    assert str(faults) == "4 times now: first 2026-02-01 08:00, /runs/first"
+
+
+def test_a_gpu_keeps_its_history_in_another_slot_of_another_host() -> None:
+    assert found(past(host="old", worker="GPU0", pci_bus_id="0"))
+    assert not found(past(uuid="GPU-another"))
+
+
+def test_a_cpu_worker_has_a_history_by_host_and_name() -> None:
+    cpu = judgement(row(name="CPU1", gpu=None))
+    (same,) = past_runs(cpu.result, NOW)
+    assert found(same, now=cpu).keys() == {"CPU1"}
+    assert not found(replace(same, host="old"), replace(same, worker="CPU0"), now=cpu)
+
+
+def test_drills_count_among_drills_alone() -> None:
+    drill = judgement(drill="flip@1:GPU3")
+    assert not found(past(is_drill=True))
+    assert not found(past(), now=drill)
+    assert found(past(is_drill=True), now=drill)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"verdict": "FAIL"},
+        {"verdict": "A NEW ONE"},
+        {"repeat": "persistent"},
+        {"repeat": "not replayed"},
+        {"repeat": None},
+        {"cause_class": "unknown"},
+        {"cause_class": None},
+    ],
+    ids=str,
+)
+def test_only_what_was_transient_and_of_the_hardware_counts(changes: dict[str, Any]) -> None:
+    assert not found(past(**changes))
+
+
+def test_a_run_that_needs_no_history_reads_none() -> None:
+    def forbidden() -> Iterator[PastRun]:
+        raise AssertionError("it was read")
+        yield
+
+    passed = row(verdict=Verdict.PASS, cause=None, cause_class=None, severity=None, repeat=None)
+    persistent = row(verdict=Verdict.FAIL, repeat=Repeat.PERSISTENT)
+    now = past_runs(judgement(passed, persistent).result, NOW)
+    assert earlier_faults(now, forbidden()) == {}
+
+
+def test_each_worker_has_its_own() -> None:
+    other = row(name="GPU4", gpu=GPU | {"uuid": "GPU-another"})
+    changed = isolated(judgement(row(), other), found(past())).result.workers
+    assert [each.severity for each in changed] == [Severity.ISOLATE, Severity.MONITOR]
