@@ -33,6 +33,7 @@ verbs (run.sh VERB --help):
   report RUN_DIR ...      rebuild the reports of finished runs
   replay RUN_DIR          compute the steps to a fault once more
   runs [open | clear]     your run directories: list, a report, clear the old
+  history [UUID]          what became of each GPU in your runs, since ever
   prepare [OPTIONS]       the token cache alone: build, --list, --verify, --gc
   export CHECKPOINT OUT   what transformers loads, made of a checkpoint
   train TEXT [OPTIONS]    train on your own text: one worker, checkpoints
@@ -86,7 +87,17 @@ _ABOUT = {
 }
 """Verb -> what its help says above and below the options."""
 
-VERBS = ("doctor", "config", "report", "replay", "runs", "prepare", "export", "train")
+VERBS = (
+    "doctor",
+    "config",
+    "report",
+    "replay",
+    "runs",
+    "history",
+    "prepare",
+    "export",
+    "train",
+)
 """They come first on a command line."""
 
 

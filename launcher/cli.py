@@ -92,6 +92,8 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
             return _replay(rest, environ)
         case ["runs", *rest]:
             return _runs(rest, environ)
+        case ["history", *rest]:
+            return _history(rest, environ)
         case ["train", *rest]:
             return _run(argv, environ, parse_train(rest, environ))
         case ["prepare", *rest]:
@@ -193,3 +195,10 @@ def _replay(argv: list[str], environ: Mapping[str, str]) -> int:
     from launcher.replay_again import replay_again
 
     return replay_again(argv, NvmlProbe(), environ, sys.stdout.fileno())
+
+
+def _history(argv: list[str], environ: Mapping[str, str]) -> int:
+    from launcher.report.history import history
+
+    _refuse_lost_directory()
+    return history(argv, environ, _show)

@@ -97,7 +97,9 @@ def test_a_report_that_cannot_be_written_is_told_all_the_same(tmp_path: Path) ->
     assert done.stdout.splitlines()[-1].endswith(b"(exit code 7)")
 
 
-@pytest.mark.parametrize("verb", [("--dry-run",), ("doctor",), ("prepare",), ("--", "true")])
+@pytest.mark.parametrize(
+    "verb", [("--dry-run",), ("doctor",), ("history",), ("prepare",), ("--", "true")]
+)
 def test_a_working_directory_that_is_gone_is_told(tmp_path: Path, verb: tuple[str, ...]) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -128,7 +130,7 @@ def test_verbs_become_the_programs_that_they_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    ["", "doctor", "config show", "report", "runs", "prepare", "export", "train"],
+    ["", "doctor", "config show", "report", "runs", "history", "prepare", "export", "train"],
 )
 def test_every_help_has_examples_and_fits_80_columns(tmp_path: Path, verb: str) -> None:
     done = start(tmp_path, *verb.split(), "--help")
@@ -174,7 +176,7 @@ def test_a_setting_of_any_bytes_is_refused_in_a_line(tmp_path: Path) -> None:
     "command",
     [
         *([*(verb.split()), "--help"] for verb in ("", "doctor", "config show", "report", "train")),
-        *([verb, "--help"] for verb in ("prepare", "export")),
+        *([verb, "--help"] for verb in ("history", "prepare", "export")),
         *(["help"], ["help", "doctor"]),
     ],
     ids=" ".join,
