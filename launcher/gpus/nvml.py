@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from launcher.contain.linux import die_with_parent
@@ -198,6 +199,7 @@ def _gpu(nvml: Nvml, handle: Any, index: int, bus_id: str) -> Fields:
     shared = {
         "index": index,
         "pci_bus_id": bus_id,
+        "serial": _serial(nvml, handle),
         "compute_mode": _compute_mode(nvml, handle),
         "temperature_c": nvml.ask(
             "nvmlDeviceGetTemperature", handle, nvml.module.NVML_TEMPERATURE_GPU
@@ -209,6 +211,13 @@ def _gpu(nvml: Nvml, handle: Any, index: int, bus_id: str) -> Fields:
     if mode is not None and mode[0]:
         gpu |= {"mig_enabled": True, "mig_devices": [*_mig_devices(nvml, handle, shared)]}
     return gpu
+
+
+def _serial(nvml: Nvml, handle: Any) -> str | None:
+    # It lies in the infoROM: a GPU whose infoROM is damaged can be used all the same.
+    with suppress(CallFailed):
+        return str(nvml.call("nvmlDeviceGetSerial", handle))
+    return None
 
 
 def _device(nvml: Nvml, handle: Any) -> Fields:

@@ -40,6 +40,8 @@ class Gpu(Struct, frozen=True):
     """`GPU-…`, or `MIG-…` for an instance."""
     name: str
     pci_bus_id: str = ""
+    serial: str | None = None
+    """Of the board, as its label shows it; a MIG instance has its parent's."""
     total_mib: int | None = None
     used_mib: int | None = None
     reserved_mib: int | None = None

@@ -21,8 +21,9 @@ class PastRun(Struct, frozen=True, kw_only=True):
     host: str
     worker: str
     uuid: str | None
-    """Of its GPU, as the next two; null: a CPU worker."""
+    """Of its GPU, as the next three; null: a CPU worker, or not told."""
     pci_bus_id: str | None
+    serial: str | None
     model: str | None
     verdict: str
     exit_code: int
@@ -75,6 +76,7 @@ def _past_run(result: RunResult, worker: WorkerResult, time: str) -> PastRun:
         worker=worker.name,
         uuid=gpu.get("uuid"),
         pci_bus_id=gpu.get("pci_bus_id"),
+        serial=gpu.get("serial"),
         model=gpu.get("name"),
         verdict=worker.verdict,
         exit_code=result.exit_code,

@@ -642,17 +642,19 @@ def test_what_fails_a_run_is_a_list_of_known_words(
 
 
 def test_each_gpu_has_its_history_by_its_uuid(box: Any, tmp_path: Path) -> None:
+    two = [fake_gpu(index, more={"serial": f"165402300000{index}"}) for index in range(2)]
     to = {"MODEL_CHECK_HISTORY_FILE": str(tmp_path / "history.jsonl")}
     quiet = "launch.telemetry_interval_s=0"
-    assert box(EIGHT[:2])("--run-dir", "one", quiet, "--", "true", **to).returncode == 0
-    failed = box(EIGHT[1:2])("--run-dir", "two", quiet, "--", "sh", "-c", "exit 7", **to)
+    assert box(two)("--run-dir", "one", quiet, "--", "true", **to).returncode == 0
+    failed = box(two[1:])("--run-dir", "two", quiet, "--", "sh", "-c", "exit 7", **to)
     assert failed.returncode == 7
     lines = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
     assert [(line["uuid"], line["verdict"]) for line in lines] == [
-        (EIGHT[0].uuid, "PASS"),
-        (EIGHT[1].uuid, "PASS"),
-        (EIGHT[1].uuid, "FAIL"),
+        (two[0].uuid, "PASS"),
+        (two[1].uuid, "PASS"),
+        (two[1].uuid, "FAIL"),
     ]
+    assert [line["serial"][-1] for line in lines] == ["0", "1", "1"]
     assert all(line["pci_bus_id"] and line["model"] for line in lines)
-    shown = box([])("history", EIGHT[1].uuid, **to).stdout
+    shown = box([])("history", two[1].uuid, **to).stdout
     assert [line.split()[2] for line in shown.splitlines() if "  GPU" in line] == ["PASS", "FAIL"]

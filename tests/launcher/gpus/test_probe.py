@@ -43,6 +43,13 @@ def test_eight_gpus_are_read_in_pci_order(box: MakeBox) -> None:
     assert snapshot["notes"] == []
 
 
+@pytest.mark.parametrize("code", [3, 14, 999])
+def test_a_gpu_that_cannot_tell_its_serial_number_is_one(box: MakeBox, code: int) -> None:
+    gpus = [fake_gpu(index, more={"serial": f"165402300000{index}"}) for index in range(2)]
+    snapshot = box(gpus, [fault("DeviceGetSerial", 1, code)]).snapshot()
+    assert [gpu["serial"] for gpu in snapshot["gpus"]] == ["1654023000000", None]
+
+
 def test_a_mask_changes_nothing(box: MakeBox) -> None:
     snapshot = box([fake_gpu(0), fake_gpu(1)]).snapshot(CUDA_VISIBLE_DEVICES="1")
     assert len(snapshot["gpus"]) == 2

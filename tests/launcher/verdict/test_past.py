@@ -13,7 +13,7 @@ from launcher.verdict.severity import CauseClass, Repeat, Severity
 
 NOW = datetime(2026, 3, 1, 12, 30, 5, tzinfo=UTC)
 UUID = "GPU-5d1c92ab-0000-4000-8000-000000000000"
-GPU = {"uuid": UUID, "pci_bus_id": "00000000:1B:00.0", "name": "NVIDIA H100"}
+GPU = {"uuid": UUID, "pci_bus_id": "00000000:1B:00.0", "name": "NVIDIA H100", "serial": "7"}
 
 
 def row(**changes: Any) -> WorkerResult:
@@ -64,6 +64,7 @@ def test_a_line_says_what_a_gpu_did_in_a_run() -> None:
     (run,) = past_runs(judgement(drill="flip@1:GPU3").result, NOW)
     assert (run.time, run.host, run.worker) == ("2026-03-01T12:30:05+00:00", "box", "GPU3")
     assert (run.uuid, run.pci_bus_id, run.model) == (UUID, "00000000:1B:00.0", "NVIDIA H100")
+    assert run.serial == "7"
     assert (run.verdict, run.exit_code, run.steps) == ("SUSPECT", 21, 6)
     assert (run.cause_class, run.severity, run.repeat) == ("hardware", "MONITOR", "transient")
     assert (run.run_dir, run.is_drill) == ("/runs/now", True)
