@@ -24,6 +24,7 @@ from launcher.report.conclude import conclude, write
 from launcher.report.rebuild import as_it_ended, read_record, watched_again
 from launcher.verdict.disagreement import Replay
 from launcher.verdict.live import Watch
+from launcher.verdict.past import isolated
 from launcher.verdict.record import RunRecord
 from launcher.verdict.replay import Question, question_about, questions_of
 from launcher.verdict.severity import Repeat
@@ -170,6 +171,7 @@ def _conclude(
     record = replace(record, end=replace(record.end, replays=(*others, found)))
     run_dir.write(directory / "run.json", msgspec.to_builtins(record, str_keys=True))
     judgement = conclude(record, watch, directory, run_dir.kept)
+    judgement = isolated(judgement, record.earlier_faults or {})
     write(judgement.result, directory)
     for line in closing_lines(judgement, directory, tail_lines=0):
         printer.say(line)

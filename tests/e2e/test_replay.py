@@ -273,3 +273,18 @@ def passed(tmp_path_factory: pytest.TempPathFactory, token_cache: Path) -> Launc
     launcher = Launcher(directory, token_cache, config)
     assert launcher("--max-steps=1").exit_code == 0
     return launcher
+
+
+def test_the_second_transient_fault_of_a_worker_takes_it_out_of_service(
+    launcher: Launcher,
+) -> None:
+    env = {"MODEL_CHECK_HISTORY_FILE": str(launcher.cwd / "history.jsonl")}
+    first = replayed(launcher, f"debug.drill={ONCE}", **env)
+    assert row(first, "CPU1") == ("SUSPECT", "hardware", "transient", "MONITOR")
+    second = replayed(launcher, f"debug.drill={ONCE}", "--run-dir", "second", **env)
+    assert second.exit_code == 21, second.output
+    assert "CPU1: ISOLATE (hardware, transient)" in second.output
+    assert "; the second time: first " in second.output
+    listed = launcher.verb("history", "CPU1", "--file", env["MODEL_CHECK_HISTORY_FILE"])
+    assert listed.returncode == 0, listed.stdout
+    assert listed.stdout.count("transient") >= 2
