@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,7 @@ def launch(lab: Lab) -> Iterator[Launch]:
     """Start a supervisor as a process; `prefix` goes before its command line (`nohup`, `sh -c`);
     `then`: the workers of a second run in the same process. `is_job`: in a process group of its own
     in our session, as a shell with job control starts it, not in a session of its own. `in_step`:
-    the workers are one group."""
+    the workers are one group. `constants`: `MODULE.NAME` of launcher.supervise -> another value."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(
@@ -42,10 +42,11 @@ def launch(lab: Lab) -> Iterator[Launch]:
         then: Sequence[Sequence[str]] = (),
         is_job: bool = False,
         in_step: bool = False,
+        constants: Mapping[str, float] | None = None,
     ) -> OwnProcess:
         limits = {"grace_s": grace_s, "silence_s": silence_s}
         plan = {"dir": str(lab.dir), "limits": limits, "commands": commands, "then": then}
-        plan["in_step"] = in_step
+        plan |= {"in_step": in_step, "constants": dict(constants or {})}
         driver = (sys.executable, str(Path(__file__).with_name("driver.py")), json.dumps(plan))
         process = subprocess.Popen(
             (*prefix, *driver),

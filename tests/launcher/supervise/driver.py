@@ -1,5 +1,6 @@
 """Run a supervisor as a program: the plan is the only argument, the exit code is the run's."""
 
+import importlib
 import json
 import os
 import signal
@@ -18,6 +19,9 @@ from model_check.utils.requests import REQUESTS
 
 def main() -> int:
     plan = json.loads(sys.argv[1])
+    for where, value in plan.get("constants", {}).items():
+        module, name = where.split(".")
+        setattr(importlib.import_module(f"launcher.supervise.{module}"), name, value)
     run_dir = Path(plan["dir"])
     printer = Printer(sys.stdout.fileno(), run_dir / "launcher.log")
     specs, limits = _specs(plan["commands"], run_dir), Limits(**plan["limits"])

@@ -49,13 +49,25 @@ def sh(code: str) -> tuple[str, ...]:
     return ("/bin/sh", "-c", code)
 
 
-def is_alive(pid: int) -> bool:
-    """Zombies are dead: only their entry is left."""
+def state_of(pid: int) -> str:
+    """A letter, as in /proc; X: nobody has this pid."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+        return "X"
+    return stat.rpartition(")")[2].split()[0]
+
+
+def is_alive(pid: int) -> bool:
+    """Zombies are dead: only their entry is left."""
+    return state_of(pid) not in "ZX"
+
+
+def wait_until_stopped(*pids: int) -> None:
+    for pid in pids:
+        while (state := state_of(pid)) != "T":
+            assert state not in "ZX"
+            os.sched_yield()
 
 
 def wait_until_dead(pids: Sequence[int]) -> None:
@@ -73,6 +85,33 @@ def wait_until_dead(pids: Sequence[int]) -> None:
 
 def open_fds() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
+
+
+class Clock:
+    """For limits: while `is_held()`, a thousandth of the time passes, so that no limit is reached
+    on a machine that stalls those for whom a test waits."""
+
+    def __init__(self, is_held: Callable[[], bool]) -> None:
+        self._is_held = is_held
+        self.now = self._seen = time.monotonic()
+
+    def __call__(self) -> float:
+        seen = time.monotonic()
+        self.now += (seen - self._seen) * (0.001 if self._is_held() else 1)
+        self._seen = seen
+        return self.now
+
+
+def since(is_so: Callable[[], bool]) -> Clock:
+    """A clock that is held until it is so for the first time."""
+    seen: list[bool] = []
+
+    def is_held() -> bool:
+        if not seen and is_so():
+            seen.append(True)
+        return not seen
+
+    return Clock(is_held)
 
 
 @dataclass
@@ -104,9 +143,10 @@ class Lab:
         grace_s: float = 30.0,
         silence_s: float = 0.0,
         observe: Observe | Observer = ignore,
+        clock: Callable[[], float] = time.monotonic,
     ) -> Outcome:
         specs = self.specs(*commands, events=events)
-        return self.supervise(specs, grace_s, silence_s, observe)
+        return self.supervise(specs, grace_s, silence_s, observe, clock)
 
     def supervise(
         self,
@@ -133,6 +173,11 @@ class Lab:
 
     def log(self, name: str) -> bytes:
         return (self.dir / f"{name}.log").read_bytes()
+
+    def text(self, name: str) -> str:
+        """Of a file that may not be there yet."""
+        path = self.dir / name
+        return path.read_text() if path.exists() else ""
 
     def pids(self) -> dict[str, int]:
         """Every `NAME.pid` that a worker or its child has left."""

@@ -4,19 +4,31 @@ import os
 import platform
 import re
 import signal
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from launcher.contain import processes
 from launcher.output.printer import Printer
 from launcher.supervise.hang import ANSWER_S, find_py_spy
 from launcher.supervise.outcome import Outcome
 from launcher.supervise.policy import Limits
+from launcher.supervise.stacks import Work, work_of, work_since
 from launcher.supervise.supervisor import Supervisor
 from model_check.events import Event, NonFinite, Phase, Scalar, Step, encode
-from tests.launcher.supervise.lab import Hears, Lab, Launch, python, sh
+from tests.launcher.supervise.lab import (
+    DEADLINE_S,
+    Clock,
+    Hears,
+    Lab,
+    Launch,
+    python,
+    sh,
+    since,
+    state_of,
+)
 
 ONE = (1.0).hex()
 STEP = Step(step=0, loss=ONE, grad_norm=ONE, lr=0.1, ms=1.0, tokens=1)
@@ -32,7 +44,9 @@ def say():
 def loses_itself(then=say):
     then()
     while True: time.sleep(1000)
+print(os.getpid(), file=open(f"{os.environ['LAB']}/{NAME}.pid", "w"))
 """
+WorkOfThreads = dict[int, Work]
 
 
 def worker(name: str, code: str, offered: int | None = signal.SIGRTMIN + 7) -> tuple[str, ...]:
@@ -42,30 +56,59 @@ def worker(name: str, code: str, offered: int | None = signal.SIGRTMIN + 7) -> t
     return python(f"NAME, EVENTS = {name!r}, {events!r}\n{PREAMBLE}\n{code}")
 
 
+@dataclass
 class Hours:
-    """A clock that jumps far beyond every limit once all of `num` workers have made a step: as if
-    they had been silent for so long, not as if nobody had run (`pause_s`)."""
+    """A clock that jumps far beyond every limit once all workers have made a step: as if they had
+    been silent for so long, not as if nobody had run (`pause_s`). Then it is held until all have
+    answered, and W0 has done enough; when the second question is out, until that is answered."""
 
-    def __init__(self, num: int, then: Callable[[], None] = lambda: None) -> None:
-        self._missing = num
-        self._then = then
-        self._jump_s = 0.0
+    lab: Lab
+    num_workers: int
+    num_answers: int
+    """Of each worker; 0: nobody will answer."""
+    then: Callable[[], None]
+    """Called before the jump."""
+    is_enough: Callable[[WorkOfThreads], bool]
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(self._is_held)
+        self._missing = self.num_workers
+        self._jumped_at: float | None = None
+        self._before: WorkOfThreads = {}
 
     def on_event(self, worker: str, event: Event) -> None:
         self._missing -= isinstance(event, Step)
-        if self._missing == 0 and not self._jump_s:
-            self._then()
-            self._jump_s = 3600.0
+        if self._missing == 0 and self._jumped_at is None:
+            self.then()
+            self._before = work_of(self.lab.pids()["w0"])
+            self.clock.now += 3600.0
+            self._jumped_at = self.clock.now
 
-    def clock(self) -> float:
-        return time.monotonic() + self._jump_s
+    def _is_held(self) -> bool:
+        if self._jumped_at is None or self.num_answers == 0:
+            return False
+        waited_s = self.clock.now - self._jumped_at
+        wanted = self.num_answers if waited_s > 0.75 * ANSWER_S else 1
+        return waited_s < ANSWER_S and not (self._have_answered(wanted) and self._has_worked())
+
+    def _have_answered(self, num: int) -> bool:
+        """The main thread is the last that faulthandler writes."""
+        texts = [stacks(self.lab, f"w{n}") for n in range(self.num_workers)]
+        return all(text.count("in <module>") >= num for text in texts)
+
+    def _has_worked(self) -> bool:
+        return self.is_enough(work_since(self._before, work_of(self.lab.pids()["w0"])))
 
 
 def hang(
-    lab: Lab, *commands: tuple[str, ...], then: Callable[[], None] = lambda: None
+    lab: Lab,
+    *commands: tuple[str, ...],
+    answers: int = 1,
+    then: Callable[[], None] = lambda: None,
+    is_enough: Callable[[WorkOfThreads], bool] = lambda work: True,
 ) -> tuple[Outcome, str]:
     """How it ended, and the reason in words."""
-    hours = Hours(len(commands), then)
+    hours = Hours(lab, len(commands), answers, then, is_enough)
     fd = os.open(lab.dir / "terminal", os.O_WRONLY | os.O_CREAT)
     printer, specs = Printer(fd), lab.specs(*commands, events=True)
     limits = Limits(30.0, LIMIT_S)
@@ -80,7 +123,19 @@ def hang(
 
 
 def stacks(lab: Lab, name: str) -> str:
-    return (lab.dir / f"{name}.stacks.txt").read_text()
+    return lab.text(f"{name}.stacks.txt")
+
+
+def has_run(seconds: float) -> Callable[[WorkOfThreads], bool]:
+    """Whether a thread has."""
+    return lambda work: any(thread.ran_ns >= seconds * 1e9 for thread in work.values())
+
+
+def is_running(lab: Lab, name: str, program: str) -> bool:
+    """Whether the process that left this pid runs this program, and waits."""
+    pid = lab.pids().get(name, 0)
+    command = processes.read_proc(pid, "comm") if pid else b""
+    return command == f"{program}\n".encode() and state_of(pid) == "S"
 
 
 @pytest.fixture
@@ -133,7 +188,15 @@ def test_a_thread_that_runs_and_keeps_the_gil_is_named_not_the_main_one(lab: Lab
         "def is_innocent():\n while True: turns.append(1); time.sleep(0.001)\n"
         "threading.Thread(target=spins).start(); is_innocent()"
     )
-    outcome, reason = hang(lab, worker("w0", code))
+
+    def wait_until_it_spins() -> None:
+        before = work_of(pid := lab.pids()["w0"])
+        while not has_run(0.1)(work_since(before, work_of(pid))):
+            os.sched_yield()
+
+    outcome, reason = hang(
+        lab, worker("w0", code), answers=2, then=wait_until_it_spins, is_enough=has_run(0.6)
+    )
     assert "(limit 100 s), in match (" in reason
     assert " < spins (<string>:" in reason
     named = re.search(
@@ -157,7 +220,7 @@ def test_a_thread_that_runs_without_python_is_named_beside_the_main_one(lab: Lab
         "libc.pthread_create(ctypes.byref(thread), None, ctypes.c_void_p(start), None)\n"
         "loses_itself()"
     )
-    _, reason = hang(lab, worker("w0", code))
+    _, reason = hang(lab, worker("w0", code), is_enough=has_run(0.6))
     # It may be seen while it still says its step, the last thing before it sleeps.
     assert re.search(
         r", in (say .* < )?loses_itself \(<string>:.*, while thread \d+ \(python\S*\) runs", reason
@@ -166,12 +229,21 @@ def test_a_thread_that_runs_without_python_is_named_beside_the_main_one(lab: Lab
 
 def test_a_main_thread_that_waits_for_the_gil_of_a_sleeping_thread_says_so(lab: Lab) -> None:
     code = (
-        "offer(); pause = ctypes.PyDLL(None).pause\n"
-        "def holds(): say(); pause()\n"
+        "offer(); fd = os.environ['MODEL_CHECK_EVENTS_FD']\n"
+        "code = f'import os; os.write({fd}, {EVENTS!r})'\n"
+        "print(code, file=open(os.environ['LAB'] + '/says.py', 'w'))\n"
+        "os.environ['PYTHON'] = sys.executable\n"
+        # C's own `system` keeps the GIL, and it is the child that says the step.
+        "system = ctypes.PyDLL(None).system\n"
+        "def holds(): system(b'$PYTHON -I -S $LAB/says.py; exec sleep 1000')\n"
         "def is_innocent():\n while True: time.sleep(0.001)\n"
         "threading.Thread(target=holds).start(); is_innocent()"
     )
-    _, reason = hang(lab, worker("w0", code))
+
+    def asks_for_the_gil(work: WorkOfThreads) -> bool:
+        return work[lab.pids()["w0"]].num_turns >= 60
+
+    _, reason = hang(lab, worker("w0", code), is_enough=asks_for_the_gil)
     assert reason.endswith(", which waits as for the GIL")
     assert "in holds" in stacks(lab, "w0")
 
@@ -181,10 +253,9 @@ def test_a_worker_that_cannot_answer_holds_the_teardown_up_for_a_bounded_time(la
         os.kill(lab.pids()["w0"], signal.SIGSTOP)
         os.waitid(os.P_PID, lab.pids()["w0"], os.WSTOPPED | os.WNOWAIT)
 
-    leaves_its_pid = "print(os.getpid(), file=open(os.environ['LAB'] + '/w0.pid', 'w'))\n"
-    freezable = worker("w0", leaves_its_pid + "offer(); loses_itself()")
-    outcome, reason = hang(lab, freezable, then=freeze)
-    assert f"no answer within {ANSWER_S:.1f} s: state T (stopped)" in reason
+    freezable = worker("w0", "offer(); loses_itself()")
+    outcome, reason = hang(lab, freezable, answers=0, then=freeze)
+    assert re.search(r"no answer within \d+\.\d s: state T \(stopped\)", reason)
     assert "state T (stopped)" in stacks(lab, "w0")
     assert outcome.workers[0].returncode == -15
 
@@ -194,18 +265,38 @@ def test_a_worker_that_cannot_answer_holds_the_teardown_up_for_a_bounded_time(la
 def test_who_has_no_handler_for_the_signal_is_never_sent_it(lab: Lab, offered: int | None) -> None:
     """It claims to offer its stacks (or a signal of somebody else's), and TERM is what ends it."""
     ends_well = "signal.signal(signal.SIGTERM, lambda *_: os._exit(41))\n"
-    outcome, reason = hang(lab, worker("w0", ends_well + "loses_itself()", offered))
+    code = ends_well + "loses_itself()"
+    outcome, reason = hang(lab, worker("w0", code, offered), answers=0)
     assert (outcome.workers[0].returncode, outcome.workers[0].stopped_by_us) == (41, True)
     assert "(limit 100 s), state " in reason
 
 
 @pytest.mark.usefixtures("no_py_spy")
 def test_the_threads_of_a_foreign_command_and_its_children_are_told_by_the_kernel(lab: Lab) -> None:
-    outcome = lab.run(sh("sleep 1000 & wait"), silence_s=1.0)
+    waits = sh("echo $$ > $LAB/w0.pid; sleep 1000 & echo $! > $LAB/child.pid; wait")
+    clock = since(lambda: is_running(lab, "child", "sleep") and is_running(lab, "w0", "sh"))
+    outcome = lab.run(waits, silence_s=1.0, clock=clock)
     assert outcome.end.exit_code == 124
     text = stacks(lab, "w0")
     assert "(sh): state S (sleeping)" in text
     assert "(sleep): state S (sleeping)" in text
+
+
+SLEEPS = python(
+    "import os, time\n"
+    "print(os.getpid(), file=open(os.environ['LAB'] + '/w0.pid', 'w'), flush=True)\n"
+    "time.sleep(1000)"
+)
+
+
+def until_py_spy(lab: Lab, has_come: Callable[[str], bool]) -> Clock:
+    """Held until the worker runs, and again until py-spy has come so far."""
+
+    def is_held() -> bool:
+        text = stacks(lab, "w0")
+        return "w0" not in lab.pids() or (bool(text) and not has_come(text))
+
+    return Clock(is_held)
 
 
 def test_py_spy_looks_into_python_processes_that_offered_nothing(
@@ -222,11 +313,15 @@ def test_py_spy_looks_into_python_processes_that_offered_nothing(
     )
     py_spy.chmod(0o755)
     monkeypatch.setenv("PATH", f"{py_spy.parent}:/usr/bin:/bin")
-    outcome = lab.run(python("import time; time.sleep(1000)"), silence_s=1.0)
+    last_line = "main (train.py:9)"
+    outcome = lab.run(
+        SLEEPS, silence_s=1.0, clock=until_py_spy(lab, lambda text: last_line in text)
+    )
     assert f"Process {outcome.workers[0].pid}: python" in stacks(lab, "w0")
     assert outcome.end.reason is not None
     assert "(limit 1 s), in wait (threading.py:324) < main (train.py:9)" in outcome.end.reason
-    lab.run(sh("exec sleep 1000"), silence_s=1.0)
+    clock = since(lambda: is_running(lab, "other", "sleep"))
+    lab.run(sh("echo $$ > $LAB/other.pid; exec sleep 1000"), silence_s=1.0, clock=clock)
     assert stacks(lab, "w0").count("Process") == 1
 
 
@@ -239,7 +334,8 @@ def test_a_py_spy_that_hangs_is_killed(
     py_spy.chmod(0o755)
     monkeypatch.setenv("PATH", f"{py_spy.parent}:/usr/bin:/bin")
     monkeypatch.setenv("LAB", str(lab.dir))
-    outcome = lab.run(python("import time; time.sleep(1000)"), silence_s=0.5)
+    clock = until_py_spy(lab, lambda text: "spy" in lab.pids())
+    outcome = lab.run(SLEEPS, silence_s=0.5, clock=clock)
     assert outcome.end.exit_code == 124
     assert "spy" in lab.pids()  # that it is dead is the lab's own check
 
@@ -266,11 +362,11 @@ def test_an_exit_code_124_of_its_own_is_no_hang(lab: Lab) -> None:
 
 def test_ctrl_c_cuts_the_evidence_short(lab: Lab, launch: Launch) -> None:
     code = "offer(); say(); os.kill(os.getpid(), signal.SIGSTOP)"
-    running = launch(worker("w0", code), silence_s=1.0)
+    running = launch(worker("w0", code), silence_s=1.0, constants={"hang.ANSWER_S": DEADLINE_S})
     running.wait_for("saving what everybody is doing")
     os.kill(running.process.pid, signal.SIGINT)
     assert running.wait() == 124
-    assert f"no answer within {ANSWER_S:.1f} s" not in running.outcome["reason"]
+    assert f"no answer within {DEADLINE_S}" not in running.outcome["reason"]
 
 
 def test_a_worker_that_falls_silent_with_its_evidence_ends_as_its_nan(lab: Lab) -> None:

@@ -14,7 +14,17 @@ from pathlib import Path
 import pytest
 
 from launcher.contain import processes
-from tests.launcher.supervise.lab import DEADLINE_S, Lab, Launch, OwnProcess, is_alive, python, sh
+from tests.launcher.supervise.lab import (
+    DEADLINE_S,
+    Lab,
+    Launch,
+    OwnProcess,
+    is_alive,
+    python,
+    sh,
+    state_of,
+    wait_until_stopped,
+)
 
 CTRL_C, CTRL_Z = b"\x03", b"\x1a"
 GOES_ON = "SIGTSTP received: no shell is above that could continue this run, so it goes on"
@@ -71,22 +81,10 @@ def terminal() -> Iterator[Terminal]:
     os.close(terminal.slave)
 
 
-def state_of(pid: int) -> str:
-    row = processes.read_process(pid)
-    return row.state if row else "gone"
-
-
-def wait_until_stopped(*pids: int) -> None:
-    for pid in pids:
-        while (state := state_of(pid)) != "T":
-            assert state != "gone"
-            os.sched_yield()
-
-
 def wait_until_told(lab: Lab, run: OwnProcess, text: str) -> None:
     """Fails when the supervisor stops, or ends, instead."""
     while text not in (lab.dir / "launcher.log").read_text():
-        assert state_of(run.process.pid) not in ("T", "Z", "gone"), "it stopped"
+        assert state_of(run.process.pid) not in "TZX", "it stopped"
         os.sched_yield()
 
 

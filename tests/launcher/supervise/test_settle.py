@@ -5,13 +5,23 @@ import signal
 
 import pytest
 
+from launcher.supervise.policy import SETTLE_S
 from model_check.events import Done, encode
-from tests.launcher.supervise.lab import Lab, Launch, OwnProcess, python, sh, wait_until_dead
+from tests.launcher.supervise.lab import (
+    DEADLINE_S,
+    Lab,
+    Launch,
+    OwnProcess,
+    python,
+    sh,
+    wait_until_dead,
+)
 
 FAILED = encode(Done(t=1, exit_code=7, error="out of memory"))
 TELLS = (
     "import os, time\n"
-    "while not os.path.exists(os.environ['LAB'] + '/peer.pid'): time.sleep(0.01)\n"
+    "PEER = os.environ['LAB'] + '/peer.pid'\n"
+    "while not (os.path.exists(PEER) and os.path.getsize(PEER)): time.sleep(0.01)\n"
     f"os.write(int(os.environ['MODEL_CHECK_EVENTS_FD']), {FAILED!r})\n"
     "raise SystemExit(7)"
 )
@@ -19,15 +29,15 @@ PEER = "echo $$ > $LAB/peer.pid; exec sleep 1000"
 STUBBORN = "trap '' TERM INT; echo $$ > $LAB/peer.pid; while :; do sleep 1000; done"
 
 
-def settling(launch: Launch, peer: str = PEER) -> OwnProcess:
-    run = launch(python(TELLS), sh(peer))
+def settling(launch: Launch, peer: str = PEER, settle_s: float = SETTLE_S) -> OwnProcess:
+    run = launch(python(TELLS), sh(peer), constants={"policy.SETTLE_S": settle_s})
     line = run.wait_for("to come further, or to fail there, too")
-    assert "W0 failed before its first step: 5 s at most for W1 " in line
+    assert f"W0 failed before its first step: {settle_s:.0f} s at most for W1 " in line
     return run
 
 
 def test_ctrl_c_ends_the_wait_and_twice_kills(lab: Lab, launch: Launch) -> None:
-    run = settling(launch, STUBBORN)
+    run = settling(launch, STUBBORN, DEADLINE_S)
     run.process.send_signal(signal.SIGINT)
     run.wait_for("SIGINT received: stopping 1")
     run.process.send_signal(signal.SIGINT)
@@ -47,7 +57,7 @@ def test_the_first_stays_the_first_whatever_becomes_of_its_peer(
 
 
 def test_a_launcher_that_is_killed_meanwhile_leaves_nobody(lab: Lab, launch: Launch) -> None:
-    run = settling(launch)
+    run = settling(launch, settle_s=DEADLINE_S)
     run.process.kill()
     wait_until_dead(list(lab.pids().values()))
 
@@ -59,7 +69,7 @@ def test_who_fails_in_the_same_way_ends_the_wait(lab: Lab, launch: Launch) -> No
         f"os.write(int(os.environ['MODEL_CHECK_EVENTS_FD']), {FAILED!r})\n"
         "time.sleep(1000)"
     )
-    run = launch(python(TELLS), python(shares))
+    run = launch(python(TELLS), python(shares), constants={"policy.SETTLE_S": DEADLINE_S})
     run.wait_for("to come further, or to fail there, too")
     (lab.dir / "go").touch()
     assert run.wait() == 7
