@@ -19,6 +19,7 @@ from tests.launcher.supervise.lab import (
     python,
     sh,
     wait_until_dead,
+    wait_until_stopped,
 )
 
 TO_END = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU]
@@ -187,6 +188,7 @@ def signal_all_at_once(
 ) -> None:
     """The supervisor is stopped until all of `pids` are dead, and its own signal waits."""
     run.process.send_signal(signal.SIGSTOP)
+    wait_until_stopped(run.process.pid)
     if is_first:
         run.process.send_signal(signum)
     for pid in pids:
@@ -256,7 +258,9 @@ def test_a_signal_that_finds_all_workers_ended_well_changes_nothing(
             os.kill(os.getpid(), signum)
 
     ends_well = "print(os.getpid(), file=open(f'{LAB}/{NAME}.pid', 'w'), flush=True)\nos._exit(0)"
-    first, second = f"NAME = 'w0'\n{BEATS}{ends_well}", f"NAME = 'w1'\n{ends_well}"
+    # Our supervisor starts nobody while it waits for both.
+    first = f"NAME = 'w0'\nwait_for('w1.pid')\n{BEATS}{ends_well}"
+    second = f"NAME = 'w1'\n{ends_well}"
     outcome = lab.run(
         worker(first), worker(second), events=True, observe=signal_us_when_all_are_dead
     )

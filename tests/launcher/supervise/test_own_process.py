@@ -190,7 +190,7 @@ def test_only_a_worker_is_moved_by_the_guardian(lab: Lab) -> None:
         assert is_worker(worker.pid, me, now - 1)
         assert not is_worker(other.pid, me, now - 1)
         assert not is_worker(worker.pid, os.getppid(), now - 1)
-        assert not is_worker(worker.pid, me, now + 1_000)
+        assert not is_worker(worker.pid, me, now + 1_000_000)
         worker.kill()
         other.kill()
     assert not is_worker(worker.pid, me, now - 1)
