@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.lab import FakeHub, Lab
+from tests.data.lab import FakeHub, Lab, end_builders
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_left() -> Iterator[None]:
+    yield
+    end_builders()
 
 
 @pytest.fixture

@@ -83,15 +83,17 @@ class Builder:
     """`prepare_dataset.py` in a process of its own."""
 
     process: subprocess.Popen[str]
+    heard: str = ""
 
     def finish(self) -> tuple[int, str]:
         """(exit code, all that it wrote)"""
         output, _ = self.process.communicate(timeout=DEADLINE_S)
-        return self.process.returncode, output
+        return self.process.returncode, self.heard + output
 
     def wait_for(self, text: str) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            self.heard += line
             if text in line:
                 return
         raise AssertionError(f"the builder ended without saying {text!r}")
@@ -119,11 +121,23 @@ def start_builder(
     process = subprocess.Popen(
         [*program, str(ROOT / "prepare_dataset.py"), "--preset", "cpu", *usual, *arguments],
         env={**clean, **(environ or {})},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+    _started.append(process)
     return Builder(process)
+
+
+_started: list[subprocess.Popen[str]] = []
+
+
+def end_builders() -> None:
+    """Those that a failed test has left: they would fail another one."""
+    while _started:
+        with _started.pop() as process:
+            process.kill()
 
 
 def wait_until(happened: Callable[[], object], what: str) -> None:

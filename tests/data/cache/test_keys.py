@@ -69,7 +69,10 @@ def test_an_edit_that_restores_the_times_does_not_pass_for_the_old_file(lab: Lab
     wait_until(edited, "another signature")
 
 
-def test_the_hash_of_a_big_file_is_remembered_once_it_is_at_rest(lab: Lab) -> None:
+def test_the_hash_of_a_big_file_is_remembered_once_it_is_at_rest(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memo, "_SETTLED_S", 3600.0)
     path = lab.text(bytes(1 << 20), "big.txt")
     known = Memo(lab.cache)
     assert not settled(path)

@@ -15,7 +15,9 @@ from filelock import UnixFileLock
 from model_check.data.cache import publish
 from model_check.data.read.manifest import MANIFEST, shard_name
 from model_check.errors import StorageError
-from tests.data.lab import ROOT, WORDS, Lab, snapshot, start_builder, wait_until
+from tests.data.lab import ROOT, WORDS, Lab, snapshot, start_builder
+
+GATED = str(ROOT / "tests/data/gated_program.py")
 
 
 def long_text(lab: Lab, name: str = "long.jsonl") -> Path:
@@ -68,8 +70,10 @@ def test_an_unusable_lock_is_said_and_the_work_is_done(lab: Lab) -> None:
 def test_where_flock_fails_builders_race_and_one_wins(lab: Lab, error: str) -> None:
     """By a seccomp filter: the system call itself is refused, as on an NFS without locks."""
     text = lab.text(WORDS * 2000)
-    without = [sys.executable, str(ROOT / "tests/data/without_flock.py"), error]
+    without = [sys.executable, str(ROOT / "tests/data/without_flock.py"), error, GATED]
     builders = [start_builder(lab.cache, text, program=without) for _ in range(2)]
+    for builder in builders:
+        builder.wait_for("at the gate")
     for builder in builders:
         code, output = builder.finish()
         assert code == 0, output
@@ -80,8 +84,8 @@ def test_where_flock_fails_builders_race_and_one_wins(lab: Lab, error: str) -> N
 
 def test_a_killed_builder_leaves_no_entry_and_the_next_one_finishes(lab: Lab) -> None:
     text = long_text(lab)
-    builder = start_builder(lab.cache, text)
-    wait_until(lab.unfinished, "a builder at work")
+    builder = start_builder(lab.cache, text, program=[sys.executable, GATED])
+    builder.wait_for("at the gate")
     builder.process.kill()
     assert builder.finish()[0] == -signal.SIGKILL
     assert (lab.stores(), lab.views()) == ([], [])
@@ -94,8 +98,9 @@ def test_a_killed_builder_leaves_no_entry_and_the_next_one_finishes(lab: Lab) ->
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_builder_and_leaves_no_entry(lab: Lab, signum: int, code: int) -> None:
-    builder = start_builder(lab.cache, long_text(lab))
-    wait_until(lab.unfinished, "a builder at work")
+    builder = start_builder(lab.cache, long_text(lab), program=[sys.executable, GATED])
+    builder.wait_for("at the gate")
+    assert lab.unfinished()
     builder.process.send_signal(signum)
     ended, output = builder.finish()
     assert ended == code

@@ -80,7 +80,6 @@ class Hours:
         self._missing -= isinstance(event, Step)
         if self._missing == 0 and self._jumped_at is None:
             self.then()
-            self._before = work_of(self.lab.pids()["w0"])
             self.clock.now += 3600.0
             self._jumped_at = self.clock.now
 
@@ -89,7 +88,7 @@ class Hours:
             return False
         waited_s = self.clock.now - self._jumped_at
         wanted = self.num_answers if waited_s > 0.75 * ANSWER_S else 1
-        return waited_s < ANSWER_S and not (self._have_answered(wanted) and self._has_worked())
+        return waited_s < ANSWER_S and not (self._has_worked() and self._have_answered(wanted))
 
     def _have_answered(self, num: int) -> bool:
         """The main thread is the last that faulthandler writes."""
@@ -97,7 +96,10 @@ class Hours:
         return all(text.count("in <module>") >= num for text in texts)
 
     def _has_worked(self) -> bool:
-        return self.is_enough(work_since(self._before, work_of(self.lab.pids()["w0"])))
+        """Since the first look: only after it the supervisor asks for the time again."""
+        now = work_of(self.lab.pids()["w0"])
+        self._before = self._before or (now if stacks(self.lab, "w0") else {})
+        return bool(self._before) and self.is_enough(work_since(self._before, now))
 
 
 def hang(
