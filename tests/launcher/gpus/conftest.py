@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launcher.gpus.probe import START_DEADLINES
 from tests.nvml_fake.build import FakeGpu, build, environment, scenario
 
 ROOT = Path(__file__).parents[3]
@@ -18,8 +19,10 @@ ROOT = Path(__file__).parents[3]
 SNAPSHOT = """
 import json, sys
 import msgspec
+from launcher.gpus import probe
 from launcher.gpus.probe import NvmlProbe
 from model_check.errors import ModelCheckError
+probe.START_DEADLINES = int(sys.argv[2])
 try:
     snapshot = NvmlProbe(deadline_s=float(sys.argv[1])).snapshot()
 except ModelCheckError as error:
@@ -68,9 +71,12 @@ class Box:
         assert done.stderr == ""
         return done.stdout
 
-    def snapshot(self, deadline_s: float = 20.0, **more_env: str) -> dict[str, Any]:
+    def snapshot(
+        self, deadline_s: float = 20.0, start_deadlines: int = START_DEADLINES, **more_env: str
+    ) -> dict[str, Any]:
         """What NvmlProbe says, as plain values; when it raises: "error", "class", "exit_code"."""
-        answer: dict[str, Any] = json.loads(self.python(SNAPSHOT, str(deadline_s), **more_env))
+        arguments = (str(deadline_s), str(start_deadlines))
+        answer: dict[str, Any] = json.loads(self.python(SNAPSHOT, *arguments, **more_env))
         return answer
 
 

@@ -33,7 +33,7 @@ specs = [
 ]
 limits = Limits(grace_s=5.0, silence_s=0.0)
 outcome = Supervisor(specs, limits, printer, companion=monitor).run()
-printer.close()
+printer.close(60)
 from launcher.telemetry.health import symptoms
 healths = {name: record.health() for name, record in monitor.records.items()}
 print(json.dumps({

@@ -5,6 +5,7 @@ Whatever becomes of NVML, the workers run to their end and the run ends as they 
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,6 +41,9 @@ BLIND = (
     "GPU0: it tells neither memory errors nor Xids: its health is not known: "
     "see what `nvidia-smi -q` says"
 )
+
+
+NO_LAST_LOOK = r"there was no last look within \d+\.\d s"
 
 
 def until(pattern: str, worker: str = "gpu0", count: int = 1) -> str:
@@ -138,9 +142,9 @@ def test_a_call_that_never_returns_is_named_and_the_run_goes_on(
 ) -> None:
     script = until("telemetry ended\\|silent", "gpu1")
     rules = [delay("DeviceGetPowerUsage", 1, HANG, 3)]
-    run = supervise(box([fake_gpu(0), fake_gpu(1)], rules), UUIDS, script, deadline_s=1.0)
+    run = supervise(box([fake_gpu(0), fake_gpu(1)], rules), UUIDS, script, deadline_s=3.0)
     (line,) = run["said"]
-    assert line.startswith("[launcher] no more telemetry: NVML was silent for 1.02 s")
+    assert line.startswith("[launcher] no more telemetry: NVML was silent for 3.02 s")
     assert "(nvmlDeviceGetPowerUsage on GPU1 did not return; see `dmesg" in line
     assert line.endswith("; the run goes on")
     assert (run["exit_code"], run["lost"], run["children"]) == (0, ["GPU0", "GPU1"], [])
@@ -151,9 +155,9 @@ def test_gpus_that_wake_up_one_after_the_other_are_no_silence(
     box: MakeBox, supervise: Supervise
 ) -> None:
     uuids = {f"GPU{index}": fake_uuid(index) for index in range(6)}
-    slow = [delay("DeviceGetHandleByUUID", "*", 400)]
+    slow = [delay("DeviceGetHandleByUUID", "*", 700)]
     machine = box([fake_gpu(index) for index in range(6)], slow)
-    run = supervise(machine, uuids, until("telemetry"), deadline_s=1.0)
+    run = supervise(machine, uuids, until("telemetry"), deadline_s=3.0)
     assert (run["exit_code"], run["said"], run["lost"]) == (0, [], [])
 
 
@@ -178,7 +182,7 @@ def test_a_last_look_that_hangs_does_not_hold_up_the_end(
     rules = [delay("DeviceGetTotalEccErrors", 0, HANG, 5)]  # the second time that counters are read
     run = supervise(box([fake_gpu(0)], rules), {"GPU0": fake_uuid(0)}, until("telemetry"))
     (line,) = run["said"]
-    assert "there was no last look within 3.0 s (nvmlDeviceGetTotalEccErrors on GPU0" in line
+    assert re.search(NO_LAST_LOOK + r" \(nvmlDeviceGetTotalEccErrors on GPU0", line)
     assert (run["exit_code"], run["children"]) == (0, [])
 
 
@@ -200,17 +204,17 @@ def test_a_gpu_that_had_its_last_look_is_not_blamed_for_one_that_hangs_in_it(
     run = supervise(box(gpus, hangs), UUIDS, until("telemetry", "gpu1"))
     assert (run["exit_code"], run["lost"], run["children"]) == (0, ["GPU1"], [])
     (symptom,) = run["symptoms"]
-    assert symptom.startswith("GPU1: telemetry ended: there was no last look within 3.0 s")
+    assert re.match(f"GPU1: telemetry ended: {NO_LAST_LOOK}", symptom)
 
 
 def test_one_look_at_many_gpus_waits_for_each(box: MakeBox) -> None:
     uuids = {f"GPU{index}": fake_uuid(index) for index in range(4)}
     code = (
         "from launcher.telemetry.monitor import look\n"
-        f"records = look({uuids!r}, deadline_s=1.0)\n"
+        f"records = look({uuids!r}, deadline_s=3.0)\n"
         "print([record.is_lost for record in records.values()])"
     )
-    slow = [delay("DeviceGetHandleByUUID", "*", 400)]
+    slow = [delay("DeviceGetHandleByUUID", "*", 900)]
     machine = box([fake_gpu(index) for index in range(4)], slow)
     assert machine.python(code).strip() == "[False, False, False, False]"
 
