@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import BinaryIO
 
 import pytest
 
@@ -37,6 +38,8 @@ class Line:
     """Both ends: a worker's commands, and who gives them."""
 
     ours: socket.socket
+    lines: BinaryIO
+    """What comes from the worker."""
     stop: StopSignal
     sink: EventSink
     in_step: InStep
@@ -44,8 +47,12 @@ class Line:
     def say(self, *commands: Command) -> None:
         self.ours.sendall(b"".join(map(encode_command, commands)))
 
+    def close(self) -> None:
+        self.lines.close()
+        self.ours.close()
+
     def heard(self) -> Event:
-        return decode(self.ours.recv(65536).splitlines()[0])
+        return decode(self.lines.readline())
 
 
 @pytest.fixture
@@ -53,8 +60,9 @@ def line() -> Iterator[Line]:
     ours, theirs = socket.socketpair()
     ours.settimeout(DEADLINE_S)
     stop, sink = StopSignal(), EventSink(theirs.detach())
-    with ours, stop.installed(), stop.heeded(), stop.deferred():
-        yield Line(ours, stop, sink, InStep(sink, stop, on_notice=True))
+    with ours, ours.makefile("rb") as lines, stop.installed():
+        with stop.heeded(), stop.deferred():
+            yield Line(ours, lines, stop, sink, InStep(sink, stop, on_notice=True))
     sink.close()
 
 
@@ -124,7 +132,7 @@ def test_a_worker_stays_at_its_end_until_it_may_go(line: Line) -> None:
 def test_when_the_supervisor_is_gone_all_goes_on(line: Line) -> None:
     line.say(Credit(step=0))
     assert not line.in_step.may_begin(1)
-    threading.Thread(target=line.ours.close).start()
+    threading.Thread(target=line.close).start()
     line.in_step.wait_for_credit(1)
     line.in_step.wait_for_go()
     assert line.sink.fd is None

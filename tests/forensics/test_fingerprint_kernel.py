@@ -174,8 +174,16 @@ def test_a_compiler_that_writes_no_library_is_told(machine: Path, script: str) -
 def test_a_compiler_that_hangs_is_ended_with_what_it_started(
     machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fingerprint_c, "_DEADLINE_S", 2.0)
     started = tmp_path / "started"
+
+    class Hangs(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            while timeout is not None and not started.exists():
+                time.sleep(0.01)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(fingerprint_c, "_DEADLINE_S", 0.1)
+    monkeypatch.setattr(subprocess, "Popen", Hangs)
     install(
         machine,
         f"/bin/sleep 1000 & echo $! > {started}.part\nmv=/bin/mv\n"

@@ -58,6 +58,22 @@ def has_begun(file: Path) -> bool:
     return False
 
 
+def stands_still_in_a_save(worker: Worker, directory: Path) -> bool:
+    """Once something is begun, it is stopped for a second look: it may have finished meanwhile."""
+
+    def saves() -> bool:
+        return any(map(has_begun, directory.glob(".step_*.tmp")))
+
+    if not saves():
+        return False
+    os.killpg(worker.process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, worker.process.pid, os.WSTOPPED)
+    if not saves():
+        os.killpg(worker.process.pid, signal.SIGCONT)
+        return False
+    return True
+
+
 def wait_for(found: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not found():
@@ -74,8 +90,7 @@ def test_a_process_killed_while_it_saves_is_resumed_to_the_bit(
     killed = start(*saving, OMP_NUM_THREADS="1")
     directory = tmp_path / ".checkpoints"
     wait_for((directory / "step_2.pt").exists, "no checkpoint")
-    # Any of the later ones: on a busy machine one may be written between two looks.
-    wait_for(lambda: any(map(has_begun, directory.glob(".step_*.tmp"))), "no second one")
+    wait_for(lambda: stands_still_in_a_save(killed, directory), "no second one")
     os.killpg(killed.process.pid, signal.SIGKILL)
     killed.finish()
     (leftover,) = directory.glob(".step_*.tmp")
