@@ -39,7 +39,7 @@ def test_lines_come_out_whole_and_in_order(pipe: tuple[int, int]) -> None:
     printer.lines("[GPU0] ", ["a", "b"])
     printer.lines("[GPU1] ", ["c"])
     printer.say("two\nlines \x1b[31m")
-    assert printer.close()
+    assert printer.close(60)
     expected = b"[GPU0] a\n[GPU0] b\n[GPU1] c\n[launcher] two\n[launcher] lines \\x1b[31m\n"
     assert os.read(reader, 4096) == expected
 

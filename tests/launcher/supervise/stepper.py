@@ -5,6 +5,7 @@ on (`late`), is the last of this process (`kill`), never ends (`hang`), or diffe
 """
 
 import os
+import select
 import signal
 import sys
 import time
@@ -35,6 +36,8 @@ def main() -> int:
 def train(in_step: InStep, sink: EventSink, stop: StopSignal) -> None:
     fault, _, at = sys.argv[2].partition("@") if len(sys.argv) > 2 else ("", "", "-1")
     sink.emit(Phase(name="train"))
+    # The first credit is there: a trainer imports for seconds, we would be ahead of it.
+    select.select([sink.fd], [], [])
     for step in range(int(sys.argv[1])):
         in_step.wait_for_credit(step)
         stop.check()

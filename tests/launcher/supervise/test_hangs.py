@@ -117,7 +117,7 @@ def hang(
     outcome = Supervisor(
         specs, limits, printer, Hears(hours.on_event), clock=hours.clock, pause_s=float("inf")
     ).run()
-    assert printer.close()
+    assert printer.close(60)
     os.close(fd)
     assert outcome.end.exit_code == 124
     assert outcome.end.reason is not None

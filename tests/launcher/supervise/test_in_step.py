@@ -18,6 +18,7 @@ from tests.launcher.supervise.lab import (
     Launch,
     OwnProcess,
     python,
+    since,
     wait_until_dead,
 )
 
@@ -69,7 +70,8 @@ def test_a_slow_worker_that_dies_ends_the_run_at_once(lab: Lab) -> None:
 def test_the_one_that_hangs_is_blamed_not_those_that_wait_for_it(lab: Lab) -> None:
     seen = Seen(lab)
     commands = (stepper(20), stepper(20, "hang@3"))
-    outcome = lab.run(*commands, events=True, silence_s=3.0, observe=seen)
+    clock = since((lab.dir / "go").exists)
+    outcome = lab.run(*commands, events=True, silence_s=1.5, observe=seen, clock=clock)
     assert (outcome.end.exit_code, outcome.end.culprits) == (124, ("W1",))
     assert seen.beats == {"W0"}
 

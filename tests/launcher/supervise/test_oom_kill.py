@@ -31,7 +31,7 @@ def supervise(
     printer = Printer(fd)
     specs = lab.specs(*commands)
     outcome = Supervisor(specs, Limits(grace_s, 0), printer, membership=cgroup).run()
-    assert printer.close()
+    assert printer.close(60)
     os.close(fd)
     return outcome
 

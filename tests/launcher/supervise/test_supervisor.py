@@ -272,7 +272,7 @@ def test_a_process_that_cannot_be_made_is_70_and_takes_the_others_down(lab: Lab)
     printer = Printer(fd)
     specs = lab.specs(SLEEP, SLEEP, SLEEP)
     outcome = Supervisor(specs, Limits(9, 0), printer, spawn=spawn_once).run()
-    assert printer.close()
+    assert printer.close(60)
     os.close(fd)
     assert outcome.end.exit_code == 70
     assert outcome.workers[0].stopped_by_us
@@ -348,7 +348,7 @@ def test_a_worker_that_ends_well_long_before_the_others_is_told_once(lab: Lab) -
     told = "until grep -q 'still running' $LAB/terminal; do sleep 0.02; done; sleep 0.2"
     specs = lab.specs(sh("exit 0"), sh(told))
     assert Supervisor(specs, Limits(9, 0, early_s=0.1), printer).run().end.exit_code == 0
-    assert printer.close()
+    assert printer.close(60)
     os.close(fd)
     (line,) = lab.shown
     assert re.fullmatch(
