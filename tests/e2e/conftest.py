@@ -5,8 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 110  # only a hang takes as long
+IN_WORKERS = Path(__file__).with_name("in_workers")
 
 TINY = {
     "model": {
@@ -59,6 +60,7 @@ class Launcher:
     cwd: Path
     cache: Path
     config: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
     def env(self) -> dict[str, str]:
@@ -70,7 +72,7 @@ class Launcher:
         return [sys.executable, "-m", "launcher", *base, *more]
 
     def start(self, *more: str, **env: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             self.arguments(*more),
             cwd=self.cwd,
             env=self.env | env,
@@ -79,6 +81,8 @@ class Launcher:
             text=True,
             start_new_session=True,
         )
+        self.started.append(process)
+        return process
 
     def verb(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """`python -m launcher VERB ...`; its output as one terminal would show it."""
@@ -106,6 +110,18 @@ class Launcher:
         return Run(process.returncode, seen + output, self.cwd / "run", self.cwd)
 
 
+def pid_of(worker: str, directory: Path) -> int:
+    """Of the process that trains as this worker of the run in a directory."""
+    tags = {f"MODEL_CHECK_WORKER={worker}".encode(), f"MODEL_CHECK_RUN_DIR={directory}".encode()}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if tags <= {*(process / "environ").read_bytes().split(b"\0")}:
+                return int(process.name)
+        except OSError:
+            continue
+    raise AssertionError(f"{worker} does not run")
+
+
 @pytest.fixture(scope="session")
 def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One cache for all tests: built by the first run, found by the others."""
@@ -113,10 +129,14 @@ def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def launcher(tmp_path: Path, token_cache: Path) -> Launcher:
+def launcher(tmp_path: Path, token_cache: Path) -> Iterator[Launcher]:
     config = tmp_path / "tiny.json"
     config.write_text(json.dumps(TINY))
-    return Launcher(tmp_path, token_cache, config)
+    launcher = Launcher(tmp_path, token_cache, config)
+    yield launcher
+    for process in launcher.started:  # one that a failed test left would fail another one
+        with process:
+            process.kill()
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from launcher.contain import processes
-from tests.e2e.conftest import Launcher, Run
+from tests.e2e.conftest import IN_WORKERS, ROOT, Launcher, Run
 from tests.e2e.test_signals import MANY, read_until_both_step
-from tests.launcher.supervise.lab import wait_until_dead
+from tests.launcher.supervise.lab import wait_until_dead, wait_until_stopped
 
 DEFAULT = "echo up; exec sleep 1000"
 HANDLES = (
@@ -45,6 +45,7 @@ def signal_all_at_once(
     """The launcher is stopped meanwhile: it sees all deaths, and its own signal, at once."""
     pids = workers_of(process)
     process.send_signal(signal.SIGSTOP)
+    wait_until_stopped(process.pid)
     for pid in [*[process.pid] * (us and launcher_first), *pids]:
         os.kill(pid, signum)
     wait_until_dead(pids)
@@ -104,7 +105,8 @@ def test_the_real_trainer_that_is_told_to_end_before_its_launcher_is_stopped(
 def test_the_preparation_that_is_told_to_end_before_its_launcher_is_stopped(
     launcher: Launcher,
 ) -> None:
-    process = launcher.start(MANY)
+    never = {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}", "PREPARES_WHEN": str(launcher.cwd / "never")}
+    process = launcher.start(MANY, **never)
     while not workers_of(process):
         os.sched_yield()
     signal_all_at_once(process, signal.SIGTERM, launcher_first=False)

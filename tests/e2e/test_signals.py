@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import DEADLINE_S, ROOT, Launcher
+from tests.e2e.conftest import DEADLINE_S, IN_WORKERS, ROOT, Launcher
 
 MANY = "--max-steps=100000"
 
@@ -41,9 +41,12 @@ def read_until_both_step(process: subprocess.Popen[str]) -> str:
 
 
 def test_a_notice_before_there_are_workers_reaches_them_when_they_run(launcher: Launcher) -> None:
-    process = launcher.start(MANY, "training.save_on_signal=true")
+    go = launcher.cwd / "go"
+    env = {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}", "PREPARES_WHEN": str(go)}
+    process = launcher.start(MANY, "training.save_on_signal=true", **env)
     wait_until_held(process.pid, signal.SIGUSR1, "SigBlk")
     process.send_signal(signal.SIGUSR1)
+    go.touch()
     run = launcher.finish(process)
     assert run.exit_code == 0, run.output
     assert "[launcher] SIGUSR1 received: it is passed on when the workers run" in run.output

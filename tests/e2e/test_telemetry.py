@@ -317,9 +317,10 @@ def test_a_run_directory_that_was_deleted_under_the_run_keeps_its_verdict(launch
     assert run.rebuilt() == 22
 
 
+TALKS = WAIT_FOR_XID.replace("do sleep 0.01", "do echo waits; sleep 0.01")
 DEATHS = {
     "its own failure": (f"{WAIT_FOR_XID}; echo CUDA error >&2; exit 7", (), 7, "exit code 7"),
-    "a hang": (f"{WAIT_FOR_XID}; sleep 600", ("--hang-timeout", "2"), 124, "silent for"),
+    "a hang": (f"{TALKS}; sleep 600", ("--hang-timeout", "4"), 124, "silent for"),
     "a signal to the launcher": (
         f"{WAIT_FOR_XID}; kill -TERM $PPID; sleep 600",
         (),

@@ -3,16 +3,14 @@
 import json
 import os
 import signal
-import time
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import DEADLINE_S, ROOT, Launcher, Run
-from tests.e2e.test_in_step import events, pid_of
+from tests.e2e.conftest import IN_WORKERS, ROOT, Launcher, Run, pid_of
+from tests.e2e.test_in_step import wait_until_it_waited
 from tests.e2e.test_run import read_until
+from tests.launcher.supervise.lab import wait_until_stopped
 
-IN_WORKERS = Path(__file__).with_name("in_workers")
 NORM = "layers.0.attention_norm.weight"
 
 
@@ -97,9 +95,11 @@ def test_a_flip_in_the_last_step_of_a_slow_worker_still_meets_its_witnesses(
     )
     directory = launcher.cwd / "run"
     seen = read_until(process, "[CPU1] Step [0/")
+    slow = pid_of("CPU1", directory)
+    wait_until_stopped(slow)
     for name in ("cpu0", "cpu2"):
-        wait_until_it_waited(directory / f"{name}.events.jsonl", num_beats=3)
-    os.kill(pid_of("CPU1", directory), signal.SIGCONT)
+        wait_until_it_waited(directory / f"{name}.events.jsonl", after_step=last)
+    os.kill(slow, signal.SIGCONT)
     run = launcher.finish(process, seen)
     assert_named(run, "CPU1")
     found = run.report()["disagreement"]
@@ -142,11 +142,3 @@ def test_out_of_memory_on_all_names_no_gpu(launcher: Launcher) -> None:
 
 def classes(run: Run) -> set[tuple[str, str]]:
     return {(w["cause_class"], w["severity"]) for w in run.report()["workers"]}
-
-
-def wait_until_it_waited(path: Path, num_beats: int) -> None:
-    """A worker that waits beats once a second."""
-    until = time.monotonic() + DEADLINE_S
-    while [event["kind"] for event in events(path)][-num_beats:] != ["beat"] * num_beats:
-        assert time.monotonic() < until
-        time.sleep(0.05)

@@ -60,9 +60,8 @@ def line() -> Iterator[Line]:
     ours, theirs = socket.socketpair()
     ours.settimeout(DEADLINE_S)
     stop, sink = StopSignal(), EventSink(theirs.detach())
-    with ours, ours.makefile("rb") as lines, stop.installed():
-        with stop.heeded(), stop.deferred():
-            yield Line(ours, lines, stop, sink, InStep(sink, stop, on_notice=True))
+    with ours, ours.makefile("rb") as lines, stop.installed(), stop.heeded(), stop.deferred():
+        yield Line(ours, lines, stop, sink, InStep(sink, stop, on_notice=True))
     sink.close()
 
 

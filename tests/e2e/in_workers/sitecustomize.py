@@ -1,14 +1,14 @@
 """Python reads this when its directory is on PYTHONPATH: faults that no one drill can make.
 
 DRILLS: JSON, worker -> its own drill. IN_REPLAY: the same, in replays alone. SETTINGS: JSON, worker
--> a setting of its own. VARYING: `P SEED`, and
-with probability P the output of the first block has one bit turned over, in each worker another
-one, each time that it is computed; the file WORKER.varied in the run directory counts them.
-DIES_WHEN_ASKED: the worker that is killed when its fingerprints are asked for. STOPS_AFTER:
-`WORKER STEP`, that worker stops (SIGSTOP) when it has told that step. LATE: `WORKER SECONDS`, that
-worker tells its NaN so much later. OUT_OF_MEMORY: in its second step each worker is out of memory,
-in its own words. DIES_WHEN_KEEPING, HANGS_WHEN_KEEPING: the worker that does so when it is to save
-its state.
+-> a setting of its own. VARYING: `P SEED`, and with probability P the output of the first block has
+one bit turned over, in each worker another one, each time that it is computed; the file
+WORKER.varied in the run directory counts them. DIES_WHEN_ASKED: the worker that is killed when its
+fingerprints are asked for. STOPS_AFTER: `WORKER STEP`, that worker stops (SIGSTOP) when it has told
+that step. LATE: `WORKER SECONDS`, that worker tells its NaN so much later. PREPARES_WHEN: a path,
+and the preparation begins when it is there. OUT_OF_MEMORY: in its second step each worker is out of
+memory, in its own words. DIES_WHEN_KEEPING, HANGS_WHEN_KEEPING: the worker that does so when it is
+to save its state.
 """
 
 import json
@@ -146,5 +146,12 @@ def run_out_of_memory() -> None:
     register_module_forward_hook(fail)
 
 
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
 if WORKER and Path(sys.argv[0]).name == "pretrain_main.py":
     main()
+if (go := os.environ.get("PREPARES_WHEN")) and Path(sys.argv[0]).name == "prepare_dataset.py":
+    wait_for(Path(go))
