@@ -32,6 +32,7 @@ def settings_for(cache: Path, dataset: object, *overrides: str) -> Settings:
         "data.tokenizer=bpe",
         "data.bpe_vocab_size=300",
         "data.tokenizer_backend=tokenizers",
+        "data.hub_timeout_s=30",
         "training.context_length=16",
     )
     request = Request(preset="cpu", overrides=(*usual, *overrides))
@@ -113,6 +114,7 @@ def start_builder(
         "data.tokenizer=bpe",
         "data.bpe_vocab_size=300",
         "data.tokenizer_backend=tokenizers",
+        "data.hub_timeout_s=30",
         "training.context_length=16",
     ]
     given = {argument.partition("=")[0] for argument in arguments}
@@ -126,15 +128,19 @@ def start_builder(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    _started.append(process)
+    ends_with_the_test(process)
     return Builder(process)
 
 
 _started: list[subprocess.Popen[str]] = []
 
 
+def ends_with_the_test(process: subprocess.Popen[str]) -> None:
+    """One that a failed test left would fail another one."""
+    _started.append(process)
+
+
 def end_builders() -> None:
-    """Those that a failed test has left: they would fail another one."""
     while _started:
         with _started.pop() as process:
             process.kill()

@@ -19,7 +19,7 @@ from model_check.data.cache import publish
 from model_check.data.cache.publish import UNFINISHED, BrokenOffError
 from model_check.data.sources.text import Repairs
 from tests.data.gated_builder import ONE_DOCUMENT_A_TASK, Choice, wanted
-from tests.data.lab import DEADLINE_S, ROOT, WORDS, Lab, write_tokenizer
+from tests.data.lab import DEADLINE_S, ROOT, WORDS, Lab, ends_with_the_test, write_tokenizer
 
 NUM_DOCUMENTS = 20
 
@@ -47,6 +47,7 @@ def gated(lab: Lab, corpus: Path, tokenizer: Path, gate: object) -> subprocess.P
         stdout=subprocess.PIPE,
         text=True,
     )
+    ends_with_the_test(process)
     assert process.stdout is not None
     for line in process.stdout:
         if line == "at the gate\n":
