@@ -203,7 +203,7 @@ def test_a_change_after_the_last_step_is_noticed_before_it_is_saved(
     event = broken(run)
     assert (event.step, event.since, event.found) == (4, 3, [(9, 0)])
     assert not list(tmp_path.rglob("last.pt"))
-    assert not any(isinstance(event, Evidence) for event in run.kept.events)
+    assert [e.what for e in run.kept.events if isinstance(e, Evidence)] == ["dossier"]
 
 
 def differing(tiny_run: MakeRun, drill: str, **changes: Any) -> list[str]:
