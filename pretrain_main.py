@@ -98,7 +98,9 @@ def main(argv: Sequence[str]) -> int:
     faulthandler.enable()
     mask_others()
     env = WorkerEnv.from_environ()
-    process = Process(env, EventSink(env.events_fd), Console(), StopSignal(), Meter())
+    process = Process(
+        env, EventSink(env.events_fd, is_held=env.is_held), Console(), StopSignal(), Meter()
+    )
     with process.stop.installed():
         failure: BaseException | None = None
         try:

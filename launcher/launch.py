@@ -1,6 +1,7 @@
 """A run that was asked for: its settings, places and limits, checked before anything starts."""
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -33,7 +34,13 @@ class Launch(Struct, frozen=True):
         places = self.picked.places
         if self.arguments.command:
             return plan_command(places, self.arguments.command, self.context)
-        return plan_training(places, self.context)
+        return plan_training(places, replace(self.context, held=self._held))
+
+    @property
+    def _held(self) -> frozenset[str]:
+        """The workers with equals: Watch gives them credit."""
+        sizes = Counter(self.groups.values())
+        return frozenset(name for name, group in self.groups.items() if sizes[group] > 1)
 
     @property
     def not_compared(self) -> str | None:

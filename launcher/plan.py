@@ -66,6 +66,8 @@ class LaunchContext(Struct, frozen=True):
     is_busy: bool = False
     """Other processes work on these cores."""
     token_cache: Path | None = None
+    held: frozenset[str] = frozenset()
+    """The workers that are told which step they may begin."""
 
 
 def gpu_places(gpus: Sequence[Gpu]) -> list[Place]:
@@ -165,6 +167,8 @@ def _trainer_env(place: Place, num_workers: int, context: LaunchContext) -> dict
         # two other processes on two cores, 0.8 of the rate of one thread, and 1.5 with this. On an
         # idle machine it costs a sixth. It changes no bits.
         env.setdefault("OMP_WAIT_POLICY", "passive")
+    if place.name in context.held:
+        env[worker_env.HELD] = "1"
     if context.token_cache is not None:
         env[worker_env.TOKEN_CACHE] = str(context.token_cache)
     return env

@@ -90,7 +90,8 @@ class Replayer:
         parent = Path(launch.loaded.settings.system.checkpoint_dir)
         self._begin = _begin(question, watch, parent, datetime.fromisoformat(record.started_at))
         cache = Path(record.data["path"]) if record.data else None
-        self._context = replace(launch.context, token_cache=cache)
+        held = frozenset(question.workers if len(question.workers) > 1 else ())
+        self._context = replace(launch.context, token_cache=cache, held=held)
 
     def answer(self, limit_s: float, after: Outcome | None) -> Replay:
         """Compute the steps again, as often as it takes, for at most so long."""

@@ -459,7 +459,9 @@ class EventSink:
     come back. Without a supervisor (None), and when it is gone, events are dropped and the training
     goes on."""
 
-    def __init__(self, events_fd: int | None) -> None:
+    def __init__(self, events_fd: int | None, *, is_held: bool = False) -> None:
+        """`is_held`: the supervisor will say which steps may begin."""
+        self.is_held = is_held
         self._socket: socket.socket | None = None
         self._rest = b""
         # The variable may be inherited without the socket: by a child of a worker, or a shell.

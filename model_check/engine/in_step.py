@@ -24,8 +24,9 @@ BEAT_S = 1.0
 
 
 class InStep:
-    """The commands to one worker. One that never heard of credit waits for nothing: it trains
-    alone, without equals, or without a supervisor; and when its supervisor is gone, it goes on."""
+    """The commands to one worker. One that is not held, and never heard of credit, waits for
+    nothing: it trains alone, without equals, or without a supervisor; and when its supervisor is
+    gone, it goes on."""
 
     def __init__(self, sink: EventSink, stop: StopSignal, *, on_notice: bool) -> None:
         """`on_notice`: a notice ends the run, so it ends each wait, too (as any request does)."""
@@ -36,7 +37,7 @@ class InStep:
         self._sink = sink
         self._stop = stop
         self._on_notice = on_notice
-        self._credit = math.inf
+        self._credit = -1 if sink.is_held else math.inf
         self._may_go = False
         self.num_done = 0
         """Steps that the state has behind it."""

@@ -12,6 +12,7 @@ EVENTS_FD = "MODEL_CHECK_EVENTS_FD"
 RUN_DIR = "MODEL_CHECK_RUN_DIR"
 WORKER = "MODEL_CHECK_WORKER"
 NUM_WORKERS = "MODEL_CHECK_NUM_WORKERS"
+HELD = "MODEL_CHECK_HELD"
 EXPECTED_UUID = "MODEL_CHECK_GPU_UUID"
 RUN_TAG = "MODEL_CHECK_RUN_TAG"
 TOKEN_CACHE = "MODEL_CHECK_TOKEN_CACHE"
@@ -30,6 +31,8 @@ class WorkerEnv(Struct, frozen=True):
     events_fd: int | None
     num_workers: int
     """Workers in this run; the cores are divided among them."""
+    is_held: bool
+    """The supervisor says which step it may begin: it has equals."""
     expected_uuid: str | None
     """The GPU that the supervisor chose for this worker, `GPU-…` or `MIG-…`."""
     token_cache: Path | None
@@ -46,6 +49,7 @@ class WorkerEnv(Struct, frozen=True):
             run_dir=Path(run_dir) if run_dir else None,
             events_fd=int(events_fd) if events_fd and events_fd.isdigit() else None,
             num_workers=_positive_int(environ.get(NUM_WORKERS), default=1),
+            is_held=bool(environ.get(HELD)),
             expected_uuid=environ.get(EXPECTED_UUID) or None,
             token_cache=Path(environ[TOKEN_CACHE]) if environ.get(TOKEN_CACHE) else None,
         )

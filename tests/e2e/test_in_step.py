@@ -40,6 +40,7 @@ def test_a_worker_that_stands_still_holds_its_equal_a_few_steps_ahead(launcher: 
     seen = read_until_both_step(process)
     slow = pid_of("CPU1", launcher.cwd / "run")
     wait_until_stopped(slow)
+    assert b"\0MODEL_CHECK_HELD=1\0" in Path(f"/proc/{slow}/environ").read_bytes()
     wait_until_it_waited(launcher.cwd / "run" / "cpu0.events.jsonl", after_step=5 + 3)
     os.kill(slow, signal.SIGCONT)
     run = launcher.finish(process, seen)

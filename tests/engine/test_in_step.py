@@ -70,6 +70,18 @@ def test_a_worker_that_was_never_given_credit_waits_for_nothing(line: Line) -> N
     line.in_step.wait_for_go()
 
 
+def test_a_worker_that_is_held_begins_no_second_step_before_it_heard_of_credit() -> None:
+    """Its supervisor may stand still while it imports."""
+    ours, theirs = socket.socketpair()
+    held = InStep(EventSink(theirs.detach(), is_held=True), StopSignal(), on_notice=False)
+    assert not held.may_begin(1)
+    ours.sendall(encode_command(Credit(step=1)))
+    assert held.may_begin(1)
+    assert not held.may_begin(2)
+    ours.close()
+    assert held.may_begin(2)
+
+
 def test_without_a_supervisor_nobody_waits() -> None:
     alone = InStep(EventSink(None), StopSignal(), on_notice=False)
     assert alone.may_begin_soon(0)

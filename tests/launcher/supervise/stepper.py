@@ -5,7 +5,6 @@ on (`late`), is the last of this process (`kill`), never ends (`hang`), or diffe
 """
 
 import os
-import select
 import signal
 import sys
 import time
@@ -20,7 +19,7 @@ SAME, OTHER = (1.0).hex(), (2.0).hex()
 
 
 def main() -> int:
-    sink, stop = EventSink(int(os.environ["MODEL_CHECK_EVENTS_FD"])), StopSignal()
+    sink, stop = EventSink(int(os.environ["MODEL_CHECK_EVENTS_FD"]), is_held=True), StopSignal()
     in_step = InStep(sink, stop, on_notice=False)
     in_step.answer = lambda step: Vectors(step=step, fp={"weights": {"w": "1"}})
     exit_code = 0
@@ -36,8 +35,6 @@ def main() -> int:
 def train(in_step: InStep, sink: EventSink, stop: StopSignal) -> None:
     fault, _, at = sys.argv[2].partition("@") if len(sys.argv) > 2 else ("", "", "-1")
     sink.emit(Phase(name="train"))
-    # The first credit is there: a trainer imports for seconds, we would be ahead of it.
-    select.select([sink.fd], [], [])
     for step in range(int(sys.argv[1])):
         in_step.wait_for_credit(step)
         stop.check()

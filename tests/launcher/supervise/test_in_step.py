@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.verdict import live
+from launcher.verdict import settling
 from launcher.verdict.live import Watch
 from launcher.verdict.record import Stop
 from model_check.events import Beat, Event, Step, encode
@@ -79,7 +79,7 @@ def test_the_one_that_hangs_is_blamed_not_those_that_wait_for_it(lab: Lab) -> No
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is asked for its vectors has time, on any machine."""
-    monkeypatch.setattr(live, "SETTLE_S", float(DEADLINE_S))
+    monkeypatch.setattr(settling, "SETTLE_S", float(DEADLINE_S))
 
 
 @pytest.mark.usefixtures("patient")
