@@ -32,7 +32,7 @@ from model_check.engine.reading import StepMetrics
 from model_check.engine.run_context import Channels, Identity, RunContext
 from model_check.engine.stop import StopSignal
 from model_check.engine.trainer import Trainer
-from model_check.events import SocketSink
+from model_check.events import EventSink
 from model_check.models.loss import IGNORED
 
 CPU = torch.device("cpu")
@@ -112,7 +112,7 @@ def build(work: Workload, num_steps: int, observer: RunObserver) -> Trainer:
     ours, theirs = socket.socketpair()
     subprocess.Popen(["cat"], stdin=theirs, stdout=subprocess.DEVNULL)
     theirs.close()
-    sink = SocketSink(ours.detach())
+    sink = EventSink(ours.detach())
     context = RunContext(
         identity=Identity("CPU0"),
         channels=Channels(lambda text: print(text, file=sys.stderr), sink, (observer,)),
