@@ -9,7 +9,13 @@ from launcher.doctor.finding import gib
 from launcher.doctor.machine import check_open_files
 from launcher.doctor.storage import try_to_write
 from launcher.plan import Place
-from model_check.config.drill import FLIP_KINDS, check_name, parse_drill
+from model_check.config.drill import (
+    FLIP_KINDS,
+    MOMENT_KINDS,
+    WEIGHT_KINDS,
+    check_name,
+    parse_drill,
+)
 from model_check.config.memory import advice, check_host_memory, estimate_memory
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
@@ -55,8 +61,12 @@ def check_drill(settings: Settings, workers: Sequence[str]) -> list[str]:
         raise ConfigError(
             f"debug.drill = {text!r}: this run has no worker {drill.worker} (it has {there_are})"
         )
-    # A flip is noticed by comparison, or where a number becomes NaN or Inf.
-    if drill.kind not in FLIP_KINDS or (drill.worker and len(workers) > 1):
+    # State that changed tells on itself, where fingerprints are taken.
+    is_of_state = drill.kind in (*WEIGHT_KINDS, *MOMENT_KINDS)
+    is_seen_alone = is_of_state and settings.debug.fingerprints != "off"
+    is_seen = is_seen_alone or (drill.worker and len(workers) > 1)
+    # Else a flip is noticed by comparison, or where a number becomes NaN or Inf.
+    if drill.kind not in FLIP_KINDS or is_seen:
         return []
     told = f"{drill.kind} in every worker: nobody can notice it, unless it overflows, and the run "
     told += "passes"

@@ -153,13 +153,20 @@ def test_more_workers_than_open_files_are_allowed_is_a_note() -> None:
 
 
 def test_a_flip_that_nobody_can_notice_is_told() -> None:
-    drills = [("flip@1:CPU0", 1), ("flip@1", 2), ("burst@1:all", 2), ("flip@1:CPU0", 2)]
-    notes = [
-        check_training(settings(model=TINY, debug={"drill": drill}), cpu_places(count))
-        for drill, count in drills
-    ]
-    told = [[note for note in some if "nobody can notice it" in note] for some in notes]
-    assert list(map(len, told)) == [1, 1, 1, 0]
+    drills = {
+        ("flip_gradient@1:CPU0", 1, "auto"): 1,
+        ("flip_activation@1:all", 2, "auto"): 1,
+        ("flip_gradient@1:CPU0", 2, "auto"): 0,
+        ("flip@1:CPU0", 1, "off"): 1,
+        ("burst@1:all", 2, "off"): 1,
+        # State that changed by itself is noticed by its worker.
+        ("flip@1:CPU0", 1, "auto"): 0,
+        ("flip_moment@1", 2, "full"): 0,
+    }
+    for (drill, num_workers, fingerprints), expected in drills.items():
+        made = settings(model=TINY, debug={"drill": drill, "fingerprints": fingerprints})
+        notes = check_training(made, cpu_places(num_workers))
+        assert sum("nobody can notice it" in note for note in notes) == expected, drill
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
