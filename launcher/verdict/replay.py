@@ -268,9 +268,11 @@ def _clause(worker: str, question: Question, attempts: Sequence[Attempt]) -> str
         )
     if worker not in _always(question, attempts):
         return f"{worker} gave the right bits" if question.healthy else f"{worker} stayed as it was"
+    found = attempts[-1].disagreement
+    where = f", first in {found.place}" if found is not None and found.tensor else ""
     if _needs(worker, attempts) == NUM_OF_SAME_BITS:
-        return f"{worker} gave the same wrong bits again"
-    return f"{worker} was wrong again, with other bits"
+        return f"{worker} gave the same wrong bits again{where}"
+    return f"{worker} was wrong again, with other bits{where}"
 
 
 def _of_two(question: Question, attempt: Attempt, replayed: Replay) -> Replay:

@@ -100,7 +100,7 @@ def test_other_wrong_bits_must_come_four_times(launcher: Launcher) -> None:
     env = in_replay(CPU1=f"flip_gradient@1:all:{NORM}:4:always")
     run = replayed(launcher, f"debug.drill={ONCE}", **env)
     assert row(run, "CPU1") == ("FAIL", "hardware", "persistent", "ISOLATE")
-    assert said(run).endswith("CPU1 was wrong again, with other bits")
+    assert ": CPU1 was wrong again, with other bits, first in " in said(run)
     assert num_replays(run, "CPU1") == 4
 
 
