@@ -3,7 +3,8 @@
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -56,13 +57,15 @@ def replay(
     after: Outcome | None = None,
 ) -> tuple[Replay, ...]:
     """The answers, all of them within launch.replay_s. `record`, `watch`: of the run that is over.
-    `after`: how it ended. Raises UsageError for files of the run that cannot be read."""
+    `after`: how it ended. A signal to us ends them all. Raises ModelCheckError: files of the run
+    cannot be read, or no process can be started."""
     until = time.monotonic() + launch.loaded.settings.launch.replay_s
-    replays = []
+    replays, why_not = [], None
     for question in questions:
         replayer = Replayer(question, launch, record, watch, printer)
-        replays.append(replayer.answer(until - time.monotonic(), after))
+        replays.append(replayer.answer(until - time.monotonic(), after, why_not))
         printer.say(replays[-1].said)
+        why_not = why_not or replayer.stopped_by
     return tuple(replays)
 
 
@@ -87,15 +90,18 @@ class Replayer:
         self._directory = launch.context.run_dir
         told = {name: _told(self._directory, name, question.to_step) for name in question.workers}
         self._told = told
+        self.stopped_by: str | None = None
+        """The signal to us that ended it, in words."""
         parent = Path(launch.loaded.settings.system.checkpoint_dir)
         self._begin = _begin(question, watch, parent, datetime.fromisoformat(record.started_at))
         cache = Path(record.data["path"]) if record.data else None
         held = frozenset(question.workers if len(question.workers) > 1 else ())
         self._context = replace(launch.context, token_cache=cache, held=held)
 
-    def answer(self, limit_s: float, after: Outcome | None) -> Replay:
-        """Compute the steps again, as often as it takes, for at most so long."""
-        if why_not := self._why_not(limit_s):
+    def answer(self, limit_s: float, after: Outcome | None, why_not: str | None) -> Replay:
+        """Compute the steps again, as often as it takes, for at most so long. `why_not`: what
+        forbids it already."""
+        if why_not := why_not or self._too_long(limit_s):
             return answer(self._question, [], self._begin.step, why_not)
         self._announce(limit_s)
         attempts: list[Attempt] = []
@@ -126,16 +132,14 @@ class Replayer:
         specs = plan_replay(self._places, self._num_workers, self._context, plan)
         limits = self._launch.limits
         outcome = Supervisor(specs, limits, self._printer, watch, after=after).run()
+        self.stopped_by = outcome.end.reason if outcome.end.is_by_signal else None
         return watch.attempt(outcome.end)
 
     @property
     def _places(self) -> list[Place]:
         return [p for p in self._launch.picked.places if p.name in self._question.workers]
 
-    def _why_not(self, limit_s: float) -> str | None:
-        missing = set(self._question.workers) - {place.name for place in self._places}
-        if missing:
-            return f"{listed(sorted(missing))} is not here any more"
+    def _too_long(self, limit_s: float) -> str | None:
         num_steps = self._question.to_step + 1 - self._begin.step
         need_s = max(told.start_s + num_steps * told.step_s for told in self._told.values())
         if need_s <= limit_s:
@@ -162,12 +166,17 @@ def _begin(question: Question, watch: Watch, parent: Path, started_at: datetime)
     if question.healthy is None and not question.is_named:
         return begun
     most = question.to_step if question.healthy else question.sound_to + 1
-    found = [
-        Begin(int(match[1]), path.absolute())
-        for path in (parent / source.lower()).glob("step_*.pt")
-        if (match := _STEP.fullmatch(path.name)) and path.lstat().st_mtime >= started_at.timestamp()
-    ]
+    found = _checkpoints(parent / source.lower(), started_at)
     return max((b for b in found if begun.step < b.step <= most), key=_step_of, default=begun)
+
+
+def _checkpoints(directory: Path, started_at: datetime) -> Iterator[Begin]:
+    """Those that were written since then."""
+    for path in directory.glob("step_*.pt"):
+        with suppress(OSError):  # it was removed right now
+            is_new = path.lstat().st_mtime >= started_at.timestamp()
+            if is_new and (match := _STEP.fullmatch(path.name)):
+                yield Begin(int(match[1]), path.absolute())
 
 
 def _step_of(begin: Begin) -> int:

@@ -164,7 +164,11 @@ class Run:
             return
         self._write_record()  # a launcher that is killed meanwhile leaves what is known
         run = (self._launch, self._record, self._watch)
-        replays = replay(questions, *run, self._printer, outcome)
+        try:
+            replays = replay(questions, *run, self._printer, outcome)
+        except ModelCheckError as error:
+            self._printer.say(f"not replayed: {error}")
+            return
         self._record = replace(self._record, end=replace(self._record.end, replays=replays))
 
     def _remember(self, judgement: Judgement) -> Judgement:

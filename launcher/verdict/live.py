@@ -228,11 +228,14 @@ class Watch(Observer):
         pace, suspects = settling.pace, settling.suspects
         assert pace is not None, "there are others"
         self._aside.append(settling)
-        self._news.append(f"{settling.reason}: the others go on without {listed(suspects)}")
-        self._dismissed |= dict.fromkeys(suspects, Dismissal.AWAITED)
-        for name in suspects:
+        # One whose state changed may differ, too.
+        new = [name for name in suspects if name not in self._dismissed]
+        if new:
+            self._news.append(f"{settling.reason}: the others go on without {listed(new)}")
+        self._dismissed |= dict.fromkeys(new, Dismissal.AWAITED)
+        for name in new:
             pace.leave(name)
-        found = [self.agreement.exclude(name) for name in suspects]
+        found = [self.agreement.exclude(name) for name in new]
         for difference in filter(None, found):
             if self._settling is None:
                 self._settle(difference)

@@ -199,3 +199,17 @@ def test_a_suspect_that_hangs_while_it_keeps_holds_the_others_not(
     assert run.exit_code == 21, run.output
     assert run.verdicts() == {"CPU0": "PASS", "CPU1": "SUSPECT", "CPU2": "PASS"}
     assert alive(run.directory) == []
+
+
+def test_ctrl_c_in_one_replay_ends_those_that_would_follow(launcher: Launcher) -> None:
+    drills = {"CPU0": f"flip_gradient@1:all:{NORM}:3", "CPU2": f"flip_gradient@3:all:{NORM}:4"}
+    env = env_of(drills, IN_REPLAY=json.dumps({"CPU0": "hang@1:all:always"}))
+    process = launcher.start("--workers=4", REPLAYS, "launch.on_suspect=continue", **env)
+    seen = read_until(process, "[CPU0 replay] Step [0/")
+    process.send_signal(signal.SIGINT)
+    run = launcher.finish(process, seen)
+    assert run.exit_code == 21, run.output
+    for worker in ("CPU0", "CPU2"):
+        assert row(run, worker) == ("SUSPECT", "unknown", "not replayed", "MONITOR")
+    assert run.report()["summary"].count("not replayed: SIGINT received") == 2
+    assert not list(run.directory.glob("cpu2.replay*"))

@@ -348,3 +348,20 @@ def test_where_nobody_is_named_or_left_the_run_ends_all_the_same() -> None:
     alone = Watch({"a": "H100"}, max_lead=2, dossier_bytes=0.0, goes_on=True)
     broke = Break(step=3, quantity="weights", tensor="w")
     assert len(tell(alone, ("a", broke), ("a", Kept(step=4)))) == 1
+
+
+@pytest.mark.parametrize("breaks_first", [True, False])
+def test_one_that_differs_and_tells_that_it_changed_is_left_behind_once(breaks_first: bool) -> None:
+    seen = going_on(*"abcd")
+    told: list[list[tuple[str, Event]]] = [
+        [("b", Break(step=3, quantity="weights", tensor="w"))],
+        [(name, step(3, OTHER if name == "b" else SAME)) for name in "abcd"],
+    ]
+    for events in told if breaks_first else reversed(told):
+        tell(seen, *events)
+    tell(seen, *((name, Vectors(step=3)) for name in "acd"), ("b", Kept(step=4)))
+    seen.tick(1.0)
+    assert seen.dismissed.keys() == {"b"}
+    assert len(seen.news()) == 1
+    tell(seen, *((name, step(number)) for number in (4, 5) for name in "acd"))
+    assert seen.agreement.agreed_steps["a"] == 6
