@@ -426,7 +426,7 @@ def test_of_a_launcher_that_was_killed_the_report_still_tells_what_was_heard(
     launcher: Launcher,
 ) -> None:
     env = {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}", "STOPS_AFTER": "CPU0 0"}  # or it sees the end
-    process = launcher.start("debug.drill=flip@1:CPU1", "--max-steps", "100000", **env)
+    process = launcher.start("--max-steps", "100000", **env)
     read_until(process, "Step [0/")
     process.kill()
     launcher.finish(process)
