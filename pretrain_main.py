@@ -146,6 +146,8 @@ def ending_of(failure: BaseException | None, process: Process) -> Ending:
         case BrokenPipeError():  # `| head`: the reader is gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return Ending(EXIT_SIGNAL_BASE + signal.SIGPIPE, "standard output was closed")
+        case _ if process.stop.has_raised and process.stop.signum is not None:
+            return stopped(process.stop.signum, process)
         case RuntimeError() if NO_MORE_THREADS in str(failure):
             process.console.complain(f"error: {THREADS_ADVICE}")
             return Ending(EXIT_UNEXPECTED, THREADS_ADVICE)

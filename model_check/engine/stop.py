@@ -34,6 +34,9 @@ class StopSignal:
         self.cut_short = False
         """A step was interrupted at an arbitrary place. A lock that it held stays taken, so waiting
         for another thread may last for ever."""
+        self.has_raised = False
+        """Terminated was raised. Where a library lost it, another error may follow from that: an
+        import that was broken off cannot be repeated."""
         self.notice: int | None = None
         """The signal that asked for an end with a checkpoint: SIGUSR1, or that of
         `take_as_notice`."""
@@ -126,6 +129,7 @@ class StopSignal:
     def check(self) -> None:
         """Raises Terminated if a signal has come."""
         if self.signum is not None:
+            self.has_raised = True
             raise Terminated(self.signum)
 
     def _on_notice(self, signum: int, _frame: FrameType | None) -> None:
@@ -141,7 +145,7 @@ class StopSignal:
             return
         if second or not self._deferring:
             self.cut_short |= self._deferring
-            raise Terminated(signum)
+            self.check()
         # Repeated: an exception raised inside a destructor or a callback is lost.
         signal.setitimer(signal.ITIMER_REAL, self.finish_step_s, 1.0)
 

@@ -152,6 +152,32 @@ def test_a_signal_ends_it_cleanly(start: Start, signum: int, code: int) -> None:
     assert worker.output.splitlines()[-1] == f"[CPU0] {done.error}"
 
 
+LOSES_A_SIGNAL = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                for _ in range(1000):
+                    pass
+            except BaseException:  # as C code does that imports something optional
+                pass
+            raise ImportError("cannot load module more than once per process")
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_a_signal_that_an_import_lost_still_ends_it_cleanly(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(LOSES_A_SIGNAL)
+    worker = start(PYTHONPATH=str(tmp_path))
+    assert worker.finish() == 143, worker.output
+    assert "Traceback" not in worker.output
+    assert last_word(worker).error == "stopped by SIGTERM after 0 steps"
+
+
 def test_a_worker_that_hangs_is_ended_at_once_by_a_second_signal(start: Start) -> None:
     worker = start("debug.drill=hang@1")
     wait_for_a_step(worker)
