@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
+from signal import Signals
 from statistics import median
 
 from msgspec import Struct
@@ -33,6 +34,7 @@ from launcher.verdict.replay import (
 )
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_UNNAMED
 from model_check.events import Step, decode
+from model_check.utils.requests import TO_STOP
 from model_check.utils.words import listed
 
 _OF_BITS = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
@@ -48,6 +50,14 @@ def questions_to(launch: Launch, record: RunRecord, watch: Watch) -> list[Questi
     return questions_of(watch)
 
 
+class Replayed(Struct, frozen=True):
+    """The answers to all questions."""
+
+    replays: tuple[Replay, ...]
+    signum: int | None
+    """The signal to us that ended them all."""
+
+
 def replay(
     questions: Sequence[Question],
     launch: Launch,
@@ -55,18 +65,23 @@ def replay(
     watch: Watch,
     printer: Printer,
     after: Outcome | None = None,
-) -> tuple[Replay, ...]:
+) -> Replayed:
     """The answers, all of them within launch.replay_s. `record`, `watch`: of the run that is over.
-    `after`: how it ended. A signal to us ends them all. Raises ModelCheckError: files of the run
-    cannot be read, or no process can be started."""
+    `after`: how it ended; a signal to us that came while it did ends the replays, too. Raises
+    ModelCheckError: files of the run cannot be read, or no process can be started."""
     until = time.monotonic() + launch.loaded.settings.launch.replay_s
-    replays, why_not = [], None
+    replays, signum = [], _request(after)
     for question in questions:
         replayer = Replayer(question, launch, record, watch, printer)
-        replays.append(replayer.answer(until - time.monotonic(), after, why_not))
+        replays.append(replayer.answer(until - time.monotonic(), after, signum))
         printer.say(replays[-1].said)
-        why_not = why_not or replayer.stopped_by
-    return tuple(replays)
+        signum = signum or replayer.signum
+    return Replayed(tuple(replays), signum)
+
+
+def _request(outcome: Outcome | None) -> int | None:
+    """The signal by which we were asked to end, whatever ended the run."""
+    return next((s for s in outcome.end.requests if s in TO_STOP), None) if outcome else None
 
 
 class Told(Struct, frozen=True):
@@ -90,18 +105,18 @@ class Replayer:
         self._directory = launch.context.run_dir
         told = {name: _told(self._directory, name, question.to_step) for name in question.workers}
         self._told = told
-        self.stopped_by: str | None = None
-        """The signal to us that ended it, in words."""
+        self.signum: int | None = None
+        """The signal to us that ended it."""
         parent = Path(launch.loaded.settings.system.checkpoint_dir)
         self._begin = _begin(question, watch, parent, datetime.fromisoformat(record.started_at))
         cache = Path(record.data["path"]) if record.data else None
         held = frozenset(question.workers if len(question.workers) > 1 else ())
         self._context = replace(launch.context, token_cache=cache, held=held)
 
-    def answer(self, limit_s: float, after: Outcome | None, why_not: str | None) -> Replay:
-        """Compute the steps again, as often as it takes, for at most so long. `why_not`: what
-        forbids it already."""
-        if why_not := why_not or self._too_long(limit_s):
+    def answer(self, limit_s: float, after: Outcome | None, signum: int | None) -> Replay:
+        """Compute the steps again, as often as it takes, for at most so long. `signum`: the signal
+        that forbids it already."""
+        if why_not := f"{Signals(signum).name} received" if signum else self._too_long(limit_s):
             return answer(self._question, [], self._begin.step, why_not)
         self._announce(limit_s)
         attempts: list[Attempt] = []
@@ -132,7 +147,7 @@ class Replayer:
         specs = plan_replay(self._places, self._num_workers, self._context, plan)
         limits = self._launch.limits
         outcome = Supervisor(specs, limits, self._printer, watch, after=after).run()
-        self.stopped_by = outcome.end.reason if outcome.end.is_by_signal else None
+        self.signum = _request(outcome)
         return watch.attempt(outcome.end)
 
     @property

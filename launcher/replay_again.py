@@ -34,6 +34,7 @@ from model_check.config.schema import LaunchSettings
 from model_check.errors import (
     EXIT_DISAGREEMENT,
     EXIT_PASS,
+    EXIT_SIGNAL_BASE,
     EXIT_UNNAMED,
     EXIT_UNPROVEN,
     EXIT_USAGE,
@@ -60,7 +61,8 @@ examples:
 
 def replay_again(argv: Sequence[str], probe: GpuProbe, environ: Mapping[str, str], out: int) -> int:
     """Do it. Returns the exit code of the run as its report is now; for a worker that the run does
-    not name, 0 where it gave its bits again. Raises ModelCheckError."""
+    not name, 0 where it gave its bits again; 128+N where signal N ended it. Raises
+    ModelCheckError."""
     names = _parser().read(argv)
     directory = names.run_dir.absolute()
     record = read_record(directory)
@@ -73,7 +75,10 @@ def replay_again(argv: Sequence[str], probe: GpuProbe, environ: Mapping[str, str
     raise_file_limit()
     printer = Printer(out, launcher_log=directory / run_dir.LAUNCHER_LOG)
     try:
-        (found,) = replay([question], launch, record, watch, printer)
+        replayed = replay([question], launch, record, watch, printer)
+        if replayed.signum is not None:  # the report stays what it was
+            return EXIT_SIGNAL_BASE + replayed.signum
+        (found,) = replayed.replays
         if question not in questions_of(watch):
             return _exit_code(found)
         return _conclude(found, record, watch, directory, printer)

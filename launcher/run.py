@@ -165,7 +165,7 @@ class Run:
         self._write_record()  # a launcher that is killed meanwhile leaves what is known
         run = (self._launch, self._record, self._watch)
         try:
-            replays = replay(questions, *run, self._printer, outcome)
+            replays = replay(questions, *run, self._printer, outcome).replays
         except ModelCheckError as error:
             self._printer.say(f"not replayed: {error}")
             return

@@ -5,6 +5,8 @@ import json
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -192,6 +194,44 @@ def test_ctrl_c_ends_the_replay_and_the_verdict_stands(
     assert row(run, "CPU1") == ("SUSPECT", "unknown", "not replayed", "MONITOR")
     assert said(run) == "not replayed: SIGINT received"
     assert alive(run.directory) == []
+
+
+def test_ctrl_c_while_the_run_is_torn_down_lets_no_replay_begin(launcher: Launcher) -> None:
+    process = launcher.start(
+        *("--workers=3", "--grace=100", REPLAYS, f"debug.drill={ONCE}"),
+        **in_replay(),
+        LINGERS="CPU2",
+    )
+    seen = read_until(process, "CPU2 lingers")
+    process.send_signal(signal.SIGINT)
+    seen += read_until(process, "once more kills at once")
+    process.send_signal(signal.SIGINT)
+    run = launcher.finish(process, seen)
+    assert run.exit_code == 21, run.output
+    assert said(run) == "not replayed: SIGINT received"
+    assert "replay: steps" not in run.output
+    assert not list(run.directory.glob("*.replay*"))
+
+
+def test_ctrl_c_in_a_replay_that_somebody_asked_for_leaves_the_report_as_it_was(
+    launcher: Launcher,
+) -> None:
+    run = launcher("--workers=3", REPLAYS, f"debug.drill={ALWAYS}")
+    before = {name: (run.directory / name).read_bytes() for name in ("report.json", "run.json")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launcher", "replay", str(run.directory)],
+        cwd=run.cwd,
+        env=launcher.env | in_replay(CPU1="hang@1:all:always"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    launcher.started.append(process)
+    seen = read_until(process, "[CPU1 replay] Step [0/")
+    process.send_signal(signal.SIGINT)
+    again = launcher.finish(process, seen)
+    assert again.exit_code == 130, again.output
+    assert before == {name: (run.directory / name).read_bytes() for name in before}
 
 
 def test_a_launcher_that_is_killed_in_the_replay_leaves_nobody_and_what_is_known(

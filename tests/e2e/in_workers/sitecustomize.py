@@ -8,7 +8,7 @@ fingerprints are asked for. STOPS_AFTER: `WORKER STEP`, that worker stops (SIGST
 that step. LATE: `WORKER SECONDS`, that worker tells its NaN so much later. PREPARES_WHEN: a path,
 and the preparation begins when it is there. OUT_OF_MEMORY: in its second step each worker is out of
 memory, in its own words. DIES_WHEN_KEEPING, HANGS_WHEN_KEEPING: the worker that does so when it is
-to save its state.
+to save its state. LINGERS: the worker that tells SIGTERM and does not heed it.
 """
 
 import json
@@ -43,6 +43,8 @@ def main() -> None:
     for variable, end in (("DIES_WHEN_KEEPING", die), ("HANGS_WHEN_KEEPING", hang)):
         if os.environ.get(variable) == WORKER:
             when_keeping(end)
+    if os.environ.get("LINGERS") == WORKER:
+        linger()
     if os.environ.get("OUT_OF_MEMORY"):
         run_out_of_memory()
 
@@ -100,6 +102,12 @@ def when_keeping(end: Callable[[], None]) -> None:
     from model_check.engine.keeper import Keeper
 
     Keeper.dossier = lambda *_args, **_named: end()  # type: ignore[method-assign, assignment]
+
+
+def linger() -> None:
+    from model_check.engine.stop import StopSignal
+
+    StopSignal._on_stop = lambda *_: print(f"{WORKER} lingers", flush=True)  # type: ignore[method-assign]
 
 
 def stop_after(step: int) -> None:
