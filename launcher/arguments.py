@@ -33,6 +33,7 @@ verbs (run.sh VERB --help):
   report RUN_DIR ...      rebuild the reports of finished runs
   replay RUN_DIR          compute the steps to a fault once more
   runs [open | clear]     your run directories: list, a report, clear the old
+  forensics DOSSIER       what a failed worker kept: tensors, values, bits
   history [UUID]          what became of each GPU in your runs, since ever
   prepare [OPTIONS]       the token cache alone: build, --list, --verify, --gc
   export CHECKPOINT OUT   what transformers loads, made of a checkpoint
@@ -96,6 +97,7 @@ VERBS = (
     "history",
     "prepare",
     "export",
+    "forensics",
     "train",
 )
 """They come first on a command line."""
@@ -152,6 +154,8 @@ def _refuse_words(overrides: Sequence[str]) -> None:
             raise UsageError(f"{word}: a verb comes first: run.sh {word} ... (--help lists them)")
         if "=" not in word and (near := nearest(word, list(VERBS))):
             raise UsageError(f"{word!r}: no such verb; did you mean {near}? (--help lists them)")
+        if word.isalpha():
+            raise UsageError(f"{word!r}: no verb, no option, no section.key=value (see --help)")
 
 
 def _parser(verb: str) -> Parser:

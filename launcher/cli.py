@@ -98,6 +98,8 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
             return _run(argv, environ, parse_train(rest, environ))
         case ["prepare", *rest]:
             _become(str(PROJECT / "prepare_dataset.py"), *rest)
+        case ["forensics", *rest]:
+            _become("-P", "-m", "model_check.forensics", *rest)
         case ["export", *rest]:
             _become("-P", "-m", "model_check.export", "export", *rest)
         case _:

@@ -90,7 +90,9 @@ def _parser() -> Parser:
     usage = f"{COMMAND} replay RUN_DIR [WORKER | --gpu N] [launch.replay_s=S]"
     parser = Parser(prog=f"{COMMAND} replay", usage=usage, description=_ABOUT, epilog=_HELP)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help=".logs/latest is the newest")
-    parser.add_argument("words", nargs="*", metavar="WORKER", help="GPU3, CPU0, as its log says")
+    parser.add_argument(
+        "words", nargs="*", default=(), metavar="WORKER", help="GPU3, CPU0, as its log says"
+    )
     parser.add_argument("--gpu", metavar="N", help="the same as GPUN")
     return parser
 

@@ -189,6 +189,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def counts(self) -> str:
         """`1 NaN of 32,768 values, first at [0, 3, 5], others -1.2e+00 to 3.4e+00`"""
         kinds = (("NaN", self.num_nan), ("Inf", self.num_inf))
+        if not self.shape:
+            return next((f"it is {kind}" for kind, count in kinds if count), "not counted")
         each = " and ".join(f"{count:,} {kind}" for kind, count in kinds if count)
         unit = "positions" if self.by_position else "values"
         if not each:  # the tensor was gone before anybody counted

@@ -42,7 +42,9 @@ def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
 
     Raises UsageError for a directory that holds no run of ours, or one that is still going.
     """
-    if not argv or argv[0].startswith("-"):
+    if option := next((word for word in argv if word.startswith("-")), None):
+        raise UsageError(f"report: {option}: no such option (report.json is for machines)")
+    if not argv:
         raise UsageError("report: give one run directory or more (.logs/latest is the newest)")
     judgements = [(Path(name), _rebuilt(Path(name))) for name in argv]
     for directory, judgement in judgements:

@@ -49,7 +49,7 @@ class Cause(Enum):
     """The host had no process or no descriptor for it."""
     NO_HOST_MEMORY = Verdict.INCONCLUSIVE, "{how}{oom}{whose}", *_HOST
     """The kernel killed it for want of memory: of the host, or of the limit that the host set."""
-    HANG = Verdict.FAIL, "{reason}"
+    HANG = Verdict.FAIL, "{reason}", *_UNKNOWN
     NON_FINITE = Verdict.FAIL, "non-finite {where} at step {step}{born}", *_HARDWARE
     """Here, and finite at another worker."""
     NON_FINITE_EVERYWHERE = (

@@ -6,7 +6,7 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher.verdict.results import Judgement, RunResult, Verdict, WorkerResult
+from launcher.verdict.results import Judgement, RunResult, WorkerResult
 from launcher.verdict.severity import CauseClass, Repeat, Severity
 
 SCHEMA = 1
@@ -44,9 +44,8 @@ class PastRun(Struct, frozen=True, kw_only=True):
 
 
 def is_transient(row: PastRun | WorkerResult) -> bool:
-    """The hardware computed other bits, and not when it computed the same again."""
-    found = (row.verdict, row.cause_class, row.repeat)
-    return found == (Verdict.SUSPECT, CauseClass.HARDWARE, Repeat.TRANSIENT)
+    """The hardware computed other bits, or a NaN, and not when it computed the same again."""
+    return (row.cause_class, row.repeat) == (CauseClass.HARDWARE, Repeat.TRANSIENT)
 
 
 class EarlierFaults(Struct, frozen=True):

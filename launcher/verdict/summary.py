@@ -58,7 +58,7 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
     end = case.end
     if (shared := shared_nonfinite(case)) is not None:
         what = f"every worker met a non-finite {shared.where} at step {shared.step}"
-        return Summary(f"{what}: the settings or the data, not a GPU{born(shared)}")
+        return Summary(f"the settings or the data, not a GPU: {what}{born(shared)}")
     if (failure := shared_failure(case)) is not None:
         said = (failure.error or "").splitlines()[0]
         what = f"every worker ended with exit code {failure.exit_code}: {said}"

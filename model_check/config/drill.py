@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from model_check.config.fields import all_fields, did_you_mean
+from model_check.config.fields import did_you_mean
 from model_check.config.shape import HEAD, parameters
 from model_check.errors import ConfigError
 
@@ -102,8 +102,12 @@ def parse_drill(text: str, max_steps: int) -> Drill:
     ConfigError for other text and for a drill that cannot act."""
     match = _GRAMMAR.fullmatch(text.strip())
     if match is None or match["kind"] not in KINDS:
-        explanation = all_fields()["debug.drill"].doc
-        raise ConfigError(f"debug.drill = {text!r}: not a drill. {explanation}")
+        kind = text.strip().partition("@")[0]
+        hint = did_you_mean(kind, KINDS) if kind not in KINDS else ""
+        raise ConfigError(
+            f"debug.drill = {text!r}: not a drill, KIND@STEP[:WORKER[:NAME[:NUMBER]]][:always]"
+            f"{hint} (KIND: {', '.join(KINDS)})"
+        )
     drill = _drill(match)
     if problem := _problem(drill, max_steps) or _wrong_number(drill, match["factor"]):
         raise ConfigError(f"debug.drill = {text!r}: {problem}")

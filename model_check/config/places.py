@@ -17,6 +17,7 @@ FALLBACK = "default (working directory cannot be written)"
 def fallbacks(environ: Mapping[str, str]) -> dict[str, str]:
     """Setting -> its directory below `$XDG_CACHE_HOME/model_check` (`~/.cache/model_check`), for
     each one whose default neither exists nor can be made; none where that cannot be made either.
+    Checkpoints are only ever written: their default must be writable, too.
 
     All working directories share the token caches, whose names tell their content; each has
     checkpoints of its own.
@@ -30,7 +31,7 @@ def fallbacks(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: str(ours / directory)
         for name, directory in instead.items()
-        if not _can_be_made(Path(all_fields()[name].default))
+        if not _can_serve(name, Path(all_fields()[name].default))
     }
 
 
@@ -39,6 +40,11 @@ def fallback_note(sources: Mapping[str, str], settings: Settings) -> list[str]:
     names = [name for name, source in sources.items() if source == FALLBACK]
     places = ", ".join(f"{name} = {value_of(settings, name)}" for name in names)
     return [f"the working directory cannot be written: {places}"] if names else []
+
+
+def _can_serve(name: str, directory: Path) -> bool:
+    is_written = name == "system.checkpoint_dir" and directory.exists()
+    return _can_be_made(directory) and (not is_written or os.access(directory, os.W_OK | os.X_OK))
 
 
 def _can_be_made(directory: Path) -> bool:

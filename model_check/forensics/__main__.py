@@ -6,6 +6,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from model_check.errors import EXIT_PASS, EXIT_USAGE, ModelCheckError
 from model_check.events import Break, NonFinite, again
 from model_check.forensics.compare import Difference, TensorDifference, Value, compared
 from model_check.forensics.manifest import (
+    DIFFERENCE,
     MANIFEST,
     DamagedError,
     DossierError,
@@ -27,6 +29,7 @@ from model_check.forensics.manifest import (
     tensors_path,
     verify,
 )
+from model_check.utils.project_files import COMMAND
 from model_check.utils.words import few, printable_lines
 
 EXIT_DAMAGED = 1
@@ -35,8 +38,8 @@ _LONGEST = 160
 """Characters of a value that is shown as it is."""
 _COMPARED_KINDS = ("difference", "break")
 _EPILOG = """examples:
-  python -m model_check.forensics RUN_DIR/dossier/gpu3
-  python -m model_check.forensics RUN_DIR/dossier/gpu3 RUN_DIR/dossier/gpu0
+  bash run.sh forensics RUN_DIR/dossier/gpu3
+  bash run.sh forensics RUN_DIR/dossier/gpu3 RUN_DIR/dossier/gpu0
 
 Exit codes: 0 the dossier is whole, 1 its tensors are damaged, 2 no dossier."""
 
@@ -73,8 +76,10 @@ def told(directory: Path, manifest: Manifest, damage: str | None) -> Iterator[st
     run = f" of run {manifest.run}" if manifest.run else ""
     step = "?" if manifest.step is None else manifest.step
     yield f"{manifest.worker}: {manifest.kind}, found at step {step}{run}"
+    if odd := _odd_beside(directory, manifest):
+        yield f"the healthy one beside {odd}: what differs there, as it should be"
     if manifest.state_after is not None:
-        yield f"weights and moments: after {manifest.state_after} optimizer steps"
+        yield f"weights and moments: after {manifest.state_after} optimizer steps{_later(manifest)}"
     yield from _finding(manifest)
     yield _file(manifest, damage)
     if manifest.shortened:
@@ -82,7 +87,7 @@ def told(directory: Path, manifest: Manifest, damage: str | None) -> Iterator[st
     yield from _kept(manifest.tensors)
     yield from _left_out(manifest.left_out)
     if manifest.absent:
-        yield f"guilty by name, but not there: {few(manifest.absent)}"
+        yield f"of the fault, but not there: {few(manifest.absent)}"
 
 
 def beside(difference: Difference) -> Iterator[str]:
@@ -102,7 +107,7 @@ def beside(difference: Difference) -> Iterator[str]:
 
 
 def _parser() -> Parser:
-    prog = "python -m model_check.forensics"
+    prog = f"{COMMAND} forensics"
     parser = Parser(prog=prog, description=__doc__, epilog=_EPILOG)
     parser.add_argument("dossier", type=Path, metavar="DOSSIER", help="its directory")
     parser.add_argument(
@@ -132,6 +137,24 @@ def _peers(directory: Path, manifest: Manifest) -> Iterator[Path]:
         is_same = (other.run, other.state_after) == (manifest.run, manifest.state_after)
         if is_same and other.kind in _COMPARED_KINDS and path.parent != directory:
             yield path.parent
+
+
+def _odd_beside(directory: Path, manifest: Manifest) -> str | None:
+    """The worker that was compared with this one, which is healthy."""
+    for path in sorted(directory.absolute().parent.glob(f"*/{DIFFERENCE}")):
+        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            found = msgspec.json.decode(path.read_bytes(), type=Difference)
+            if found.peer == manifest.worker and path.parent != directory.absolute():
+                return found.odd
+    return None
+
+
+def _later(manifest: Manifest) -> str:
+    """The state is taken at the end of a step, maybe of a later one than that of the fault."""
+    if manifest.step is None or manifest.state_after is None:
+        return ""
+    late = manifest.state_after - manifest.step - 1
+    return f"; gradients: of step {manifest.state_after - 1}, {late} later" if late > 0 else ""
 
 
 def _damage(directory: Path, manifest: Manifest) -> str | None:
@@ -188,7 +211,7 @@ def _file(manifest: Manifest, damage: str | None) -> str:
 def _kept(tensors: Mapping[str, Kept]) -> Iterator[str]:
     guilty = {name: tensor for name, tensor in tensors.items() if tensor.guilty}
     if guilty:
-        yield "guilty tensors, in the order of computation:"
+        yield "tensors of the fault, in the order of computation:"
     for name, tensor in guilty.items():
         yield from _tensor(name, tensor)
         if not tensor.is_whole:
@@ -242,7 +265,7 @@ def _counts(counted: Statistics | None) -> str:
 
 
 def _differing(name: str, tensor: TensorDifference) -> Iterator[str]:
-    is_guilty = ", guilty" if tensor.guilty else ""
+    is_guilty = ", of the fault" if tensor.guilty else ""
     yield f"  {name}  {tensor.dtype} {tensor.shape}{is_guilty}"
     yield f"    {tensor.num_differing:,} of {tensor.num_compared:,} values differ"
     counts = (f"bit {bit}: {count:,}" for bit, count in tensor.histogram.items())
@@ -251,7 +274,7 @@ def _differing(name: str, tensor: TensorDifference) -> Iterator[str]:
         yield f"    {_value(value)}"
     if tensor.num_differing > len(tensor.first):
         yield f"    and {tensor.num_differing - len(tensor.first):,} more"
-    if tensor.largest is not None:
+    if tensor.largest is not None and tensor.largest not in tensor.first:
         yield f"    largest deviation: {_value(tensor.largest)}"
 
 

@@ -56,6 +56,16 @@ def test_where_the_working_directory_is_read_only_a_run_keeps_its_data_at_home(
     assert f"data.cache_dir = {ours}/datasets, system.checkpoint_dir = {checkpoints}" in note
 
 
+def test_checkpoints_that_another_user_keeps_there_are_not_written_to(
+    where: Path, home: Path, tmp_path: Path
+) -> None:
+    (where / ".checkpoints").mkdir()
+    run = launcher(where, home, "--run-dir", str(tmp_path / "run"), "training.save_last=true")
+    assert run.returncode == 0, run.stdout
+    (checkpoints,) = (home / ".cache" / "model_check" / "checkpoints").glob("where-*")
+    assert (checkpoints / "cpu0" / "last.pt").exists()
+
+
 def test_a_place_that_somebody_named_is_never_another(where: Path, home: Path) -> None:
     run = launcher(where, home, f"logging.log_dir={home}", environ={"DATASET_CACHE_DIR": "mine"})
     assert run.returncode == 2

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import DEADLINE_S, ROOT, Launcher, Run
+from tests.e2e.conftest import DEADLINE_S, Launcher, Run
 from tests.e2e.test_in_step import events, pid_of
 from tests.e2e.test_replay import REPLAYS, row
 from tests.e2e.test_run import read_until
@@ -57,16 +55,12 @@ def test_the_odd_one_and_a_healthy_one_leave_the_same_slice_of_the_same_step(
     momentum = difference["tensors"][f"exp_avg/{NORM}"]
     assert momentum["num_differing"] == 1
     assert momentum["first"][0]["index"] == [0]
-    told = subprocess.run(
-        [sys.executable, "-m", "model_check.forensics", str(dossier)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert told.returncode == 0, told.stderr
+    told = launcher.verb("forensics", str(dossier))
+    assert told.returncode == 0, told.stdout
     assert f"exp_avg/{NORM}" in told.stdout
+    reference = launcher.verb("forensics", str(dossier.with_name("cpu0")))
+    assert "the healthy one beside CPU1" in reference.stdout
+    assert "the healthy one" not in told.stdout
 
 
 def test_of_two_that_differ_both_leave_theirs(launcher: Launcher) -> None:

@@ -1,5 +1,7 @@
 """What a command line asks for."""
 
+import re
+
 import pytest
 
 from launcher.arguments import RunArguments, parse_run
@@ -74,3 +76,11 @@ def test_a_setting_may_be_written_in_the_way_of_hydra() -> None:
 def test_a_setting_in_that_way_needs_its_value_behind_an_equals_sign() -> None:
     with pytest.raises(ConfigError, match=r"section\.key=value"):
         load(parse("--training.max_steps", "3").request, lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("word", "told"), [("frob", "'frob': no verb, no option"), ("reprot", "did you mean report?")]
+)
+def test_a_word_that_is_no_verb_is_told_so(word: str, told: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(told)):
+        parse(word)

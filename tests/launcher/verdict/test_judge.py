@@ -400,7 +400,7 @@ def test_a_nan_that_every_worker_met_in_one_step_blames_no_gpu(module: str) -> N
     result = met_a_nan(spoiled(), spoiled_later("layers.0"), spoiled_later(module))
     assert (result.verdict, result.exit_code, result.culprits) == (Verdict.FAIL, 20, [])
     assert ranks(result) == [OF_SOFTWARE] * 3
-    told = "every worker met a non-finite gradient at step 2: the settings or the data, not a GPU"
+    told = "the settings or the data, not a GPU: every worker met a non-finite gradient at step 2"
     assert result.summary.startswith(f"{told}, born in layers.0 (forward")
 
 

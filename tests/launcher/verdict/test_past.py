@@ -114,11 +114,13 @@ def test_drills_count_among_drills_alone() -> None:
     assert found(past(is_drill=True), now=drill)
 
 
+def test_a_nan_that_did_not_come_again_counts() -> None:
+    assert found(past(verdict="FAIL", exit_code=20)).keys() == {"GPU3"}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"verdict": "FAIL"},
-        {"verdict": "A NEW ONE"},
         {"repeat": "persistent"},
         {"repeat": "not replayed"},
         {"repeat": None},
