@@ -14,6 +14,7 @@ from launcher.doctor.machine import check_command
 from launcher.gpus.probe import GpuProbe
 from launcher.gpus.sizes import fitted
 from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
+from launcher.report.gpu_history import GpuHistory, path_of
 from launcher.supervise.policy import Limits
 from launcher.telemetry.kernel_log import earlier_xids
 from model_check.config.load import Loaded, load
@@ -57,6 +58,12 @@ class Launch(Struct, frozen=True):
         compared."""
         is_compared = self.not_compared is None
         return {p.name: p.kind if is_compared else p.name for p in self.picked.places}
+
+    @property
+    def history(self) -> GpuHistory | None:
+        """Of its GPUs; None: the settings ask for none."""
+        path = path_of(self.loaded.settings.launch.history_file, self.context.environ)
+        return None if path is None else GpuHistory(path)
 
     @property
     def limits(self) -> Limits:

@@ -39,6 +39,8 @@ from model_check.utils.words import listed
 
 _OF_BITS = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
 _STEP = re.compile(r"step_([0-9]+)\.pt")
+_ROUNDING_S = 2.0
+"""When a run began is told in whole seconds; a file system may round, too."""
 
 
 def questions_to(launch: Launch, record: RunRecord, watch: Watch) -> list[Question]:
@@ -107,8 +109,10 @@ class Replayer:
         self._told = told
         self.signum: int | None = None
         """The signal to us that ended it."""
-        parent = Path(launch.loaded.settings.system.checkpoint_dir)
-        self._begin = _begin(question, watch, parent, datetime.fromisoformat(record.started_at))
+        parent = Path(record.cwd, launch.loaded.settings.system.checkpoint_dir)
+        written = _while_running(record)
+        self._begin = _begin(question, watch, parent, written)
+        self._lost = _lost(self._begin, written)
         cache = Path(record.data["path"]) if record.data else None
         held = frozenset(question.workers if len(question.workers) > 1 else ())
         self._context = replace(launch.context, token_cache=cache, held=held)
@@ -116,7 +120,8 @@ class Replayer:
     def answer(self, limit_s: float, after: Outcome | None, signum: int | None) -> Replay:
         """Compute the steps again, as often as it takes, for at most so long. `signum`: the signal
         that forbids it already."""
-        if why_not := f"{Signals(signum).name} received" if signum else self._too_long(limit_s):
+        asked = f"{Signals(signum).name} received" if signum else None
+        if why_not := asked or self._lost or self._too_long(limit_s):
             return answer(self._question, [], self._begin.step, why_not)
         self._announce(limit_s)
         attempts: list[Attempt] = []
@@ -137,8 +142,7 @@ class Replayer:
 
     def _attempt(self, limit_s: float, after: Outcome | None) -> Attempt:
         records = {name: told.record for name, told in self._told.items()}
-        broken = {n: h.broken for n, h in self._watch.histories.items() if h.broken}
-        watch = ReplayWatch(self._question, records, broken, limit_s)
+        watch = ReplayWatch(self._question, records, self._watch.histories, limit_s)
         plan = ReplayPlan(
             to_step=self._question.to_step,
             resume=self._begin.checkpoint,
@@ -163,6 +167,22 @@ class Replayer:
         return f"{num_steps:,} steps need about {need_s:.0f} s, and {left}"
 
 
+class Written(Struct, frozen=True):
+    """When the files of a run were written, seconds since the epoch."""
+
+    since: float
+    until: float
+
+    def holds(self, path: Path) -> bool:
+        return self.since <= path.lstat().st_mtime <= self.until
+
+
+def _while_running(record: RunRecord) -> Written:
+    since = datetime.fromisoformat(record.started_at).timestamp()
+    until = time.time() if record.duration_s is None else since + record.duration_s + _ROUNDING_S
+    return Written(since, until)
+
+
 class Begin(Struct, frozen=True):
     """Where a replay begins."""
 
@@ -171,27 +191,41 @@ class Begin(Struct, frozen=True):
     """None: at the start of training."""
 
 
-def _begin(question: Question, watch: Watch, parent: Path, started_at: datetime) -> Begin:
-    """From the newest checkpoint of the run that is known to be sound: the healthy worker's, since
-    that of a suspect may hold its fault. Else from where the run began."""
+def _begin(question: Question, watch: Watch, parent: Path, written: Written) -> Begin:
+    """From the newest checkpoint of the run that is older than the fault: the healthy worker's,
+    since that of a suspect may hold its fault. Else from where the run began."""
     source = question.healthy or question.suspects[0]
     history = watch.histories[source]
     resumed = history.detail.get("resumed")
     begun = Begin(history.first_step, Path(str(resumed))) if resumed else Begin()
     if question.healthy is None and not question.is_named:
         return begun
-    most = question.to_step if question.healthy else question.sound_to + 1
-    found = _checkpoints(parent / source.lower(), started_at)
-    return max((b for b in found if begun.step < b.step <= most), key=_step_of, default=begun)
+    found = _checkpoints(parent / source.lower(), written)
+    sound = (each for each in found if begun.step < each.step <= question.begin_by)
+    return max(sound, key=_step_of, default=begun)
 
 
-def _checkpoints(directory: Path, started_at: datetime) -> Iterator[Begin]:
-    """Those that were written since then."""
+def _checkpoints(directory: Path, written: Written) -> Iterator[Begin]:
+    """Those of the run."""
     for path in directory.glob("step_*.pt"):
         with suppress(OSError):  # it was removed right now
-            is_new = path.lstat().st_mtime >= started_at.timestamp()
-            if is_new and (match := _STEP.fullmatch(path.name)):
+            if written.holds(path) and (match := _STEP.fullmatch(path.name)):
                 yield Begin(int(match[1]), path.absolute())
+
+
+def _lost(begin: Begin, written: Written) -> str | None:
+    """Why a replay cannot begin there: the checkpoint that the run itself began with is not what it
+    was then; None: it can."""
+    path = begin.checkpoint
+    if path is None:
+        return None
+    try:
+        is_old = path.lstat().st_mtime < written.since
+    except OSError:
+        return f"{path}, with which the run began, is gone"
+    # One that a step names is of that step whoever wrote it.
+    is_same = is_old or _STEP.fullmatch(path.name)
+    return None if is_same else f"{path}, with which the run began, was written over"
 
 
 def _step_of(begin: Begin) -> int:

@@ -21,10 +21,10 @@ from launcher.plan import LaunchContext, Place, cpu_places
 from launcher.replay import replay
 from launcher.report.closing import closing_lines
 from launcher.report.conclude import conclude, write
-from launcher.report.rebuild import as_it_ended, read_record, watched_again
+from launcher.report.gpu_history import GpuHistory, remember
+from launcher.report.rebuild import as_it_ended, is_running, read_record, watched_again
 from launcher.verdict.disagreement import Replay
 from launcher.verdict.live import Watch
-from launcher.verdict.past import isolated
 from launcher.verdict.record import RunRecord
 from launcher.verdict.replay import Question, question_about, questions_of
 from launcher.verdict.severity import Repeat
@@ -61,11 +61,13 @@ examples:
 
 def replay_again(argv: Sequence[str], probe: GpuProbe, environ: Mapping[str, str], out: int) -> int:
     """Do it. Returns the exit code of the run as its report is now; for a worker that the run does
-    not name, 0 where it gave its bits again; 128+N where signal N ended it. Raises
-    ModelCheckError."""
+    not name, 0 where it gave its bits again. Where nothing could be computed again, 75, where
+    signal N ended it, 128+N, and the report stays what it was. Raises ModelCheckError."""
     names = _parser().read(argv)
     directory = names.run_dir.absolute()
     record = read_record(directory)
+    if is_running(record):
+        raise UsageError(f"{directory}: this run is still going (launcher pid {record.pid})")
     watch = watched_again(record, directory)
     record = as_it_ended(record, directory, watch)
     question = _question(_worker(names), record, watch)
@@ -79,9 +81,9 @@ def replay_again(argv: Sequence[str], probe: GpuProbe, environ: Mapping[str, str
         if replayed.signum is not None:  # the report stays what it was
             return EXIT_SIGNAL_BASE + replayed.signum
         (found,) = replayed.replays
-        if question not in questions_of(watch):
+        if question not in questions_of(watch) or not found.times:
             return _exit_code(found)
-        return _conclude(found, record, watch, directory, printer)
+        return _conclude(found, record, watch, directory, launch.history, printer)
     finally:
         printer.close()
 
@@ -170,15 +172,25 @@ def _exit_code(found: Replay) -> int:
 
 
 def _conclude(
-    found: Replay, record: RunRecord, watch: Watch, directory: Path, printer: Printer
+    found: Replay,
+    record: RunRecord,
+    watch: Watch,
+    directory: Path,
+    history: GpuHistory | None,
+    printer: Printer,
 ) -> int:
-    """Make the run's report again, with what came of it."""
+    """Make the run's report again, with what came of it in place of an earlier answer, and tell the
+    history."""
     assert record.end is not None, "it is as it ended"
-    others = [r for r in record.end.replays if not r.repeats.keys() & found.repeats.keys()]
+    others = [r for r in record.end.replays if r.suspects != found.suspects]
     record = replace(record, end=replace(record.end, replays=(*others, found)))
-    run_dir.write(directory / "run.json", msgspec.to_builtins(record, str_keys=True))
     judgement = conclude(record, watch, directory, run_dir.kept)
-    judgement = isolated(judgement, record.earlier_faults or {})
+    if history is not None:
+        judgement, faults, problem = remember(judgement, history)
+        record = replace(record, earlier_faults=faults or None)
+        if problem is not None:
+            printer.say(f"history: {problem}")
+    run_dir.write(directory / "run.json", msgspec.to_builtins(record, str_keys=True))
     write(judgement.result, directory)
     for line in closing_lines(judgement, directory, tail_lines=0):
         printer.say(line)

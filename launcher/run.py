@@ -24,7 +24,7 @@ from launcher.plan import WorkerSpec, plan_prepare
 from launcher.replay import questions_to, replay
 from launcher.report.closing import closing_lines, resume_line
 from launcher.report.conclude import conclude, write
-from launcher.report.gpu_history import GpuHistory, path_of, remember
+from launcher.report.gpu_history import remember
 from launcher.supervise.outcome import Outcome
 from launcher.supervise.policy import PATIENCE
 from launcher.supervise.supervisor import Supervisor
@@ -78,7 +78,7 @@ class Run:
         )
         self._monitor = _monitor(launch, printer)
         # Now: a path may be relative to a working directory that is gone at the end.
-        self._history = _history(launch)
+        self._history = launch.history
 
     def carry_out(self) -> int:
         started = time.monotonic()
@@ -212,12 +212,6 @@ def _monitor(launch: Launch, printer: Printer) -> "Monitor | None":
     from launcher.telemetry.monitor import Monitor
 
     return Monitor(uuids, launch.context.run_dir, interval_s, printer.say)
-
-
-def _history(launch: Launch) -> GpuHistory | None:
-    """None: the settings ask for none."""
-    path = path_of(launch.loaded.settings.launch.history_file, launch.context.environ)
-    return None if path is None else GpuHistory(path)
 
 
 def _read_data(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from model_check.utils.fingerprint import QUANTITIES
 NEVER = float("inf")
 PATIENCE_S = 60.0
 """How long the rest of a group may take, after a difference was seen, to show which is odd."""
-DIVIDING = ("device_name", "num_sms", "num_threads")
+DIVIDING = ("device_name", "num_sms", "num_threads", "isa")
 """What a worker says of its device; one that differs in it may rightly round differently. The name
 of a MIG slice holds its profile."""
 MUST_MATCH = (

@@ -101,6 +101,8 @@ class Replay(Struct, frozen=True, kw_only=True):
     """What came of it; run.json keeps it."""
 
     to_step: int
+    suspects: tuple[str, ...] = ()
+    """The workers that were asked."""
     from_step: int = 0
     """It began with this step: not 0 from a checkpoint."""
     times: int = 0

@@ -91,12 +91,17 @@ def _past_run(result: RunResult, worker: WorkerResult, time: str) -> PastRun:
 
 def earlier_faults(now: Sequence[PastRun], past: Iterable[PastRun]) -> dict[str, EarlierFaults]:
     """Worker of `now` -> its earlier transient faults, where it has another one now. Drills have a
-    history of their own. `past`, the oldest first, is not looked at where nothing needs it."""
-    wanted = {(run.unit, run.is_drill): run.worker for run in now if is_transient(run)}
-    found: dict[str, EarlierFaults] = {}
+    history of their own. `past`, the oldest first, is not looked at where nothing needs it; of a
+    run that was replayed later, the last line counts."""
+    wanted = {(run.unit, run.is_drill): run for run in now if is_transient(run)}
+    latest: dict[tuple[str, str | None], PastRun] = {}
     for run in past if wanted else ():
-        worker = wanted.get((run.unit, run.is_drill))
-        if worker is not None and is_transient(run):
+        ours = wanted.get((run.unit, run.is_drill))
+        if ours is not None and run.run_dir != ours.run_dir:
+            latest[ours.worker, run.run_dir or run.time] = run
+    found: dict[str, EarlierFaults] = {}
+    for (worker, _), run in latest.items():
+        if is_transient(run):
             before = found.get(worker) or EarlierFaults(0, run.time, run.run_dir)
             found[worker] = replace(before, count=before.count + 1)
     return found

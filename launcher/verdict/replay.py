@@ -11,14 +11,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher.verdict.agreement import compare
+from launcher.verdict.agreement import DIVIDING, MUST_MATCH, compare
 from launcher.verdict.disagreement import Disagreement, Replay
 from launcher.verdict.live import Watch
 from launcher.verdict.observer import NEVER, Observer
 from launcher.verdict.record import RunEnd, Stop
 from launcher.verdict.severity import Repeat
+from launcher.verdict.steps import History
 from model_check.errors import EXIT_HANG, EXIT_USAGE
-from model_check.events import Break, Command, Event, Step
+from model_check.events import Break, Command, Event, Phase, Step
+from model_check.utils.fingerprint import BEFORE
 from model_check.utils.words import listed
 
 NUM_OF_SAME_BITS = 2
@@ -39,6 +41,8 @@ class Question(Struct, frozen=True):
     is_named: bool = True
     sound_to: int = -1
     """After this step the state of a suspect that is alone was as it had to be."""
+    begin_by: int = 0
+    """A state after so many steps, or fewer, is older than the fault."""
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -61,23 +65,43 @@ def questions_of(watch: Watch) -> list[Question]:
     """One for each fault of bits, but for validation losses: no step shows them."""
     broken = {name: h.broken for name, h in watch.histories.items() if h.broken}
     found = [each for each in watch.disagreements if " " not in each.quantity]
-    questions = [_question_of(each, broken, watch) for each in found]
-    asked = {name for question in questions for name in question.suspects}
-    for name, change in broken.items():
-        if name not in asked:
-            healthy = _healthy(watch, [*broken, *asked], name)
-            sound_to = -1 if change.since is None else change.since
-            questions.append(Question(change.step, (name,), healthy, sound_to=sound_to))
-    return questions
+    odd = {name: each for each in reversed(found) for name in each.odd}
+    unnamed = [each for each in found if not each.odd]
+    named = dict.fromkeys([*(name for each in found for name in each.odd), *broken])
+    return [
+        *(Question(each.step, _two_that_differ(each), is_named=False) for each in unnamed),
+        *(_question_of(name, odd.get(name), broken.get(name), [*named], watch) for name in named),
+    ]
 
 
-def _question_of(found: Disagreement, broken: Mapping[str, Break], watch: Watch) -> Question:
-    if not found.odd:
-        return Question(found.step, _two_that_differ(found), is_named=False)
-    steps = [broken[name].step for name in found.odd if name in broken]
-    others = [name for each in watch.disagreements for name in each.odd]
-    healthy = _healthy(watch, [*broken, *others], found.odd[0])
-    return Question(max([found.step, *steps]), found.odd, healthy)
+def _question_of(
+    name: str,
+    found: Disagreement | None,
+    change: Break | None,
+    named: Sequence[str],
+    watch: Watch,
+) -> Question:
+    """Each suspect is asked by itself: what another one does ends no replay of this one."""
+    steps = [each.step for each in (found, change) if each is not None]
+    sound_to = -1 if change is None or change.since is None else change.since
+    begins = [sound_to + 1] if change is not None else []
+    begins += [_begin_by(found, watch.histories[name].turn)] if found is not None else []
+    return Question(
+        to_step=max(steps),
+        suspects=(name,),
+        healthy=_healthy(watch, named, name),
+        sound_to=sound_to,
+        begin_by=min(begins),
+    )
+
+
+def _begin_by(found: Disagreement, turn: int | None) -> int:
+    """What differs at a step was looked at a whole turn before at the latest, and equal then. What
+    differs before the update may have changed behind the step before."""
+    if turn is None:
+        return 0
+    late = turn if turn > 1 else 0
+    return max(0, found.step - late - found.quantity.startswith(BEFORE))
 
 
 def question_about(worker: str, watch: Watch) -> Question | None:
@@ -85,7 +109,8 @@ def question_about(worker: str, watch: Watch) -> Question | None:
     last = watch.histories[worker].last_step
     if last is None:
         return None
-    return Question(last, (worker,), _healthy(watch, (worker,), worker), sound_to=last)
+    healthy = _healthy(watch, (worker,), worker)
+    return Question(last, (worker,), healthy, sound_to=last, begin_by=last)
 
 
 def _healthy(watch: Watch, suspects: Collection[str], worker: str) -> str | None:
@@ -111,15 +136,16 @@ class ReplayWatch(Observer):
         self,
         question: Question,
         records: Mapping[str, Record],
-        broken: Mapping[str, Break],
+        histories: Mapping[str, History],
         limit_s: float,
     ) -> None:
-        """`broken`: what changed by itself in the run. `limit_s`: how long this attempt may
-        take."""
+        """`histories`: of the run. `limit_s`: how long this attempt may take."""
         self._question, self._records, self._limit_s = question, records, limit_s
-        self._broken = broken
+        self._histories = histories
         self._watch = Watch(dict.fromkeys(question.workers, "replay"), max_lead=1)
         self._strayed: dict[str, Disagreement] = {}
+        self._incomparable: str | None = None
+        """Why these replays tell nothing of the run."""
         self._until = NEVER
 
     @property
@@ -128,8 +154,12 @@ class ReplayWatch(Observer):
 
     def on_event(self, worker: str, event: Event) -> Stop | None:
         stop = self._watch.on_event(worker, event)
+        if isinstance(event, Phase) and event.name == "build":
+            self._compare_what_it_is(worker, event)
         if isinstance(event, Step) and event.step in self._records[worker]:
             self._hold_against_record(worker, event)
+        if self._incomparable is not None:
+            return Stop(f"replay: {self._incomparable}", EXIT_USAGE)
         if self._question.healthy in self._strayed:
             text = f"replay: {self._question.healthy} gave other bits than in the run"
             return Stop(text, EXIT_USAGE)
@@ -155,6 +185,8 @@ class ReplayWatch(Observer):
         again = {*alone, *(self._differing(found) if found else ())}
         have_come = all(h.num_steps and h.is_finished for h in histories.values())
         is_whole = bool(again or have_come or self._question.healthy in self._strayed)
+        if self._incomparable is not None:
+            return Attempt(why_not=self._incomparable)
         return Attempt(
             strayed=self._strayed | dict(self._changed_elsewhere()),
             again=tuple(name for name in self._question.suspects if name in again),
@@ -162,9 +194,22 @@ class ReplayWatch(Observer):
             why_not=None if is_whole else end.reason or "its workers ended early",
         )
 
+    def _compare_what_it_is(self, worker: str, event: Phase) -> None:
+        """Its device, software and data, with those of the run."""
+        said = self._histories[worker].detail
+        for key in (*MUST_MATCH, *DIVIDING):
+            was, now = said.get(key), event.detail.get(key)
+            if key in said and key in event.detail and was != now:
+                self._incomparable = f"not comparable: {key} {was} in the run, {now} now"
+
     def _hold_against_record(self, worker: str, step: Step) -> None:
         recorded = self._records[worker][step.step]
         found = compare({"the run": recorded, "the replay": step})
+        is_first = self._watch.histories[worker].num_steps == 1
+        is_healthy = worker == self._question.healthy
+        if found and is_first and is_healthy and found.quantity.startswith(BEFORE):
+            what = found.place.removesuffix(" before the update")
+            self._incomparable = f"not comparable: {worker} began with other {what} than the run"
         if step.repeated is False:
             found = found or Disagreement(step.step, "passes of its first step", {})
         if found is not None:
@@ -178,7 +223,7 @@ class ReplayWatch(Observer):
     def _changed_elsewhere(self) -> Iterator[tuple[str, Disagreement]]:
         """State that changed by itself again, but at another place."""
         for name, history in self._watch.histories.items():
-            now, before = history.broken, self._broken.get(name)
+            now, before = history.broken, self._histories[name].broken
             if now and before and replace(now, t=0) != replace(before, t=0):
                 yield name, Disagreement(now.step, now.what, {})
 
@@ -196,7 +241,12 @@ def answer(
 ) -> Replay:
     """`why_not`: why there was no attempt (more)."""
     whole = [attempt for attempt in attempts if attempt.why_not is None]
-    replayed = Replay(to_step=question.to_step, from_step=from_step, times=len(whole))
+    replayed = Replay(
+        to_step=question.to_step,
+        suspects=question.suspects,
+        from_step=from_step,
+        times=len(whole),
+    )
     if not whole:
         failed = next((attempt.why_not for attempt in attempts), None)
         return replace(replayed, said=f"not replayed: {failed or why_not}")
@@ -205,7 +255,7 @@ def answer(
         return _of_two(question, whole[-1], replayed)
     if question.healthy is not None and question.healthy in whole[-1].strayed:
         return _of_software(question.healthy, whole[-1], replayed)
-    return _of_suspects(question, whole, replayed)
+    return _of_suspects(question, attempts, whole, replayed)
 
 
 def _always(question: Question, attempts: Sequence[Attempt]) -> list[str]:
@@ -228,25 +278,32 @@ def _of_software(healthy: str, attempt: Attempt, replayed: Replay) -> Replay:
     return replace(replayed, is_software=True, said=said)
 
 
-def _of_suspects(question: Question, attempts: Sequence[Attempt], replayed: Replay) -> Replay:
-    repeats = {name: _repeat(name, question, attempts) for name in question.suspects}
+def _of_suspects(
+    question: Question, attempts: Sequence[Attempt], whole: Sequence[Attempt], replayed: Replay
+) -> Replay:
+    cut_off = next((each.why_not for each in attempts if each.why_not), None)
+    repeats = {name: _repeat(name, question, whole, cut_off) for name in question.suspects}
     known = {name: repeat for name, repeat in repeats.items() if repeat is not None}
-    clauses = [_clause(name, question, attempts) for name in question.suspects]
-    times = {1: "once", 2: "twice"}.get(len(attempts), f"{len(attempts)} times")
+    clauses = [_clause(name, question, whole) for name in question.suspects]
+    clauses += [f"then {cut_off}"] if cut_off else []
+    times = {1: "once", 2: "twice"}.get(len(whole), f"{len(whole)} times")
     steps = f"steps {replayed.from_step} to {replayed.to_step}"
     said = f"replayed {times} ({steps}): {'; '.join(clauses)}"
     return replace(replayed, repeats=known, said=said)
 
 
-def _repeat(worker: str, question: Question, attempts: Sequence[Attempt]) -> Repeat | None:
+def _repeat(
+    worker: str, question: Question, attempts: Sequence[Attempt], cut_off: str | None
+) -> Repeat | None:
+    """None: not known. `cut_off`: why the last attempt came to no end."""
     if _strayed_early(worker, question, attempts) is not None:
         return None
     if worker not in _always(question, attempts):
         return Repeat.TRANSIENT
-    has_same_bits = _needs(worker, attempts) == NUM_OF_SAME_BITS
+    needs = _needs(worker, attempts)
     # Where the time was too short for a second attempt, the same bits once must do.
-    is_sure = has_same_bits or len(attempts) >= NUM_OF_OTHER_BITS
-    return Repeat.PERSISTENT if is_sure else Repeat.TRANSIENT
+    must_do = needs == NUM_OF_SAME_BITS and cut_off is None
+    return Repeat.PERSISTENT if must_do or len(attempts) >= needs else None
 
 
 def _strayed_early(
@@ -272,7 +329,9 @@ def _clause(worker: str, question: Question, attempts: Sequence[Attempt]) -> str
     where = f", first in {found.place}" if found is not None and found.tensor else ""
     if _needs(worker, attempts) == NUM_OF_SAME_BITS:
         return f"{worker} gave the same wrong bits again{where}"
-    return f"{worker} was wrong again, with other bits{where}"
+    missing = NUM_OF_OTHER_BITS - len(attempts)
+    proof = f" ({NUM_OF_OTHER_BITS} times in a row would prove it)" if missing > 0 else ""
+    return f"{worker} was wrong again, with other bits{where}{proof}"
 
 
 def _of_two(question: Question, attempt: Attempt, replayed: Replay) -> Replay:
@@ -281,12 +340,15 @@ def _of_two(question: Question, attempt: Attempt, replayed: Replay) -> Replay:
     strayed = [name for name in question.suspects if name in attempt.strayed]
     if len(strayed) == len(question.suspects):
         return _of_software(first, attempt, replayed)
-    if not attempt.again and strayed:
+    if strayed and not attempt.again:
         (odd,) = strayed
         other = second if odd == first else first
         said = f"replayed: {other} gave its bits again, and {odd} gave those of {other}"
         return replace(replayed, repeats=_both(question, Repeat.TRANSIENT), said=said)
-    if attempt.again and not strayed:
+    if not attempt.again:
+        said = "replayed: they agree now, and nothing tells whose bits were wrong"
+        return replace(replayed, repeats=_both(question, Repeat.TRANSIENT), said=said)
+    if not strayed:
         said = f"replayed: {listed(question.suspects)} gave their own bits again"
         return replace(replayed, repeats=_both(question, Repeat.PERSISTENT), said=said)
     return replace(replayed, said="replayed: they differ again, in another way")

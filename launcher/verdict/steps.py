@@ -33,6 +33,8 @@ class History(Struct):
     loss_last: str | None = None
     tokens: int = 0
     last_step: int | None = None
+    taken: str = ""
+    """Of which tensors its last step told fingerprints: `2, 3 of 6`."""
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
     """Validation split -> its latest evaluation."""
     nonfinite: NonFinite | None = None
@@ -54,6 +56,12 @@ class History(Struct):
         """The step that it began with: not 0 for a run that was resumed."""
         first = self.detail.get("first_step", 0)
         return first if isinstance(first, int) else 0
+
+    @property
+    def turn(self) -> int | None:
+        """In so many steps every tensor has its turn; None: none is fingerprinted."""
+        number = self.taken.rpartition(" of ")[2]
+        return int(number) if number.isdigit() else None
 
     def record(self, event: Event) -> None:
         match event:
@@ -86,6 +94,7 @@ class History(Struct):
     def _step(self, step: Step) -> None:
         self.num_steps += 1
         self.last_step = step.step
+        self.taken = step.taken
         self.tokens += step.tokens
         self.loss_last = step.loss
         if step.repeated is not None:

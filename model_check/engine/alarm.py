@@ -4,6 +4,7 @@ code 20."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import NoReturn
 
 from torch import Tensor
@@ -77,8 +78,10 @@ class Alarm:
         names = [tensor.name for tensor in spoilt]
         self._confess(bad, names)
         dumped = self._tell(bad)
-        kept = self._keep_dossier(_event(bad, names), last.step + 1, found)
-        for line in (kept, *dumped):
+        if self.state.context.replay_to is None:
+            kept = self._keep_dossier(_event(bad, names), last.step + 1, found)
+            dumped = chain([kept], dumped)
+        for line in dumped:
             self.state.context.channels.say(line)
         raise NonFiniteError(summary(bad))
 
@@ -139,6 +142,8 @@ class Alarm:
 
     def _save(self, bad: BadStep, names: Sequence[str], found: Found | None) -> Iterator[str]:
         """Yields what became of each file. The dossier comes first: it is in the run directory."""
+        if self.state.context.replay_to is not None:
+            return  # the evidence of its run stays
         yield self._keep_dossier(_event(bad, names), bad.step, found)
         yield self.keeper.file(
             "Checkpoint",  # of the state before the step

@@ -75,7 +75,7 @@ def build_trainer(
         model,
         optimizer,
         kernel,
-        last_step=context.num_steps(training) - 1,
+        last_step=training.max_steps - 1,  # also of a replay: it takes what its run took
         budget_bytes=budget_bytes,
         site_bytes=4 * _tokens_per_step(settings) * shape.hidden_size,
     )

@@ -114,7 +114,8 @@ def describe_device(device: torch.device) -> dict[str, Scalar]:
         "device_name": device_name(device),
     }
     if device.type == "cpu":
-        return common | {"num_threads": torch.get_num_threads()}
+        isa = torch.backends.cpu.get_cpu_capability()  # its kernels are others
+        return common | {"num_threads": torch.get_num_threads(), "isa": isa}
     properties = torch.cuda.get_device_properties(device)
     return common | {
         "uuid": str(properties.uuid),

@@ -312,7 +312,8 @@ class Fingerprints:
         norms = grad_norms.detach().view(torch.int32).long()[: len(self._norms.entries)]
         joined = _joined(self._of_flow(), before, Prints(self._norms, norms), after)
         held = self._held or self._all
-        return replace(joined, taken=f"{held.name}, {self._left.name} of {self.num_slots}")
+        taken = f"{held.name}, {self._left.name} of {self.num_slots}" if self.are_taken else ""
+        return replace(joined, taken=taken)
 
     def of_rehearsal(self) -> Prints:
         """Of both passes and of the state, where no update follows."""

@@ -61,11 +61,14 @@ class Launcher:
     cache: Path
     config: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    environ: dict[str, str] = field(default_factory=dict)
+    """What its environment has besides."""
 
     @property
     def env(self) -> dict[str, str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
-        return env | {"PYTHONPATH": str(ROOT), "DATASET_CACHE_DIR": str(self.cache)}
+        ours = {"PYTHONPATH": str(ROOT), "DATASET_CACHE_DIR": str(self.cache)}
+        return env | ours | self.environ
 
     def arguments(self, *more: str) -> list[str]:
         base = ["--config", str(self.config), "--run-dir", str(self.cwd / "run")]

@@ -115,17 +115,35 @@ def test_of_two_workers_the_replay_tells_whose_bits_were_right(launcher: Launche
     assert said(run) == "replayed: CPU0 gave its bits again, and CPU1 gave those of CPU0"
 
 
-def test_a_replay_begins_with_the_newest_checkpoint_of_the_healthy_worker(
+def test_a_replay_begins_with_the_newest_checkpoint_that_is_older_than_the_fault(
     launcher: Launcher,
 ) -> None:
-    """The suspect's own holds its fault: from it, a fault that came once would come again."""
-    drill = f"flip_moment@1:CPU1:{NORM}:28"  # seen in the next step's loss
-    steps = ("--max-steps=6", "training.save_interval=1", "debug.fingerprints=off")
-    run = replayed(launcher, f"debug.drill={drill}", *steps)
+    """The healthy worker's: the suspect's own may hold its fault."""
+    drill = f"flip_gradient@4:CPU1:{NORM}:3"
+    run = replayed(launcher, f"debug.drill={drill}", "--max-steps=6", "training.save_interval=1")
     assert run.exit_code == 21, run.output
-    assert said(run) == "replayed once (steps 2 to 2): CPU1 gave the right bits"
-    assert "cpu0/step_2.pt" in (run.directory / "cpu1.replay1.log").read_text()
-    assert row(run, "CPU1") == ("SUSPECT", "hardware", "transient", "MONITOR")
+    assert said(run) == "replayed once (steps 4 to 4): CPU1 gave the right bits"
+
+
+def test_what_a_rotation_sees_late_is_replayed_from_before_it(launcher: Launcher) -> None:
+    """Checkpoints lie between the fault and the step that shows it."""
+    drill = "flip@3:CPU1:tok_embed.weight:3:always"
+    saves = ("--max-steps=30", "training.save_interval=2", "model.num_layers=4")
+    run = replayed(launcher, f"debug.drill={drill}", "debug.fingerprints=rotate", *saves)
+    assert run.exit_code == 21, run.output
+    assert run.report()["disagreement"]["step"] > 3
+    assert row(run, "CPU1") == ("FAIL", "hardware", "persistent", "ISOLATE")
+
+
+def test_each_of_two_suspects_in_one_step_is_asked_by_itself(launcher: Launcher) -> None:
+    drills = {
+        "CPU1": "flip_activation@2:all:always",
+        "CPU3": f"flip_gradient@2:all:{NORM}:3:always",
+    }
+    run = launcher("--workers=5", REPLAYS, **env_of(drills))
+    assert run.exit_code == 21, run.output
+    for worker in drills:
+        assert row(run, worker) == ("FAIL", "hardware", "persistent", "ISOLATE")
 
 
 def test_the_replay_of_a_resumed_run_begins_where_that_began(launcher: Launcher) -> None:
@@ -165,6 +183,9 @@ def test_a_replay_that_fails_leaves_the_verdict_of_what_is_known(
     assert row(run, "CPU1") == ("SUSPECT", "unknown", "not replayed", "MONITOR")
     assert why_not in said(run)
     assert run.report()["culprits"] == ["CPU1"]
+    dossier = json.loads((run.directory / "dossier/cpu1/manifest.json").read_text())
+    assert dossier["kind"] == "difference"  # of the run
+    assert not list((launcher.cwd / ".checkpoints").rglob("nan_*"))
 
 
 def test_a_replay_that_hangs_has_its_time_and_no_more(
@@ -262,6 +283,60 @@ def test_a_run_that_is_over_is_replayed_when_somebody_asks(launcher: Launcher) -
     assert "CPU1: ISOLATE (hardware, persistent)" in again.stdout
     assert launcher.verb("report", str(run.directory)).returncode == 21
     assert row(run, "CPU1") == ("FAIL", "hardware", "persistent", "ISOLATE")
+
+
+def test_a_replay_on_other_software_leaves_the_report_as_it_was(launcher: Launcher) -> None:
+    """The instructions of another CPU stand for another torch, driver or GPU."""
+    run = launcher("--workers=3", f"debug.drill={ALWAYS}")
+    before = {name: (run.directory / name).read_bytes() for name in ("report.json", "run.json")}
+    launcher.environ["ATEN_CPU_CAPABILITY"] = "default"
+    again = launcher.verb("replay", str(run.directory), "launch.replay_s=100")
+    assert again.returncode == 75, again.stdout
+    assert "not replayed: not comparable: isa" in again.stdout
+    assert before == {name: (run.directory / name).read_bytes() for name in before}
+
+
+def test_checkpoints_of_a_later_run_are_not_begun_with(launcher: Launcher) -> None:
+    saves = ("--workers=3", "--max-steps=6", "training.save_interval=1")
+    run = launcher(*saves, f"debug.drill=flip_gradient@4:CPU1:{NORM}:3:always")
+    time.sleep(2.5)  # file times are compared with seconds
+    other = str(launcher.cwd / "other")
+    launcher(*saves, "training.learning_rate=0.003", "--run-dir", other)
+    again = launcher.verb("replay", str(run.directory), "launch.replay_s=100")
+    assert again.returncode == 21, again.stdout
+    assert row(run, "CPU1") == ("FAIL", "hardware", "persistent", "ISOLATE")
+    assert said(run).startswith("replayed twice (steps 0 to 4)")
+
+
+def test_a_later_answer_takes_the_place_of_an_earlier_one(launcher: Launcher) -> None:
+    wrong = in_replay(CPU0=f"flip_gradient@1:all:{NORM}:4:always")
+    run = replayed(launcher, f"debug.drill={ALWAYS}", **wrong)
+    assert run.exit_code == 2, run.output
+    again = launcher.verb("replay", str(run.directory))
+    assert again.returncode == 21, again.stdout
+    assert row(run, "CPU1") == ("FAIL", "hardware", "persistent", "ISOLATE")
+    assert len(run.report()["replays"]) == 1
+
+
+def test_what_a_replay_tells_later_is_in_the_history(launcher: Launcher) -> None:
+    kept = f"launch.history_file={launcher.cwd / 'history.jsonl'}"
+    launcher("--workers=3", REPLAYS, kept, f"debug.drill={ONCE}")
+    second = ("--run-dir", str(launcher.cwd / "second"))
+    launcher("--workers=3", kept, f"debug.drill={ONCE}", *second)
+    again = launcher.verb("replay", "second", "launch.replay_s=100")
+    assert again.returncode == 21, again.stdout
+    assert "CPU1: ISOLATE (hardware, transient)" in again.stdout
+    assert "; the second time: first " in again.stdout
+
+
+def test_a_run_whose_own_beginning_was_written_over_is_not_replayed(launcher: Launcher) -> None:
+    first = ("--workers=3", "--max-steps=2", "--run-dir", str(launcher.cwd / "first"))
+    launcher(*first, "training.save_last=true")
+    drill = f"debug.drill=flip_gradient@3:CPU1:{NORM}:3"
+    resumed = ("--max-steps=5", "--resume=auto", "training.save_last=true")
+    run = replayed(launcher, *resumed, "launch.on_suspect=continue", drill)
+    assert run.exit_code == 21, run.output
+    assert said(run).endswith("cpu0/last.pt, with which the run began, was written over")
 
 
 def test_a_worker_that_passed_gives_its_bits_again_or_is_told(launcher: Launcher) -> None:

@@ -91,8 +91,19 @@ def test_the_first_one_changes_nothing() -> None:
 
 def test_more_than_two_are_counted_from_the_first() -> None:
     times = ("2026-02-01T08:00:00", "2026-02-02T08:00:00", "2026-02-03T08:00:00")
-    (faults,) = found(*map(past, times)).values()
-    assert str(faults) == "4 times now: first 2026-02-01 08:00, /runs/first"
+    runs = (past(time, run_dir=f"/runs/{number}") for number, time in enumerate(times))
+    (faults,) = found(*runs).values()
+    assert str(faults) == "4 times now: first 2026-02-01 08:00, /runs/0"
+
+
+def test_of_a_run_that_was_replayed_later_the_last_line_counts() -> None:
+    assert not found(past(), past(repeat="persistent"))
+    (faults,) = found(past(repeat="not replayed"), past(), past()).values()
+    assert faults.count == 1
+
+
+def test_a_run_is_no_earlier_run_of_itself() -> None:
+    assert not found(past(run_dir="/runs/now"))
 
 
 def test_a_gpu_keeps_its_history_in_another_slot_of_another_host() -> None:
@@ -103,6 +114,7 @@ def test_a_gpu_keeps_its_history_in_another_slot_of_another_host() -> None:
 def test_a_cpu_worker_has_a_history_by_host_and_name() -> None:
     cpu = judgement(row(name="CPU1", gpu=None))
     (same,) = past_runs(cpu.result, NOW)
+    same = replace(same, run_dir="/runs/first")
     assert found(same, now=cpu).keys() == {"CPU1"}
     assert not found(replace(same, host="old"), replace(same, worker="CPU0"), now=cpu)
 

@@ -1,5 +1,8 @@
 """What replays prove, as the events of two workers."""
 
+from collections.abc import Mapping
+
+import msgspec
 import pytest
 
 from launcher.verdict.disagreement import Replay
@@ -17,7 +20,8 @@ from launcher.verdict.replay import (
     questions_of,
 )
 from launcher.verdict.severity import Repeat
-from model_check.events import Break, Event, Finished, NonFinite, Step
+from launcher.verdict.steps import History
+from model_check.events import Break, Event, Finished, NonFinite, Phase, Step
 
 RIGHT, WRONG, OTHER = (0.5).hex(), (0.75).hex(), (0.625).hex()
 QUESTION = Question(2, ("b",), "a")
@@ -41,11 +45,20 @@ def record(*losses: str) -> dict[int, Step]:
 RECORDS = {"a": record(RIGHT, RIGHT, RIGHT), "b": record(RIGHT, RIGHT, WRONG)}
 
 
+def histories(broken: Mapping[str, Break]) -> dict[str, History]:
+    """Of the run."""
+    return {name: History(broken=broken.get(name)) for name in "ab"}
+
+
+def replay_watch(limit_s: float = 100) -> ReplayWatch:
+    return ReplayWatch(QUESTION, RECORDS, histories({}), limit_s)
+
+
 def attempt(
     question: Question = QUESTION, broken: dict[str, Break] | None = None, **told: list[Event]
 ) -> Attempt:
     """What a replay shows in which these workers told so much, and finished then."""
-    watch = ReplayWatch(question, RECORDS, broken or {}, limit_s=100)
+    watch = ReplayWatch(question, RECORDS, histories(broken or {}), limit_s=100)
     for worker, events in told.items():
         for event in [*events, Finished()]:
             watch.on_event(worker, event)
@@ -85,8 +98,10 @@ def test_other_wrong_bits_are_persistent_when_they_came_often(times: int) -> Non
     found = [attempt(**ELSEWHERE)] * times
     is_enough = times == NUM_OF_OTHER_BITS
     assert is_open(QUESTION, found) != is_enough
-    expected = PERSISTENT if is_enough else TRANSIENT
-    assert answer(QUESTION, found, 0).repeats == {"b": expected}
+    replay = answer(QUESTION, found, 0)
+    assert replay.repeats == ({"b": PERSISTENT} if is_enough else {})
+    assert "b was wrong again, with other bits" in replay.said
+    assert ("4 times in a row would prove it" in replay.said) != is_enough
 
 
 @pytest.mark.parametrize("last", [SAME, ELSEWHERE])
@@ -114,12 +129,12 @@ def test_a_healthy_worker_whose_first_step_varies_clears_everybody() -> None:
 
 
 def test_a_healthy_worker_that_strays_ends_the_replay() -> None:
-    watch = ReplayWatch(QUESTION, RECORDS, {}, limit_s=100)
+    watch = replay_watch()
     assert isinstance(watch.on_event("a", step(0, OTHER)), Stop)
 
 
 def test_a_replay_has_its_time_from_its_first_turn_on() -> None:
-    watch = ReplayWatch(QUESTION, RECORDS, {}, limit_s=7)
+    watch = replay_watch(limit_s=7)
     assert watch.tick(100.0) is None
     assert watch.due == 107.0
     assert watch.tick(106.9) is None
@@ -130,14 +145,17 @@ def test_a_replay_has_its_time_from_its_first_turn_on() -> None:
 
 @pytest.mark.parametrize("came", [[], steps(RIGHT), steps(RIGHT, RIGHT)])
 def test_a_replay_that_came_to_no_end_proves_nothing(came: list[Event]) -> None:
-    watch = ReplayWatch(QUESTION, RECORDS, {}, limit_s=100)
+    watch = replay_watch()
     for event in came:
         watch.on_event("b", event)
     cut = watch.attempt(RunEnd(exit_code=7, reason="b failed first"))
     assert not is_open(QUESTION, [cut])
     assert answer(QUESTION, [cut], 0).said == "not replayed: b failed first"
     assert answer(QUESTION, [cut], 0).repeat_of("b") is NOT_REPLAYED
-    assert answer(QUESTION, [attempt(**SAME), cut], 0).repeats == {"b": PERSISTENT}
+    after_one = answer(QUESTION, [attempt(**SAME), cut], 0)
+    assert after_one.repeats == {}
+    assert after_one.said.endswith("b gave the same wrong bits again; then b failed first")
+    assert answer(QUESTION, [attempt(**SAME)] * 2 + [cut], 0).repeats == {"b": PERSISTENT}
 
 
 TWO = Question(2, ("a", "b"), is_named=False)
@@ -149,6 +167,11 @@ TWO = Question(2, ("a", "b"), is_named=False)
         (CLEAN, TRANSIENT, "replayed: a gave its bits again, and b gave those of a"),
         (SAME, PERSISTENT, "replayed: a and b gave their own bits again"),
         (ELSEWHERE, NOT_REPLAYED, "replayed: they differ again, in another way"),
+        (
+            {"a": steps(RIGHT, RIGHT), "b": steps(RIGHT, RIGHT)},
+            TRANSIENT,
+            "replayed: they agree now, and nothing tells whose bits were wrong",
+        ),
         (
             {"a": steps(RIGHT, RIGHT, WRONG), "b": steps(RIGHT, RIGHT, WRONG)},
             TRANSIENT,
@@ -170,7 +193,7 @@ def test_two_that_both_stray_show_kernels_that_vary() -> None:
     assert answer(TWO, [attempt(TWO, **both)], 0).is_software
 
 
-ALONE = Question(2, ("b",), sound_to=1)
+ALONE = Question(2, ("b",), sound_to=1, begin_by=2)
 BROKE = Break(step=2, quantity="weights", tensor="w", since=1, found=[(7, 3)])
 
 
@@ -192,7 +215,7 @@ def test_state_that_changed_alone_is_held_against_the_record_before_the_change(
 def test_state_that_changes_at_another_place_gave_other_bits() -> None:
     elsewhere = Break(step=2, quantity="weights", tensor="v", since=1)
     found = [attempt(ALONE, {"b": BROKE}, b=[*steps(RIGHT, RIGHT, WRONG), elsewhere])]
-    assert answer(ALONE, found, 0).repeats == {"b": TRANSIENT}
+    assert answer(ALONE, found, 0).repeats == {}
     assert is_open(ALONE, found)
 
 
@@ -217,6 +240,73 @@ def test_the_named_one_is_asked_beside_a_healthy_one() -> None:
 def test_of_two_that_differ_both_are_asked() -> None:
     watch = watched(a=steps(RIGHT, RIGHT), b=steps(RIGHT, WRONG))
     assert questions_of(watch) == [Question(1, ("a", "b"), is_named=False)]
+
+
+def test_each_of_several_is_asked_by_itself() -> None:
+    wrong = {"b": steps(RIGHT, WRONG), "d": steps(RIGHT, OTHER)}
+    right = {name: steps(RIGHT, RIGHT, RIGHT) for name in "ace"}
+    questions = questions_of(watched(**right, **wrong))
+    assert questions == [Question(1, ("b",), "a"), Question(1, ("d",), "a")]
+
+
+def fingerprinted(taken: str, quantity: str, **told: list[str]) -> Watch:
+    """Each step with such fingerprints."""
+    events = {
+        name: [
+            msgspec.structs.replace(step(n), fp={quantity: value}, taken=taken)
+            for n, value in enumerate(values)
+        ]
+        for name, values in told.items()
+    }
+    watch = Watch(dict.fromkeys(told, "H100"), max_lead=6)
+    for number in range(9):
+        for worker, each in events.items():
+            for event in each[number : number + 1]:
+                watch.on_event(worker, event)
+    watch.finish()
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("taken", "quantity", "begin_by"),
+    [
+        ("all, all of 1", "gradients", 8),
+        ("all, all of 1", "before.weights", 7),
+        ("2, 3 of 6", "gradients", 2),
+        ("2, 3 of 6", "before.weights", 1),
+        ("2, 3 of 40", "gradients", 0),
+        ("", "gradients", 0),
+    ],
+)
+def test_a_replay_begins_before_the_fault_can_have_been(
+    taken: str, quantity: str, begin_by: int
+) -> None:
+    """What a rotation looks at in turn may have been wrong for a whole turn."""
+    right, wrong = ["00"] * 9, ["00"] * 8 + ["01"]
+    (question,) = questions_of(fingerprinted(taken, quantity, a=right, b=wrong, c=right))
+    assert (question.to_step, question.begin_by) == (8, begin_by)
+
+
+@pytest.mark.parametrize("key", ["torch", "isa", "cudnn", "settings"])
+def test_a_replay_on_other_software_proves_nothing(key: str) -> None:
+    run = {name: History(detail={key: "old"}) for name in "ab"}
+    watch = ReplayWatch(QUESTION, RECORDS, run, 100)
+    stop = watch.on_event("a", Phase(name="build", detail={key: "new"}))
+    assert isinstance(stop, Stop)
+    found = watch.attempt(RunEnd(exit_code=stop.exit_code, reason=stop.reason))
+    said = answer(QUESTION, [found], 0).said
+    assert said == f"not replayed: not comparable: {key} old in the run, new now"
+
+
+def test_a_replay_that_begins_with_other_weights_is_no_sign_of_kernels_that_vary() -> None:
+    first = msgspec.structs.replace(step(0), fp={"before.weights": "01"}, taken="all, all of 1")
+    now = msgspec.structs.replace(first, fp={"before.weights": "02"})
+    watch = ReplayWatch(QUESTION, {"a": {0: first}, "b": {0: first}}, histories({}), 100)
+    stop = watch.on_event("a", now)
+    assert isinstance(stop, Stop)
+    replay = answer(QUESTION, [watch.attempt(RunEnd(exit_code=stop.exit_code))], 0)
+    assert not replay.is_software
+    assert replay.said == "not replayed: not comparable: a began with other weights than the run"
 
 
 def test_a_worker_that_met_a_nan_is_no_healthy_one() -> None:
