@@ -198,7 +198,8 @@ def _judge_failure(
 
 def _settle(first: WorkerView, workers: Sequence[WorkerView], limits: Limits) -> Continue:
     """Until all have shown whether they share what the first has told; who saves evidence of the
-    same may end that."""
+    same may end that. All, since of one without an equal the other kinds tell whether every worker
+    meets it."""
     said = first.confession
     if said is None or said.exit_code >= EXIT_SIGNAL_BASE:
         return Continue(until=-NEVER)

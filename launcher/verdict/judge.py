@@ -1,5 +1,6 @@
 """A run that is over -> a verdict for each worker and for the run. Pure."""
 
+from collections.abc import Sequence
 from enum import Enum, unique
 from signal import Signals
 from typing import Any
@@ -51,19 +52,19 @@ class Cause(Enum):
     """The kernel killed it for want of memory: of the host, or of the limit that the host set."""
     HANG = Verdict.FAIL, "{reason}", *_UNKNOWN
     NON_FINITE = Verdict.FAIL, "non-finite {where} at step {step}{born}", *_HARDWARE
-    """Here, and finite at another worker."""
+    """Here, and finite at another worker of its kind."""
     NON_FINITE_EVERYWHERE = (
         Verdict.INCONCLUSIVE,
         "non-finite {where} at step {step}{born}",
         *_SOFTWARE,
     )
-    """Or at the only worker, and again when the step was computed again."""
+    """Or in all of its kind; or at the only worker, and again when the step was computed again."""
     NON_FINITE_ONCE = Verdict.SUSPECT, "non-finite {where} at step {step}{born}", *_UNKNOWN
     """At the only worker, and not again."""
     NON_FINITE_UNSETTLED = Verdict.FAIL, "non-finite {where} at step {step}{born}", *_UNKNOWN
-    """Nobody else came so far."""
+    """No other of its kind came so far, or it is the only one."""
     FAILED_ALIKE = Verdict.INCONCLUSIVE, "{how}{said}", *_SOFTWARE
-    """Every worker ended so, and said the same."""
+    """Every worker ended so, or every one of its kind, and said the same."""
     REFUSED_ALIKE = Verdict.INCONCLUSIVE, "{how}{said}", *_USER
     """The same, for what somebody has set."""
     FAILED = Verdict.FAIL, "{how}{said}{oom}"
@@ -135,7 +136,10 @@ _BROKEN = {
 _REPEATS = {True: Repeat.PERSISTENT, False: Repeat.TRANSIENT, None: Repeat.NOT_REPLAYED}
 _OF_BITS = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
 """How a run ends whose workers differ, or one of which is no more what it was."""
-_OF_NO_GPU = (Cause.NON_FINITE_EVERYWHERE, Cause.FAILED_ALIKE, Cause.REFUSED_ALIKE)
+_OF_NO_GPU = (
+    *(Cause.NON_FINITE_EVERYWHERE, Cause.FAILED_ALIKE, Cause.REFUSED_ALIKE),
+    *(Cause.VARIES, Cause.UNREPEATABLE),
+)
 Found = tuple[Cause, dict[str, Any]]
 """A cause, and the values that its sentence needs."""
 
@@ -146,8 +150,8 @@ def judge(case: Case) -> Judgement:
     What proves nothing is never a PASS: a trainer that ends well without all its steps, or a
     process that could not be killed, is INCONCLUSIVE and exit code 70; one that was asked to end
     early, or had nothing left to do, is INCONCLUSIVE and exit code 0. A failure that every worker
-    shares blames no GPU, nor does a tie. A worker that ended by a signal which we got, too, was
-    stopped.
+    shares, or every one of a kind, blames no GPU, nor does a tie. A worker that ended by a signal
+    which we got, too, was stopped.
     """
     causes = [_cause(case, worker) for worker in case.workers]
     rows = [_row(case, *each) for each in zip(case.workers, causes, strict=True)]
@@ -176,14 +180,13 @@ def judge(case: Case) -> Judgement:
     return Judgement(result, unexplained.difference(explained), quoted)
 
 
-def _culprits(case: Case, causes: list[Cause]) -> list[str]:
+def _culprits(case: Case, causes: Sequence[Cause]) -> list[str]:
     """Those that ended the run; a worker that differs may have, a moment before it was named."""
-    of_software = {Cause.VARIES, Cause.UNREPEATABLE}
-    if of_software.intersection(causes) or all(cause in _OF_NO_GPU for cause in causes):
-        return []
-    if case.end.exit_code in (EXIT_PASS, EXIT_UNNAMED):
-        return _suspects(case)
-    return list(case.end.culprits)
+    workers = zip(case.workers, causes, strict=True)
+    cleared = {worker.name for worker, cause in workers if cause in _OF_NO_GPU}
+    is_by_bits = case.end.exit_code in (EXIT_PASS, EXIT_UNNAMED)
+    named = case.suspects if is_by_bits else case.end.culprits
+    return [name for name in named if name not in cleared]
 
 
 def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
@@ -231,7 +234,7 @@ def _cause(case: Case, worker: WorkerEnd) -> Found:
         return failure
     if odd is not None:
         return _odd(case, worker, odd)
-    if difference is not None and not (difference.odd or _broken(case)):
+    if difference and not (difference.odd or difference.bits.keys() & case.broken):
         return Cause.DIFFERS, _facts(case, worker, difference)
     if worker.pid is None:
         return Cause.NEVER_STARTED, {}
@@ -275,7 +278,7 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
         return Cause.UNREPEATABLE, {}
     if end.mismatch and worker.name in end.mismatch.values:
         return Cause.NOT_COMPARABLE, {"mismatch": end.mismatch}
-    if shared_failure(case) is not None:
+    if shared_failure(case, worker.name) is not None:
         cause = Cause.REFUSED_ALIKE if announced == EXIT_USAGE else Cause.FAILED_ALIKE
         return cause, _failed(worker, history, announced, error)[1]
     if worker.oom and announced == EXIT_PASS:
@@ -366,10 +369,10 @@ def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
         if any(row.name in end.culprits and row.verdict is Verdict.SUSPECT for row in rows):
             return Verdict.SUSPECT
         return Verdict.FAIL if end.culprits else Verdict.INCONCLUSIVE
-    if end.disagreement or _broken(case):
-        if any(row.verdict is Verdict.FAIL for row in rows if row.name in _suspects(case)):
+    if end.disagreement or case.broken:
+        if any(row.verdict is Verdict.FAIL for row in rows if row.name in case.suspects):
             return Verdict.FAIL
-        return Verdict.SUSPECT if _suspects(case) else Verdict.INCONCLUSIVE
+        return Verdict.SUSPECT if case.suspects else Verdict.INCONCLUSIVE
     failed = any(row.verdict is Verdict.FAIL for row in rows)
     # A worker said so, or a foreign command ended with its own 21.
     if failed or end.exit_code != EXIT_PASS:
@@ -379,11 +382,11 @@ def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
 
 
 def _exit_code(case: Case, verdict: Verdict, rows: list[WorkerResult]) -> int:
-    differs = case.end.disagreement is not None or bool(_broken(case))
+    differs = case.end.disagreement is not None or bool(case.broken)
     if verdict is Verdict.INVALID:
         return EXIT_USAGE
     if differs and case.end.exit_code in _OF_BITS:
-        return EXIT_DISAGREEMENT if _suspects(case) else EXIT_UNNAMED
+        return EXIT_DISAGREEMENT if case.suspects else EXIT_UNNAMED
     if verdict is Verdict.PASS or case.end.exit_code != EXIT_PASS:
         return case.end.exit_code
     as_asked = all(row.verdict in _INNOCENT for row in rows)
@@ -391,17 +394,6 @@ def _exit_code(case: Case, verdict: Verdict, rows: list[WorkerResult]) -> int:
         return EXIT_PASS
     said = [history.done.exit_code for history in case.histories.values() if history.done]
     return next((code for code in said if code != EXIT_PASS), EXIT_INTERNAL)
-
-
-def _broken(case: Case) -> list[str]:
-    """The workers whose state changed by itself."""
-    return [name for name, history in case.histories.items() if history.broken is not None]
-
-
-def _suspects(case: Case) -> list[str]:
-    """Those that are named for other bits."""
-    odd = [name for found in case.end.disagreements for name in found.odd]
-    return list(dict.fromkeys([*_broken(case), *odd]))
 
 
 def _validation(history: History) -> list[SplitResult]:

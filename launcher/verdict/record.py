@@ -151,3 +151,14 @@ class Case(Struct, frozen=True):
     histories: Mapping[str, History]
     agreed_steps: Mapping[str, int]
     """Worker -> steps at which it had the bits of all its equals; absent: it has no equal."""
+
+    @property
+    def broken(self) -> list[str]:
+        """The workers whose state changed by itself."""
+        return [name for name, history in self.histories.items() if history.broken is not None]
+
+    @property
+    def suspects(self) -> list[str]:
+        """Those that are named for other bits."""
+        odd = [name for found in self.end.disagreements for name in found.odd]
+        return list(dict.fromkeys([*self.broken, *odd]))

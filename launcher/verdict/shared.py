@@ -1,66 +1,104 @@
-"""What workers met alike: a failure of all is no GPU's. Pure."""
+"""What workers met alike: a failure of all, or of all of one kind, is no GPU's. Pure."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum, auto
+from typing import Generic, NamedTuple, TypeVar
 
+from launcher.verdict.agreement import DIVIDING
 from launcher.verdict.record import Case
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_SIGNAL_BASE
-from model_check.events import Done, NonFinite
+from model_check.events import Done, NonFinite, Scalar
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
+Met = TypeVar("Met")
+
+
+class Shared(NamedTuple, Generic[Met]):
+    """What one worker met, and all that met it: every worker, or all equals."""
+
+    workers: Sequence[str]
+    met: Met
 
 
 class Peers(Enum):
     """How the other workers of a run did at the step in which one is not finite."""
 
     FINITE = auto()
-    """One of them, or more."""
+    """One of its kind, or more."""
     NOT_FINITE = auto()
-    """All of them."""
+    """All of them, or all of its kind."""
     UNKNOWN = auto()
+    """No other of its kind came so far, or it is the only one: another kind has kernels of its own,
+    so what those computed proves nothing of its GPU."""
     NONE = auto()
     """There is no other."""
 
 
 def peers_at(case: Case, worker: str, step: int) -> Peers:
-    """They train on the same data with the same settings: what one can compute, all can."""
-    peers = [case.histories[other.name] for other in case.workers if other.name != worker]
-    if any(peer.last_step is not None and peer.last_step >= step for peer in peers):
-        return Peers.FINITE
-    if not peers:
+    """They train on the same data with the same settings: what one can compute, all of its kind
+    can."""
+    if len(case.workers) == 1:
         return Peers.NONE
-    are_bad = (peer.nonfinite is not None and peer.nonfinite.step == step for peer in peers)
-    return Peers.NOT_FINITE if all(are_bad) else Peers.UNKNOWN
+    if _sharing(case, worker, _bad_step):
+        return Peers.NOT_FINITE
+    equals = [case.histories[name] for name in _kind(case, worker) if name != worker]
+    is_finite = any(e.last_step is not None and e.last_step >= step for e in equals)
+    return Peers.FINITE if is_finite else Peers.UNKNOWN
 
 
-def shared_nonfinite(case: Case) -> NonFinite | None:
-    """The non-finite step that every worker met, as it is told by one that knows most; None: there
-    is none."""
-    found = [history.nonfinite for history in _histories(case)]
-    steps = {bad and bad.step for bad in found}
-    if len(found) < 2 or len(steps) > 1:
+def shared_nonfinite(case: Case, worker: str) -> Shared[NonFinite] | None:
+    """The non-finite step of this worker as it is told by one that knows most; None: it has none,
+    or shares it with nobody."""
+    names = _sharing(case, worker, _bad_step)
+    found = [bad for name in names if (bad := case.histories[name].nonfinite)]
+    known = [bad for bad in found if bad.repeated is not None]
+    return Shared(names, (known or found)[0]) if found else None
+
+
+def shared_failure(case: Case, worker: str) -> Shared[Done] | None:
+    """What the first of them said when it failed; the others said the same, but for numbers. None:
+    this worker told no failure, or shares it with nobody."""
+    names = _sharing(case, worker, _failure)
+    found = [done for name in names if (done := case.histories[name].done)]
+    return Shared(names, found[0]) if found else None
+
+
+def _sharing(case: Case, worker: str, what: Callable[[History], Hashable | None]) -> Sequence[str]:
+    """All workers, where all met the same as this one; else all of its kind, where these did; else
+    nobody. One alone shares nothing."""
+    met = what(case.histories[worker])
+    for names in ([each.name for each in case.workers], _kind(case, worker)):
+        is_shared = all(what(case.histories[name]) == met for name in names)
+        if met is not None and len(names) > 1 and is_shared:
+            return names
+    return ()
+
+
+def _kind(case: Case, worker: str) -> Sequence[str]:
+    """This worker and its equals, but for those that are named for other bits: they compute
+    something else. One that has not said what device it has counts as an equal, if its group is the
+    same; where nothing is compared, groups tell nothing."""
+    groups = case.record.groups if case.record.not_compared is None else {}
+    named, mine = {*case.suspects} - {worker}, case.histories[worker].detail
+    of_group = (w.name for w in case.workers if groups.get(w.name) == groups.get(worker))
+    unnamed = (name for name in of_group if name not in named)
+    return [name for name in unnamed if not _differ(mine, case.histories[name].detail)]
+
+
+def _differ(mine: Mapping[str, Scalar], others: Mapping[str, Scalar]) -> bool:
+    """Whether both have told of their devices, and they are of different kinds."""
+    return any(mine[key] != others[key] for key in DIVIDING if key in mine and key in others)
+
+
+def _bad_step(history: History) -> int | None:
+    return history.nonfinite.step if history.nonfinite else None
+
+
+def _failure(history: History) -> tuple[int, str] | None:
+    """What it said when it failed. A GPU, a size, an address, a time differ between workers."""
+    done = history.done
+    if done is None or done.error is None or not 0 < done.exit_code < EXIT_SIGNAL_BASE:
         return None
-    known = [bad for bad in found if bad and bad.repeated is not None]
-    return next(iter(known), found[0])
-
-
-def shared_failure(case: Case) -> Done | None:
-    """What every worker said when it failed, where all said the same, but for numbers; None: they
-    did not."""
-    said = [history.done for history in _histories(case)]
-    first = said[0] if said else None
-    if first is None or first.error is None or not 0 < first.exit_code < EXIT_SIGNAL_BASE:
-        return None
-    is_shared = len(said) > 1 and len({done and _without_numbers(done) for done in said}) == 1
-    return first if is_shared else None
-
-
-def _without_numbers(done: Done) -> tuple[int, str]:
-    """A GPU, a size, an address, a time differ between workers."""
-    return done.exit_code, _NUMBER.sub("#", done.error or "")
-
-
-def _histories(case: Case) -> Sequence[History]:
-    return [case.histories[worker.name] for worker in case.workers]
+    return done.exit_code, _NUMBER.sub("#", done.error)

@@ -9,7 +9,7 @@ from launcher.verdict.scope import what_one_showed, what_was_equal
 from launcher.verdict.severity import CauseClass
 from launcher.verdict.shared import shared_failure, shared_nonfinite
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_UNNAMED, EXIT_USAGE
-from model_check.events import NonFinite, again
+from model_check.events import Done, NonFinite, again
 from model_check.utils.words import few, listed
 
 _OF_DIFFERENCES = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
@@ -56,23 +56,15 @@ def names_by_text(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
     end = case.end
-    if (shared := shared_nonfinite(case)) is not None:
-        what = f"every worker met a non-finite {shared.where} at step {shared.step}"
-        return Summary(f"the settings or the data, not a GPU: {what}{born(shared)}")
-    if (failure := shared_failure(case)) is not None:
-        said = (failure.error or "").splitlines()[0]
-        what = f"every worker ended with exit code {failure.exit_code}: {said}"
-        whose = (
-            "the settings" if failure.exit_code == EXIT_USAGE else "the software or the settings"
-        )
-        return Summary(f"{what}; {whose}, not a GPU", [row.name for row in results])
+    if (shared := _what_was_shared(case)) is not None:
+        return shared
     if end.mismatch is not None:
         return Summary(str(end.mismatch), list(end.mismatch.values))
-    broken = [row for row in results if case.histories[row.name].broken]
+    broken = [row for row in results if row.name in case.broken]
     if broken and end.exit_code in _OF_DIFFERENCES:
         names = {row.name for row in broken}
         text = "; ".join(f"{row.name}: {row.cause}" for row in broken)
-        others = [found for found in end.disagreements if names.isdisjoint(found.odd or names)]
+        others = [d for d in end.disagreements if names.isdisjoint(d.odd or d.bits)]
         parts = [f"{text}: nothing in its program did that", *map(str, others)]
         return Summary("; ".join(parts), [*names, *(n for found in others for n in found.odd)])
     if end.disagreement and end.exit_code in _OF_DIFFERENCES:
@@ -91,6 +83,42 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
     if end.reason:
         return Summary(end.reason, [row.name for row in results if row.cause == end.reason])
     return Summary(_what_is_missing(case, results), [row.name for row in results])
+
+
+def _what_was_shared(case: Case) -> Summary | None:
+    """What the first culprit met, where all workers did, or all of its kind: no GPU's fault."""
+    first = next(iter([*case.end.culprits, *(worker.name for worker in case.workers)]), None)
+    if first is None:
+        return None
+    if (bad := shared_nonfinite(case, first)) and _tells_the_end(case, bad.workers):
+        return _shared_nonfinite(case, *bad)
+    if (failure := shared_failure(case, first)) and _tells_the_end(case, failure.workers):
+        return _shared_failure(case, *failure)
+    return None
+
+
+def _tells_the_end(case: Case, workers: Sequence[str]) -> bool:
+    """Where nobody is blamed for the end of a run, what some of its workers met is not why."""
+    return bool(case.end.culprits) or len(workers) == len(case.workers)
+
+
+def _shared_nonfinite(case: Case, workers: Sequence[str], bad: NonFinite) -> Summary:
+    is_all = len(workers) == len(case.workers)
+    whose = "the settings or the data" if is_all else "the settings, the data or the kernels"
+    what = f"{_who(case, workers)} met a non-finite {bad.where} at step {bad.step}"
+    return Summary(f"{whose}, not a GPU: {what}{born(bad)}")
+
+
+def _shared_failure(case: Case, workers: Sequence[str], failure: Done) -> Summary:
+    said = (failure.error or "").splitlines()[0]
+    what = f"{_who(case, workers)} ended with exit code {failure.exit_code}: {said}"
+    whose = "the settings" if failure.exit_code == EXIT_USAGE else "the software or the settings"
+    return Summary(f"{what}; {whose}, not a GPU", workers)
+
+
+def _who(case: Case, workers: Sequence[str]) -> str:
+    is_all = len(workers) == len(case.workers)
+    return "every worker" if is_all else f"the equals {listed(workers)}"
 
 
 def _what_is_missing(case: Case, results: Sequence[WorkerResult]) -> str:

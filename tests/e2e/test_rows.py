@@ -30,6 +30,12 @@ VARYING = env_of({}, VARYING="1.0 7")
 MISMATCH = env_of({}, SETTINGS=json.dumps({"CPU1": "training.learning_rate=0.5"}))
 WRONG_SETTING = env_of({}, SETTINGS=json.dumps(dict.fromkeys(("CPU0", "CPU1"), "training.lr=x")))
 HEALTHY_STRAYS = env_of({}, IN_REPLAY=json.dumps({"CPU0": f"flip_gradient@1:all:{NORM}:4:always"}))
+OTHER_KIND = "system.num_threads=2"
+"""Of the others, which take one thread each."""
+OF_A_KIND = env_of(
+    dict.fromkeys(("CPU1", "CPU2"), "nan@2:all"), SETTINGS=json.dumps({"CPU0": OTHER_KIND})
+)
+ALONE_OF_ITS_KIND = env_of({}, SETTINGS=json.dumps({"CPU1": OTHER_KIND}))
 ROWS = {
     "odd, and again": (
         ("--workers=3", REPLAYS, f"{FLIP}:always"),
@@ -80,6 +86,16 @@ ROWS = {
         ("--workers=2", NAN),
         {},
         Row(20, "INCONCLUSIVE", "software", "transient", "IGNORE", NOBODY),
+    ),
+    "non-finite in all of one kind": (
+        ("--workers=3", "system.num_threads=1"),
+        OF_A_KIND,
+        Row(20, "INCONCLUSIVE", "software", "transient", "IGNORE", NOBODY),
+    ),
+    "non-finite in the only one of its kind": (
+        ("--workers=3", "system.num_threads=1", f"{NAN}:CPU1"),
+        ALONE_OF_ITS_KIND,
+        Row(20, "FAIL", "unknown", "transient", "MONITOR", ["CPU1"]),
     ),
     "non-finite in a run of one, and again": (
         ("--workers=1", f"{NAN}:always"),

@@ -63,11 +63,10 @@ def judgement(
     workers: list[WorkerEnd],
     histories: dict[str, History],
     agreed: dict[str, int] | None = None,
-    *,
-    steps: int | None = None,
+    **record: Any,
 ) -> Judgement:
-    record = replace(RECORD, steps=steps)
-    return judge(Case(record, end, workers, histories, agreed or {}))
+    """`record`: what run.json holds otherwise."""
+    return judge(Case(replace(RECORD, **record), end, workers, histories, agreed or {}))
 
 
 def judged(*arguments: Any, **more: Any) -> RunResult:
@@ -369,12 +368,12 @@ OF_SOFTWARE = ("INCONCLUSIVE", "software", "IGNORE")
 STOPPED = ("STOPPED", None, None)
 
 
-def met_a_nan(*histories: History) -> RunResult:
+def met_a_nan(*histories: History, **record: Any) -> RunResult:
     """The first ended of it, the others were stopped then."""
     names = [f"GPU{n}" for n in range(len(histories))]
     workers = [ended("GPU0", 20), *(ended(n, -15, stopped_by_us=True) for n in names[1:])]
     end = RunEnd(exit_code=20, reason="GPU0 failed first", culprits=("GPU0",))
-    return judged(end, workers, dict(zip(names, histories, strict=True)))
+    return judged(end, workers, dict(zip(names, histories, strict=True)), **record)
 
 
 def spoiled_later(module: str, *, repeated: bool | None = True) -> History:
@@ -416,6 +415,76 @@ def test_a_nan_whose_step_no_peer_reached_is_of_unknown_cause() -> None:
     result = met_a_nan(spoiled(2), trained(2))
     assert (result.verdict, result.culprits) == (Verdict.FAIL, ["GPU0"])
     assert ranks(result) == [("FAIL", "unknown", "MONITOR"), STOPPED]
+
+
+OF_HARDWARE = ("FAIL", "hardware", "ISOLATE")
+OF_UNKNOWN = ("FAIL", "unknown", "MONITOR")
+
+
+def of_kinds(*kinds: str) -> dict[str, str]:
+    return {f"GPU{n}": kind for n, kind in enumerate(kinds)}
+
+
+@pytest.mark.parametrize("is_told_by_workers", [False, True])
+def test_a_nan_that_all_of_a_kind_met_in_one_step_blames_no_gpu(is_told_by_workers: bool) -> None:
+    """Whether another kind was finite or not; the group says the kind, or the workers do."""
+    histories, groups = [spoiled(2), spoiled(2), trained(3)], of_kinds("V100", "V100", "A100")
+    if is_told_by_workers:
+        for history, device in zip(histories, groups.values(), strict=True):
+            history.detail["device_name"] = device
+        groups = of_kinds(*["GPU"] * 3)
+    result = met_a_nan(*histories, groups=groups)
+    assert ranks(result) == [OF_SOFTWARE, OF_SOFTWARE, STOPPED]
+    assert (result.verdict, result.exit_code, result.culprits) == (Verdict.FAIL, 20, [])
+    assert result.summary == (
+        "the settings, the data or the kernels, not a GPU: the equals GPU0 and GPU1 met a "
+        "non-finite gradient at step 2, in a.weight"
+    )
+
+
+@pytest.mark.parametrize("repeated", [True, False, None])
+def test_of_a_nan_of_the_only_one_of_its_kind_other_kinds_prove_nothing(
+    repeated: bool | None,
+) -> None:
+    first = spoiled_later("layers.0", repeated=repeated)
+    result = met_a_nan(first, trained(3), trained(3), groups=of_kinds("V100", "A100", "A100"))
+    assert ranks(result) == [OF_UNKNOWN, STOPPED, STOPPED]
+    assert result.culprits == ["GPU0"]
+
+
+def test_a_nan_beside_a_finite_one_of_its_kind_is_this_gpus() -> None:
+    """Though another kind met one, too: that kind's own, as its others were finite."""
+    histories = [spoiled(2), trained(3), spoiled(2), trained(3)]
+    result = met_a_nan(*histories, groups=of_kinds("V100", "V100", "A100", "A100"))
+    assert ranks(result) == [OF_HARDWARE, STOPPED, OF_HARDWARE, STOPPED]
+
+
+def test_a_nan_that_workers_of_all_kinds_met_in_one_step_blames_no_gpu() -> None:
+    result = met_a_nan(spoiled(2), spoiled(2), groups=of_kinds("V100", "A100"))
+    assert ranks(result) == [OF_SOFTWARE] * 2
+    assert "every worker met a non-finite gradient at step 2" in result.summary
+
+
+def test_where_nothing_is_compared_workers_on_devices_of_one_kind_are_equals() -> None:
+    """The group of each is then its own name."""
+    names = of_kinds("GPU0", "GPU1", "GPU2")
+    asked: dict[str, Any] = {"groups": names, "not_compared": "system.deterministic is false"}
+    alone = met_a_nan(spoiled(2), trained(3), trained(3), **asked)
+    assert ranks(alone) == [OF_HARDWARE, STOPPED, STOPPED]
+    histories = [spoiled(2), spoiled(2), trained(3)]
+    for history, device in zip(histories, ("V100", "V100", "A100"), strict=True):
+        history.detail["device_name"] = device
+    assert ranks(met_a_nan(*histories, **asked)) == [OF_SOFTWARE, OF_SOFTWARE, STOPPED]
+
+
+def test_a_death_that_ends_the_run_is_told_though_a_kind_shares_a_nan() -> None:
+    end = RunEnd(exit_code=137, reason="r", culprits=("GPU2",))
+    workers = [ended("GPU0", 20), ended("GPU1", 20), ended("GPU2", -9)]
+    histories = {"GPU0": spoiled(2), "GPU1": spoiled(2), "GPU2": trained(1)}
+    result = judged(end, workers, histories, groups=of_kinds("V100", "V100", "A100"))
+    assert ranks(result) == [OF_SOFTWARE, OF_SOFTWARE, ("FAIL", None, None)]
+    assert result.culprits == ["GPU2"]
+    assert result.summary.startswith("GPU2 failed first: killed by SIGKILL (9)")
 
 
 @pytest.mark.parametrize(
@@ -464,6 +533,22 @@ def test_a_failure_that_every_worker_told_blames_no_gpu(
     )
 
 
+def test_a_failure_that_all_of_a_kind_told_blames_no_gpu() -> None:
+    """They lack memory, or a kernel, that another kind has."""
+    histories = {f"GPU{n}": failing(1, f"no kernel image for GPU {n}") for n in (0, 2)}
+    histories["GPU1"] = trained(3)
+    end = RunEnd(exit_code=1, reason="GPU0 failed first", culprits=("GPU0",))
+    stopped = [ended(f"GPU{n}", -15, stopped_by_us=True) for n in (1, 2)]
+    groups = of_kinds("V100", "A100", "V100")
+    result = judged(end, [ended("GPU0", 1), *stopped], histories, groups=groups)
+    assert (result.verdict, result.exit_code, result.culprits) == (Verdict.FAIL, 1, [])
+    assert ranks(result) == [OF_SOFTWARE, STOPPED, OF_SOFTWARE]
+    assert result.summary == (
+        "the equals GPU0 and GPU2 ended with exit code 1: no kernel image for GPU 0; "
+        "the software or the settings, not a GPU"
+    )
+
+
 @pytest.mark.parametrize(
     "other", [failing(1, "a kernel is missing"), failing(7, "out of memory"), trained(1)]
 )
@@ -509,6 +594,17 @@ def test_a_difference_that_shows_during_the_teardown_does_not_replace_the_culpri
     assert result.summary.startswith("GPU0 failed first: killed by SIGKILL (9)")
     assert "besides, step 1: workers differ" in result.summary
     assert [w.verdict for w in result.workers] == [Verdict.FAIL, Verdict.INCONCLUSIVE]
+
+
+def test_a_break_in_one_kind_clears_nobody_of_another_that_differs() -> None:
+    tie = Disagreement(2, "loss", {"GPU1": LOSS, "GPU2": (1.0).hex()})
+    end = RunEnd(exit_code=23, reason="r", disagreement=tie)
+    workers = [ended(f"GPU{n}", 143, stopped_by_us=True) for n in range(3)]
+    histories = {"GPU0": told(BROKEN), "GPU1": told(), "GPU2": told()}
+    result = judged(end, workers, histories, groups=of_kinds("V100", "A100", "A100"))
+    assert [row.verdict for row in result.workers] == ["SUSPECT", *["INCONCLUSIVE"] * 2]
+    assert (result.exit_code, result.culprits) == (21, ["GPU0"])
+    assert str(tie) in result.summary
 
 
 def test_a_difference_found_after_a_run_that_ended_well_counts() -> None:
