@@ -181,11 +181,10 @@ def judge(case: Case) -> Judgement:
 
 
 def _culprits(case: Case, causes: Sequence[Cause]) -> list[str]:
-    """Those that ended the run; a worker that differs may have, a moment before it was named."""
+    """All that are named, whoever ended the run first: its exit code is that one's."""
     workers = zip(case.workers, causes, strict=True)
     cleared = {worker.name for worker, cause in workers if cause in _OF_NO_GPU}
-    is_by_bits = case.end.exit_code in (EXIT_PASS, EXIT_UNNAMED)
-    named = case.suspects if is_by_bits else case.end.culprits
+    named = dict.fromkeys([*case.end.culprits, *case.suspects])
     return [name for name in named if name not in cleared]
 
 

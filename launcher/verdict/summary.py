@@ -1,6 +1,6 @@
 """A run in one sentence: what was run and compared, or why it failed. Pure."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from launcher.verdict.record import Case
@@ -27,9 +27,8 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
         return Summary(_what_passed(case, results))
     reason, explained = _why_not(case, results)
     parts = [reason]
-    difference = case.end.disagreement
-    if difference and case.end.exit_code not in _OF_DIFFERENCES:
-        parts.append(f"besides, {difference}")
+    if case.end.exit_code not in _OF_DIFFERENCES:
+        parts += _besides(case)
     told = [replay.said for replay in case.end.replays]
     parts += told
     explained = [*explained, *(row.name for row in results if row.cause in told)]
@@ -119,6 +118,16 @@ def _shared_failure(case: Case, workers: Sequence[str], failure: Done) -> Summar
 def _who(case: Case, workers: Sequence[str]) -> str:
     is_all = len(workers) == len(case.workers)
     return "every worker" if is_all else f"the equals {listed(workers)}"
+
+
+def _besides(case: Case) -> Iterator[str]:
+    """Of a run that something else ended: which workers differ, and why no replay tells more."""
+    end = case.end
+    yield from (f"besides, {found}" for found in end.disagreements)
+    in_steps = [found for found in end.disagreements if " " not in found.quantity]
+    is_comparable = case.record.not_compared is None and end.exit_code != EXIT_USAGE
+    if (case.broken or in_steps) and is_comparable and not end.replays:
+        yield "not replayed, since something else ended the run: `run.sh replay RUN_DIR` does that"
 
 
 def _what_is_missing(case: Case, results: Sequence[WorkerResult]) -> str:

@@ -2,12 +2,14 @@
 Those of GPUs (health, heat, a slow link) are in test_telemetry.py and test_gpus.py."""
 
 import json
+import os
 import signal
 from typing import NamedTuple
 
 import pytest
 
 from tests.e2e.conftest import Launcher, Run
+from tests.e2e.test_in_step import pid_of
 from tests.e2e.test_replay import REPLAYS, row
 from tests.e2e.test_run import read_until
 from tests.e2e.test_verdict import NORM, env_of
@@ -139,6 +141,22 @@ def test_a_run_that_the_user_stopped_has_its_row(launcher: Launcher) -> None:
     run = launcher.finish(process, seen)
     assert found(run) == Row(130, "STOPPED", "user", None, "IGNORE", NOBODY)
     assert run.report()["verdict"] == "INCONCLUSIVE"
+
+
+def test_who_was_named_before_a_death_ends_the_run_is_named_and_may_be_replayed_later(
+    launcher: Launcher,
+) -> None:
+    going_on = ("--workers=4", "--max-steps=100000", "launch.on_suspect=continue")
+    process = launcher.start(*going_on, REPLAYS, FLIP)
+    seen = read_until(process, ": the others go on without CPU1")
+    os.kill(pid_of("CPU2", launcher.cwd / "run"), signal.SIGKILL)
+    run = launcher.finish(process, seen)
+    assert found(run) == Row(137, "SUSPECT", "unknown", "not replayed", "MONITOR", ["CPU2", "CPU1"])
+    assert "not replayed, since something else ended the run: `run.sh replay" in run.output
+    assert launcher.verb("replay", str(run.directory)).returncode == 137
+    of_bits = Row(137, "SUSPECT", "hardware", "transient", "MONITOR", ["CPU2", "CPU1"])
+    assert found(run) == of_bits
+    assert "not replayed" not in run.report()["summary"]
 
 
 def found(run: Run) -> Row:

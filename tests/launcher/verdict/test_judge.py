@@ -596,6 +596,59 @@ def test_a_difference_that_shows_during_the_teardown_does_not_replace_the_culpri
     assert [w.verdict for w in result.workers] == [Verdict.FAIL, Verdict.INCONCLUSIVE]
 
 
+WENT_ON_WITHOUT = Disagreement(1, "loss", {"GPU0": LOSS, "GPU1": (1.0).hex(), "GPU2": LOSS})
+NOT_REPLAYED = "not replayed, since something else ended the run: `run.sh replay RUN_DIR` does that"
+
+
+def gone_on(end: RunEnd, **histories: History) -> RunResult:
+    """Without GPU1, until GPU2 ended the run."""
+    workers = [ended("GPU0", -15, stopped_by_us=True), ended("GPU1"), ended("GPU2", end.exit_code)]
+    known = {"GPU0": trained(3), "GPU1": trained(2), "GPU2": trained(2)} | histories
+    return judged(replace(end, disagreement=WENT_ON_WITHOUT), workers, known)
+
+
+@pytest.mark.parametrize(
+    ("code", "second", "verdict"), [(20, spoiled(2), "FAIL"), (137, trained(2), "FAIL")]
+)
+def test_who_was_named_before_another_ended_the_run_is_a_culprit_too(
+    code: int, second: History, verdict: str
+) -> None:
+    result = gone_on(RunEnd(exit_code=code, reason="r", culprits=("GPU2",)), GPU2=second)
+    assert (result.exit_code, result.culprits) == (code, ["GPU2", "GPU1"])
+    assert [row.verdict for row in result.workers] == ["STOPPED", "SUSPECT", verdict]
+    assert result.summary.endswith(f"; besides, {WENT_ON_WITHOUT}; {NOT_REPLAYED}")
+
+
+def test_a_second_one_that_is_named_ends_the_run_and_the_first_is_a_culprit_too() -> None:
+    second = Disagreement(2, "loss", {"GPU0": LOSS, "GPU2": (1.0).hex(), "GPU3": LOSS})
+    end = RunEnd(exit_code=21, reason="r", culprits=("GPU2",), further=(second,))
+    result = gone_on(end)
+    assert (result.exit_code, result.culprits) == (21, ["GPU2", "GPU1"])
+    assert "not replayed" not in result.summary
+
+
+def test_who_changed_by_itself_before_another_ended_the_run_is_a_culprit_too() -> None:
+    end = RunEnd(exit_code=137, reason="r", culprits=("GPU1",))
+    workers = [ended("GPU0"), ended("GPU1", -9)]
+    result = judged(end, workers, {"GPU0": told(BROKEN), "GPU1": trained(2)})
+    assert (result.exit_code, result.culprits) == (137, ["GPU1", "GPU0"])
+    assert result.summary.endswith(NOT_REPLAYED)
+
+
+def test_who_was_named_before_all_others_met_a_nan_is_the_only_culprit() -> None:
+    """Of them it tells nothing, whether it came so far or not."""
+    for first in (trained(2), trained(3)):
+        end = RunEnd(exit_code=20, reason="r", culprits=("GPU2",))
+        result = gone_on(end, GPU0=spoiled(2), GPU1=first, GPU2=spoiled(2))
+        assert [row.verdict for row in result.workers] == [
+            "INCONCLUSIVE",
+            "SUSPECT",
+            "INCONCLUSIVE",
+        ]
+        assert (result.exit_code, result.culprits) == (20, ["GPU1"])
+        assert "the equals GPU0 and GPU2 met a non-finite gradient" in result.summary
+
+
 def test_a_break_in_one_kind_clears_nobody_of_another_that_differs() -> None:
     tie = Disagreement(2, "loss", {"GPU1": LOSS, "GPU2": (1.0).hex()})
     end = RunEnd(exit_code=23, reason="r", disagreement=tie)
