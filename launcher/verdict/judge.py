@@ -62,7 +62,7 @@ class Cause(Enum):
     NON_FINITE_ONCE = Verdict.SUSPECT, "non-finite {where} at step {step}{born}", *_UNKNOWN
     """At the only worker, and not again."""
     NON_FINITE_UNSETTLED = Verdict.FAIL, "non-finite {where} at step {step}{born}", *_UNKNOWN
-    """No other of its kind came so far, or it is the only one."""
+    """No other of its kind came so far, or it is the only one, or their bits may differ."""
     FAILED_ALIKE = Verdict.INCONCLUSIVE, "{how}{said}", *_SOFTWARE
     """Every worker ended so, or every one of its kind, and said the same."""
     REFUSED_ALIKE = Verdict.INCONCLUSIVE, "{how}{said}", *_USER

@@ -26,12 +26,12 @@ class Peers(Enum):
     """How the other workers of a run did at the step in which one is not finite."""
 
     FINITE = auto()
-    """One of its kind, or more."""
+    """One of its kind, or more, where all of a kind must have the same bits."""
     NOT_FINITE = auto()
     """All of them, or all of its kind."""
     UNKNOWN = auto()
-    """No other of its kind came so far, or it is the only one: another kind has kernels of its own,
-    so what those computed proves nothing of its GPU."""
+    """No other of its kind came so far, or none must have its bits: what those of another kind
+    computed, or kernels that may vary, proves nothing of its GPU."""
     NONE = auto()
     """There is no other."""
 
@@ -45,7 +45,7 @@ def peers_at(case: Case, worker: str, step: int) -> Peers:
         return Peers.NOT_FINITE
     equals = [case.histories[name] for name in _kind(case, worker) if name != worker]
     is_finite = any(e.last_step is not None and e.last_step >= step for e in equals)
-    return Peers.FINITE if is_finite else Peers.UNKNOWN
+    return Peers.FINITE if is_finite and case.record.not_compared is None else Peers.UNKNOWN
 
 
 def shared_nonfinite(case: Case, worker: str) -> Shared[NonFinite] | None:
@@ -97,8 +97,11 @@ def _bad_step(history: History) -> int | None:
 
 
 def _failure(history: History) -> tuple[int, str] | None:
-    """What it said when it failed. A GPU, a size, an address, a time differ between workers."""
+    """What it said when it failed, but of a NaN or a break: these have rows of their own. A GPU, a
+    size, an address, a time differ between workers."""
     done = history.done
     if done is None or done.error is None or not 0 < done.exit_code < EXIT_SIGNAL_BASE:
+        return None
+    if history.nonfinite or history.broken:
         return None
     return done.exit_code, _NUMBER.sub("#", done.error)
