@@ -81,10 +81,12 @@ def _compare_with_one(suspect: Path, peers: Sequence[Path]) -> None:
 
 
 def _last_steps(watch: Watch) -> list[LastStep]:
-    """One for all workers with the same bits; of those that finished."""
+    """One for all workers with the same bits; of those that finished, in the order of the run,
+    whoever told them first."""
     steps: list[LastStep] = []
-    for worker, vectors in watch.last_vectors.items():
-        if not watch.histories[worker].is_finished:
+    for worker, history in watch.histories.items():
+        vectors = watch.last_vectors.get(worker)
+        if vectors is None or not history.is_finished:
             continue
         same = next((s for s in steps if (s.step, s.fp) == (vectors.step, vectors.fp)), None)
         if same is not None:

@@ -92,3 +92,11 @@ def test_what_does_not_hold_to_it_is_seen(tmp_path: Path) -> None:
         "$.verdict: 'FINE'",
         "$.workers[0]: no steps",
     ]
+
+
+def test_who_shares_fingerprints_stands_in_the_order_of_the_run(tmp_path: Path) -> None:
+    """Not in that of arrival, which a report that is made again cannot know."""
+    record, watch = run_of_three(flipped=False)
+    watch.last_vectors = dict(reversed(watch.last_vectors.items()))
+    (shared,) = conclude(record, watch, tmp_path).result.fingerprints
+    assert tuple(shared.workers) == NAMES
