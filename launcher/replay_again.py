@@ -191,7 +191,7 @@ def _conclude(
         if problem is not None:
             printer.say(f"history: {problem}")
     run_dir.write(directory / "run.json", msgspec.to_builtins(record, str_keys=True))
-    write(judgement.result, directory)
+    write(judgement.result, record, watch, directory)
     for line in closing_lines(judgement, directory, tail_lines=0):
         printer.say(line)
     return judgement.result.exit_code

@@ -32,7 +32,8 @@ from launcher.verdict.live import Watch
 from launcher.verdict.record import RunEnd, RunRecord
 from launcher.verdict.results import Judgement, RunResult
 from model_check.config.derived import failing_severities
-from model_check.config.load import to_json
+from model_check.config.load import Loaded, to_json
+from model_check.config.places import FALLBACK
 from model_check.errors import InternalError, ModelCheckError, StorageError
 from model_check.utils.requests import TO_FORWARD, TO_STOP
 from model_check.utils.secrets import masked_argv
@@ -188,7 +189,7 @@ class Run:
     def _write_reports(self, result: RunResult) -> None:
         try:
             self._write_record()
-            write(result, self._directory)
+            write(result, self._record, self._watch, self._directory)
         # The disk has filled up during the run: the verdict stands without its files.
         except StorageError as error:
             self._printer.say(f"no report: {error}")
@@ -225,6 +226,13 @@ def _read_data(path: Path) -> dict[str, Any]:
     return data
 
 
+def _asked_for(loaded: Loaded) -> dict[str, Any]:
+    """The settings that neither the preset nor a default gave."""
+    given = ("default", FALLBACK, f"preset {loaded.preset}")
+    asked = {name: loaded.value(name) for name, s in loaded.sources.items() if s not in given}
+    return dict(msgspec.to_builtins(asked))
+
+
 def _record(launch: Launch, argv: Sequence[str]) -> RunRecord:
     """What is known before the start."""
     picked, settings = launch.picked, launch.loaded.settings
@@ -242,6 +250,7 @@ def _record(launch: Launch, argv: Sequence[str]) -> RunRecord:
         device=launch.loaded.device,
         mode=settings.launch.mode,
         drill=settings.debug.drill,
+        asked_for=_asked_for(launch.loaded),
         steps=None if launch.arguments.command else settings.training.max_steps,
         workers=[place.name for place in picked.places],
         groups=launch.groups,

@@ -36,14 +36,21 @@ ALLOWED = {
     "launcher.output": FLOOR | {"launcher.run_dir"},
     "launcher.telemetry": FLOOR | rooms(LAUNCHER, "gpus", "output", "run_dir", "verdict"),
     "launcher.supervise": FLOOR | rooms(LAUNCHER, "contain", "output", "plan", "verdict"),
+    "launcher.report.files": FLOOR,
+    "launcher.report.table": FLOOR | {"launcher.verdict"},
+    "launcher.report.page": FLOOR
+    | {"launcher.report.files", "launcher.report.table", "model_check.forensics.manifest"}
+    | rooms(LAUNCHER, "run_dir", "telemetry", "verdict"),
     "launcher.report": FLOOR
+    | rooms("launcher.report", "files", "page", "table")
     | rooms("model_check.forensics", "compare", "manifest")
     | rooms(LAUNCHER, "run_dir", "telemetry", "verdict"),
     "launcher.doctor": FLOOR
     | rooms(LAUNCHER, "contain", "devices", "gpus", "install", "plan", "run_dir", "telemetry"),
     "launcher": FLOOR
     | rooms(LAUNCHER, "contain", "devices", "doctor", "gpus", "install", "output")
-    | rooms(LAUNCHER, "plan", "report", "run_dir", "supervise", "telemetry", "verdict"),
+    | rooms(LAUNCHER, "plan", "report", "report.files", "run_dir", "supervise", "telemetry")
+    | {"launcher.verdict"},
     # the worker's world, from the cellar up
     "model_check.data.read": FLOOR,
     "model_check.data.cache": FLOOR | rooms(DATA, "read"),

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.report.files import lines_of
-from launcher.report.page import page
+from launcher.report.page.document import page
+from launcher.report.page.story import story_of
 from launcher.telemetry.health_result import with_health
 from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.judge import judge
@@ -107,7 +108,9 @@ def _samples(directory: Path, worker: str, slow: Slow) -> list[Telemetry]:
     return []
 
 
-def write(result: RunResult, directory: Path) -> None:
+def write(result: RunResult, record: RunRecord, watch: Watch, directory: Path) -> None:
     """report.json and report.html, each whole or not at all. Raises StorageError."""
     run_dir.write(directory / "report.json", msgspec.to_builtins(result))
-    run_dir.write(directory / "report.html", page(result))
+    run_dir.write(
+        directory / "report.html", page(result, story_of(record, watch, result, directory))
+    )

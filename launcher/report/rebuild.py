@@ -46,16 +46,16 @@ def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
         raise UsageError(f"report: {option}: no such option (report.json is for machines)")
     if not argv:
         raise UsageError("report: give one run directory or more (.logs/latest is the newest)")
-    judgements = [(Path(name), _rebuilt(Path(name))) for name in argv]
-    for directory, judgement in judgements:
+    runs = [(Path(name).absolute(), *_rebuilt(Path(name))) for name in argv]
+    for directory, judgement, record, watch in runs:
         try:
-            write(judgement.result, directory)
+            write(judgement.result, record, watch, directory)
         # The directory is another user's, or an archive: the verdict stands.
         except StorageError as error:
             say(f"[launcher] no report: {error}")
         for line in closing_lines(judgement, directory, tail_lines=0):
             say(f"[launcher] {line}")
-    codes = (judgement.result.exit_code for _, judgement in judgements)
+    codes = (judgement.result.exit_code for _, judgement, *_ in runs)
     return next((code for code in codes if code), 0)
 
 
@@ -70,12 +70,12 @@ def watched_again(record: RunRecord, directory: Path) -> Watch:
     return watch
 
 
-def _rebuilt(directory: Path) -> Judgement:
+def _rebuilt(directory: Path) -> tuple[Judgement, RunRecord, Watch]:
     record = read_record(directory)
     watch = watched_again(record, directory)
     record = as_it_ended(record, directory, watch)
     judgement = conclude(record, watch, directory.absolute(), run_dir.kept)
-    return isolated(judgement, record.earlier_faults or {})
+    return isolated(judgement, record.earlier_faults or {}), record, watch
 
 
 def as_it_ended(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:

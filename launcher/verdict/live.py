@@ -4,6 +4,7 @@ when bits differ."""
 from collections.abc import Iterable, Mapping, Sequence
 
 from launcher.verdict.agreement import Agreement
+from launcher.verdict.curves import Curves
 from launcher.verdict.disagreement import Disagreement, Mismatch, explain
 from launcher.verdict.observer import Dismissal, Observer
 from launcher.verdict.pace import Pace
@@ -41,6 +42,7 @@ class Watch(Observer):
         steps a worker may be ahead of the slowest of its group. `dossier_bytes`: how much each may
         keep as evidence; None: nobody keeps any. `goes_on`: the others go on when one is named."""
         self.histories = {name: History() for name in groups}
+        self.curves = {name: Curves() for name in groups}
         self.mismatch: Mismatch | None = None
         self.slowness = Slowness(groups)
         self.agreement = Agreement(groups)
@@ -93,6 +95,7 @@ class Watch(Observer):
     def on_event(self, worker: str, event: Event) -> Stop | None:
         """Take one event; a Stop when all is told and kept of a fault."""
         self.histories[worker].record(event)
+        self.curves[worker].record(event)
         if (stop := self._judge_alone(worker, event)) is not None:
             return stop
         match event:

@@ -107,6 +107,8 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     device: str
     mode: str
     drill: str | None
+    asked_for: dict[str, Any] | None = None
+    """The settings that neither the preset nor a default gave."""
     steps: int | None
     """The step at which training ends; None: a foreign command."""
     workers: list[str]

@@ -52,7 +52,8 @@ def events_of(number: int, *, is_odd: bool) -> list[Event]:
 
 
 def written(directory: Path, *, flipped: bool) -> dict[str, Any]:
-    write(conclude(*run_of_three(flipped=flipped), directory).result, directory)
+    run = run_of_three(flipped=flipped)
+    write(conclude(*run, directory).result, *run, directory)
     document: dict[str, Any] = json.loads((directory / "report.json").read_text())
     return document
 

@@ -1,0 +1,1 @@
+"""report.html: one file that needs no other, no network and no script."""

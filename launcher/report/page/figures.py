@@ -1,0 +1,230 @@
+"""The pictures of a run. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from launcher.report.page import chart
+from launcher.report.page.chart import Bar, Line, Mark, Scale, Segment
+from launcher.report.page.faults import difference_of, since
+from launcher.report.page.markup import section, table, text
+from launcher.report.page.story import Story
+from launcher.verdict.curves import Series
+from launcher.verdict.results import RunResult, Verdict, WorkerResult
+from launcher.verdict.slow import WARM_UP
+from model_check.errors import EXIT_HANG
+from model_check.utils.words import listed
+
+_STEP_KINDS = (
+    ("equal", "equal to its peers"),
+    ("alone", "trained, not compared"),
+    ("differs", "bits differ"),
+    ("nonfinite", "not finite"),
+)
+_PHASES = (
+    ("import", "import"),
+    ("build", "build"),
+    ("compile", "compile"),
+    ("train", "training"),
+    ("eval", "evaluation"),
+    ("save", "saving"),
+)
+_SILENT = ("silent", "silent")
+_GPU_TITLES = {"temperature_c": "Temperature", "power_w": "Power", "sm_mhz": "SM clock"}
+_GPU_FORMS = {"temperature_c": "{:.0f} °C", "power_w": "{:.0f} W", "sm_mhz": "{:,.0f} MHz"}
+_MAX_MARKS = 8
+_INNOCENT = (Verdict.PASS, Verdict.STOPPED)
+
+
+def figures(result: RunResult, story: Story) -> Iterator[str]:
+    steps = [*_strip(result, story), *_losses(result, story), *_step_times(result, story)]
+    yield from section("Steps", steps)
+    yield from section("Time", [*_timeline(result, story), *_shares(result, story)])
+    yield from section("GPUs over the run", _gpu_figures(result, story))
+
+
+def _strip(result: RunResult, story: Story) -> Iterator[str]:
+    """A bar a worker: where it was equal, where its bits part, where it was not finite."""
+    trained = [w for w in result.workers if story.history(w.name).last_step is not None]
+    if not trained:
+        return
+    first = min(story.history(worker.name).first_step for worker in trained)
+    last = max(story.history(worker.name).last_step or 0 for worker in trained)
+    x = Scale(first, max(last + 1, story.record.steps or 0))
+    bars = [_bar_of_steps(worker, result, story) for worker in trained]
+    ends = (f"step {first:,}", f"step {int(x.high) - 1:,}")
+    yield from chart.bars("Worker by step", "", bars, ends, x, _STEP_KINDS)
+
+
+def _bar_of_steps(worker: WorkerResult, result: RunResult, story: Story) -> Bar:
+    history = story.history(worker.name)
+    first, stop = history.first_step, (history.last_step or 0) + 1
+    agreed = min(stop, first + story.agreed_steps.get(worker.name, 0))
+    segments = [Segment(first, agreed, "equal")] if agreed > first else []
+    note = f"to step {stop - 1:,}"
+    if agreed < stop:
+        segments.append(Segment(agreed, stop, "alone"))
+    found = difference_of(worker.name, result)
+    if found is not None:
+        segments.append(Segment(found.step, max(stop, found.step + 1), "differs"))
+        note = f"differs at step {found.step:,}"
+    if (step := story.curve(worker.name).nonfinite_step) is not None:
+        segments.append(Segment(step, step + 1, "nonfinite"))
+        note = f"not finite at step {step:,}"
+    elif worker.verdict is Verdict.STOPPED:
+        note = f"stopped after step {stop - 1:,}"
+    return Bar(worker.name, segments, note)
+
+
+def _losses(result: RunResult, story: Story) -> Iterator[str]:
+    marks = _faults(result, story)
+    for title, name in (("Loss", "loss"), ("Gradient norm", "grad_norm")):
+        series = {w.name: getattr(story.curve(w.name), name) for w in result.workers}
+        lines = _alike(series, result)
+        yield from chart.lines(title, _told(lines), lines, _ends(series), "{:,.4g}", marks)
+
+
+def _alike(series: Mapping[str, Series], result: RunResult) -> list[Line]:
+    """Equal curves are one line, drawn by the longest."""
+    groups: list[list[str]] = []
+    for name in sorted(series, key=lambda name: -_length(series[name])):
+        if not series[name].buckets:
+            continue
+        same = next((g for g in groups if series[g[0]].is_like(series[name])), None)
+        groups.append([name]) if same is None else same.append(name)
+    order = list(series)
+    named = [sorted(group, key=order.index) for group in groups]
+    usual = max(named, key=len, default=[])
+    lines = zip(groups, named, strict=True)
+    return [Line(listed(who), series[g[0]], is_odd=who is not usual) for g, who in lines]
+
+
+def _length(series: Series) -> int:
+    return max(series.buckets, default=0) * series.width
+
+
+def _told(lines: Sequence[Line]) -> str:
+    return "equal in all workers" if len(lines) == 1 and " " in lines[0].name else ""
+
+
+def _ends(series: Mapping[str, Series]) -> tuple[str, str]:
+    filled = [s for s in series.values() if s.buckets]
+    first = min((min(s.buckets) * s.width for s in filled), default=0)
+    last = max((next(reversed(list(s.points())))[0] for s in filled), default=0)
+    return f"step {first:,}", f"step {round(last):,}"
+
+
+def _faults(result: RunResult, story: Story) -> list[Mark]:
+    """Where something began to be wrong, one a step."""
+    told: dict[int, list[str]] = {}
+    for worker in result.workers:
+        begun = since(worker, result, story)
+        if worker.verdict not in _INNOCENT and begun.step is not None:
+            told.setdefault(begun.step, []).append(worker.name)
+    items = sorted(told.items())[:_MAX_MARKS]
+    return [Mark(step, f"{listed(names)}: step {step:,}") for step, names in items]
+
+
+def _step_times(result: RunResult, story: Story) -> Iterator[str]:
+    """Without the warm-up, where there is more."""
+    series = {w.name: _warm(story.curve(w.name).busy_ms) for w in result.workers}
+    lines = [
+        Line(w.name, series[w.name], is_odd=w.slow is not None)
+        for w in result.workers
+        if series[w.name].buckets
+    ]
+    slow = [w for w in result.workers if w.slow is not None]
+    marks = [Mark(w.slow.since_step, f"{w.name}: {w.slow}") for w in slow[:_MAX_MARKS] if w.slow]
+    about = "what each step kept its device busy, in ms"
+    yield from chart.lines(
+        "Step time", about, lines, _ends(series), "{:,.4g} ms", marks, from_zero=True
+    )
+
+
+def _warm(series: Series) -> Series:
+    first = min(series.buckets, default=0)
+    warm = {at: value for at, value in series.buckets.items() if at >= first + WARM_UP}
+    is_enough = series.width == 1 and len(warm) > WARM_UP
+    return Series(series.width, warm) if is_enough else series
+
+
+def _timeline(result: RunResult, story: Story) -> Iterator[str]:
+    bars = [bar for worker in result.workers if (bar := _bar_of_time(worker, result, story))]
+    if bars:
+        ends = ("start", f"{story.seconds(story.ended_ns):,.1f} s")
+        is_hang = result.exit_code == EXIT_HANG
+        kinds = (*_PHASES, *([_SILENT] if is_hang else []))
+        x = Scale(0, story.seconds(story.ended_ns))
+        yield from chart.bars("Worker by time", "", bars, ends, x, kinds)
+
+
+def _bar_of_time(worker: WorkerResult, result: RunResult, story: Story) -> Bar | None:
+    curve = story.curve(worker.name)
+    spans = curve.all_spans(curve.last_ns)
+    if not spans:
+        return None
+    seconds = story.seconds
+    segments = [Segment(seconds(s.since_ns), seconds(s.until_ns), s.what) for s in spans]
+    last = seconds(curve.last_ns)
+    note = f"until {last:,.1f} s"
+    if result.exit_code == EXIT_HANG and worker.name in result.culprits:
+        segments.append(Segment(last, seconds(story.ended_ns), "silent"))
+        note = f"silent since {last:,.1f} s, in {spans[-1].what}"
+    return Bar(worker.name, segments, note)
+
+
+def _shares(result: RunResult, story: Story) -> Iterator[str]:
+    """Where the time went, by the phases that each worker told."""
+    rows = []
+    for worker in result.workers:
+        spent = story.curve(worker.name).spent(story.curve(worker.name).last_ns)
+        if total := sum(spent.values()):
+            train = spent.get("train", 0)
+            waited = min(train, story.curve(worker.name).waited_ns)
+            parts = {**spent, "train": train - waited, "wait": waited}
+            cells = (_share(parts.get(name, 0), total) for name, _ in (*_PHASES, ("wait", "")))
+            rows.append((worker.name, f"{total / 1e9:,.1f} s", *cells))
+    if rows:
+        yield "<h3>Where the time went</h3>"
+        yield from table(("worker", "total", *(n for _, n in _PHASES), "waiting for data"), rows)
+
+
+def _share(part: int, total: int) -> str:
+    return f"{100 * part / total:.1f} %" if part else "0"
+
+
+def _gpu_figures(result: RunResult, story: Story) -> Iterator[str]:
+    end = story.seconds(story.ended_ns)
+    x_names, span = ("start", f"{end:,.1f} s"), Scale(0, end * 1000)
+    odd = {worker.name for worker in result.workers if worker.verdict not in _INNOCENT}
+    happened = [
+        Mark((event.ns - gpu.began_ns) / 1e6, f"{name}: {event.what}")
+        for name, gpu in story.gpus.items()
+        for event in gpu.happened
+    ]
+    marks = sorted(happened, key=lambda mark: mark.x)[:_MAX_MARKS]
+    for figure, title in _GPU_TITLES.items():
+        lines = [
+            Line(name, gpu.figures[figure], is_odd=name in odd)
+            for name, gpu in story.gpus.items()
+            if figure in gpu.figures
+        ]
+        yield from chart.lines(
+            title, "", lines, x_names, _GPU_FORMS[figure], marks, span, from_zero=True
+        )
+    yield from _throttling(story, x_names)
+    if len(happened) > _MAX_MARKS:
+        yield f"<p>{text(len(happened) - _MAX_MARKS)} more events: see the telemetry files</p>"
+
+
+def _throttling(story: Story, x_names: tuple[str, str]) -> Iterator[str]:
+    """Where clocks were held back, and why."""
+    bars = []
+    for name, gpu in story.gpus.items():
+        held = [span for span in gpu.held_back if span.what]
+        spans = [(story.seconds(span.since_ns), story.seconds(span.until_ns)) for span in held]
+        if held:
+            reasons = "; ".join(dict.fromkeys(span.what for span in held))
+            bars.append(Bar(name, [Segment(*span, "held") for span in spans], reasons))
+    if bars:
+        x = Scale(0, story.seconds(story.ended_ns))
+        kinds = (("held", "held back"),)
+        yield from chart.bars("Clocks held back", "", bars, x_names, x, kinds)

@@ -1,0 +1,129 @@
+"""report.html in a real browser: of real runs, and of big ones that were written, not run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import page as written
+from benchmarks.page import Case
+from tests.conftest import CAPABILITIES
+from tests.e2e.conftest import Launcher
+
+pytestmark = pytest.mark.browser
+
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+CASES = {
+    "odd GPU of eight": Case("odd", 8, 700, odd_step=640),
+    "slow GPU": Case("slow", 8, 700, slow_step=300),
+    "Xid": Case("xid", 8, 700, xid=79),
+    "64 GPUs": Case("many", 64, 20),
+    "no step": Case("none", 2, 0),
+}
+HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"
+LOOKS = (
+    (1280, "light", "screen"),
+    (1280, "dark", "screen"),
+    (360, "light", "screen"),
+    (360, "dark", "screen"),
+    (800, "light", "print"),
+)
+# The least contrast of a text with what is painted behind it, by WCAG 2.2 (1.4.3), and where.
+CONTRAST = """() => {
+  const channels = css => css.match(/[0-9.]+/g).map(Number);
+  const linear = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const behind = e => {
+    for (; e; e = e.parentElement) {
+      const c = channels(getComputedStyle(e).backgroundColor);
+      if (c.length < 4 || c[3] > 0) return c;
+    }
+    return [255, 255, 255];
+  };
+  const texts = [...document.body.querySelectorAll('*')].filter(e =>
+    [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()));
+  const rated = texts.map(e => {
+    const a = light(channels(getComputedStyle(e).color)), b = light(behind(e));
+    return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.outerHTML.slice(0, 80)];
+  });
+  return rated.reduce((x, y) => x[0] < y[0] ? x : y);
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    assert CAPABILITIES["browser"]()
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=[*FLAGS])
+        yield chromium
+        chromium.close()
+
+
+def check(browser: Any, report: Path) -> str:
+    """The page's text, once it was seen that it needs nothing, says nothing and fits."""
+    texts = [_look(browser, report, *look) for look in LOOKS]
+    assert len(set(texts)) == 1
+    return texts[0]
+
+
+def _look(browser: Any, report: Path, width: int, scheme: str, media: str) -> str:
+    told: list[str] = []
+    with browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme) as tab:
+        tab.on("console", lambda message: told.append(message.text))
+        tab.on("pageerror", lambda error: told.append(str(error)))
+        tab.on("request", lambda request: told.append(request.url))
+        tab.on("dialog", lambda dialog: told.append(dialog.message))
+        tab.emulate_media(media=media, color_scheme=scheme)
+        tab.goto(report.as_uri())
+        assert told == [report.as_uri()]
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        ratio, where = tab.evaluate(CONTRAST)
+        assert ratio >= 4.5, f"{width} px, {scheme}, {media}: {where}"
+        assert tab.evaluate("document.scripts.length") == 0
+        text: str = tab.evaluate("document.body.textContent")
+    return text
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_big_runs(browser: Any, case: Case, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    written.write_run(case, directory)
+    written.row(case, directory)
+    report = directory / "report.html"
+    assert report.stat().st_size <= 300_000
+    assert "steps" in check(browser, report)
+
+
+@pytest.mark.parametrize(
+    ("drill", "told"),
+    [
+        (None, "PASS: 2 CPU workers, 4 steps"),
+        ("nan@1:CPU1", "FAIL: CPU1"),
+        ("flip@1:CPU1", "SUSPECT: CPU1"),
+        ("hang@1:CPU1", "silent since"),
+    ],
+)
+def test_real_runs(browser: Any, launcher: Launcher, drill: str | None, told: str) -> None:
+    more = [f"debug.drill={drill}", "launch.hang_timeout_s=3"] if drill else []
+    run = launcher(*more)
+    assert told in check(browser, run.directory / "report.html")
+
+
+def test_lines_and_paths_that_look_like_markup(browser: Any, launcher: Launcher) -> None:
+    script = f"print({HOSTILE!r}); raise SystemExit(3)"
+    place = launcher.cwd / 'a"><img src=x onerror=alert(3)>'
+    run = launcher("--run-dir", str(place), "--", "python3", "-c", script)
+    assert run.exit_code == 3, run.output
+    text = check(browser, place / "report.html")
+    assert HOSTILE in text
+    assert str(place) in text

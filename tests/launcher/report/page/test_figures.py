@@ -1,0 +1,173 @@
+"""The pictures: what is equal is drawn once, the odd one stands out, marks stand where it began."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from launcher.report.page.chart import Bar, Line, Mark, Scale, Segment, bars, lines
+from launcher.report.page.figures import figures
+from launcher.report.page.gpu_curves import GpuCurves
+from launcher.verdict.curves import Curves, Series
+from launcher.verdict.disagreement import Disagreement
+from launcher.verdict.results import Verdict
+from launcher.verdict.slow import Slow
+from launcher.verdict.steps import History
+from model_check.errors import EXIT_HANG
+from model_check.events import Event, NonFinite, Phase, Step, Telemetry, Xid
+from tests.launcher.report.page.stories import result, story, worker
+
+SECOND = 1_000_000_000
+NAMES = ("CPU0", "CPU1", "CPU2")
+
+
+def step(number: int, loss: float = 2.0) -> Step:
+    return Step(
+        t=(number + 2) * SECOND,
+        step=number,
+        loss=(loss - number / 100).hex(),
+        grad_norm=(1.0).hex(),
+        lr=1e-3,
+        ms=10.0,
+        tokens=64,
+    )
+
+
+def told(events: dict[str, list[Event]], **more: Any) -> Any:
+    """The story of workers that sent these events."""
+    curves = {name: Curves() for name in events}
+    histories = {name: History() for name in events}
+    for name, sent in events.items():
+        for event in (Phase(name="train", t=SECOND), *sent):
+            curves[name].record(event)
+            histories[name].record(event)
+    return story(*events, curves=curves, histories=histories, **more)
+
+
+def figure(title: str, drawn: Iterable[str]) -> str:
+    """The one of that title."""
+    found = re.findall(r"<figure>.*?</figure>", "\n".join(drawn), re.S)
+    return next(f for f in found if f"<b>{title}</b>" in f)
+
+
+def test_equal_curves_are_drawn_once() -> None:
+    events: dict[str, list[Event]] = {name: [step(n) for n in range(9)] for name in NAMES}
+    events["CPU2"] = events["CPU2"][:5]  # it did not come so far
+    drawn = figure("Loss", figures(result(*map(worker, NAMES)), told(events)))
+    assert drawn.count("<path") == 1
+    assert "CPU0, CPU1 and CPU2</li>" in drawn
+    assert "equal in all workers" in drawn
+
+
+def test_the_odd_one_is_drawn_apart_and_marked_where_bits_part() -> None:
+    events: dict[str, list[Event]] = {name: [step(n) for n in range(9)] for name in NAMES}
+    events["CPU1"] = [step(n, 2.0 if n < 6 else 2.001) for n in range(9)]
+    found = Disagreement(6, "loss", {"CPU0": "a", "CPU1": "b", "CPU2": "a"})
+    rows = [worker("CPU0"), worker("CPU1", Verdict.FAIL), worker("CPU2")]
+    of = result(*rows, disagreement=found, culprits=["CPU1"])
+    agreed = {"CPU0": 9, "CPU1": 6, "CPU2": 9}
+    drawn = list(figures(of, told(events, agreed_steps=agreed)))
+    loss = figure("Loss", drawn)
+    assert re.findall(r'<path class="([^"]*)"', loss) == ["usual", "odd odd0", "mark"]
+    assert "CPU1: step 6" in loss
+    strip = figure("Worker by step", drawn)
+    assert "CPU1: differs at step 6" in strip
+    assert strip.count('class="equal"') == 4  # three bars and the legend
+    assert '<rect class="differs" x="667" width="333"/>' in strip
+
+
+def test_where_it_was_not_finite_is_marked() -> None:
+    events: dict[str, list[Event]] = {name: [step(n) for n in range(4)] for name in NAMES}
+    events["CPU0"] = [step(0), NonFinite(step=1, where="loss", loss="nan", grad_norm="nan")]
+    of = result(worker("CPU0", Verdict.FAIL), worker("CPU1"), worker("CPU2", Verdict.STOPPED))
+    strip = figure("Worker by step", figures(of, told(events)))
+    assert "CPU0: not finite at step 1" in strip
+    assert '<rect class="nonfinite" x="250" width="250"/>' in strip
+    assert "CPU2: stopped after step 3" in strip
+
+
+def test_the_onset_of_a_straggler_is_marked() -> None:
+    slow = Slow(
+        since_step=4,
+        last_step=8,
+        num_steps=5,
+        ratio=1.3,
+        busy_ms=13,
+        expected_ms=10,
+        by_history=False,
+        lasted=True,
+        since_ns=6 * SECOND,
+        last_ns=9 * SECOND,
+    )
+    events: dict[str, list[Event]] = {name: [step(n) for n in range(9)] for name in NAMES}
+    of = result(worker("CPU0"), worker("CPU1", Verdict.WARN, slow=slow), worker("CPU2"))
+    drawn = figure("Step time", figures(of, told(events)))
+    assert "CPU1: slow: 1.30 x its equals since step 4" in drawn
+    assert "odd odd0" in drawn
+
+
+def test_a_silent_worker_is_silent_to_the_end() -> None:
+    events: dict[str, list[Event]] = {"CPU0": [step(0)], "CPU1": [step(0)]}
+    of = result(
+        worker("CPU0"), worker("CPU1", Verdict.FAIL), culprits=["CPU1"], exit_code=EXIT_HANG
+    )
+    drawn = figure("Worker by time", figures(of, told(events)))
+    assert "CPU1: silent since 2.0 s, in train" in drawn
+    assert "CPU0: until 2.0 s" in drawn
+
+
+def test_a_run_without_steps_has_no_empty_figure() -> None:
+    assert list(figures(result(worker("CPU0")), story("CPU0"))) == []
+
+
+def test_an_xid_stands_on_the_time_axis_of_every_figure_of_the_gpus() -> None:
+    curves = GpuCurves(began_ns=0)
+    for second in range(10):
+        sample = Telemetry(t=second * SECOND, temperature_c=50, power_w=300.0, sm_mhz=1980)
+        curves.record(sample)
+    curves.record(Xid(t=5 * SECOND, xid=79))
+    how = told({"GPU0": [step(0), step(8)]}, gpus={"GPU0": curves})
+    drawn = list(figures(result(worker("GPU0", Verdict.FAIL)), how))
+    for title in ("Temperature", "Power", "SM clock"):
+        assert "<li>GPU0: Xid 79</li>" in figure(title, drawn)
+        assert '<path class="mark" d="M500 0V1000"/>' in figure(title, drawn)
+
+
+def test_a_spike_stands_in_the_picture() -> None:
+    series = Series()
+    for x in range(10_000):
+        series.add(x, 50.0 if x == 7777 else 1.0)
+    drawn = "".join(lines("t", "", [Line("a", series)], ("0", "1"), "{}"))
+    path = re.search(r' d="([^"]*)"', drawn)
+    assert path is not None
+    assert re.search(r"L7[78]\d 0L", path[1])  # y of the highest is 0
+    assert len(path[1]) < 6000
+
+
+def test_one_value_is_a_dash_and_none_is_no_figure() -> None:
+    one = Series()
+    one.add(3, 1.0)
+    assert "<path" in "".join(lines("t", "", [Line("a", one)], ("0", "1"), "{}"))
+    assert not list(lines("t", "", [Line("a", Series())], ("0", "1"), "{}"))
+
+
+def test_names_are_escaped() -> None:
+    series = Series()
+    series.add(1, 1.0)
+    hostile = '"><script>'
+    drawn = "".join(
+        (
+            *lines(
+                hostile, hostile, [Line(hostile, series)], (hostile, ""), "{}", [Mark(1, hostile)]
+            ),
+            *bars(
+                hostile,
+                "",
+                [Bar(hostile, [Segment(0, 1, "a")], hostile)],
+                ("", ""),
+                Scale(0, 1),
+                [],
+            ),
+        )
+    )
+    assert "<script>" not in drawn
+    assert '""' not in drawn
