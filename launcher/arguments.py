@@ -31,6 +31,7 @@ verbs (run.sh VERB --help):
   doctor                  what of this machine is fine, what not, what to do
   config show             every setting, its value and where it came from
   report RUN_DIR ...      rebuild the reports of finished runs
+  watch [RUN_DIR ...]     runs while they go, as a table
   replay RUN_DIR          compute the steps to a fault once more
   runs [open | clear]     your run directories: list, a report, clear the old
   forensics DOSSIER       what a failed worker kept: tensors, values, bits

@@ -88,6 +88,8 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
             return _config(rest, environ)
         case ["report", *rest]:
             return _report(rest)
+        case ["watch", *rest]:
+            return _watch(rest)
         case ["replay", *rest]:
             return _replay(rest, environ)
         case ["runs", *rest]:
@@ -185,6 +187,13 @@ def _report(argv: list[str]) -> int:
         _show(USAGE)
         return EXIT_PASS
     return rebuild(argv, _show)
+
+
+def _watch(argv: list[str]) -> int:
+    from launcher.report.watch import watch
+
+    _refuse_lost_directory()
+    return watch(argv)
 
 
 def _runs(argv: list[str], environ: Mapping[str, str]) -> int:

@@ -121,6 +121,8 @@ class Run:
         for note in picked.notes:
             say(note)
         say(f"run directory {self._directory}")
+        if self._printer.has_reader:
+            say("as a table, in another terminal from here: bash run.sh watch")
         if loaded.settings.debug.drill:
             say(f"DRILL: {loaded.settings.debug.drill} will be injected")
 

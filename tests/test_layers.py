@@ -100,6 +100,7 @@ SINGLE_PLACE = {
     "flash_attn": ("model_check/models/attention.py",),
     "flash_attn_interface": ("model_check/models/attention.py",),
     "triton": ("model_check/forensics/fingerprint_triton.py",),
+    "rich": ("launcher/report/watch.py",),
     "tensorboard": ("model_check/engine/observe/tensorboard.py",),
     "safetensors": ("model_check/export.py", "model_check/models/hf_import.py"),
 }

@@ -44,6 +44,11 @@ class Printer:
         self.dropped_lines = 0
         """Lines that a slow terminal did not show, so far."""
 
+    @property
+    def has_reader(self) -> bool:
+        """Whether a person sees them: on a terminal."""
+        return os.isatty(self._fd)
+
     def lines(self, prefix: str, texts: Sequence[str]) -> None:
         """Lines that are safe to print (`view.escape`), without another's between them."""
         self._put(_block(prefix, texts), len(texts), _QUEUE_BYTES)

@@ -21,7 +21,6 @@ from launcher.verdict.live import Watch
 from launcher.verdict.past import isolated
 from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
 from launcher.verdict.results import Judgement
-from launcher.verdict.steps import History
 from model_check.errors import EXIT_INTERNAL, EXIT_UNNAMED, StorageError, UsageError
 from model_check.events import Event, decode, decode_gpu
 from model_check.utils.requests import request_of
@@ -124,7 +123,7 @@ def _cut_short(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:
         disagreement=next(iter(watch.disagreements), None),
         further=tuple(watch.disagreements[1:]),
     )
-    ended = tuple(_by_its_word(name, watch.histories[name]) for name in record.groups)
+    ended = tuple(_by_its_word(name, watch) for name in record.groups)
     return replace(record, end=end, ended=ended)
 
 
@@ -136,10 +135,12 @@ def is_running(record: RunRecord) -> bool:
     return False
 
 
-def _by_its_word(name: str, history: History) -> WorkerEnd:
-    code = history.done.exit_code if history.done else None
+def _by_its_word(name: str, watch: Watch) -> WorkerEnd:
+    done, curves = watch.histories[name].done, watch.curves[name]
+    code = done.exit_code if done else None
     stopped = code is not None and request_of(code) is not None
-    return WorkerEnd(name=name, pid=0, returncode=code, stopped_by_us=stopped, duration_s=0.0)
+    told_s = (curves.last_ns - curves.first_ns) / 1e9
+    return WorkerEnd(name=name, pid=0, returncode=code, stopped_by_us=stopped, duration_s=told_s)
 
 
 def _read_healths(record: RunRecord, directory: Path) -> dict[str, Health | None]:

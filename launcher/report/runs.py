@@ -110,7 +110,7 @@ def _left_runs(directories: Iterable[Path]) -> Iterator[LeftRun]:
 
 def _left_run(directory: Path) -> LeftRun:
     age_s = max(0.0, time.time() - _last_written(directory))
-    ended = _ended_run(directory)
+    ended = ended_run(directory)
     return LeftRun(
         directory=directory,
         verdict=ended.verdict if ended else _state(directory),
@@ -128,7 +128,8 @@ def _last_written(directory: Path) -> float:
     return directory.stat().st_mtime
 
 
-def _ended_run(directory: Path) -> EndedRun | None:
+def ended_run(directory: Path) -> EndedRun | None:
+    """None: it has no report, or none that can be read."""
     with suppress(OSError, ValueError, RecursionError):
         return msgspec.json.decode(content_of(directory / "report.json"), type=EndedRun)
     return None

@@ -103,14 +103,16 @@ class Curves(Struct):
     """In order, without gaps; neighbours are one where there are too many."""
     waited_ns: int = 0
     """Of its training: in which steps waited for their data."""
+    first_ns: int = 0
     last_ns: int = 0
-    """Of the latest event."""
+    """Of the first event and of the latest."""
     _spent_ns: dict[str, int] = field(default_factory=dict)
     """Phase -> time in it, of those that are over."""
     _phase: tuple[str, int] | None = None
     _metrics_ns: int = 0
 
     def record(self, event: Event) -> None:
+        self.first_ns = self.first_ns or event.t
         self.last_ns = max(self.last_ns, event.t)
         match event:
             case Step():

@@ -1,0 +1,157 @@
+"""`watch [RUN_DIR ...]`: runs as they go, as a table that is drawn again while something is new."""
+
+import os
+import select
+import sys
+import termios
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from launcher.report.progress import RunProgress, WorkerProgress
+from model_check.config.arguments import Parser
+from model_check.errors import EXIT_PASS, UsageError
+from model_check.utils.project_files import COMMAND
+from model_check.utils.words import printable
+
+_LATEST = Path(".logs/latest")
+_EVERY_S = 1.0
+_ABOUT = """\
+Watch runs while they go: phase, step, loss, speed, heat. From their files alone, so
+over ssh and as often as you like; a run does not notice. `q` ends the watching.
+"""
+_HELP = """
+examples:
+  bash run.sh watch                 the newest run from here (.logs/latest)
+  bash run.sh watch RUN_DIR ...     these, in one table each
+"""
+Cell = Callable[[WorkerProgress], str]
+_COLUMNS: tuple[tuple[str, int, Cell], ...] = (
+    ("phase", 0, lambda w: w.phase),
+    ("step", 0, lambda w: _number(w.step, "{:,}")),
+    ("loss", 0, lambda w: _number(w.loss, "{:.4f}")),
+    ("norm", 0, lambda w: _number(w.grad_norm, "{:.3f}")),
+    ("tokens/s", 0, lambda w: _number(w.tokens_per_s, "{:,.0f}")),
+    ("MFU", 0, lambda w: _number(w.mfu and 100 * w.mfu, "{:.1f} %")),
+    ("°C", 0, lambda w: _number(w.temperature_c, "{}")),
+    ("W", 0, lambda w: _number(w.power_w, "{:.0f}")),
+    ("GiB", 0, lambda w: _number(w.memory_bytes and w.memory_bytes / 2**30, "{:.1f}")),
+    ("last line", 110, lambda w: w.last_line),
+)
+"""Title, from how many columns of the terminal on, cell. What is unknown of every worker has no
+column."""
+
+
+def watch(argv: Sequence[str]) -> int:
+    """Until all runs are over or somebody types q. Returns 0. Raises UsageError."""
+    runs = [RunProgress(path) for path in _directories(argv)]
+    console = Console(highlight=False)
+    try:
+        if console.is_terminal and sys.stdin.isatty():
+            _follow(runs, console)
+        else:
+            _look(runs)
+        console.print(_drawn(runs, console.width))
+    finally:
+        for run in runs:
+            run.close()
+    return EXIT_PASS
+
+
+def _directories(argv: Sequence[str]) -> list[Path]:
+    prog = f"{COMMAND} watch"
+    parser = Parser(prog=prog, usage=f"{prog} [RUN_DIR ...]", description=_ABOUT, epilog=_HELP)
+    parser.add_argument("run_dirs", nargs="*", type=Path, metavar="RUN_DIR", help=str(_LATEST))
+    found: list[Path] = parser.read(argv).run_dirs
+    if not found and not os.path.lexists(_LATEST):
+        raise UsageError(f"watch: no run was started from here ({_LATEST}); give a run directory")
+    return found or [_LATEST.resolve()]
+
+
+def _follow(runs: Sequence[RunProgress], console: Console) -> None:
+    """Draw while something is new, and until nothing can be."""
+    _look(runs)
+    with _keys() as stdin, Live(console=console, screen=True, auto_refresh=False) as live:
+        live.update(_drawn(runs, console.width), refresh=True)
+        while any(run.verdict is None for run in runs):
+            ready, _, _ = select.select([stdin], [], [], _EVERY_S)
+            if ready and os.read(stdin, 1) in (b"q", b"Q", b"\x03", b""):
+                return
+            if _look(runs):
+                live.update(_drawn(runs, console.width), refresh=True)
+
+
+def _look(runs: Sequence[RunProgress]) -> bool:
+    """Whether anything is new in one of them."""
+    return any([run.look() for run in runs])
+
+
+@contextmanager
+def _keys() -> Iterator[int]:
+    """Standard input, key by key, without echo."""
+    stdin = sys.stdin.fileno()
+    before = termios.tcgetattr(stdin)
+    tty.setcbreak(stdin)
+    try:
+        yield stdin
+    finally:
+        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+
+
+def _drawn(runs: Sequence[RunProgress], width: int) -> Group:
+    return Group(*(part for run in runs for part in _parts(run, width)))
+
+
+def _parts(run: RunProgress, width: int) -> Iterator[Text | Table]:
+    yield Text(_title(run), style="bold")
+    yield _table(run, width)
+    if run.verdict is not None:
+        yield Text(run.verdict)
+    yield Text()
+
+
+def _table(run: RunProgress, width: int) -> Table:
+    table = Table(box=None, pad_edge=False)
+    columns = [(name, cell) for name, at_least, cell in _COLUMNS if width >= at_least]
+    cells = {name: [cell(worker) for worker in run.workers.values()] for name, cell in columns}
+    shown = [name for name, _ in columns if any(cells[name])]
+    table.add_column("worker", no_wrap=True)
+    for name in shown:
+        is_text = name in ("phase", "last line")
+        table.add_column(
+            name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis"
+        )
+    for worker, *row in zip(run.workers, *(cells[name] for name in shown), strict=True):
+        table.add_row(worker, *map(Text, row))
+    return table
+
+
+def _title(run: RunProgress) -> str:
+    steps = [worker.step for worker in run.workers.values() if worker.step is not None]
+    parts = [printable(str(run.directory))]
+    if run.record.drill:
+        parts.append(f"DRILL {printable(run.record.drill)}")
+    if steps and run.record.steps is not None:
+        parts.append(f"step {min(steps) + 1:,} of {run.record.steps:,}")
+    if run.eta_s is not None:
+        parts.append(f"ETA {_minutes(run.eta_s)}")
+    if run.verdict is None:
+        parts.append("q: leave")
+    return " · ".join(parts)
+
+
+def _minutes(seconds: float) -> str:
+    """`m:ss`, `h:mm:ss` past an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)

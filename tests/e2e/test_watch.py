@@ -1,0 +1,167 @@
+"""`watch`: a run as a table, on a real terminal; it leaves the run alone."""
+
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import DEADLINE_S, Launcher
+from tests.e2e.test_run import read_until
+
+
+class Terminal:
+    """A `watch` on a terminal of its own."""
+
+    def __init__(self, launcher: Launcher, *argv: str, columns: int = 80) -> None:
+        self.fd, theirs = pty.openpty()
+        ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", "watch", *argv],
+            cwd=launcher.cwd,
+            env=launcher.env | {"TERM": "xterm"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        self.seen = ""
+
+    def until(self, text: str) -> str:
+        """What was shown, once it holds `text`."""
+        deadline = time.monotonic() + DEADLINE_S
+        while text not in self.seen:
+            assert time.monotonic() < deadline, self.seen
+            assert self._read(), self.seen
+        return self.seen
+
+    def rest(self) -> str:
+        while self._read():
+            pass
+        return self.seen
+
+    def type(self, key: str) -> None:
+        os.write(self.fd, key.encode())
+
+    def _read(self) -> bool:
+        """False: the program is gone."""
+        if not select.select([self.fd], [], [], DEADLINE_S)[0]:
+            return False
+        try:
+            read = os.read(self.fd, 65536)
+        except OSError:
+            return False
+        self.seen += read.decode(errors="replace")
+        return bool(read)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.fd)
+
+
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    opened: list[Terminal] = []
+    yield opened
+    for terminal in opened:
+        terminal.close()
+
+
+def test_a_run_is_watched_while_it_goes_and_left_alone(
+    launcher: Launcher, terminals: list[Terminal]
+) -> None:
+    run = launcher.start("--max-steps", "100000")
+    seen = read_until(run, "[CPU1] Step [1/")
+    terminals.append(Terminal(launcher))
+    shown = terminals[0].until("CPU1")
+    assert "step" in shown
+    assert "q: leave" in shown
+    terminals[0].type("q")
+    assert "train" in terminals[0].rest()
+    assert terminals[0].process.wait(DEADLINE_S) == 0
+    assert run.poll() is None
+    run.send_signal(signal.SIGINT)
+    assert launcher.finish(run, seen).exit_code == 130
+
+
+def test_its_end_ends_the_watching_with_the_verdict(
+    launcher: Launcher, terminals: list[Terminal]
+) -> None:
+    run = launcher.start("--max-steps", "100000")
+    seen = read_until(run, "[CPU1] Step [1/")
+    terminals.append(Terminal(launcher, columns=200))
+    terminals[0].until("Step [")  # the last line of a worker, where there is room
+    run.send_signal(signal.SIGINT)
+    launcher.finish(run, seen)
+    assert "SIGINT received (exit code 130)" in terminals[0].rest()
+    assert terminals[0].process.wait(DEADLINE_S) == 0
+
+
+def test_runs_that_are_over_are_printed_once_and_what_they_said_moves_no_cursor(
+    launcher: Launcher,
+) -> None:
+    script = r"print('\x1b[2Jgone [red]x[/red] \x07')"
+    place = launcher.cwd / "mine"
+    launcher("--run-dir", str(place), "--", sys.executable, "-c", script)
+    launcher("--max-steps", "2")
+    told = launcher.verb("watch", str(place), "run")
+    assert told.returncode == 0, told.stdout
+    assert "PASS" in told.stdout
+    assert "\x1b" not in told.stdout
+    assert str(place) in told.stdout
+    assert "CPU1    done" in told.stdout
+
+
+def test_a_nan_and_the_one_that_was_stopped_are_told_apart(launcher: Launcher) -> None:
+    launcher("debug.drill=nan@1:CPU1")
+    told = launcher.verb("watch", "run").stdout
+    assert "DRILL nan@1:CPU1" in told
+    assert "CPU0    stopped" in told
+    assert "CPU1    exit 20" in told
+    assert "FAIL: CPU1 failed first" in told
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "watch: no run was started from here"),
+        (["nowhere"], "nowhere/run.json: not a run directory"),
+        (["--all"], "--all: no such option"),
+    ],
+)
+def test_what_cannot_be_watched_is_one_line(
+    launcher: Launcher, argv: list[str], message: str
+) -> None:
+    told = launcher.verb("watch", *argv)
+    assert told.returncode == 2
+    (line,) = told.stdout.splitlines()
+    assert message in line
+
+
+def test_a_launcher_that_was_killed_is_told_to_be_gone(launcher: Launcher) -> None:
+    run = launcher.start("--max-steps", "100000")
+    read_until(run, "[CPU1] Step [1/")
+    run.kill()
+    launcher.finish(run)
+    told = launcher.verb("watch", "run")
+    assert told.returncode == 0
+    assert "its launcher did not live to see the end" in told.stdout
+
+
+def test_a_report_that_is_no_report_is_passed_over(launcher: Launcher, tmp_path: Path) -> None:
+    launcher("--max-steps", "2")
+    (tmp_path / "run" / "report.json").write_text(json.dumps(["nonsense"]))
+    told = launcher.verb("watch", "run")
+    assert told.returncode == 0, told.stdout
+    assert "CPU0" in told.stdout
