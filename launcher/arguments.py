@@ -23,7 +23,8 @@ exit codes:
   20 NaN or Inf                21 a worker is named: odd, or its state changed
   22 health (launch.fail_on)   23 workers differ, none can be named
   69 no usable GPU, or one     70 our own fault
-     is missing                124 hang    128+N ended by signal N
+     is missing                75 too little was compared (--deadline)
+  124 hang                     128+N ended by signal N
   else the exit code of the worker that failed first
 """
 _VERBS_HELP = """
@@ -181,6 +182,8 @@ def _parser(verb: str) -> Parser:
     setting("launch.mode", "--mode", metavar="MODE", help=replicate)
     add("--run-dir", metavar="DIR", type=Path, help="exactly this run directory")
     setting("launch.grace_s", "--grace", metavar="S", help="seconds from SIGTERM to SIGKILL (10)")
+    deadline = "the run is over by then, start-up included; 0: none (0)"
+    setting("launch.deadline_s", "--deadline", metavar="S", help=deadline)
     hang = "seconds of silence that are a hang; 0: never (300)"
     setting("launch.hang_timeout_s", "--hang-timeout", metavar="S", help=hang)
     add("--dry-run", action="store_true", help="print the plan, start nothing")

@@ -4,18 +4,19 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.arguments import RunArguments
+from launcher.contain.processes import began_at
 from launcher.devices import Machine, Picked, pick
 from launcher.doctor.machine import check_command
 from launcher.gpus.probe import GpuProbe
 from launcher.gpus.sizes import fitted
 from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
 from launcher.report.gpu_history import GpuHistory, path_of
-from launcher.supervise.policy import Limits
+from launcher.supervise.policy import NEVER, Limits
 from launcher.telemetry.kernel_log import earlier_xids
 from model_check.config.load import Loaded, load
 from model_check.config.places import fallback_note
@@ -29,6 +30,8 @@ class Launch(Struct, frozen=True):
     loaded: Loaded
     picked: Picked
     context: LaunchContext
+    began_at: float = field(default_factory=began_at)
+    """When this process did, monotonic seconds."""
 
     @property
     def specs(self) -> list[WorkerSpec]:
@@ -72,7 +75,9 @@ class Launch(Struct, frozen=True):
         if self.arguments.command and self.loaded.sources["launch.hang_timeout_s"] == "default":
             # A foreign command may be silent for as long as it likes.
             silence_s = 0.0
-        return Limits(grace_s=launch.grace_s, silence_s=silence_s)
+        deadline_s = launch.deadline_s
+        until = self.began_at + deadline_s if deadline_s else NEVER
+        return Limits(launch.grace_s, silence_s, until=until, deadline_s=deadline_s)
 
 
 def make_launch(

@@ -71,7 +71,7 @@ def replay(
     """The answers, all of them within launch.replay_s. `record`, `watch`: of the run that is over.
     `after`: how it ended; a signal to us that came while it did ends the replays, too. Raises
     ModelCheckError: files of the run cannot be read, or no process can be started."""
-    until = time.monotonic() + launch.loaded.settings.launch.replay_s
+    until = min(time.monotonic() + launch.loaded.settings.launch.replay_s, launch.limits.stop_at)
     replays, signum = [], _request(after)
     for question in questions:
         replayer = Replayer(question, launch, record, watch, printer)

@@ -142,7 +142,7 @@ class Run:
             [plan_prepare(launch.context)], patient, self._printer, keep_signals=True
         )
         prepared = preparer.run()
-        if prepared.end.exit_code != 0:
+        if prepared.end.exit_code != 0 or prepared.end.is_deadline:
             return prepared
         data = _read_data(self._directory / "data.json")
         self._record = replace(self._record, data=data)

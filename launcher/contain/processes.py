@@ -169,6 +169,15 @@ def now_ticks() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
+def began_at() -> float:
+    """When this process did, in seconds of `time.monotonic`; a program that took it over by exec
+    counts from there, too. Now, where the kernel does not tell."""
+    now, row = time.monotonic(), read_process(os.getpid())
+    if row is None:
+        return now
+    return now - (now_ticks() - row.started_ticks) / os.sysconf("SC_CLK_TCK")
+
+
 def listed_pids() -> list[int]:
     """All processes, the newest first: those may be the ones that end soonest."""
     return sorted(map(int, filter(str.isdigit, os.listdir(_PROC))), reverse=True)

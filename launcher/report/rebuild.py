@@ -45,7 +45,7 @@ def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
         raise UsageError(f"report: {option}: no such option (report.json is for machines)")
     if not argv:
         raise UsageError("report: give one run directory or more (.logs/latest is the newest)")
-    runs = [(Path(name).absolute(), *_rebuilt(Path(name))) for name in argv]
+    runs = [(Path(name), *_rebuilt(Path(name))) for name in argv]
     for directory, judgement, record, watch in runs:
         try:
             write(judgement.result, record, watch, directory)

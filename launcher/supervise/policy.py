@@ -11,6 +11,7 @@ from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Stop
 from model_check.errors import (
     EXIT_HANG,
     EXIT_INTERNAL,
+    EXIT_PASS,
     EXIT_SIGNAL_BASE,
     describe_exit,
     exit_code_of,
@@ -36,6 +37,10 @@ EVIDENCE_S = 60.0
 """A worker that met a NaN may be silent so long, for PATIENCE of its steps, and for the time that
 its evidence takes:"""
 EVIDENCE_BYTES_PER_S = 50e6
+DEADLINE_STOP_S, DEADLINE_KILL_S = 2.0, 0.5
+"""So long before the deadline the workers are asked to end, and are killed."""
+DEADLINE_SHARE = 0.2
+"""Of the whole time: no more of it goes into the end."""
 
 
 class Limits(Struct, frozen=True):
@@ -49,6 +54,19 @@ class Limits(Struct, frozen=True):
     """Longest silence of a worker that met a NaN, beside the time that its evidence takes."""
     early_s: float = 30.0
     """A worker that ended well so long before the others is told in a line."""
+    until: float = NEVER
+    """When all must be over, launcher and report too: monotonic seconds."""
+    deadline_s: float = 0.0
+    """The same as it was asked for: seconds after the start."""
+
+    @property
+    def stop_at(self) -> float:
+        """When to ask the workers to end, so that all is over in time."""
+        return self.until - min(DEADLINE_STOP_S, DEADLINE_SHARE * self.deadline_s)
+
+    def grace_left_s(self, now: float) -> float:
+        """From SIGTERM to SIGKILL, where it is sent now."""
+        return max(0.0, min(self.grace_s, self.until - DEADLINE_KILL_S - now))
 
 
 class Confession(Struct, frozen=True):
@@ -152,6 +170,13 @@ def stop_for_signal(signum: int, ended: Collection[str] = ()) -> Stop:
     no worker is to blame."""
     which = f", which ended {', '.join(ended)}" if ended else ""
     return Stop(f"{signal.Signals(signum).name} received{which}", EXIT_SIGNAL_BASE + signum)
+
+
+def stop_for_deadline(workers: Sequence[WorkerView], limits: Limits) -> Stop:
+    """The time is up: who is known to have failed first is blamed now, without settling."""
+    if first := _first_failures([w for w in workers if w.dismissal is None]):
+        return _stop_for_failure(first)
+    return Stop(f"the deadline of {limits.deadline_s:g} s is near", EXIT_PASS, is_deadline=True)
 
 
 def _has_failed(worker: WorkerView, now: float) -> bool:

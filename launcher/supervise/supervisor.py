@@ -21,7 +21,7 @@ from launcher.contain.processes import Family
 from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec
 from launcher.supervise import policy
-from launcher.supervise.hang import HangEvidence, forget_empty
+from launcher.supervise.hang import ANSWER_S, HangEvidence, forget_empty
 from launcher.supervise.listening import Listener
 from launcher.supervise.loop import Loop, Urgency
 from launcher.supervise.outcome import Companion, Outcome
@@ -237,7 +237,8 @@ class Supervisor:
         if self._teardown is not None:
             due = self._teardown.deadline(self._woke)
         else:
-            due = self._hang.due if self._hang is not None else self._judge_at
+            judge_at = min(self._judge_at, self._limits.stop_at)
+            due = self._hang.due if self._hang is not None else judge_at
         if self._held_back:
             due = min(due, self._woke + _ASK_AGAIN_S)
         return min([due, self._observer.due, *(companion.due for companion in self._companions)])
@@ -256,7 +257,11 @@ class Supervisor:
             self._end(observed)
             return
         self._act_on_signals()  # one that came since we woke up may be why they died
-        if not self._is_ending and not self._observer.holds_run:
+        if self._is_ending:
+            return
+        if self._woke >= self._limits.stop_at:
+            self._end(policy.stop_for_deadline(self._workers, self._limits))
+        elif not self._observer.holds_run:
             self._follow_policy()
 
     @property
@@ -411,7 +416,7 @@ class Supervisor:
     def _end(self, stop: Stop) -> None:
         """End the run for this reason, the first one."""
         self._stop = stop
-        if not stop.is_hang:
+        if not stop.is_hang or self._woke + ANSWER_S > self._limits.stop_at:
             self._stop_all()
             return
         self._printer.say(f"{stop.reason}: saving what everybody is doing")
@@ -421,7 +426,8 @@ class Supervisor:
     def _stop_all(self) -> None:
         self._begin_teardown()
         alive = sum(worker.alive for worker in self._workers)
-        rest = f": stopping {alive} (grace {self._limits.grace_s:g} s)" if alive else ""
+        grace_s = self._limits.grace_left_s(self._woke)
+        rest = f": stopping {alive} (grace {grace_s:.3g} s)" if alive else ""
         if self._stop is not None:
             self._printer.say(f"{self._stop.reason}{rest}")
 
@@ -436,7 +442,7 @@ class Supervisor:
             self._has_ended(worker)
         self._spare_fds.close()
         self._teardown = Teardown(self._workers, self._family, self._printer.say)
-        self._teardown.begin(self._woke, self._limits.grace_s)
+        self._teardown.begin(self._woke, self._limits.grace_left_s(self._woke))
         if self._stop is None and (strays := self._teardown.strays):
             self._printer.say(f"still at work in the background, so ended: {', '.join(strays)}")
         for companion in self._companions:

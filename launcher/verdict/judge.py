@@ -21,11 +21,14 @@ from model_check.errors import (
     EXIT_PASS,
     EXIT_SIGNAL_BASE,
     EXIT_UNNAMED,
+    EXIT_UNPROVEN,
     EXIT_USAGE,
     describe_exit,
 )
 from model_check.utils.requests import request_of
 
+ENOUGH_STEPS = 10
+"""Compared steps with which a worker passes that its deadline ended."""
 _ERROR = "error: "
 """How our programs begin the line that says why they end."""
 _INNOCENT = (Verdict.PASS, Verdict.STOPPED)
@@ -107,6 +110,12 @@ class Cause(Enum):
     STOPPED = Verdict.STOPPED, "stopped by us"
     ENDED_EARLY = Verdict.STOPPED, "{why}"
     """It was asked to end early, or had nothing left to do."""
+    TOO_SOON = (
+        Verdict.INCONCLUSIVE,
+        "{done} steps compared, {enough} are enough",
+        CauseClass.UNKNOWN,
+        Severity.IGNORE,
+    )
     TOO_FEW_STEPS = Verdict.INCONCLUSIVE, "ended with exit code 0 after {done} of {to_do} steps"
     NONE = Verdict.PASS, ""
 
@@ -245,6 +254,8 @@ def _cause(case: Case, worker: WorkerEnd) -> Found:
     has_done_all = done and done.exit_code == EXIT_PASS and history.num_steps == to_do
     if request and not has_done_all:
         return Cause.REQUESTED, {"signal": request.name}
+    if worker.stopped_by_us and not has_done_all and case.end.is_deadline:
+        return _by_deadline(case, worker)
     if worker.stopped_by_us and not has_done_all:
         return Cause.STOPPED_ON_REQUEST if case.end.is_by_signal else Cause.STOPPED, {}
     if done and done.early is not None:
@@ -252,6 +263,15 @@ def _cause(case: Case, worker: WorkerEnd) -> Found:
     if to_do not in (None, history.num_steps):
         return Cause.TOO_FEW_STEPS, {"done": history.num_steps, "to_do": to_do}
     return Cause.NONE, {}
+
+
+def _by_deadline(case: Case, worker: WorkerEnd) -> Found:
+    """It did nothing wrong until then."""
+    alone = case.histories[worker.name].num_steps
+    done = case.agreed_steps.get(worker.name, alone)
+    if done >= ENOUGH_STEPS:
+        return Cause.NONE, {}
+    return Cause.TOO_SOON, {"done": done, "enough": ENOUGH_STEPS}
 
 
 def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
@@ -388,6 +408,8 @@ def _exit_code(case: Case, verdict: Verdict, rows: list[WorkerResult]) -> int:
         return EXIT_DISAGREEMENT if case.suspects else EXIT_UNNAMED
     if verdict is Verdict.PASS or case.end.exit_code != EXIT_PASS:
         return case.end.exit_code
+    if case.end.is_deadline:
+        return EXIT_UNPROVEN
     as_asked = all(row.verdict in _INNOCENT for row in rows)
     if rows and as_asked and not case.end.leftovers:
         return EXIT_PASS

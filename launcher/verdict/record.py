@@ -54,6 +54,8 @@ class Stop(Struct, frozen=True):
     is_hang: bool = False
     """It ends for silence: what the workers are doing is saved before any of them is stopped. An
     exit code 124 alone may also be a worker's own."""
+    is_deadline: bool = False
+    """It ends for launch.deadline_s: its workers are judged by what they did until then."""
     tied: tuple[str, ...] = ()
     """Names of the workers that failed together: it is unknown which was first, so none is
     blamed."""

@@ -14,6 +14,7 @@ from model_check.utils.words import few, listed
 
 _OF_DIFFERENCES = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
 """How a run ends whose workers differ, or one of which is no more what it was."""
+_DEADLINE = "the deadline came before"
 
 
 class Summary(NamedTuple):
@@ -24,7 +25,8 @@ class Summary(NamedTuple):
 
 def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Summary:
     if verdict is Verdict.PASS:
-        return Summary(_what_passed(case, results))
+        until = f"; {_DEADLINE} all {case.record.steps:,} steps" if case.end.is_deadline else ""
+        return Summary(f"{_what_passed(case, results)}{until}")
     reason, explained = _why_not(case, results)
     parts = [reason]
     if case.end.exit_code not in _OF_DIFFERENCES:
@@ -79,6 +81,9 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
     if len(failed) == 1 and not end.is_hang:
         first = " first" if len(results) > 1 else ""
         return Summary(f"{failed[0].name} failed{first}: {failed[0].cause}", [failed[0].name])
+    if end.is_deadline:
+        missing = _what_is_missing(case, results)
+        return Summary(f"{_DEADLINE} enough was compared: {missing}", [r.name for r in results])
     if end.reason:
         return Summary(end.reason, [row.name for row in results if row.cause == end.reason])
     return Summary(_what_is_missing(case, results), [row.name for row in results])

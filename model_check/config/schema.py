@@ -359,6 +359,9 @@ class LaunchSettings(_Section, frozen=True):
     dossier_gib: Annotated[Gib, SILENT] = 2.0
     """Of a faulty worker's tensors, how many GiB it keeps in the run directory's dossier: those
     around the fault, then the others that fit; 0: none. Statistics of all are always kept."""
+    deadline_s: Annotated[NonNegative, SILENT] = 0.0
+    """Seconds after its start when a run is over at the latest, start-up included; 0: none. It is
+    judged by the steps until then: with 10 compared steps a worker passes."""
     hang_timeout_s: Annotated[NonNegative, SILENT] = 300.0
     """Seconds of silence after which a worker counts as hanging; 0: never. Start-up and compilation
     get 10 times as long."""

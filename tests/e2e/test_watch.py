@@ -29,7 +29,7 @@ class Terminal:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "launcher", "watch", *argv],
             cwd=launcher.cwd,
-            env=launcher.env | {"TERM": "xterm"},
+            env=launcher.env | {"TERM": "xterm", "COLUMNS": str(columns), "LINES": "24"},
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,

@@ -58,7 +58,7 @@ def story_of(record: RunRecord, watch: Watch, result: RunResult, directory: Path
     names = [worker.name for worker in result.workers]
     evidence = {worker.name: worker.evidence for worker in result.workers}
     return Story(
-        directory=directory,
+        directory=directory.absolute(),
         record=record,
         histories=watch.histories,
         curves=watch.curves,

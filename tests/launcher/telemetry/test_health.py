@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.report.closing import closing_lines
-from launcher.report.page import page
+from launcher.report.page.document import page
 from launcher.telemetry.health import Record, slow_symptom, symptoms
 from launcher.telemetry.health_result import with_health
 from launcher.telemetry.xids import xid_symptom
@@ -17,6 +17,7 @@ from launcher.verdict.results import Judgement, RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Severity, Symptom
 from launcher.verdict.slow import Slow
 from model_check.events import Counters, GpuEvent, Telemetry, Trouble, Xid
+from tests.launcher.report.page.stories import story
 
 SECOND = 10**9
 SW_POWER_CAP, HW_SLOWDOWN, HW_THERMAL, IDLE = 0x4, 0x8, 0x40, 0x1
@@ -52,6 +53,7 @@ SLOWED = Slow(
     since_ns=10 * SECOND,
     last_ns=20 * SECOND,
 )
+
 SLOW_TEXT = "slow: 1.31 x its equals since step 40 (412 ms against 315 ms)"
 
 
@@ -665,8 +667,8 @@ def test_what_is_wrong_with_several_gpus_alike_is_one_line() -> None:
 
 def test_the_page_has_a_row_for_each_gpu_and_says_what_is_not_known() -> None:
     records = {"GPU0": told(BUSY, Counters(t=1, ecc_corrected=0)), "GPU1": FAILED_REMAP}
-    html = page(judged(result_of(PASS, PASS), records, DEFAULT))
+    html = page(judged(result_of(PASS, PASS), records, DEFAULT), story("GPU0", "GPU1"))
     assert "<h2>GPUs</h2>" in html
     assert html.count("n/a (n/a)") == 2
     assert "could not be remapped" in html
-    assert "<h2>GPUs</h2>" not in page(result_of(Verdict.PASS))
+    assert "<h2>GPUs</h2>" not in page(result_of(Verdict.PASS), story("GPU0"))

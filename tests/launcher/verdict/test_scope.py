@@ -7,13 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.report.closing import closing_lines
-from launcher.report.page import page
+from launcher.report.page.document import page
 from launcher.verdict.judge import judge
 from launcher.verdict.record import Case, RunEnd
 from launcher.verdict.results import Judgement, Scope, Verdict
 from launcher.verdict.scope import scope_of
 from launcher.verdict.steps import History
 from model_check.events import Done, Finished, Phase, Step
+from tests.launcher.report.page.stories import story
 from tests.launcher.verdict.test_judge import LOSS, RECORD, ended
 
 GPU = {
@@ -69,7 +70,7 @@ def test_two_gpus_say_work_memory_what_is_out_of_reach_and_the_bound() -> None:
         "moments and what flows between blocks equal bit for bit in 100 of 100 steps "
         "(exit code 0)",
     ]
-    text = page(found.result)
+    text = page(found.result, story("GPU0"))
     assert "checked: 120 TFLOP" in text
     assert "not shown: links between GPUs" in text
 

@@ -1,0 +1,86 @@
+"""`--deadline`: the run is over by then, and judged by what it did until then."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import IN_WORKERS, ROOT, Launcher
+from tests.e2e.test_run import read_until
+
+
+def test_with_enough_steps_it_passes(
+    launcher: Launcher, alive: Callable[[Path], list[str]]
+) -> None:
+    run = launcher("--max-steps=100000", "--deadline=20")
+    assert run.exit_code == 0, run.output
+    assert set(run.verdicts().values()) == {"PASS"}
+    assert "the deadline came before all 100,000 steps (exit code 0)" in run.output
+    assert "the deadline of 20 s is near: stopping 2 (grace 1.5 s)" in run.output
+    assert run.report()["scope"]["compared_steps"] >= 10
+    assert alive(run.directory) == []
+
+
+@pytest.mark.parametrize("drill", ["hang@3:CPU1", "hang@3:all"])
+def test_with_too_few_it_is_inconclusive(launcher: Launcher, drill: str) -> None:
+    run = launcher(f"debug.drill={drill}", "--max-steps=100", "--deadline=15")
+    assert run.exit_code == 75, run.output
+    assert run.verdicts() == {"CPU0": "INCONCLUSIVE", "CPU1": "INCONCLUSIVE"}
+    rows = run.report()["workers"]
+    assert {(row["cause_class"], row["severity"]) for row in rows} == {("unknown", "IGNORE")}
+    assert "the deadline came before enough was compared" in run.report()["summary"]
+    assert run.report()["culprits"] == []
+
+
+def test_before_anything_was_trained(launcher: Launcher, tmp_path: Path) -> None:
+    env = {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}", "PREPARES_WHEN": str(tmp_path / "never")}
+    run = launcher("--deadline=3", **env)
+    assert run.exit_code == 75, run.output
+    assert run.report()["verdict"] == "INCONCLUSIVE"
+    assert "starting the training" not in run.output
+
+
+def test_workers_that_heed_no_signal_are_killed_in_time(launcher: Launcher) -> None:
+    env = {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}", "LINGERS": "CPU1"}
+    began = time.monotonic()
+    run = launcher("--max-steps=100000", "--deadline=20", "--grace=600", **env)
+    took_s = time.monotonic() - began
+    assert run.exit_code == 0, run.output
+    assert "still alive, so SIGKILL: CPU1" in run.output
+    assert took_s < 60  # a hang would be ten minutes
+
+
+def test_a_failure_before_it_is_what_it_was(launcher: Launcher) -> None:
+    run = launcher("debug.drill=flip@2:CPU1", "--deadline=100")
+    assert run.exit_code == 21, run.output
+    assert run.verdicts()["CPU1"] == "SUSPECT"
+
+
+def test_a_nan_that_is_still_settled_then_is_that_workers(launcher: Launcher) -> None:
+    """Its peer stands still before that step, and would have had 5 s."""
+    env = {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}", "STOPS_AFTER": "CPU0 1"}
+    run = launcher("debug.drill=nan@3:CPU1", "launch.max_lead=6", "--deadline=12", **env)
+    assert run.exit_code == 20, run.output
+    assert run.report()["culprits"] == ["CPU1"]
+
+
+def test_a_command_of_ones_own_that_is_not_done_by_then(launcher: Launcher) -> None:
+    run = launcher("--deadline=2", "--", "sleep", "1000")
+    assert run.exit_code == 75, run.output
+    assert set(run.verdicts().values()) == {"INCONCLUSIVE"}
+
+
+def test_one_that_is_no_time_is_refused(launcher: Launcher) -> None:
+    run = launcher("--deadline=soon")
+    assert run.exit_code == 2
+    assert "--deadline" in run.output
+
+
+def test_a_report_made_again_says_the_same(launcher: Launcher) -> None:
+    process = launcher.start("--max-steps=100000", "--deadline=15")
+    seen = read_until(process, "the deadline of 15 s is near")
+    run = launcher.finish(process, seen)
+    before = run.report()["summary"]
+    assert launcher.verb("report", "run").returncode == run.exit_code
+    assert run.report()["summary"] == before
