@@ -238,6 +238,8 @@ class Kept(_Event, frozen=True, kw_only=True, tag="kept"):
 
     step: Natural
     """Optimizer steps that were done."""
+    of_step: Natural | None = None
+    """The step of the fault for which it is kept; None: an older worker does not say."""
 
 
 class Note(_Event, frozen=True, kw_only=True, tag="note"):

@@ -1,6 +1,6 @@
 """A run that is over -> its verdict, its evidence in the run directory, report.json and .html."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from launcher.report.files import lines_of
 from launcher.report.page.document import page
 from launcher.report.page.story import story_of
 from launcher.telemetry.health_result import with_health
-from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.judge import judge
 from launcher.verdict.live import Watch
 from launcher.verdict.record import Case, RunRecord
@@ -43,8 +42,12 @@ def conclude(
     end, workers = record.end, record.ended
     assert end is not None, "a run that is over has an end"
     assert workers is not None
+    named = dict.fromkeys(name for found in end.disagreements for name in found.odd)
+    named |= dict.fromkeys(name for name, h in watch.histories.items() if h.broken)
     for found in end.disagreements:
-        _compare_dossiers(found, watch, directory)
+        if not found.odd:
+            _compare_dossiers(list(found.bits)[1:], named, watch, directory)
+    _compare_dossiers(list(named), named, watch, directory)
     histories = {worker.name: watch.histories.get(worker.name, History()) for worker in workers}
     case = Case(record, end, workers, histories, watch.agreement.agreed_steps)
     judgement = judge(case)
@@ -57,17 +60,20 @@ def conclude(
     return replace(judgement, result=replace(result, fingerprints=fingerprints, scope=scope))
 
 
-def _compare_dossiers(found: Disagreement, watch: Watch, directory: Path) -> None:
-    """Where those that differ, and one that does not, kept their state: which values differ, as
-    evidence. An earlier comparison stays."""
-    dossiers = {name: directory / "dossier" / name.lower() for name in found.bits}
+def _compare_dossiers(
+    suspects: Sequence[str], named: Collection[str], watch: Watch, directory: Path
+) -> None:
+    """Where one that differs or changed, and an equal of it that nothing is known against, kept
+    their state: which values differ, as evidence. An earlier comparison stays."""
+    dossiers = {name: directory / "dossier" / name.lower() for name in watch.histories}
     kept = [name for name, path in dossiers.items() if (path / MANIFEST).exists()]
-    suspects = [name for name in kept if name in found.odd] or kept[1:]
-    # One that is healthy beside several suspects kept its state for each.
-    peers = [p.parent for n in kept if n not in suspects for p in dossiers[n].rglob(MANIFEST)]
-    for suspect in suspects:
+    for suspect in (name for name in suspects if name in kept):
+        equals = [name for name in watch.agreement.equals(suspect) if name in kept]
+        healthy = [name for name in equals if name not in (*named, suspect)]
+        # One that is healthy beside several suspects kept its state for each.
+        peers = [path.parent for name in healthy for path in dossiers[name].rglob(MANIFEST)]
         path = dossiers[suspect] / DIFFERENCE
-        if not path.exists():
+        if not path.exists() and peers:
             _compare_with_one(dossiers[suspect], peers)
         if path.exists():
             watch.histories[suspect].evidence.append(Evidence(path=str(path), what="difference"))

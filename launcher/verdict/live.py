@@ -16,6 +16,7 @@ from model_check.errors import EXIT_USAGE
 from model_check.events import (
     Break,
     Command,
+    Dump,
     Evaluation,
     Event,
     Go,
@@ -63,8 +64,9 @@ class Watch(Observer):
         self._news: list[str] = []
         self._later: list[tuple[str, Step | Evaluation]] = []
         """What was told while a fault was settled; compared when the others go on."""
-        # Of each kind the latest: where a report is rebuilt, nobody takes them.
-        self._commands: dict[tuple[str, type[Command]], Command] = {}
+        # Of each kind the latest, of evidence that of each fault: where a report is rebuilt, nobody
+        # takes them.
+        self._commands: dict[tuple[str, type[Command], int | None], Command] = {}
         for pace in set(self._paces.values()):
             self._tell(pace.more_credit())
 
@@ -110,7 +112,7 @@ class Watch(Observer):
             case Break():
                 self._keep_broken(worker, event)
             case Kept():
-                self._is_done(worker)
+                self._is_done(worker, event.of_step)
         if pace := self._paces.get(worker):
             pace.on_event(worker, event)
             self._guide(pace)
@@ -134,7 +136,7 @@ class Watch(Observer):
         return self._advance(now)
 
     def commands(self) -> list[tuple[str, Command]]:
-        told = [(worker, command) for (worker, _), command in self._commands.items()]
+        told = [(worker, command) for (worker, *_), command in self._commands.items()]
         self._commands.clear()
         return told
 
@@ -202,9 +204,9 @@ class Watch(Observer):
         if pace.is_finished:
             self._tell(pace.let_go())
 
-    def _is_done(self, worker: str) -> None:
+    def _is_done(self, worker: str, of_step: int | None = None) -> None:
         for settling in filter(None, [*self._aside, self._settling]):
-            settling.done(worker)
+            settling.done(worker, of_step)
 
     def _advance(self, now: float | None = None) -> Stop | None:
         for aside in self._aside:
@@ -236,6 +238,7 @@ class Watch(Observer):
         if new:
             self._news.append(f"{settling.reason}: the others go on without {listed(new)}")
         self._dismissed |= dict.fromkeys(new, Dismissal.AWAITED)
+        self._died.difference_update(new)  # nobody waits for them any more
         for name in new:
             pace.leave(name)
         found = [self.agreement.exclude(name) for name in new]
@@ -251,7 +254,8 @@ class Watch(Observer):
 
     def _tell(self, commands: Iterable[tuple[str, Command]]) -> None:
         for worker, command in commands:
-            self._commands[worker, type(command)] = command
+            of_step = command.of_step if isinstance(command, Dump) else None
+            self._commands[worker, type(command), of_step] = command
 
 
 def _paces(groups: Mapping[str, str], max_lead: int) -> dict[str, Pace]:

@@ -35,6 +35,10 @@ class Pace:
         """Nobody trains any more."""
         return not self._last
 
+    def last_step(self, worker: str) -> int:
+        """The last that it has finished; one that has finished all is behind nobody."""
+        return self._last.get(worker, self._told_credit)
+
     def on_event(self, worker: str, event: Event) -> None:
         match event:
             case Phase(name="train", detail={"first_step": int(first)}):

@@ -45,6 +45,8 @@ class Settling:
         for those that said that they ended well; it grows. `dossier_bytes`: how much each may keep;
         None: nobody keeps anything."""
         self.pace = pace
+        self.of_step: int | None = None
+        """The step of the fault."""
         self.difference: Disagreement | None = None
         self.vectors: dict[str, Vectors] = {}
         """Worker -> those of the step that differs, as far as they were told."""
@@ -71,7 +73,7 @@ class Settling:
     def begin_with_difference(self, found: Disagreement, known: Mapping[str, Vectors]) -> None:
         """`known`: what was told without being asked."""
         assert self.pace is not None, "a difference is among equals"
-        self.difference = found
+        self.difference, self.of_step = found, found.step
         for worker in self.pace.workers:
             if worker in known:
                 self.take(worker, known[worker])
@@ -80,9 +82,12 @@ class Settling:
         self._commands += [(name, ask) for name in sorted(missing)]
 
     def begin_with_break(self, worker: str, found: Break) -> None:
-        """Its worker keeps its state by itself; a healthy one does where it is."""
+        """Its worker keeps its state by itself; a healthy one after the same step, or where it is
+        if it has passed that."""
+        self.of_step = found.step
         self._keep(Stop(f"{worker}: {found.what}", EXIT_DISAGREEMENT, (worker,)), [worker])
-        dump = Dump(step=0, of_step=found.step, tensors=[f"{found.quantity}/{found.tensor}"])
+        guilty = [f"{found.quantity}/{found.tensor}"]
+        dump = Dump(step=found.step + 1, of_step=found.step, tensors=guilty)
         self._commands += [(name, dump) for name in sorted(self._keepers - {worker})]
 
     def take(self, worker: str, vectors: Vectors) -> None:
@@ -99,9 +104,10 @@ class Settling:
     def reason(self) -> str:
         return str(self._stop and self._stop.reason)
 
-    def done(self, worker: str) -> None:
-        """It has saved its state, or could not, or has ended."""
-        self._keepers.discard(worker)
+    def done(self, worker: str, of_step: int | None = None) -> None:
+        """It has saved its state of that fault, or could not; None: it has ended."""
+        if of_step in (None, self.of_step):
+            self._keepers.discard(worker)
 
     def commands(self) -> list[tuple[str, Command]]:
         told, self._commands = self._commands, []
@@ -163,7 +169,8 @@ class Settling:
             return
         self._keepers = {*suspects}
         if self.pace is not None:
-            here = sorted(self.pace.here - self._died)
+            # One that is behind has not passed the step of the others yet.
+            here = sorted(sorted(self.pace.here - self._died), key=self.pace.last_step)
             others = [name for name in here if name not in self._keepers]
             self._keepers = {*self._keepers.intersection(here), *others[:1]}
 

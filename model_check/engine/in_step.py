@@ -42,8 +42,8 @@ class InStep:
         self.num_done = 0
         """Steps that the state has behind it."""
         self._is_finished = False
-        self._dump: Dump | None = None
-        """What is to be kept, and is not yet."""
+        self._dumps: list[Dump] = []
+        """What is to be kept, and is not yet: each of another fault."""
 
     def may_begin(self, step: int) -> bool:
         """Whether step `step` may begin. First, all that was asked meanwhile is answered."""
@@ -81,18 +81,17 @@ class InStep:
                 case AskVectors(step=step):
                     self._sink.emit(self.answer(step))
                 case Dump():
-                    self._dump = command
+                    self._dumps.append(command)
                 case Go():
                     self._may_go = True
         self._keep_what_is_due()
 
     def _keep_what_is_due(self) -> None:
-        dump, num_done = self._dump, self.num_done
-        if dump is None or (num_done < dump.step and not self._is_finished):
-            return
-        self._dump = None
-        self.keep(dump, num_done)
-        self._sink.emit(Kept(step=num_done))
+        num_done = self.num_done
+        for dump in [d for d in self._dumps if num_done >= d.step or self._is_finished]:
+            self._dumps.remove(dump)
+            self.keep(dump, num_done)
+            self._sink.emit(Kept(step=num_done, of_step=dump.of_step))
 
     @property
     def _is_held(self) -> bool:

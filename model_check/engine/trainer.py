@@ -210,7 +210,7 @@ class Trainer:
         guilty = [f"{found.quantity}/{found.tensor}"]
         kept = self.keeper.dossier("break", num_done, step=found.step, guilty=guilty, event=found)
         channels.say(kept)
-        channels.sink.emit(Kept(step=num_done))
+        channels.sink.emit(Kept(step=num_done, of_step=found.step))
 
     @contextmanager
     def _phase(self, name: PhaseName) -> Iterator[None]:

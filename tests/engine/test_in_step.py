@@ -21,6 +21,7 @@ from model_check.events import (
     Command,
     Credit,
     Done,
+    Dump,
     Event,
     EventSink,
     Finished,
@@ -94,6 +95,16 @@ def test_no_step_begins_without_credit(line: Line) -> None:
     assert [line.in_step.may_begin(step) for step in range(4)] == [True, True, False, False]
     line.say(Credit(step=2), Credit(step=3))
     assert line.in_step.may_begin(3)
+
+
+def test_what_is_to_be_kept_of_two_faults_is_kept_twice(line: Line) -> None:
+    kept: list[tuple[int, int]] = []
+    line.in_step.keep = lambda dump, num_done: kept.append((dump.of_step, num_done))
+    line.say(Dump(step=5, of_step=3), Dump(step=4, of_step=2))
+    for num_done in (3, 4, 5):
+        line.in_step.num_done = num_done
+        line.in_step.serve()
+    assert kept == [(2, 4), (3, 5)]
 
 
 def test_a_command_in_pieces_and_garbage_between_are_no_trouble(line: Line) -> None:

@@ -275,13 +275,11 @@ def test_a_death_while_they_tell_leaves_the_others_time_to_keep() -> None:
     assert seen.tick(1.0) is not None
 
 
-def test_a_worker_that_changed_keeps_its_state_by_itself_and_a_healthy_one_does_where_it_is() -> (
-    None
-):
+def test_a_worker_that_changed_keeps_its_state_and_a_healthy_one_after_the_same_step() -> None:
     seen = Watch(dict.fromkeys("ab", "H100"), max_lead=2, dossier_bytes=0.0)
     seen.commands()
     assert not tell(seen, ("b", Break(step=3, quantity="weights", tensor="w")))
-    assert seen.commands() == [("a", Dump(step=0, of_step=3, tensors=["weights/w"]))]
+    assert seen.commands() == [("a", Dump(step=4, of_step=3, tensors=["weights/w"]))]
     assert seen.holds_run
     (stop,) = tell(seen, ("a", Kept(step=3)), ("b", Kept(step=4)))
     assert stop.culprits == ("b",)
@@ -328,6 +326,34 @@ def test_a_second_odd_one_that_told_while_the_first_was_settled_is_found() -> No
     assert [found.odd for found in seen.disagreements] == [("b",), ("c",)]
     asked = [name for name, command in seen.commands() if command == AskVectors(step=4)]
     assert asked == ["a", "c", "d"]
+
+
+def test_evidence_of_a_second_fault_takes_nothing_from_that_of_the_first() -> None:
+    seen = going_on(*"abcde")
+    for number, odd in ((3, "b"), (4, "c")):
+        tell(seen, *((n, step(number, OTHER if n == odd else SAME)) for n in "abcde"))
+    tell(seen, *((name, Vectors(step=3)) for name in "abcde"))
+    tell(seen, *((name, Vectors(step=4)) for name in "acde"))
+    told = seen.commands()  # nobody has taken the first yet
+    dumps = [(name, dump.of_step) for name, dump in told if isinstance(dump, Dump)]
+    assert sorted(dumps) == [("a", 3), ("a", 4), ("b", 3), ("c", 4)]
+    tell(seen, ("b", Kept(step=5, of_step=3)), ("a", Kept(step=6, of_step=4)))
+    assert seen.dismissed == {"b": Dismissal.AWAITED, "c": Dismissal.AWAITED}
+    tell(seen, ("a", Kept(step=5, of_step=3)))
+    assert seen.dismissed == {"b": Dismissal.GIVEN_UP, "c": Dismissal.AWAITED}
+
+
+def test_a_suspect_that_died_takes_no_time_from_a_later_fault() -> None:
+    seen = going_on(*"abcd")
+    tell(seen, *((name, step(3, OTHER if name == "b" else SAME)) for name in "abcd"))
+    seen.on_end("b")
+    seen.tick(1.0)
+    assert seen.dismissed.keys() == {"b"}
+    tell(seen, *((name, step(4, OTHER if name == "c" else SAME)) for name in "acd"))
+    seen.tick(2.0)
+    assert seen.dismissed.keys() == {"b"}  # the others have time to tell their vectors
+    tell(seen, *((name, Vectors(step=4)) for name in "acd"))
+    assert seen.dismissed.keys() == {"b", "c"}
 
 
 def test_one_that_changes_while_another_is_settled_is_left_behind_too() -> None:
