@@ -321,6 +321,12 @@ class Go(_Command, frozen=True, kw_only=True, tag="go"):
 Command = Credit | AskVectors | Dump | Go
 
 
+def slot_of(command: Command) -> tuple[type[Command], int | None]:
+    """A later command of the same slot makes an earlier one obsolete; but of evidence, each fault
+    has its own."""
+    return type(command), command.of_step if isinstance(command, Dump) else None
+
+
 class Watched(_Event, frozen=True, kw_only=True, tag="watched"):
     """A GPU is watched from here on: the first line of its file."""
 

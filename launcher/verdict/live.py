@@ -16,7 +16,6 @@ from model_check.errors import EXIT_USAGE
 from model_check.events import (
     Break,
     Command,
-    Dump,
     Evaluation,
     Event,
     Go,
@@ -24,6 +23,7 @@ from model_check.events import (
     Phase,
     Step,
     Vectors,
+    slot_of,
 )
 from model_check.utils.words import listed
 
@@ -64,8 +64,7 @@ class Watch(Observer):
         self._news: list[str] = []
         self._later: list[tuple[str, Step | Evaluation]] = []
         """What was told while a fault was settled; compared when the others go on."""
-        # Of each kind the latest, of evidence that of each fault: where a report is rebuilt, nobody
-        # takes them.
+        # Of each slot the latest: where a report is rebuilt, nobody takes them.
         self._commands: dict[tuple[str, type[Command], int | None], Command] = {}
         for pace in set(self._paces.values()):
             self._tell(pace.more_credit())
@@ -254,8 +253,7 @@ class Watch(Observer):
 
     def _tell(self, commands: Iterable[tuple[str, Command]]) -> None:
         for worker, command in commands:
-            of_step = command.of_step if isinstance(command, Dump) else None
-            self._commands[worker, type(command), of_step] = command
+            self._commands[worker, *slot_of(command)] = command
 
 
 def _paces(groups: Mapping[str, str], max_lead: int) -> dict[str, Pace]:

@@ -268,7 +268,7 @@ def test_a_gpu_that_is_condemned_is_never_a_green_pass(launch: Launch, what: str
     assert (row["cause_class"], row["severity"]) == ("hardware", severity)
     assert words in row["cause"]
     assert ["GPU1", "FAIL"] in [line.split()[1:3] for line in run.lines]
-    assert '<span class="FAIL">' in (run.directory / "report.html").read_text()
+    assert '<header class="FAIL">' in (run.directory / "report.html").read_text()
     assert run.report()["culprits"] == ["GPU1"]
     assert run.rebuilt() == 22
 
