@@ -81,7 +81,8 @@ def lines(
     odd = [line.name for line in drawn if line.is_odd]
     for line in sorted(drawn, key=lambda line: line.is_odd):
         kind = f"odd odd{odd.index(line.name) % 3}" if line.is_odd else "usual"
-        yield f'<path class="{kind}" d="{_path(points[line.name], x, y)}"/>'
+        path = _path(points[line.name], x, y)
+        yield f'<path class="{kind}{"" if path.endswith("z") else " open"}" d="{path}"/>'
     yield f"{_verticals(marks, x)}</svg>{_numbers(marks, x)}</div>{_ends(x_names)}"
     yield f"{_legend(drawn)}{_told(marks)}</figure>"
 

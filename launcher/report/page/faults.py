@@ -84,13 +84,13 @@ def next_step(result: RunResult, directory: str) -> str:
         return _OF_CLASS[first.cause_class]
     if result.exit_code == EXIT_UNNAMED:
         return f"{_AGAIN.format(directory=directory)}; or run with three workers or more."
+    if result.exit_code == EXIT_HANG:
+        where = f"See below where {first.name} stood"
+        return f"{where}, then run again: a GPU that hangs twice goes out of service."
     if first.verdict is Verdict.WARN:
         return "; ".join(dict.fromkeys(text for w in found for text in w.warnings[:1]))
     if first.severity is Severity.MONITOR:
         return _monitor(found, directory)
-    if result.exit_code == EXIT_HANG:
-        where = f"See below where {first.name} stood"
-        return f"{where}, then run again: a GPU that hangs twice goes out of service."
     return f"Read the last lines of {first.name} below; bash run.sh doctor looks at this machine."
 
 

@@ -13,8 +13,9 @@ from model_check.utils.words import listed
 
 
 def first_screen(result: RunResult, story: Story) -> Iterator[str]:
-    verdict = result.verdict
-    yield f'<header class="{verdict}"><h1>{SIGNS[verdict]} {text(_headline(result))}</h1>'
+    is_watched = result.verdict is Verdict.PASS and troubled(result)
+    verdict = Verdict.WARN if is_watched else result.verdict
+    yield f'<header class="{verdict}"><h1>{SIGNS[verdict]} {text(_headline(result, story))}</h1>'
     if drill := story.record.drill:
         yield f'<p class="drill">DRILL: {text(drill)} was injected; this fault is not real</p>'
     yield from facts(_answers(result, story))
@@ -27,9 +28,9 @@ def first_screen(result: RunResult, story: Story) -> Iterator[str]:
         yield from _stopped(stopped)
 
 
-def _headline(result: RunResult) -> str:
-    """`FAIL: GPU3`, `PASS: 8 workers, 100 steps`."""
-    return f"{result.verdict}: {_which(result)}"
+def _headline(result: RunResult, story: Story) -> str:
+    """`FAIL: GPU3 on node17`, `PASS: 8 GPUs, 100 steps on node17`."""
+    return f"{result.verdict}: {_which(result)} on {story.record.host}"
 
 
 def _which(result: RunResult) -> str:
@@ -61,7 +62,9 @@ def _answers(result: RunResult, story: Story) -> Iterator[tuple[str, str]]:
     if result.culprits:
         yield "which", "<br>".join(text(_identity(worker)) for worker in named)
     yield "since", "<br>".join(dict.fromkeys(_since(worker, result, story) for worker in named))
-    yield "do now", text(next_step(result, str(story.directory)))
+    to_do = text(next_step(result, str(story.directory)))
+    is_drill = story.record.drill and result.verdict is not Verdict.PASS
+    yield "do now", f"Nothing: this is a drill. Else: {to_do}" if is_drill else to_do
     yield "severity", "<br>".join(text(_class(worker)) for worker in named if worker.severity)
     yield "what", text(result.summary)
     if result.scope is not None:
@@ -70,7 +73,11 @@ def _answers(result: RunResult, story: Story) -> Iterator[tuple[str, str]]:
 
 
 def _since(worker: WorkerResult, result: RunResult, story: Story) -> str:
-    return text(since(worker, result, story))
+    """`step 57, 12.3 s after the start (2026-11-23 05:00:12)`"""
+    begun = since(worker, result, story)
+    if begun.seconds is None:
+        return text(begun)
+    return text(f"{begun} ({story.clock(begun.seconds)})")
 
 
 def _class(worker: WorkerResult) -> str:
@@ -99,7 +106,7 @@ def _tile(worker: WorkerResult, result: RunResult, story: Story) -> str:
     gpu = worker.gpu or {}
     pairs = [
         ("since", _since(worker, result, story)),
-        ("worst", text(_worst(worker))),
+        ("why" if worker.verdict is not Verdict.PASS else "result", text(_worst(worker))),
         ("model", text(gpu.get("name") or worker.detail.get("device_name") or "")),
         ("UUID", text(gpu.get("uuid") or "")),
         ("bus", text(gpu.get("pci_bus_id") or "")),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,11 @@ class Story(Struct, frozen=True):
     def seconds(self, ns: int) -> float:
         """Since the run began, of a CLOCK_MONOTONIC time."""
         return max(0.0, (ns - self.record.started_ns) / 1e9)
+
+    def clock(self, seconds: float) -> str:
+        """The wall clock so long after the start, as the run's host had it."""
+        started = datetime.fromisoformat(self.record.started_at)
+        return f"{started + timedelta(seconds=seconds):%Y-%m-%d %H:%M:%S}"
 
     @property
     def ended_ns(self) -> int:

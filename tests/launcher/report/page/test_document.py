@@ -143,7 +143,7 @@ def test_the_first_screen_says_which_since_when_and_what_to_do() -> None:
         disagreement=Disagreement(57, "loss", bits),
     )
     text = shown(told).text.replace("\n", "")
-    assert "✕ FAIL: GPU3" in text
+    assert "✕ FAIL: GPU3 on node17" in text
     assert "GPU3 (NVIDIA H100, GPU-1234abcd, bus 00000000:3B:00.0, serial 1650000000003)" in text
     assert "sincestep 57" in text
     assert "Take GPU3 out of service; the others are not in doubt. Keep /run" in text
@@ -163,6 +163,7 @@ def test_bits_stand_side_by_side_and_digits_that_differ_are_marked() -> None:
 def test_a_drill_stands_in_the_headline() -> None:
     document = page(failed(), story("GPU0", drill="nan@7:GPU0"))
     header = document[document.index("<header") : document.index("</header>")]
+    assert "Nothing: this is a drill. Else: " in header
     assert "DRILL: nan@7:GPU0 was injected; this fault is not real" in header
 
 
@@ -181,7 +182,7 @@ def test_where_a_nan_was_born_is_told_with_its_counts() -> None:
     )
     history = History(nonfinite=event, first_nonfinite=event)
     text = shown(failed(), story("GPU0", histories={"GPU0": history})).text.replace("\n", "")
-    assert "step 7, 4.0 s after the start" in text
+    assert "step 7, 4.0 s after the start (2026-11-23 05:00:04)" in text
     assert "7forwardlayers.3.attention.wqoutput2 x 32 x 64" in text
     assert "1 NaN of 4,096 values, first at [0, 3, 5]" in text
 
@@ -250,7 +251,7 @@ _ENDS: dict[str, tuple[RunResult, str]] = {
         "bash run.sh doctor",
     ),
     "hang": (
-        _with(Verdict.FAIL, EXIT_HANG, worker("GPU0", Verdict.FAIL)),
+        _with(Verdict.FAIL, EXIT_HANG, worker("GPU0", Verdict.FAIL, **UNKNOWN)),
         "See below where GPU0 stood",
     ),
     "own code": (_with(Verdict.FAIL, 7, worker("GPU0", Verdict.FAIL)), "last lines of GPU0"),

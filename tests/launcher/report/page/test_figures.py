@@ -67,7 +67,7 @@ def test_the_odd_one_is_drawn_apart_and_marked_where_bits_part() -> None:
     agreed = {"CPU0": 9, "CPU1": 6, "CPU2": 9}
     drawn = list(figures(of, told(events, agreed_steps=agreed)))
     loss = figure("Loss", drawn)
-    assert re.findall(r'<path class="([^"]*)"', loss) == ["usual", "odd odd0", "mark"]
+    assert re.findall(r'<path class="([^"]*)"', loss) == ["usual open", "odd odd0 open", "mark"]
     assert "CPU1: step 6" in loss
     strip = figure("Worker by step", drawn)
     assert "CPU1: differs at step 6" in strip
