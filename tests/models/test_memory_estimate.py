@@ -104,6 +104,7 @@ def peak_of_a_worker(settings: Settings, directory: Path) -> int:
     ],
     ids=["one micro-batch", "two", "tiny", "recomputed"],
 )
+@pytest.mark.timeout(600)  # 40 s where nothing else runs
 def test_a_worker_takes_what_is_estimated_within_a_sixth(
     tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
