@@ -6,7 +6,6 @@ from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from signal import SIGTERM
-from typing import TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -31,7 +30,6 @@ from model_check.events import (
 from model_check.utils.held import hold_unlinked
 from model_check.utils.words import printable, printable_lines
 
-T = TypeVar("T")
 _TAIL_BYTES = 4096
 _END_WORDS = {EXIT_PASS: "done", EXIT_SIGNAL_BASE + SIGTERM: "stopped"}
 _RECENT = 32

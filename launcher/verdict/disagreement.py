@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping, Set
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from launcher.verdict.severity import Repeat
@@ -42,7 +43,7 @@ class Disagreement(Struct, frozen=True):
     step: int
     quantity: str
     """The first that differs, of utils.fingerprint.QUANTITIES; or `validation loss of SPLIT`."""
-    bits: Mapping[str, str]
+    bits: Annotated[Mapping[str, str], Meta(min_length=2)]
     """Worker -> exact value: a loss or norm as `float.hex()`, else the roll-up of fingerprints."""
     others: tuple[str, ...] = ()
     """The workers that differ from the rest in a later quantity of this step alone."""
@@ -53,6 +54,14 @@ class Disagreement(Struct, frozen=True):
         """The workers that differ from a strict majority; none when no value has one."""
         odd = minority(self.bits)
         return tuple(name for name in self.bits if name in odd or name in self.others)
+
+    @property
+    def two_that_differ(self) -> tuple[str, ...]:
+        """The first worker of each of two values."""
+        first: dict[str, str] = {}
+        for worker, bits in self.bits.items():
+            first.setdefault(bits, worker)
+        return tuple(first.values())[:2]
 
     @property
     def place(self) -> str:

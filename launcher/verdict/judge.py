@@ -12,7 +12,7 @@ from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Case, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, SplitResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Repeat, Severity
-from launcher.verdict.shared import Peers, peers_at, shared_failure
+from launcher.verdict.shared import Peers, is_equal, peers_at, shared_failure
 from launcher.verdict.steps import History
 from launcher.verdict.summary import born, summary
 from model_check.errors import (
@@ -233,7 +233,7 @@ def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
 def _cause(case: Case, worker: WorkerEnd) -> Found:
     history, difference = case.histories[worker.name], _difference_of(case, worker)
     request = _request(case, worker, history)
-    if (said := _variation(case)) and (history.broken or difference):
+    if (said := _variation(case, worker.name)) and (history.broken or difference):
         return Cause.VARIES, {"said": said}
     odd = difference if difference and worker.name in difference.odd else None
     if odd and history.broken is None and case.end.exit_code in _OF_BITS:
@@ -332,9 +332,13 @@ def _repeat_of(case: Case, worker: WorkerEnd) -> Repeat:
     return next(filter(None, known), Repeat.NOT_REPLAYED)
 
 
-def _variation(case: Case) -> str | None:
-    """What a replay told that clears everybody; None: none did."""
-    return next((replay.said for replay in case.end.replays if replay.is_software), None)
+def _variation(case: Case, worker: str) -> str | None:
+    """What a replay told that clears this worker: a healthy one of its kind varies. None: none
+    did."""
+    for replay in case.end.replays:
+        if replay.is_software and any(is_equal(case, worker, name) for name in replay.suspects):
+            return replay.said
+    return None
 
 
 def _failed(worker: WorkerEnd, history: History, returncode: int, error: str | None) -> Found:
@@ -381,8 +385,9 @@ def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
     end = case.end
     if end.tied:
         return Verdict.INCONCLUSIVE
-    is_invalid = end.exit_code == EXIT_USAGE or _variation(case)
-    if is_invalid and any(row.verdict is Verdict.INVALID for row in rows):
+    invalid = {row.name for row in rows if row.verdict is Verdict.INVALID}
+    varies = any(replay.is_software for replay in end.replays) and invalid.issuperset(case.suspects)
+    if invalid and (end.exit_code == EXIT_USAGE or varies):
         return Verdict.INVALID
     if end.exit_code not in _OF_BITS:
         if any(row.name in end.culprits and row.verdict is Verdict.SUSPECT for row in rows):

@@ -69,7 +69,7 @@ def questions_of(watch: Watch) -> list[Question]:
     unnamed = [each for each in found if not each.odd]
     named = dict.fromkeys([*(name for each in found for name in each.odd), *broken])
     return [
-        *(Question(each.step, _two_that_differ(each), is_named=False) for each in unnamed),
+        *(Question(each.step, each.two_that_differ, is_named=False) for each in unnamed),
         *(_question_of(name, odd.get(name), broken.get(name), [*named], watch) for name in named),
     ]
 
@@ -120,13 +120,6 @@ def _healthy(watch: Watch, suspects: Collection[str], worker: str) -> str | None
     came = [(watch.histories[name].num_steps, name) for name in finite]
     most = max((steps for steps, _ in came), default=0)
     return next((name for steps, name in came if steps == most > 0), None)
-
-
-def _two_that_differ(found: Disagreement) -> tuple[str, ...]:
-    first: dict[str, str] = {}
-    for worker, bits in found.bits.items():
-        first.setdefault(bits, worker)
-    return tuple(first.values())[:2]
 
 
 class ReplayWatch(Observer):

@@ -155,7 +155,7 @@ class Settling:
         assert self.pace is not None
         found = explain(self.difference, self.vectors)
         code = EXIT_DISAGREEMENT if found.odd else EXIT_UNNAMED
-        suspects = found.odd or _one_of_each(found)
+        suspects = found.odd or found.two_that_differ
         self._keep(Stop(str(found), code, found.odd), suspects)
         if self._has_died and not found.odd:
             self._keepers.clear()  # a death may name somebody
@@ -173,14 +173,6 @@ class Settling:
             here = sorted(sorted(self.pace.here - self._died), key=self.pace.last_step)
             others = [name for name in here if name not in self._keepers]
             self._keepers = {*self._keepers.intersection(here), *others[:1]}
-
-
-def _one_of_each(found: Disagreement) -> tuple[str, ...]:
-    """Two workers that differ."""
-    first: dict[str, str] = {}
-    for worker, bits in found.bits.items():
-        first.setdefault(bits, worker)
-    return tuple(first.values())[:2]
 
 
 def _guilty(vectors: Mapping[str, Vectors], suspects: Iterable[str]) -> Iterator[str]:

@@ -76,15 +76,20 @@ def _sharing(case: Case, worker: str, what: Callable[[History], Hashable | None]
     return ()
 
 
+def is_equal(case: Case, one: str, other: str) -> bool:
+    """Whether both are of one kind. One that has not said what device it has counts as an equal, if
+    its group is the same; where nothing is compared, groups tell nothing."""
+    groups = case.record.groups if case.record.not_compared is None else {}
+    is_of_group = groups.get(one) == groups.get(other)
+    return is_of_group and not _differ(case.histories[one].detail, case.histories[other].detail)
+
+
 def _kind(case: Case, worker: str) -> Sequence[str]:
     """This worker and its equals, but for those that are named for other bits: they compute
-    something else. One that has not said what device it has counts as an equal, if its group is the
-    same; where nothing is compared, groups tell nothing."""
-    groups = case.record.groups if case.record.not_compared is None else {}
-    named, mine = {*case.suspects} - {worker}, case.histories[worker].detail
-    of_group = (w.name for w in case.workers if groups.get(w.name) == groups.get(worker))
-    unnamed = (name for name in of_group if name not in named)
-    return [name for name in unnamed if not _differ(mine, case.histories[name].detail)]
+    something else."""
+    named = {*case.suspects} - {worker}
+    unnamed = (each.name for each in case.workers if each.name not in named)
+    return [name for name in unnamed if is_equal(case, worker, name)]
 
 
 def _differ(mine: Mapping[str, Scalar], others: Mapping[str, Scalar]) -> bool:

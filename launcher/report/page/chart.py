@@ -40,9 +40,8 @@ class Bar(Struct, frozen=True):
 
     name: str
     segments: Sequence[Segment]
-    note: str = ""
+    note: str
     """What the bar says, in words."""
-    marks: Sequence[Mark] = ()
 
 
 class Scale(Struct, frozen=True):
@@ -89,17 +88,16 @@ def lines(
 
 def bars(
     title: str,
-    about: str,
     drawn: Sequence[Bar],
     x_names: tuple[str, str],
     x: Scale,
     kinds: Sequence[tuple[str, str]],
 ) -> Iterator[str]:
     """A figure with a bar a row. `kinds`: (class of a segment, its meaning) for the legend."""
-    yield from _head(title, about)
+    yield from _head(title)
     for bar in drawn:
         rects = "".join(_rect(segment, x) for segment in bar.segments)
-        svg = f"{_svg(f'{bar.name}: {bar.note}')}{rects}{_verticals(bar.marks, x)}</svg>"
+        svg = f"{_svg(f'{bar.name}: {bar.note}')}{rects}</svg>"
         yield f'<div class="name">{text(bar.name)}</div><div class="bar">{svg}</div>'
         yield f'<div class="note">{text(bar.note)}</div>'
     keys = "".join(f'<li><i class="{kind}"></i>{text(meaning)}</li>' for kind, meaning in kinds)
@@ -156,7 +154,7 @@ def _legend(drawn: Sequence[Line]) -> str:
     return f'<ul class="legend">{"".join(keys)}</ul>'
 
 
-def _head(title: str, about: str) -> Iterator[str]:
+def _head(title: str, about: str = "") -> Iterator[str]:
     yield f"<figure><figcaption><b>{text(title)}</b> {text(about)}</figcaption>"
 
 

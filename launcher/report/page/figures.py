@@ -51,7 +51,7 @@ def _strip(result: RunResult, story: Story) -> Iterator[str]:
     x = Scale(first, max(last + 1, story.record.steps or 0))
     bars = [_bar_of_steps(worker, result, story) for worker in trained]
     ends = (f"step {first:,}", f"step {int(x.high) - 1:,}")
-    yield from chart.bars("Worker by step", "", bars, ends, x, _STEP_KINDS)
+    yield from chart.bars("Worker by step", bars, ends, x, _STEP_KINDS)
 
 
 def _bar_of_steps(worker: WorkerResult, result: RunResult, story: Story) -> Bar:
@@ -153,12 +153,12 @@ def _timeline(result: RunResult, story: Story) -> Iterator[str]:
         is_hang = result.exit_code == EXIT_HANG
         kinds = (*_PHASES, *([_SILENT] if is_hang else []))
         x = Scale(0, story.seconds(story.ended_ns))
-        yield from chart.bars("Worker by time", "", bars, ends, x, kinds)
+        yield from chart.bars("Worker by time", bars, ends, x, kinds)
 
 
 def _bar_of_time(worker: WorkerResult, result: RunResult, story: Story) -> Bar | None:
     curve = story.curve(worker.name)
-    spans = curve.all_spans(curve.last_ns)
+    spans = curve.all_spans
     if not spans:
         return None
     seconds = story.seconds
@@ -175,7 +175,7 @@ def _shares(result: RunResult, story: Story) -> Iterator[str]:
     """Where the time went, by the phases that each worker told."""
     rows = []
     for worker in result.workers:
-        spent = story.curve(worker.name).spent(story.curve(worker.name).last_ns)
+        spent = story.curve(worker.name).spent
         if total := sum(spent.values()):
             train = spent.get("train", 0)
             waited = min(train, story.curve(worker.name).waited_ns)
@@ -227,4 +227,4 @@ def _throttling(story: Story, x_names: tuple[str, str]) -> Iterator[str]:
     if bars:
         x = Scale(0, story.seconds(story.ended_ns))
         kinds = (("held", "held back"),)
-        yield from chart.bars("Clocks held back", "", bars, x_names, x, kinds)
+        yield from chart.bars("Clocks held back", bars, x_names, x, kinds)

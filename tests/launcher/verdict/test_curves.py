@@ -78,13 +78,13 @@ def test_phases_are_timed_and_the_last_one_lasts_to_what_was_heard_last() -> Non
         step(1, 8),
     ):
         curves.record(event)
-    assert curves.spent(curves.last_ns) == {
+    assert curves.spent == {
         "import": 2 * SECOND,
         "train": 4 * SECOND,
         "eval": SECOND,
     }
     assert curves.waited_ns == SECOND // 2
-    assert [span.what for span in curves.all_spans(curves.last_ns)] == [
+    assert [span.what for span in curves.all_spans] == [
         "import",
         "train",
         "eval",
@@ -96,7 +96,7 @@ def test_nothing_is_timed_after_the_end() -> None:
     curves = Curves()
     curves.record(Phase(name="train", t=SECOND))
     curves.record(Done(exit_code=0, t=3 * SECOND))
-    assert curves.spent(9 * SECOND) == {"train": 2 * SECOND}
+    assert curves.spent == {"train": 2 * SECOND}
 
 
 def test_phases_without_number_take_bounded_memory_and_lose_no_time() -> None:
@@ -106,7 +106,7 @@ def test_phases_without_number_take_bounded_memory_and_lose_no_time() -> None:
         curves.record(Phase(name="eval", t=(10 * at + 9) * SECOND))
     curves.record(Done(exit_code=0, t=100_000 * SECOND))
     assert len(curves.spans) <= 256
-    assert curves.spent(0) == {"train": 90_000 * SECOND, "eval": 10_000 * SECOND}
+    assert curves.spent == {"train": 90_000 * SECOND, "eval": 10_000 * SECOND}
     joined = [
         (a.until_ns, b.since_ns) for a, b in zip(curves.spans, curves.spans[1:], strict=False)
     ]

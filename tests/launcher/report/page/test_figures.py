@@ -161,7 +161,6 @@ def test_names_are_escaped() -> None:
             ),
             *bars(
                 hostile,
-                "",
                 [Bar(hostile, [Segment(0, 1, "a")], hostile)],
                 ("", ""),
                 Scale(0, 1),
