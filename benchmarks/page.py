@@ -13,6 +13,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -119,7 +120,7 @@ def record_of(case: Case, names: Sequence[str]) -> RunRecord:
     is_odd = case.odd_step is not None
     return RunRecord(
         command=["--max-steps", str(case.num_steps)],
-        started_at="2026-11-23T05:00:00+00:00",
+        started_at=datetime(2026, 11, 23, 5, tzinfo=UTC),
         started_ns=BEGAN_NS,
         pid=1,
         cwd="/root",

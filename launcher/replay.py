@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
 from itertools import count
 from pathlib import Path
 from signal import Signals
@@ -178,7 +177,7 @@ class Written(Struct, frozen=True):
 
 
 def _while_running(record: RunRecord) -> Written:
-    since = datetime.fromisoformat(record.started_at).timestamp()
+    since = record.started_at.timestamp()
     until = time.time() if record.duration_s is None else since + record.duration_s + _ROUNDING_S
     return Written(since, until)
 

@@ -240,7 +240,7 @@ def _record(launch: Launch, argv: Sequence[str]) -> RunRecord:
     picked, settings = launch.picked, launch.loaded.settings
     return RunRecord(
         command=masked_argv(argv),
-        started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        started_at=datetime.now().astimezone().replace(microsecond=0),
         started_ns=time.monotonic_ns(),
         pid=os.getpid(),
         cwd=str(Path.cwd()),

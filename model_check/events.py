@@ -28,9 +28,13 @@ PhaseName = Literal["import", "build", "compile", "train", "eval", "save"]
 Scalar = str | int | float | bool | None
 
 
+MonotonicNs = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""CLOCK_MONOTONIC, nanoseconds."""
+
+
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
-    t: int = 0
-    """CLOCK_MONOTONIC, nanoseconds; stamped by the writer."""
+    t: MonotonicNs = 0
+    """Stamped by the writer."""
 
 
 class Phase(_Event, frozen=True, kw_only=True, tag="phase"):
@@ -128,7 +132,7 @@ class Metrics(_Event, frozen=True, kw_only=True, tag="metrics"):
     engine.observe.mfu."""
     mfu_causal: float | None = None
     """The same, counting attention to earlier tokens alone."""
-    data_wait: float | None = None
+    data_wait: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     """Share of the time that steps waited for their batches."""
     memory_bytes: int
     """Allocated on the device, or the resident set on a CPU."""

@@ -101,14 +101,26 @@ def read_record(directory: Path) -> RunRecord:
         if (schema := document.get("schema")) != run_dir.SCHEMA:
             raise UsageError(f"{path}: written by another version (schema {schema!r})")
         record = msgspec.convert(document, RunRecord, str_keys=True)
+        _refuse_contradictions(record)
     except OSError as error:
         raise UsageError(f"{path}: not a run directory: {error.strerror}") from error
     # What is not UTF-8 is a ValueError, as is every error of msgspec.
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: damaged, or not a run of ours: {error}") from error
-    if (record.end is None) != (record.ended is None):
-        raise UsageError(f"{path}: damaged: it needs `end` and `ended`, or neither")
     return record
+
+
+def _refuse_contradictions(record: RunRecord) -> None:
+    """Raises ValueError."""
+    workers, end, ended = {*record.workers}, record.end, record.ended
+    if not workers or workers != record.groups.keys():
+        raise ValueError("`workers` and `groups` name different workers, or none")
+    if end is None and ended is None:
+        return
+    if end is None or ended is None:
+        raise ValueError("it needs `end` and `ended`, or neither")
+    if workers != {worker.name for worker in ended} or not workers >= end.workers:
+        raise ValueError("`end` or `ended` names other workers than `workers`")
 
 
 def _cut_short(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:

@@ -126,17 +126,19 @@ class Curves(Struct):
             case Done():
                 self._enter("end", event.t)
 
-    def all_spans(self, until_ns: int) -> list[Span]:
-        """With the phase in which the worker was at the end of the run."""
+    @property
+    def all_spans(self) -> list[Span]:
+        """With the phase in which the worker was when it was heard last."""
         if self._phase is None or self._phase[0] == "end":
             return self.spans
         name, since = self._phase
-        return [*self.spans, Span(name, since, max(since, until_ns))]
+        return [*self.spans, Span(name, since, self.last_ns)]
 
-    def spent(self, until_ns: int) -> dict[str, int]:
+    @property
+    def spent(self) -> dict[str, int]:
         """Phase -> nanoseconds in it."""
         spent = dict(self._spent_ns)
-        for span in self.all_spans(until_ns)[len(self.spans) :]:
+        for span in self.all_spans[len(self.spans) :]:
             spent[span.what] = spent.get(span.what, 0) + span.ns
         return spent
 

@@ -5,19 +5,23 @@ so far, its launcher was killed, or an older version wrote the file.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from launcher.verdict.disagreement import Disagreement, Mismatch, Replay
 from launcher.verdict.health import Health
 from launcher.verdict.past import EarlierFaults
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_SIGNAL_BASE
+from model_check.events import MonotonicNs
 
 FAULT_OF_HOST = " (a fault of this host; `run.sh doctor` looks at its limits)"
 NO_HOST_MEMORY = "killed for want of host memory: SIGKILL (9)"
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+"""Up to 30 years, as any run of ours; what is read may be damaged."""
 
 
 class WorkerEnd(Struct, frozen=True, kw_only=True):
@@ -36,7 +40,7 @@ class WorkerEnd(Struct, frozen=True, kw_only=True):
     """None: it never started."""
     stopped_by_us: bool
     """We ended it, so its return code is no failure of its own."""
-    duration_s: float
+    duration_s: Seconds
     last_lines: tuple[str, ...] = ()
     """The end of its output, without prefix, safe to print."""
     evidence: tuple[str, ...] = ()
@@ -85,6 +89,12 @@ class RunEnd(Stop, frozen=True, kw_only=True):
         return [*filter(None, [self.disagreement]), *self.further]
 
     @property
+    def workers(self) -> set[str]:
+        """All that it names."""
+        named = {*self.culprits, *self.tied}
+        return named.union(*(found.bits for found in self.disagreements))
+
+    @property
     def is_by_signal(self) -> bool:
         """A signal to us asked for this end, and no worker is blamed."""
         is_blameless = not (self.culprits or self.tied)
@@ -95,9 +105,8 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """run.json without its schema number. Nothing in it looks like a secret."""
 
     command: list[str]
-    started_at: str
-    started_ns: int
-    """CLOCK_MONOTONIC."""
+    started_at: Annotated[datetime, Meta(tz=True)]
+    started_ns: MonotonicNs
     pid: int
     """The launcher's."""
     cwd: str
@@ -127,7 +136,7 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     notes: list[str] | None = None
     data: dict[str, Any] | None = None
     """What the preparer said of the token cache."""
-    duration_s: float | None = None
+    duration_s: Seconds | None = None
     end: RunEnd | None = None
     ended: tuple[WorkerEnd, ...] | None = None
     healths: dict[str, Health | None] | None = None

@@ -6,10 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
@@ -74,7 +76,7 @@ def a_run_of_a_colleague(directory: Path) -> None:
     )
     record = RunRecord(
         command=[EVIL],
-        started_at=EVIL,
+        started_at=datetime(2026, 1, 1, tzinfo=UTC),
         started_ns=1,
         pid=0,
         cwd=EVIL,
@@ -86,7 +88,7 @@ def a_run_of_a_colleague(directory: Path) -> None:
         mode=EVIL,
         drill=EVIL,
         steps=4,
-        workers=["CPU0"],
+        workers=["CPU0", EVIL],
         groups={"CPU0": EVIL, EVIL: EVIL},
         not_compared=EVIL,
         fail_on=[EVIL],
@@ -95,7 +97,7 @@ def a_run_of_a_colleague(directory: Path) -> None:
         notes=[EVIL],
         duration_s=0.1,
         end=end,
-        ended=(worker,),
+        ended=(worker, replace(worker, name=EVIL)),
         healths={},
     )
     directory.mkdir()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,10 @@ class Story(Struct, frozen=True):
         return max(0.0, (ns - self.record.started_ns) / 1e9)
 
     def clock(self, seconds: float) -> str:
-        """The wall clock so long after the start, as the run's host had it."""
-        started = datetime.fromisoformat(self.record.started_at)
-        return f"{started + timedelta(seconds=seconds):%Y-%m-%d %H:%M:%S}"
+        """The wall clock so long after the start, as the run's host had it; "" past year 9999."""
+        with suppress(OverflowError):
+            return f"{self.record.started_at + timedelta(seconds=seconds):%Y-%m-%d %H:%M:%S}"
+        return ""
 
     @property
     def ended_ns(self) -> int:

@@ -114,7 +114,7 @@ class _Span:
     @property
     def data_wait(self) -> float | None:
         """Share of the time."""
-        return self._wait_s / self._seconds if self._seconds > 0 else None
+        return min(1.0, self._wait_s / self._seconds) if self._seconds > 0 else None
 
 
 def scalars_of(step: StepMetrics, metrics: Metrics) -> dict[str, float]:

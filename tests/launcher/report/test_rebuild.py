@@ -2,6 +2,7 @@
 
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.data.canary import untouched
 
 RECORD = RunRecord(
     command=["--", "true"],
-    started_at="2026-01-01T00:00:00+00:00",
+    started_at=datetime(2026, 1, 1, tzinfo=UTC),
     started_ns=1,
     pid=0,
     cwd="/",
@@ -79,6 +80,14 @@ def test_what_the_history_held_is_no_part_of_what_was_asked(tmp_path: Path) -> N
         ({"steps": "many"}, r"Expected `int \| null`, got `str` - at `\$.steps`"),
         ({"end": {"reason": "r"}}, r"missing required field `exit_code` - at `\$.end`"),
         ({"ended": None}, "`end` and `ended`"),
+        ({"ended": ()}, "`end` or `ended` names other workers"),
+        ({"workers": [], "groups": {}}, "`workers` and `groups`"),
+        ({"groups": {"CPU1": ""}}, "`workers` and `groups`"),
+        ({"end": {"exit_code": 1, "culprits": ["CPU1"]}}, "`end` or `ended` names other workers"),
+        ({"started_at": "\x1b[2J"}, r"RFC3339 encoded datetime - at `\$.started_at`"),
+        ({"started_at": "2026-01-01T00:00:00"}, "timezone"),
+        ({"started_ns": 2**80}, r"`\$.started_ns`"),
+        ({"duration_s": 1e300}, r"`\$.duration_s`"),
     ],
 )
 def test_a_damaged_record_is_one_message(
@@ -103,7 +112,16 @@ def test_what_is_no_record_is_one_message(tmp_path: Path) -> None:
 
 def test_a_worker_whose_name_is_none_of_a_file_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no name of a file"):
-        rebuild([str(written(tmp_path, groups={"CPU\0": "CPU"}))], print)
+        rebuild(
+            [
+                str(
+                    written(
+                        tmp_path, workers=["CPU\0"], groups={"CPU\0": "CPU"}, end=None, ended=None
+                    )
+                )
+            ],
+            print,
+        )
 
 
 @pytest.mark.root
@@ -130,9 +148,16 @@ def test_another_users_link_in_place_of_a_run_is_not_followed(tmp_path: Path) ->
         rebuild([str(link)], print)
 
 
-@pytest.mark.parametrize("damage", [b"[" * 100_000, b'"\xff"}'])
-def test_an_event_that_is_damaged_is_passed_over(tmp_path: Path, damage: bytes) -> None:
-    line = b'{"kind": "done", "exit_code": 7, "error": ' + damage
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"kind": "done", "exit_code": 7, "error": ' + b"[" * 100_000,
+        b'{"kind": "done", "exit_code": 7, "error": "\xff"}',
+        b'{"kind": "done", "exit_code": 7, "t": 1%s}' % (b"0" * 30),
+        b'{"kind": "metrics", "step": 0, "loss": "nan", "grad_norm": "nan", "data_wait": 1e308}',
+    ],
+)
+def test_an_event_that_is_damaged_is_passed_over(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "cpu0.events.jsonl").write_bytes(line)
     assert rebuild([str(written(tmp_path))], lambda line: None) == 0
 

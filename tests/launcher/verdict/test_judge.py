@@ -1,5 +1,6 @@
 """From outcomes and histories to a verdict for each worker: facts in, words out."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +9,18 @@ from msgspec.structs import replace
 
 from launcher.report.closing import closing_lines
 from launcher.report.table import row, table
-from launcher.verdict.disagreement import Disagreement, Mismatch
+from launcher.verdict.disagreement import Disagreement, Mismatch, Replay
 from launcher.verdict.judge import judge
 from launcher.verdict.record import Case, RunEnd, RunRecord, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, Verdict
-from launcher.verdict.severity import CauseClass, Severity
+from launcher.verdict.severity import CauseClass, Repeat, Severity
 from launcher.verdict.steps import History
 from model_check.events import Break, Done, Evaluation, NonFinite, Origin, Phase, Step
 
 LOSS = (2.5).hex()
 RECORD = RunRecord(
     command=["--debug"],
-    started_at="2026-01-01T00:00:00+00:00",
+    started_at=datetime(2026, 1, 1, tzinfo=UTC),
     started_ns=1,
     pid=1,
     cwd="/",
@@ -856,3 +857,34 @@ def test_a_cause_that_the_summary_does_not_tell_has_a_line_of_its_own() -> None:
     assert [line for line in lines if line.startswith("GPU") and ": " in line] == [
         "GPU1: exit code 1"
     ]
+
+
+def test_kernels_that_vary_on_one_kind_clear_nobody_of_another() -> None:
+    names = [f"GPU{number}" for number in range(6)]
+    groups = dict(zip(names, ["V100"] * 3 + ["A100"] * 3, strict=True))
+    first = Disagreement(2, "loss", {"GPU0": "a", "GPU1": "b", "GPU2": "a"})
+    second = Disagreement(4, "loss", {"GPU3": "c", "GPU4": "c", "GPU5": "d"})
+    replays = (
+        Replay(to_step=2, suspects=("GPU1",), times=1, is_software=True, said="its kernels vary"),
+        Replay(to_step=4, suspects=("GPU5",), times=2, repeats={"GPU5": Repeat.PERSISTENT}),
+    )
+    end = RunEnd(
+        exit_code=21, culprits=("GPU5",), disagreement=first, further=(second,), replays=replays
+    )
+    result = judged(end, [ended(n) for n in names], {n: trained() for n in names}, groups=groups)
+    rows = {row.name: row.verdict for row in result.workers}
+    assert [rows[name] for name in names[:3]] == [Verdict.INVALID] * 3
+    assert [rows[name] for name in names[3:]] == [Verdict.PASS, Verdict.PASS, Verdict.FAIL]
+    assert (result.verdict, result.exit_code) == (Verdict.FAIL, 21)
+    assert result.culprits == ["GPU5"]
+
+
+def test_kernels_that_vary_clear_all_where_all_are_of_a_kind() -> None:
+    names = ["GPU0", "GPU1", "GPU2"]
+    found = Disagreement(2, "loss", {"GPU0": "a", "GPU1": "b", "GPU2": "a"})
+    replay = Replay(to_step=2, suspects=("GPU1",), times=1, is_software=True, said="they vary")
+    end = RunEnd(exit_code=21, culprits=("GPU1",), disagreement=found, replays=(replay,))
+    histories = {name: trained() for name in names}
+    groups = dict.fromkeys(names, "V100")
+    result = judged(end, [ended(name) for name in names], histories, groups=groups)
+    assert (result.verdict, result.exit_code, result.culprits) == (Verdict.INVALID, 2, [])

@@ -1,5 +1,6 @@
 """Runs as a page is made of them."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from launcher.verdict.results import RunResult, Verdict, WorkerResult
 def record(*names: str, **more: Any) -> RunRecord:
     values: dict[str, Any] = {
         "command": ["--max-steps", "<b>3</b>"],
-        "started_at": "2026-11-23T05:00:00+00:00",
+        "started_at": datetime(2026, 11, 23, 5, tzinfo=UTC),
         "started_ns": 0,
         "pid": 1,
         "cwd": "/root",
