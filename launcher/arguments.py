@@ -1,5 +1,6 @@
 """argv -> what was asked for. Parses only; `launch` decides whether it can be done."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from model_check.config.load import Request
 from model_check.errors import UsageError
 from model_check.utils.project_files import COMMAND
 
+_TIME = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[smh])")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600}
 _EXIT_CODES = """\
 exit codes:
   0 every worker passed        2 usage, configuration, or not comparable
@@ -183,12 +186,23 @@ def _parser(verb: str) -> Parser:
     add("--run-dir", metavar="DIR", type=Path, help="exactly this run directory")
     setting("launch.grace_s", "--grace", metavar="S", help="seconds from SIGTERM to SIGKILL (10)")
     deadline = "the run is over by then, start-up included; 0: none (0)"
-    setting("launch.deadline_s", "--deadline", metavar="S", help=deadline)
+    setting("launch.deadline_s", "--deadline", metavar="S", type=_seconds, help=deadline)
+    setting("launch.repeat", "--repeat", metavar="N", help="so many rounds, one report of all")
+    soak = "rounds for so long: 90s, 30m, 8h"
+    setting("launch.soak_s", "--soak", metavar="TIME", type=_seconds, help=soak)
     hang = "seconds of silence that are a hang; 0: never (300)"
     setting("launch.hang_timeout_s", "--hang-timeout", metavar="S", help=hang)
     add("--dry-run", action="store_true", help="print the plan, start nothing")
     add("--json", action="store_true", help="the plan (or a verb's answer) for machines")
     return parser
+
+
+def _seconds(text: str) -> str:
+    """`90s`, `30m`, `8h` -> the setting, in seconds. What is none stays, to be refused by the
+    setting's own message."""
+    if (match := _TIME.fullmatch(text)) is None:
+        return text
+    return str(float(match["number"]) * _UNITS_S[match["unit"]])
 
 
 def _split_command(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

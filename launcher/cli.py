@@ -11,7 +11,7 @@ from typing import NoReturn
 from launcher.arguments import RunArguments, parse_run, parse_train
 from launcher.devices import Machine
 from launcher.gpus.probe import NvmlProbe
-from launcher.launch import make_launch
+from launcher.launch import has_rounds, make_launch
 from launcher.output.own_lines import for_terminal
 from launcher.output.printer import LAUNCHER_PREFIX
 from launcher.run import run
@@ -141,6 +141,10 @@ def _run(argv: list[str], environ: Mapping[str, str], arguments: RunArguments) -
 
         _show(describe(launch, as_json=arguments.as_json))
         return 0
+    if has_rounds(launch.loaded.settings.launch):
+        from launcher.rounds import run_rounds
+
+        return run_rounds(launch, argv, sys.stdout.fileno())
     return run(launch, argv, sys.stdout.fileno())
 
 

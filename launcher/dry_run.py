@@ -25,6 +25,8 @@ def describe(launch: Launch, *, as_json: bool) -> str:
             "run_dir": str(launch.context.run_dir),
             "grace_s": launch.limits.grace_s,
             "hang_timeout_s": launch.limits.silence_s,
+            "repeat": launch.loaded.settings.launch.repeat,
+            "soak_s": launch.loaded.settings.launch.soak_s,
             "processes": rows,
         }
         return json.dumps(masked_values(plan), indent=2)

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -20,6 +21,8 @@ from launcher.supervise.policy import NEVER, Limits
 from launcher.telemetry.kernel_log import earlier_xids
 from model_check.config.load import Loaded, load
 from model_check.config.places import fallback_note
+from model_check.config.schema import LaunchSettings
+from model_check.errors import UsageError
 from model_check.utils.cores import usable_cores
 
 
@@ -32,6 +35,9 @@ class Launch(Struct, frozen=True):
     context: LaunchContext
     began_at: float = field(default_factory=began_at)
     """When this process did, monotonic seconds."""
+
+    def in_directory(self, directory: Path) -> "Launch":
+        return replace(self, context=replace(self.context, run_dir=directory))
 
     @property
     def specs(self) -> list[WorkerSpec]:
@@ -80,6 +86,11 @@ class Launch(Struct, frozen=True):
         return Limits(launch.grace_s, silence_s, until=until, deadline_s=deadline_s)
 
 
+def has_rounds(launch: LaunchSettings) -> bool:
+    """Also where it is one: who asks for rounds finds each in a directory of its own."""
+    return launch.repeat is not None or launch.soak_s > 0
+
+
 def make_launch(
     arguments: RunArguments, probe: GpuProbe, environ: Mapping[str, str], *, hold: bool
 ) -> Launch:
@@ -91,6 +102,7 @@ def make_launch(
     loaded = load(arguments.request, machine.has_gpu)
     if arguments.is_alone:
         loaded = _alone(loaded)
+    _refuse_rounds_that_go_on(loaded)
     picked = pick(loaded, machine, hold=hold)
     gpus = [place.gpu for place in picked.places if place.gpu]
     more_notes = [f"{gpu.label}: before this run: {xid}" for gpu, xid in earlier_xids(gpus)]
@@ -117,6 +129,15 @@ def make_launch(
         notes = fallback_note(loaded.sources, settings) + check_training(settings, picked.places)
     picked = replace(picked, notes=(*picked.notes, *notes))
     return Launch(arguments, replace(loaded, settings=settings), picked, context)
+
+
+def _refuse_rounds_that_go_on(loaded: Loaded) -> None:
+    """Raises UsageError where the second round would begin with what the first one saved."""
+    if has_rounds(loaded.settings.launch) and loaded.settings.training.resume is not None:
+        raise UsageError(
+            "--repeat and --soak compute the same steps in each round, from the start of "
+            "training: without --resume"
+        )
 
 
 def _alone(loaded: Loaded) -> Loaded:

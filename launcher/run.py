@@ -7,7 +7,8 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from launcher.verdict.results import Judgement, RunResult
 from model_check.config.derived import failing_severities
 from model_check.config.load import Loaded, to_json
 from model_check.config.places import FALLBACK
-from model_check.errors import InternalError, ModelCheckError, StorageError
+from model_check.errors import EXIT_PASS, InternalError, ModelCheckError, StorageError
 from model_check.utils.requests import TO_FORWARD, TO_STOP
 from model_check.utils.secrets import masked_argv
 
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from launcher.telemetry.monitor import Monitor
 
 
-def run(launch: Launch, argv: Sequence[str], printer_out: int) -> int:
-    """Do it. Returns the exit code of the run; whatever stops it, its reports are written.
+def begin(launch: Launch) -> Launch:
+    """Make the run directory, which may get another name than was planned. Raises StorageError.
 
     Signals to stop, and those to forward, are answered by the supervisor: between two of its runs,
     and while the reports are written, they wait.
@@ -53,11 +54,37 @@ def run(launch: Launch, argv: Sequence[str], printer_out: int) -> int:
     raise_file_limit()
     create = run_dir.create if launch.arguments.run_dir else run_dir.create_default
     directory = create(launch.context.run_dir)
-    launch = replace(launch, context=replace(launch.context, run_dir=directory))
     run_dir.link_latest(directory)
+    return launch.in_directory(directory)
+
+
+def run(launch: Launch, argv: Sequence[str], printer_out: int) -> int:
+    """Do it. Returns the exit code of the run; whatever stops it, its reports are written."""
+    launch = begin(launch)
+    with printing(printer_out, launch.context.run_dir) as printer:
+        greet(launch, printer)
+        result = Run(launch, printer, argv).carry_out()
+    return result.exit_code
+
+
+def run_round(
+    launch: Launch, argv: Sequence[str], printer_out: int, title: str
+) -> tuple[RunEnd, RunResult]:
+    """One of several rounds, in a directory that is made for it; said in two lines, where it
+    passes."""
+    directory = run_dir.create(launch.context.run_dir)
+    with printing(printer_out, directory) as printer:
+        printer.say(f"{title}: {directory}")
+        done = Run(launch, printer, argv, title)
+        result = done.carry_out()
+    return done.end, result
+
+
+@contextmanager
+def printing(printer_out: int, directory: Path) -> Iterator[Printer]:
     printer = Printer(printer_out, launcher_log=directory / run_dir.LAUNCHER_LOG)
     try:
-        return Run(launch, printer, _record(launch, argv)).carry_out()
+        yield printer
     finally:
         printer.close()
 
@@ -65,10 +92,14 @@ def run(launch: Launch, argv: Sequence[str], printer_out: int) -> int:
 class Run:
     """One run, and what becomes known of it."""
 
-    def __init__(self, launch: Launch, printer: Printer, record: RunRecord) -> None:
+    def __init__(
+        self, launch: Launch, printer: Printer, argv: Sequence[str], title: str = ""
+    ) -> None:
+        """`title`: of one of several rounds."""
         self._launch = launch
         self._printer = printer
-        self._record = record
+        self._title = title
+        self._record = _record(launch, argv)
         self._directory = launch.context.run_dir
         settings = launch.loaded.settings.launch
         self._watch = Watch(
@@ -81,9 +112,13 @@ class Run:
         # Now: a path may be relative to a working directory that is gone at the end.
         self._history = launch.history
 
-    def carry_out(self) -> int:
+    @property
+    def end(self) -> RunEnd:
+        assert self._record.end is not None, "it was carried out"
+        return self._record.end
+
+    def carry_out(self) -> RunResult:
         started = time.monotonic()
-        self._greet()
         run_dir.write(self._directory / "config.json", to_json(self._launch.loaded.settings))
         self._write_record()
         outcome = self._execute()
@@ -106,25 +141,17 @@ class Run:
         judgement = self._remember(conclude(self._record, self._watch, self._directory))
         self._write_reports(judgement.result)
         self._tell_what_is_left()
-        tail = self._launch.loaded.settings.logging.tail_lines
-        for line in closing_lines(judgement, self._directory, tail):
-            self._printer.say(line)
-        return judgement.result.exit_code
+        self._close(judgement)
+        return judgement.result
 
-    def _greet(self) -> None:
-        picked, loaded, say = self._launch.picked, self._launch.loaded, self._printer.say
-        num, on_gpu = len(picked.places), loaded.device == "cuda"
-        unit = ("GPU" if on_gpu else "CPU worker") + ("" if num == 1 else "s")
-        command = masked_argv(self._launch.arguments.command)
-        say(f"Model Check: {num} {unit}, {shlex.join(command) or f'preset {loaded.preset}'}")
-        say(picked.why if on_gpu else f"no GPU is used: {picked.why}")
-        for note in picked.notes:
-            say(note)
-        say(f"run directory {self._directory}")
-        if self._printer.has_reader:
-            say("as a table, in another terminal from here: bash run.sh watch")
-        if loaded.settings.debug.drill:
-            say(f"DRILL: {loaded.settings.debug.drill} will be injected")
+    def _close(self, judgement: Judgement) -> None:
+        result = judgement.result
+        tail = self._launch.loaded.settings.logging.tail_lines
+        lines = closing_lines(judgement, self._directory, tail)
+        if self._title and result.exit_code == EXIT_PASS:
+            lines = iter([f"{self._title}: {result.verdict}: {result.summary}"])
+        for line in lines:
+            self._printer.say(line)
 
     def _execute(self) -> Outcome:
         try:
@@ -203,6 +230,22 @@ class Run:
             names = [place.name for place in self._launch.picked.places]
             if line := resume_line(self._launch.loaded.settings, names):
                 self._printer.say(line)
+
+
+def greet(launch: Launch, printer: Printer) -> None:
+    picked, loaded, say = launch.picked, launch.loaded, printer.say
+    num, on_gpu = len(picked.places), loaded.device == "cuda"
+    unit = ("GPU" if on_gpu else "CPU worker") + ("" if num == 1 else "s")
+    command = masked_argv(launch.arguments.command)
+    say(f"Model Check: {num} {unit}, {shlex.join(command) or f'preset {loaded.preset}'}")
+    say(picked.why if on_gpu else f"no GPU is used: {picked.why}")
+    for note in picked.notes:
+        say(note)
+    say(f"run directory {launch.context.run_dir}")
+    if printer.has_reader:
+        say("as a table, in another terminal from here: bash run.sh watch")
+    if loaded.settings.debug.drill:
+        say(f"DRILL: {loaded.settings.debug.drill} will be injected")
 
 
 def _monitor(launch: Launch, printer: Printer) -> "Monitor | None":

@@ -2,6 +2,7 @@
 what looks like a secret."""
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -13,11 +14,12 @@ import msgspec
 
 from model_check.errors import StorageError
 from model_check.events import readable
-from model_check.utils.held import HeldDirectory, NotPlainError, hold, hold_own
+from model_check.utils.held import HeldDirectory, NotPlainError, hold, hold_own, hold_unlinked
 from model_check.utils.secrets import masked_values
 
 SCHEMA = 1
 _PREFIX = "model_check_logs_"
+_ROUND = re.compile(r"round_[0-9]{3,}")
 LAUNCHER_LOG = "launcher.log"
 PRIVATE = 0o700
 """Command lines, logs and, as hard links, weights out of a private home: for their owner alone."""
@@ -55,6 +57,24 @@ def size_bytes(directory: Path) -> int:
             with suppress(OSError):  # a run that ends right now
                 total += os.lstat(os.path.join(parent, name)).st_size
     return total
+
+
+def round_path(directory: Path, number: int) -> Path:
+    """Of a run of several rounds: each is a run in a directory of its own, counted from 1."""
+    return directory / f"round_{number:03}"
+
+
+def rounds_in(directory: Path) -> list[Path]:
+    """In their order; of another run none."""
+    with suppress(OSError), hold_unlinked(directory) as held:
+        names = [name for name in held.names() if _ROUND.fullmatch(name)]
+        return [directory / name for name in sorted(names, key=lambda name: (len(name), name))]
+    return []
+
+
+def newest_round(directory: Path) -> Path:
+    """The directory itself where it is of one run."""
+    return next(reversed(rounds_in(directory)), directory)
 
 
 def create_default(path: Path) -> Path:

@@ -4,9 +4,10 @@ import heapq
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from launcher import run_dir
 from launcher.report.closing import closing_lines
 from launcher.report.conclude import conclude, write
 from launcher.report.files import content_of, lines_of
+from launcher.report.rounds import Rounds, rounds_lines, write_rounds
 from launcher.telemetry.health import Record
 from launcher.verdict.health import Health
 from launcher.verdict.live import Watch
@@ -24,6 +26,7 @@ from launcher.verdict.results import Judgement
 from model_check.errors import EXIT_INTERNAL, EXIT_UNNAMED, StorageError, UsageError
 from model_check.events import Event, decode, decode_gpu
 from model_check.utils.requests import request_of
+from model_check.utils.words import listed
 
 USAGE = """\
 usage: run.sh report RUN_DIR ...
@@ -45,17 +48,56 @@ def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
         raise UsageError(f"report: {option}: no such option (report.json is for machines)")
     if not argv:
         raise UsageError("report: give one run directory or more (.logs/latest is the newest)")
-    runs = [(Path(name), *_rebuilt(Path(name))) for name in argv]
-    for directory, judgement, record, watch in runs:
+    runs = [_again(Path(name)) for name in argv]
+    for run in runs:
         try:
-            write(judgement.result, record, watch, directory)
+            run.write()
         # The directory is another user's, or an archive: the verdict stands.
         except StorageError as error:
             say(f"[launcher] no report: {error}")
-        for line in closing_lines(judgement, directory, tail_lines=0):
+        for line in run.lines:
             say(f"[launcher] {line}")
-    codes = (judgement.result.exit_code for _, judgement, *_ in runs)
-    return next((code for code in codes if code), 0)
+    return next((run.exit_code for run in runs if run.exit_code), 0)
+
+
+class Rebuilt(NamedTuple):
+    """A report that is made again, and not written yet."""
+
+    exit_code: int
+    lines: Sequence[str]
+    """That end the run."""
+    write: Callable[[], None]
+    """Raises StorageError."""
+
+
+def _again(directory: Path) -> Rebuilt:
+    """Raises UsageError."""
+    if paths := run_dir.rounds_in(directory):
+        return _rounds_again(directory, paths)
+    judgement, record, watch = _rebuilt(directory)
+    lines = list(closing_lines(judgement, directory, tail_lines=0))
+    result = judgement.result
+    return Rebuilt(result.exit_code, lines, partial(write, result, record, watch, directory))
+
+
+def _rounds_again(directory: Path, paths: Sequence[Path]) -> Rebuilt:
+    """Of those that began. Raises UsageError."""
+    rounds, writes = Rounds(), list[Callable[[], None]]()
+    for path in (path for path in paths if (path / "run.json").exists()):
+        judgement, record, watch = _rebuilt(path)
+        rounds.take(path, judgement.result)
+        writes.append(partial(write, judgement.result, record, watch, path))
+    if not writes:
+        raise UsageError(f"{directory}: none of its rounds has begun")
+    result = rounds.result
+    writes.append(partial(write_rounds, result, directory))
+    lines = list(rounds_lines(result, directory))
+
+    def write_all() -> None:
+        for each in writes:
+            each()
+
+    return Rebuilt(result.exit_code, lines, write_all)
 
 
 def watched_again(record: RunRecord, directory: Path) -> Watch:
@@ -96,6 +138,8 @@ def _told_by(name: str, directory: Path) -> Iterator[tuple[int, str, Event]]:
 def read_record(directory: Path) -> RunRecord:
     """run.json. Raises UsageError where there is none, or none of ours."""
     path = directory / "run.json"
+    if rounds := run_dir.rounds_in(directory):
+        raise UsageError(f"{directory}: a run of {len(rounds)} rounds: give one, as {rounds[-1]}")
     try:
         document = msgspec.json.decode(content_of(path), type=dict[str, Any])
         if (schema := document.get("schema")) != run_dir.SCHEMA:
@@ -119,8 +163,8 @@ def _refuse_contradictions(record: RunRecord) -> None:
         return
     if end is None or ended is None:
         raise ValueError("it needs `end` and `ended`, or neither")
-    if workers != {worker.name for worker in ended} or not workers >= end.workers:
-        raise ValueError("`end` or `ended` names other workers than `workers`")
+    if strangers := end.workers - {worker.name for worker in ended}:
+        raise ValueError(f"`end` names {listed(sorted(strangers))}, who is not in `ended`")
 
 
 def _cut_short(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:

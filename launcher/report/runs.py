@@ -124,7 +124,7 @@ def _left_run(directory: Path) -> LeftRun:
 def _last_written(directory: Path) -> float:
     """By the run itself, in seconds of the wall clock: a report may be made again at any time."""
     with suppress(FileNotFoundError):
-        return (directory / run_dir.LAUNCHER_LOG).stat().st_mtime
+        return (run_dir.newest_round(directory) / run_dir.LAUNCHER_LOG).stat().st_mtime
     return directory.stat().st_mtime
 
 
@@ -137,7 +137,7 @@ def ended_run(directory: Path) -> EndedRun | None:
 
 def _state(directory: Path) -> str:
     try:
-        record = read_record(directory)
+        record = read_record(run_dir.newest_round(directory))
     except UsageError:
         return UNKNOWN
     if is_running(record):

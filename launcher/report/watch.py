@@ -14,7 +14,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from launcher import run_dir
 from launcher.report.progress import RunProgress, WorkerProgress
+from launcher.report.rebuild import is_running
+from launcher.report.runs import ended_run
 from model_check.config.arguments import Parser
 from model_check.errors import EXIT_PASS, UsageError
 from model_check.utils.project_files import COMMAND
@@ -48,9 +51,36 @@ _COLUMNS: tuple[tuple[str, int, Cell], ...] = (
 column."""
 
 
+class Watched:
+    """A run, or the newest round of one of several rounds."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises UsageError where no run is."""
+        self._directory = directory
+        self.run = RunProgress(run_dir.newest_round(directory))
+
+    def look(self) -> bool:
+        """Whether anything is new."""
+        newest = run_dir.newest_round(self._directory)
+        if newest == self.run.directory or not (newest / "run.json").exists():
+            return self.run.look()
+        self.close()
+        self.run = RunProgress(newest)
+        return self.run.look() or True
+
+    @property
+    def is_over(self) -> bool:
+        is_round = self.run.directory != self._directory
+        is_last = not is_round or ended_run(self._directory) or not is_running(self.run.record)
+        return self.run.verdict is not None and bool(is_last)
+
+    def close(self) -> None:
+        self.run.close()
+
+
 def watch(argv: Sequence[str]) -> int:
     """Until all runs are over or somebody types q. Returns 0. Raises UsageError."""
-    runs = [RunProgress(path) for path in _directories(argv)]
+    runs = [Watched(path) for path in _directories(argv)]
     console = Console(highlight=False)
     try:
         if console.is_terminal and sys.stdin.isatty():
@@ -74,12 +104,12 @@ def _directories(argv: Sequence[str]) -> list[Path]:
     return found or [_LATEST.resolve()]
 
 
-def _follow(runs: Sequence[RunProgress], console: Console) -> None:
+def _follow(runs: Sequence[Watched], console: Console) -> None:
     """Draw while something is new, and until nothing can be."""
     _look(runs)
     with _keys() as stdin, Live(console=console, screen=True, auto_refresh=False) as live:
         live.update(_drawn(runs, console.width), refresh=True)
-        while any(run.verdict is None for run in runs):
+        while not all(run.is_over for run in runs):
             ready, _, _ = select.select([stdin], [], [], _EVERY_S)
             if ready and os.read(stdin, 1) in (b"q", b"Q", b"\x03", b""):
                 return
@@ -87,7 +117,7 @@ def _follow(runs: Sequence[RunProgress], console: Console) -> None:
                 live.update(_drawn(runs, console.width), refresh=True)
 
 
-def _look(runs: Sequence[RunProgress]) -> bool:
+def _look(runs: Sequence[Watched]) -> bool:
     """Whether anything is new in one of them."""
     return any([run.look() for run in runs])
 
@@ -104,8 +134,8 @@ def _keys() -> Iterator[int]:
         termios.tcsetattr(stdin, termios.TCSADRAIN, before)
 
 
-def _drawn(runs: Sequence[RunProgress], width: int) -> Group:
-    return Group(*(part for run in runs for part in _parts(run, width)))
+def _drawn(runs: Sequence[Watched], width: int) -> Group:
+    return Group(*(part for watched in runs for part in _parts(watched.run, width)))
 
 
 def _parts(run: RunProgress, width: int) -> Iterator[Text | Table]:

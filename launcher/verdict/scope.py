@@ -30,9 +30,14 @@ def scope_of(case: Case, result: RunResult) -> Scope | None:
         kernels=_said(histories, "attention_backend"),
         memory_touched_bytes=touched,
         memory_bytes=memory,
-        max_rate=_RULE_OF_THREE / compared if compared > _RULE_OF_THREE else None,
+        max_rate=max_rate(compared),
         not_shown=list(_not_shown(case.record.device, compared, knows_memory=memory is not None)),
     )
+
+
+def max_rate(num_good: int) -> float | None:
+    """With a confidence of 95 %, a smaller share is bad; None: too few to tell."""
+    return _RULE_OF_THREE / num_good if num_good > _RULE_OF_THREE else None
 
 
 def scope_lines(scope: Scope, num_workers: int) -> Iterator[str]:

@@ -362,6 +362,12 @@ class LaunchSettings(_Section, frozen=True):
     deadline_s: Annotated[NonNegative, SILENT] = 0.0
     """Seconds after its start when a run is over at the latest, start-up included; 0: none. It is
     judged by the steps until then: with 10 compared steps a worker passes."""
+    repeat: Annotated[Count | None, SILENT] = None
+    """How many rounds: the same run again and again, each complete and in a directory of its own,
+    with one report of all. null: one, or as many as launch.soak_s allows."""
+    soak_s: Annotated[NonNegative, SILENT] = 0.0
+    """Seconds after the start within which further rounds end, as far as the earlier ones tell; 0:
+    launch.repeat alone decides."""
     hang_timeout_s: Annotated[NonNegative, SILENT] = 300.0
     """Seconds of silence after which a worker counts as hanging; 0: never. Start-up and compilation
     get 10 times as long."""

@@ -119,6 +119,19 @@ def test_real_runs(browser: Any, launcher: Launcher, drill: str | None, told: st
     assert told in check(browser, run.directory / "report.html")
 
 
+def test_rounds(browser: Any, launcher: Launcher) -> None:
+    script = "case $MODEL_CHECK_RUN_DIR in *_002) exit 3;; esac"
+    run = launcher("--repeat=3", "--", "bash", "-c", f": '{HOSTILE}'; {script}")
+    assert run.exit_code == 3, run.output
+    text = check(browser, run.directory / "report.html")
+    assert HOSTILE in text
+    assert "failed in 1 of 3" in text
+    with browser.new_page() as tab:
+        tab.goto((run.directory / "report.html").as_uri())
+        tab.click("a:text('round_002')")
+        assert tab.url == (run.directory / "round_002" / "report.html").as_uri()
+
+
 def test_lines_and_paths_that_look_like_markup(browser: Any, launcher: Launcher) -> None:
     script = f"print({HOSTILE!r}); raise SystemExit(3)"
     place = launcher.cwd / 'a"><img src=x onerror=alert(3)>'

@@ -4,34 +4,27 @@ Written by hand: the import of a template engine took longer than all else that 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from launcher.report.page import gpu_table
 from launcher.report.page.failure import failure
 from launcher.report.page.figures import figures
 from launcher.report.page.first_screen import first_screen
-from launcher.report.page.markup import facts, folded, section, table, text
+from launcher.report.page.markup import document, facts, folded, section, table, text
 from launcher.report.page.story import Story
 from launcher.report.table import COLUMNS, number, row
 from launcher.verdict.results import RunResult, WorkerResult
 
 _VALIDATION = ("worker", "split", "after steps", "loss", "perplexity", "tokens/s")
-_STYLE = Path(__file__).with_name("style.css")
 
 
 def page(result: RunResult, story: Story) -> str:
     """The whole document."""
-    return "\n".join(_document(result, story)) + "\n"
+    title = f"{result.verdict}: Model Check on {story.record.host}"
+    return document(title, _parts(result, story))
 
 
-def _document(result: RunResult, story: Story) -> Iterator[str]:
-    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    # A page without an icon has one fetched.
-    yield '<link rel="icon" href="data:,">'
-    yield f"<title>{text(result.verdict)}: Model Check on {text(story.record.host)}</title>"
-    yield f"<style>\n{_STYLE.read_text()}</style>\n</head>\n<body>\n<main>"
+def _parts(result: RunResult, story: Story) -> Iterator[str]:
     yield from first_screen(result, story)
     yield from failure(result, story)
     yield from figures(result, story)
@@ -39,7 +32,6 @@ def _document(result: RunResult, story: Story) -> Iterator[str]:
     yield from section("Validation", _validation(result.workers))
     yield from section("GPUs", _gpus(result.workers))
     yield from section("This run", _run(result, story))
-    yield "</main>\n</body>\n</html>"
 
 
 def _validation(workers: Sequence[WorkerResult]) -> Iterator[str]:

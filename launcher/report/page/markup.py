@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from launcher.verdict.results import Verdict
 from model_check.utils.secrets import masked
@@ -16,6 +17,20 @@ SIGNS = {
     Verdict.STOPPED: "■",
 }
 """Beside each verdict's colour, for those who do not see it."""
+_STYLE = Path(__file__).with_name("style.css")
+
+
+def document(title: str, content: Iterable[str]) -> str:
+    """A page of its own: nothing of it is fetched."""
+    head = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        # A page without an icon has one fetched.
+        '<link rel="icon" href="data:,">',
+        f"<title>{text(title)}</title>",
+        f"<style>\n{_STYLE.read_text()}</style>\n</head>\n<body>\n<main>",
+    ]
+    return "\n".join([*head, *content, "</main>\n</body>\n</html>\n"])
 
 
 def text(value: object) -> str:

@@ -80,10 +80,13 @@ def test_what_the_history_held_is_no_part_of_what_was_asked(tmp_path: Path) -> N
         ({"steps": "many"}, r"Expected `int \| null`, got `str` - at `\$.steps`"),
         ({"end": {"reason": "r"}}, r"missing required field `exit_code` - at `\$.end`"),
         ({"ended": None}, "`end` and `ended`"),
-        ({"ended": ()}, "`end` or `ended` names other workers"),
+        ({"ended": (), "end": {"exit_code": 1, "tied": ["CPU0"]}}, "`end` names CPU0"),
         ({"workers": [], "groups": {}}, "`workers` and `groups`"),
         ({"groups": {"CPU1": ""}}, "`workers` and `groups`"),
-        ({"end": {"exit_code": 1, "culprits": ["CPU1"]}}, "`end` or `ended` names other workers"),
+        (
+            {"end": {"exit_code": 1, "culprits": ["CPU1"]}},
+            "`end` names CPU1, who is not in `ended`",
+        ),
         ({"started_at": "\x1b[2J"}, r"RFC3339 encoded datetime - at `\$.started_at`"),
         ({"started_at": "2026-01-01T00:00:00"}, "timezone"),
         ({"started_ns": 2**80}, r"`\$.started_ns`"),
@@ -96,6 +99,13 @@ def test_a_damaged_record_is_one_message(
     with pytest.raises(UsageError, match=message) as caught:
         rebuild([str(written(tmp_path, **changes))], print)
     assert str(tmp_path / "run.json") in str(caught.value)
+
+
+def test_a_run_whose_data_could_not_be_prepared_is_rebuilt(tmp_path: Path) -> None:
+    ended = WorkerEnd(name="prepare", returncode=2, pid=7, stopped_by_us=False, duration_s=0.1)
+    end = RunEnd(exit_code=2, culprits=("prepare",))
+    run = written(tmp_path, end=msgspec.to_builtins(end), ended=[msgspec.to_builtins(ended)])
+    assert rebuild([str(run)], lambda line: None) == 2
 
 
 def test_what_is_no_record_is_one_message(tmp_path: Path) -> None:
