@@ -39,11 +39,11 @@ _CONDEMNING = {
 }
 """The members of Counters that could condemn a GPU, and how messages call them."""
 
-_POWER_CAP = "power cap"
+POWER_CAP = "power cap"
 _REASONS = {
     0x01: "idle",
     0x02: "application clocks",
-    0x04: _POWER_CAP,
+    0x04: POWER_CAP,
     0x08: "hardware slowdown",
     0x10: "sync boost",
     0x20: "software thermal slowdown",
@@ -268,7 +268,7 @@ class Record(Struct):
 def _is_slowed(values: Mapping[str, Any]) -> bool:
     """Whether heat or power, which are judged by themselves, hold the clocks back."""
     reasons = throttle_reasons(values.get("clocks_event_reasons", 0))
-    return any(reason in SLOWDOWNS or reason == _POWER_CAP for reason in reasons)
+    return any(reason in SLOWDOWNS or reason == POWER_CAP for reason in reasons)
 
 
 def _reported(event: Counters | Telemetry) -> dict[str, Any]:
@@ -331,7 +331,7 @@ def _said_then(samples: Sequence[Telemetry]) -> Iterator[str]:
         reason for each in samples for reason in throttle_reasons(each.clocks_event_reasons or 0)
     )
     held = [reason for reason in seen if 2 * seen[reason] >= len(samples)]
-    yield from _telling(reason for reason in held if reason in (*SLOWDOWNS, _POWER_CAP))
+    yield from _telling(reason for reason in held if reason in (*SLOWDOWNS, POWER_CAP))
 
 
 def _telling(reasons: Iterable[str]) -> list[str]:

@@ -106,6 +106,8 @@ class Curves(Struct):
     first_ns: int = 0
     last_ns: int = 0
     """Of the first event and of the latest."""
+    before_end_ns: int = 0
+    """Of the latest before it said how it ended: a silent one says so when it is stopped."""
     _spent_ns: dict[str, int] = field(default_factory=dict)
     """Phase -> time in it, of those that are over."""
     _phase: tuple[str, int] | None = None
@@ -114,6 +116,8 @@ class Curves(Struct):
     def record(self, event: Event) -> None:
         self.first_ns = self.first_ns or event.t
         self.last_ns = max(self.last_ns, event.t)
+        if not isinstance(event, Done):
+            self.before_end_ns = self.last_ns
         match event:
             case Step():
                 self._step(event)

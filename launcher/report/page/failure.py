@@ -42,7 +42,8 @@ def _bits_of_all(result: RunResult) -> Iterator[str]:
 
 
 def _side_by_side(found: Disagreement) -> Iterator[str]:
-    """Digits that differ from the value of most are marked."""
+    """Digits of a float that differ from the value of most are marked; those of a fingerprint mean
+    nothing by themselves."""
     values = list(found.bits.values())
     usual = max(values, key=values.count)
     rows = "".join(
@@ -63,6 +64,8 @@ def _by_bits(found: Disagreement) -> dict[str, list[str]]:
 
 
 def _marked(bits: str, usual: str) -> str:
+    if not _decimal(bits):
+        return text(bits)
     pairs = zip_longest(bits, usual, fillvalue="")
     return "".join(text(a) if a == b else f"<mark>{text(a)}</mark>" for a, b in pairs)
 

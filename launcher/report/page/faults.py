@@ -56,7 +56,8 @@ def since(worker: WorkerResult, result: RunResult, story: Story) -> Since:
     if worker.slow is not None and worker.verdict in (Verdict.WARN, Verdict.FAIL):
         return Since(worker.slow.since_step, story.seconds(worker.slow.since_ns))
     if worker.verdict is Verdict.FAIL and not worker.symptoms and curve.last_ns:
-        return Since(history.last_step, story.seconds(curve.last_ns), is_after=True)
+        at_ns = curve.before_end_ns if result.exit_code == EXIT_HANG else curve.last_ns
+        return Since(history.last_step, story.seconds(at_ns), is_after=True)
     return Since()
 
 

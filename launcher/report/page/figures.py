@@ -7,7 +7,8 @@ from launcher.report.page.chart import Bar, Line, Mark, Scale, Segment
 from launcher.report.page.faults import difference_of, since
 from launcher.report.page.markup import section, table, text
 from launcher.report.page.story import Story
-from launcher.verdict.curves import Series
+from launcher.telemetry.health import POWER_CAP
+from launcher.verdict.curves import Series, Span
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.slow import WARM_UP
 from model_check.errors import EXIT_HANG
@@ -162,12 +163,16 @@ def _bar_of_time(worker: WorkerResult, result: RunResult, story: Story) -> Bar |
     if not spans:
         return None
     seconds = story.seconds
-    segments = [Segment(seconds(s.since_ns), seconds(s.until_ns), s.what) for s in spans]
-    last = seconds(curve.last_ns)
-    note = f"until {last:,.1f} s"
-    if result.exit_code == EXIT_HANG and worker.name in result.culprits:
-        segments.append(Segment(last, seconds(story.ended_ns), "silent"))
-        note = f"silent since {last:,.1f} s, in {spans[-1].what}"
+    is_silent = result.exit_code == EXIT_HANG and worker.name in result.culprits
+    last_ns = curve.before_end_ns if is_silent else curve.last_ns
+    segments = [
+        Segment(seconds(span.since_ns), seconds(min(span.until_ns, last_ns)), span.what)
+        for span in spans
+    ]
+    note = f"until {seconds(last_ns):,.1f} s"
+    if is_silent:
+        segments.append(Segment(seconds(last_ns), seconds(story.ended_ns), "silent"))
+        note = f"silent since {seconds(last_ns):,.1f} s, in {spans[-1].what}"
     return Bar(worker.name, segments, note)
 
 
@@ -220,11 +225,16 @@ def _throttling(story: Story, x_names: tuple[str, str]) -> Iterator[str]:
     bars = []
     for name, gpu in story.gpus.items():
         held = [span for span in gpu.held_back if span.what]
-        spans = [(story.seconds(span.since_ns), story.seconds(span.until_ns)) for span in held]
         if held:
             reasons = "; ".join(dict.fromkeys(span.what for span in held))
-            bars.append(Bar(name, [Segment(*span, "held") for span in spans], reasons))
+            bars.append(Bar(name, [_held_back(span, story) for span in held], reasons))
     if bars:
         x = Scale(0, story.seconds(story.ended_ns))
-        kinds = (("held", "held back"),)
+        kinds = (("capped", POWER_CAP), ("held", "held back"))
         yield from chart.bars("Clocks held back", bars, x_names, x, kinds)
+
+
+def _held_back(span: Span, story: Story) -> Segment:
+    """At its power cap a GPU at full load is well."""
+    kind = "capped" if span.what == POWER_CAP else "held"
+    return Segment(story.seconds(span.since_ns), story.seconds(span.until_ns), kind)

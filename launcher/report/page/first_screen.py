@@ -121,7 +121,9 @@ def _worst(worker: WorkerResult) -> str:
     """What is wrong, or the figure that comes next to it."""
     if told := next(filter(None, [*worker.symptoms, *worker.warnings, worker.cause]), None):
         return told.removeprefix(f"{worker.name}: ")
-    parts = [f"loss {number(worker.loss_first)} → {number(worker.loss_last)}"]
+    parts = []
+    if worker.loss_last is not None:
+        parts.append(f"loss {number(worker.loss_first)} → {number(worker.loss_last)}")
     if worker.tokens_per_s is not None:
         parts.append(f"{worker.tokens_per_s:,.0f} tokens/s")
     if (health := worker.telemetry) is not None and health.temperature_max_c is not None:

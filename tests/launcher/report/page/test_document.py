@@ -199,7 +199,10 @@ def test_values_that_differ_are_shown_with_both_bits_and_their_mask() -> None:
 def test_a_silent_worker_shows_where_it_stood() -> None:
     hung = worker("CPU1", Verdict.FAIL, cause="silent for 4 s")
     told = result(hung, verdict=Verdict.FAIL, exit_code=EXIT_HANG, culprits=["CPU1"])
-    curve, history = Curves(last_ns=12_000_000_000), History(last_step=8)
+    curve, history = (
+        Curves(last_ns=17_000_000_000, before_end_ns=12_000_000_000),
+        History(last_step=8),
+    )
     how = story(
         "CPU1", stacks={"CPU1": "File x.py"}, curves={"CPU1": curve}, histories={"CPU1": history}
     )

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from launcher.report.page.chart import Bar, Line, Mark, Scale, Segment, bars, lines
+from launcher.report.page.faults import since
 from launcher.report.page.figures import figures
 from launcher.report.page.gpu_curves import GpuCurves
 from launcher.verdict.curves import Curves, Series
@@ -13,7 +14,7 @@ from launcher.verdict.results import Verdict
 from launcher.verdict.slow import Slow
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_HANG
-from model_check.events import Event, NonFinite, Phase, Step, Telemetry, Xid
+from model_check.events import Done, Event, NonFinite, Phase, Step, Telemetry, Xid
 from tests.launcher.report.page.stories import result, story, worker
 
 SECOND = 1_000_000_000
@@ -106,13 +107,17 @@ def test_the_onset_of_a_straggler_is_marked() -> None:
 
 
 def test_a_silent_worker_is_silent_to_the_end() -> None:
-    events: dict[str, list[Event]] = {"CPU0": [step(0)], "CPU1": [step(0)]}
+    """Not from the moment that it was stopped, and said so, on."""
+    said = Done(t=9 * SECOND, exit_code=143)
+    events: dict[str, list[Event]] = {"CPU0": [step(0)], "CPU1": [step(0), said]}
     of = result(
         worker("CPU0"), worker("CPU1", Verdict.FAIL), culprits=["CPU1"], exit_code=EXIT_HANG
     )
     drawn = figure("Worker by time", figures(of, told(events)))
     assert "CPU1: silent since 2.0 s, in train" in drawn
     assert "CPU0: until 2.0 s" in drawn
+    begun = since(of.workers[1], of, told(events))
+    assert str(begun) == "after step 0, 2.0 s after the start"
 
 
 def test_a_run_without_steps_has_no_empty_figure() -> None:
@@ -130,6 +135,15 @@ def test_an_xid_stands_on_the_time_axis_of_every_figure_of_the_gpus() -> None:
     for title in ("Temperature", "Power", "SM clock"):
         assert "<li>GPU0: Xid 79</li>" in figure(title, drawn)
         assert '<path class="mark" d="M500 0V1000"/>' in figure(title, drawn)
+
+
+def test_a_power_cap_is_no_alarm() -> None:
+    curves = GpuCurves(began_ns=0)
+    for second, reasons in enumerate((0x04, 0x04, 0x08, 0)):
+        curves.record(Telemetry(t=second * SECOND, clocks_event_reasons=reasons))
+    how = told({"GPU0": [step(0), step(8)]}, gpus={"GPU0": curves})
+    drawn = figure("Clocks held back", figures(result(worker("GPU0")), how))
+    assert [kind in drawn for kind in ('class="capped"', 'class="held"')] == [True, True]
 
 
 def test_a_spike_stands_in_the_picture() -> None:
