@@ -42,6 +42,9 @@ from model_check.utils.secrets import masked_argv
 if TYPE_CHECKING:
     from launcher.telemetry.monitor import Monitor
 
+_SHORT_UUID = len("GPU-77aa0b1c")
+"""Characters: enough for --gpus."""
+
 
 def begin(launch: Launch) -> Launch:
     """Make the run directory, which may get another name than was planned. Raises StorageError.
@@ -238,7 +241,11 @@ def greet(launch: Launch, printer: Printer) -> None:
     unit = ("GPU" if on_gpu else "CPU worker") + ("" if num == 1 else "s")
     command = masked_argv(launch.arguments.command)
     say(f"Model Check: {num} {unit}, {shlex.join(command) or f'preset {loaded.preset}'}")
-    say(picked.why if on_gpu else f"no GPU is used: {picked.why}")
+    if not on_gpu:
+        say(f"no GPU is used: {picked.why}")
+    for place in picked.places:
+        if place.gpu is not None:  # a line for each: grep finds what is said of one
+            say(f"{place.name}: {place.gpu.name} ({place.gpu.uuid[:_SHORT_UUID]})")
     for note in picked.notes:
         say(note)
     say(f"run directory {launch.context.run_dir}")

@@ -115,8 +115,8 @@ def freest(
 def rank_free(gpus: Sequence[Gpu]) -> list[Gpu]:
     """The usable GPUs, freest first.
 
-    Idle before busy, then most free memory, lowest utilisation, coolest, lowest index. Utilisation
-    comes late: a GPU that holds 30 GiB at 0 % is waiting for its next batch, not free.
+    Idle before busy, then lowest utilisation, most free memory, coolest, lowest index. A GPU that
+    holds 30 GiB at 0 % is busy: it waits for its next batch.
     """
     return sorted((gpu for gpu in gpus if why_unusable(gpu) is None), key=_rank)
 
@@ -159,24 +159,25 @@ def why_not_idle(gpu: Gpu) -> str | None:
 
 
 def describe_choice(gpu: Gpu) -> str:
-    """`Using GPU 3 (79.1 GiB free, 0 % used)`, and which processes share it when it is busy."""
-    used = "N/A" if gpu.utilization_percent is None else f"{gpu.utilization_percent} %"
+    """`Using GPU 3 (lowest utilization): 0 % used, 79.1 GiB free`, and which processes share a busy
+    one."""
+    name, percent = gpu.label.replace("GPU", "GPU ", 1), gpu.utilization_percent
+    why, used = (" (lowest utilization)", f"{percent} %") if percent is not None else ("", "N/A")
     busy = why_busy(gpu)
     shared = f"; busy: {busy}" if busy else ""
-    name = gpu.label.replace("GPU", "GPU ", 1)
-    return f"Using {name} ({_gib(gpu.free_mib)} free, {used} used{shared})"
+    return f"Using {name}{why}: {used} used, {_gib(gpu.free_mib)} free{shared}"
 
 
 def _rank(gpu: Gpu) -> tuple[bool, float, float, float, int, int]:
-    # The driver itself takes a few MiB more or less: they must not outweigh utilisation.
+    # The driver itself takes a few MiB more or less: they must not outweigh heat.
     unknown = float("inf")
     free_mib = gpu.free_mib
     if free_mib is not None and gpu.used_mib is not None:
         free_mib += gpu.used_mib % BUSY_MIB
     return (
         why_busy(gpu) is not None,
-        unknown if free_mib is None else -free_mib,
         unknown if gpu.utilization_percent is None else gpu.utilization_percent,
+        unknown if free_mib is None else -free_mib,
         unknown if gpu.temperature_c is None else gpu.temperature_c,
         *_position(gpu),
     )

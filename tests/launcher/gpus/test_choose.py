@@ -164,8 +164,14 @@ def test_most_free_memory_comes_first_even_among_busy_ones() -> None:
     assert order(gpu(0, total_mib=24576), gpu(1)) == [1, 0]
 
 
-def test_a_few_mib_do_not_outweigh_utilisation() -> None:
-    assert order(gpu(0, used_mib=1, utilization_percent=9), gpu(1, used_mib=100)) == [1, 0]
+def test_utilisation_comes_before_memory() -> None:
+    assert order(gpu(0, utilization_percent=9), gpu(1, total_mib=16384)) == [1, 0]
+    busy = gpu(0, used_mib=4, utilization_percent=30), gpu(1, used_mib=61440)
+    assert order(*busy) == [1, 0]
+
+
+def test_a_few_mib_do_not_outweigh_heat() -> None:
+    assert order(gpu(0, used_mib=1, temperature_c=60), gpu(1, used_mib=100)) == [1, 0]
 
 
 def test_ties_go_to_the_cooler_then_to_the_lower_index() -> None:
@@ -173,17 +179,17 @@ def test_ties_go_to_the_cooler_then_to_the_lower_index() -> None:
 
 
 def test_what_is_not_told_counts_as_the_worst_of_its_kind() -> None:
-    assert order(gpu(0, used_mib=None), gpu(1, utilization_percent=None), gpu(2)) == [2, 1, 0]
+    assert order(gpu(0, used_mib=None), gpu(1, utilization_percent=None), gpu(2)) == [2, 0, 1]
 
 
 def test_the_choice_is_told_in_one_line() -> None:
-    assert describe_choice(gpu(3)) == "Using GPU 3 (79.1 GiB free, 0 % used)"
+    assert describe_choice(gpu(3)) == "Using GPU 3 (lowest utilization): 0 % used, 79.1 GiB free"
     busy = gpu(3, used_mib=30720, utilization_percent=97, processes=(GpuProcess(4711, 30000),))
     assert describe_choice(busy) == (
-        "Using GPU 3 (49.1 GiB free, 97 % used; busy: pid 4711 holds 29.3 GiB)"
+        "Using GPU 3 (lowest utilization): 97 % used, 49.1 GiB free; busy: pid 4711 holds 29.3 GiB"
     )
     silent = gpu(3, used_mib=None, utilization_percent=None)
-    assert describe_choice(silent) == "Using GPU 3 (N/A free, N/A used)"
+    assert describe_choice(silent) == "Using GPU 3: N/A used, N/A free"
 
 
 def test_memory_without_a_process_is_somebody_we_do_not_see() -> None:
