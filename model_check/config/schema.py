@@ -277,6 +277,8 @@ class LoggingSettings(_Section, frozen=True):
 
     log_interval: Annotated[Count, SILENT] = 1
     """Print a step line every so many steps (events carry every step)."""
+    details: Annotated[bool, SILENT] = False
+    """After each step line another one: tokens/s, memory, the gradient's norm by layer."""
     log_dir: Annotated[str | None, SILENT] = None
     """Parent of run directories; null: /tmp/model_check_logs_<PID>_<timestamp>/."""
     tensorboard: Annotated[bool, SILENT] = False

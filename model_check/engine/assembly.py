@@ -84,8 +84,9 @@ def build_trainer(
     plan = StepPlan(device, dtype, training.max_grad_norm, watch, fingerprints)
     if optimizer.loss_scale is not None:
         lag = 0  # a step that overflows is repeated before the next begins
+    names = [name for name, _ in model.named_parameters()]
     reader = Reader((1 if device.type == "cuda" else 0) if lag is None else lag)
-    observers = run_observers(settings, shape, dtype, context, log)
+    observers = run_observers(settings, shape, dtype, context, log, names)
     state = TrainingState(settings, shape, context, model, optimizer, observers)
     injector = Injector(context.drill, context.identity.worker, model, optimizer)
     evaluator = Evaluator(state, plan)

@@ -1,6 +1,7 @@
 """`bash run.sh` from one end to the other: real launcher, real workers, real training."""
 
 import json
+import math
 import os
 import pickle
 import re
@@ -21,6 +22,10 @@ from tests.launcher.report.report_schema import faults
 from tests.launcher.supervise.lab import wait_until_stopped
 
 Alive = Callable[[Path], list[str]]
+DETAILS = re.compile(
+    r"\[CPU0\] Details \[\d/4\] \| Tokens/s: [\d,]+ \| Memory: [\d.]+ GiB, peak [\d.]+ \| "
+    r"Grad Norm by part: (?P<norms>.+)"
+)
 STEP_LINE = re.compile(
     r"\[CPU[01]\] Step \[\d+/4\] \| Loss: \d+\.\d{4} \| LR: \d\.\d\de[+-]\d\d "
     r"\| Grad Norm: \d+\.\d{4} \| ETA: \d+:\d\d"
@@ -467,3 +472,18 @@ def test_the_plan_is_printed_without_the_trainer(launcher: Launcher, tmp_path: P
     plan = json.loads(done.stdout)
     assert [process["name"] for process in plan["processes"]] == ["prepare", "CPU0", "CPU1"]
     assert not (tmp_path / "run").exists()
+
+
+def test_details_tell_where_the_gradient_is(launcher: Launcher) -> None:
+    run = launcher("--workers=1", "logging.details=true", "logging.log_interval=3")
+    assert run.exit_code == 0, run.output
+    told = [line for line in run.lines("[CPU0] ") if "Grad Norm" in line]
+    steps, details = told[::2], told[1::2]
+    assert [line.split("]")[1].split("[")[1] for line in steps] == ["0/4", "3/4"]
+    for step, detail in zip(steps, details, strict=True):
+        found = DETAILS.fullmatch(detail)
+        assert found, detail
+        norms = dict(part.split() for part in found["norms"].split(", "))
+        assert list(norms) == ["tok_embed", "layers.0", "norm", "output"]
+        total = math.sqrt(sum(float(norm) ** 2 for norm in norms.values()))
+        assert total == pytest.approx(float(step.split("Grad Norm: ")[1].split()[0]), abs=1e-3)

@@ -1,6 +1,7 @@
 """Which observers a run has, by its settings; nothing that was not asked for is imported."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from model_check.config.schema import LoggingSettings, Settings
 from model_check.config.shape import Geometry
 from model_check.engine.device import device_name
 from model_check.engine.fingerprint_log import FingerprintLog
+from model_check.engine.observe.detail_log import DetailLog
 from model_check.engine.observe.mfu import Utilisation, flops_per_token, peak_flops
 from model_check.engine.observe.profiler import Profiler
 from model_check.engine.observe.scalars import ScalarLog, WriteScalars
@@ -25,11 +27,15 @@ def run_observers(
     dtype: torch.dtype,
     context: RunContext,
     fingerprints: FingerprintLog,
+    parameters: Sequence[str],
 ) -> list[RunObserver]:
-    """The run's own log, the logs that settings ask for, and the observers of `context`. Raises
-    ConfigError and StorageError for a log that cannot begin."""
+    """The run's own log, the logs that settings ask for, and the observers of `context`.
+    `parameters`: their names, in the order of the model. Raises ConfigError and StorageError for a
+    log that cannot begin."""
     channels, training = context.channels, settings.training
     observers: list[RunObserver] = [StepLog(settings, context.meter, channels, fingerprints)]
+    if settings.logging.details:
+        observers.append(DetailLog(settings, parameters, channels.say))
     writers: list[WriteScalars] = []
     if settings.logging.tensorboard or settings.logging.tensorboard_dir is not None:
         from model_check.engine.observe.tensorboard import TensorBoardWriter  # 0.7 s
