@@ -213,7 +213,7 @@ def _replay(argv: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _history(argv: list[str], environ: Mapping[str, str]) -> int:
-    from launcher.report.history import history
+    from launcher.history.listing import history
 
     _refuse_lost_directory()
     return history(argv, environ, _show)

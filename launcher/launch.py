@@ -15,8 +15,8 @@ from launcher.devices import Machine, Picked, pick
 from launcher.doctor.machine import check_command
 from launcher.gpus.probe import GpuProbe
 from launcher.gpus.sizes import fitted
+from launcher.history.gpu_history import GpuHistory, path_of
 from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
-from launcher.report.gpu_history import GpuHistory, path_of
 from launcher.supervise.policy import NEVER, Limits
 from launcher.telemetry.kernel_log import earlier_xids
 from model_check.config.load import Loaded, load

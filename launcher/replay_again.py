@@ -15,13 +15,13 @@ from launcher.contain.trampoline import raise_file_limit
 from launcher.devices import Machine, Picked
 from launcher.gpus.probe import GpuProbe
 from launcher.gpus.reservation import reserve
+from launcher.history.gpu_history import GpuHistory, remember
 from launcher.launch import Launch
 from launcher.output.printer import Printer
 from launcher.plan import LaunchContext, Place, cpu_places
 from launcher.replay import replay
 from launcher.report.closing import closing_lines
 from launcher.report.conclude import conclude, write
-from launcher.report.gpu_history import GpuHistory, remember
 from launcher.report.rebuild import as_it_ended, is_running, read_record, watched_again
 from launcher.verdict.disagreement import Replay
 from launcher.verdict.live import Watch

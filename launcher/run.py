@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.contain.trampoline import raise_file_limit
+from launcher.history.gpu_history import remember
 from launcher.install.versions import versions
 from launcher.launch import Launch
 from launcher.output.printer import Printer
@@ -25,7 +26,6 @@ from launcher.plan import WorkerSpec, plan_prepare
 from launcher.replay import questions_to, replay
 from launcher.report.closing import closing_lines, resume_line
 from launcher.report.conclude import conclude, write
-from launcher.report.gpu_history import remember
 from launcher.supervise.outcome import Outcome
 from launcher.supervise.policy import PATIENCE
 from launcher.supervise.supervisor import Supervisor

@@ -90,7 +90,7 @@ def pytest_runtest_makereport(
 @pytest.fixture(autouse=True, scope="session")
 def _no_default_history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No run of any test is in the history of this machine."""
-    from launcher.report.gpu_history import path_of
+    from launcher.history.gpu_history import path_of
 
     yield
     default, ours = path_of(None, os.environ), str(tmp_path_factory.getbasetemp())

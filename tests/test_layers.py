@@ -36,6 +36,7 @@ ALLOWED = {
     "launcher.output": FLOOR | {"launcher.run_dir"},
     "launcher.telemetry": FLOOR | rooms(LAUNCHER, "gpus", "output", "run_dir", "verdict"),
     "launcher.supervise": FLOOR | rooms(LAUNCHER, "contain", "output", "plan", "verdict"),
+    "launcher.history": FLOOR | rooms(LAUNCHER, "run_dir", "verdict"),
     "launcher.report.files": FLOOR,
     "launcher.report.table": FLOOR | {"launcher.verdict"},
     "launcher.report.page": FLOOR
@@ -48,7 +49,7 @@ ALLOWED = {
     "launcher.doctor": FLOOR
     | rooms(LAUNCHER, "contain", "devices", "gpus", "install", "plan", "run_dir", "telemetry"),
     "launcher": FLOOR
-    | rooms(LAUNCHER, "contain", "devices", "doctor", "gpus", "install", "output")
+    | rooms(LAUNCHER, "contain", "devices", "doctor", "gpus", "history", "install", "output")
     | rooms(LAUNCHER, "plan", "report", "report.files", "run_dir", "supervise", "telemetry")
     | {"launcher.verdict"},
     # the worker's world, from the cellar up

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.report.gpu_history import GpuHistory, path_of
+from launcher.history.gpu_history import GpuHistory, path_of
 from launcher.verdict.past import SCHEMA, PastRun, is_transient
 from model_check.config.arguments import Parser
 from model_check.config.load import Request, load

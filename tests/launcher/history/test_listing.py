@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.report.gpu_history import GpuHistory
+from launcher.history.gpu_history import GpuHistory
 from tests.launcher.verdict.test_past import UUID, past
 
 ROOT = Path(__file__).parents[3]

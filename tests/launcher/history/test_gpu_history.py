@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launcher.report import gpu_history
-from launcher.report.gpu_history import GpuHistory, path_of, remember
+from launcher.history import gpu_history
+from launcher.history.gpu_history import GpuHistory, path_of, remember
 from launcher.verdict.severity import Severity
 from model_check.errors import StorageError
 from tests.launcher.verdict.test_past import UUID, judgement, past
@@ -66,7 +66,7 @@ def child(path: Path) -> Iterator[Child]:
     """Starts a process that is up, and does something with the history when a line reaches it."""
     start = (
         "import sys; from pathlib import Path\n"
-        "from launcher.report import gpu_history\n"
+        "from launcher.history import gpu_history\n"
         "from tests.launcher.verdict.test_past import past\n"
         "history, run = gpu_history.GpuHistory(Path(sys.argv[1])), past()\n"
         "print('up', flush=True); sys.stdin.readline()\n"
