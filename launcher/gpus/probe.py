@@ -112,10 +112,12 @@ class GpuProbe(Protocol):
 
 
 class NvmlProbe:
-    """The GPUs as NVML sees them. No call may take longer than `deadline_s`."""
+    """The GPUs as NVML sees them. No call may take longer than `deadline_s`, all of them no longer
+    than `most_s`."""
 
-    def __init__(self, deadline_s: float = 5.0) -> None:
+    def __init__(self, deadline_s: float = 5.0, most_s: float = float("inf")) -> None:
         self._deadline_s = deadline_s
+        self._most_s = most_s
         self._given_up: dict[int, BrokenGpu] = {}
         """GPUs about which a call never returned, or crashed: they are never asked again."""
 
@@ -127,7 +129,8 @@ class NvmlProbe:
                 break
             except _NoAnswer as failed:
                 if failed.index is None or time.monotonic() >= self._end(began, failed.index):
-                    raise NoGpuError(f"{failed} ({WITHOUT})") from None
+                    whys = [*(gpu.why for gpu in self._given_up.values()), str(failed)]
+                    raise NoGpuError(f"{'; '.join(whys)} ({WITHOUT})") from None
                 self._given_up[failed.index] = BrokenGpu(failed.index, str(failed))
         broken = {gpu.index: gpu for gpu in snapshot.broken} | self._given_up
         in_order = tuple(broken[index] for index in sorted(broken))
@@ -137,7 +140,7 @@ class NvmlProbe:
 
     def _end(self, began: float, index: int | None) -> float:
         """Until when all calls up to those about GPU `index` may take, monotonic seconds."""
-        return began + self._deadline_s * (START_DEADLINES + (index or 0))
+        return began + min(self._most_s, self._deadline_s * (START_DEADLINES + (index or 0)))
 
     def _ask(self, began: float) -> Snapshot:
         """What a new child reports of all GPUs but those that were given up.

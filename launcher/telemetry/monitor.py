@@ -56,6 +56,8 @@ class Monitor:
         self.pid: int | None = None
         self.fd: int | None = None
         """What to read from when it is readable, until `close`; None: there is no sampler."""
+        self.silent: str | None = None
+        """The worker that the call was about which never returned, or in which the driver broke."""
         self._files: dict[str, AppendFile] = {}
         self._last_heard = 0.0
         self._finish_asked_at: float | None = None
@@ -122,12 +124,12 @@ class Monitor:
         if self._sampler:
             self._sampler.ask_to_end()
 
-    def close(self, wait_s: float = END_WAIT_S) -> None:
+    def close(self, wait_s: float = END_WAIT_S, end: float = float("inf")) -> None:
         """Take the last look, if each call takes at most `wait_s`, and all of them so long for
-        each GPU; let everything go."""
+        each GPU, or until `end` (monotonic seconds); let everything go."""
         self.finish()
         asked_at = self._finish_asked_at or 0.0
-        end = asked_at + wait_s * len(self._uuids)
+        end = min(end, asked_at + wait_s * len(self._uuids))
         while self._sampler and not self._is_over:
             call = self._sampler.in_flight()
             until = min(end, max(asked_at, call.began if call else 0.0) + wait_s)
@@ -170,23 +172,33 @@ class Monitor:
         if self._sampler and self._finish_asked_at is not None:
             is_expected = is_expected or not self._sampler.wait(_EXIT_WAIT_S)
         if not self._is_over and not is_expected:
-            self._report_end(f"its process ended{self._in_flight()}")
+            self._report_end("its process ended")
         self._is_over = True
 
     def _give_up(self, why: str) -> None:
-        self._report_end(why + self._in_flight())
+        self._report_end(why)
         self._is_over = True
         if self._sampler:
             self._sampler.kill()
 
     def _report_end(self, why: str) -> None:
-        """One line, and the record of every GPU without its last look, say that telemetry ends."""
-        unknown = [worker for worker in self._uuids if not self._has_last_look(worker)]
+        """One line, and the record of every GPU without its last look, say that telemetry ends. So
+        does that of the GPU that the call was about: what it told before is not all."""
+        call = self._sampler.in_flight() if self._sampler else None
+        if call:
+            why += f" ({call.name} did not return; see `dmesg | grep -i nvrm`)"
+            self.silent = call.name.partition(" on ")[2] or None
+        unknown = [
+            worker
+            for worker in self._uuids
+            if worker == self.silent or not self._has_last_look(worker)
+        ]
         if not unknown:
             return
         goes_on = "; the run goes on" if self._finish_asked_at is None else ""
         self._say(f"no more telemetry: {why}{goes_on}")
-        trouble = Trouble(t=time.monotonic_ns(), call="telemetry", text=why, lost=True)
+        name = call.name if call else "telemetry"
+        trouble = Trouble(t=time.monotonic_ns(), call=name, text=why, lost=True)
         for worker in unknown:
             self._keep(worker, trouble)
 
@@ -195,15 +207,33 @@ class Monitor:
         counters, asked_at = self.records[worker].counters, self._finish_asked_at
         return bool(counters and asked_at is not None and counters.t / 1e9 >= asked_at)
 
-    def _in_flight(self) -> str:
-        call = self._sampler.in_flight() if self._sampler else None
-        return f" ({call.name} did not return; see `dmesg | grep -i nvrm`)" if call else ""
+
+def look(
+    uuids: Mapping[str, str], deadline_s: float = DEADLINE_S, most_s: float = float("inf")
+) -> dict[str, Record]:
+    """What NVML reports of these GPUs (label -> UUID) at this moment, in records of one sample. A
+    GPU about which NVML is silent for `deadline_s`, or breaks, is given up, and those that were not
+    sampled are asked again without it, all within `most_s`. What went wrong is in the records;
+    nothing is raised."""
+    end = time.monotonic() + most_s
+    records, left = {label: Record() for label in uuids}, dict(uuids)
+    while left and time.monotonic() < end:
+        monitor = Monitor(left, None, 0.0, lambda _: None)
+        monitor.start(time.monotonic())
+        monitor.close(deadline_s, end)
+        records |= monitor.records
+        left = {} if monitor.silent is None else _not_sampled(left, monitor)
+    for label in left:
+        text = f"no time was left to sample it within {most_s:g} s"
+        records[label].record(
+            Trouble(t=time.monotonic_ns(), call="telemetry", text=text, lost=True)
+        )
+    return records
 
 
-def look(uuids: Mapping[str, str], deadline_s: float = DEADLINE_S) -> dict[str, Record]:
-    """What NVML reports of these GPUs (label -> UUID) at this moment, in records of one sample.
-    NVML in trouble, or silent for `deadline_s`, is in them, too; nothing is raised."""
-    monitor = Monitor(uuids, None, 0.0, lambda _: None)
-    monitor.start(time.monotonic())
-    monitor.close(deadline_s)
-    return monitor.records
+def _not_sampled(uuids: Mapping[str, str], monitor: Monitor) -> dict[str, str]:
+    return {
+        label: uuid
+        for label, uuid in uuids.items()
+        if label != monitor.silent and monitor.records[label].sample is None
+    }

@@ -219,6 +219,44 @@ def test_one_look_at_many_gpus_waits_for_each(box: MakeBox) -> None:
     assert machine.python(code).strip() == "[False, False, False, False]"
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        delay("DeviceGetHandleByUUID", 1, HANG),
+        delay("DeviceGetTotalEccErrors", 1, HANG),
+        delay("DeviceGetTemperature", 1, HANG),
+        crash("DeviceGetTemperature", 1),
+    ],
+)
+def test_one_look_gives_up_the_gpu_that_hangs_and_asks_the_others_again(
+    box: MakeBox, rule: str
+) -> None:
+    uuids = {f"GPU{index}": fake_uuid(index) for index in range(3)}
+    code = (
+        "from launcher.telemetry.monitor import look\n"
+        f"records = look({uuids!r}, deadline_s=1.0)\n"
+        "for record in records.values():\n"
+        "    print(record.sample and record.sample.temperature_c, bool(record.counters),\n"
+        "        *(trouble.call for trouble in record.health().trouble))"
+    )
+    first, second, third = box([fake_gpu(n) for n in range(3)], [rule]).python(code).splitlines()
+    assert (first, third) == ("31 True", "31 True")
+    assert second.endswith(f"nvml{rule.split()[1].removesuffix('_v2')} on GPU1")
+
+
+def test_one_look_ends_in_time_however_many_gpus_hang(box: MakeBox) -> None:
+    uuids = {f"GPU{index}": fake_uuid(index) for index in range(8)}
+    code = (
+        "import time\n"
+        "from launcher.telemetry.monitor import look\n"
+        "began = time.monotonic()\n"
+        f"records = look({uuids!r}, deadline_s=1.0, most_s=3.0)\n"
+        "print(time.monotonic() - began < 8, {record.is_lost for record in records.values()})"
+    )
+    machine = box([fake_gpu(n) for n in range(8)], [delay("DeviceGetTemperature", "*", HANG)])
+    assert machine.python(code).strip() == "True {True}"
+
+
 def test_a_driver_that_crashes_takes_only_the_sampler_along(
     box: MakeBox, supervise: Supervise
 ) -> None:
