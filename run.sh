@@ -24,8 +24,14 @@ path=:${PYTHONPATH-}:
 while [[ $path == *::* ]]; do path=${path//::/:}; done # an empty element is that directory, too
 path=${path#:} path=${path%:}
 export PYTHONPATH=$root${path:+:$path}
+purpose=run
+if [[ ${1-} == doctor && " $* " == *" --quick "* ]]; then
+    # A health check: it installs nothing, and writes nothing, not even bytecode.
+    purpose=found
+    export PYTHONDONTWRITEBYTECODE=1
+fi
 if ! python_was_chosen && ready; then
     exec "${become[@]}" "$venv/bin/python" -P -m launcher "$@"
 fi
 find_python
-exec "${become[@]}" "$python" -P -m launcher.install.environment run -P -m launcher "$@"
+exec "${become[@]}" "$python" -P -m launcher.install.environment "$purpose" -P -m launcher "$@"

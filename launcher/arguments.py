@@ -57,6 +57,7 @@ examples:
   bash run.sh doctor                            before the first run
   bash run.sh doctor launch.expect_gpus=8       a lost GPU is a FAIL
   bash run.sh doctor --json                     for machines
+  bash run.sh doctor --quick                    a health check beside jobs
 """
 _CONFIG_HELP = """
 examples:
@@ -117,6 +118,8 @@ class RunArguments(Struct, frozen=True):
     run_dir: Path | None
     dry_run: bool
     as_json: bool
+    quick: bool = False
+    """Of the doctor: NVML and the history alone."""
     is_alone: bool = False
     """One worker, on the freest GPU, unless the settings say how many."""
 
@@ -134,6 +137,7 @@ def parse_run(argv: Sequence[str], environ: Mapping[str, str], verb: str = "") -
         run_dir=names.run_dir,
         dry_run=names.dry_run,
         as_json=names.json,
+        quick=verb == "doctor" and names.quick,
     )
 
 
@@ -192,6 +196,9 @@ def _parser(verb: str) -> Parser:
     setting("launch.soak_s", "--soak", metavar="TIME", type=_seconds, help=soak)
     hang = "seconds of silence that are a hang; 0: never (300)"
     setting("launch.hang_timeout_s", "--hang-timeout", metavar="S", help=hang)
+    if verb == "doctor":
+        quick = "NVML and the history of the GPUs alone, in 10 s at most"
+        add("--quick", action="store_true", help=quick)
     add("--dry-run", action="store_true", help="print the plan, start nothing")
     add("--json", action="store_true", help="the plan (or a verb's answer) for machines")
     return parser

@@ -167,7 +167,6 @@ def _config(argv: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _doctor(argv: list[str], environ: Mapping[str, str]) -> int:
-    from launcher.doctor.doctor import doctor
     from model_check.config.load import load
 
     arguments = _only_settings(parse_run(argv, environ, "doctor"))
@@ -175,6 +174,12 @@ def _doctor(argv: list[str], environ: Mapping[str, str]) -> int:
     settings = load(arguments.request, lambda: False).settings
     as_json = arguments.as_json
     write = _show if as_json else _show_to_person
+    if arguments.quick:
+        from launcher.doctor.quick import quick
+
+        return quick(environ, settings.launch, as_json=as_json, write=write)
+    from launcher.doctor.doctor import doctor
+
     return doctor(NvmlProbe(), environ, Path.cwd(), settings, as_json=as_json, write=write)
 
 

@@ -36,7 +36,7 @@ ALLOWED = {
     "launcher.output": FLOOR | {"launcher.run_dir"},
     "launcher.telemetry": FLOOR | rooms(LAUNCHER, "gpus", "output", "run_dir", "verdict"),
     "launcher.supervise": FLOOR | rooms(LAUNCHER, "contain", "output", "plan", "verdict"),
-    "launcher.history": FLOOR | rooms(LAUNCHER, "run_dir", "verdict"),
+    "launcher.history": FLOOR | rooms(LAUNCHER, "contain", "run_dir", "verdict"),
     "launcher.report.files": FLOOR,
     "launcher.report.table": FLOOR | {"launcher.verdict"},
     "launcher.report.page": FLOOR
@@ -47,7 +47,8 @@ ALLOWED = {
     | rooms("model_check.forensics", "compare", "manifest")
     | rooms(LAUNCHER, "run_dir", "telemetry", "verdict"),
     "launcher.doctor": FLOOR
-    | rooms(LAUNCHER, "contain", "devices", "gpus", "install", "plan", "run_dir", "telemetry"),
+    | rooms(LAUNCHER, "contain", "devices", "gpus", "history", "install", "plan", "run_dir")
+    | rooms(LAUNCHER, "telemetry", "verdict"),
     "launcher": FLOOR
     | rooms(LAUNCHER, "contain", "devices", "doctor", "gpus", "history", "install", "output")
     | rooms(LAUNCHER, "plan", "report", "report.files", "run_dir", "supervise", "telemetry")

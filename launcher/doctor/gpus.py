@@ -9,7 +9,7 @@ from launcher.gpus.codes import MISSING, WITHOUT
 from launcher.gpus.probe import BrokenGpu, Gpu
 from launcher.gpus.reservation import default_lock_dir, who_can_delete
 from launcher.gpus.visible import pinnable, titles
-from launcher.telemetry.health import SLOWDOWNS, Record, symptoms, throttle_reasons
+from launcher.telemetry.health import Record, symptoms, symptoms_now, throttle_reasons
 from model_check.config.schema import LaunchSettings
 from model_check.errors import EXIT_HEALTH, EXIT_NO_GPU, ModelCheckError
 from model_check.events import Counters, Telemetry
@@ -35,12 +35,12 @@ def check_gpus(machine: Machine, launch: LaunchSettings, used: Sequence[Gpu]) ->
         served = snapshot.cuda_driver_version or "N/A"
         findings.append(ok("driver", f"{snapshot.driver_version}, serves CUDA {served}"))
     if not snapshot.gpus:
-        return [*findings, _none(machine, launch.expect_gpus)]
+        return [*findings, check_none(machine, launch.expect_gpus)]
     needed = machine.broken(launch.gpus, launch.expect_gpus)
     findings += [_broken(gpu, gpu in needed) for gpu in snapshot.broken]
     for device in pinnable(snapshot.gpus):
         findings.append(_gpu(device, device in machine.visible, device in used))
-    findings.append(_mask(machine, launch))
+    findings.append(check_mask(machine, launch))
     if (who := who_can_delete()) is not None:
         found = f"{default_lock_dir()}: {who} can delete reservations"
         advice = f"chown root {default_lock_dir()}; chmod 1777 {default_lock_dir()}"
@@ -49,7 +49,7 @@ def check_gpus(machine: Machine, launch: LaunchSettings, used: Sequence[Gpu]) ->
     return findings + [warn("GPUs", note, "") for note in notes if note]
 
 
-def _none(machine: Machine, expect_gpus: int | None) -> Finding:
+def check_none(machine: Machine, expect_gpus: int | None) -> Finding:
     """A machine with a driver should have GPUs: a run would not take its CPU for them."""
     snapshot = machine.snapshot
     found = f"none: {snapshot.reason or 'no reason given'}"
@@ -85,7 +85,8 @@ def _memory(gpu: Gpu) -> str:
     return f"{gpu.free_mib / 1024:.1f} of {gpu.total_mib / 1024:.1f} GiB free"
 
 
-def _mask(machine: Machine, launch: LaunchSettings) -> Finding:
+def check_mask(machine: Machine, launch: LaunchSettings) -> Finding:
+    """What CUDA_VISIBLE_DEVICES leaves, and whether a run with these settings has enough."""
     name, value, read = "visible GPUs", machine.mask_value, machine.mask
     num, expect_gpus = len(read.devices), launch.expect_gpus
     if expect_gpus is not None and num < expect_gpus:
@@ -112,11 +113,7 @@ def check_health(gpu: Gpu, record: Record, fail_on: Collection[str]) -> Finding:
     name = f"{gpu.label} health"
     counters, sample = record.counters or Counters(), record.sample or Telemetry()
     found_symptoms = symptoms(gpu.label, record.health())
-    advice = [str(symptom) for symptom in found_symptoms]
-    if counters.ecc_uncorrected:
-        advice.append("uncorrected memory errors since the driver was loaded: reset it when idle")
-    if SLOWDOWNS.keys() & throttle_reasons(sample.clocks_event_reasons or 0):
-        advice.append("its clocks are held back now: check its cooling and its power supply")
+    advice = [str(symptom) for symptom in (*found_symptoms, *symptoms_now(record))]
     found, what_to_do = _describe(counters, sample), "; ".join(advice)
     if any(symptom.severity.lower() in fail_on for symptom in found_symptoms):
         return fail(name, found, what_to_do, EXIT_HEALTH)

@@ -148,8 +148,7 @@ class NvmlProbe:
         Raises _NoAnswer, and NoGpuError when NVML as a whole cannot be used.
         """
         skipped, last_words = json.dumps([*self._given_up]), ""
-        child = NvmlChild("launcher.gpus.nvml", skipped, stderr=subprocess.STDOUT)
-        with closing(child):
+        with closing(_start(skipped)) as child:
             while (lines := self._wait_for_lines(child, began)) is not None:
                 for line in lines:
                     if line.startswith(ANSWER):
@@ -186,6 +185,15 @@ class NvmlProbe:
             "see `dmesg | grep -i -e nvrm -e xid`, then reset the GPU or reboot",
             call,
         )
+
+
+def _start(skipped: str) -> NvmlChild:
+    """Raises InternalError where the machine has no process or descriptor left."""
+    try:
+        return NvmlChild("launcher.gpus.nvml", skipped, stderr=subprocess.STDOUT)
+    except OSError as error:
+        why = f"its reader cannot be started ({error.strerror})"
+        raise InternalError(f"NVML was not asked: {why}") from error
 
 
 class _NoAnswer(Exception):

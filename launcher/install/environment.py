@@ -1,7 +1,8 @@
 """The environment to run in: the current one where it meets the requirements, else our own.
 
-`python -P -m launcher.install.environment run|check [PYTHON ARGUMENTS ...]`: find or make it, then
-become its Python with those arguments. run.sh and check.sh call this. Standard library only.
+`python -P -m launcher.install.environment run|check|found [PYTHON ARGUMENTS ...]`: find or make it,
+then become its Python with those arguments; `found` makes none. run.sh and check.sh call this.
+Standard library only.
 """
 
 import os
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.install.requirements import lacking, required, say
-from model_check.errors import ModelCheckError
+from model_check.errors import ModelCheckError, UsageError
 from model_check.utils.project_files import PROJECT
 
 
@@ -32,9 +33,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find(purpose: str, venv: Path) -> Path:
-    """The Python to become. Only a run takes what it finds: checks want the pinned versions."""
+    """The Python to become. Only a run takes what it finds: checks want the pinned versions.
+    `found` is a run that must not wait for an installation: it raises UsageError."""
     own = Path(sys.prefix).resolve() == venv.resolve()
-    if purpose == "run" and not own:
+    if purpose != "check" and not own:
         missing = lacking(required())
         if not missing:
             return Path(sys.executable)
@@ -47,7 +49,11 @@ def find(purpose: str, venv: Path) -> Path:
     # Here, because it takes 30 ms, which a start in a found environment does without.
     from launcher.install import installation
 
-    return installation.make(venv.absolute(), purpose)
+    if purpose != "found":
+        return installation.make(venv.absolute(), purpose)
+    if not installation.is_ready(venv, "run"):
+        raise UsageError(f"{venv}: no environment is ready; `bash run.sh doctor` makes it, once")
+    return installation.python_of(venv.absolute())
 
 
 if __name__ == "__main__":

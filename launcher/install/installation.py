@@ -50,7 +50,7 @@ def make(venv: Path, purpose: str) -> Path:
             f"{venv}: cannot make the environment: {error.strerror or error} "
             "(MODEL_CHECK_VENV names another directory)"
         ) from error
-    return _python(venv)
+    return python_of(venv)
 
 
 def is_ready(venv: Path, purpose: str) -> bool:
@@ -64,7 +64,7 @@ def is_ready(venv: Path, purpose: str) -> bool:
 
 def _stamp(venv: Path) -> str:
     made_for = hashlib.sha256(PYPROJECT.read_bytes() + CONSTRAINTS.read_bytes()).hexdigest()
-    return f"{made_for}\n{_python(venv).resolve()}\n"
+    return f"{made_for}\n{python_of(venv).resolve()}\n"
 
 
 def _claim(venv: Path) -> None:
@@ -92,7 +92,7 @@ def _lock(path: Path) -> Iterator[int]:
 
 
 def _install(venv: Path, purpose: str, lock: int) -> None:
-    started, python = time.monotonic(), _python(venv)
+    started, python = time.monotonic(), python_of(venv)
     if not _runs(python, "import sys; sys.exit(sys.version_info < (3, 11))"):
         _create(venv, lock)
     _remove_half_installed(venv)
@@ -153,7 +153,7 @@ def _pip_install(
     constraints = venv / "constraints.txt"
     versions = requirements.pins() | kept
     constraints.write_text("".join(f"{name}=={v}\n" for name, v in versions.items()))
-    command = [*_pip(_python(venv), lock), "install", "--disable-pip-version-check"]
+    command = [*_pip(python_of(venv), lock), "install", "--disable-pip-version-check"]
     command += ["--quiet"] if quiet else []
     return _call([*command, "--constraint", str(constraints), *map(str, wanted)], lock)
 
@@ -197,5 +197,5 @@ def _runs(python: Path, code: str) -> bool:
         return False
 
 
-def _python(venv: Path) -> Path:
+def python_of(venv: Path) -> Path:
     return venv / "bin" / "python"

@@ -297,6 +297,20 @@ def symptoms(worker: str, health: Health | None) -> list[Symptom]:
     return found
 
 
+def symptoms_now(record: Record) -> list[Symptom]:
+    """What one look shows and no run is judged by: errors of before, clocks of this moment."""
+    counters, sample = record.counters or Counters(), record.sample or Telemetry()
+    found = []
+    if count := counters.ecc_uncorrected:
+        figure = f"{count} uncorrected memory errors since the driver was loaded"
+        found.append(Symptom(Severity.MONITOR, figure, "reset it when idle"))
+    held = throttle_reasons(sample.clocks_event_reasons or 0)
+    if reasons := _telling(reason for reason in held if reason in SLOWDOWNS):
+        figure = f"{', '.join(reasons)}: its clocks are held back now"
+        found.append(Symptom(Severity.MONITOR, figure, "check its cooling and its power supply"))
+    return found
+
+
 _LOST_SIGHT = "its health from then on is not known"
 
 

@@ -224,7 +224,7 @@ def look(
         records |= monitor.records
         left = {} if monitor.silent is None else _not_sampled(left, monitor)
     for label in left:
-        text = f"no time was left to sample it within {most_s:g} s"
+        text = f"no time was left to sample it within {most_s:.0f} s"
         records[label].record(
             Trouble(t=time.monotonic_ns(), call="telemetry", text=text, lost=True)
         )

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
-from launcher.verdict.results import Judgement, RunResult, WorkerResult
-from launcher.verdict.severity import CauseClass, Repeat, Severity
+from launcher.verdict.results import Judgement, RunResult, Verdict, WorkerResult
+from launcher.verdict.severity import CauseClass, Repeat, Severity, Symptom
 
 SCHEMA = 1
 
@@ -122,3 +122,48 @@ def isolated(judgement: Judgement, faults: Mapping[str, EarlierFaults]) -> Judge
 
 def _isolated(row: WorkerResult, earlier: EarlierFaults) -> WorkerResult:
     return replace(row, severity=Severity.ISOLATE, cause=f"{row.cause}; {earlier}")
+
+
+def against(past: Iterable[PastRun]) -> dict[str, Symptom]:
+    """GPU's UUID -> what its history, the oldest first, holds against it. Two transient faults are
+    ISOLATE for good, any other ISOLATE until the GPU passes a run; one transient fault is watched.
+    Drills count for nothing; of a run that was replayed later, the last line counts."""
+    records: dict[str, _Record] = {}
+    for run in past:
+        if run.uuid is not None and not run.is_drill:
+            records.setdefault(run.uuid, _Record()).take(run)
+    symptoms = {uuid: record.symptom(uuid) for uuid, record in records.items()}
+    return {uuid: symptom for uuid, symptom in symptoms.items() if symptom is not None}
+
+
+class _Record(Struct):
+    """What counts of one GPU's runs, in little memory."""
+
+    transient: dict[str, PastRun] = field(default_factory=dict)
+    """By the run."""
+    isolated: PastRun | None = None
+
+    def take(self, run: PastRun) -> None:
+        name, isolated = run.run_dir or run.time, self.isolated
+        self.transient.pop(name, None)
+        if is_transient(run):
+            self.transient[name] = run
+        is_replayed = isolated is not None and (isolated.run_dir or isolated.time) == name
+        if is_replayed or run.verdict in (Verdict.PASS, Verdict.WARN):
+            self.isolated = None
+        if run.severity == Severity.ISOLATE:
+            self.isolated = run
+
+    def symptom(self, uuid: str) -> Symptom | None:
+        see, count = f"see `run.sh history {uuid[:12]}`", len(self.transient)
+        days = [run.time[:10] for run in self.transient.values()]
+        if count > 1:
+            figure = f"{count} transient faults in earlier runs, first on {days[0]}"
+            return Symptom(Severity.ISOLATE, figure, see)
+        if (run := self.isolated) is not None:
+            figure = f"ISOLATE in a run of {run.time[:10]}: {run.cause}"
+            return Symptom(Severity.ISOLATE, figure, f"a run that it passes clears this; {see}")
+        if count:
+            figure = f"a transient fault in an earlier run, on {days[0]}"
+            return Symptom(Severity.MONITOR, figure, f"a second one is ISOLATE; {see}")
+        return None

@@ -162,3 +162,23 @@ def test_a_requirement_is_met_from_its_minimum_on(
     minimum: str, version: str | None, met: bool
 ) -> None:
     assert Requirement("x", minimum).met_by(version) is met
+
+
+def test_a_quick_look_installs_nothing_and_says_what_does(bare: Tree) -> None:
+    done = bare("doctor", "--json", "--quick")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line == f"[launcher] error: {bare.venv}: no environment is ready; " + (
+        "`bash run.sh doctor` makes it, once"
+    )
+    assert not bare.venv.exists()
+    assert not [*bare.root.rglob("__pycache__")]
+
+
+def test_a_quick_look_takes_any_environment_that_is_ready(
+    ready: Tree, ready_elsewhere: Path
+) -> None:
+    assert ready.seen("doctor", "--quick")["prefix"] == str(ready.venv)
+    assert not [*(ready.root / "launcher").rglob("__pycache__")]
+    elsewhere = ready.seen("doctor", "--quick", VIRTUAL_ENV=str(ready_elsewhere))
+    assert elsewhere["prefix"] == str(ready_elsewhere)

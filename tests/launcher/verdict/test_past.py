@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launcher.verdict.past import EarlierFaults, PastRun, earlier_faults, isolated, past_runs
+from launcher.verdict.past import (
+    EarlierFaults,
+    PastRun,
+    against,
+    earlier_faults,
+    isolated,
+    past_runs,
+)
 from launcher.verdict.results import Judgement, RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Repeat, Severity
 
@@ -160,3 +167,39 @@ def test_each_worker_has_its_own() -> None:
     other = row(name="GPU4", gpu=GPU | {"uuid": "GPU-another"})
     changed = isolated(judgement(row(), other), found(past())).result.workers
     assert [each.severity for each in changed] == [Severity.ISOLATE, Severity.MONITOR]
+
+
+FAILED = past("2026-02-02", run_dir="/b", verdict="FAIL", severity="ISOLATE", repeat="persistent")
+PASSED = past("2026-02-03", run_dir="/c", verdict="PASS", severity=None, repeat=None)
+STOPPED = replace(PASSED, verdict="STOPPED", run_dir="/d")
+
+
+@pytest.mark.parametrize(
+    ("runs", "severity", "words"),
+    [
+        ([], None, ""),
+        ([PASSED], None, ""),
+        ([past()], "MONITOR", "a transient fault in an earlier run, on 2026-02-01"),
+        ([past(), PASSED], "MONITOR", "a transient fault"),
+        ([past(run_dir="/a"), past(run_dir="/b")], "ISOLATE", "2 transient faults in earlier runs"),
+        ([past(run_dir="/a"), past(run_dir="/b"), PASSED], "ISOLATE", "2 transient faults"),
+        ([past(), past()], "MONITOR", "a transient fault"),  # replayed later, twice the same run
+        ([past(), replace(FAILED, run_dir="/runs/first")], "ISOLATE", "ISOLATE in a run of 2026-"),
+        ([FAILED], "ISOLATE", "ISOLATE in a run of 2026-02-02: differs from the majority"),
+        ([FAILED, STOPPED], "ISOLATE", "ISOLATE in a run"),
+        ([FAILED, PASSED], None, ""),
+        ([FAILED, replace(FAILED, severity="MONITOR")], None, ""),  # a replay cleared it
+        ([replace(FAILED, is_drill=True), past(is_drill=True)], None, ""),
+        ([replace(FAILED, uuid=None)], None, ""),
+    ],
+)
+def test_what_earlier_runs_hold_against_a_gpu(
+    runs: list[PastRun], severity: str | None, words: str
+) -> None:
+    held = against(runs).get(UUID)
+    assert (held and held.severity) == severity
+    assert held is None or held.figure.startswith(words)
+
+
+def test_the_past_of_one_gpu_is_none_of_another() -> None:
+    assert set(against([past(uuid="GPU-a"), past(uuid="GPU-b"), PASSED])) == {"GPU-a", "GPU-b"}
