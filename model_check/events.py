@@ -395,6 +395,8 @@ class Counters(_Event, frozen=True, kw_only=True, tag="counters"):
     """Replays, recoveries and CRC errors of all links."""
     power_default_limit_w: float | None = None
     """The board's own power limit."""
+    fabric_ready: bool | None = None
+    """Whether the NVLink fabric has taken it in; None: it belongs to none."""
     watches_xids: bool | None = None
     """Whether the driver reports the Xids of this GPU."""
 

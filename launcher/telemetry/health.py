@@ -304,6 +304,10 @@ def symptoms_now(record: Record) -> list[Symptom]:
     if count := counters.ecc_uncorrected:
         figure = f"{count} uncorrected memory errors since the driver was loaded"
         found.append(Symptom(Severity.MONITOR, figure, "reset it when idle"))
+    if counters.fabric_ready is False:
+        figure = "the NVLink fabric has not taken it in"
+        cure = "see Fabric in `nvidia-smi -q`, and `systemctl status nvidia-fabricmanager`"
+        found.append(Symptom(Severity.MONITOR, figure, cure))
     held = throttle_reasons(sample.clocks_event_reasons or 0)
     if reasons := _telling(reason for reason in held if reason in SLOWDOWNS):
         figure = f"{', '.join(reasons)}: its clocks are held back now"

@@ -11,6 +11,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from launcher.gpus.codes import GPU_IS_LOST, RESET_REQUIRED, TIMEOUT
@@ -205,8 +206,19 @@ class Device:
             "power_default_limit_w": _thousandth(
                 ask("nvmlDeviceGetPowerManagementDefaultLimit", board)
             ),
+            "fabric_ready": self._fabric_ready(),
             "watches_xids": self._events is not None,
         }
+
+    def _fabric_ready(self) -> bool | None:
+        module = self._nvml.module
+        # A driver that does not know this call, or this version of it, tells all else the same.
+        with suppress(CallFailed, AttributeError):
+            info = module.c_nvmlGpuFabricInfo_v2_t()
+            self._nvml.call("nvmlDeviceGetGpuFabricInfoV", self._board, ctypes.byref(info))
+            is_done = (info.state, info.status) == (module.NVML_GPU_FABRIC_STATE_COMPLETED, 0)
+            return is_done if info.state else None
+        return None
 
     def _event_reasons(self) -> int | None:
         reasons = self._nvml.ask("nvmlDeviceGetCurrentClocksEventReasons", self._board)

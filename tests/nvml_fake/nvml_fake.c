@@ -68,6 +68,14 @@ struct nvmlFieldValue {
     int type, code;
     union nvmlValue value;
 };
+struct nvmlGpuFabricInfoV {
+    uint version;
+    unsigned char cluster[16];
+    int status;
+    uint clique;
+    unsigned char state;
+    uint health_mask;
+};
 struct nvmlEventData {
     struct device *device;
     ull type, data;
@@ -562,6 +570,18 @@ EXPORT int nvmlDeviceGetRemappedRows(
     return SUCCESS;
 }
 
+/* "fabric_state": 0 none, 1 not started, 2 in progress, 3 completed; "fabric_status" then. */
+EXPORT int nvmlDeviceGetGpuFabricInfoV(struct device *device, struct nvmlGpuFabricInfoV *info) {
+    ENTER("DeviceGetGpuFabricInfoV", device);
+    ull state, status = SUCCESS;
+    if (info->version != (sizeof *info | 2u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    if (get_number(device, "fabric_state", &state)) return NOT_SUPPORTED;
+    get_number(device, "fabric_status", &status);
+    info->state = (unsigned char)state;
+    info->status = (int)status;
+    return SUCCESS;
+}
+
 /* "violation_power_ns", "violation_thermal_ns"; `policy`: 0 power, 1 thermal. */
 EXPORT int nvmlDeviceGetViolationStatus(
     struct device *device, int policy, struct nvmlViolationTime *time) {
@@ -642,6 +662,7 @@ EXPORT uint nvml_fake_sizeof(const char *name) {
     if (!strcmp(name, "c_nvmlTemperature_v1_t")) return sizeof(struct nvmlTemperatureV);
     if (!strcmp(name, "c_nvmlViolationTime_t")) return sizeof(struct nvmlViolationTime);
     if (!strcmp(name, "c_nvmlFieldValue_t")) return sizeof(struct nvmlFieldValue);
+    if (!strcmp(name, "c_nvmlGpuFabricInfo_v2_t")) return sizeof(struct nvmlGpuFabricInfoV);
     if (!strcmp(name, "c_nvmlEventData_t")) return sizeof(struct nvmlEventData);
     return 0;
 }

@@ -43,7 +43,7 @@ def run(library_dir: Path, scenario_file: Path, code: str) -> list[str]:
     [
         "c_nvmlMemory_t", "c_nvmlMemory_v2_t", "c_nvmlUtilization_t", "c_nvmlProcessInfo_v3_t",
         "nvmlPciInfo_t", "c_nvmlTemperature_v1_t", "c_nvmlViolationTime_t", "c_nvmlFieldValue_t",
-        "c_nvmlEventData_t",
+        "c_nvmlEventData_t", "c_nvmlGpuFabricInfo_v2_t",
     ],
 )  # fmt: skip
 def test_structs_have_the_size_that_pynvml_expects(library_dir: Path, name: str) -> None:

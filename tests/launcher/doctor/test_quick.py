@@ -111,6 +111,10 @@ def test_a_gpu_that_is_lost_behind_its_name_is_named_by_telemetry(box: MakeBox) 
     [
         ({"clocks_event_reasons": 0x48}, [], 0, "hardware thermal slowdown: its clocks are held"),
         ({"clocks_event_reasons": 0x04}, [], 0, ""),
+        ({"fabric_state": 2}, [], 0, "the NVLink fabric has not taken it in"),
+        ({"fabric_state": 3, "fabric_status": 999}, [], 0, "the NVLink fabric has not"),
+        ({"fabric_state": 3}, [], 0, ""),
+        ({"fabric_state": 0}, [], 0, ""),
         ({"ecc_uncorrected": 3}, [], 0, "3 uncorrected memory errors since the driver was"),
         ({"power_limit_mw": 300000, "power_default_limit_mw": 700000}, [], 0, "power limit 300 W"),
         (
@@ -131,6 +135,12 @@ def test_what_is_told_and_what_fails_is_by_the_rules_of_a_run(
     assert (words is None) is (of_gpu == "")
     assert (words or "") in of_gpu
     assert of_gpu[:4] == (("FAIL" if code else "warn") if words else "ok  " if of_gpu else "")
+
+
+@pytest.mark.parametrize("code", [13, 25, 999])
+def test_a_driver_that_cannot_tell_its_fabric_tells_all_else(box: MakeBox, code: int) -> None:
+    rules = [fault("DeviceGetGpuFabricInfoV", "*", code)]
+    assert told(box(EIGHT, rules)) == told(box(EIGHT))
 
 
 def test_a_gpu_in_use_by_others_is_no_fault(box: MakeBox) -> None:
