@@ -1,5 +1,8 @@
 """Causal attention: backends of one signature. `backends` decides which one is used.
 
+Flash attention, which never holds the T x T scores: Dao et al., FlashAttention: Fast and
+Memory-Efficient Exact Attention with IO-Awareness, arXiv 2205.14135, algorithm 1.
+
 Shapes: B batch, H query heads, G key/value heads (H is a multiple of G), T time, D width of a head.
 """
 

@@ -28,6 +28,9 @@ class Embedding(nn.Embedding):
 
 
 class Attention(nn.Module):
+    """Grouped-query attention: several query heads share a key and a value head (Ainslie et al.,
+    GQA: Training Generalized Multi-Query Transformer Models, arXiv 2305.13245, section 2.2)."""
+
     def __init__(self, geometry: Geometry, attend: AttentionFn) -> None:
         super().__init__()
         self.head_dim = geometry.head_dim
@@ -56,7 +59,8 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: w2(silu(w1 x) * w3 x)."""
+    """SwiGLU: w2(silu(w1 x) * w3 x) (Shazeer, GLU Variants Improve Transformer, arXiv 2002.05202,
+    section 2)."""
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
@@ -71,6 +75,9 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
+    """Norm first, and RMSNorm (Zhang, Sennrich: Root Mean Square Layer Normalization, arXiv
+    1910.07467, section 3)."""
+
     def __init__(self, geometry: Geometry, attend: AttentionFn, norm_eps: float) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(geometry.hidden_size, eps=norm_eps)

@@ -1,5 +1,6 @@
 """Rotary position embedding: frequencies, tables, rotation. Computed on the CPU, so that every
-device gets the same bits.
+device gets the same bits. Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding,
+arXiv 2104.09864, section 3.4.2.
 
 The layout is that of the Hugging Face weights: a head's first half is rotated against its second.
 Shapes: B batch, H heads, T time, D width of a head.
