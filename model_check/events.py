@@ -111,6 +111,11 @@ class Break(_Event, frozen=True, kw_only=True, tag="break"):
     than one value has changed."""
 
     @property
+    def kept_as(self) -> str:
+        """What a dossier calls the tensor."""
+        return f"{self.quantity}/{self.tensor}"
+
+    @property
     def what(self) -> str:
         """`layers.0.attention.wq.weight changed (bit 9 of value 77,777) between ...`"""
         more = f" and {self.num_tensors - 1} more" if self.num_tensors > 1 else ""
@@ -323,12 +328,6 @@ class Go(_Command, frozen=True, kw_only=True, tag="go"):
 
 
 Command = Credit | AskVectors | Dump | Go
-
-
-def slot_of(command: Command) -> tuple[type[Command], int | None]:
-    """A later command of the same slot makes an earlier one obsolete; but of evidence, each fault
-    has its own."""
-    return type(command), command.of_step if isinstance(command, Dump) else None
 
 
 class Watched(_Event, frozen=True, kw_only=True, tag="watched"):

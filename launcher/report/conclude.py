@@ -1,8 +1,10 @@
 """A run that is over -> its verdict, its evidence in the run directory, report.json and .html."""
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -14,7 +16,7 @@ from launcher.report.page.story import story_of
 from launcher.telemetry.health_result import with_health
 from launcher.verdict.judge import judge
 from launcher.verdict.live import Watch
-from launcher.verdict.record import Case, RunRecord
+from launcher.verdict.record import Case, RunEnd, RunRecord
 from launcher.verdict.results import Judgement, LastStep, RunResult
 from launcher.verdict.scope import scope_of
 from launcher.verdict.slow import Slow
@@ -22,7 +24,13 @@ from launcher.verdict.steps import History
 from model_check.config.schema import FAIL_ON
 from model_check.errors import UsageError
 from model_check.events import Evidence, Telemetry, decode_gpu
-from model_check.forensics.manifest import DIFFERENCE, MANIFEST
+from model_check.forensics.manifest import (
+    COMPARED_KINDS,
+    DIFFERENCE,
+    MANIFEST,
+    DossierError,
+    read_manifest,
+)
 from model_check.utils.fingerprint import SCHEMA
 
 
@@ -35,19 +43,11 @@ def conclude(
     """The verdict of a run, and its GPUs' health. `place` puts a file of evidence into a dossier of
     `directory`, where no later run writes over it, or finds it there."""
     for name, history in watch.histories.items():
-        dossier = directory / "dossier" / name.lower()
-        history.evidence = [
-            replace(item, path=str(place(Path(item.path), dossier))) for item in history.evidence
-        ]
+        history.evidence = _placed(history.evidence, directory / "dossier" / name.lower(), place)
     end, workers = record.end, record.ended
     assert end is not None, "a run that is over has an end"
     assert workers is not None
-    named = dict.fromkeys(name for found in end.disagreements for name in found.odd)
-    named |= dict.fromkeys(name for name, h in watch.histories.items() if h.broken)
-    for found in end.disagreements:
-        if not found.odd:
-            _compare_dossiers(list(found.bits)[1:], named, watch, directory)
-    _compare_dossiers(list(named), named, watch, directory)
+    _compare_dossiers(end, watch, directory)
     histories = {worker.name: watch.histories.get(worker.name, History()) for worker in workers}
     case = Case(record, end, workers, histories, watch.agreement.agreed_steps)
     judgement = judge(case)
@@ -60,31 +60,85 @@ def conclude(
     return replace(judgement, result=replace(result, fingerprints=fingerprints, scope=scope))
 
 
-def _compare_dossiers(
-    suspects: Sequence[str], named: Collection[str], watch: Watch, directory: Path
-) -> None:
-    """Where one that differs or changed, and an equal of it that nothing is known against, kept
-    their state: which values differ, as evidence. An earlier comparison stays."""
-    dossiers = {name: directory / "dossier" / name.lower() for name in watch.histories}
-    kept = [name for name, path in dossiers.items() if (path / MANIFEST).exists()]
-    for suspect in (name for name in suspects if name in kept):
-        equals = [name for name in watch.agreement.equals(suspect) if name in kept]
-        healthy = [name for name in equals if name not in (*named, suspect)]
-        # One that is healthy beside several suspects kept its state for each.
-        peers = [path.parent for name in healthy for path in dossiers[name].rglob(MANIFEST)]
-        path = dossiers[suspect] / DIFFERENCE
-        if not path.exists() and peers:
-            _compare_with_one(dossiers[suspect], peers)
+def _placed(
+    told: Sequence[Evidence], dossier: Path, place: Callable[[Path, Path], Path]
+) -> list[Evidence]:
+    """Each file once, where it is by now; the dossiers, too, that a later one has set aside."""
+    placed = [replace(item, path=str(place(Path(item.path), dossier))) for item in told]
+    aside = sorted(dossier.absolute().glob(f"*/{MANIFEST}"))
+    placed += [Evidence(path=str(path), what="dossier") for path in aside]
+    return list({item.path: item for item in placed}.values())
+
+
+class _Dossier(NamedTuple):
+    worker: str
+    path: Path
+    is_broken: bool
+    """It holds a state that changed by itself."""
+    of_step: int
+    """The step of the fault."""
+    state_after: int
+    """Steps."""
+
+
+def _compare_dossiers(end: RunEnd, watch: Watch, directory: Path) -> None:
+    """Where suspects, and one that was healthy then, kept their state: which values differ, as
+    evidence. An earlier comparison stays."""
+    kept = [dossier for name in watch.histories for dossier in _dossiers(name, directory)]
+    suspects = _suspects(end, watch)
+    healthy = [dossier for dossier in kept if _is_healthy(dossier, suspects)]
+    for dossier in kept:
+        if dossier.worker not in suspects or dossier in healthy:
+            continue
+        if not (path := dossier.path / DIFFERENCE).exists():
+            equals = {*watch.agreement.equals(dossier.worker)} - {dossier.worker}
+            _compare_with_one(dossier, [peer for peer in healthy if peer.worker in equals])
         if path.exists():
-            watch.histories[suspect].evidence.append(Evidence(path=str(path), what="difference"))
+            evidence = Evidence(path=str(path), what="difference")
+            watch.histories[dossier.worker].evidence.append(evidence)
 
 
-def _compare_with_one(suspect: Path, peers: Sequence[Path]) -> None:
-    """With the first that kept the state after the same step."""
+def _dossiers(worker: str, directory: Path) -> Iterator[_Dossier]:
+    """One that is healthy beside several suspects kept its state for each."""
+    for path in sorted((directory / "dossier" / worker.lower()).rglob(MANIFEST)):
+        with suppress(DossierError):
+            manifest = read_manifest(path.parent)
+            if manifest.kind in COMPARED_KINDS:
+                state_after, of_step = manifest.state_after or 0, manifest.step or 0
+                is_broken = manifest.kind == "break"
+                yield _Dossier(worker, path.parent, is_broken, of_step, state_after)
+
+
+def _is_healthy(dossier: _Dossier, suspects: Mapping[str, int]) -> bool:
+    """One that became a suspect later may have been the healthy one of an earlier fault."""
+    is_before = dossier.state_after <= suspects.get(dossier.worker, math.inf)
+    return is_before and not dossier.is_broken
+
+
+def _suspects(end: RunEnd, watch: Watch) -> dict[str, int]:
+    """Worker -> the first step that it may have taken wrong. Where nobody is named, all that differ
+    but the first."""
+    found = [
+        (each.step, name) for each in end.disagreements for name in each.odd or [*each.bits][1:]
+    ]
+    found += [
+        (0 if broken.since is None else broken.since + 1, name)
+        for name, history in watch.histories.items()
+        if (broken := history.broken) is not None
+    ]
+    return {name: step for step, name in sorted(found, reverse=True)}
+
+
+def _compare_with_one(suspect: _Dossier, peers: Sequence[_Dossier]) -> None:
+    """With one that kept the state after the same step; best for the same fault."""
     from model_check.forensics.compare import write_difference  # numpy: 0.1 s
 
+    def unlike(peer: _Dossier) -> tuple[bool, bool]:
+        return peer.state_after != suspect.state_after, peer.of_step != suspect.of_step
+
     with suppress(OSError):  # a full disk: the dossiers stay
-        any(write_difference(suspect, peer) for peer in peers)
+        if peers:
+            write_difference(suspect.path, min(peers, key=unlike).path)
 
 
 def _last_steps(watch: Watch) -> list[LastStep]:

@@ -3,21 +3,26 @@
 import os
 
 from launcher.output.streams import Stream
-from model_check.events import Command, Dump, encode_command, slot_of
+from model_check.events import Command, Dump, encode_command
 
 
 class Outbox:
-    """The latest command of each slot: an older one is obsolete."""
+    """All that is to be kept, before credit, with which a worker may pass the step of it; of each
+    other kind the latest command: an older one is obsolete."""
 
     def __init__(self) -> None:
         self.stream: Stream | None = None
         """Its socket, which reads and closes elsewhere; None: it is not started yet."""
-        self._waiting: dict[tuple[type[Command], int | None], Command] = {}
+        self._dumps: list[Dump] = []
+        self._waiting: dict[type[Command], Command] = {}
         # Of a line that was begun.
         self._rest = b""
 
     def put(self, command: Command) -> None:
-        self._waiting[slot_of(command)] = command
+        if isinstance(command, Dump):
+            self._dumps.append(command)
+        else:
+            self._waiting[type(command)] = command
 
     def send(self) -> bool:
         """Whether all is said. What a worker that is gone did not hear counts as said."""
@@ -32,11 +37,11 @@ class Outbox:
         return True
 
     def _next_line(self) -> bytes:
+        if self._dumps:
+            return encode_command(self._dumps.pop(0))
         if not self._waiting:
             return b""
-        # With credit a worker may pass the step after which it is to keep its state.
-        slot = min(self._waiting, key=lambda slot: slot[0] is not Dump)
-        return encode_command(self._waiting.pop(slot))
+        return encode_command(self._waiting.pop(next(iter(self._waiting))))
 
     def _write(self, line: bytes) -> int:
         assert self.stream is not None

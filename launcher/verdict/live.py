@@ -16,6 +16,7 @@ from model_check.errors import EXIT_USAGE
 from model_check.events import (
     Break,
     Command,
+    Dump,
     Evaluation,
     Event,
     Go,
@@ -23,7 +24,6 @@ from model_check.events import (
     Phase,
     Step,
     Vectors,
-    slot_of,
 )
 from model_check.utils.words import listed
 
@@ -52,7 +52,10 @@ class Watch(Observer):
         self._paces = _paces(groups, max_lead)
         self._dossier_bytes = dossier_bytes
         self._died: set[str] = set()
-        """The workers that ended, but for those that said that they ended well."""
+        """The workers that ended, but for those that said that they ended well, and those without
+        which the run goes on."""
+        self._named: set[str] = set()
+        """The suspects of all faults so far."""
         self._step_s: dict[str, float] = {}
         """How long each worker's last step took."""
         self._settling: Settling | None = None
@@ -64,16 +67,17 @@ class Watch(Observer):
         self._news: list[str] = []
         self._later: list[tuple[str, Step | Evaluation]] = []
         """What was told while a fault was settled; compared when the others go on."""
-        # Of each slot the latest: where a report is rebuilt, nobody takes them.
-        self._commands: dict[tuple[str, type[Command], int | None], Command] = {}
+        self._dumps: list[tuple[str, Dump]] = []
+        # Of each other kind the latest: where a report is rebuilt, nobody takes them.
+        self._commands: dict[tuple[str, type[Command]], Command] = {}
         for pace in set(self._paces.values()):
             self._tell(pace.more_credit())
 
     @property
     def disagreements(self) -> list[Disagreement]:
         """In the order in which they were found, with all that is known of each by now."""
-        settlings = [*self._aside, *filter(None, [self._settling])]
-        return [explain(s.difference, s.vectors) for s in settlings if s.difference is not None]
+        faults = self._settlings
+        return [explain(s.difference, s.vectors) for s in faults if s.difference is not None]
 
     @property
     def vectors(self) -> Mapping[str, Vectors]:
@@ -135,7 +139,10 @@ class Watch(Observer):
         return self._advance(now)
 
     def commands(self) -> list[tuple[str, Command]]:
-        told = [(worker, command) for (worker, *_), command in self._commands.items()]
+        """What is to be kept comes before the credit to go on."""
+        others = [(worker, command) for (worker, _), command in self._commands.items()]
+        told = [*self._dumps, *others]
+        self._dumps.clear()
         self._commands.clear()
         return told
 
@@ -147,6 +154,10 @@ class Watch(Observer):
         """The run is over: a difference that no further report can settle counts, too."""
         if self._settling is None and (found := self.agreement.unsettled()):
             self._settle(found)
+
+    @property
+    def _settlings(self) -> list[Settling]:
+        return [*self._aside, *filter(None, [self._settling])]
 
     def _judge_alone(self, worker: str, event: Event) -> Stop | None:
         """What ends the run whatever the others say."""
@@ -172,39 +183,51 @@ class Watch(Observer):
 
     def _settle(self, found: Disagreement) -> None:
         pace = self._paces[next(iter(found.bits))]
-        self._settling = Settling(pace, self._died, self._dossier_bytes)
-        self._settling.step_s = self._step_s_of(pace)
+        self._settling = self._settling_of(pace)
         self._settling.begin_with_difference(found, self.last_vectors)
+        self._name(found.odd)
 
     def _keep_broken(self, worker: str, event: Break) -> None:
         """It names itself: where the others go on, they need not be held for it."""
+        if worker in self._dismissed or (self._settling and self._settling.asks(worker)):
+            return  # it keeps its state for the difference that it made
         pace = self._paces.get(worker)
-        settling = Settling(pace, self._died, self._dossier_bytes)
-        settling.step_s = self._step_s_of(pace)
+        settling = self._settling_of(pace)
+        self._name([worker])
         settling.begin_with_break(worker, event)
         if self._may_go_on_without((worker,), pace):
             self._put_aside(settling)
         elif self._settling is None:
             self._settling = settling
+        else:  # the run ends of the fault before: it waits for no healthy one of this
+            self._tell(told for told in settling.commands() if told[0] == worker)
 
-    def _step_s_of(self, pace: Pace | None) -> dict[str, float]:
+    def _settling_of(self, pace: Pace | None) -> Settling:
+        settling = Settling(pace, self._died, self._named, self._dossier_bytes)
         names = () if pace is None else pace.workers
-        return {name: self._step_s[name] for name in names if name in self._step_s}
+        settling.step_s = {name: self._step_s[name] for name in names if name in self._step_s}
+        return settling
+
+    def _name(self, suspects: Iterable[str]) -> None:
+        """None of them is a healthy one any more."""
+        self._named.update(suspects)
+        for settling in self._settlings:
+            settling.avoid(self._named)
 
     def _take(self, worker: str, vectors: Vectors) -> None:
         self.last_vectors[worker] = vectors
         if self._settling is not None:
             self._settling.take(worker, vectors)
 
-    def _guide(self, pace: Pace) -> None:
-        if self._settling is not None and pace is self._settling.pace:
+    def _guide(self, pace: Pace | None) -> None:
+        if pace is None or (self._settling is not None and pace is self._settling.pace):
             return  # what differs must still be there when it is asked for
         self._tell(pace.more_credit())
         if pace.is_finished:
             self._tell(pace.let_go())
 
     def _is_done(self, worker: str, of_step: int | None = None) -> None:
-        for settling in filter(None, [*self._aside, self._settling]):
+        for settling in self._settlings:
             settling.done(worker, of_step)
 
     def _advance(self, now: float | None = None) -> Stop | None:
@@ -219,7 +242,9 @@ class Watch(Observer):
             self._settling = None
             self._put_aside(settling)
             self._compare_later()
-            return self._advance(now)
+            stop = self._advance(now)
+            self._guide(settling.pace)  # unless a fault behind this one holds it
+            return stop
         self._tell(settling.commands())
         return stop
 
@@ -232,19 +257,15 @@ class Watch(Observer):
         pace, suspects = settling.pace, settling.suspects
         assert pace is not None, "there are others"
         self._aside.append(settling)
-        # One whose state changed may differ, too.
-        new = [name for name in suspects if name not in self._dismissed]
-        if new:
-            self._news.append(f"{settling.reason}: the others go on without {listed(new)}")
-        self._dismissed |= dict.fromkeys(new, Dismissal.AWAITED)
-        self._died.difference_update(new)  # nobody waits for them any more
-        for name in new:
+        self._news.append(f"{settling.reason}: the others go on without {listed(suspects)}")
+        self._dismissed |= dict.fromkeys(suspects, Dismissal.AWAITED)
+        self._died.difference_update(suspects)  # nobody waits for them any more
+        for name in suspects:
             pace.leave(name)
-        found = [self.agreement.exclude(name) for name in new]
+        found = [self.agreement.exclude(name) for name in suspects]
         for difference in filter(None, found):
             if self._settling is None:
                 self._settle(difference)
-        self._guide(pace)
 
     def _let_suspects_go(self, settling: Settling) -> None:
         """They have kept their state, or had their time."""
@@ -253,7 +274,10 @@ class Watch(Observer):
 
     def _tell(self, commands: Iterable[tuple[str, Command]]) -> None:
         for worker, command in commands:
-            self._commands[worker, *slot_of(command)] = command
+            if isinstance(command, Dump):
+                self._dumps.append((worker, command))
+            else:
+                self._commands[worker, type(command)] = command
 
 
 def _paces(groups: Mapping[str, str], max_lead: int) -> dict[str, Pace]:

@@ -35,9 +35,10 @@ class Pace:
         """Nobody trains any more."""
         return not self._last
 
-    def last_step(self, worker: str) -> int:
-        """The last that it has finished; one that has finished all is behind nobody."""
-        return self._last.get(worker, self._told_credit)
+    @property
+    def slowest_first(self) -> list[str]:
+        """Those that have not ended well."""
+        return sorted(self.here, key=lambda name: (self._last.get(name, self._told_credit), name))
 
     def on_event(self, worker: str, event: Event) -> None:
         match event:

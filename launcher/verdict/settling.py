@@ -40,12 +40,14 @@ class _Stage(Enum):
 class Settling:
     """The fault that ends the run, of one group of workers."""
 
-    def __init__(self, pace: Pace | None, died: Set[str], dossier_bytes: float | None) -> None:
-        """`pace`: of the group; None: its worker has no equals. `died`: the workers that ended, but
-        for those that said that they ended well; it grows. `dossier_bytes`: how much each may keep;
-        None: nobody keeps anything."""
+    def __init__(
+        self, pace: Pace | None, died: Set[str], named: Set[str], dossier_bytes: float | None
+    ) -> None:
+        """`pace`: of the group; None: its worker has no equals. `died`: the workers whose end
+        may end the run; it changes. `named`: the suspects of all faults so far; it grows.
+        `dossier_bytes`: how much each may keep; None: nobody keeps anything."""
         self.pace = pace
-        self.of_step: int | None = None
+        self.of_step = 0
         """The step of the fault."""
         self.difference: Disagreement | None = None
         self.vectors: dict[str, Vectors] = {}
@@ -57,7 +59,12 @@ class Settling:
         self._stage = _Stage.ASKED
         self._until = NEVER
         self._keepers: set[str] = set()
+        """Those that have not kept their state yet."""
+        self._healthy: str | None = None
+        """The one that keeps beside the suspects."""
+        self._dump: Dump | None = None
         self._died = died
+        self._named = named
         self._commands: list[tuple[str, Command]] = []
 
     @property
@@ -82,13 +89,15 @@ class Settling:
         self._commands += [(name, ask) for name in sorted(missing)]
 
     def begin_with_break(self, worker: str, found: Break) -> None:
-        """Its worker keeps its state by itself; a healthy one after the same step, or where it is
-        if it has passed that."""
+        """It and a healthy one are asked to keep their state; without equals it does by itself."""
         self.of_step = found.step
-        self._keep(Stop(f"{worker}: {found.what}", EXIT_DISAGREEMENT, (worker,)), [worker])
-        guilty = [f"{found.quantity}/{found.tensor}"]
-        dump = Dump(step=found.step + 1, of_step=found.step, tensors=guilty)
-        self._commands += [(name, dump) for name in sorted(self._keepers - {worker})]
+        stop = Stop(f"{worker}: {found.what}", EXIT_DISAGREEMENT, (worker,))
+        self._keep(stop, [worker], [found.kept_as])
+
+    def asks(self, worker: str) -> bool:
+        """Whether it is to keep its state for this difference, or will be."""
+        found = self.difference
+        return found is not None and worker in (found.odd or found.two_that_differ)
 
     def take(self, worker: str, vectors: Vectors) -> None:
         found = self.difference
@@ -108,6 +117,14 @@ class Settling:
         """It has saved its state of that fault, or could not; None: it has ended."""
         if of_step in (None, self.of_step):
             self._keepers.discard(worker)
+
+    def avoid(self, named: Set[str]) -> None:
+        """They are suspects by now: what one of them kept as a healthy one does not count, and
+        another one keeps. Where the others went on, the slowest has hardly passed that step."""
+        if self.pace and self._stage is _Stage.KEEPING and self._healthy in named:
+            self._keepers.discard(self._healthy)
+            self._commands = [each for each in self._commands if each[0] != self._healthy]
+            self._ask(self._find_healthy(self.pace.slowest_first))
 
     def commands(self) -> list[tuple[str, Command]]:
         told, self._commands = self._commands, []
@@ -152,27 +169,40 @@ class Settling:
 
     def _ask_to_keep(self) -> None:
         assert self.difference is not None
-        assert self.pace is not None
         found = explain(self.difference, self.vectors)
         code = EXIT_DISAGREEMENT if found.odd else EXIT_UNNAMED
         suspects = found.odd or found.two_that_differ
-        self._keep(Stop(str(found), code, found.odd), suspects)
-        if self._has_died and not found.odd:
-            self._keepers.clear()  # a death may name somebody
-        guilty = list(_guilty(self.vectors, suspects))
-        dump = Dump(step=self.pace.credit + 1, of_step=found.step, tensors=guilty)
-        self._commands += [(name, dump) for name in sorted(self._keepers)]
+        stop = Stop(str(found), code, found.odd)
+        self._keep(stop, suspects, list(_guilty(self.vectors, suspects)))
 
-    def _keep(self, stop: Stop, suspects: Iterable[str]) -> None:
+    def _keep(self, stop: Stop, suspects: Iterable[str], tensors: list[str]) -> None:
+        """All keep the state behind the last step with credit, which nobody has passed; one that
+        has nobody beside it, where it is."""
         self._stop, self._stage, self._until = stop, _Stage.KEEPING, NEVER
-        if self._dossier_bytes is None:
+        if self._dossier_bytes is None or (self._has_died and not stop.culprits):
+            return  # a death may name somebody
+        if self.pace is None:
+            self._keepers = {*suspects}
             return
-        self._keepers = {*suspects}
-        if self.pace is not None:
-            # One that is behind has not passed the step of the others yet.
-            here = sorted(sorted(self.pace.here - self._died), key=self.pace.last_step)
-            others = [name for name in here if name not in self._keepers]
-            self._keepers = {*self._keepers.intersection(here), *others[:1]}
+        keepers = self.pace.here.intersection(suspects) - self._died
+        if keepers:
+            keepers |= self._find_healthy(sorted(self.pace.here))
+        step = self.pace.credit + 1 if len(keepers) > 1 else 0
+        self._dump = Dump(step=step, of_step=self.of_step, tensors=tensors)
+        self._ask(keepers)
+
+    def _find_healthy(self, names: Iterable[str]) -> set[str]:
+        """The first that nothing is known against, or none."""
+        known = self._died | self._named
+        found = [name for name in names if name not in known and not self.asks(name)][:1]
+        self._healthy = next(iter(found), None)
+        return {*found}
+
+    def _ask(self, names: Iterable[str]) -> None:
+        """To keep their state."""
+        assert self._dump is not None
+        self._keepers |= {*names}
+        self._commands += [(name, self._dump) for name in sorted(names)]
 
 
 def _guilty(vectors: Mapping[str, Vectors], suspects: Iterable[str]) -> Iterator[str]:

@@ -59,7 +59,7 @@ class InStep:
     def wait_for_credit(self, step: int) -> None:
         """Until step `step` may begin, or the run is asked to end. Raises EndedEarly where it goes
         on without this worker."""
-        self._wait(lambda: self._may_go or self._has_credit(step))
+        self._wait(lambda: self._may_go or self._has_credit(step), self.serve)
         if self._may_go:
             raise EndedEarly("ended early: the run goes on without this worker")
 
@@ -70,10 +70,20 @@ class InStep:
 
     def wait_for_go(self) -> None:
         """Until nobody needs this worker as a witness, or it is asked to end."""
-        self._wait(lambda: self._may_go or not self._is_held)
+        self._wait(lambda: self._may_go or not self._is_held, self.serve)
+
+    def wait_for_dump(self) -> Dump | None:
+        """What is to be kept first, for who keeps it another way; None: nobody asks for it, or this
+        worker is asked to end."""
+        self._wait(lambda: bool(self._dumps) or self._may_go or not self._is_held, self._hear)
+        return min(self._dumps, key=lambda dump: dump.step, default=None)
 
     def serve(self) -> None:
-        """Take what came, answer what was asked; never waits."""
+        """Take what came, answer what was asked, keep what is due; never waits."""
+        self._hear()
+        self._keep_what_is_due()
+
+    def _hear(self) -> None:
         for command in self._sink.commands():
             match command:
                 case Credit(step=step):
@@ -84,7 +94,6 @@ class InStep:
                     self._dumps.append(command)
                 case Go():
                     self._may_go = True
-        self._keep_what_is_due()
 
     def _keep_what_is_due(self) -> None:
         num_done = self.num_done
@@ -100,8 +109,8 @@ class InStep:
     def _has_credit(self, step: int) -> bool:
         return not self._is_held or step <= self._credit
 
-    def _wait(self, is_over: Callable[[], bool]) -> None:
-        self.serve()
+    def _wait(self, is_over: Callable[[], bool], hear: Callable[[], None]) -> None:
+        hear()
         beat_at = time.monotonic() + BEAT_S
         while not (is_over() or self._stop.asked(self._on_notice)):
             assert self._sink.fd is not None, "without a supervisor there is nothing to wait for"
@@ -109,4 +118,4 @@ class InStep:
             if time.monotonic() >= beat_at:
                 self._sink.emit(Beat())
                 beat_at = time.monotonic() + BEAT_S
-            self.serve()
+            hear()

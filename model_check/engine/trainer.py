@@ -27,7 +27,7 @@ from model_check.engine.state import RunProgress, TrainingState
 from model_check.engine.step import StepPlan, accumulate, train_step
 from model_check.engine.stop import EndedEarly
 from model_check.errors import BrokenStateError
-from model_check.events import Break, Kept, Phase, PhaseName, Scalar
+from model_check.events import Break, Dump, Kept, Phase, PhaseName, Scalar
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Trainer:
             closing(self.source.batches(self.state.progress.sequences)) as stream,
             self.saver,
             ExitStack() as stack,
+            self._kept_if_broken(stream),
         ):
             for observer in self.state.observers:
                 stack.callback(observer.close)
@@ -86,18 +87,25 @@ class Trainer:
                 observer.before_step(step)
             is_first = step == first.step
             data = first if is_first else gather(stream, step, num_batches, plan.device)
-            self.injector.before_step(step)
-            lr = learning_rate(step, training)
-            result = train_step(state.model, data, state.optimizer, lr, plan)
-            num_done = self.in_step.num_done = step + 1
-            self.injector.after_step(data)
-            data.busy.end()
-            self._take(self.reader.push(data, lr, result))
+            read = self._train(data)
+            num_done = step + 1
+            self._take(read)
             self._between_steps(num_done)
             self._stay_in_step(num_done)
             if self.state.context.stop.asked(training.save_on_signal):
                 break
         return num_done
+
+    def _train(self, data: StepData) -> list[StepMetrics]:
+        """One step; the metrics that are due behind it."""
+        state = self.state
+        self.injector.before_step(data.step)
+        lr = learning_rate(data.step, state.settings.training)
+        result = train_step(state.model, data, state.optimizer, lr, self.plan)
+        self.in_step.num_done = data.step + 1
+        self.injector.after_step(data)
+        data.busy.end()
+        return self.reader.push(data, lr, result)
 
     def _rehearse(self, data: StepData) -> None:
         """Compute both passes of the first step once before it: equal kernels must give equal bits,
@@ -201,16 +209,39 @@ class Trainer:
             return
         self.alarm.check_weights(self.reader.last)
         self.state.context.channels.sink.emit(found)
-        if self.state.context.replay_to is None:
-            self._keep_broken(found)
-        raise BrokenStateError(f"{found.what}: nothing in this program did that")
+        raise _Broken(found)
 
-    def _keep_broken(self, found: Break) -> None:
-        channels, num_done = self.state.context.channels, self.in_step.num_done
-        guilty = [f"{found.quantity}/{found.tensor}"]
+    @contextmanager
+    def _kept_if_broken(self, stream: Iterator[Batch]) -> Iterator[None]:
+        """A run that ends of a state that changed by itself keeps it first."""
+        try:
+            yield
+        except _Broken as broken:
+            if self.state.context.replay_to is None:
+                self._keep_broken(broken.found, stream)
+            raise
+
+    def _keep_broken(self, found: Break, stream: Iterator[Batch]) -> None:
+        """When a healthy worker keeps the state after as many steps; alone, where it is."""
+        channels, stop, in_step = self.state.context.channels, self.state.context.stop, self.in_step
+        alone = Dump(step=in_step.num_done, of_step=found.step, tensors=[found.kept_as])
+        dump = in_step.wait_for_dump() or alone
+        self._train_untold(stream, dump.step)
+        if stop.asked(on_notice=False):
+            return
+        num_done, guilty = in_step.num_done, dump.tensors
         kept = self.keeper.dossier("break", num_done, step=found.step, guilty=guilty, event=found)
         channels.say(kept)
-        channels.sink.emit(Kept(step=num_done, of_step=found.step))
+        channels.sink.emit(Kept(step=num_done, of_step=dump.of_step))
+
+    def _train_untold(self, stream: Iterator[Batch], until: int) -> None:
+        """The steps up to `until`, as the others take them. Nobody judges their numbers: the state
+        that they begin with is known to be wrong."""
+        num_batches = num_micro_batches(self.state.settings)
+        for step in range(self.in_step.num_done, min(until, self.state.num_steps)):
+            if self.state.context.stop.asked(on_notice=False):
+                return
+            self._train(gather(stream, step, num_batches, self.plan.device))
 
     @contextmanager
     def _phase(self, name: PhaseName) -> Iterator[None]:
@@ -225,6 +256,12 @@ class Trainer:
     def _pause(self, paused: bool) -> None:
         for observer in self.state.observers:
             observer.pause(paused)
+
+
+class _Broken(BrokenStateError):
+    def __init__(self, found: Break) -> None:
+        super().__init__(f"{found.what}: nothing in this program did that")
+        self.found = found
 
 
 def _beginning(progress: RunProgress) -> dict[str, Scalar]:

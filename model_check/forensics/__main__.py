@@ -16,6 +16,7 @@ from model_check.errors import EXIT_PASS, EXIT_USAGE, ModelCheckError
 from model_check.events import Break, NonFinite, again
 from model_check.forensics.compare import Difference, TensorDifference, Value, compared
 from model_check.forensics.manifest import (
+    COMPARED_KINDS,
     DIFFERENCE,
     MANIFEST,
     DamagedError,
@@ -30,13 +31,12 @@ from model_check.forensics.manifest import (
     verify,
 )
 from model_check.utils.project_files import COMMAND
-from model_check.utils.words import few, printable_lines
+from model_check.utils.words import few, listed, printable_lines
 
 EXIT_DAMAGED = 1
 _COLUMNS = 80
 _LONGEST = 160
 """Characters of a value that is shown as it is."""
-_COMPARED_KINDS = ("difference", "break")
 _EPILOG = """examples:
   bash run.sh forensics RUN_DIR/dossier/gpu3
   bash run.sh forensics RUN_DIR/dossier/gpu3 RUN_DIR/dossier/gpu0
@@ -125,28 +125,36 @@ def _directory(path: Path) -> Path:
 
 
 def _peers(directory: Path, manifest: Manifest) -> Iterator[Path]:
-    """Dossiers beside it that hold the same state of the same run."""
-    if manifest.run is None or manifest.kind not in _COMPARED_KINDS:
+    """Dossiers beside it in which another worker holds the same state of the same run."""
+    if manifest.run is None or manifest.kind not in COMPARED_KINDS:
         return
-    directory = directory.absolute()
-    for path in sorted(directory.parent.glob(f"*/{MANIFEST}")):
+    for path in _beside(directory, MANIFEST):
         try:
             other = read_manifest(path.parent)
         except DossierError:
             continue
         is_same = (other.run, other.state_after) == (manifest.run, manifest.state_after)
-        if is_same and other.kind in _COMPARED_KINDS and path.parent != directory:
+        if is_same and other.kind in COMPARED_KINDS and other.worker != manifest.worker:
             yield path.parent
 
 
 def _odd_beside(directory: Path, manifest: Manifest) -> str | None:
-    """The worker that was compared with this one, which is healthy."""
-    for path in sorted(directory.absolute().parent.glob(f"*/{DIFFERENCE}")):
+    """The workers that were compared with this one, which is healthy."""
+    odd: dict[str, None] = {}
+    for path in _beside(directory, DIFFERENCE):
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             found = msgspec.json.decode(path.read_bytes(), type=Difference)
-            if found.peer == manifest.worker and path.parent != directory.absolute():
-                return found.odd
-    return None
+            if (found.peer, found.state_after) == (manifest.worker, manifest.state_after):
+                odd[found.odd] = None
+    return listed(list(odd)) if odd else None
+
+
+def _beside(directory: Path, name: str) -> list[Path]:
+    """The files of that name in the other dossiers of the run; a worker with several has set the
+    earlier ones aside."""
+    root = directory.absolute().parent
+    found = sorted([*root.glob(f"*/{name}"), *root.glob(f"*/earlier*/{name}")])
+    return [path for path in found if path.parent != directory.absolute()]
 
 
 def _later(manifest: Manifest) -> str:

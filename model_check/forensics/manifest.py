@@ -16,6 +16,8 @@ from model_check.utils.files import read_whole
 
 SCHEMA = 1
 MANIFEST, TENSORS, DIFFERENCE = "manifest.json", "tensors.safetensors", "difference.json"
+COMPARED_KINDS = ("difference", "break")
+"""Dossiers that hold a worker's state: an equal one holds the same bits after as many steps."""
 ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),

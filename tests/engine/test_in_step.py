@@ -26,6 +26,7 @@ from model_check.events import (
     EventSink,
     Finished,
     Go,
+    Kept,
     Step,
     Vectors,
     decode,
@@ -97,16 +98,6 @@ def test_no_step_begins_without_credit(line: Line) -> None:
     assert line.in_step.may_begin(3)
 
 
-def test_what_is_to_be_kept_of_two_faults_is_kept_twice(line: Line) -> None:
-    kept: list[tuple[int, int]] = []
-    line.in_step.keep = lambda dump, num_done: kept.append((dump.of_step, num_done))
-    line.say(Dump(step=5, of_step=3), Dump(step=4, of_step=2))
-    for num_done in (3, 4, 5):
-        line.in_step.num_done = num_done
-        line.in_step.serve()
-    assert kept == [(2, 4), (3, 5)]
-
-
 def test_a_command_in_pieces_and_garbage_between_are_no_trouble(line: Line) -> None:
     text = encode_command(Credit(step=0)) + b'\0\xff\n{"kind": "credit", "step": -1e9}\n[]\n'
     line.ours.sendall(text + encode_command(Credit(step=5))[:-4])
@@ -134,6 +125,33 @@ def test_who_waits_beats_and_answers(line: Line, monkeypatch: pytest.MonkeyPatch
     line.in_step.wait_for_credit(1)
     thread.join()
     assert [(event.step, event.fp) for event in answers] == [(7, {"loss": {"loss": "1"}})]
+
+
+def test_a_worker_keeps_its_state_for_each_fault_that_it_was_asked_for(line: Line) -> None:
+    kept: list[tuple[int, int]] = []
+    line.in_step.keep = lambda dump, num_done: kept.append((dump.of_step, num_done))
+    line.say(Dump(step=8, of_step=2), Dump(step=7, of_step=1))
+    for line.in_step.num_done in (6, 7, 8):
+        line.in_step.serve()
+    assert kept == [(1, 7), (2, 8)]
+    told = [line.heard() for _ in kept]
+    assert [(e.of_step, e.step) for e in told if isinstance(e, Kept)] == kept
+
+
+def test_who_keeps_another_way_is_told_what_comes_first_and_answers_meanwhile(line: Line) -> None:
+    line.in_step.keep = lambda dump, num_done: pytest.fail("kept all the same")
+    first, second = Dump(step=3, of_step=1), Dump(step=5, of_step=4)
+    line.say(Credit(step=9), AskVectors(step=4), second, first)
+    assert line.in_step.wait_for_dump() == first
+    assert isinstance(line.heard(), Vectors)
+
+
+def test_who_nobody_asks_waits_for_no_dump(line: Line) -> None:
+    assert line.in_step.wait_for_dump() is None  # it is held by nobody
+    line.say(Credit(step=9))
+    assert line.in_step.may_begin(9)
+    threading.Thread(target=line.close).start()
+    assert line.in_step.wait_for_dump() is None
 
 
 def test_a_worker_stays_at_its_end_until_it_may_go(line: Line) -> None:

@@ -6,10 +6,11 @@ DRILLS: JSON, worker -> its own drill. IN_REPLAY: the same, in replays alone. IN
 one bit turned over, in each worker another one, each time that it is computed; the file
 WORKER.varied in the run directory counts them. DIES_WHEN_ASKED: the worker that is killed when its
 fingerprints are asked for. STOPS_AFTER: `WORKER STEP`, that worker stops (SIGSTOP) when it has told
-that step. LATE: `WORKER SECONDS`, that worker tells its NaN so much later. PREPARES_WHEN: a path,
-and the preparation begins when it is there. OUT_OF_MEMORY: in its second step each worker is out of
-memory, in its own words. DIES_WHEN_KEEPING, HANGS_WHEN_KEEPING: the worker that does so when it is
-to save its state. LINGERS: the worker that tells SIGTERM and does not heed it.
+that step. LATE: `WORKER SECONDS`, that worker tells its NaN, or that its state changed, so much
+later. PREPARES_WHEN: a path, and the preparation begins when it is there. OUT_OF_MEMORY: in its
+second step each worker is out of memory, in its own words. DIES_WHEN_KEEPING, HANGS_WHEN_KEEPING:
+the worker that does so when it is to save its state. LINGERS: the worker that tells SIGTERM and
+does not heed it.
 """
 
 import json
@@ -128,12 +129,12 @@ def stop_after(step: int) -> None:
 
 
 def tell_late(seconds: float) -> None:
-    from model_check.events import Event, EventSink, NonFinite
+    from model_check.events import Break, Event, EventSink, NonFinite
 
     told = EventSink.emit
 
     def emit(sink: EventSink, event: Event) -> None:
-        if isinstance(event, NonFinite) and event.origin is None:
+        if isinstance(event, Break) or (isinstance(event, NonFinite) and event.origin is None):
             time.sleep(seconds)
         told(sink, event)
 

@@ -10,6 +10,7 @@ from model_check.errors import EXIT_DISAGREEMENT, EXIT_UNNAMED, EXIT_USAGE
 from model_check.events import (
     AskVectors,
     Break,
+    Command,
     Credit,
     Done,
     Dump,
@@ -232,11 +233,11 @@ def test_the_odd_one_and_a_healthy_one_keep_their_state_after_the_same_step() ->
     dump = Dump(step=6, of_step=4, tensors=GUILTY)  # step 5 is the last with credit
     assert seen.commands() == [("a", dump), ("b", dump)]
     assert seen.holds_run
-    assert not tell(seen, ("a", Kept(step=6)))
-    (stop,) = tell(seen, ("b", Kept(step=6)))
+    assert not tell(seen, ("a", Kept(step=6, of_step=4)))
+    (stop,) = tell(seen, ("b", Kept(step=6, of_step=4)))
     assert (stop.exit_code, stop.culprits) == (EXIT_DISAGREEMENT, ("b",))
     assert not seen.holds_run
-    assert not tell(seen, ("b", Kept(step=6)))
+    assert not tell(seen, ("b", Kept(step=6, of_step=4)))
 
 
 def test_of_two_that_differ_both_keep_theirs_and_a_death_is_not_held_back() -> None:
@@ -246,7 +247,7 @@ def test_of_two_that_differ_both_keep_theirs_and_a_death_is_not_held_back() -> N
     assert not tell(seen, ("a", Vectors(step=4)), ("b", Vectors(step=4)))
     assert [name for name, command in seen.commands() if isinstance(command, Dump)] == ["a", "b"]
     assert not seen.holds_run
-    tell(seen, ("a", Kept(step=6)))
+    tell(seen, ("a", Kept(step=6)))  # an older worker does not say of which fault
     seen.on_end("b")
     stop = seen.tick(1.0)
     assert stop is not None
@@ -275,14 +276,74 @@ def test_a_death_while_they_tell_leaves_the_others_time_to_keep() -> None:
     assert seen.tick(1.0) is not None
 
 
-def test_a_worker_that_changed_keeps_its_state_and_a_healthy_one_after_the_same_step() -> None:
-    seen = Watch(dict.fromkeys("ab", "H100"), max_lead=2, dossier_bytes=0.0)
+def kept_by(told: list[tuple[str, Command]], of_step: int) -> list[tuple[str, int]]:
+    """(worker, the state that it is to keep for this fault)"""
+    dumps = [(name, dump) for name, dump in told if isinstance(dump, Dump)]
+    return [(name, dump.step) for name, dump in dumps if dump.of_step == of_step]
+
+
+BROKE = Break(step=4, quantity="weights", tensor="w")
+
+
+def broken(*names: str) -> Watch:
+    """Equals; b found in step 4 that its state changed."""
+    seen = Watch(dict.fromkeys(names, "H100"), max_lead=2, dossier_bytes=1e9)
+    tell(seen, *((name, step(number)) for number in range(4) for name in names))
     seen.commands()
-    assert not tell(seen, ("b", Break(step=3, quantity="weights", tensor="w")))
-    assert seen.commands() == [("a", Dump(step=4, of_step=3, tensors=["weights/w"]))]
+    assert not tell(seen, ("b", step(4)), ("b", BROKE))
+    return seen
+
+
+def test_a_worker_that_changed_and_a_healthy_one_keep_their_state_after_the_same_step() -> None:
+    seen = broken(*"abc")
+    dump = Dump(step=6, of_step=4, tensors=["weights/w"])  # step 5 is the last with credit
+    assert seen.commands() == [("a", dump), ("b", dump)]
+    tell(seen, ("a", step(4)), ("c", step(4)))
+    assert seen.commands() == []  # nobody gets further
     assert seen.holds_run
-    (stop,) = tell(seen, ("a", Kept(step=3)), ("b", Kept(step=4)))
+    (stop,) = tell(seen, ("a", Kept(step=6, of_step=4)), ("b", Kept(step=6, of_step=4)))
     assert stop.culprits == ("b",)
+
+
+def test_one_whose_equals_have_ended_keeps_its_changed_state_where_it_is() -> None:
+    seen = Watch(dict.fromkeys("ab", "H100"), max_lead=2, dossier_bytes=1e9)
+    tell(seen, *((name, step(number)) for number in range(4) for name in "ab"))
+    tell(seen, ("a", Done(exit_code=0)))
+    seen.commands()
+    assert not tell(seen, ("b", step(4)), ("b", BROKE))
+    assert ("b", Dump(step=0, of_step=4, tensors=["weights/w"])) in seen.commands()
+    assert len(tell(seen, ("b", Kept(step=5, of_step=4)))) == 1
+
+
+def test_one_that_changed_while_a_difference_is_settled_keeps_its_state_beside_theirs() -> None:
+    seen = keeping(told=False)
+    tell(seen, ("b", BROKE))
+    assert seen.commands() == []  # it is odd: it will be asked with the others
+    tell(seen, ("c", BROKE))
+    assert kept_by(seen.commands(), of_step=4) == [("c", 6)]
+    tell(seen, *((name, Vectors(step=4)) for name in "abc"))
+    assert kept_by(seen.commands(), of_step=4) == [("a", 6), ("b", 6)]
+
+
+def test_one_that_keeps_beside_an_odd_one_and_changed_is_replaced_by_another() -> None:
+    seen = keeping()
+    assert kept_by(seen.commands(), of_step=4) == [("a", 6), ("b", 6)]
+    tell(seen, ("a", BROKE))
+    assert kept_by(seen.commands(), of_step=4) == [("a", 6), ("c", 6)]
+    kept = Kept(step=6, of_step=4)
+    assert not tell(seen, ("a", kept), ("b", kept))
+    (stop,) = tell(seen, ("c", kept))
+    assert stop.culprits == ("b",)
+
+
+def test_none_of_two_that_differ_is_the_healthy_one_beside_them() -> None:
+    seen = Watch(dict.fromkeys("abcd", "H100"), max_lead=2, dossier_bytes=1e9)
+    tell(seen, *((name, step(number)) for number in range(4) for name in "abcd"))
+    tell(seen, *((name, step(4, OTHER if name in "cd" else SAME)) for name in "abcd"))
+    tell(seen, *((name, Vectors(step=4)) for name in "abcd"))
+    assert kept_by(seen.commands(), of_step=4) == [("a", 6), ("b", 6), ("c", 6)]
+    tell(seen, ("b", BROKE))
+    assert kept_by(seen.commands(), of_step=4) == [("b", 6), ("d", 6)]
 
 
 def test_a_worker_alone_that_changed_is_waited_for_until_it_ends() -> None:
@@ -313,7 +374,7 @@ def test_the_others_go_on_without_the_odd_one_and_are_compared_in_each_step() ->
     assert [name for name, command in told if command == Credit(step=6)] == ["a", "c", "d"]
     tell(seen, *((name, step(5)) for name in "acd"))
     assert seen.agreement.agreed_steps["a"] == 6
-    tell(seen, ("b", Kept(step=5)), ("a", Kept(step=5)))
+    tell(seen, ("b", Kept(step=5, of_step=3)), ("a", Kept(step=5, of_step=3)))
     assert seen.dismissed == {"b": Dismissal.GIVEN_UP}
     assert ("b", Go()) in seen.commands()
 
@@ -328,32 +389,50 @@ def test_a_second_odd_one_that_told_while_the_first_was_settled_is_found() -> No
     assert asked == ["a", "c", "d"]
 
 
-def test_evidence_of_a_second_fault_takes_nothing_from_that_of_the_first() -> None:
-    seen = going_on(*"abcde")
-    for number, odd in ((3, "b"), (4, "c")):
-        tell(seen, *((n, step(number, OTHER if n == odd else SAME)) for n in "abcde"))
-    tell(seen, *((name, Vectors(step=3)) for name in "abcde"))
-    tell(seen, *((name, Vectors(step=4)) for name in "acde"))
-    told = seen.commands()  # nobody has taken the first yet
-    dumps = [(name, dump.of_step) for name, dump in told if isinstance(dump, Dump)]
-    assert sorted(dumps) == [("a", 3), ("a", 4), ("b", 3), ("c", 4)]
-    tell(seen, ("b", Kept(step=5, of_step=3)), ("a", Kept(step=6, of_step=4)))
-    assert seen.dismissed == {"b": Dismissal.AWAITED, "c": Dismissal.AWAITED}
-    tell(seen, ("a", Kept(step=5, of_step=3)))
-    assert seen.dismissed == {"b": Dismissal.GIVEN_UP, "c": Dismissal.AWAITED}
-
-
-def test_a_suspect_that_died_takes_no_time_from_a_later_fault() -> None:
+def test_one_healthy_worker_keeps_for_each_fault_and_is_no_suspect_of_another() -> None:
+    """Until then nobody gets further, so it can hold the state that both suspects hold."""
     seen = going_on(*"abcd")
     tell(seen, *((name, step(3, OTHER if name == "b" else SAME)) for name in "abcd"))
+    tell(seen, *((name, step(4, OTHER if name == "a" else SAME)) for name in "abcd"))
+    tell(seen, *((name, Vectors(step=3)) for name in "abcd"))
+    tell(seen, *((name, Vectors(step=4)) for name in "acd"))
+    told = seen.commands()
+    assert kept_by(told, of_step=3) == [("b", 5), ("c", 5)]
+    assert kept_by(told, of_step=4) == [("a", 5), ("c", 5)]
+    last_dump = max(number for number, (_, each) in enumerate(told) if isinstance(each, Dump))
+    assert Credit(step=6) in [command for _, command in told[last_dump:]]
+    tell(seen, ("b", Kept(step=5, of_step=3)), ("c", Kept(step=5, of_step=3)))
+    assert seen.dismissed == {"b": Dismissal.GIVEN_UP, "a": Dismissal.AWAITED}
+    tell(seen, ("a", Kept(step=5, of_step=4)), ("c", Kept(step=5, of_step=4)))
+    assert seen.dismissed == dict.fromkeys("ab", Dismissal.GIVEN_UP)
+
+
+def test_a_healthy_one_that_becomes_a_suspect_is_replaced_by_another() -> None:
+    seen = going_on(*"abcd")
+    tell(seen, *((name, step(3, OTHER if name == "b" else SAME)) for name in "abcd"))
+    tell(seen, *((name, Vectors(step=3)) for name in "abcd"))
+    assert kept_by(seen.commands(), of_step=3) == [("a", 5), ("b", 5)]
+    tell(seen, ("c", step(4)), ("c", step(5)))
+    tell(seen, ("a", step(4, OTHER)), ("d", step(4)))
+    assert kept_by(seen.commands(), of_step=3) == [("d", 5)]  # c has passed that state
+    tell(seen, ("b", Kept(step=5, of_step=3)), ("a", Kept(step=5, of_step=3)))
+    assert seen.dismissed == {"b": Dismissal.AWAITED}
+    tell(seen, ("d", Kept(step=5, of_step=3)))
+    assert seen.dismissed == {"b": Dismissal.GIVEN_UP}
+
+
+def test_one_that_died_when_it_was_asked_takes_no_time_from_a_later_fault() -> None:
+    seen = going_on(*"abcdef")
+    tell(seen, *((name, step(3, OTHER if name == "b" else SAME)) for name in "abcdef"))
     seen.on_end("b")
     seen.tick(1.0)
     assert seen.dismissed.keys() == {"b"}
-    tell(seen, *((name, step(4, OTHER if name == "c" else SAME)) for name in "acd"))
-    seen.tick(2.0)
-    assert seen.dismissed.keys() == {"b"}  # the others have time to tell their vectors
-    tell(seen, *((name, Vectors(step=4)) for name in "acd"))
-    assert seen.dismissed.keys() == {"b", "c"}
+    tell(seen, *((name, step(4, OTHER if name == "d" else SAME)) for name in "acdef"))
+    assert seen.tick(2.0) is None
+    assert seen.dismissed.keys() == {"b"}  # the others are still to tell their vectors
+    assert seen.due == 2.0 + SETTLE_S
+    tell(seen, *((name, Vectors(step=4)) for name in "acdef"))
+    assert seen.dismissed.keys() == {"b", "d"}
 
 
 def test_one_that_changes_while_another_is_settled_is_left_behind_too() -> None:
@@ -369,11 +448,11 @@ def test_where_nobody_is_named_or_left_the_run_ends_all_the_same() -> None:
     seen = going_on("a", "b")
     tell(seen, ("a", step(3)), ("b", step(3, OTHER)))
     tell(seen, ("a", Vectors(step=3)), ("b", Vectors(step=3)))
-    (stop,) = tell(seen, ("a", Kept(step=5)), ("b", Kept(step=5)))
+    (stop,) = tell(seen, ("a", Kept(step=5, of_step=3)), ("b", Kept(step=5, of_step=3)))
     assert stop.exit_code == EXIT_UNNAMED
     alone = Watch({"a": "H100"}, max_lead=2, dossier_bytes=0.0, goes_on=True)
     broke = Break(step=3, quantity="weights", tensor="w")
-    assert len(tell(alone, ("a", broke), ("a", Kept(step=4)))) == 1
+    assert len(tell(alone, ("a", broke), ("a", Kept(step=4, of_step=3)))) == 1
 
 
 @pytest.mark.parametrize("breaks_first", [True, False])
@@ -385,7 +464,7 @@ def test_one_that_differs_and_tells_that_it_changed_is_left_behind_once(breaks_f
     ]
     for events in told if breaks_first else reversed(told):
         tell(seen, *events)
-    tell(seen, *((name, Vectors(step=3)) for name in "acd"), ("b", Kept(step=4)))
+    tell(seen, *((name, Vectors(step=3)) for name in "abcd"), ("b", Kept(step=4, of_step=3)))
     seen.tick(1.0)
     assert seen.dismissed.keys() == {"b"}
     assert len(seen.news()) == 1
