@@ -26,12 +26,21 @@ KEYS = tuple(
 tokenizer come from, how weights begin, and which kernel computes."""
 
 
+FIRST_WEIGHTS = ("model.init_from", "model.init_std")
+"""A checkpoint has its weights; a run that begins at step 0 has those that these ask for."""
+
+
 def settings_digest(settings: Settings) -> str:
     """Of all that decides or changes the steps: equal runs have equal ones, wherever they write."""
-    silent = {name for name, field in all_fields().items() if field.on_resume == "silent"}
-    values = _flat(msgspec.to_builtins(settings))
-    acting = {name: value for name, value in values.items() if name not in silent}
+    acting = acting_settings(msgspec.to_builtins(settings))
     return hashlib.sha256(msgspec.json.encode(acting, order="sorted")).hexdigest()[:16]
+
+
+def acting_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Name -> value of those. `tree`: all settings, as plain types."""
+    silent = {name for name, field in all_fields().items() if field.on_resume == "silent"}
+    values = _flat(tree)
+    return {n: value for n, value in values.items() if n not in silent or n in FIRST_WEIGHTS}
 
 
 def check_resume(resume: str | None) -> None:

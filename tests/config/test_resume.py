@@ -8,7 +8,7 @@ import pytest
 
 from model_check.config.fields import all_fields
 from model_check.config.load import Request, load
-from model_check.config.resume import KEYS, changes, check_resume, forbidden
+from model_check.config.resume import KEYS, changes, check_resume, forbidden, settings_digest
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
 
@@ -160,3 +160,10 @@ def test_a_path_at_which_there_is_nothing_is_refused(tmp_path: Path) -> None:
         check_resume(fine)
     with pytest.raises(ConfigError, match=r"training\.resume = .*gone\.pt: no such file"):
         check_resume(str(tmp_path / "gone.pt"))
+
+
+def test_runs_that_begin_with_other_weights_have_another_digest() -> None:
+    one = settings_digest(settings())
+    assert settings_digest(settings("launch.workers=3", "training.save_last=true")) == one
+    others = [settings("model.init_std=0.03"), settings("model.init_from=weights.pt")]
+    assert len({one, *map(settings_digest, others)}) == 3
