@@ -190,10 +190,10 @@ def _only_settings(arguments: RunArguments) -> RunArguments:
 
 
 def _report(argv: list[str]) -> int:
-    from launcher.report.rebuild import USAGE, rebuild
+    from launcher.report.rebuild import parser, rebuild
 
-    if argv in (["--help"], ["-h"]):
-        _show(USAGE)
+    if {"-h", "--help"} & {*argv}:
+        _show(parser().format_help().rstrip())
         return EXIT_PASS
     return rebuild(argv, _show)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.report.table import number, table
+from launcher.verdict.golden import golden_lines
 from launcher.verdict.results import Judgement, Verdict, WorkerResult
 from launcher.verdict.scope import scope_lines
 from launcher.verdict.summary import names_by_text
@@ -32,6 +33,8 @@ def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Ite
     if result.dropped_lines:
         yield f"{result.dropped_lines} lines were too fast for this terminal; the logs have them"
     yield f"logs and report: {directory}"
+    if result.golden is not None:
+        yield from golden_lines(result.golden)
     if result.scope is not None:
         yield from scope_lines(result.scope, len(result.workers))
     yield f"{result.verdict}: {result.summary} (exit code {result.exit_code})"

@@ -60,6 +60,15 @@ def conclude(
     return replace(judgement, result=replace(result, fingerprints=fingerprints, scope=scope))
 
 
+def held_against_golden(record: RunRecord, watch: Watch) -> RunRecord:
+    """The record of a run that is over, with how its workers stand to the golden file that `watch`
+    has, if it has one."""
+    if watch.golden is None:
+        return record
+    golden = watch.golden.result(record, watch.histories, watch.last_vectors)
+    return replace(record, golden=golden)
+
+
 def _placed(
     told: Sequence[Evidence], dossier: Path, place: Callable[[Path, Path], Path]
 ) -> list[Evidence]:

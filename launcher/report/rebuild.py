@@ -2,6 +2,7 @@
 
 import heapq
 import os
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,41 +15,69 @@ from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.report.closing import closing_lines
-from launcher.report.conclude import conclude, write
+from launcher.report.conclude import conclude, held_against_golden, write
 from launcher.report.files import content_of, lines_of
+from launcher.report.golden import (
+    Finished,
+    golden_of,
+    read_golden,
+    settings_of,
+    what_was_written,
+    write_golden,
+)
 from launcher.report.rounds import Rounds, rounds_lines, write_rounds
 from launcher.telemetry.health import Record
+from launcher.verdict.golden import ENOUGH_WORKERS, Golden
+from launcher.verdict.golden_watch import GoldenWatch
 from launcher.verdict.health import Health
 from launcher.verdict.live import Watch
 from launcher.verdict.past import isolated
 from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
-from launcher.verdict.results import Judgement
+from model_check.config.arguments import Parser
 from model_check.errors import EXIT_INTERNAL, EXIT_UNNAMED, StorageError, UsageError
 from model_check.events import Event, decode, decode_gpu
+from model_check.utils.project_files import COMMAND
 from model_check.utils.requests import request_of
 from model_check.utils.words import listed
 
-USAGE = """\
-usage: run.sh report RUN_DIR ...
-
+_ABOUT = """\
 Make the reports of finished runs again from what they left behind, and print
 them. Ends with the exit code of the first run that did not pass.
-
+"""
+_HELP = """
 examples:
   bash run.sh report .logs/latest
-  bash run.sh report /tmp/model_check_logs_*"""
+  bash run.sh report /tmp/model_check_logs_*
+  bash run.sh report .logs/latest --write-golden h100.json
+  bash run.sh report .logs/latest --golden h100.json
+"""
+
+
+def parser() -> Parser:
+    prog = f"{COMMAND} report"
+    usage = f"{prog} RUN_DIR ... [--golden FILE | --write-golden FILE]"
+    parser = Parser(prog=prog, usage=usage, description=_ABOUT, epilog=_HELP)
+    add = parser.add_argument
+    add("run_dirs", nargs="*", type=Path, metavar="RUN_DIR", help=".logs/latest is the newest")
+    against = "hold the bits and the speed of every worker against this file"
+    add("--golden", type=Path, metavar="FILE", help=against)
+    wanted = f"make that file of a run that passed, where {ENOUGH_WORKERS} or more workers agreed"
+    add("--write-golden", type=Path, metavar="FILE", help=wanted)
+    add("--force", action="store_true", help="write it of any run; it will say what was missing")
+    return parser
 
 
 def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
     """Rebuild each run's report and print it. Returns the first exit code that is not 0.
 
-    Raises UsageError for a directory that holds no run of ours, or one that is still going.
+    Raises UsageError for a directory that holds no run of ours, or one that is still going, for a
+    golden file that cannot be read, or a run that none can be made of; StorageError.
     """
-    if option := next((word for word in argv if word.startswith("-")), None):
-        raise UsageError(f"report: {option}: no such option (report.json is for machines)")
-    if not argv:
-        raise UsageError("report: give one run directory or more (.logs/latest is the newest)")
-    runs = [_again(Path(name)) for name in argv]
+    names = parser().read(argv)
+    _refuse_options(names)
+    golden = None if names.golden is None else read_golden(names.golden)
+    runs = [_again(each, golden, names.golden) for each in names.run_dirs]
+    new = golden_of(runs[0].last, force=names.force) if names.write_golden is not None else None
     for run in runs:
         try:
             run.write()
@@ -57,6 +86,9 @@ def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
             say(f"[launcher] no report: {error}")
         for line in run.lines:
             say(f"[launcher] {line}")
+    if new is not None:
+        write_golden(names.write_golden, new)
+        say(f"[launcher] {what_was_written(names.write_golden, new)}")
     return next((run.exit_code for run in runs if run.exit_code), 0)
 
 
@@ -66,44 +98,64 @@ class Rebuilt(NamedTuple):
     exit_code: int
     lines: Sequence[str]
     """That end the run."""
+    last: Finished
+    """The run, or the last of its rounds."""
     write: Callable[[], None]
     """Raises StorageError."""
 
 
-def _again(directory: Path) -> Rebuilt:
+def _again(directory: Path, golden: Golden | None, golden_file: Path | None) -> Rebuilt:
     """Raises UsageError."""
     if paths := run_dir.rounds_in(directory):
-        return _rounds_again(directory, paths)
-    judgement, record, watch = _rebuilt(directory)
-    lines = list(closing_lines(judgement, directory, tail_lines=0))
-    result = judgement.result
-    return Rebuilt(result.exit_code, lines, partial(write, result, record, watch, directory))
+        return _rounds_again(directory, paths, golden, golden_file)
+    run = _rebuilt(directory, golden, golden_file)
+    lines = list(closing_lines(run.judgement, directory, tail_lines=0))
+    return Rebuilt(run.judgement.result.exit_code, lines, run, partial(_write, [run]))
 
 
-def _rounds_again(directory: Path, paths: Sequence[Path]) -> Rebuilt:
+def _rounds_again(
+    directory: Path, paths: Sequence[Path], golden: Golden | None, golden_file: Path | None
+) -> Rebuilt:
     """Of those that began. Raises UsageError."""
-    rounds, writes = Rounds(), list[Callable[[], None]]()
-    for path in (path for path in paths if (path / "run.json").exists()):
-        judgement, record, watch = _rebuilt(path)
-        rounds.take(path, judgement.result)
-        writes.append(partial(write, judgement.result, record, watch, path))
-    if not writes:
+    begun = [path for path in paths if (path / "run.json").exists()]
+    if not begun:
         raise UsageError(f"{directory}: none of its rounds has begun")
+    runs, rounds = [_rebuilt(path, golden, golden_file) for path in begun], Rounds()
+    for run in runs:
+        rounds.take(run.directory, run.judgement.result)
     result = rounds.result
-    writes.append(partial(write_rounds, result, directory))
-    lines = list(rounds_lines(result, directory))
 
     def write_all() -> None:
-        for each in writes:
-            each()
+        _write(runs)
+        write_rounds(result, directory)
 
-    return Rebuilt(result.exit_code, lines, write_all)
+    lines = list(rounds_lines(result, directory))
+    return Rebuilt(result.exit_code, lines, runs[-1], write_all)
 
 
-def watched_again(record: RunRecord, directory: Path) -> Watch:
+def _write(runs: Sequence[Finished]) -> None:
+    """Raises StorageError."""
+    for run in runs:
+        write(run.judgement.result, run.record, run.watch, run.directory)
+
+
+def _refuse_options(names: Namespace) -> None:
+    """Raises UsageError for what does not go together."""
+    if not names.run_dirs:
+        raise UsageError("report: give one run directory or more (.logs/latest is the newest)")
+    if names.golden is not None and names.write_golden is not None:
+        raise UsageError("report: --golden and --write-golden: give one of them")
+    if names.write_golden is not None and len(names.run_dirs) > 1:
+        raise UsageError("report: --write-golden takes one run directory")
+    if names.force and names.write_golden is None:
+        raise UsageError("report: --force goes with --write-golden FILE")
+
+
+def watched_again(record: RunRecord, directory: Path, golden: GoldenWatch | None = None) -> Watch:
     """The run as it was watched. Raises UsageError."""
+    goes_on = record.on_suspect == "continue"
     # Nobody is there to obey.
-    watch = Watch(record.groups, max_lead=1, goes_on=record.on_suspect == "continue")
+    watch = Watch(record.groups, max_lead=1, goes_on=goes_on, golden=golden)
     told = (_told_by(name, directory) for name in record.groups)
     for _, name, event in heapq.merge(*told, key=itemgetter(0)):
         watch.on_event(name, event)
@@ -111,12 +163,15 @@ def watched_again(record: RunRecord, directory: Path) -> Watch:
     return watch
 
 
-def _rebuilt(directory: Path) -> tuple[Judgement, RunRecord, Watch]:
-    record = read_record(directory)
-    watch = watched_again(record, directory)
-    record = as_it_ended(record, directory, watch)
+def _rebuilt(directory: Path, golden: Golden | None, file: Path | None) -> Finished:
+    record, held = read_record(directory), None
+    if golden is not None:
+        held = GoldenWatch(golden, str(file), record.groups, settings_of(directory))
+    watch = watched_again(record, directory, held)
+    record = held_against_golden(as_it_ended(record, directory, watch), watch)
     judgement = conclude(record, watch, directory.absolute(), run_dir.kept)
-    return isolated(judgement, record.earlier_faults or {}), record, watch
+    judgement = isolated(judgement, record.earlier_faults or {})
+    return Finished(directory, judgement, record, watch)
 
 
 def as_it_ended(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:
@@ -163,6 +218,8 @@ def _refuse_contradictions(record: RunRecord) -> None:
         return
     if end is None or ended is None:
         raise ValueError("it needs `end` and `ended`, or neither")
+    if record.golden and workers != {each.name for each in record.golden.workers}:
+        raise ValueError("`golden` names other workers than `workers`")
     if strangers := end.workers - {worker.name for worker in ended}:
         raise ValueError(f"`end` names {listed(sorted(strangers))}, who is not in `ended`")
 

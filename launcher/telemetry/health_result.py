@@ -17,6 +17,7 @@ from model_check.errors import (
     EXIT_INTERNAL,
     EXIT_PASS,
     EXIT_UNNAMED,
+    EXIT_UNPROVEN,
 )
 from model_check.events import Telemetry
 
@@ -105,7 +106,7 @@ def _decide(result: RunResult, found: Symptoms, fail_on: Collection[str]) -> Run
     """
     failing = {name: of_one for name, of_one in found.items() if _fails(of_one, fail_on)}
     hard = {name: of_one for name, of_one in found.items() if worst(of_one).is_hard}
-    if failing and _is_open(result):
+    if failing and (_is_open(result) or result.exit_code == EXIT_UNPROVEN):
         parts = [_sentences(failing)]
         if not failing.keys() & hard.keys():
             parts.append("launch.fail_on makes this a failure")

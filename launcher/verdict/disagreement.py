@@ -75,19 +75,19 @@ class Disagreement(Struct, frozen=True):
 
     def __str__(self) -> str:
         where = self.place if self.tensor else f"the {self.place}"
-        values = ", ".join(self._values())
         if not self.odd:
             what = f"workers differ in {where}, and no majority tells which is right"
         else:
             what = f"{listed(self.odd)} differ{'s' if len(self.odd) == 1 else ''} in {where}"
-        return f"step {self.step}: {what}: {values}"
+        return f"step {self.step}: {what}: {self.values}"
 
-    def _values(self) -> list[str]:
-        """Workers with the same bits share one."""
+    @property
+    def values(self) -> str:
+        """`CPU0 and CPU2 1.5 (0x1.8p+0), CPU1 2 (0x1p+1)`"""
         by_bits: dict[str, list[str]] = {}
         for worker, bits in self.bits.items():
             by_bits.setdefault(bits, []).append(worker)
-        return [f"{listed(names)} {_shown(bits)}" for bits, names in by_bits.items()]
+        return ", ".join(f"{listed(names)} {_shown(bits)}" for bits, names in by_bits.items())
 
 
 def _shown(bits: str) -> str:

@@ -87,19 +87,21 @@ class Cause(Enum):
     NOT_COMPARABLE = Verdict.INVALID, "{mismatch}", *_USER
     VARIES = Verdict.INVALID, "{said}", *_SOFTWARE
     """A healthy worker gave other bits when its steps were computed again."""
-    ODD = Verdict.SUSPECT, "differs from the majority at {place}", *_UNKNOWN
+    ODD = Verdict.SUSPECT, "differs from {whom} at {place}", *_UNKNOWN
+    """From the majority of its equals, or from a golden file."""
     ODD_ONCE = (
         Verdict.SUSPECT,
-        "differs from the majority at {place}, not again in its replay",
+        "differs from {whom} at {place}, not again in its replay",
         *_SUSPICIOUS,
     )
     ODD_AGAIN = (
         Verdict.FAIL,
-        "differs from the majority at {place}, again in its replay",
+        "differs from {whom} at {place}, again in its replay",
         *_HARDWARE,
     )
     DIFFERS = Verdict.INCONCLUSIVE, "differs from its peer at {place}", *_UNKNOWN
-    """Workers differ, and there is no majority."""
+    """Workers differ, and there is no majority; or a golden file contradicts it."""
+    UNLIKE_GOLDEN = Verdict.INVALID, "differs from {whom} at {place}, as all do", *_SOFTWARE
     NEVER_STARTED = Verdict.STOPPED, "never started"
     """The run was stopped before its turn came."""
     END_UNSEEN = Verdict.INCONCLUSIVE, "its end was not seen"
@@ -116,6 +118,13 @@ class Cause(Enum):
         CauseClass.UNKNOWN,
         Severity.IGNORE,
     )
+    NO_GOLDEN = (
+        Verdict.INCONCLUSIVE,
+        "could not be compared with {whom}: {reasons}",
+        CauseClass.UNKNOWN,
+        Severity.IGNORE,
+    )
+    """It passed else, and what was asked for could not be answered."""
     TOO_FEW_STEPS = Verdict.INCONCLUSIVE, "ended with exit code 0 after {done} of {to_do} steps"
     NONE = Verdict.PASS, ""
 
@@ -147,7 +156,7 @@ _OF_BITS = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
 """How a run ends whose workers differ, or one of which is no more what it was."""
 _OF_NO_GPU = (
     *(Cause.NON_FINITE_EVERYWHERE, Cause.FAILED_ALIKE, Cause.REFUSED_ALIKE),
-    *(Cause.VARIES, Cause.UNREPEATABLE),
+    *(Cause.VARIES, Cause.UNREPEATABLE, Cause.DIFFERS),
 )
 Found = tuple[Cause, dict[str, Any]]
 """A cause, and the values that its sentence needs."""
@@ -162,14 +171,14 @@ def judge(case: Case) -> Judgement:
     shares, or every one of a kind, blames no GPU, nor does a tie. A worker that ended by a signal
     which we got, too, was stopped.
     """
-    causes = [_cause(case, worker) for worker in case.workers]
+    causes = [_answered(case, worker, _cause(case, worker)) for worker in case.workers]
     rows = [_row(case, *each) for each in zip(case.workers, causes, strict=True)]
     verdict = _run_verdict(case, rows)
     text, explained = summary(case, verdict, rows)
     end = case.end
     result = RunResult(
         verdict=verdict,
-        exit_code=_exit_code(case, verdict, rows),
+        exit_code=_exit_code(case, verdict, rows, [cause for cause, _ in causes]),
         summary=text,
         culprits=_culprits(case, [cause for cause, _ in causes]),
         disagreement=end.disagreement,
@@ -179,6 +188,7 @@ def judge(case: Case) -> Judgement:
         leftovers=list(end.leftovers),
         dropped_lines=end.dropped_lines,
         run=case.record.asked,
+        golden=case.record.golden,
     )
     quoted = {
         worker.name
@@ -235,14 +245,14 @@ def _cause(case: Case, worker: WorkerEnd) -> Found:
     request = _request(case, worker, history)
     if (said := _variation(case, worker.name)) and (history.broken or difference):
         return Cause.VARIES, {"said": said}
-    odd = difference if difference and worker.name in difference.odd else None
+    odd = _odd(case, worker, difference)
     if odd and history.broken is None and case.end.exit_code in _OF_BITS:
-        return _odd(case, worker, odd)
+        return odd
     if request is None and (failure := _failure(case, worker, history)) is not None:
         return failure
     if odd is not None:
-        return _odd(case, worker, odd)
-    if difference and not (difference.odd or difference.bits.keys() & case.broken):
+        return odd
+    if difference and not difference.bits.keys() & case.suspects:
         return Cause.DIFFERS, _facts(case, worker, difference)
     if worker.pid is None:
         return Cause.NEVER_STARTED, {}
@@ -263,6 +273,19 @@ def _cause(case: Case, worker: WorkerEnd) -> Found:
     if to_do not in (None, history.num_steps):
         return Cause.TOO_FEW_STEPS, {"done": history.num_steps, "to_do": to_do}
     return Cause.NONE, {}
+
+
+def _answered(case: Case, worker: WorkerEnd, found: Found) -> Found:
+    """With what a golden file tells of a worker that passed else."""
+    golden = case.record.golden
+    standing = None if golden is None else golden.of(worker.name)
+    if golden is None or standing is None or found[0] is not Cause.NONE:
+        return found
+    if not standing.is_comparable:
+        return Cause.NO_GOLDEN, {"whom": golden.label, "reasons": "; ".join(standing.reasons)}
+    if standing.disagreement is not None and case.is_unlike_golden:
+        return Cause.UNLIKE_GOLDEN, {"whom": golden.label, "place": standing.place}
+    return found
 
 
 def _by_deadline(case: Case, worker: WorkerEnd) -> Found:
@@ -311,8 +334,17 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
     return None
 
 
-def _odd(case: Case, worker: WorkerEnd, difference: Disagreement) -> Found:
-    return _ODD[_repeat_of(case, worker)], _facts(case, worker, difference)
+def _odd(case: Case, worker: WorkerEnd, difference: Disagreement | None) -> Found | None:
+    """None: neither its equals nor a golden file name it. `difference`: between the workers."""
+    if worker.name not in case.suspects:
+        return None
+    golden, cause = case.record.golden, _ODD[_repeat_of(case, worker)]
+    if difference is not None and worker.name in difference.odd:
+        return cause, _facts(case, worker, difference) | {"whom": "the majority"}
+    standing = None if golden is None else golden.of(worker.name)
+    if golden is None or standing is None or standing.disagreement is None:
+        return None
+    return cause, _facts(case, worker, standing.disagreement) | {"whom": golden.label}
 
 
 def _facts(case: Case, worker: WorkerEnd, difference: Disagreement) -> dict[str, Any]:
@@ -387,13 +419,13 @@ def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
         return Verdict.INCONCLUSIVE
     invalid = {row.name for row in rows if row.verdict is Verdict.INVALID}
     varies = any(replay.is_software for replay in end.replays) and invalid.issuperset(case.suspects)
-    if invalid and (end.exit_code == EXIT_USAGE or varies):
+    if invalid and (end.exit_code == EXIT_USAGE or varies or case.is_unlike_golden):
         return Verdict.INVALID
     if end.exit_code not in _OF_BITS:
         if any(row.name in end.culprits and row.verdict is Verdict.SUSPECT for row in rows):
             return Verdict.SUSPECT
         return Verdict.FAIL if end.culprits else Verdict.INCONCLUSIVE
-    if end.disagreement or case.broken:
+    if end.disagreement or case.suspects:
         if any(row.verdict is Verdict.FAIL for row in rows if row.name in case.suspects):
             return Verdict.FAIL
         return Verdict.SUSPECT if case.suspects else Verdict.INCONCLUSIVE
@@ -405,8 +437,10 @@ def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
     return Verdict.INCONCLUSIVE if unproven or end.leftovers else Verdict.PASS
 
 
-def _exit_code(case: Case, verdict: Verdict, rows: list[WorkerResult]) -> int:
-    differs = case.end.disagreement is not None or bool(case.broken)
+def _exit_code(
+    case: Case, verdict: Verdict, rows: list[WorkerResult], causes: Sequence[Cause]
+) -> int:
+    differs = case.end.disagreement is not None or bool(case.suspects)
     if verdict is Verdict.INVALID:
         return EXIT_USAGE
     if differs and case.end.exit_code in _OF_BITS:
@@ -415,9 +449,10 @@ def _exit_code(case: Case, verdict: Verdict, rows: list[WorkerResult]) -> int:
         return case.end.exit_code
     if case.end.is_deadline:
         return EXIT_UNPROVEN
-    as_asked = all(row.verdict in _INNOCENT for row in rows)
+    of_rows = zip(rows, causes, strict=True)
+    as_asked = all(row.verdict in _INNOCENT or c is Cause.NO_GOLDEN for row, c in of_rows)
     if rows and as_asked and not case.end.leftovers:
-        return EXIT_PASS
+        return EXIT_UNPROVEN if Cause.NO_GOLDEN in causes else EXIT_PASS
     said = [history.done.exit_code for history in case.histories.values() if history.done]
     return next((code for code in said if code != EXIT_PASS), EXIT_INTERNAL)
 

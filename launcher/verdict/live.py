@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from launcher.verdict.agreement import Agreement
 from launcher.verdict.curves import Curves
 from launcher.verdict.disagreement import Disagreement, Mismatch, explain
+from launcher.verdict.golden_watch import GoldenWatch
 from launcher.verdict.observer import Dismissal, Observer
 from launcher.verdict.pace import Pace
 from launcher.verdict.record import Stop
@@ -38,15 +39,18 @@ class Watch(Observer):
         dossier_bytes: float | None = None,
         *,
         goes_on: bool = False,
+        golden: GoldenWatch | None = None,
     ) -> None:
         """`groups`: worker -> the group whose members must agree bit for bit. `max_lead`: how many
         steps a worker may be ahead of the slowest of its group. `dossier_bytes`: how much each may
-        keep as evidence; None: nobody keeps any. `goes_on`: the others go on when one is named."""
+        keep as evidence; None: nobody keeps any. `goes_on`: the others go on when one is named.
+        `golden`: hears each step, too."""
         self.histories = {name: History() for name in groups}
         self.curves = {name: Curves() for name in groups}
         self.mismatch: Mismatch | None = None
         self.slowness = Slowness(groups)
         self.agreement = Agreement(groups)
+        self.golden = golden
         self.last_vectors: dict[str, Vectors] = {}
         """Worker -> the latest that it told."""
         self._paces = _paces(groups, max_lead)
@@ -101,6 +105,8 @@ class Watch(Observer):
         """Take one event; a Stop when all is told and kept of a fault."""
         self.histories[worker].record(event)
         self.curves[worker].record(event)
+        if self.golden is not None:
+            self.golden.record(worker, event)
         if (stop := self._judge_alone(worker, event)) is not None:
             return stop
         match event:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from launcher.verdict.disagreement import Disagreement, Mismatch, Replay
+from launcher.verdict.golden import GoldenResult
 from launcher.verdict.health import Health
 from launcher.verdict.past import EarlierFaults
 from launcher.verdict.steps import History
@@ -144,12 +145,14 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     earlier_faults: dict[str, EarlierFaults] | None = None
     """What the history held when the run was over, of the workers that it concerned: a report that
     is made again, maybe elsewhere, says the same."""
+    golden: GoldenResult | None = None
+    """How its workers stand to a golden file; None: no file was asked for."""
 
     @property
     def asked(self) -> dict[str, Any]:
         """What report.json repeats: all but how the run ended."""
         without_end = msgspec.structs.replace(
-            self, end=None, ended=None, healths=None, earlier_faults=None
+            self, end=None, ended=None, healths=None, earlier_faults=None, golden=None
         )
         asked: dict[str, Any] = msgspec.to_builtins(without_end)
         return asked
@@ -174,4 +177,30 @@ class Case(Struct, frozen=True):
     def suspects(self) -> list[str]:
         """Those that are named for other bits."""
         odd = [name for found in self.end.disagreements for name in found.odd]
-        return list(dict.fromkeys([*self.broken, *odd]))
+        if self.contradiction:
+            odd = []
+        return list(dict.fromkeys([*self.broken, *odd, *self.odd_by_golden]))
+
+    @property
+    def odd_by_golden(self) -> list[str]:
+        """Those that the golden file names."""
+        golden = self.record.golden
+        return golden.odd if golden is not None and not self.contradiction else []
+
+    @property
+    def is_unlike_golden(self) -> bool:
+        """All workers differ from the golden file in the same way, and not from each other."""
+        golden = self.record.golden
+        is_so = golden is not None and golden.is_software
+        return is_so and not self.suspects and self.end.disagreement is None
+
+    @property
+    def contradiction(self) -> list[str]:
+        """The workers that differ from a majority, and have the bits of the golden file where that
+        majority has not: then nobody is named."""
+        golden = self.record.golden
+        if golden is None:
+            return []
+        unlike = {each.name for each in golden.differing}
+        found = [each for each in self.end.disagreements if unlike.intersection(each.bits)]
+        return [name for each in found for name in each.odd if name in golden.equal]

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from launcher.verdict.disagreement import Disagreement, Replay
+from launcher.verdict.golden import GoldenResult
 from launcher.verdict.health import Health
 from launcher.verdict.severity import CauseClass, Repeat, Severity
 from launcher.verdict.slow import Slow
@@ -107,6 +108,8 @@ class Scope(Struct, frozen=True, kw_only=True):
     """With a confidence of 95 %, a smaller share of a worker's steps has an error: 3 /
     compared_steps. None: too few steps to tell."""
     not_shown: list[str]
+    golden: str | None = None
+    """The golden file whose bits every worker had; None: there was none, or not every worker."""
 
 
 class RunResult(Struct, frozen=True, kw_only=True):
@@ -130,6 +133,8 @@ class RunResult(Struct, frozen=True, kw_only=True):
     """Of a run that came to its last step."""
     scope: Scope | None = None
     """None: it did not pass, or trained nothing."""
+    golden: GoldenResult | None = None
+    """How its workers stand to a golden file; None: no file was asked for."""
 
 
 class Judgement(Struct, frozen=True):

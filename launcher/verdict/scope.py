@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from launcher.verdict.golden import GoldenResult
 from launcher.verdict.record import Case
 from launcher.verdict.results import RunResult, Scope, Verdict
 from launcher.verdict.steps import History
+from model_check.utils.words import printable
 
 _RULE_OF_THREE = 3
 """Of n steps without an error: with a confidence of 95 % fewer than 3 in n steps have one (Hanley,
@@ -19,7 +21,8 @@ def scope_of(case: Case, result: RunResult) -> Scope | None:
     if result.verdict not in (Verdict.PASS, Verdict.WARN) or steps == 0:
         return None
     histories = [case.histories[worker.name] for worker in result.workers]
-    compared = min(case.agreed_steps.values(), default=0)
+    compared, golden = _compared_steps(case), case.record.golden
+    golden = golden if golden and len(golden.equal) == len(result.workers) else None
     touched, memory = min(map(_memory, histories), key=_share)
     return Scope(
         steps=steps,
@@ -31,7 +34,8 @@ def scope_of(case: Case, result: RunResult) -> Scope | None:
         memory_touched_bytes=touched,
         memory_bytes=memory,
         max_rate=max_rate(compared),
-        not_shown=list(_not_shown(case.record.device, compared, knows_memory=memory is not None)),
+        not_shown=list(_not_shown(case.record.device, compared, golden, memory)),
+        golden=None if golden is None else golden.file,
     )
 
 
@@ -64,16 +68,29 @@ def what_was_equal(histories: Sequence[History], whose: str, count: str) -> str:
     return f"loss and gradient norms{equal}, a part of {_STATE_AND_FLOW} in each, all in {whole}"
 
 
-def what_one_showed(history: History) -> str:
-    """Of a worker that has nobody to be compared with."""
+def what_one_showed(history: History, golden: GoldenResult | None) -> str:
+    """Of a worker that has no other to be compared with."""
     parts = ["one worker, so nothing to compare it with"]
     how = fingerprints_of([history])
+    if golden is not None and golden.equal:
+        (of_one,) = golden.workers
+        count = f"{of_one.equal_steps} of {of_one.steps} steps of {golden.label}"
+        parts = [what_was_equal([history], "", count)]
     if how != "off":
         whose = "its weights and moments" if how == "full" else "what was watched of its state"
         parts.append(f"{whose} stayed as each update left {'them' if how == 'full' else 'it'}")
     if history.repeated:
         parts.append("the passes of its first step gave the same bits twice")
     return "; ".join(parts)
+
+
+def _compared_steps(case: Case) -> int:
+    """Of the worker that was compared least, with its equals or a golden file; 0: none was."""
+    golden = case.record.golden
+    counts = {} if golden is None else {e.name: e.equal_steps for e in golden.workers}
+    for name, steps in case.agreed_steps.items():
+        counts[name] = max(steps, counts.get(name, 0))
+    return min(counts.values(), default=0)
 
 
 def _said(histories: Iterable[History], key: str) -> list[str]:
@@ -116,19 +133,23 @@ def _checked(scope: Scope, num_workers: int) -> Iterator[str]:
         touched, memory = scope.memory_touched_bytes / 2**30, scope.memory_bytes / 2**30
         which = "each" if num_workers > 1 else "the"
         yield f"{touched:.1f} of {memory:.1f} GiB of {which} GPU's memory"
+    if scope.golden is not None:
+        yield f"against golden {printable(scope.golden)}"
 
 
-def _not_shown(device: str, compared_steps: int, *, knows_memory: bool) -> Iterator[str]:
+def _not_shown(
+    device: str, compared_steps: int, golden: GoldenResult | None, memory: int | None
+) -> Iterator[str]:
     if device == "cpu":
         yield "GPUs"
     else:
         yield "links between GPUs"
-        yield from ["the rest of the memory"] if knows_memory else []
+        yield from ["the rest of the memory"] if memory is not None else []
     yield "other kernels"
     if compared_steps == 0:
         yield "wrong numbers (nothing was compared)"
         return
-    yield "faults that all workers share"
+    yield "faults that all workers share" + ("" if golden is None else " with the golden file")
     if compared_steps > _RULE_OF_THREE:
         yield f"errors in fewer than {_RULE_OF_THREE} of {compared_steps} steps (95 %)"
     else:

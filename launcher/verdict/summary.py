@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from launcher.verdict.golden import GoldenResult
 from launcher.verdict.record import Case
 from launcher.verdict.results import Verdict, WorkerResult
 from launcher.verdict.scope import what_one_showed, what_was_equal
@@ -26,7 +27,7 @@ class Summary(NamedTuple):
 def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Summary:
     if verdict is Verdict.PASS:
         until = f"; {_DEADLINE} all {case.record.steps:,} steps" if case.end.is_deadline else ""
-        return Summary(f"{_what_passed(case, results)}{until}")
+        return Summary(f"{_what_passed(case, results)}{_as_golden(case)}{until}")
     reason, explained = _why_not(case, results)
     parts = [reason]
     if case.end.exit_code not in _OF_DIFFERENCES:
@@ -59,6 +60,8 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
     end = case.end
     if (shared := _what_was_shared(case)) is not None:
         return shared
+    if end.exit_code in _OF_DIFFERENCES and (told := _what_golden_tells(case)) is not None:
+        return told
     if end.mismatch is not None:
         return Summary(str(end.mismatch), list(end.mismatch.values))
     broken = [row for row in results if row.name in case.broken]
@@ -87,6 +90,55 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
     if end.reason:
         return Summary(end.reason, [row.name for row in results if row.cause == end.reason])
     return Summary(_what_is_missing(case, results), [row.name for row in results])
+
+
+def _as_golden(case: Case) -> str:
+    """For the end of the sentence about a run of several that passed."""
+    golden = case.record.golden
+    if golden is None or len(golden.workers) == 1:
+        return ""
+    num, steps = min((each.equal_steps, each.steps) for each in golden.workers)
+    return f", and in {num} of {steps} steps of {golden.label}"
+
+
+def _what_golden_tells(case: Case) -> Summary | None:
+    """Where a golden file decides."""
+    golden = case.record.golden
+    if golden is None:
+        return None
+    if case.contradiction:
+        differences = "; ".join(map(str, case.end.disagreements))
+        text = f"but {listed(case.contradiction)} has the bits of {golden.label}: nobody is named"
+        return Summary(f"{differences}; {text}")
+    if case.is_unlike_golden:
+        first = golden.differing[0]
+        what = f"every worker differs from {golden.label} at {first.place}, all in the same way"
+        return Summary(
+            f"the software, not a GPU: {what}{_changed(golden)}",
+            [each.name for each in golden.differing],
+        )
+    by_others = {*case.broken, *(name for found in case.end.disagreements for name in found.odd)}
+    named = [name for name in case.odd_by_golden if name not in by_others]
+    return _golden_names(case, golden, named) if named else None
+
+
+def _golden_names(case: Case, golden: GoldenResult, named: Sequence[str]) -> Summary:
+    if case.end.disagreement is not None:
+        differences = "; ".join(map(str, case.end.disagreements))
+        is_odd = "is the odd one" if len(named) == 1 else "are the odd ones"
+        return Summary(f"{differences}; {golden.label} tells that {listed(named)} {is_odd}", named)
+    told = "; ".join(
+        f"{each.name} differs from {golden.label} at {each.place}: {each.disagreement.values}"
+        for each in golden.differing
+        if each.disagreement is not None
+    )
+    why = "the hardware, or a change of software that no key tells"
+    return Summary(f"{told}; {why}{_changed(golden)}", named)
+
+
+def _changed(golden: GoldenResult) -> str:
+    """What of the software is known to have changed."""
+    return f" (changed: {'; '.join(map(str, golden.changed))})" if golden.changed else ""
 
 
 def _what_was_shared(case: Case) -> Summary | None:
@@ -168,7 +220,8 @@ def _what_ran(case: Case, row: WorkerResult) -> str:
 
 def _what_was_compared(case: Case, names: Sequence[str], steps: str) -> str:
     if len(names) == 1:
-        return what_one_showed(case.histories[names[0]])
+        golden = case.record.golden
+        return what_one_showed(case.histories[names[0]], golden)
     if case.record.not_compared is not None:
         return f"not compared: {case.record.not_compared}"
     compared = [name for name in names if name in case.agreed_steps]

@@ -8,11 +8,15 @@ from launcher.report.page.story import Story
 from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Repeat, Severity
-from model_check.errors import EXIT_HANG, EXIT_SIGNAL_BASE, EXIT_UNNAMED
+from model_check.errors import EXIT_HANG, EXIT_SIGNAL_BASE, EXIT_UNNAMED, EXIT_UNPROVEN
 from model_check.utils.words import listed
 
 _TROUBLED = (Verdict.FAIL, Verdict.SUSPECT, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.WARN)
 _AGAIN = "Compute the steps again: bash run.sh replay {directory}"
+_NEW_GOLDEN = (
+    "Make a golden file of such a device with this software: run three workers or more, then "
+    "bash run.sh report RUN_DIR --write-golden FILE"
+)
 _OF_CLASS = {
     CauseClass.SOFTWARE: "No GPU is to blame: the same went wrong in more than one. Look at the "
     "settings, the data and the software.",
@@ -51,6 +55,9 @@ def since(worker: WorkerResult, result: RunResult, story: Story) -> Since:
         return Since(confessed.step, story.seconds(confessed.t))
     if (found := difference_of(worker.name, result)) is not None:
         return Since(found.step)
+    standing = result.golden.of(worker.name) if result.golden is not None else None
+    if standing is not None and standing.disagreement is not None:
+        return Since(standing.disagreement.step)
     if worker.symptoms and (gpu := story.gpus.get(worker.name)) and gpu.happened:
         return Since(seconds=story.seconds(gpu.happened[0].ns))
     if worker.slow is not None and worker.verdict in (Verdict.WARN, Verdict.FAIL):
@@ -81,6 +88,8 @@ def next_step(result: RunResult, directory: str) -> str:
     if gravest := [worker for worker in found if worker.severity is Severity.ISOLATE]:
         return _isolate(gravest, directory)
     first = found[0]
+    if told := _by_golden(first.name, result, directory):
+        return told
     if first.cause_class in _OF_CLASS:
         return _OF_CLASS[first.cause_class]
     if result.exit_code == EXIT_UNNAMED:
@@ -93,6 +102,16 @@ def next_step(result: RunResult, directory: str) -> str:
     if first.severity is Severity.MONITOR:
         return _monitor(found, directory)
     return f"Read the last lines of {first.name} below; bash run.sh doctor looks at this machine."
+
+
+def _by_golden(worker: str, result: RunResult, directory: str) -> str | None:
+    """Where a golden file decides."""
+    golden = result.golden
+    standing = None if golden is None else golden.of(worker)
+    if result.exit_code == EXIT_UNPROVEN and standing is not None and not standing.is_comparable:
+        return _NEW_GOLDEN
+    is_named = golden is not None and worker in golden.odd and result.disagreement is None
+    return f"{_AGAIN.format(directory=directory)} {worker}" if is_named else None
 
 
 def _isolate(workers: Sequence[WorkerResult], directory: str) -> str:

@@ -6,6 +6,7 @@ from launcher.report.page.faults import next_step, since, troubled
 from launcher.report.page.markup import SIGNS, badge, facts, folded, text
 from launcher.report.page.story import Story
 from launcher.report.table import number
+from launcher.verdict.golden import golden_lines
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.scope import scope_lines
 from launcher.verdict.severity import CauseClass
@@ -70,6 +71,9 @@ def _answers(result: RunResult, story: Story) -> Iterator[tuple[str, str]]:
     if result.scope is not None:
         lines = scope_lines(result.scope, len(result.workers))
         yield "shown", "<br>".join(map(text, lines))
+    if result.golden is not None:
+        lines = (line.removeprefix("golden: ") for line in golden_lines(result.golden))
+        yield "golden", "<br>".join(map(text, (result.golden.file, *lines)))
 
 
 def _since(worker: WorkerResult, result: RunResult, story: Story) -> str:
