@@ -187,6 +187,8 @@ def _parser(verb: str) -> Parser:
     setting("launch.workers", "--workers", metavar="N", help=cpus)
     replicate = "replicate: one isolated, identical run a GPU"
     setting("launch.mode", "--mode", metavar="MODE", help=replicate)
+    peer = "hold the workers against a golden file (report RUN --write-golden FILE)"
+    setting("launch.golden", "--golden", metavar="FILE", help=peer)
     add("--run-dir", metavar="DIR", type=Path, help="exactly this run directory")
     setting("launch.grace_s", "--grace", metavar="S", help="seconds from SIGTERM to SIGKILL (10)")
     deadline = "the run is over by then, start-up included; 0: none (0)"

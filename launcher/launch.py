@@ -19,10 +19,11 @@ from launcher.history.gpu_history import GpuHistory, path_of
 from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import NEVER, Limits
 from launcher.telemetry.kernel_log import earlier_xids
+from launcher.verdict.golden import Golden
 from model_check.config.load import Loaded, load
 from model_check.config.places import fallback_note
-from model_check.config.schema import LaunchSettings
-from model_check.errors import UsageError
+from model_check.config.schema import LaunchSettings, Settings
+from model_check.errors import ConfigError, UsageError
 from model_check.utils.cores import usable_cores
 
 
@@ -35,6 +36,8 @@ class Launch(Struct, frozen=True):
     context: LaunchContext
     began_at: float = field(default_factory=began_at)
     """When this process did, monotonic seconds."""
+    golden: Golden | None = None
+    """The file that launch.golden names."""
 
     def in_directory(self, directory: Path) -> "Launch":
         return replace(self, context=replace(self.context, run_dir=directory))
@@ -128,7 +131,20 @@ def make_launch(
 
         notes = fallback_note(loaded.sources, settings) + check_training(settings, picked.places)
     picked = replace(picked, notes=(*picked.notes, *notes))
-    return Launch(arguments, replace(loaded, settings=settings), picked, context)
+    launch = Launch(arguments, replace(loaded, settings=settings), picked, context)
+    return launch if settings.launch.golden is None else _with_golden(launch, settings)
+
+
+def _with_golden(launch: Launch, settings: Settings) -> Launch:
+    """Raises ConfigError where nothing could be held against the file, UsageError where it cannot
+    be read."""
+    from launcher.report.golden import read_golden  # a run without one does not wait for it
+
+    name = str(settings.launch.golden)
+    if launch.not_compared is not None:
+        why = f"it would be compared with nothing, since {launch.not_compared}"
+        raise ConfigError(f"launch.golden = {name}: {why}; leave it out")
+    return replace(launch, golden=read_golden(Path(name)))
 
 
 def _refuse_rounds_that_go_on(loaded: Loaded) -> None:

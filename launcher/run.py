@@ -25,16 +25,18 @@ from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec, plan_prepare
 from launcher.replay import questions_to, replay
 from launcher.report.closing import closing_lines, resume_line
-from launcher.report.conclude import conclude, write
+from launcher.report.conclude import conclude, held_against_golden, write
 from launcher.supervise.outcome import Outcome
 from launcher.supervise.policy import PATIENCE
 from launcher.supervise.supervisor import Supervisor
+from launcher.verdict.golden_watch import GoldenWatch
 from launcher.verdict.live import Watch
 from launcher.verdict.record import RunEnd, RunRecord
 from launcher.verdict.results import Judgement, RunResult
 from model_check.config.derived import failing_severities
 from model_check.config.load import Loaded, to_json
 from model_check.config.places import FALLBACK
+from model_check.config.resume import acting_settings
 from model_check.errors import EXIT_PASS, InternalError, ModelCheckError, StorageError
 from model_check.utils.requests import TO_FORWARD, TO_STOP
 from model_check.utils.secrets import masked_argv
@@ -110,6 +112,7 @@ class Run:
             settings.max_lead,
             settings.dossier_gib * 2**30,
             goes_on=settings.on_suspect == "continue",
+            golden=_golden_watch(launch),
         )
         self._monitor = _monitor(launch, printer)
         # Now: a path may be relative to a working directory that is gone at the end.
@@ -140,6 +143,7 @@ class Run:
             ended=outcome.workers,
             healths=self._monitor.healths if self._monitor else {},
         )
+        self._record = held_against_golden(self._record, self._watch)
         self._replay(outcome)
         judgement = self._remember(conclude(self._record, self._watch, self._directory))
         self._write_reports(judgement.result)
@@ -253,6 +257,15 @@ def greet(launch: Launch, printer: Printer) -> None:
         say("as a table, in another terminal from here: bash run.sh watch")
     if loaded.settings.debug.drill:
         say(f"DRILL: {loaded.settings.debug.drill} will be injected")
+
+
+def _golden_watch(launch: Launch) -> GoldenWatch | None:
+    """None: the settings name no golden file."""
+    if launch.golden is None:
+        return None
+    settings = launch.loaded.settings
+    acting = acting_settings(msgspec.to_builtins(settings))
+    return GoldenWatch(launch.golden, str(settings.launch.golden), launch.groups, acting)
 
 
 def _monitor(launch: Launch, printer: Printer) -> "Monitor | None":

@@ -342,6 +342,9 @@ class LaunchSettings(_Section, frozen=True):
     on_suspect: Annotated[Literal["stop", "continue"], SILENT] = "stop"
     """Where one worker is odd, or its state changed by itself. stop: the run ends; continue: the
     others go on without it, so that a burn-in finds every bad GPU in one run."""
+    golden: Annotated[str | None, SILENT] = None
+    """A golden file (run.sh report RUN_DIR --write-golden FILE): every worker is held against it
+    when the run is over, as if it were one more, so that one GPU has a peer. null: none."""
     replay_s: Annotated[NonNegative, SILENT] = 120.0
     """Seconds that a replay may take: where workers differ, or one's state changed by itself, the
     steps to there are computed again on that device and on a healthy one. It tells whether the

@@ -193,3 +193,39 @@ def test_no_file_is_made_of_a_run_that_proves_little(eight: Launcher) -> None:
     document = json.loads((eight.cwd / "golden.json").read_text())
     assert [step["step"] for step in document["steps"]] == [0, 1]
     assert document["source"]["forced"].startswith("its verdict is INCONCLUSIVE")
+
+
+def test_a_run_holds_itself_against_the_file_and_its_report_says_so_again(
+    eight: Launcher, golden: Path
+) -> None:
+    history = eight.cwd / "history.jsonl"
+    kept = f"launch.history_file={history}"
+    run = eight("--workers=1", "--golden", str(golden), f"debug.drill={FLIP}", kept)
+    assert run.exit_code == 21, run.output
+    assert run.report()["culprits"] == ["CPU0"]
+    assert run.lines("[launcher] golden: CPU0: other bits from step 2 on (gradients)")
+    before = run.report()
+    assert eight.verb("report", "run").returncode == 21
+    assert run.report() == before
+    assert json.loads(history.read_text())["verdict"] == "SUSPECT"
+
+
+def test_a_run_alone_passes_beside_the_file(eight: Launcher, golden: Path) -> None:
+    run = eight("--workers=1", f"launch.golden={golden}")
+    assert run.exit_code == 0, run.output
+    assert run.report()["scope"]["compared_steps"] == 8
+
+
+def test_a_file_that_cannot_serve_is_refused_before_the_start(
+    eight: Launcher, golden: Path
+) -> None:
+    for arguments, message in (
+        (("--golden", "absent.json"), "absent.json: no golden file: No such file or directory"),
+        (("--golden", "tiny.json"), "tiny.json: damaged, or no golden file"),
+        (("--golden", str(golden), "--", "true"), "it would be compared with nothing"),
+        (("--golden", str(golden), "system.deterministic=false"), "compared with nothing"),
+    ):
+        run = eight("--workers=1", *arguments)
+        assert run.exit_code == 2, run.output
+        assert message in run.output
+        assert not run.directory.exists()
