@@ -193,7 +193,7 @@ class ReplayWatch(Observer):
         for key in (*MUST_MATCH, *DIVIDING):
             was, now = said.get(key), event.detail.get(key)
             if key in said and key in event.detail and was != now:
-                self._incomparable = f"not comparable: {key} {was} in the run, {now} now"
+                self._is_not_comparable(f"{key} {was} in the run, {now} now")
 
     def _hold_against_record(self, worker: str, step: Step) -> None:
         recorded = self._records[worker][step.step]
@@ -202,11 +202,15 @@ class ReplayWatch(Observer):
         is_healthy = worker == self._question.healthy
         if found and is_first and is_healthy and found.quantity.startswith(BEFORE):
             what = found.place.removesuffix(" before the update")
-            self._incomparable = f"not comparable: {worker} began with other {what} than the run"
+            self._is_not_comparable(f"{worker} began with other {what} than the run")
         if step.repeated is False:
             found = found or Disagreement(step.step, "passes of its first step", {})
         if found is not None:
             self._strayed.setdefault(worker, found)
+
+    def _is_not_comparable(self, why: str) -> None:
+        """The first reason stays: a worker may tell more until it is gone."""
+        self._incomparable = self._incomparable or f"not comparable: {why}"
 
     def _differing(self, found: Disagreement) -> set[str]:
         """From the healthy worker; where there is none, all that differ."""

@@ -298,6 +298,17 @@ def test_a_replay_on_other_software_proves_nothing(key: str) -> None:
     assert said == f"not replayed: not comparable: {key} old in the run, new now"
 
 
+def test_the_first_reason_why_it_proves_nothing_stays() -> None:
+    """A worker whose end is slow tells a step after its software was found to be another one."""
+    first = msgspec.structs.replace(step(0), fp={"before.weights": "01"}, taken="all, all of 1")
+    run = {name: History(detail={"isa": "old"}) for name in "ab"}
+    watch = ReplayWatch(QUESTION, {"a": {0: first}, "b": {0: first}}, run, 100)
+    watch.on_event("a", Phase(name="build", detail={"isa": "new"}))
+    watch.on_event("a", msgspec.structs.replace(first, fp={"before.weights": "02"}))
+    found = watch.attempt(RunEnd(exit_code=2))
+    assert answer(QUESTION, [found], 0).said.startswith("not replayed: not comparable: isa")
+
+
 def test_a_replay_that_begins_with_other_weights_is_no_sign_of_kernels_that_vary() -> None:
     first = msgspec.structs.replace(step(0), fp={"before.weights": "01"}, taken="all, all of 1")
     now = msgspec.structs.replace(first, fp={"before.weights": "02"})
