@@ -10,10 +10,10 @@ from launcher.report.files import lines_of
 from launcher.report.page.rounds import rounds_page
 from launcher.verdict.results import RunResult, Verdict
 from launcher.verdict.rounds import Bits, RoundsResult, WorkerRounds, together
-from launcher.verdict.summary import names_by_text
+from launcher.verdict.summary import called, names_by_text
 from model_check.errors import EXIT_PASS
 from model_check.events import Step, decode
-from model_check.utils.words import few, listed
+from model_check.utils.words import few
 
 _MAX_TOLD = 10
 """Rounds that did not pass, on the terminal."""
@@ -53,7 +53,8 @@ def rounds_lines(result: RoundsResult, directory: Path) -> Iterator[str]:
     if len(bad) > _MAX_TOLD:
         yield f"{len(bad) - _MAX_TOLD} more rounds did not pass"
     rates = names_by_text((worker.name, _rate(worker)) for worker in result.workers)
-    yield from (f"{listed(names)}: {text}" for text, names in rates.items())
+    everyone = [worker.name for worker in result.workers]
+    yield from (f"{called(names, everyone)}: {text}" for text, names in rates.items())
     if result.max_rate is not None:
         share = f"errors in fewer than {result.max_rate:.2%} of steps (95 %)"
         yield f"not shown: {share}: {result.compared_steps:,} were compared"

@@ -56,6 +56,15 @@ def names_by_text(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return sharing
 
 
+def called(names: Sequence[str], everyone: Sequence[str]) -> str:
+    """`GPU0 and GPU3`; `8 GPUs` where these are all: who looks for GPU2 wants what is said of it
+    alone."""
+    if len(names) < 2 or len(names) < len(everyone):
+        return listed(names)
+    on_gpu = all(name.startswith("GPU") for name in names)
+    return f"{len(names)} {'GPUs' if on_gpu else 'CPU workers'}"
+
+
 def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
     end = case.end
     if (shared := _what_was_shared(case)) is not None:
@@ -191,12 +200,12 @@ def _what_is_missing(case: Case, results: Sequence[WorkerResult]) -> str:
     """No reason to stop the run was met, and not every worker did all of its work."""
     unfinished = [row for row in results if row.verdict is not Verdict.PASS]
     causes = names_by_text((row.name, str(row.cause)) for row in unfinished)
-    missing = "; ".join(f"{listed(those)} {cause}" for cause, those in causes.items())
+    names = [row.name for row in results]
+    missing = "; ".join(f"{called(those, names)} {cause}" for cause, those in causes.items())
     steps = min((row.steps for row in results), default=0)
     unproven = any(row.verdict is Verdict.INCONCLUSIVE for row in results)
     if unproven or steps == 0:
         return missing
-    names = [row.name for row in results]
     return f"{missing}; {_what_was_compared(case, names, f'{steps} steps')}"
 
 
@@ -204,9 +213,9 @@ def _what_passed(case: Case, results: Sequence[WorkerResult]) -> str:
     names = [row.name for row in results]
     steps = min(row.steps for row in results)
     if steps == 0:
-        return f"{listed(names)} ended with exit code 0"
+        return f"{called(names, names)} ended with exit code 0"
     sharing = names_by_text((row.name, _what_ran(case, row)) for row in results)
-    ran = "; ".join(f"{listed(those)} {text}" for text, those in sharing.items())
+    ran = "; ".join(f"{called(those, names)} {text}" for text, those in sharing.items())
     if len(sharing) == 1:
         each = " each" if len(names) > 1 else ""
         return f"{ran}{each}; {_what_was_compared(case, names, f'{steps} steps')}"

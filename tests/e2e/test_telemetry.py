@@ -4,6 +4,7 @@ The workers wait for what the test is about (a line in a telemetry file), so not
 """
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -138,6 +139,16 @@ def test_a_healthy_box_has_telemetry_in_its_reports_and_no_warning(launch: Launc
     assert "<td>690 W / 700 W</td>" in (run.directory / "report.html").read_text()
     for line in (run.directory / "gpu1.telemetry.jsonl").read_bytes().splitlines():
         decode_gpu(line)
+
+
+def test_who_looks_for_one_gpu_of_a_healthy_box_finds_its_lines_alone(launch: Launch) -> None:
+    run = launch([gpu(index) for index in range(4)], "echo trained")
+    assert run.exit_code == 0, run.lines
+    own = [line for line in run.lines if "GPU2" in line]
+    assert [line for line in own if re.search("GPU[013]", line)] == []
+    assert "[GPU2] trained" in own
+    assert "[launcher] GPU2: NVIDIA H100 80GB HBM3 (GPU-7f3eb4cd)" in own
+    assert run.lines[-1] == "[launcher] PASS: 4 GPUs ended with exit code 0 (exit code 0)"
 
 
 def test_a_sick_box_passes_with_warnings_that_say_what_to_do(launch: Launch) -> None:

@@ -100,7 +100,7 @@ def test_a_clean_run_passes_and_says_what_was_run() -> None:
     )
     assert result.verdict is Verdict.PASS
     assert result.summary == (
-        "GPU0 and GPU1 trained 3 steps, 300 tokens each; "
+        "2 GPUs trained 3 steps, 300 tokens each; "
         "loss and gradient norm equal bit for bit in 3 of 3 steps"
     )
 
@@ -286,7 +286,7 @@ def test_an_end_that_was_asked_for_is_told_as_one_with_exit_code_0() -> None:
     assert {w.verdict for w in result.workers} == {Verdict.STOPPED}
     assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 0)
     assert result.summary == (
-        f"GPU0 and GPU1 {why}; loss and gradient norm equal bit for bit in 2 of 2 steps"
+        f"2 GPUs {why}; loss and gradient norm equal bit for bit in 2 of 2 steps"
     )
 
 
