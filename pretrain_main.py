@@ -9,6 +9,9 @@ import signal
 if __name__ == "__main__":
     # A signal that comes during the imports below waits; unblocked, it would kill this process.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
+    from launcher.install.by_hand import become_ready
+
+    become_ready()  # what follows needs our packages
 
 import faulthandler
 import os
@@ -129,31 +132,30 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def ending_of(failure: BaseException | None, process: Process) -> Ending:
-    """Print what happened; every way to end has an exit code and a message."""
-    match failure:
-        case None:
-            return Ending(EXIT_PASS)
-        case EndedEarly():
-            process.console.say(str(failure))
-            return Ending(EXIT_PASS, early=str(failure))
-        case Terminated(signum=signum):
-            return stopped(signum, process)
-        case KeyboardInterrupt():
-            return stopped(signal.SIGINT, process)
-        case ModelCheckError():
-            process.console.complain(f"error: {failure}")
-            return Ending(failure.exit_code, str(failure))
-        case BrokenPipeError():  # `| head`: the reader is gone
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return Ending(EXIT_SIGNAL_BASE + signal.SIGPIPE, "standard output was closed")
-        case _ if process.stop.has_raised and process.stop.signum is not None:
-            return stopped(process.stop.signum, process)
-        case RuntimeError() if NO_MORE_THREADS in str(failure):
-            process.console.complain(f"error: {THREADS_ADVICE}")
-            return Ending(EXIT_UNEXPECTED, THREADS_ADVICE)
-        case _:
-            process.console.complain("".join(traceback.format_exception(failure)).rstrip())
-            return Ending(EXIT_UNEXPECTED, f"{type(failure).__name__}: {failure}")
+    """Print what happened; every way to end has an exit code and a message. No `match`: a Python
+    that is too old must read this file as far as `become_ready`."""
+    if failure is None:
+        return Ending(EXIT_PASS)
+    if isinstance(failure, EndedEarly):
+        process.console.say(str(failure))
+        return Ending(EXIT_PASS, early=str(failure))
+    if isinstance(failure, Terminated):
+        return stopped(failure.signum, process)
+    if isinstance(failure, KeyboardInterrupt):
+        return stopped(signal.SIGINT, process)
+    if isinstance(failure, ModelCheckError):
+        process.console.complain(f"error: {failure}")
+        return Ending(failure.exit_code, str(failure))
+    if isinstance(failure, BrokenPipeError):  # `| head`: the reader is gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Ending(EXIT_SIGNAL_BASE + signal.SIGPIPE, "standard output was closed")
+    if process.stop.has_raised and process.stop.signum is not None:
+        return stopped(process.stop.signum, process)
+    if isinstance(failure, RuntimeError) and NO_MORE_THREADS in str(failure):
+        process.console.complain(f"error: {THREADS_ADVICE}")
+        return Ending(EXIT_UNEXPECTED, THREADS_ADVICE)
+    process.console.complain("".join(traceback.format_exception(failure)).rstrip())
+    return Ending(EXIT_UNEXPECTED, f"{type(failure).__name__}: {failure}")
 
 
 def stopped(signum: int, process: Process) -> Ending:

@@ -1,8 +1,8 @@
 """The environment to run in: the current one where it meets the requirements, else our own.
 
 `python -P -m launcher.install.environment run|check|found [PYTHON ARGUMENTS ...]`: find or make it,
-then become its Python with those arguments; `found` makes none. run.sh and check.sh call this.
-Standard library only.
+then become its Python with those arguments; `found` makes none. run.sh, check.sh and by_hand.sh call
+this. Standard library only.
 """
 
 import os
@@ -33,14 +33,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find(purpose: str, venv: Path) -> Path:
-    """The Python to become. Only a run takes what it finds: checks want the pinned versions.
+    """The Python to become. Checks do not take what they find: they want the pinned versions.
     `found` is a run that must not wait for an installation: it raises UsageError."""
     own = Path(sys.prefix).resolve() == venv.resolve()
     if purpose != "check" and not own:
         missing = lacking(required())
         if not missing:
             return Path(sys.executable)
-        if sys.prefix != sys.base_prefix:
+        if purpose == "run" and sys.prefix != sys.base_prefix:
             names = " ".join(f"'{need}'" for need in missing)
             say(
                 f"the active environment {sys.prefix} lacks some requirements, so {venv} is used "
@@ -52,7 +52,10 @@ def find(purpose: str, venv: Path) -> Path:
     if purpose != "found":
         return installation.make(venv.absolute(), purpose)
     if not installation.is_ready(venv, "run"):
-        raise UsageError(f"{venv}: no environment is ready; `bash run.sh doctor` makes it, once")
+        raise UsageError(
+            f"no Python here has our packages, and {venv} is not ready: `bash {PROJECT}/run.sh "
+            "doctor` makes it, once; then the same command works"
+        )
     return installation.python_of(venv.absolute())
 
 
