@@ -9,7 +9,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from model_check.engine.checkpoint import set_earlier_aside, storing
+from model_check.engine.checkpoint import set_earlier_aside, storing, write_checkpoint
+from model_check.engine.repeat import bad_state
 from model_check.engine.state import TrainingState
 from model_check.errors import StorageError
 from model_check.events import Break, Evidence, NonFinite
@@ -37,6 +38,20 @@ class Keeper:
             write(path)
 
         return self._keep(what, path, write_beside)
+
+    def finite_state(self, path: Path, num_done: int) -> str:
+        """What became of a checkpoint of the state after `num_done` steps, in a line. One that an
+        update has left half done, or that is not finite, is nothing to go on from."""
+        if int(self.state.optimizer.num_steps) != num_done:  # sync
+            return f"Checkpoint not saved: the update of step {num_done} was not whole"
+        if bad_state(self.state.model, self.state.optimizer) is not None:
+            return "Checkpoint not saved: weights or moments are not finite"
+        loss = self.state.context.meter.loss_last
+        return self.file(
+            "Checkpoint",
+            path,
+            lambda path: write_checkpoint(path, self.state.capture(num_done, loss)),
+        )
 
     def dossier(
         self,

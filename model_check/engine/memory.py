@@ -7,6 +7,7 @@ import torch
 
 from model_check.config.memory import advice, estimate_memory
 from model_check.config.schema import Settings
+from model_check.engine.checkpoint import set_earlier_aside
 from model_check.engine.run_context import RunContext
 from model_check.errors import ModelCheckError
 from model_check.events import Evidence
@@ -52,6 +53,7 @@ def _snapshot(context: RunContext) -> str:
     path = context.directory / SNAPSHOT
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        set_earlier_aside(path)
         torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError) as error:
         return f" (no memory snapshot: {error})"

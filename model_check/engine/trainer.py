@@ -2,8 +2,10 @@
 in `assembly`."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+
+import torch
 
 from model_check.config.derived import num_micro_batches
 from model_check.data.read.loader import Batch
@@ -20,14 +22,15 @@ from model_check.engine.overflow import Overflow
 from model_check.engine.reading import Reader, StepMetrics
 from model_check.engine.repeat import bad_state
 from model_check.engine.rng import kept_rng
-from model_check.engine.saving.checkpoint_files import BEST, LAST, step_name
+from model_check.engine.saving.checkpoint_files import BEST, ERROR, LAST, step_name
 from model_check.engine.saving.saver import Saver
 from model_check.engine.schedule import learning_rate
 from model_check.engine.state import RunProgress, TrainingState
 from model_check.engine.step import StepPlan, accumulate, train_step
 from model_check.engine.stop import EndedEarly
-from model_check.errors import BrokenStateError
+from model_check.errors import BrokenStateError, NonFiniteError
 from model_check.events import Break, Dump, Kept, Phase, PhaseName, Scalar
+from model_check.utils.words import first_line
 
 
 @dataclass(frozen=True)
@@ -66,14 +69,45 @@ class Trainer:
             for observer in self.state.observers:
                 stack.callback(observer.close)
             self.state.context.meter.start()
-            num_done = self._loop(stream)
-            self._finish(num_done)
+            with self._kept_on_error():
+                num_done = self._loop(stream)
+                self._finish(num_done)
             if num_done == num_steps:
                 self.in_step.wait_for_go()
         channels.say(_conclusion(self.state.context.meter))
         if num_done < num_steps:
             done = f"{num_done} of {num_steps} steps, saved"
             raise EndedEarly(f"ended early by {stop.notice_name}: {done}")
+
+    @contextmanager
+    def _kept_on_error(self) -> Iterator[None]:
+        """An error leaves the steps that were done in `error.pt`, and goes on as it is. Those of
+        the state have evidence of their own; a GPU that fails for good is left alone; a reader that
+        is gone is no error."""
+        try:
+            yield
+        except (NonFiniteError, BrokenStateError, torch.AcceleratorError, BrokenPipeError):
+            raise
+        except Exception as error:
+            has_begun = self.in_step.num_done > self.state.progress.step
+            if has_begun and self.state.context.replay_to is None:
+                with suppress(OSError):  # standard output, on a full disk
+                    self._keep_what_is_done(error)
+            raise
+
+    def _keep_what_is_done(self, error: Exception) -> None:
+        """The error is told before anything is tried: the process may die of it."""
+        channels, num_done = self.state.context.channels, self.in_step.num_done
+        channels.say(f"After {num_done} steps: {type(error).__name__}: {first_line(error)}")
+        channels.sink.emit(Phase(name="save"))
+        try:
+            for metrics in self.reader.flush():
+                self.state.context.meter.finish_step(metrics.loss, metrics.data.num_positions)
+            path = self.state.context.directory / ERROR
+            told = self.keeper.finite_state(path, num_done)
+        except Exception as failure:  # it must not hide the error
+            told = f"Checkpoint not saved: {first_line(failure)}"
+        channels.say(told)
 
     def _loop(self, stream: Iterator[Batch]) -> int:
         """How many steps are done when it ends: all of them, or fewer after a notice."""

@@ -1,6 +1,8 @@
 """Out of memory is one line that names the settings to change."""
 
+import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,10 +46,22 @@ def test_other_failures_pass_unchanged(tiny_run: Callable[..., Any]) -> None:
         torch.ones(2, 3) @ torch.ones(2, 3)
 
 
+def test_a_snapshot_of_an_earlier_run_stays(
+    tiny_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = dataclasses.replace(tiny_run().trainer.state.context, device=torch.device("cuda"))
+    written = iter(("first", "second"))
+    dump = "torch.cuda.memory._dump_snapshot"
+    monkeypatch.setattr(dump, lambda path: Path(path).write_text(next(written)))
+    for _ in range(2):
+        with pytest.raises(OutOfMemory), explained(Settings(), context):
+            raise MemoryError
+    found = {path.name: path.read_text() for path in context.directory.iterdir()}
+    assert found == {"oom_memory.earlier1.pickle": "first", "oom_memory.pickle": "second"}
+
+
 @pytest.mark.gpu
 def test_a_gpu_that_is_full_leaves_a_snapshot(tiny_run: Callable[..., Any]) -> None:
-    import dataclasses
-
     context = dataclasses.replace(tiny_run().trainer.state.context, device=torch.device("cuda"))
     expected = r"Memory snapshot: .*oom_memory\.pickle"
     with pytest.raises(OutOfMemory, match=expected), explained(Settings(), context):

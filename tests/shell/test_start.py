@@ -168,9 +168,7 @@ def test_a_quick_look_installs_nothing_and_says_what_does(bare: Tree) -> None:
     done = bare("doctor", "--json", "--quick")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert line == f"[launcher] error: {bare.venv}: no environment is ready; " + (
-        "`bash run.sh doctor` makes it, once"
-    )
+    assert f"{bare.venv} is not ready: `bash {bare.root}/run.sh doctor` makes it, once" in line
     assert not bare.venv.exists()
     assert not [*bare.root.rglob("__pycache__")]
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from model_check.engine.checkpoint import storing
+from model_check.engine.checkpoint import set_earlier_aside, storing
 from model_check.engine.observer import RunObserver
 from model_check.engine.run_context import RunContext
 from model_check.errors import StorageError
@@ -48,6 +48,7 @@ class Profiler(RunObserver):
         try:
             with storing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
+                set_earlier_aside(path)
                 finished.export_chrome_trace(str(path))
         except StorageError as failure:
             self._context.channels.note(f"Profile of steps {first} to {last} not saved: {failure}")

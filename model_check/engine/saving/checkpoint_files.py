@@ -11,8 +11,9 @@ from model_check.utils.held import hold_unlinked
 
 LAST = "last.pt"
 BEST = "best.pt"
+ERROR = "error.pt"
 _STEP = re.compile(r"step_(0|[1-9]\d*)\.pt")
-_LEFTOVER = re.compile(r"\.(last|best|(nan_grad_)?step_\d+)\.pt\.\w+\.tmp")
+_LEFTOVER = re.compile(r"\.(last|best|error|(nan_grad_)?step_\d+)\.pt\.\w+\.tmp")
 _WORKER = re.compile(r"[cg]pu\d+[\w.]*")
 """`gpu3`, of a MIG slice `gpu3.1`."""
 _LEFTOVER_AGE_S = 10.0

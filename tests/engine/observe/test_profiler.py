@@ -27,6 +27,13 @@ def test_the_steps_that_were_asked_for_are_profiled(tiny_run: MakeRun, tmp_path:
     assert line in [event.text for event in run.kept.events if isinstance(event, Note)]
 
 
+def test_a_profile_of_an_earlier_run_stays(tiny_run: MakeRun, tmp_path: Path) -> None:
+    for _ in range(2):
+        tiny_run(debug__profile_steps="1")()
+    names = sorted(path.name for path in (tmp_path / "checkpoints" / "profile").iterdir())
+    assert names == ["steps_1-1.json.earlier1.gz", "steps_1-1.json.gz"]
+
+
 def test_the_last_step_can_be_profiled_and_no_bit_changes(
     tiny_run: MakeRun, tmp_path: Path
 ) -> None:
