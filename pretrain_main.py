@@ -9,9 +9,12 @@ import signal
 if __name__ == "__main__":
     # A signal that comes during the imports below waits; unblocked, it would kill this process.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
-    from launcher.install.by_hand import become_ready
-
-    become_ready()  # what follows needs our packages
+    try:
+        from launcher.install.by_hand import become_ready
+    except ImportError:  # without the launcher the packages are the caller's business
+        pass
+    else:
+        become_ready()
 
 import faulthandler
 import os
@@ -181,32 +184,32 @@ def train(argv: Sequence[str], process: Process) -> None:
     from model_check.engine.device import keep_freed_memory, pick_device, set_up_process
     from model_check.engine.rng import seed_everything
     from model_check.engine.run_context import Channels, Identity, RunContext
-    from model_check.engine.saving.checkpoint_files import checkpoint_directory
+    from model_check.engine.saving.own_directory import checkpoint_directory
 
     set_up_process(settings.system, process.env.num_workers, os.environ)
     seed_everything(settings.system.seed)
     device = pick_device(loaded.device, settings.system.device_id, process.env)
-    cache = open_tokens(settings, process)
-    run_name = process.env.run_dir.name if process.env.run_dir else None
-    context = RunContext(
-        identity=Identity(worker, run_name, process.started_at, data_identity(cache)),
-        channels=Channels(process.console.say, process.sink),
-        device=device,
-        directory=checkpoint_directory(
-            settings.system.checkpoint_dir, process.env.supervised, worker
-        ),
-        meter=process.meter,
-        stop=process.stop,
-        drill=drill,
-        splits=validation_splits(cache, settings, pin=device.type == "cuda"),
-        weights=weights_directory(settings, process.console.say),
-        run_dir=process.env.run_dir,
-        replay_to=names.replay_to,
-    )
-    if device.type == "cpu":
-        keep_freed_memory()
-    source = batch_source(cache, settings, pin=device.type == "cuda")
-    build_trainer(settings, source, cache.vocab_size, context).run()
+    where = (settings.system.checkpoint_dir, process.env.supervised, worker)
+    with checkpoint_directory(*where, process.console.say) as directory:
+        cache = open_tokens(settings, process)
+        run_name = process.env.run_dir.name if process.env.run_dir else None
+        context = RunContext(
+            identity=Identity(worker, run_name, process.started_at, data_identity(cache)),
+            channels=Channels(process.console.say, process.sink),
+            device=device,
+            directory=directory,
+            meter=process.meter,
+            stop=process.stop,
+            drill=drill,
+            splits=validation_splits(cache, settings, pin=device.type == "cuda"),
+            weights=weights_directory(settings, process.console.say),
+            run_dir=process.env.run_dir,
+            replay_to=names.replay_to,
+        )
+        if device.type == "cpu":
+            keep_freed_memory()
+        source = batch_source(cache, settings, pin=device.type == "cuda")
+        build_trainer(settings, source, cache.vocab_size, context).run()
 
 
 def what_to_train(settings: Settings, replay_to: int | None) -> tuple[Settings, Drill | None]:

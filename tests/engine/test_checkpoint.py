@@ -18,7 +18,6 @@ from model_check.engine.checkpoint import (
     write_checkpoint,
 )
 from model_check.engine.saving.checkpoint_files import (
-    checkpoint_directory,
     keep_earlier,
     newest_first,
     steps_of,
@@ -222,8 +221,3 @@ def test_a_file_that_somebody_is_writing_stays(tmp_path: Path) -> None:
         writer.communicate(timeout=60)
     sweep_leftovers(tmp_path)
     assert not path.exists()
-
-
-@pytest.mark.parametrize(("supervised", "expected"), [(False, "here"), (True, "here/gpu3")])
-def test_no_two_supervised_workers_share_a_directory(supervised: bool, expected: str) -> None:
-    assert checkpoint_directory("here", supervised, "GPU3") == Path(expected)

@@ -20,13 +20,6 @@ _LEFTOVER_AGE_S = 10.0
 """A younger file may belong to a writer that has not locked it yet."""
 
 
-def checkpoint_directory(parent: str, supervised: bool, worker: str) -> Path:
-    """`parent` for a worker that was started by hand, else a directory of its own. Launchers that
-    run at the same time, with a GPU each, then share no path either."""
-    directory = Path(parent)
-    return directory / worker.lower() if supervised else directory
-
-
 def step_name(num_done: int) -> str:
     return f"step_{num_done}.pt"
 

@@ -126,12 +126,15 @@ def test_another_batch_size_goes_on_at_the_next_sequence(
 def test_two_processes_in_one_directory_leave_only_whole_files(
     start: Start, tmp_path: Path
 ) -> None:
+    """Workers of two launchers that have the same name."""
     saving = ("training.save_interval=1", "training.keep_last=2", "training.save_last=true")
-    workers = [start(*saving, "--max-steps=25", OMP_NUM_THREADS="1") for _ in range(2)]
+    environ = {"OMP_NUM_THREADS": "1", "MODEL_CHECK_WORKER": "CPU0"}
+    workers = [start(*saving, "--max-steps=25", **environ) for _ in range(2)]
     for worker in workers:
         assert worker.finish() == 0, worker.output
-    left = list((tmp_path / ".checkpoints").iterdir())
-    assert tmp_path / ".checkpoints" / "last.pt" in left
+    directory = tmp_path / ".checkpoints" / "cpu0"
+    left = list(directory.iterdir())
+    assert directory / "last.pt" in left
     assert all(path.suffix == ".pt" and read_checkpoint(path) for path in left), left
 
 
