@@ -179,6 +179,7 @@ def train(argv: Sequence[str], process: Process) -> None:
     if settings.training.save_on_signal and not process.env.supervised:
         process.stop.take_as_notice(signal.SIGTERM)
 
+    from model_check.data.read.manifest import read_tokenizer
     from model_check.data.sources.weights import weights_directory
     from model_check.engine.assembly import build_trainer  # from here on: torch
     from model_check.engine.device import keep_freed_memory, pick_device, set_up_process
@@ -204,6 +205,7 @@ def train(argv: Sequence[str], process: Process) -> None:
             splits=validation_splits(cache, settings, pin=device.type == "cuda"),
             weights=weights_directory(settings, process.console.say),
             run_dir=process.env.run_dir,
+            tokenizer=read_tokenizer(cache.store.path),
             replay_to=names.replay_to,
         )
         if device.type == "cpu":

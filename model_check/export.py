@@ -31,7 +31,7 @@ from model_check.data.read.manifest import (
     store_of,
 )
 from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
-from model_check.engine.checkpoint import not_ours, read_checkpoint, settings_of
+from model_check.engine.checkpoint import not_ours, read_checkpoint, settings_of, tokenizer_of
 from model_check.errors import ModelCheckError, StorageError
 from model_check.utils.files import read_whole, sync
 from model_check.utils.words import few, printable_lines
@@ -56,8 +56,9 @@ def export(
     """The files of a new directory `out`; it appears whole or not at all. Raises StorageError,
     CheckpointError, ConfigError, DataError.
 
-    `tokenizer`: a tokenizer.json to put in; None: the run's, where its token cache still exists.
-    Beside it lies what transformers' AutoTokenizer needs.
+    `tokenizer`: a tokenizer.json to put in; None: the run's, which the checkpoint holds; of an
+    older one, where its token cache still exists. Beside it lies what transformers' AutoTokenizer
+    needs.
     """
     state = read_checkpoint(checkpoint)
     settings = settings_of(state, checkpoint)
@@ -67,8 +68,7 @@ def export(
         for name, value in state["model"].items()
     }
     with _new_directory(out) as beside:
-        run = state.get("data"), settings.data.cache_dir
-        content = read_whole(tokenizer, LONGEST) if tokenizer else _tokenizer_of_run(*run)
+        content = _tokenizer(state, settings, checkpoint, tokenizer)
         marks = _marks(content, tokenizer or checkpoint, settings) if content else NO_MARKS
         vocab_size = len(weights[EMBEDDING.hf_name])
         _write_json(beside / CONFIG, config_json(settings, vocab_size, dtype, marks))
@@ -160,6 +160,16 @@ def _refuse_other_names(state: Mapping[str, Any], model: ModelSettings, path: Pa
         raise not_ours(path, f"its weights are not those of its settings: {few(others)}")
 
 
+def _tokenizer(
+    state: Mapping[str, Any], settings: Settings, checkpoint: Path, given: Path | None
+) -> bytes | None:
+    """What is put in; None: there is none. Raises CheckpointError, DataError, OSError."""
+    if given is not None:
+        return read_whole(given, LONGEST)
+    held = tokenizer_of(state, checkpoint, LONGEST)
+    return held or _tokenizer_of_run(state.get("data"), settings.data.cache_dir)
+
+
 def _tokenizer_of_run(data: object, cache_dir: str) -> bytes | None:
     """The tokenizer.json of the run's token cache; None where the cache is gone. Raises
     DataError."""
@@ -231,6 +241,11 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
     found = ", ".join(file.name for file in files)
     print(printable_lines(f"exported {names.checkpoint} to {names.out}: {found}"))
+    if not any(file.name == TOKENIZER for file in files):
+        print(
+            f"without {TOKENIZER}: this checkpoint holds none, and the token cache of its run is "
+            "gone; --tokenizer FILE puts one in"
+        )
     return 0
 
 

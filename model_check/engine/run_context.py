@@ -67,6 +67,8 @@ class RunContext:
     """Of the launcher; None: the worker runs alone."""
     replay_to: int | None = None
     """The last step of a replay; None: this is a run of its own, to training.max_steps."""
+    tokenizer: bytes | None = None
+    """The tokenizer.json that made the batches, for checkpoints; None: nobody gave one."""
     weights: Path | None = None
     """The directory of safetensors that model.init_from names; None: it names none."""
 

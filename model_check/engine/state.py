@@ -4,12 +4,13 @@
 resumed run takes as many, unless system.num_threads says another), `loader` (`sequences` consumed),
 `loss` (of the last step), `val_loss` (split -> the latest), `best_split`, `best_val_loss`,
 `best_step`, `total_tokens`, `settings`, `model_cfg` (the geometry), `data` (token cache, dataset,
-tokenizer), `logging` (what observers keep, a W&B run's id for one), `kept` (the `step_N.pt` of its
-run that were there; the saver adds it).
+tokenizer), `tokenizer` (its tokenizer.json, packed), `logging` (what observers keep, a W&B run's id
+for one), `kept` (the `step_N.pt` of its run that were there; the saver adds it).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from model_check.config.derived import num_micro_batches
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
-from model_check.engine.checkpoint import SCHEMA, Weights
+from model_check.engine.checkpoint import SCHEMA, Weights, packed
 from model_check.engine.observer import RunObserver
 from model_check.engine.optim import AdamW
 from model_check.engine.rng import rng_states, set_rng_states
@@ -131,8 +132,14 @@ class TrainingState:
             "settings": msgspec.to_builtins(self.settings),
             "model_cfg": msgspec.to_builtins(self.shape),
             "data": dict(self.context.identity.data),
+            "tokenizer": self._tokenizer,
             "logging": {name: value for o in self.observers for name, value in o.kept().items()},
         }
+
+    @cached_property
+    def _tokenizer(self) -> Tensor | None:
+        """Packed once, for the first checkpoint."""
+        return None if self.context.tokenizer is None else packed(self.context.tokenizer)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All that a step reads and writes, by its name in a dossier: `weights/norm.weight`, a

@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
+from model_check.engine.checkpoint import read_checkpoint, tokenizer_of
 from model_check.engine.console import Console
 from model_check.engine.metrics import Meter
 from model_check.engine.stop import StopSignal
@@ -200,6 +202,15 @@ def test_drills_of_the_process_end_it_as_they_say(start: Start) -> None:
     assert (leaving.finish(), killed.finish()) == (7, -signal.SIGKILL)
     for silent in (leaving, killed):
         assert not isinstance(silent.events[-1], Done), "it said something after its end"
+
+
+def test_a_checkpoint_carries_the_tokenizer_of_its_data(start: Start, tmp_path: Path) -> None:
+    worker = start("training.save_last=true", "training.max_steps=1")
+    assert worker.finish() == 0, worker.output
+    path = tmp_path / ".checkpoints" / "last.pt"
+    content = tokenizer_of(read_checkpoint(path), path, 1 << 20)
+    assert content is not None
+    assert Tokenizer.from_str(content.decode()).get_vocab_size() == 512
 
 
 def test_a_reader_that_leaves_ends_it_without_a_traceback(start: Start) -> None:

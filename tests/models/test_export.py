@@ -1,5 +1,6 @@
 """Weights in and out: what transformers loads, and what is taken from it."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from model_check.config.geometry import geometry_values
 from model_check.config.schema import ModelSettings, RopeScaling, Settings
 from model_check.config.shape import geometry
 from model_check.data.read.manifest import ViewManifest, hash_of, short, to_bytes
-from model_check.engine.checkpoint import CheckpointError
+from model_check.engine.checkpoint import CheckpointError, packed, tokenizer_of
 from model_check.errors import ConfigError, StorageError
 from model_check.export import export, main
 from model_check.models.attention import sdpa
@@ -299,3 +300,44 @@ def test_a_checkpoint_with_other_contents_is_never_exported(settings: Make, tmp_
     torch.save(state | {"model": {}}, checkpoint)
     with pytest.raises(CheckpointError, match=r"weights are not those of its settings: .* more"):
         export(checkpoint, tmp_path / "new")
+
+
+def test_an_export_brings_the_tokenizer_of_the_checkpoint(settings: Make, tmp_path: Path) -> None:
+    """Its token cache is gone, or on another machine."""
+    path = trained_on_a_cache(settings(), tmp_path)
+    content = (tmp_path / "cache" / VIEW.tokens / "tokenizer.json").read_bytes()
+    shutil.rmtree(tmp_path / "cache")
+    torch.save(torch.load(path) | {"tokenizer": packed(content)}, path)
+    export(path, tmp_path / "out")
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == content
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("ab</s>")["input_ids"] == [0, 1, 2]
+
+
+def test_an_export_without_a_tokenizer_says_so(
+    settings: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = trained_on_a_cache(settings(), tmp_path)
+    shutil.rmtree(tmp_path / "cache")
+    assert main(["export", str(path), str(tmp_path / "out")]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("without tokenizer.json: this checkpoint holds none")
+    assert last.endswith("--tokenizer FILE puts one in")
+
+
+@pytest.mark.parametrize(
+    "held", [torch.zeros(9, dtype=torch.uint8), torch.zeros(0), packed(b"{}" * 99)[:-4], "text", 7]
+)
+def test_a_damaged_tokenizer_is_no_traceback(
+    settings: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], held: object
+) -> None:
+    path = trained_on_a_cache(settings(), tmp_path)
+    torch.save(torch.load(path) | {"tokenizer": held}, path)
+    assert main(["export", str(path), str(tmp_path / "out")]) == 2
+    assert "its tokenizer" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
+    state = {"tokenizer": packed(bytes(1 << 20))}
+    with pytest.raises(CheckpointError, match="cut off, or too long"):
+        tokenizer_of(state, tmp_path, most_bytes=1 << 10)
