@@ -7,6 +7,7 @@ from pathlib import Path
 
 from launcher.report.table import number, table
 from launcher.verdict.golden import golden_lines
+from launcher.verdict.last_lines import last_lines
 from launcher.verdict.results import Judgement, Verdict, WorkerResult
 from launcher.verdict.scope import scope_lines
 from launcher.verdict.summary import names_by_text
@@ -43,7 +44,7 @@ def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Ite
 def _last_words(judgement: Judgement, tail_lines: int) -> Iterator[str]:
     result = judgement.result
     for worker in sorted(result.workers, key=lambda worker: worker.name in result.culprits):
-        tail = worker.last_lines[-tail_lines:]
+        tail = last_lines(worker.last_lines, tail_lines)
         is_quoted = len(tail) == 1 and worker.name in judgement.quoted
         if tail and not is_quoted:
             yield f"last lines of {worker.name}:"

@@ -18,6 +18,7 @@ from launcher.contain.linux import P_PIDFD, pidfd_open, thread_send_signal
 from launcher.plan import WorkerSpec
 from launcher.supervise import stacks
 from launcher.supervise.policy import Confession, WorkerView
+from launcher.verdict.last_lines import last_lines
 from launcher.verdict.record import WorkerEnd
 from model_check.errors import EXIT_INTERNAL, EXIT_NON_FINITE, ModelCheckError, describe_exit
 from model_check.events import STACKS_SIGNAL, Done, Event, NonFinite, Phase, Scalar, Step
@@ -207,8 +208,8 @@ class Worker(WorkerView, eq=False, kw_only=True):
 
     def remember(self, lines: list[str]) -> None:
         """Keep the end of its output."""
-        newest = (line[:_LAST_LINE_CHARS] for line in lines[-_NUM_LAST_LINES:])
-        self.last_lines = (*self.last_lines, *newest)[-_NUM_LAST_LINES:]
+        newest = (line[:_LAST_LINE_CHARS] for line in lines)
+        self.last_lines = last_lines((*self.last_lines, *newest), _NUM_LAST_LINES)
 
     def release(self) -> None:
         """Nothing of its group is left: reap it, and let its pid go."""
