@@ -107,6 +107,8 @@ def main(argv: Sequence[str]) -> int:
     process = Process(
         env, EventSink(env.events_fd, is_held=env.is_held), Console(), StopSignal(), Meter()
     )
+    if not env.supervised and env.gpu_rank is not None:
+        process.console.prefix = f"[{env.name_for('cuda')}] "
     with process.stop.installed():
         failure: BaseException | None = None
         try:
@@ -263,7 +265,8 @@ def refuse_missing_gpu(loaded: Loaded, process: Process) -> None:
 
 
 def name_worker(loaded: Loaded, process: Process) -> str:
-    """`GPU3`. The lines of a worker that runs alone begin with it from now on."""
+    """`GPU3`. The lines of a worker that runs alone begin with it from now on; before, they did
+    where the environment names the GPU."""
     worker = process.env.name_for(loaded.device)
     if not process.env.supervised:
         process.console.prefix = f"[{worker}] "

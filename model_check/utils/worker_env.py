@@ -25,8 +25,9 @@ class WorkerEnv(Struct, frozen=True):
 
     name: str | None
     """`GPU3`, `CPU0`; None: not given, and the device names the worker (`name_for`)."""
-    gpu_rank: int
-    """Physical GPU index: GPU_RANK, else the first number in CUDA_VISIBLE_DEVICES, else 0."""
+    gpu_rank: int | None
+    """Physical GPU index: GPU_RANK, else the first number in CUDA_VISIBLE_DEVICES; None: neither
+    says it."""
     run_dir: Path | None
     events_fd: int | None
     num_workers: int
@@ -67,7 +68,7 @@ class WorkerEnv(Struct, frozen=True):
 
     def name_for(self, device: str) -> str:
         """The worker's name, given that it trains on `device` ("cuda" or "cpu")."""
-        return self.name or (f"GPU{self.gpu_rank}" if device == "cuda" else "CPU0")
+        return self.name or (f"GPU{self.gpu_rank or 0}" if device == "cuda" else "CPU0")
 
 
 def stacks_path(run_dir: Path, worker: str) -> Path:
@@ -75,12 +76,12 @@ def stacks_path(run_dir: Path, worker: str) -> Path:
     return run_dir / f"{worker.lower()}.stacks.txt"
 
 
-def _gpu_rank(environ: Mapping[str, str]) -> int:
+def _gpu_rank(environ: Mapping[str, str]) -> int | None:
     explicit = environ.get(GPU_RANK, "")
     if explicit.isdigit():
         return int(explicit)
     first = re.match(r"\s*(\d+)", environ.get("CUDA_VISIBLE_DEVICES", ""))
-    return int(first.group(1)) if first else 0
+    return int(first.group(1)) if first else None
 
 
 def _positive_int(text: str | None, default: int) -> int:

@@ -198,10 +198,32 @@ def test_drills_of_the_process_end_it_as_they_say(start: Start) -> None:
     assert raising.finish() == 1
     assert "[CPU0] Traceback" in raising.output
     assert last_word(raising).error == "RuntimeError: drill: raised at step 1"
-    assert re.search(r"\[CPU0\] Checkpoint saved: \.checkpoints/.*error\.pt\n", raising.output)
+    assert re.search(
+        r"^\[CPU0\] Checkpoint saved: \.checkpoints/.*error\.pt$", raising.output, re.M
+    )
     assert (leaving.finish(), killed.finish()) == (7, -signal.SIGKILL)
     for silent in (leaving, killed):
         assert not isinstance(silent.events[-1], Done), "it said something after its end"
+
+
+@pytest.mark.parametrize(
+    ("environ", "prefix"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "3"}, "[GPU3] "),
+        ({"GPU_RANK": "7"}, "[GPU7] "),
+        ({}, ""),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8f3a"}, ""),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, ""),
+        ({"GPU_RANK": "3", "MODEL_CHECK_WORKER": "GPU3"}, ""),
+    ],
+    ids=str,
+)
+def test_an_error_before_the_device_is_known_names_the_gpu_of_the_environment(
+    start: Start, environ: dict[str, str], prefix: str
+) -> None:
+    worker = start("--nonsense", **environ)
+    assert worker.finish() == 2
+    assert worker.output == f"{prefix}error: --nonsense: no such option (--help lists them)\n"
 
 
 def test_a_checkpoint_carries_the_tokenizer_of_its_data(start: Start, tmp_path: Path) -> None:
