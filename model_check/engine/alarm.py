@@ -18,6 +18,7 @@ from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan
 from model_check.errors import NonFiniteError
 from model_check.events import NonFinite, Phase
+from model_check.forensics.advice import advice
 from model_check.forensics.dump import dump_tensors
 from model_check.forensics.origin import Found
 from model_check.forensics.report import BadStep, block, module_line, summary
@@ -56,7 +57,8 @@ class Alarm:
             bad, found = self._repeat(bad, metrics)
         names = self._names(bad, metrics)
         self._confess(bad, names)
-        for line in (module_line(bad), *self._save(bad, names, found), *dumped):
+        kept = (*self._save(bad, names, found), *dumped)
+        for line in (module_line(bad), *kept, *self._advice(bad)):
             self.state.context.channels.say(line)
         raise NonFiniteError(summary(bad))
 
@@ -81,7 +83,7 @@ class Alarm:
         if self.state.context.replay_to is None:
             kept = self._keep_dossier(_event(bad, names), last.step + 1, found)
             dumped = chain([kept], dumped)
-        for line in dumped:
+        for line in chain(dumped, self._advice(bad)):
             self.state.context.channels.say(line)
         raise NonFiniteError(summary(bad))
 
@@ -150,6 +152,13 @@ class Alarm:
             self.state.context.directory / f"nan_grad_step_{bad.step}.pt",
             lambda path: write_checkpoint(path, self.state.capture(bad.step, bad.loss)),
         )
+
+    def _advice(self, bad: BadStep) -> Iterator[str]:
+        """None for what did not come again, which no setting made, nor in a replay."""
+        if bad.repeated is not False and self.state.context.replay_to is None:
+            settings, progress = self.state.settings, self.state.progress
+            is_fresh = settings.model.init_from is None and progress.resumed is None
+            yield advice(settings, is_fresh=is_fresh)
 
     def _keep_dossier(self, event: NonFinite, state_after: int, found: Found | None) -> str:
         """Gradients that were not computed again may be those of a later step: they are no

@@ -338,3 +338,17 @@ def test_weights_that_are_not_finite_are_not_saved(tiny_run: MakeRun, tmp_path: 
 def test_an_update_that_overflows_fails_the_run(tiny_run: MakeRun) -> None:
     with pytest.raises(NonFiniteError, match=r"step 0, GPU6: .* not finite after the update"):
         tiny_run(training__max_steps=1, training__learning_rate=1e39)()
+
+
+@pytest.mark.parametrize(
+    ("drill", "is_advised"),
+    [("nan@1", False), ("nan_forward@1:all:layers.0:always", True), ("inf_weight@1", True)],
+)
+def test_advice_ends_the_block_of_a_fault_that_came_again(
+    tiny_run: Callable[..., Run], drill: str, is_advised: bool
+) -> None:
+    run = tiny_run(debug__drill=drill, training__save_interval=1)
+    with pytest.raises(NonFiniteError):
+        run()
+    found = [line for line in run.kept.lines if line.startswith("If the settings made it: lower")]
+    assert found == (run.kept.lines[-1:] if is_advised else [])
