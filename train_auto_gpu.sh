@@ -4,4 +4,5 @@
 set -euo pipefail
 
 self=$(readlink -f -- "${BASH_SOURCE[0]}")
+export MODEL_CHECK_MEANT="${self##*/} means run.sh --gpus auto" # where a message names the option
 exec bash "${self%/*}/run.sh" --gpus auto "$@"

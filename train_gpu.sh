@@ -9,4 +9,5 @@ if (($#)) && [[ $1 != -* && $1 != *=* ]]; then # neither an option nor section.k
     gpu=${1:-0}
     shift
 fi
+export MODEL_CHECK_MEANT="${self##*/} means run.sh --gpu $gpu" # where a message names the option
 exec bash "${self%/*}/run.sh" --gpu "$gpu" "$@"

@@ -27,15 +27,20 @@ from model_check.utils.project_files import PACKAGES, PROJECT
 from model_check.utils.requests import TO_FORWARD, TO_STOP
 from model_check.utils.words import printable_lines
 
+MEANT = "MODEL_CHECK_MEANT"
+"""Of train_gpu.sh and train_auto_gpu.sh: the option that they add, which a message may name."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code that the contract promises. What was printed is
     flushed, unless its reader is gone or its disk is full."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    meant = os.environ.pop(MEANT, None)
     try:
         return _dispatch(arguments, os.environ)
     except ModelCheckError as error:
-        _complain(f"error: {error}")
+        nobody_typed = meant and "--gpu" in str(error)
+        _complain(f"error: {error} ({meant})" if nobody_typed else f"error: {error}")
         return error.exit_code
     # `| head`: its reader is gone.
     except BrokenPipeError:

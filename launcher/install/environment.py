@@ -1,8 +1,8 @@
 """The environment to run in: the current one where it meets the requirements, else our own.
 
 `python -P -m launcher.install.environment run|check|found [PYTHON ARGUMENTS ...]`: find or make it,
-then become its Python with those arguments; `found` makes none. run.sh, check.sh and by_hand.sh call
-this. Standard library only.
+then become its Python with those arguments; `found` makes none. run.sh, check.sh and by_hand.sh
+call this. Standard library only.
 """
 
 import os

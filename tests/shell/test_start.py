@@ -2,13 +2,15 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from launcher.install.requirements import Requirement
-from tests.shell.tree import Tree
+from tests.shell.tree import ROOT, Tree
 
 
 def test_arguments_arrive_as_they_were_given(ready: Tree) -> None:
@@ -133,6 +135,29 @@ def test_the_scripts_for_one_gpu(
     ready: Tree, script: str, given: list[str], expected: list[str]
 ) -> None:
     assert ready.seen(*given, script=script)["argv"] == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "begins", "means"),
+    [
+        ("train_gpu.sh", "nine", "--gpus nine: 'nine' is not", "--gpu nine"),
+        ("train_gpu.sh", "99", "--gpu: GPUs were asked for", "--gpu 99"),
+        ("train_gpu.sh", "--gpus=1", "--gpu and --gpus are", "--gpu 0"),
+        ("train_auto_gpu.sh", "--debug", "--gpus: GPUs were asked for", "--gpus auto"),
+        ("train_gpu.sh", "--nonsense", "--nonsense: no such option", None),
+        ("run.sh", "--gpus=nine", "--gpus nine: 'nine' is not", None),
+    ],
+)
+def test_an_option_that_nobody_typed_is_explained(
+    script: str, given: str, begins: str, means: str | None
+) -> None:
+    env = {**os.environ, "MODEL_CHECK_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    command = ["bash", ROOT / script, given]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode != 0, done.stdout) == (True, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"[launcher] error: {begins}")
+    assert line.endswith(f" ({script} means run.sh {means})") is (means is not None)
 
 
 @pytest.mark.parametrize("script", ["run.sh", "train_gpu.sh", "train_auto_gpu.sh"])
