@@ -162,10 +162,16 @@ def storing(path: Path, setting: str = "system.checkpoint_dir") -> Iterator[None
 
 
 def _why(error: Exception, path: Path) -> str:
-    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    """torch's writer raises an error of its own (`unexpected pos 143680 vs 143568`) where the one
+    of the file system came within its own lines."""
+    if not any(_is_full_disk(each) for each in (error, error.__context__)):
         return first_line(error)
     free_mib = shutil.disk_usage(path.parent).free / 2**20
     return f"the disk is full ({free_mib:,.1f} MiB free)"
+
+
+def _is_full_disk(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _verify(path: Path) -> None:

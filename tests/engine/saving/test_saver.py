@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_check.engine.checkpoint import read_checkpoint, storing
+from model_check.engine.checkpoint import read_checkpoint, storing, write_checkpoint
 from model_check.engine.state import snapshot
 from model_check.engine.stop import EndedEarly, Terminated
 from model_check.errors import NonFiniteError, StorageError
@@ -126,6 +126,17 @@ def test_a_disk_that_fills_up_ends_the_run_and_leaves_what_is_whole(
     assert names(small_disk) == ["step_1.pt", "step_2.pt"]
     resumed = tiny_run(directory=small_disk, training__resume="auto", **LARGE)
     assert resumed.trainer.state.progress.step == 2
+
+
+def test_a_disk_that_is_full_in_the_middle_of_torchs_own_writer_is_called_full(
+    small_disk: Path,
+) -> None:
+    """Where the cut falls depends on the sizes of all that is in a checkpoint."""
+    content = {"a": torch.zeros(1 << 18)}
+    for size in range(0, 1 << 14, 1 << 11):
+        (small_disk / "others").write_bytes(b"x" * size)
+        with pytest.raises(StorageError, match="the disk is full"):
+            write_checkpoint(small_disk / "last.pt", content | {"b": "y" * size})
 
 
 def test_a_full_disk_does_not_hide_a_nan(tiny_run: MakeRun, small_disk: Path) -> None:
