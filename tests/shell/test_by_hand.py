@@ -39,10 +39,16 @@ def seen(tree: Tree, *arguments: str, **env: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_plain_python_runs_the_program_in_the_ready_environment(program: str) -> None:
+def test_a_plain_python_runs_the_program_in_an_environment_that_has_all(
+    program: str, tmp_path: Path
+) -> None:
     done = subprocess.run(
         [BASE_PYTHON, ROOT / program, "--version"],
-        env={**os.environ, "MODEL_CHECK_PYTHON": sys.executable},
+        env={
+            **os.environ,
+            "MODEL_CHECK_PYTHON": sys.executable,
+            "MODEL_CHECK_VENV": str(tmp_path / "none"),
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -149,9 +149,10 @@ def test_the_scripts_for_one_gpu(
     ],
 )
 def test_an_option_that_nobody_typed_is_explained(
-    script: str, given: str, begins: str, means: str | None
+    tmp_path: Path, script: str, given: str, begins: str, means: str | None
 ) -> None:
-    env = {**os.environ, "MODEL_CHECK_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    ours = {"MODEL_CHECK_PYTHON": sys.executable, "MODEL_CHECK_VENV": str(tmp_path / "none")}
+    env = {**os.environ, **ours, "CUDA_VISIBLE_DEVICES": ""}
     command = ["bash", ROOT / script, given]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode != 0, done.stdout) == (True, "")
