@@ -97,13 +97,13 @@ def test_a_healthy_worker_that_strays_from_its_own_record_clears_everybody(
     assert "CPU0 gave other bits than in the run (step 1, " in said(run)
 
 
-def test_other_wrong_bits_must_come_four_times(launcher: Launcher) -> None:
+def test_other_wrong_bits_must_come_eight_times(launcher: Launcher) -> None:
     """A kernel that varies would give them, too, though not each time, nor on one worker alone."""
     env = in_replay(CPU1=f"flip_gradient@1:all:{NORM}:4:always")
     run = replayed(launcher, f"debug.drill={ONCE}", **env)
     assert row(run, "CPU1") == ("FAIL", "hardware", "persistent", "ISOLATE")
     assert ": CPU1 was wrong again, with other bits, first in " in said(run)
-    assert num_replays(run, "CPU1") == 4
+    assert num_replays(run, "CPU1") == 8
 
 
 def test_of_two_workers_the_replay_tells_whose_bits_were_right(launcher: Launcher) -> None:

@@ -101,7 +101,7 @@ def test_other_wrong_bits_are_persistent_when_they_came_often(times: int) -> Non
     replay = answer(QUESTION, found, 0)
     assert replay.repeats == ({"b": PERSISTENT} if is_enough else {})
     assert "b was wrong again, with other bits" in replay.said
-    assert ("4 times in a row would prove it" in replay.said) != is_enough
+    assert (f"{NUM_OF_OTHER_BITS} times in a row would prove it" in replay.said) != is_enough
 
 
 @pytest.mark.parametrize("last", [SAME, ELSEWHERE])
