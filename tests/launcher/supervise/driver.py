@@ -25,8 +25,9 @@ def main() -> int:
     run_dir = Path(plan["dir"])
     printer = Printer(sys.stdout.fileno(), run_dir / "launcher.log")
     specs, limits = _specs(plan["commands"], run_dir), Limits(**plan["limits"])
-    if then := plan.get("then"):  # as launcher.run does: between two supervisors, signals wait
-        signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
+    then = plan.get("then")
+    # As launcher.run does: between two supervisors, and after the last one, signals wait.
+    signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
     watch = (
         Watch({spec.name: "H100" for spec in specs}, max_lead=2) if plan.get("in_step") else None
     )
