@@ -72,7 +72,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         arguments = _parser().read(argv)
         request = settings_request(arguments, os.environ, tool_flags(arguments))
-        settings = load(request, _has_gpu).settings
+        loaded = load(request, _has_gpu)
+        for note in loaded.notes:
+            _say(note)
+        settings = loaded.settings
         if _looked_after_cache(arguments, settings):
             return 0
         # Fetched here, once: workers only open it.

@@ -33,6 +33,7 @@ from model_check.config.arguments import (
     add_settings_options,
     settings_request,
 )
+from model_check.config.backends import check_package
 from model_check.config.drill import Drill, parse_drill
 from model_check.config.load import Loaded, load
 from model_check.config.memory import check_host_memory
@@ -178,6 +179,8 @@ def train(argv: Sequence[str], process: Process) -> None:
     worker = name_worker(loaded, process)
     refuse_to_be_a_rank(process.env, os.environ)
     refuse_impossible(settings, loaded.device)
+    for note in loaded.notes:
+        process.console.say(note)
     if settings.training.save_on_signal and not process.env.supervised:
         process.stop.take_as_notice(signal.SIGTERM)
 
@@ -227,9 +230,11 @@ def what_to_train(settings: Settings, replay_to: int | None) -> tuple[Settings, 
 
 
 def refuse_impossible(settings: Settings, device: str) -> None:
-    """Raises ConfigError where there is nothing to resume, no wandb, or too little memory here."""
+    """Raises ConfigError where there is nothing to resume, no wandb, not the named FlashAttention,
+    or too little memory here."""
     check_resume(settings.training.resume)
     check_wandb(settings.logging)
+    check_package(settings)
     if device == "cpu":
         check_host_memory(settings, 1, host_memory_bytes())
 

@@ -108,7 +108,8 @@ def make_launch(
     _refuse_rounds_that_go_on(loaded)
     picked = pick(loaded, machine, hold=hold)
     gpus = [place.gpu for place in picked.places if place.gpu]
-    more_notes = [f"{gpu.label}: before this run: {xid}" for gpu, xid in earlier_xids(gpus)]
+    more_notes = [*loaded.notes]
+    more_notes += [f"{gpu.label}: before this run: {xid}" for gpu, xid in earlier_xids(gpus)]
     if not arguments.command:
         loaded, size_notes = fitted(loaded, arguments.request, gpus)
         more_notes += size_notes

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
@@ -19,7 +20,7 @@ from torch import Tensor
 from model_check.config.arguments import Parser
 from model_check.config.geometry import HF_KEYS, HF_SCALING_KEYS, LLAMA
 from model_check.config.schema import ModelSettings, Settings
-from model_check.config.shape import EMBEDDING, hf_name, parameters
+from model_check.config.shape import EMBEDDING, geometry, hf_name, parameters
 from model_check.data.read.manifest import (
     LONGEST,
     TOKENIZER,
@@ -118,16 +119,18 @@ def config_json(
 ) -> dict[str, Any]:
     """transformers' config.json, in the keys that its versions 4 and 5 both read."""
     model = settings.model
+    given = msgspec.to_builtins(model)
+    # What follows where it is not given: a null means nothing to transformers.
+    sizes = given | msgspec.to_builtins(geometry(model, vocab_size))
     context, scaling = settings.training.context_length, model.rope_scaling
     longest = int(scaling.factor * scaling.original_context_length) if scaling else context
     return {
         "architectures": ["LlamaForCausalLM"],
         **LLAMA,
-        **{hf_key: getattr(model, key) for key, hf_key in HF_KEYS.items()},
+        **{hf_key: sizes[key] for key, hf_key in HF_KEYS.items()},
         "attention_dropout": 0.0,
         "bos_token_id": marks.begin and marks.begin.id,
         "eos_token_id": marks.end and marks.end.id,
-        "head_dim": model.head_dim or model.hidden_size // model.num_heads,
         "initializer_range": model.init_std,
         "max_position_embeddings": max(context, longest),
         "rope_scaling": scaling

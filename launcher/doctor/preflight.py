@@ -9,6 +9,8 @@ from launcher.doctor.finding import gib
 from launcher.doctor.machine import check_open_files
 from launcher.doctor.storage import try_to_write
 from launcher.plan import Place
+from model_check.config.backends import check_package, flash_fallback
+from model_check.config.derived import precision
 from model_check.config.drill import (
     FLIP_KINDS,
     MOMENT_KINDS,
@@ -30,9 +32,14 @@ def check_training(settings: Settings, places: Sequence[Place]) -> list[str]:
     for what cannot work."""
     names = [place.name for place in places]
     check_worker_settings(settings)
+    device = "cuda" if any(place.gpu for place in places) else "cpu"
     notes = [*check_drill(settings, names), *check_checkpoint_dir(settings, names)]
+    if obstacle := flash_fallback(settings, device):
+        notes.append(f"flash_attn falls back to sdpa: {obstacle}")
     notes += check_open_files(len(places))
-    if all(place.gpu is None for place in places):
+    if device == "cpu" and precision(settings.training) == "fp16":
+        notes.append("float16 is slow on a CPU: bfloat16 and float32 are several times as fast")
+    if device == "cpu":
         return [*notes, *check_memory(settings, len(places))]
     return [*notes, *check_gpu_memory(settings, places)]
 
@@ -46,6 +53,7 @@ def check_worker_settings(settings: Settings) -> None:
         )
     check_resume(settings.training.resume)
     check_wandb(settings.logging)
+    check_package(settings)
 
 
 def check_drill(settings: Settings, workers: Sequence[str]) -> list[str]:

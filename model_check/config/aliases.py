@@ -1,4 +1,13 @@
-"""Other names of settings."""
+"""Other names of settings: those of the trainers and documents that people come from.
+
+A name serves with its section, alone (`max_iters=5`), as an option (`--max-iters 5`) and as a key
+of a settings file. Two names of one setting in one source are an error.
+"""
+
+from typing import Any, NamedTuple
+
+MICRO_BATCH = "training.micro_batch_size"
+"""Beside a batch_size it is the batch of one backward pass, and batch_size that of a step."""
 
 ALIASES: dict[str, str] = {
     # model
@@ -8,7 +17,7 @@ ALIASES: dict[str, str] = {
     # training
     "training.max_iters": "training.max_steps",
     "training.train_steps": "training.max_steps",
-    "training.micro_batch_size": "training.batch_size",
+    MICRO_BATCH: "training.batch_size",
     "data.batch_size": "training.batch_size",
     "training.gradient_accumulation_steps": "training.grad_accum_nums",
     "training.context_size": "training.context_length",
@@ -19,8 +28,11 @@ ALIASES: dict[str, str] = {
     "training.grad_clip": "training.max_grad_norm",
     "training.clip_grad": "training.max_grad_norm",
     "training.mixed_precision": "training.use_amp",
+    "training.eval_steps": "training.eval_batches",
     "system.dtype": "training.precision",
     "system.compile": "training.compile",
+    "system.out_dir": "system.checkpoint_dir",
+    "system.save_dir": "system.checkpoint_dir",
     "training.compile_model": "training.compile",
     "training.data_workers": "training.num_workers",
     "system.data_workers": "training.num_workers",
@@ -31,6 +43,53 @@ ALIASES: dict[str, str] = {
     "lr.learning_rate": "training.learning_rate",
     "lr.min_lr": "training.min_lr",
     "lr.warmup_iters": "training.warmup_steps",
+    "lr.decay_lr": "training.lr_schedule",
 }
-"""Names that other trainers and their documents use -> ours. Two names of one setting in one source
-are an error."""
+"""Name -> ours."""
+
+VALUES: dict[str, dict[str, Any]] = {
+    "lr.decay_lr": {"true": "cosine", "false": "constant"},
+    "model.init_from": {"scratch": None, "scratch_next_token": None},
+}
+"""Name -> its words for values of the setting; any other value is the setting's own."""
+
+
+class Unneeded(NamedTuple):
+    """What another project has to be told."""
+
+    why: str
+    """Why nothing changes here."""
+    is_switch: bool = True
+    """The option takes no value."""
+    only: str | None = None
+    """The one value that changes nothing; None: any."""
+
+
+UNNEEDED: dict[str, Unneeded] = {
+    "verbose": Unneeded("the logs hold every line"),
+    "no_gpu_dataloader": Unneeded("batches are made on the CPU"),
+    "enable_fused_adam": Unneeded("AdamW is always fused"),
+    "disable_infini_attn": Unneeded("attention is always full"),
+    "run_name": Unneeded("a run has the name of its directory (--run-dir)", is_switch=False),
+    "ddp.backend": Unneeded("workers send nothing to each other", is_switch=False),
+    "stage": Unneeded(
+        "every run predicts the next token", is_switch=False, only="next_token_pretraining"
+    ),
+}
+"""Names that are accepted, with a line that says why nothing changes."""
+
+_SECOND_STAGE = "training on prompt and target (stage two) does not exist yet"
+ABSENT: dict[str, str] = {
+    "stage": _SECOND_STAGE,
+    "data.notes_per_record": _SECOND_STAGE,
+    "--config-name=gpt2_piano_finetuning": _SECOND_STAGE,
+    "--stride": "is an option of `run.sh prepare`; data.stride=N sets the distance of sequences",
+    "--run-both-models": "there is one model, and no second one to compare it with",
+}
+"""Settings and options that are known and refused, and why."""
+
+CONFIG_NAMES: dict[str, str] = {
+    "debugging_pretraining": "debug",
+    "gpt2_pretraining": "train",
+}
+"""Names of another project's configurations -> presets."""

@@ -1,13 +1,15 @@
 """The options that every entry point shares: --preset, --debug, --config, --max-steps, those about
-data, section.key=value. An option about a setting is that setting by another name."""
+data, section.key=value. An option about a setting is that setting by another name, and each setting
+is an option by its own name, and by those of `aliases`: --hidden-size 768."""
 
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from model_check.config.fields import nearest
-from model_check.config.load import Request
+from model_check.config.aliases import ABSENT, ALIASES, CONFIG_NAMES, UNNEEDED
+from model_check.config.fields import all_fields, full_name, nearest
+from model_check.config.load import Request, preset_names
 from model_check.config.prepared_dir import read_metadata
 from model_check.errors import UsageError
 from model_check.utils.project_files import version
@@ -28,6 +30,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options
         )
+        self.takes_settings = False
+        """Whether a setting is an option (`add_settings_options`)."""
         self.add_argument("--version", action=_PrintVersion, nargs=0, help="print it and leave")
 
     def setting(self, name: str, *options: str, **more: Any) -> None:
@@ -37,13 +41,35 @@ class Parser(argparse.ArgumentParser):
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse; raises UsageError instead of leaving the process."""
         arguments = [_with_dashes(argument) for argument in argv]
+        if self.takes_settings:
+            self._add_settings(arguments)
         namespace, unknown = self.parse_known_intermixed_args(arguments)
         for argument in unknown:
-            known = [option for action in self._actions for option in action.option_strings]
-            near = nearest(argument.partition("=")[0], known)
-            hint = f"; did you mean {near}?" if near else ""
-            raise UsageError(f"{argument}: no such option{hint} (--help lists them)")
+            raise self._refused(argument)
         return namespace
+
+    def _add_settings(self, arguments: Sequence[str]) -> None:
+        """The options among them that no entry point declares, and that are settings. --help does
+        not list them."""
+        for argument in arguments:
+            option, equals, _ = argument.partition("=")
+            key = option.removeprefix("--").replace("-", "_")
+            if not option.startswith("--") or option in self._option_string_actions:
+                continue
+            name = full_name(key)
+            is_known = name in UNNEEDED or ALIASES.get(name, name) in all_fields()
+            if is_known and option not in ABSENT:
+                more = {"nargs": 0, "const": "true"} if _is_switch(name) and not equals else {}
+                self.setting(name, option, help=argparse.SUPPRESS, **more)
+
+    def _refused(self, argument: str) -> UsageError:
+        option = argument.partition("=")[0]
+        if why := ABSENT.get(option):
+            return UsageError(f"{option}: {why}")
+        known = [name for action in self._actions for name in action.option_strings]
+        near = nearest(option, [*known, *(f"--{name}" for name in _setting_options())])
+        hint = f"; did you mean {near}?" if near else ""
+        return UsageError(f"{argument}: no such option{hint} (--help lists them)")
 
     def format_help(self) -> str:
         self.description, self.epilog = map(_filled, (self.description, self.epilog))
@@ -66,6 +92,19 @@ def _filled(text: str | None) -> str | None:
     )
 
 
+def _is_switch(name: str) -> bool:
+    """Whether the option of that name may stand without a value."""
+    if name in UNNEEDED:
+        return UNNEEDED[name].is_switch
+    return all_fields()[ALIASES.get(name, name)].type_name == "bool"
+
+
+def _setting_options() -> list[str]:
+    """`max-iters`: the settings and their other names, as options."""
+    keys = [name.rpartition(".")[2] for name in (*all_fields(), *ALIASES)]
+    return [key.replace("_", "-") for key in keys]
+
+
 class KeepSetting(argparse.Action):
     """Of an option that is the setting `dest` by another name: keeps (option, value)."""
 
@@ -85,18 +124,25 @@ class _PrintVersion(argparse.Action):
 
 
 def add_settings_options(parser: Parser) -> None:
+    parser.takes_settings = True
     add = parser.add_argument
-    add("--preset", metavar="NAME", help="a file of config/presets/")
+    files = "a file of config/presets/"
+    for option, text in (("--preset", files), ("--config-name", argparse.SUPPRESS)):
+        add(option, dest="preset", action=KeepSetting, metavar="NAME", help=text)
     add("--debug", action="store_true", help="same as --preset debug")
     formats = "JSON (comments allowed), YAML or TOML, partial"
-    add("--config", metavar="FILE", type=Path, help=formats)
+    for option, text in (("--config", formats), ("--config-file", argparse.SUPPRESS)):
+        add(option, dest="config", action=KeepSetting, metavar="FILE", type=Path, help=text)
     steps, logs, kernel = "training.max_steps", "logging.tensorboard_dir", "model.attention_backend"
     parser.setting(steps, "--max-steps", metavar="N", help=steps)
     _add_data_options(parser)
     sdpa = f"{kernel}=sdpa"
     parser.setting(kernel, "--disable-flash-attn", nargs=0, const="sdpa", help=sdpa)
     parser.setting(logs, "--tensorboard-dir", metavar="DIR", help=logs)
-    add("overrides", nargs="*", metavar="section.key=value")
+    as_option = (
+        "also as an option: --hidden-size 768; names of other trainers:\ndocs/coming-from.md"
+    )
+    add("overrides", nargs="*", metavar="section.key=value", help=as_option)
 
 
 def add_resume_option(parser: Parser) -> None:
@@ -110,16 +156,34 @@ def settings_request(
 ) -> Request:
     """What the options ask for, plus `flags` that an entry point made of several. Raises UsageError
     for options that do not go together."""
-    if namespace.debug and namespace.preset not in (None, "debug"):
-        raise UsageError(f"--debug and --preset {namespace.preset}: give one of them")
-    settings = {name: flag for name, flag in vars(namespace).items() if "." in name and flag}
+    option, preset = namespace.preset or ("", None)
+    if preset is not None and option == "--config-name":
+        preset = _preset_of(preset)
+    if namespace.debug and preset not in (None, "debug"):
+        raise UsageError(f"--debug and {option} {preset}: give one of them")
+    named = {name for name in vars(namespace) if "." in name or name in UNNEEDED}
+    settings = {name: flag for name, flag in vars(namespace).items() if name in named and flag}
     return Request(
-        preset="debug" if namespace.debug else namespace.preset,
-        config_file=namespace.config,
+        preset="debug" if namespace.debug else preset,
+        config_file=None if namespace.config is None else namespace.config[1],
         overrides=tuple(namespace.overrides),
         flags=_data_flags(namespace) | (flags or {}) | settings,
         environ=environ,
     )
+
+
+def _preset_of(config_name: str) -> str:
+    """The preset for another project's name of a configuration. Raises UsageError where there is
+    none yet."""
+    name = config_name.replace("-", "_")
+    preset = CONFIG_NAMES.get(name, config_name)
+    why = ABSENT.get(f"--config-name={name}")
+    if why is None and preset not in preset_names():
+        why = "no such preset; a settings file of your own is --config FILE"
+    if why is not None:
+        there_are = ", ".join(preset_names())
+        raise UsageError(f"--config-name {config_name}: {why}; presets are {there_are}")
+    return preset
 
 
 def given(namespace: argparse.Namespace, setting: str) -> Any:

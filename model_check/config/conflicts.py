@@ -1,12 +1,14 @@
 """Whether settings that are valid alone fit together. Each check yields conflicts; check_together
 raises the first. Pure, but that check_validation_text looks whether the text exists."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from model_check.config.derived import precision
 from model_check.config.fields import given_by, setting_text, value_of
+from model_check.config.inert import NOBODY_GAVE
 from model_check.config.profile import parse_steps
 from model_check.config.schema import EVERY_FAILING, ModelSettings, Settings, TrainingSettings
 from model_check.config.validation import TextPath, parse_validation
@@ -14,13 +16,11 @@ from model_check.errors import ConfigError
 
 Conflict = tuple[str, ...]
 """(setting, what is wrong with its value, *other settings that may be the cause)"""
-_NOBODY_GAVE = ("default", "preset")
-"""Sources of values that no person gave begin so."""
 
 
 def check_together(settings: Settings, sources: Mapping[str, str]) -> None:
-    """Refuse settings that contradict each other, or that would have no effect. Raises ConfigError,
-    which names the source of a setting that a person gave."""
+    """Refuse settings that contradict each other. Raises ConfigError, which names the source of a
+    setting that a person gave."""
     training = settings.training
     if settings.debug.profile_steps is not None:
         parse_steps(settings.debug.profile_steps, training.max_steps)
@@ -33,9 +33,10 @@ def check_together(settings: Settings, sources: Mapping[str, str]) -> None:
     for name, wrong, *others in conflicts:
         # Presets and defaults fit together, so the cause is a setting that a person gave.
         given = [sources.get(n, "settings") for n in (name, *others)]
-        own = [source for source in given if not source.startswith(_NOBODY_GAVE)]
+        own = [source for source in given if not source.startswith(NOBODY_GAVE)]
+        whose = f" ({given[0]})" if own and given[0] not in own else ""
         value = setting_text(value_of(settings, name))
-        raise ConfigError(f"{given_by((own or given)[0], name)}{name} = {value}{wrong}")
+        raise ConfigError(f"{given_by((own or given)[0], name)}{name} = {value}{whose}{wrong}")
 
 
 def check_validation_text(settings: Settings, sources: Mapping[str, str]) -> None:
@@ -52,7 +53,7 @@ def check_validation_text(settings: Settings, sources: Mapping[str, str]) -> Non
 def _of_two_ways_to_say_it(settings: Settings, sources: Mapping[str, str]) -> Iterator[Conflict]:
     training, launch = settings.training, settings.launch
     # A use_amp that a preset gives does not contradict a precision.
-    person_gave_amp = not sources.get("training.use_amp", "default").startswith(_NOBODY_GAVE)
+    person_gave_amp = not sources.get("training.use_amp", "default").startswith(NOBODY_GAVE)
     if person_gave_amp and training.use_amp is (precision(training) == "fp32"):
         contradicted = f" contradicts training.precision = {training.precision}"
         yield "training.use_amp", f"{contradicted}: give one of the two"
@@ -71,7 +72,7 @@ def _of_two_ways_to_say_it(settings: Settings, sources: Mapping[str, str]) -> It
 
 
 def _of_model(model: ModelSettings) -> Iterator[Conflict]:
-    if model.num_heads % model.num_kv_heads:
+    if model.num_kv_heads and model.num_heads % model.num_kv_heads:
         yield "model.num_kv_heads", f" must divide num_heads = {model.num_heads}", "model.num_heads"
     if model.head_dim is None and model.hidden_size % model.num_heads:
         divided = f" must divide hidden_size = {model.hidden_size} (or set head_dim)"
@@ -92,8 +93,7 @@ def _of_lengths(settings: Settings) -> Iterator[Conflict]:
         longer = f" is more than max_steps = {training.max_steps} (0: no warm-up)"
         yield "training.warmup_steps", longer, "training.max_steps"
     if training.global_batch_size and training.global_batch_size % training.batch_size:
-        uneven = f" is not a multiple of batch_size = {training.batch_size}"
-        yield "training.global_batch_size", uneven
+        yield "training.global_batch_size", _uneven(training.global_batch_size, training.batch_size)
     if stride is not None and stride > training.context_length:
         yield (
             "data.stride",
@@ -103,14 +103,18 @@ def _of_lengths(settings: Settings) -> Iterator[Conflict]:
         )
 
 
+def _uneven(total: int, each: int) -> str:
+    below, above = total - total % each, total - total % each + each
+    totals = " and ".join(str(n) for n in (below, above) if n)
+    halves = [n for n in range(1, math.isqrt(total) + 1) if total % n == 0]
+    smaller = max(n for half in halves for n in (half, total // half) if n < each)
+    return f" is not a multiple of batch_size = {each} ({totals} would be); {smaller} divides it"
+
+
 def _of_evaluation(training: TrainingSettings, splits: list[str]) -> Iterator[Conflict]:
-    if training.keep_last is not None and training.save_interval is None:
-        yield "training.keep_last", ": needs training.save_interval"
     if training.eval_interval is None:
-        for key in ("save_best", "eval_batches", "best_split"):
-            if getattr(training, key) not in (None, False):
-                yield f"training.{key}", ": needs training.eval_interval"
-    elif not splits:
+        return
+    if not splits:
         why = ": there is no validation split; name one with data.validation (held_out=0.01)"
         yield "training.eval_interval", why
     elif training.best_split is not None and training.best_split not in splits:

@@ -5,8 +5,8 @@
 
 import json
 
-from model_check.config.aliases import ALIASES
-from model_check.config.fields import Field, all_fields, sections
+from model_check.config.aliases import ABSENT, ALIASES, UNNEEDED, VALUES
+from model_check.config.fields import Field, all_fields, sections, setting_text
 from model_check.config.load import ENVIRONMENT, Loaded, preset_names
 from model_check.config.memory import describe_size
 
@@ -19,6 +19,11 @@ Sources, each over the ones before it: defaults < preset ({", ".join(preset_name
 commas allowed), YAML or TOML, by their suffix, and may be partial. An unknown name is an error that
 shows the nearest one; a value of the wrong type is an error, too. `bash run.sh config show` prints
 every value and where it came from.
+
+On the command line and in a file a name may lack its section where it is clear without
+(`max_steps=5`), and it is an option, too (`--max-steps 5`, `--max_steps=5`; a switch such as
+`--compile` needs no value). Two names of one setting in one source are an error. A `batch_size`
+beside a `micro_batch_size` is the batch of an optimizer step: `training.global_batch_size`.
 
 A preset's `on_cpu` section is laid over it where no GPU is used.
 """
@@ -33,6 +38,11 @@ def reference_page() -> str:
     parts += [f"| `{variable}` | `{name}` |\n" for variable, name in ENVIRONMENT.items()]
     parts.append("\n## Other names that are understood\n\n| name | means |\n|---|---|\n")
     parts += [f"| `{alias}` | `{name}` |\n" for alias, name in sorted(ALIASES.items())]
+    parts += [_word(name, word) for name, words in VALUES.items() for word in words]
+    parts.append("\nThese change nothing, and a line says why:\n\n| name | why |\n|---|---|\n")
+    parts += [f"| `{name}` | {row.why} |\n" for name, row in UNNEEDED.items()]
+    parts.append("\nThese are refused:\n\n| name | why |\n|---|---|\n")
+    parts += [f"| `{name}` | {what} |\n" for name, what in ABSENT.items()]
     return "".join(parts)
 
 
@@ -50,6 +60,11 @@ def show(loaded: Loaded, *, as_json: bool = False) -> str:
         for name, text in texts.items()
     ]
     return "\n".join([*lines, f"model: {describe_size(loaded.settings, loaded.device)}"])
+
+
+def _word(name: str, word: str) -> str:
+    ours = f"{ALIASES.get(name, name)}={setting_text(VALUES[name][word])}"
+    return f"| `{name}={word}` | `{ours}` |\n"
 
 
 def _table(section: str) -> str:

@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from operator import ne
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
 
-from model_check.config.aliases import ALIASES
+from model_check.config.aliases import ABSENT, ALIASES, MICRO_BATCH, UNNEEDED, VALUES
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
 from model_check.utils.secrets import masked
@@ -78,8 +79,9 @@ def flatten(values: dict[str, Any], where: str, *, text: bool = False) -> dict[s
     """Nested values of one source -> checked leaves by dotted name.
 
     `where` names the source in messages; `text`: strings stand for other types (YAML, the command
-    line). A null section (`model.rope_scaling: null`) stays under its own name. Raises ConfigError
-    for an unknown name, two names of one setting, or a value that its field refuses.
+    line). A name may lack its section. A null section (`model.rope_scaling: null`), a micro-batch
+    and what is UNNEEDED stay under their own names. Raises ConfigError for an unknown name, two
+    names of one setting, or a value that its field refuses.
     """
     flat: dict[str, Any] = {}
     given_as: dict[str, str] = {}
@@ -87,13 +89,23 @@ def flatten(values: dict[str, Any], where: str, *, text: bool = False) -> dict[s
         leaves = list(_leaves(values, ""))
     except RecursionError as error:  # a YAML anchor that contains itself
         raise ConfigError(f"{where}: nested too deeply, or within itself") from error
-    for name, value in leaves:
-        canonical = ALIASES.get(name, name)
+    for leaf, value in leaves:
+        name = full_name(leaf)
+        canonical = name if name == MICRO_BATCH else ALIASES.get(name, name)
         if canonical in given_as:
             raise ConfigError(f"{where}: {name} and {given_as[canonical]} are the same setting")
         given_as[canonical] = name
-        flat[canonical] = _checked(canonical, value, where, text)
+        flat[canonical] = _checked(canonical, _our_value(name, value), where, text)
     return flat
+
+
+def full_name(name: str) -> str:
+    """`max_iters` -> `training.max_iters`; as it is where it has its section or is unknown. Raises
+    ConfigError where it could mean several settings."""
+    names = [] if name in sections() else _names_by_leaf().get(name, [])
+    if len({ALIASES.get(full, full) for full in names}) > 1:
+        raise ConfigError(f"{name}: could mean {' or '.join(names)}: give one of them")
+    return names[0] if names else name
 
 
 def value_of(settings: Settings, name: str) -> Any:
@@ -130,14 +142,30 @@ def meanings(struct: type[Struct]) -> dict[str, str]:
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate most like `name`, if any is close."""
+    """The candidate that `name` is a misspelling of, if any: its key is alike in every word."""
+    alike = [c for c in candidates if _is_misspelt(name.rpartition(".")[2], c.rpartition(".")[2])]
+    return max(alike, key=lambda candidate: _likeness(name, candidate), default=None)
+
+
+def _is_misspelt(name: str, known: str) -> bool:
+    """`max_step` of `max_steps`, `grad_accum` of `grad_accum_nums`; not `min_steps`."""
+    words, known_words = re.split("[-_]+", name), re.split("[-_]+", known)
+    if len(words) != len(known_words):
+        return _likeness(name, known) >= 0.8
+    return all(map(_is_alike, words, known_words))
+
+
+def _is_alike(word: str, known: str) -> bool:
+    """Alike at all, or one letter of two or more is another one: `wr` of `wq`."""
+    one_differs = len(word) == len(known) > 1 and sum(map(ne, word, known)) == 1
+    return one_differs or _likeness(word, known) >= 0.6
+
+
+def _likeness(a: str, b: str) -> float:
+    """0 to 1."""
     import difflib  # only on the way to an error message
 
-    by_leaf = {candidate.rpartition(".")[2]: candidate for candidate in candidates}
-    if whole := difflib.get_close_matches(name, candidates, n=1, cutoff=0.6):
-        return whole[0]
-    leaf = difflib.get_close_matches(name.rpartition(".")[2], by_leaf, n=1, cutoff=0.6)
-    return by_leaf[leaf[0]] if leaf else None
+    return difflib.SequenceMatcher(None, a, b).ratio()
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
@@ -146,9 +174,27 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     return f"; did you mean {near!r}?" if near else ""
 
 
+@functools.cache
+def _names_by_leaf() -> dict[str, list[str]]:
+    """`max_iters` -> the settings and aliases that end so."""
+    names: dict[str, list[str]] = {}
+    for name in (*all_fields(), *ALIASES):
+        names.setdefault(name.rpartition(".")[2], []).append(name)
+    return names
+
+
+def _our_value(name: str, value: Any) -> Any:
+    """What another project's word for a value means here."""
+    return VALUES.get(name, {}).get(setting_text(value).lower(), value)
+
+
 def _checked(name: str, value: Any, where: str, text: bool) -> Any:
-    if (field := all_fields().get(name)) is not None:
+    if (field := all_fields().get(ALIASES.get(name, name))) is not None:
         return _checked_value(field, value, where, text)
+    if name in UNNEEDED and UNNEEDED[name].only in (None, value):
+        return value
+    if name in ABSENT:
+        raise ConfigError(f"{where}: {name}: {ABSENT[name]}")
     if name == "model.rope_scaling" and (value is None or (text and value == "null")):
         return None
     if name in sections():

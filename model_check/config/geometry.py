@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from model_check.config.shape import swiglu_width
 from model_check.errors import ConfigError
 from model_check.utils.child import child_command
 from model_check.utils.files import SETTINGS_BYTES, read_whole
@@ -25,12 +26,10 @@ Fetch = Callable[[str, bool], Path]
 
 
 def _size(hidden: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
-    """With the usual SwiGLU width: two thirds of 4 x hidden, rounded up to a multiple of 64. With
-    4 x hidden these models would be a third larger than their names say."""
     return {
         "num_layers": layers,
         "hidden_size": hidden,
-        "intermediate_size": -(-hidden * 8 // (3 * 64)) * 64,
+        "intermediate_size": swiglu_width(hidden),
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": None,

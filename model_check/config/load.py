@@ -6,31 +6,36 @@ looks whether validation text exists, and whether the working directory can be w
 tells whether there is a GPU.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct, field
 
+from model_check.config.backends import check_on_device
 from model_check.config.conflicts import check_together, check_validation_text
 from model_check.config.derived import (
-    check_on_device,
     failing_severities,
     num_micro_batches,
     precision,
 )
-from model_check.config.fields import all_fields, did_you_mean, flatten, nearest, sections, value_of
+from model_check.config.fields import (
+    all_fields,
+    did_you_mean,
+    flatten,
+    sections,
+    value_of,
+)
 from model_check.config.files import read_settings_file
 from model_check.config.geometry import SIZES, geometry_values
+from model_check.config.inert import acting, check_acts
+from model_check.config.layers import Layer, command_line, in_settings
 from model_check.config.places import FALLBACK, fallbacks
 from model_check.config.prepared_dir import Metadata, check_fits, read_metadata, settings_of
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
 from model_check.utils.project_files import PROJECT
-
-Layer = tuple[str, dict[str, Any]]
-"""Where settings come from, for people, and what that source gives: dotted name -> value."""
 
 SCHEMA = 1
 PRESETS_DIR = PROJECT / "config" / "presets"
@@ -56,7 +61,7 @@ class Request(Struct, frozen=True):
     overrides: tuple[str, ...] = ()
     """`section.key=value`, in order."""
     flags: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
-    """Dotted name -> (flag, value). Flags win over every other source."""
+    """Name of a setting -> (flag, value). Flags win over every other source."""
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -68,6 +73,8 @@ class Loaded(Struct, frozen=True):
     preset: str
     device: str
     """`cuda` or `cpu`: system.device with `auto` decided."""
+    notes: tuple[str, ...] = ()
+    """What was given and changes nothing: a line each."""
 
     def value(self, name: str) -> Any:
         """A setting by its dotted name; the names are those of `sources`."""
@@ -79,7 +86,7 @@ def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
 
     `has_gpu` is called only when system.device is `auto`.
     """
-    upper = _upper_layers(request)
+    upper, notes = in_settings(_upper_layers(request))
     named = _preset_layers(request.preset, "") if request.preset else []
     device = _device([*named, *upper], has_gpu)
     preset = request.preset or ("production" if device == "cuda" else "cpu")
@@ -91,21 +98,23 @@ def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
     places = (FALLBACK, fallbacks(request.environ))
     values: dict[str, Any] = {name: f.default for name, f in all_fields().items()}
     sources = dict.fromkeys(values, "default")
-    for label, layer in [places, *presets, *beneath, *shapes, *upper]:
+    for label, layer in [places, *presets, *beneath, *shapes, *_parts(upper), *upper]:
         _lay_over(values, sources, layer, label)
     if prepared is not None:
         check_fits(*prepared, values, sources)
     settings = msgspec.convert(_nest(values), Settings)
     check_together(settings, sources)
+    notes += tuple(check_acts(settings, sources, str(request.config_file or "") or None))
     if prepared is None:  # a prepared directory holds what validates; its text may be gone
         check_validation_text(settings, sources)
     check_on_device(settings, sources, device)
-    return Loaded(settings, sources, preset, device)
+    return Loaded(settings, sources, preset, device, notes)
 
 
 def to_json(settings: Settings) -> bytes:
     """The whole tree as a settings file with its schema number: loading it alone gives the same
     training again."""
+    settings = acting(settings)
     # Both ways to count a batch, to say the precision, and what fails a run, are written in
     # agreement, since a reader may give only one.
     training = msgspec.structs.replace(
@@ -131,10 +140,7 @@ def _upper_layers(request: Request) -> list[Layer]:
         if text or (text == "" and all_fields()[name].may_be_empty):
             text = _HUB_WORDS.get(text.upper(), text) if variable == "HF_HUB_OFFLINE" else text
             layers.append((variable, flatten({name: text}, variable, text=True)))
-    layers += [(override, _parse_override(override)) for override in request.overrides]
-    for name, (flag, value) in request.flags.items():
-        layers.append((flag, flatten({name: value}, flag, text=True)))
-    return layers
+    return [*layers, *command_line(request.overrides, request.flags)]
 
 
 def _file_layer(path: Path) -> Layer:
@@ -144,15 +150,6 @@ def _file_layer(path: Path) -> Layer:
     # YAML 1.1 reads 1e-5 as a string.
     as_text = path.suffix.lower() in (".yaml", ".yml")
     return str(path), flatten(values, str(path), text=as_text)
-
-
-def _parse_override(override: str) -> dict[str, Any]:
-    name, equals, value = override.partition("=")
-    if not equals or "." not in name:
-        near = nearest(name.strip(), list(all_fields())) if equals else None
-        example = f"did you mean {near}?" if near else "for example training.max_steps=20"
-        raise ConfigError(f"{override!r}: not an option, and not section.key=value ({example})")
-    return flatten({name.strip(): value.strip()}, "command line", text=True)
 
 
 def _preset_layers(preset: str, device: str) -> list[Layer]:
@@ -202,6 +199,17 @@ def _geometry_layers(presets: Sequence[Layer], upper: Sequence[Layer]) -> list[L
     values = geometry_values(geometry, offline=bool(offline))
     flat = flatten({"model": values}, f"{label}: model.geometry = {geometry}")
     return [(f"geometry {geometry}", flat)]
+
+
+def _parts(upper: Sequence[Layer]) -> Iterator[Layer]:
+    """Whoever gives the width of a model, or its heads, gives a geometry of their own: what a
+    preset says for another width is derived, unless they give it, too."""
+    for name, follows in (
+        ("model.hidden_size", "model.intermediate_size"),
+        ("model.num_heads", "model.num_kv_heads"),
+    ):
+        if _last(upper, name)[1] is not None:
+            yield f"follows {name}", {follows: None}
 
 
 def _lay_over(

@@ -12,6 +12,7 @@ import msgspec
 
 from model_check.config.fields import all_fields, setting_text
 from model_check.config.schema import ModelSettings, Settings
+from model_check.config.shape import geometry
 from model_check.errors import ConfigError
 
 AUTO = "auto"
@@ -113,12 +114,14 @@ def differences(weights_of: Mapping[str, Any], model: ModelSettings) -> list[Dif
 
 
 def _complete(model: Mapping[str, Any]) -> dict[str, Any]:
-    """With defaults, and the width of a head. Raises ConfigError for values that no model can
+    """With defaults, and what a null stands for. Raises ConfigError for values that no model can
     have."""
     try:
         known = msgspec.convert({key: model[key] for key in KEYS if key in model}, ModelSettings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"the [model] settings of these weights are damaged: {error}") from error
     values: dict[str, Any] = msgspec.to_builtins(known)
-    values["head_dim"] = known.head_dim or known.hidden_size // known.num_heads
+    shape = geometry(known, 0)
+    derived = ("intermediate_size", "num_kv_heads", "head_dim")
+    values |= {key: getattr(shape, key) for key in derived}
     return values

@@ -85,17 +85,19 @@ class ModelSettings(_Section, frozen=True):
     that a file or the command line gives overrides it."""
     init_from: Annotated[str | None, SILENT] = None
     """Initial weights: a checkpoint of ours (.pt), a local directory with safetensors, or a hub id;
-    null: random, drawn with init_std."""
+    null (scratch): random, drawn with init_std."""
     num_layers: Annotated[Count, MUST_EQUAL] = 4
     """Transformer blocks."""
     hidden_size: Annotated[Size, MUST_EQUAL] = 4096
     """Width of the residual stream."""
-    intermediate_size: Annotated[Count, MUST_EQUAL] = 14336
-    """Width of the SwiGLU feed-forward."""
+    intermediate_size: Annotated[Count | None, MUST_EQUAL] = 14336
+    """Width of the SwiGLU feed-forward; null, and where hidden_size is given without it: two thirds
+    of 4 x hidden_size, rounded up to a multiple of 64."""
     num_heads: Annotated[Count, MUST_EQUAL] = 32
     """Query heads."""
-    num_kv_heads: Annotated[Count, MUST_EQUAL] = 8
-    """Key/value heads; divides num_heads."""
+    num_kv_heads: Annotated[Count | None, MUST_EQUAL] = 8
+    """Key/value heads; divides num_heads; null, and where num_heads is given without it:
+    num_heads."""
     head_dim: Annotated[Size | None, MUST_EQUAL] = None
     """Width of a head, even; null: hidden_size / num_heads."""
     vocab_size: Annotated[Size | None, MUST_EQUAL] = 128256
@@ -114,7 +116,8 @@ class ModelSettings(_Section, frozen=True):
     """auto: sdpa with system.deterministic=true, else the fastest that package, device and dtype
     allow (FlashAttention 4 or 3, cuDNN, FlashAttention 2, sdpa). flash_attn: the newest
     FlashAttention that is installed; with system.deterministic=true that is 2, since 3 and 4 are
-    not known to be deterministic. Any other name: that kernel or an error."""
+    not known to be deterministic; sdpa, with a line, where there is none. Any other name: that
+    kernel or an error."""
 
 
 class TrainingSettings(_Section, frozen=True):

@@ -122,14 +122,21 @@ class Geometry(Struct, frozen=True):
         return parameters(self.num_layers, tied=self.tied)
 
 
+def swiglu_width(hidden_size: int) -> int:
+    """The usual one: two thirds of 4 x hidden, rounded up to a multiple of 64. With 4 x hidden
+    models would be a third larger than their names say."""
+    return -(-hidden_size * 8 // (3 * 64)) * 64
+
+
 def geometry(model: ModelSettings, tokenizer_vocab_size: int) -> Geometry:
-    """The geometry, with the tokenizer's vocabulary where `model.vocab_size` is null."""
+    """The geometry, with what a null stands for: the tokenizer's vocabulary, `swiglu_width`, as
+    many key/value heads as heads, hidden_size / num_heads."""
     return Geometry(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
+        intermediate_size=model.intermediate_size or swiglu_width(model.hidden_size),
         num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
+        num_kv_heads=model.num_kv_heads or model.num_heads,
         head_dim=model.head_dim or model.hidden_size // model.num_heads,
         vocab_size=model.vocab_size or tokenizer_vocab_size,
         tied=model.tie_word_embeddings,

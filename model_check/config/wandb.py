@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 from model_check.config.schema import LoggingSettings
@@ -17,8 +18,8 @@ def check_wandb(logging: LoggingSettings) -> None:
         return
     if importlib.util.find_spec("wandb") is None:
         raise ConfigError(
-            f"logging.wandb = {logging.wandb}: wandb is not installed (pip install wandb), or "
-            "logging.wandb=off"
+            f"logging.wandb = {logging.wandb}: wandb is not installed "
+            f"({sys.executable} -m pip install wandb), or logging.wandb=off"
         )
     if logging.wandb == "online" and not _has_key():
         raise ConfigError(

@@ -37,7 +37,9 @@ def compile_blocks(state: TrainingState, plan: StepPlan) -> None:
     _refuse_without_compiler()
     take_cache()
     channels.sink.emit(Phase(name="compile"))
-    channels.say(f"Compiling {len(model.layers)} blocks (training.compile=false: eager) ...")
+    channels.say(
+        f"Compiling {len(model.layers)} blocks (training.compile=false trains without) ..."
+    )
     started = time.monotonic()
     _make_compiler_deterministic()
     for block in model.layers:

@@ -17,18 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model_check.config.backends import FLASH_MODULES
+
 AttentionFn = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """(q_BHTD, k_BGTD, v_BGTD, visible_B1TT) -> out_BHTD.
 
 `visible` says which earlier positions each position sees, itself always among them; None: all.
 """
-
-FLASH_MODULES = {
-    "flash_attn_4": "flash_attn.cute",
-    "flash_attn_3": "flash_attn_interface",
-    "flash_attn_2": "flash_attn",
-}
-"""Where each generation of FlashAttention keeps its `flash_attn_func`, the newest first."""
 
 
 def visible_within(documents_BT: Tensor) -> Tensor:

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 
 import torch
 
-from model_check.config.derived import backend_conflict, backend_refusal
+from model_check.config.backends import (
+    FLASH,
+    FLASH_MODULES,
+    backend_conflict,
+    backend_refusal,
+    not_installed,
+)
 from model_check.errors import ConfigError
-from model_check.models.attention import FLASH_MODULES, flash_function
+from model_check.models.attention import flash_function
 from model_check.utils.words import first_line
 
 _UNKNOWN, _AMPERE, _HOPPER, _BLACKWELL = (0, 0), (8, 0), (9, 0), (10, 0)
 """Compute capabilities."""
-_INSTALL = {
-    "flash_attn_2": "pip install flash-attn --no-build-isolation",
-    "flash_attn_3": "build hopper/ of github.com/Dao-AILab/flash-attention, or take PyTorch's "
-    "wheel of flash-attn-3",
-    "flash_attn_4": "pip install --pre flash-attn-4",
-}
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,14 @@ def resolve_backend(
 ) -> tuple[str, str]:
     """(a key of BACKENDS, reason) for queries of `dtype` on `device`.
 
-    `auto` never fails. A name that cannot act here raises ConfigError, which says what to do.
+    `auto` and `flash_attn` never fail. Another name that cannot act here raises ConfigError, which
+    says what to do.
     """
     deterministic = torch.are_deterministic_algorithms_enabled()
     needs = KernelNeeds(device, dtype, deterministic, documents)
     if name == "auto":
         return _best(needs)
-    if name == "flash_attn":
+    if name == FLASH:
         return _newest_flash(needs)
     if obstacle := _obstacle(name, needs):
         raise ConfigError(backend_refusal(name, obstacle))
@@ -72,7 +73,7 @@ def _newest_flash(needs: KernelNeeds) -> tuple[str, str]:
     if name := _first_usable(FLASH_MODULES, needs):
         newest = "the newest that is deterministic" if needs.deterministic else "the newest"
         return name, f"as configured, {newest} and can be had here"
-    raise ConfigError(backend_refusal("flash_attn", str(_obstacle("flash_attn_2", needs))))
+    return "sdpa", f"instead of flash_attn: {_obstacle('flash_attn_2', needs)}"
 
 
 def _first_usable(names: Iterable[str], needs: KernelNeeds) -> str | None:
@@ -114,7 +115,7 @@ def _package_obstacle(name: str, needs: KernelNeeds) -> str | None:
     try:
         _, can_be_deterministic = flash_function(name)
     except ModuleNotFoundError:
-        return f"{name} is not installed ({_INSTALL[name]})"
+        return not_installed(name)
     except (ImportError, AttributeError, OSError) as error:  # built for another torch or CUDA
         return f"{package} is installed but broken: {first_line(error)}"
     if needs.deterministic and not can_be_deterministic:

@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from model_check.config.geometry import SIZES, geometry_values, read_config
 from model_check.config.load import Loaded, Request, load, to_json
+from model_check.config.resume import architecture_changes
 from model_check.config.shape import geometry
 from model_check.errors import ConfigError
 
@@ -62,6 +65,46 @@ def test_a_size_stands_over_the_preset_and_under_a_key(directory: Path) -> None:
     assert (got.settings.model.num_layers, got.settings.model.hidden_size) == (3, 1536)
     assert got.sources["model.hidden_size"] == "geometry large"
     assert got.sources["model.num_layers"] == "model.num_layers=3"
+
+
+@pytest.mark.parametrize("preset", ["production", "cpu", "debug", "train"])
+def test_a_width_and_heads_alone_give_the_sizes_of_the_documents(preset: str) -> None:
+    for size, parts in SIZES.items():
+        keys = ["num_layers", "hidden_size", "num_heads"]
+        if parts["num_kv_heads"] != parts["num_heads"]:
+            keys.append("num_kv_heads")
+        given = loaded(*(f"{key}={parts[key]}" for key in keys), preset=preset).settings
+        named = loaded(f"model.geometry={size}").settings
+        assert geometry(given.model, 1) == replace(
+            geometry(named.model, 1), vocab_size=given.model.vocab_size or 1
+        )
+
+
+def test_what_follows_a_width_says_so_and_yields_to_a_key(tmp_path: Path) -> None:
+    got = loaded("hidden_size=512", preset="debug")
+    assert got.settings.model.intermediate_size is None
+    assert got.sources["model.intermediate_size"] == "follows model.hidden_size"
+    assert got.settings.model.num_kv_heads == 2, "no heads were given"
+    model = loaded("hidden_size=512", "intermediate_size=100", "num_heads=8", "num_kv_heads=2")
+    shape = geometry(model.settings.model, 1)
+    assert (shape.intermediate_size, shape.num_kv_heads) == (100, 2)
+    both = loaded("intermediate_size=null", "num_kv_heads=null").settings.model
+    assert (geometry(both, 1).intermediate_size, geometry(both, 1).num_kv_heads) == (704, 8)
+    resolved = tmp_path / "resolved.json"
+    resolved.write_bytes(to_json(both_settings := loaded("hidden_size=512").settings))
+    after = load(Request(config_file=resolved), lambda: False).settings
+    assert after.model == both_settings.model
+
+
+def test_a_derived_width_is_the_same_model_to_a_checkpoint() -> None:
+    derived = loaded("model.geometry=small", "hidden_size=768", "num_heads=12").settings
+    named = loaded("model.geometry=small").settings
+    assert derived.model != named.model
+    assert architecture_changes(msgspec.to_builtins(derived), named) == []
+    wider = loaded("model.geometry=small", "intermediate_size=2112").settings
+    assert architecture_changes(msgspec.to_builtins(derived), wider) == [
+        "model.intermediate_size 2048 -> 2112"
+    ]
 
 
 def test_a_directory_gives_its_config(directory: Path) -> None:

@@ -24,18 +24,27 @@ WORDS = "the model checks every GPU of a box and says which one cannot train "
 _PLACES = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", "DATASET_CACHE_DIR", "HTTP_PROXY")
 
 
+def usual(cache: Path, dataset: object, given: Sequence[str]) -> list[str]:
+    """Small and quick: vocabulary 300, context 16. With the backend that everybody has. Without
+    those that are given, and without a size for a vocabulary that is another one."""
+    settings = {
+        "data.cache_dir": cache,
+        "data.dataset": dataset,
+        "data.tokenizer": "bpe",
+        "data.bpe_vocab_size": 300,
+        "data.tokenizer_backend": "tokenizers",
+        "data.hub_timeout_s": 30,
+        "training.context_length": 16,
+    }
+    others = dict(text.split("=", 1) for text in given if text.startswith("data.tokenizer="))
+    if others.get("data.tokenizer", "bpe") not in ("auto", "bpe", "wordpiece"):
+        del settings["data.bpe_vocab_size"]
+    names = {text.partition("=")[0] for text in given}
+    return [f"{name}={value}" for name, value in settings.items() if name not in names]
+
+
 def settings_for(cache: Path, dataset: object, *overrides: str) -> Settings:
-    """Small and quick: vocabulary 300, context 16. With the backend that everybody has."""
-    usual = (
-        f"data.cache_dir={cache}",
-        f"data.dataset={dataset}",
-        "data.tokenizer=bpe",
-        "data.bpe_vocab_size=300",
-        "data.tokenizer_backend=tokenizers",
-        "data.hub_timeout_s=30",
-        "training.context_length=16",
-    )
-    request = Request(preset="cpu", overrides=(*usual, *overrides))
+    request = Request(preset="cpu", overrides=(*usual(cache, dataset, overrides), *overrides))
     return load(request, lambda: False).settings
 
 
@@ -108,20 +117,10 @@ def start_builder(
     program: Sequence[str] = (sys.executable,),
 ) -> Builder:
     """`program` runs prepare_dataset.py."""
-    usual = [
-        f"data.cache_dir={cache}",
-        f"data.dataset={dataset}",
-        "data.tokenizer=bpe",
-        "data.bpe_vocab_size=300",
-        "data.tokenizer_backend=tokenizers",
-        "data.hub_timeout_s=30",
-        "training.context_length=16",
-    ]
-    given = {argument.partition("=")[0] for argument in arguments}
-    usual = [argument for argument in usual if argument.partition("=")[0] not in given]
+    settings = usual(cache, dataset, arguments)
     clean = {k: v for k, v in os.environ.items() if k.upper() not in _PLACES}
     process = subprocess.Popen(
-        [*program, str(ROOT / "prepare_dataset.py"), "--preset", "cpu", *usual, *arguments],
+        [*program, str(ROOT / "prepare_dataset.py"), "--preset", "cpu", *settings, *arguments],
         env={**clean, **(environ or {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -151,10 +151,25 @@ def test_gpus_that_are_not_there_are_refused_with_a_next_step(tmp_path: Path) ->
     assert b"'a' is not a GPU" in malformed.stderr
 
 
-def test_a_setting_without_its_section_is_recognised(tmp_path: Path) -> None:
-    done = start(tmp_path, "max_steps=3", "--dry-run")
+def test_two_names_of_one_setting_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = start(tmp_path, "max_steps=5", "max_iters=6", "--dry-run")
     assert done.returncode == 2
-    assert b"did you mean training.max_steps?" in done.stderr
+    (line,) = done.stderr.decode().splitlines()
+    assert "training.max_steps and training.max_iters are the same setting" in line
+
+
+def test_the_model_of_the_framework_document_is_printed(tmp_path: Path) -> None:
+    sizes = ("--hidden_size", "768", "--num_layers", "12", "--num_heads", "12")
+    done = start(tmp_path, *sizes, "--vocab_size", "32000", "--verbose", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert b"[launcher] model: 134,105,856 parameters; a worker takes" in done.stdout
+    assert b"[launcher] --verbose changes nothing: the logs hold every line\n" in done.stdout
+
+
+def test_a_named_flash_attention_falls_back_in_the_plan_alone_with_one_line(tmp_path: Path) -> None:
+    done = start(tmp_path, "--dry-run", "attention_backend=flash_attn", "--device", "cpu")
+    (line,) = [line for line in done.stdout.decode().splitlines() if "flash" in line]
+    assert line == "[launcher] flash_attn falls back to sdpa: flash_attn needs a CUDA GPU, not cpu"
 
 
 def test_more_cpu_workers_than_any_machine_has_are_refused(tmp_path: Path) -> None:

@@ -59,20 +59,20 @@ def test_a_named_backend_is_taken(name: str) -> None:
     assert resolve_backend(name, CPU, torch.float32)[0] == name  # type: ignore[arg-type]
 
 
-def test_flash_attn_on_a_cpu_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.attention_backend = 'flash_attn'.*CUDA GPU"):
-        resolve_backend("flash_attn", CPU, torch.bfloat16)
+def test_flash_attn_2_on_a_cpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.attention_backend = 'flash_attn_2'.*CUDA GPU"):
+        resolve_backend("flash_attn_2", CPU, torch.bfloat16)
 
 
-def test_flash_attn_in_float32_names_the_setting() -> None:
+def test_flash_attn_2_in_float32_names_the_setting() -> None:
     with pytest.raises(ConfigError, match="use_amp=true"):
-        resolve_backend("flash_attn", CUDA, torch.float32)
+        resolve_backend("flash_attn_2", CUDA, torch.float32)
 
 
 @pytest.mark.skipif(not NO_FLASH_ATTN, reason="flash_attn is installed")
 def test_a_missing_package_tells_how_to_install_it() -> None:
     with pytest.raises(ConfigError, match="pip install flash-attn --no-build-isolation"):
-        resolve_backend("flash_attn", CUDA, torch.bfloat16)
+        resolve_backend("flash_attn_2", CUDA, torch.bfloat16)
 
 
 @pytest.mark.skipif(not NO_FLASH_ATTN, reason="flash_attn is installed")

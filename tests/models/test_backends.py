@@ -1,5 +1,6 @@
 """The choice of an attention backend: what it says, and what a FlashAttention package is given."""
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from launcher.doctor.preflight import check_training
+from model_check.config.backends import flash_fallback
 from model_check.config.load import Request, load
+from model_check.config.schema import Settings
 from model_check.errors import ConfigError
 from model_check.models.attention import BACKENDS, FLASH_MODULES, eager, flash_function
 from model_check.models.backends import (
@@ -18,6 +22,7 @@ from model_check.models.backends import (
     _obstacle,
     resolve_backend,
 )
+from pretrain_main import refuse_impossible
 
 CUDA = torch.device("cuda")
 TURING, AMPERE, HOPPER, BLACKWELL = (7, 5), (8, 0), (9, 0), (10, 0)
@@ -154,7 +159,7 @@ def test_a_kernel_that_varies_is_refused_where_bits_are_compared_before_anything
         load(request, lambda: True)
 
 
-@pytest.mark.parametrize("name", ["flash_attn", "flash_attn_2", "flash_attn_3", "cudnn"])
+@pytest.mark.parametrize("name", ["flash_attn_2", "flash_attn_3", "cudnn"])
 def test_a_backend_of_gpus_is_refused_on_a_cpu_before_anything_starts(name: str) -> None:
     request = Request(preset="cpu", overrides=(f"model.attention_backend={name}",))
     expected = rf"model\.attention_backend = '{name}': {name} needs a CUDA GPU, not cpu"
@@ -163,10 +168,73 @@ def test_a_backend_of_gpus_is_refused_on_a_cpu_before_anything_starts(name: str)
 
 
 def test_flash_attention_takes_no_documents() -> None:
-    overrides = ("model.attention_backend=flash_attn", "data.document_masking=true")
+    overrides = ("model.attention_backend=flash_attn_2", "data.document_masking=true")
     with pytest.raises(ConfigError, match=r"data\.document_masking=true.*sdpa and eager do"):
         load(Request(preset="production", overrides=overrides), lambda: True)
     assert resolve_backend("auto", CUDA, torch.bfloat16, documents=True)[0] == "sdpa"
+
+
+DOCUMENTED = {
+    "model": {"num_layers": 8, "attention_backend": "flash_attn"},
+    "training": {"batch_size": 4, "max_steps": 500, "context_length": 4096},
+    "system": {"device": "cuda", "seed": 42},
+}
+
+
+def documented(tmp_path: Path, *overrides: str) -> Settings:
+    file = tmp_path / "custom_config.json"
+    file.write_text(json.dumps(DOCUMENTED))
+    return load(Request(config_file=file, overrides=overrides), lambda: True).settings
+
+
+def test_the_documented_file_trains_where_no_flash_attention_is_installed(tmp_path: Path) -> None:
+    settings = documented(tmp_path)
+    missing = "flash_attn_2 is not installed (pip install flash-attn --no-build-isolation)"
+    assert flash_fallback(settings, "cuda") == missing
+    needs = OnHopper(CUDA, torch.bfloat16, deterministic=True, documents=False)
+    assert _newest_flash(needs) == ("sdpa", f"instead of flash_attn: {missing}")
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("device=cpu", "flash_attn needs a CUDA GPU, not cpu"),
+        ("use_amp=false", "flash_attn needs bfloat16 or float16, not float32"),
+        ("document_masking=true", "flash_attn takes no mask"),
+    ],
+)
+def test_what_flash_attention_cannot_do_falls_back_too(
+    tmp_path: Path, every_flash_attention: Path, override: str, why: str
+) -> None:
+    settings = documented(tmp_path, override)
+    assert str(flash_fallback(settings, settings.system.device)).startswith(why)
+    assert flash_fallback(documented(tmp_path), "cuda") is None
+
+
+def test_flash_attention_3_alone_serves_where_bits_are_not_compared(
+    tmp_path: Path, packages: Path
+) -> None:
+    write(packages / "flash_attn_interface.py", deterministic=True)
+    assert flash_fallback(documented(tmp_path), "cuda") is not None
+    assert flash_fallback(documented(tmp_path, "deterministic=false"), "cuda") is None
+    assert "flash_attn_interface" not in sys.modules, "it would bring torch to the launcher"
+
+
+@pytest.mark.parametrize("name", ["flash_attn_2", "flash_attn_3", "flash_attn_4"])
+def test_a_generation_by_name_is_refused_before_data_is_prepared(
+    tmp_path: Path, packages: Path, name: str
+) -> None:
+    (packages / "flash_attn").mkdir()
+    overrides = (f"attention_backend={name}", "deterministic=false")
+    settings = documented(tmp_path, *overrides)
+    if name == "flash_attn_2":
+        (packages / "flash_attn").rmdir()
+    for refuse in (
+        lambda: check_training(settings, []),
+        lambda: refuse_impossible(settings, "cuda"),
+    ):
+        with pytest.raises(ConfigError, match=f"{name} is not installed"):
+            refuse()
 
 
 def test_float32_leaves_only_sdpa_to_auto() -> None:

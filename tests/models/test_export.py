@@ -30,8 +30,9 @@ VARIANTS: list[dict[str, Any]] = [
     {"rope_scaling": None, "num_kv_heads": 1},
     {"rope_scaling": SCALING, "tie_word_embeddings": True, "num_kv_heads": 4},
     {"rope_scaling": None, "head_dim": 32},
+    {"rope_scaling": None, "intermediate_size": None, "num_kv_heads": None},
 ]
-NAMES = ["llama3 scaling", "one key head", "tied", "wide heads"]
+NAMES = ["llama3 scaling", "one key head", "tied", "wide heads", "sizes that follow"]
 
 
 @pytest.fixture(autouse=True)

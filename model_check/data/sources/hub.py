@@ -157,7 +157,8 @@ class Hub:
             case HFValidationError():
                 text = f"is neither a file here nor a name that the hub could have ({kind})"
             case _ if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-                text = f"{self.endpoint} refuses your token (HTTP {status}): is it still valid?"
+                text = f"{self.endpoint} refuses your token (HTTP {status}): is it still valid? "
+                text += "HF_TOKEN holds it, or `hf auth login` stored it"
             case _ if status == HTTPStatus.TOO_MANY_REQUESTS and response is not None:
                 wait = response.headers.get("Retry-After")
                 when = f"in {wait} s" if wait and wait.isdigit() else "in some minutes"

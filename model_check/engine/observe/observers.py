@@ -1,5 +1,7 @@
 """Which observers a run has, by its settings; nothing that was not asked for is imported."""
 
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +43,7 @@ def run_observers(
         from model_check.engine.observe.tensorboard import TensorBoardWriter  # 0.7 s
 
         directory = _tensorboard_directory(settings.logging, context.identity)
-        channels.say(f"TensorBoard: tensorboard --logdir {directory.parent}")
+        channels.say(f"TensorBoard: {_viewer()} --logdir {directory.parent}")
         writers.append(TensorBoardWriter(directory).write)
     if settings.logging.wandb != "off":
         run = WandbRun(settings, context.identity, channels.say)
@@ -57,6 +59,12 @@ def run_observers(
         steps = parse_steps(settings.debug.profile_steps, training.max_steps)
         observers.append(Profiler(steps, context))
     return [*observers, *channels.observers]
+
+
+def _viewer() -> str:
+    """The program, as it can be typed here: an environment that run.sh made is on nobody's PATH."""
+    name = "tensorboard"
+    return name if shutil.which(name) else str(Path(sys.executable).with_name(name))
 
 
 def _tensorboard_directory(logging: LoggingSettings, identity: Identity) -> Path:

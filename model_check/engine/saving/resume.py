@@ -119,7 +119,8 @@ def _refuse_another_run(path: Path, saved: dict[str, Any], state: TrainingState)
     training.resume_anyway."""
     found = forbidden(saved["settings"], state.settings)
     if not _same_data(saved["data"], own := dict(state.context.identity.data)):
-        found.append(f"data: {_described(saved['data'])} -> {_described(own)}")
+        what = "data (another text, tokenizer, context_length or data.validation)"
+        found.append(f"{what}: {_described(saved['data'])} -> {_described(own)}")
     if found and not state.settings.training.resume_anyway:
         raise CheckpointError(
             f"{path}: of another run, which cannot go on exactly: {', '.join(found)} "

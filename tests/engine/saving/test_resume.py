@@ -280,7 +280,8 @@ def test_a_checkpoint_of_another_run_names_what_differs_unless_that_was_asked_fo
     with pytest.raises(CheckpointError) as caught:
         tiny_run(**other)
     assert str(caught.value).partition("exactly: ")[2] == (
-        "training.batch_size 2 -> 3, system.seed 42 -> 7, data: abc wikitext -> def wikitext "
+        "training.batch_size 2 -> 3, system.seed 42 -> 7, data (another text, tokenizer, "
+        "context_length or data.validation): abc wikitext -> def wikitext "
         "(training.resume_anyway=true resumes nevertheless)"
     )
     run = tiny_run(**other, training__resume_anyway="true", training__max_steps=6)()

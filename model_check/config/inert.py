@@ -1,0 +1,156 @@
+"""Which settings do nothing under which others. Pure, but that it looks whether a path is text that
+lies here."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from model_check.config.fields import all_fields, given_by, setting_text, value_of
+from model_check.config.schema import Settings
+from model_check.errors import ConfigError
+
+NOBODY_GAVE = ("default", "preset")
+"""Sources of values that no person gave begin so."""
+
+
+class Rule(NamedTuple):
+    """`names` do something only where `acts` holds, which the settings `by` decide."""
+
+    names: tuple[str, ...]
+    by: tuple[str, ...]
+    acts: Callable[[Settings], bool]
+    needs: str
+
+
+_SAVING = tuple(f"training.save_{when}" for when in ("interval", "last", "best", "on_signal"))
+
+
+def _saves(settings: Settings) -> bool:
+    training = settings.training
+    on_demand = training.save_last or training.save_best or training.save_on_signal
+    return on_demand or training.save_interval is not None
+
+
+def _is_from_hub(settings: Settings) -> bool:
+    name = settings.data.dataset
+    return name != "embedded" and not os.path.exists(os.path.expanduser(name))
+
+
+RULES = (
+    Rule(
+        ("training.min_lr",),
+        ("training.lr_schedule",),
+        lambda s: s.training.lr_schedule != "constant",
+        "training.lr_schedule=cosine, linear or wsd",
+    ),
+    Rule(
+        ("training.wsd_decay_share",),
+        ("training.lr_schedule",),
+        lambda s: s.training.lr_schedule == "wsd",
+        "training.lr_schedule=wsd",
+    ),
+    Rule(
+        ("training.keep_last",),
+        ("training.save_interval",),
+        lambda s: s.training.save_interval is not None,
+        "training.save_interval",
+    ),
+    Rule(
+        ("training.save_best", "training.eval_batches", "training.best_split"),
+        ("training.eval_interval",),
+        lambda s: s.training.eval_interval is not None,
+        "training.eval_interval",
+    ),
+    Rule(
+        ("training.async_save",),
+        _SAVING,
+        _saves,
+        "training.save_interval, save_last, save_best or save_on_signal",
+    ),
+    Rule(
+        ("training.resume_anyway",),
+        ("training.resume",),
+        lambda s: s.training.resume is not None,
+        "training.resume",
+    ),
+    Rule(
+        ("model.init_std",),
+        ("model.init_from",),
+        lambda s: s.model.init_from is None,
+        "random weights (model.init_from=null)",
+    ),
+    Rule(
+        ("data.bpe_vocab_size",),
+        ("data.tokenizer",),
+        lambda s: s.data.tokenizer in ("auto", "bpe", "wordpiece"),
+        "data.tokenizer=bpe or wordpiece",
+    ),
+    Rule(
+        ("data.dataset_config", "data.split"),
+        ("data.dataset",),
+        _is_from_hub,
+        "a dataset of the hub (data.dataset)",
+    ),
+    Rule(
+        ("data.text_column",),
+        ("data.dataset",),
+        lambda s: s.data.dataset != "embedded",
+        "a data.dataset of rows, not embedded",
+    ),
+    Rule(
+        ("logging.wandb_project",),
+        ("logging.wandb",),
+        lambda s: s.logging.wandb != "off",
+        "logging.wandb=online or offline",
+    ),
+    Rule(
+        ("system.device_id",),
+        ("system.device",),
+        lambda s: s.system.device != "cpu",
+        "system.device=cuda",
+    ),
+    Rule(
+        ("launch.max_lead", "launch.replay_s"),
+        ("system.deterministic",),
+        lambda s: s.system.deterministic or s.launch.replay_s == 0,
+        "system.deterministic=true",
+    ),
+)
+"""Left out are limits that are never reached, and what describes a model or a place."""
+
+
+def check_acts(settings: Settings, sources: Mapping[str, str], file: str | None) -> list[str]:
+    """Raises ConfigError for a setting that a person gave and that does nothing. One that repeats
+    the default asks for nothing. A line for each that stands in the settings file and does nothing
+    because of what was said over that file."""
+    lines = []
+    for rule in RULES:
+        for name in _inert(rule, settings):
+            source = sources.get(name, "settings")
+            if source.startswith(NOBODY_GAVE):
+                continue
+            value = setting_text(value_of(settings, name))
+            given = f"{given_by(source, name)}{name} = {value}"
+            over = {sources[other] for other in rule.by} - {file}
+            if source != file or all(other.startswith(NOBODY_GAVE) for other in over):
+                raise ConfigError(f"{given}: needs {rule.needs}")
+            lines.append(f"{given} changes nothing here: it needs {rule.needs}")
+    return lines
+
+
+def acting(settings: Settings) -> Settings:
+    """With the default for each setting that does nothing, as a preset may leave them."""
+    for rule in RULES:
+        for name in _inert(rule, settings):
+            section, key = name.split(".")
+            changed = replace(getattr(settings, section), **{key: all_fields()[name].default})
+            settings = replace(settings, **{section: changed})
+    return settings
+
+
+def _inert(rule: Rule, settings: Settings) -> list[str]:
+    if rule.acts(settings):
+        return []
+    return [n for n in rule.names if value_of(settings, n) != all_fields()[n].default]
