@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.install import requirements
-from launcher.install.requirements import CONSTRAINTS, PYPROJECT, Requirement, say
+from launcher.install.requirements import CONSTRAINTS, PYPROJECT, RUN_EXTRAS, Requirement, say
 from model_check.errors import InternalError, StorageError, UsageError
 from model_check.utils.project_files import PACKAGES
 
-EXTRAS = {"run": ("hub",), "check": ("hub", "fast", "dev")}
+EXTRAS = {"run": RUN_EXTRAS, "check": (*RUN_EXTRAS, "fast", "dev")}
 """What an environment is made for -> the extras that it gets. One for checks is one to run in."""
 LOCK = "install.lock"
 

@@ -1,8 +1,8 @@
 """What must be installed, and which of it is. Reads pyproject.toml and constraints.txt, imports
 none of the packages. Standard library only: it runs where nothing is installed yet.
 
-`python -m launcher.install.requirements NAME ...` prints `NAME==VERSION` of each of these that
-`inherited` finds and that will do.
+`python -m launcher.install.requirements > requirements.txt` makes that file; with NAME ... it
+prints `NAME==VERSION` of each of these that `inherited` finds and that will do.
 """
 
 import importlib.metadata
@@ -21,6 +21,8 @@ from model_check.utils.words import printable_lines
 
 PYPROJECT = PROJECT / "pyproject.toml"
 CONSTRAINTS = PROJECT / "constraints.txt"
+RUN_EXTRAS = ("hub",)
+"""Extras that every environment to run in gets."""
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:>=\s*([0-9]+(?:\.[0-9]+)*))?")
 _RELEASE = re.compile(r"(?:[0-9]+!)?([0-9]+(?:\.[0-9]+)*)")
@@ -48,6 +50,19 @@ def required() -> list[Requirement]:
 def extra(name: str) -> list[Requirement]:
     """What the extra of that name adds to them."""
     return [_parse(line) for line in _project()["optional-dependencies"][name]]
+
+
+def to_run() -> list[Requirement]:
+    """What run.sh installs."""
+    return [*required(), *(need for name in RUN_EXTRAS for need in extra(name))]
+
+
+def requirements_file() -> str:
+    """requirements.txt, for a pip of one's own: what run.sh installs, at the versions it takes."""
+    head = (
+        "# Made from pyproject.toml: python -m launcher.install.requirements > requirements.txt\n"
+    )
+    return f"{head}-c {CONSTRAINTS.name}\n" + "".join(f"{need}\n" for need in to_run())
 
 
 def pins() -> dict[str, str]:
@@ -110,6 +125,8 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
+    if not sys.argv[1:]:
+        print(requirements_file(), end="")
     for need in required():
         if need.name in sys.argv[1:] and need.met_by(version := inherited(need.name)):
             print(f"{need.name}=={version}")

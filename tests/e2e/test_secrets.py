@@ -195,6 +195,7 @@ def run_a_training(lab: Lab, hub: FakeHub) -> None:
     settings["training"]["save_last"] = True
     settings["model"]["model_path"] = "acme/tiny"
     settings["data"] |= {"tokenizer": "model", "cache_dir": "cache"}
+    del settings["data"]["bpe_vocab_size"]
     config = lab.config("tiny.json", json.dumps(settings))
     dotenv = lab.dir / ".env"
     dotenv.write_text(f"HF_TOKEN={canary('.env')}\nWANDB_API_KEY={canary('key in .env')}\n")

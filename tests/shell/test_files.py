@@ -3,11 +3,19 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from launcher.install.requirements import extra, normalised, pins, required
+from launcher.install.requirements import (
+    extra,
+    normalised,
+    pins,
+    required,
+    requirements_file,
+)
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ("run.sh", "train_gpu.sh", "train_auto_gpu.sh", "check.sh", ".ci/run")
@@ -17,6 +25,29 @@ def test_every_requirement_is_pinned_to_a_version_that_meets_it() -> None:
     wanted = [*required(), *extra("hub"), *extra("dev")]
     unmet = [str(need) for need in wanted if not need.met_by(pins().get(normalised(need.name)))]
     assert unmet == []
+
+
+def test_the_requirements_file_is_the_one_that_the_code_makes() -> None:
+    """So is what `pip install -r requirements.txt` installs what run.sh does, at its versions."""
+    assert (ROOT / "requirements.txt").read_text() == requirements_file()
+    assert {*map(str, required())} <= {*requirements_file().splitlines()}
+
+
+def test_pip_takes_the_requirements_file_from_any_directory(tmp_path: Path) -> None:
+    pip = (
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--no-deps",
+        "--no-index",
+        "--quiet",
+    )
+    done = subprocess.run(
+        [*pip, "-r", ROOT / "requirements.txt"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_pins_are_plain_versions_and_name_no_host() -> None:

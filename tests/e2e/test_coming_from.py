@@ -1,0 +1,255 @@
+"""docs/coming-from.md, held to its word: each command is typed, each name held beside ours."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from launcher.arguments import parse_run
+from model_check.config.load import Loaded, load
+from model_check.config.shape import geometry
+from model_check.errors import ModelCheckError
+from tests.e2e.conftest import ROOT
+from tests.nvml_fake.build import build, environment, fake_gpu, scenario
+
+PAGE = (ROOT / "docs" / "coming-from.md").read_text()
+PROGRAMS = ("run.sh", "train_gpu.sh", "train_auto_gpu.sh", "pretrain_main.py", "prepare_dataset.py")
+STARTS = ("bash run.sh", "./train_", "python3 ", "CUDA_VISIBLE_DEVICES=")
+VERBS = ("doctor", "prepare")
+MADE = (
+    ".",
+    "tensorboard_logs/",
+    "processed_data/",
+    "checkpoints/",
+    "training.",
+    "system.",
+    "logging.",
+)
+GPUS_AND_NO_CUDA = 69
+READY = (
+    "prepared",
+    "path/to/preprocessed/data",
+    "path/to/existing/preprocessed/data",
+    "path/to/data",
+)
+"""Prepared directories that the page names."""
+Place = tuple[Path, dict[str, str]]
+DEADLINE_S = 110  # only a hang takes as long
+SMALL = (
+    "num_layers=1 hidden_size=32 num_heads=2 model.vocab_size=null batch_size=1 context_length=32 "
+    "grad_accum_nums=1 max_steps=1 dataset=embedded tokenizer=bpe bpe_vocab_size=512 num_samples=8"
+)
+
+
+def spans(cell: str) -> list[str]:
+    return [span.replace(r"\|", "|") for span in re.findall(r"`([^`]+)`", cell)]
+
+
+def rows(head: str) -> list[tuple[str, str]]:
+    """The cells of all tables of the page with that head."""
+    found: list[tuple[str, str]] = []
+    inside = False
+    for line in PAGE.splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if not cells or cells[0] in (f"{head} there", head):
+            inside = bool(cells)
+        elif inside and set(line) - set("|- "):
+            found.append((cells[0], cells[1]))
+    return found
+
+
+def commands() -> list[str]:
+    typed = [
+        line
+        for block in re.findall(r"```bash\n(.*?)```", PAGE, re.S)
+        for line in block.splitlines()
+    ]
+    typed += [span for _, right in rows("command") for span in spans(right)]
+    return list(dict.fromkeys(c for c in typed if c.startswith(STARTS)))
+
+
+def run(command: str, cwd: Path, **env: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=cwd,
+        env={**os.environ, "MODEL_CHECK_PYTHON": sys.executable, "HF_HUB_OFFLINE": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A checkout with every file that the commands name, beside eight GPUs of a fake driver."""
+    path = tmp_path_factory.mktemp("coming_from")
+    for program in PROGRAMS:
+        (path / program).symlink_to(ROOT / program)
+    write_settings(path)
+    for texts in ("texts", "raw_text_data", "path/to/raw/data"):
+        (path / texts).mkdir(parents=True)
+        (path / texts / "a.txt").write_text("some words of a text " * 500)
+    make = "--tokenizer_type bpe --vocab_size 512 --max_length 32"
+    (prepare,) = (c for c in commands() if c.startswith("python3 prepare_dataset.py --input"))
+    done = run(prepare, path)
+    assert done.returncode == 0, done.stderr
+    for ready in READY:
+        source = f"--input_dir raw_text_data --output_dir {ready}"
+        done = run(f"python3 prepare_dataset.py {source} {make}", path)
+        assert done.returncode == 0, done.stderr
+    done = run(f"python3 pretrain_main.py {SMALL} training.save_last=true", path)
+    assert done.returncode == 0, done.stdout
+    (path / "checkpoints").mkdir()
+    (path / ".checkpoints" / "last.pt").rename(path / "checkpoints" / "checkpoint_step_50000.pt")
+    file = path / "scenario"
+    file.write_text(scenario([fake_gpu(index) for index in range(8)]))
+    box = environment(build(path), file)
+    return path, {**box, "MODEL_CHECK_LOCK_DIR": str(path / "locks")}
+
+
+def write_settings(path: Path) -> None:
+    custom = {
+        "model": {
+            "model_path": "meta-llama/Llama-3.1-8B-Instruct",
+            "num_layers": 8,
+            "attention_backend": "flash_attn",
+        },
+        "training": {
+            "batch_size": 4,
+            "learning_rate": 5e-6,
+            "max_steps": 500,
+            "context_length": 4096,
+        },
+        "system": {"device": "cuda", "seed": 42},
+    }
+    single = {
+        "system": {"device": "cuda", "device_id": 0},
+        "training": {"batch_size": 4, "grad_accum_nums": 8},
+    }
+    test = '{"training": {"batch_size": 8, // one GPU\n "grad_accum_nums": 4, "num_workers": 8}}'
+    (path / "my.yaml").write_text("training: {max_steps: 20}\n")
+    (path / "custom_config.json").write_text(json.dumps(custom))
+    (path / "single_gpu.json").write_text(json.dumps(single))
+    for name in ("my_config.json", "test_config.json", "debug_config.json"):
+        (path / name).write_text(test)
+    (path / "scripts" / "config").mkdir(parents=True)
+    for name in ("tiny_test_config.yaml", "custom_infini_config_gpu.yaml"):
+        text = "training: {max_steps: 20, learning_rate: 1e-3, weight_decay: 0.01}\n"
+        (path / "scripts" / "config" / name).write_text(text)
+
+
+def test_the_commands_are_found() -> None:
+    assert len(commands()) > 40
+
+
+@pytest.mark.parametrize("command", commands())
+def test_each_command_is_taken(place: Place, command: str) -> None:
+    path, box = place
+    if "python3" in command:
+        if "--input_dir" not in command:
+            command += f" {SMALL}"
+        done = run(command, path)
+        if "GPU_RANK=" in command and done.returncode:
+            rank = command.partition("GPU_RANK=")[2][0]
+            assert f"[GPU{rank}] error: " in done.stdout + done.stderr
+    else:
+        program, _, rest = command.partition(" 2>&1")
+        verb = program.split()[-1 if len(program.split()) < 3 else 2]
+        dry = "" if verb in VERBS else " --dry-run"
+        done = run(program + dry + (" 2>&1" + rest if rest else ""), path, **(box if dry else {}))
+        if dry:
+            assert done.returncode == 0, done.stderr
+            assert "GPU" in done.stdout
+    assert done.returncode in (0, GPUS_AND_NO_CUDA), done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def typed(text: str) -> Loaded:
+    return load(parse_run(text.split(), {}).request, lambda: True)
+
+
+def given(loaded: Loaded) -> set[str]:
+    """The settings that the preset did not give."""
+    return {name for name, source in loaded.sources.items() if source != typed("").sources[name]}
+
+
+@pytest.mark.parametrize(("there", "ours"), rows("name"))
+def test_each_name_means_what_stands_beside_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch, there: str, ours: str
+) -> None:
+    monkeypatch.chdir(place[0])
+    (left,) = spans(there)
+    loaded = typed(left)
+    if ours.startswith("changes nothing: "):
+        (note,) = loaded.notes
+        assert ours.removeprefix("changes nothing: ").partition(";")[0].replace("`", "") in note
+        assert loaded.settings == typed("").settings
+    else:
+        wanted = typed(spans(ours)[0])
+        assert loaded.settings == wanted.settings
+        assert given(loaded) == given(wanted)
+        assert given(loaded) or loaded.preset != typed("").preset
+        assert not loaded.notes
+
+
+SIZES = re.search(r"these have ([0-9, and]+) million parameters", PAGE)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_each_size_is_the_same_model(number: int) -> None:
+    assert SIZES
+    millions = int(re.findall("[0-9]+", SIZES[1])[number])
+    for cell in rows("size")[number]:
+        model = typed(f"{spans(cell)[0]} model.vocab_size=null").settings.model
+        assert round(geometry(model, 32000).num_parameters / 1e6) == millions
+
+
+@pytest.mark.parametrize(("there", "ours"), rows("file"))
+def test_each_file_is_there(there: str, ours: str) -> None:
+    if ours.startswith("none: "):
+        return
+    names = spans(ours) or (spans(there) if ours.startswith("the same") else [])
+    for name in names:
+        if name.startswith(MADE):
+            continue
+        assert (ROOT / name).exists(), name
+
+
+def test_each_field_lies_in_a_checkpoint(place: Place) -> None:
+    path, _ = place
+    file = path / "checkpoints" / "checkpoint_step_50000.pt"
+    checkpoint = torch.load(file, weights_only=True)
+    named = [
+        span
+        for there, ours in rows("checkpoint field")
+        for span in spans(there if ours.startswith("the same") else ours)
+    ]
+    assert len(named) > 10
+    assert set(named) <= {*checkpoint}
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        word
+        for left, _ in rows("there")
+        for word in spans(left)
+        if ("=" in word or word.startswith("--")) and " " not in word and "..." not in word
+    ],
+)
+def test_what_is_not_here_is_refused_by_name(word: str) -> None:
+    if word.startswith("--node"):
+        return  # an option of torchrun
+    with pytest.raises(ModelCheckError) as caught:
+        typed(word)
+    assert caught.value.exit_code == 2
+    assert "did you mean" not in str(caught.value)
+
+
+def test_the_readme_names_the_page() -> None:
+    assert "(docs/coming-from.md)" in (ROOT / "README.md").read_text()
