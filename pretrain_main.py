@@ -21,7 +21,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from model_check.config.backends import check_package
 from model_check.config.drill import Drill, parse_drill
 from model_check.config.load import Loaded, load
 from model_check.config.memory import check_host_memory
+from model_check.config.ranks import check_ranks
 from model_check.config.replay import check_replay, replayed, replayed_drill
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
@@ -51,17 +52,20 @@ from model_check.errors import (
     ConfigError,
     ModelCheckError,
     NoGpuError,
+    PeerLost,
 )
 from model_check.events import SCHEMA, Done, EventSink, Phase, Scalar
 from model_check.utils.host_memory import host_memory_bytes
 from model_check.utils.secrets import mask_others, masked
 from model_check.utils.standard_streams import open_missing_streams
-from model_check.utils.worker_env import TOKEN_CACHE, WorkerEnv
+from model_check.utils.words import Say
+from model_check.utils.worker_env import TOKEN_CACHE, RankEnv, WorkerEnv
 
 if TYPE_CHECKING:
     from model_check.data.read.loader import BatchLoader
     from model_check.data.read.token_cache import TokenCache
     from model_check.engine.batches import Splits
+    from model_check.engine.world import World
 
 EXIT_UNEXPECTED = 1
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
@@ -98,6 +102,8 @@ class Ending:
     error: str | None = None
     early: str | None = None
     """Why it ended well before its last step."""
+    peer_lost: bool = False
+    """Another rank is the cause."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -151,7 +157,7 @@ def ending_of(failure: BaseException | None, process: Process) -> Ending:
         return stopped(signal.SIGINT, process)
     if isinstance(failure, ModelCheckError):
         process.console.complain(f"error: {failure}")
-        return Ending(failure.exit_code, str(failure))
+        return Ending(failure.exit_code, str(failure), peer_lost=isinstance(failure, PeerLost))
     if isinstance(failure, BrokenPipeError):  # `| head`: the reader is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Ending(EXIT_SIGNAL_BASE + signal.SIGPIPE, "standard output was closed")
@@ -177,45 +183,58 @@ def train(argv: Sequence[str], process: Process) -> None:
     settings, drill = what_to_train(loaded.settings, names.replay_to)
     refuse_missing_gpu(loaded, process)
     worker = name_worker(loaded, process)
-    refuse_to_be_a_rank(process.env, os.environ)
-    refuse_impossible(settings, loaded.device)
+    ranks = RankEnv.from_environ(os.environ)
+    refuse_impossible(settings, loaded.device, ranks)
+    is_quiet = ranks is not None and ranks.rank > 0 and not settings.logging.all_ranks
+    say = process.console.say if not is_quiet else (lambda text: None)
     for note in loaded.notes:
-        process.console.say(note)
+        say(note)
     if settings.training.save_on_signal and not process.env.supervised:
         process.stop.take_as_notice(signal.SIGTERM)
 
     from model_check.data.read.manifest import read_tokenizer
     from model_check.data.sources.weights import weights_directory
     from model_check.engine.assembly import build_trainer  # from here on: torch
-    from model_check.engine.device import keep_freed_memory, pick_device, set_up_process
+    from model_check.engine.device import (
+        keep_freed_memory,
+        own_device_id,
+        pick_device,
+        set_up_process,
+    )
     from model_check.engine.rng import seed_everything
     from model_check.engine.run_context import Channels, Identity, RunContext
     from model_check.engine.saving.own_directory import checkpoint_directory
+    from model_check.engine.world import joined
 
-    set_up_process(settings.system, process.env.num_workers, os.environ)
+    num_workers = process.env.num_workers if ranks is None else ranks.local_world_size
+    set_up_process(settings.system, num_workers, os.environ)
     seed_everything(settings.system.seed)
-    device = pick_device(loaded.device, settings.system.device_id, process.env)
+    device = pick_device(loaded.device, own_device_id(settings.system, ranks), process.env)
     where = (settings.system.checkpoint_dir, process.env.supervised, worker)
-    with checkpoint_directory(*where, process.console.say) as directory:
-        cache = open_tokens(settings, process)
+    with (
+        joined(ranks, device, settings.launch.rank_timeout_s) as world,
+        checkpoint_directory(*where, say, world) as directory,
+    ):
+        cache = open_tokens(settings, process, say)
         run_name = process.env.run_dir.name if process.env.run_dir else None
         context = RunContext(
             identity=Identity(worker, run_name, process.started_at, data_identity(cache)),
-            channels=Channels(process.console.say, process.sink),
+            channels=Channels(process.console.say, process.sink, is_quiet=is_quiet),
             device=device,
             directory=directory,
             meter=process.meter,
             stop=process.stop,
             drill=drill,
-            splits=validation_splits(cache, settings, pin=device.type == "cuda"),
-            weights=weights_directory(settings, process.console.say),
+            splits=validation_splits(cache, settings, world, pin=device.type == "cuda"),
+            weights=weights_directory(settings, say),
             run_dir=process.env.run_dir,
             tokenizer=read_tokenizer(cache.store.path),
             replay_to=names.replay_to,
+            world=world,
         )
         if device.type == "cpu":
             keep_freed_memory()
-        source = batch_source(cache, settings, pin=device.type == "cuda")
+        source = batch_source(cache, settings, world, pin=device.type == "cuda")
         build_trainer(settings, source, cache.vocab_size, context).run()
 
 
@@ -229,14 +248,16 @@ def what_to_train(settings: Settings, replay_to: int | None) -> tuple[Settings, 
     return replayed(settings), replayed_drill(drill)
 
 
-def refuse_impossible(settings: Settings, device: str) -> None:
+def refuse_impossible(settings: Settings, device: str, ranks: RankEnv | None) -> None:
     """Raises ConfigError where there is nothing to resume, no wandb, not the named FlashAttention,
-    or too little memory here."""
+    too little memory here, or a step that the ranks cannot share."""
+    check_ranks(settings, 1 if ranks is None else ranks.world_size)
     check_resume(settings.training.resume)
     check_wandb(settings.logging)
     check_package(settings)
     if device == "cpu":
-        check_host_memory(settings, 1, host_memory_bytes())
+        num_here = 1 if ranks is None else ranks.local_world_size
+        check_host_memory(settings, num_here, host_memory_bytes())
 
 
 def parser() -> Parser:
@@ -278,18 +299,7 @@ def name_worker(loaded: Loaded, process: Process) -> str:
     return worker
 
 
-def refuse_to_be_a_rank(env: WorkerEnv, environ: Mapping[str, str]) -> None:
-    """Raises ConfigError in a rank that torchrun started: all of them would train the same on one
-    GPU, and write the same files. A supervised worker may inherit the variable of its node."""
-    world_size = environ.get("WORLD_SIZE", "")
-    if not env.supervised and world_size not in ("", "1"):
-        raise ConfigError(
-            f"WORLD_SIZE = {world_size}: pretrain_main.py trains alone, not as a rank of a "
-            "distributed job; `bash run.sh` starts one worker a GPU, or unset WORLD_SIZE"
-        )
-
-
-def open_tokens(settings: Settings, process: Process) -> "TokenCache":
+def open_tokens(settings: Settings, process: Process, say: Say) -> "TokenCache":
     """The entry that the supervisor names, else one that is found or built now."""
     from model_check.data.read.token_cache import TokenCache
 
@@ -297,7 +307,7 @@ def open_tokens(settings: Settings, process: Process) -> "TokenCache":
     if path is None:
         from model_check.data.build.prepare import prepare
 
-        path = prepare(settings, process.console.say).path
+        path = prepare(settings, say).path
     cache = TokenCache.open(path, settings.data.verify)
     context_length = settings.training.context_length
     if cache.context_length != context_length:
@@ -321,7 +331,9 @@ def data_identity(cache: "TokenCache") -> dict[str, Scalar]:
     }
 
 
-def batch_source(cache: "TokenCache", settings: Settings, *, pin: bool) -> "BatchLoader":
+def batch_source(
+    cache: "TokenCache", settings: Settings, world: "World", *, pin: bool
+) -> "BatchLoader":
     from model_check.data.read.loader import BatchLoader
 
     training = settings.training
@@ -332,21 +344,30 @@ def batch_source(cache: "TokenCache", settings: Settings, *, pin: bool) -> "Batc
         training.num_workers,
         pin=pin,
         documents=settings.data.document_masking,
+        rank=world.rank,
+        num_ranks=world.size,
     )
 
 
-def validation_splits(cache: "TokenCache", settings: Settings, *, pin: bool) -> "Splits":
-    """Name -> its batches; empty where evaluation is off."""
+def validation_splits(
+    cache: "TokenCache", settings: Settings, world: "World", *, pin: bool
+) -> "Splits":
+    """Name -> its batches, those of this rank; empty where evaluation is off."""
     from model_check.data.read.loader import evaluation_batches
 
     training = settings.training
     if training.eval_interval is None:
         return {}
-    sizes, masked = (training.batch_size, training.eval_batches), settings.data.document_masking
-    return {
-        name: partial(evaluation_batches, cache.split(name), *sizes, pin=pin, documents=masked)
-        for name in cache.splits[1:]  # the first is train
-    }
+    batches = partial(
+        evaluation_batches,
+        batch_size=training.batch_size,
+        limit=training.eval_batches,
+        pin=pin,
+        documents=settings.data.document_masking,
+        rank=world.rank,
+        num_ranks=world.size,
+    )
+    return {name: partial(batches, cache.split(name)) for name in cache.splits[1:]}  # after train
 
 
 def last_word(ending: Ending, meter: Meter) -> Done:
@@ -359,6 +380,7 @@ def last_word(ending: Ending, meter: Meter) -> Done:
         loss_last=None if meter.loss_last is None else meter.loss_last.hex(),
         tokens_per_s=meter.tokens_per_s,
         peak_memory_bytes=peak_memory_bytes(),
+        peer_lost=ending.peer_lost,
     )
 
 

@@ -7,6 +7,7 @@ value, what next.
 import signal
 
 EXIT_PASS = 0
+EXIT_PEER_LOST = 1
 EXIT_USAGE = 2
 EXIT_NON_FINITE = 20
 EXIT_DISAGREEMENT = 21
@@ -61,6 +62,13 @@ class NoGpuError(ModelCheckError):
     cannot answer."""
 
     exit_code = EXIT_NO_GPU
+
+
+class PeerLost(ModelCheckError):
+    """Another rank of the job is gone, or does not come: this one cannot go on, and is not the
+    cause."""
+
+    exit_code = EXIT_PEER_LOST
 
 
 class InternalError(ModelCheckError):

@@ -80,6 +80,10 @@ class Step(_Event, frozen=True, kw_only=True, tag="step"):
     repeated: bool | None = None
     """Of the first step: whether its forward and backward pass gave equal bits when it was computed
     twice. None: it was computed once."""
+    own_loss: ExactFloat | None = None
+    """This rank's share of `loss`, which is then the sum of all; None: it trains alone."""
+    wait_ms: float | None = None
+    """How long this rank waited for the others before it began; None: it trains alone."""
 
 
 class Vectors(_Event, frozen=True, kw_only=True, tag="vectors"):
@@ -277,6 +281,8 @@ class Done(_Event, frozen=True, kw_only=True, tag="done"):
     """Over all steps but the first, which includes the warm-up."""
     peak_memory_bytes: int | None = None
     """Peak of the device's allocator, or the peak resident set on a CPU."""
+    peer_lost: bool = False
+    """It could not go on because of another rank, which is the cause."""
 
 
 Event = (

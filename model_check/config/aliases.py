@@ -19,7 +19,7 @@ ALIASES: dict[str, str] = {
     "training.train_steps": "training.max_steps",
     MICRO_BATCH: "training.batch_size",
     "data.batch_size": "training.batch_size",
-    "training.gradient_accumulation_steps": "training.grad_accum_nums",
+    "training.gradient_accumulation_steps": "training.global_grad_accum_nums",
     "training.context_size": "training.context_length",
     "training.sequence_length": "training.context_length",
     "training.max_length": "training.context_length",
@@ -36,7 +36,7 @@ ALIASES: dict[str, str] = {
     "training.compile_model": "training.compile",
     "training.data_workers": "training.num_workers",
     "system.data_workers": "training.num_workers",
-    "optimizer.gradient_accumulation_steps": "training.grad_accum_nums",
+    "optimizer.gradient_accumulation_steps": "training.global_grad_accum_nums",
     "optimizer.max_iters": "training.max_steps",
     "optimizer.weight_decay": "training.weight_decay",
     "optimizer.grad_clip": "training.max_grad_norm",
@@ -71,7 +71,7 @@ UNNEEDED: dict[str, Unneeded] = {
     "enable_fused_adam": Unneeded("AdamW is always fused"),
     "disable_infini_attn": Unneeded("attention is always full"),
     "run_name": Unneeded("a run has the name of its directory (--run-dir)", is_switch=False),
-    "ddp.backend": Unneeded("workers send nothing to each other", is_switch=False),
+    "ddp.backend": Unneeded("NCCL joins GPUs, gloo joins CPUs", is_switch=False),
     "stage": Unneeded(
         "every run predicts the next token", is_switch=False, only="next_token_pretraining"
     ),

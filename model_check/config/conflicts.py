@@ -57,11 +57,7 @@ def _of_two_ways_to_say_it(settings: Settings, sources: Mapping[str, str]) -> It
     if person_gave_amp and training.use_amp is (precision(training) == "fp32"):
         contradicted = f" contradicts training.precision = {training.precision}"
         yield "training.use_amp", f"{contradicted}: give one of the two"
-    total = training.global_batch_size
-    counts_batches = sources.get("training.grad_accum_nums", "default") != "default"
-    if counts_batches and total not in (None, training.batch_size * training.grad_accum_nums):
-        excluded = " excludes training.grad_accum_nums: give one of the two"
-        yield "training.global_batch_size", excluded
+    yield from _of_accumulation(training, sources)
     says_fail_on = sources.get("launch.fail_on", "default") != "default"
     if launch.fail_on_health and says_fail_on and set(launch.fail_on) != set(EVERY_FAILING):
         yield (
@@ -69,6 +65,20 @@ def _of_two_ways_to_say_it(settings: Settings, sources: Mapping[str, str]) -> It
             f" means launch.fail_on = {','.join(EVERY_FAILING)}, and "
             f"{','.join(launch.fail_on) or 'none'} is given: give one of the two",
         )
+
+
+def _of_accumulation(training: TrainingSettings, sources: Mapping[str, str]) -> Iterator[Conflict]:
+    """Three settings say how many micro-batches a step has; two may agree."""
+    counts_batches = sources.get("training.grad_accum_nums", "default") != "default"
+    own, of_job = training.grad_accum_nums, training.global_grad_accum_nums
+    sequences = training.global_batch_size
+    excluded = " excludes {}: give one of the two"
+    if counts_batches and sequences not in (None, training.batch_size * own):
+        yield "training.global_batch_size", excluded.format("training.grad_accum_nums")
+    if counts_batches and of_job not in (None, own):
+        yield "training.global_grad_accum_nums", excluded.format("training.grad_accum_nums")
+    if None not in (of_job, sequences) and sequences != training.batch_size * (of_job or 0):
+        yield "training.global_batch_size", excluded.format("training.global_grad_accum_nums")
 
 
 def _of_model(model: ModelSettings) -> Iterator[Conflict]:

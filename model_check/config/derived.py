@@ -23,12 +23,14 @@ def failing_severities(launch: LaunchSettings) -> tuple[Failing, ...]:
     return EVERY_FAILING if launch.fail_on_health else launch.fail_on
 
 
-def num_micro_batches(settings: Settings) -> int:
-    """Micro-batches of one optimizer step."""
+def num_micro_batches(settings: Settings, num_ranks: int = 1) -> int:
+    """Micro-batches of one optimizer step, of each of so many ranks."""
     training = settings.training
-    if training.global_batch_size is None:
-        return training.grad_accum_nums
-    return training.global_batch_size // training.batch_size
+    if training.global_batch_size is not None:
+        return training.global_batch_size // (training.batch_size * num_ranks)
+    if training.global_grad_accum_nums is not None:
+        return training.global_grad_accum_nums // num_ranks
+    return training.grad_accum_nums
 
 
 def loss_chunk_rows(settings: Settings, vocab_size: int, device: str) -> int:

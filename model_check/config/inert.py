@@ -112,6 +112,12 @@ RULES = (
         "system.device=cuda",
     ),
     Rule(
+        ("launch.max_restarts",),
+        ("launch.mode",),
+        lambda s: s.launch.mode == "ddp",
+        "launch.mode=ddp",
+    ),
+    Rule(
         ("launch.max_lead", "launch.replay_s"),
         ("system.deterministic",),
         lambda s: s.system.deterministic or s.launch.replay_s == 0,

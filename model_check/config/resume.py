@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from model_check.config.fields import all_fields, setting_text
+from model_check.config.ranks import sequences_of_step
 from model_check.config.schema import ModelSettings, Settings
 from model_check.config.shape import geometry
 from model_check.errors import ConfigError
@@ -27,6 +28,10 @@ KEYS = tuple(
 tokenizer come from, how weights begin, and which kernel computes."""
 
 
+BATCH = tuple(
+    f"training.{key}"
+    for key in ("batch_size", "grad_accum_nums", "global_batch_size", "global_grad_accum_nums")
+)
 FIRST_WEIGHTS = ("model.init_from", "model.init_std")
 """A checkpoint has its weights; a run that begins at step 0 has those that these ask for."""
 
@@ -53,11 +58,22 @@ def check_resume(resume: str | None) -> None:
         )
 
 
-def forbidden(saved: Mapping[str, Any], settings: Settings) -> list[str]:
-    """`training.batch_size 2 -> 4`, for each setting that differs and must equal the
-    checkpoint's."""
-    every = _changed(saved, settings, "must_equal")
-    others = [text for text in every if not text.startswith("model.")]
+def forbidden(
+    saved: Mapping[str, Any], settings: Settings, num_ranks: tuple[int, int] = (1, 1)
+) -> list[str]:
+    """`training.batch_size 2 -> 4`, for each setting that differs and must equal the checkpoint's.
+    `num_ranks`: the checkpoint's, and those of now; where they differ, the sequences of a step
+    must be as many, whatever makes them."""
+    before, now = num_ranks
+    others = [
+        text
+        for name, text in _changed(saved, settings, "must_equal")
+        if not name.startswith("model.") and (before == now or name not in BATCH)
+    ]
+    if before != now:
+        was = sequences_of_step(saved["training"], before)
+        own = sequences_of_step(msgspec.to_builtins(settings.training), now)
+        others += [f"sequences of a step {was} -> {own}"] if was != own else []
     return architecture_changes(saved, settings) + others
 
 
@@ -72,18 +88,20 @@ def architecture_changes(saved: Mapping[str, Any], settings: Settings) -> list[s
 
 def changes(saved: Mapping[str, Any], settings: Settings) -> list[str]:
     """The same for settings that change the steps, and that a person may change on purpose."""
-    return list(_changed(saved, settings, "tell"))
+    return [text for _, text in _changed(saved, settings, "tell")]
 
 
-def _changed(saved: Mapping[str, Any], settings: Settings, on_resume: str) -> Iterator[str]:
-    """`name old -> new` for each changed setting with the rule `on_resume`. A setting that an older
-    checkpoint does not hold had its default."""
+def _changed(
+    saved: Mapping[str, Any], settings: Settings, on_resume: str
+) -> Iterator[tuple[str, str]]:
+    """Name and `name old -> new` of each changed setting with the rule `on_resume`. A setting that
+    an older checkpoint does not hold had its default."""
     before = _flat(msgspec.to_builtins(Settings())) | _flat(saved)
     now = _flat(msgspec.to_builtins(settings))
     for name, field in all_fields().items():
         old, new = before.get(name), now.get(name)
         if field.on_resume == on_resume and old != new:
-            yield f"{name} {setting_text(old)} -> {setting_text(new)}"
+            yield name, f"{name} {setting_text(old)} -> {setting_text(new)}"
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:

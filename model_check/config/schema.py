@@ -126,12 +126,15 @@ class TrainingSettings(_Section, frozen=True):
     max_steps: Annotated[Count, TELL] = 100
     """Optimizer steps."""
     batch_size: Annotated[Items, MUST_EQUAL] = 1
-    """Sequences in a micro-batch of one worker."""
+    """Sequences in a micro-batch of one worker, or rank."""
     grad_accum_nums: Annotated[Count, MUST_EQUAL] = 1
-    """Micro-batches in an optimizer step."""
+    """Micro-batches in an optimizer step, of one worker, or rank."""
     global_batch_size: Annotated[Items | None, MUST_EQUAL] = None
-    """Sequences in an optimizer step; null: batch_size x grad_accum_nums. Given, it replaces
-    grad_accum_nums."""
+    """Sequences in an optimizer step, of all ranks of a job; null: batch_size x grad_accum_nums x
+    ranks. Given, it replaces grad_accum_nums."""
+    global_grad_accum_nums: Annotated[Count | None, MUST_EQUAL] = None
+    """Micro-batches in an optimizer step, of all ranks of a job together: the ranks must divide it;
+    null: grad_accum_nums of each. Given, it replaces grad_accum_nums."""
     context_length: Annotated[Items, MUST_EQUAL] = 8192
     """Tokens in a sequence."""
     learning_rate: Annotated[Positive, TELL] = 1e-5
@@ -282,6 +285,8 @@ class LoggingSettings(_Section, frozen=True):
     """Print a step line every so many steps (events carry every step)."""
     details: Annotated[bool, SILENT] = False
     """After each step line another one: tokens/s, memory, the gradient's norm by layer."""
+    all_ranks: Annotated[bool, SILENT] = False
+    """Every rank of a job prints what is true of all; false: one does."""
     log_dir: Annotated[str | None, SILENT] = None
     """Parent of run directories; null: /tmp/model_check_logs_<PID>_<timestamp>/."""
     tensorboard: Annotated[bool, SILENT] = False
@@ -333,8 +338,15 @@ class LaunchSettings(_Section, frozen=True):
     does not tell; false: say so and share."""
     workers: Annotated[Workers, SILENT] = 2
     """CPU workers, where no GPU is used."""
-    mode: Annotated[Literal["replicate"], SILENT] = "replicate"
-    """replicate: one isolated, identical run a worker."""
+    mode: Annotated[Literal["replicate", "ddp"], SILENT] = "replicate"
+    """replicate: one isolated, identical run a worker; ddp: one job, whose ranks are the workers:
+    they share the batches of each step."""
+    rank_timeout_s: Annotated[Positive | None, SILENT] = None
+    """Seconds that a rank of a job waits for the others, once steps run; null: 60, or 10 usual
+    steps where that is longer."""
+    max_restarts: Annotated[Natural, SILENT] = 0
+    """How often a job of ranks that failed goes on from its newest checkpoint; never after a
+    configuration error."""
     grace_s: Annotated[NonNegative, SILENT] = 10.0
     """From SIGTERM to SIGKILL in every teardown, seconds."""
     telemetry_interval_s: Annotated[Interval, SILENT] = 1.0

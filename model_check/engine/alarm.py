@@ -16,7 +16,7 @@ from model_check.engine.reading import StepMetrics
 from model_check.engine.repeat import bad_state, noted_origin, repeated_origin
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan
-from model_check.errors import NonFiniteError
+from model_check.errors import NonFiniteError, PeerLost
 from model_check.events import NonFinite, Phase
 from model_check.forensics.advice import advice
 from model_check.forensics.dump import dump_tensors
@@ -42,8 +42,10 @@ class Alarm:
     ) -> NoReturn:
         """`gradients`: those that were not finite; None: still to be found.
 
-        What is known is told before anything else is tried: the process may die of it.
+        What is known is told before anything else is tried: the process may die of it. Raises
+        PeerLost where it began on another rank.
         """
+        self._leave_to_others(metrics)
         is_overwritten = self.recomputes and gradients is None
         if gradients is None:
             gradients = [] if is_overwritten else bad_gradients(self.state.model)
@@ -59,7 +61,7 @@ class Alarm:
         self._confess(bad, names)
         kept = (*self._save(bad, names, found), *dumped)
         for line in (module_line(bad), *kept, *self._advice(bad)):
-            self.state.context.channels.say(line)
+            self.state.context.channels.say_own(line)
         raise NonFiniteError(summary(bad))
 
     def check_weights(self, last: StepMetrics | None) -> None:
@@ -84,8 +86,17 @@ class Alarm:
             kept = self._keep_dossier(_event(bad, names), last.step + 1, found)
             dumped = chain([kept], dumped)
         for line in chain(dumped, self._advice(bad)):
-            self.state.context.channels.say(line)
+            self.state.context.channels.say_own(line)
         raise NonFiniteError(summary(bad))
+
+    def _leave_to_others(self, metrics: StepMetrics) -> None:
+        """Sums spread it to all ranks in the same step. Where no rank has it of its own, as of a
+        sum that is too large, all tell it."""
+        told = self.plan.world.offer(int(metrics.own_bad)).take(lambda: None)
+        own = [rank for rank, (is_bad,) in enumerate(told) if is_bad]
+        if own and self.plan.world.rank not in own:
+            of = ", ".join(map(str, own))
+            raise PeerLost(f"step {metrics.step}: loss or gradients of rank {of} are not finite")
 
     def _first_look(self, metrics: StepMetrics, gradients: Sequence[BadTensor]) -> BadStep:
         """What the step itself has noted; nothing is computed again yet."""
@@ -133,12 +144,12 @@ class Alarm:
         """The block. Where that was asked for, all tensors are saved beside the checkpoints, now: a
         repeat overwrites the gradients. What became of them is for later."""
         channels = self.state.context.channels
-        channels.say(block(bad))
-        channels.say("")
+        channels.say_own(block(bad))
+        channels.say_own("")
         channels.sink.emit(Phase(name="save"))
         if not self.state.settings.debug.dump_tensors:
             return iter(())
-        path = self.state.context.directory / "debug" / f"nan_debug_step_{bad.step}.pkl"
+        path = self.state.context.evidence / "debug" / f"nan_debug_step_{bad.step}.pkl"
         write = partial(dump_tensors, model=self.state.model)
         return iter([self.keeper.file("Debug tensors", path, write)])
 
@@ -149,7 +160,7 @@ class Alarm:
         yield self._keep_dossier(_event(bad, names), bad.step, found)
         yield self.keeper.file(
             "Checkpoint",  # of the state before the step
-            self.state.context.directory / f"nan_grad_step_{bad.step}.pt",
+            self.state.context.evidence / f"nan_grad_step_{bad.step}.pt",
             lambda path: write_checkpoint(path, self.state.capture(bad.step, bad.loss)),
         )
 

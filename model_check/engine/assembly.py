@@ -69,19 +69,20 @@ def build_trainer(
         model = build_model(settings, shape, attend, device)
         take_initial_weights(model, settings, context)
         optimizer = AdamW(model.named_parameters(), training, loss_scale(dtype, device))
-    watch = Watch(model)
-    budget_bytes = _fingerprint_budget(settings, shape, how, kernel, device)
+    watch, world = Watch(model), context.world
+    budget_bytes = _fingerprint_budget(settings, shape, how, kernel, context)
     fingerprints = Fingerprints(
         model,
         optimizer,
         kernel,
         last_step=training.max_steps - 1,  # also of a replay: it takes what its run took
         budget_bytes=budget_bytes,
-        site_bytes=4 * _tokens_per_step(settings) * shape.hidden_size,
+        site_bytes=4 * _tokens_per_step(settings, world.size) * shape.hidden_size,
+        sees_sites=world.is_alone,
     )
     log = FingerprintLog()
     model.watchers = (watch.see, fingerprints.see)
-    plan = StepPlan(device, dtype, training.max_grad_norm, watch, fingerprints)
+    plan = StepPlan(device, dtype, training.max_grad_norm, watch, fingerprints, world)
     if optimizer.loss_scale is not None:
         lag = 0  # a step that overflows is repeated before the next begins
     names = [name for name, _ in model.named_parameters()]
@@ -100,10 +101,11 @@ def build_trainer(
     if training.compile:  # last: it takes long, and every other mistake is known before
         with explained(settings, context):
             compile_blocks(state, plan)
+    world.join(model, device)
     overflow = Overflow(state, plan, reader, alarm)
     in_step = InStep(context.channels.sink, context.stop, on_notice=training.save_on_signal)
     in_step.answer = log.vectors
-    in_step.keep = lambda dump, num_done: context.channels.say(
+    in_step.keep = lambda dump, num_done: context.channels.say_own(
         keeper.dossier("difference", num_done, step=dump.of_step, guilty=dump.tensors)
     )
     return Trainer(
@@ -135,20 +137,21 @@ def _choose_fingerprints(settings: Settings, context: RunContext) -> tuple[Kerne
 
 
 def _fingerprint_budget(
-    settings: Settings, shape: Geometry, how: str, kernel: Kernel, device: torch.device
+    settings: Settings, shape: Geometry, how: str, kernel: Kernel, context: RunContext
 ) -> float | None:
     """What they may read in a step, bytes; None: all."""
     if how != "rotate":
         return None if how == "full" else 0.0
     of_token = flops_per_token(shape, settings.training.context_length).full
-    flops = _tokens_per_step(settings) * of_token
+    flops = _tokens_per_step(settings, context.world.size) * of_token
     slowdown = EAGER_SLOWDOWN if kernel.name == "eager" else 1
-    return flops / FLOPS_PER_BYTE[device.type] / slowdown
+    return flops / FLOPS_PER_BYTE[context.device.type] / slowdown
 
 
-def _tokens_per_step(settings: Settings) -> int:
+def _tokens_per_step(settings: Settings, num_ranks: int) -> int:
+    """Of one rank."""
     training = settings.training
-    return training.batch_size * training.context_length * num_micro_batches(settings)
+    return training.batch_size * training.context_length * num_micro_batches(settings, num_ranks)
 
 
 def _check_vocabulary(shape: Geometry, tokenizer_vocab_size: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from model_check.data.read.loader import Batch
 from model_check.engine.busy import Busy
+from model_check.engine.world import ALONE, World
 from model_check.models.loss import IGNORED
 
 Splits = Mapping[str, Callable[[], Iterable[Batch]]]
@@ -28,30 +29,56 @@ class StepData:
 
     step: int
     micro_batches: list[tuple[Tensor, ...]]
-    """What the model is called with: inputs, targets and, where they are masked, documents."""
+    """What the model is called with: inputs, targets and, where they are masked, documents. Those
+    of this rank."""
     num_positions: int
-    """Tokens read."""
+    """Tokens read, by all ranks."""
     num_targets: int
-    """Tokens that count in the loss: the loss is their mean, however micro-batches divide them."""
+    """Tokens that count in the loss, of all ranks: the loss is their mean, however micro-batches
+    divide them."""
     wait_s: float = 0.0
     """How long the step waited for its batches, seconds."""
+    wait_for_ranks_s: float = 0.0
+    """How long for other ranks."""
+    is_last_wish: bool = False
+    """A rank was asked to end: no rank trains on these."""
     busy: Busy = field(default_factory=Busy, compare=False)
     """What it keeps the device busy from now on."""
 
 
 def gather(
-    stream: Iterator[Batch], step: int, num_micro_batches: int, device: torch.device
+    stream: Iterator[Batch],
+    step: int,
+    num_micro_batches: int,
+    device: torch.device,
+    world: World = ALONE,
+    *,
+    is_asked_to_end: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> StepData:
+    """The ranks tell each other what they count, and whether they were asked to end. `meanwhile` is
+    called while one waits long for another. Raises PeerLost."""
     started = time.perf_counter()
     batches = [next(stream) for _ in range(num_micro_batches)]
-    wait_s = time.perf_counter() - started
+    read = time.perf_counter()
+    # Counted where the batch lies, on the CPU: no wait for the device.
+    counts = (
+        sum(b.inputs.numel() for b in batches),
+        sum(int((b.targets != IGNORED).sum()) for b in batches),
+        int(is_asked_to_end),
+    )
+    offer = world.offer(*counts)
+    micro_batches = [on_device(batch, device) for batch in batches]
+    offered = time.perf_counter()
+    num_positions, num_targets, num_asked = map(sum, zip(*offer.take(meanwhile), strict=True))
     return StepData(
         step=step,
-        micro_batches=[on_device(batch, device) for batch in batches],
-        num_positions=sum(b.inputs.numel() for b in batches),
-        # Counted where the batch lies, on the CPU: no wait for the device.
-        num_targets=sum(int((b.targets != IGNORED).sum()) for b in batches),
-        wait_s=wait_s,
+        micro_batches=micro_batches,
+        num_positions=num_positions,
+        num_targets=num_targets,
+        wait_s=read - started,
+        wait_for_ranks_s=time.perf_counter() - offered,
+        is_last_wish=num_asked > 0,
         busy=Busy(device),
     )
 

@@ -12,7 +12,7 @@ from model_check.config.schema import SystemSettings, TrainingSettings
 from model_check.errors import ConfigError, NoGpuError
 from model_check.events import Scalar
 from model_check.utils.cores import usable_cores
-from model_check.utils.worker_env import WorkerEnv
+from model_check.utils.worker_env import RankEnv, WorkerEnv
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -50,6 +50,19 @@ def keep_freed_memory() -> None:
 
 def cuda_usable() -> bool:
     return torch.cuda.is_available()
+
+
+def own_device_id(system: SystemSettings, ranks: RankEnv | None) -> int:
+    """Of a rank: its number on this machine, unless it sees one GPU alone, as under `srun
+    --gpus-per-task=1`. Raises ConfigError where the settings name one for all ranks."""
+    if ranks is None or not torch.cuda.is_available():
+        return system.device_id
+    if system.device_id != 0:
+        raise ConfigError(
+            f"system.device_id = {system.device_id}: each rank of a job takes the GPU of its "
+            "LOCAL_RANK; leave it out"
+        )
+    return ranks.local_rank if torch.cuda.device_count() > 1 else 0
 
 
 def pick_device(kind: str, device_id: int, env: WorkerEnv) -> torch.device:

@@ -57,7 +57,11 @@ class Evaluator:
                 if now() - beaten >= BEAT_S:
                     self._state.context.channels.sink.emit(Beat())
                     beaten = now()
-        loss = total.item() / max(1, num_targets)  # sync
+        # float64 holds each count exactly.
+        counted = total.new_tensor(num_targets)
+        sums = self._plan.world.summed(torch.stack([total, counted]))
+        total_loss, num_targets = float(sums[0]), int(sums[1])  # sync
+        loss = total_loss / max(1, num_targets)
         return Evaluation(
             step=num_done,
             split=name,

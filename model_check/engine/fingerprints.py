@@ -235,13 +235,16 @@ class Fingerprints:
         last_step: int,
         budget_bytes: float | None = None,
         site_bytes: int = 0,
+        sees_sites: bool = True,
     ) -> None:
         """`budget_bytes`: what one step may read; None: all, 0: nothing. The first step and
-        `last_step` take all whatever they read. `site_bytes`: what flows at one site in a step."""
+        `last_step` take all whatever they read. `site_bytes`: what flows at one site in a step.
+        `sees_sites`: whether that is taken: ranks read different batches."""
         self._blocks = optimizer.blocks
         self._fingerprint = fingerprint
         self._device = optimizer.parameters[0].device
-        self._sites = ["tok_embed", *(f"layers.{n}" for n in range(len(model.layers))), "norm"]
+        sites = ["tok_embed", *(f"layers.{n}" for n in range(len(model.layers))), "norm"]
+        self._sites = sites if sees_sites else []
         units = [*_units_of_state(model, optimizer)]
         units += [_Selection(sites={n}, num_bytes=2 * site_bytes) for n in range(len(self._sites))]
         self._all = _merged(units) if budget_bytes != 0 else _Selection()

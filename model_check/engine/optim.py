@@ -86,8 +86,9 @@ class AdamW:
         self.first_moments = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
         self.second_moments = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
         device = self.parameters[0].device
-        self.num_steps = torch.zeros((), device=device)
-        self.refusing = torch.zeros((), device=device)
+        # The kernels read these, and the divisor, as float32, whatever the weights are.
+        self.num_steps = torch.zeros((), dtype=torch.float32, device=device)
+        self.refusing = torch.zeros((), dtype=torch.float32, device=device)
         """1 from the first bad step on."""
         decayed = [i for i, name in enumerate(named) if parameter(name).decays]
         others = [i for i, name in enumerate(named) if not parameter(name).decays]
@@ -208,7 +209,7 @@ class AdamW:
             eps=self.eps,
             amsgrad=False,
             maximize=False,
-            grad_scale=divisor,
+            grad_scale=None if divisor is None else divisor.float(),
             found_inf=gate,
         )
 

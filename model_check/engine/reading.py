@@ -28,6 +28,10 @@ class StepMetrics:
     """On the host: see Watch.details."""
     prints: Prints | None = None
     """On the host."""
+    own_loss: float | None = None
+    """This rank's share of the loss; None: it trains alone."""
+    own_bad: bool = True
+    """Whether what is not finite began on this rank, as far as its own numbers tell."""
 
     @property
     def step(self) -> int:
@@ -38,7 +42,7 @@ class StepMetrics:
         return self.data.busy.ms
 
 
-_NUM_SCALARS = 5
+_NUM_SCALARS = 7
 
 
 @dataclass(frozen=True)
@@ -48,15 +52,18 @@ class _Pending:
     data: StepData
     lr: float
     values: Tensor
-    """loss, grad_norm, bad, overflow and loss scale (0 and 0 without one), details"""
+    """loss, grad_norm, bad, overflow and loss scale (0 and 0 without one), own loss and bad (the
+    same where it trains alone), details"""
     prints: Prints | None
+    is_of_job: bool
     ready: torch.cuda.Event | None
     """After it they are there; None: they are."""
 
     def read(self) -> StepMetrics:
         if self.ready is not None:
             self.ready.synchronize()  # sync
-        loss, grad_norm, bad, overflow, loss_scale = self.values[:_NUM_SCALARS].tolist()
+        scalars = self.values[:_NUM_SCALARS].tolist()
+        loss, grad_norm, bad, overflow, loss_scale, own_loss, own_bad = scalars
         return StepMetrics(
             self.data,
             self.lr,
@@ -67,6 +74,8 @@ class _Pending:
             loss_scale=loss_scale or None,
             details=self.values[_NUM_SCALARS:],
             prints=self.prints,
+            own_loss=own_loss if self.is_of_job else None,
+            own_bad=bool(own_bad) or not self.is_of_job,
         )
 
 
@@ -97,18 +106,20 @@ class Reader:
 
 def _start_copy(data: StepData, lr: float, result: StepResult) -> _Pending:
     loss, none = result.loss, torch.zeros_like(result.loss)
-    scaling = (none if t is None else t for t in (result.overflow, result.loss_scale))
-    scalars = [t.to(loss) for t in (loss, result.grad_norm, result.bad, *scaling)]
+    own = (None, None) if result.own is None else (result.own.loss, result.own.bad)
+    optional = (none if t is None else t for t in (result.overflow, result.loss_scale, *own))
+    scalars = [t.to(loss) for t in (loss, result.grad_norm, result.bad, *optional)]
     details = [] if result.details is None else [result.details.to(loss)]
     values, prints = torch.cat([torch.stack(scalars), *details]), result.prints
+    is_of_job = result.own is not None
     if values.device.type != "cuda":
-        return _Pending(data, lr, values, prints, None)
+        return _Pending(data, lr, values, prints, is_of_job, None)
     values = _on_host(values)
     if prints is not None:
         prints = replace(prints, values=_on_host(prints.values))
     ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
     ready.record()
-    return _Pending(data, lr, values, prints, ready)
+    return _Pending(data, lr, values, prints, is_of_job, ready)
 
 
 def _on_host(values: Tensor) -> Tensor:

@@ -31,15 +31,16 @@ def noted_origin(state: TrainingState, plan: StepPlan, metrics: StepMetrics) -> 
     if metrics.details is None:
         return None
     noted = plan.watch.first_noted(metrics.details)
-    if not math.isfinite(metrics.loss) and (noted is None or not noted.is_forward):
-        return _of_loss(metrics.loss)
+    own_loss = metrics.loss if metrics.own_loss is None else metrics.own_loss
+    if not math.isfinite(own_loss) and (noted is None or not noted.is_forward):
+        return _of_loss(own_loss)
     if noted is None:
         return _noted_gradient(state, plan.watch.bad_norms(metrics.details))
     return Origin(
         direction="forward" if noted.is_forward else "backward",
         module=noted.made_by,
         tensor=OUTPUT if noted.is_forward else INPUT_GRADIENT,
-        shape=[metrics.data.num_positions],
+        shape=[sum(inputs.numel() for inputs, *_ in metrics.data.micro_batches)],
         num_nan=noted.num_nan,
         num_inf=noted.num_inf,
         first=[noted.first],

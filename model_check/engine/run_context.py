@@ -13,6 +13,7 @@ from model_check.engine.batches import Splits
 from model_check.engine.metrics import Meter
 from model_check.engine.observer import RunObserver
 from model_check.engine.stop import StopSignal
+from model_check.engine.world import ALONE, World
 from model_check.events import EventSink, Note, Scalar
 from model_check.utils.words import Say
 
@@ -35,16 +36,23 @@ class Identity:
 class Channels:
     """Where a run reports to."""
 
-    say: Say
-    """Lines for people."""
+    say_own: Say
+    """Lines for people, of this worker alone: a failure."""
     sink: EventSink
     """Events for the supervisor."""
     observers: tuple[RunObserver, ...] = ()
     """Called at every step and evaluation, after the run's own log; closed when the run is over."""
+    is_quiet: bool = False
+    """Another rank says what is true of all."""
+
+    def say(self, text: str) -> None:
+        """Lines for people: progress, which one rank tells for all."""
+        if not self.is_quiet:
+            self.say_own(text)
 
     def note(self, text: str) -> None:
         """To both: people read it now, the report quotes it later."""
-        self.say(text)
+        self.say_own(text)
         self.sink.emit(Note(text=text))
 
 
@@ -56,7 +64,7 @@ class RunContext:
     channels: Channels
     device: torch.device
     directory: Path
-    """Of checkpoints and dumps."""
+    """Of checkpoints; all ranks of a job have the same one."""
     meter: Meter
     stop: StopSignal
     drill: Drill | None = None
@@ -71,14 +79,23 @@ class RunContext:
     """The tokenizer.json that made the batches, for checkpoints; None: nobody gave one."""
     weights: Path | None = None
     """The directory of safetensors that model.init_from names; None: it names none."""
+    world: World = ALONE
 
     def num_steps(self, training: TrainingSettings) -> int:
         """Optimizer steps after which it ends."""
         return training.max_steps if self.replay_to is None else self.replay_to + 1
 
     @property
+    def evidence(self) -> Path:
+        """Where the files of a failure go, that people are told of: beside the checkpoints, each
+        further rank's in a directory of its own."""
+        if self.world.is_first:
+            return self.directory
+        return self.directory / self.identity.worker.lower()
+
+    @property
     def dossier(self) -> Path:
         """Where evidence goes: into the run directory; without one, beside the checkpoints."""
         if self.run_dir is None:
-            return self.directory / "dossier"
+            return self.evidence / "dossier"
         return self.run_dir / "dossier" / self.identity.worker.lower()

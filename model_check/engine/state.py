@@ -1,7 +1,8 @@
 """What a checkpoint holds: everything that the next step depends on, and what people ask of a file.
 
-`schema`, `step` (optimizer steps done), `model`, `optimizer`, `rng`, `num_threads` (of the CPU: a
-resumed run takes as many, unless system.num_threads says another), `loader` (`sequences` consumed),
+`schema`, `step` (optimizer steps done), `model`, `optimizer`, `rng`, `num_ranks` (of the job),
+`rng_of_ranks` (of a checkpoint of several), `num_threads` (of the CPU: a resumed run takes as many,
+unless system.num_threads says another), `loader` (`sequences` consumed),
 `loss` (of the last step), `val_loss` (split -> the latest), `best_split`, `best_val_loss`,
 `best_step`, `total_tokens`, `settings`, `model_cfg` (the geometry), `data` (token cache, dataset,
 tokenizer), `tokenizer` (its tokenizer.json, packed), `logging` (what observers keep, a W&B run's id
@@ -81,7 +82,9 @@ class Resumable(Weights):
     kept: list[str] = msgspec.field(default_factory=list)
     """An alarm's checkpoint names no others."""
     num_threads: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """An older checkpoint does not know it."""
+    """An older checkpoint does not know it, nor the next two."""
+    num_ranks: Annotated[int, msgspec.Meta(ge=1)] = 1
+    rng_of_ranks: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 
 @dataclass
@@ -114,16 +117,22 @@ class TrainingState:
         """Optimizer steps after which training ends."""
         return self.context.num_steps(self.settings.training)
 
-    def capture(self, step: int, loss: float | None) -> dict[str, Any]:
-        """The state after `step` steps. Its tensors are the live ones."""
-        progress, batch_size = self.progress, self.settings.training.batch_size
-        a_step = num_micro_batches(self.settings) * batch_size
+    def capture(
+        self, step: int, loss: float | None, rng_of_ranks: Sequence[dict[str, Any]] = ()
+    ) -> dict[str, Any]:
+        """The state after `step` steps. Its tensors are the live ones. `rng_of_ranks`: the random
+        states of each rank; none: those of this process."""
+        progress, training = self.progress, self.settings.training
+        num_ranks = self.context.world.size
+        a_step = num_micro_batches(self.settings, num_ranks) * num_ranks * training.batch_size
         return {
             "schema": SCHEMA,
             "step": step,
             "model": dict(self.model.state_dict()),
             "optimizer": self.optimizer.state_dict(),
-            "rng": rng_states(),
+            "rng": rng_of_ranks[0] if rng_of_ranks else rng_states(),
+            "num_ranks": num_ranks,
+            "rng_of_ranks": list(rng_of_ranks) if num_ranks > 1 else [],
             "num_threads": torch.get_num_threads(),
             "loader": {"sequences": progress.sequences + (step - progress.step) * a_step},
             "loss": loss,
@@ -159,7 +168,10 @@ class TrainingState:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.context.meter.total_tokens = state["total_tokens"]
-        if self.settings.system.num_threads is None and (before := state.get("num_threads")):
+        world, num_ranks = self.context.world, state.get("num_ranks", 1)
+        is_same = world.size == num_ranks
+        before = state.get("num_threads")
+        if self.settings.system.num_threads is None and before and is_same:
             # The order of sums on a CPU depends on it.
             torch.set_num_threads(before)
         progress = self.progress
@@ -167,7 +179,8 @@ class TrainingState:
         progress.validation = Validation(**{f.name: state[f.name] for f in fields(Validation)})
         for observer in self.observers:
             observer.restore(state["logging"])
-        set_rng_states(state["rng"])  # last: nothing above may draw from it
+        own = state["rng_of_ranks"][world.rank] if is_same and num_ranks > 1 else state["rng"]
+        set_rng_states(own)  # last: nothing above may draw from it
 
 
 def _sequences_read(state: Mapping[str, Any]) -> int:

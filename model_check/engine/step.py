@@ -1,7 +1,7 @@
 """One optimizer step. Its numbers stay on the device; the caller decides when to wait for them."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,12 @@ from model_check.engine.fingerprints import Fingerprints, Prints
 from model_check.engine.loss_scale import LossScale
 from model_check.engine.optim import AdamW, clip_divisor, total_norm
 from model_check.engine.watch import Watch
+from model_check.engine.world import ALONE, World
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Scalars on the device."""
+    """Scalars on the device. Those of a job are equal on all its ranks, but for the last three."""
 
     loss: Tensor
     """Mean over the step's targets."""
@@ -31,6 +32,18 @@ class StepResult:
     details: Tensor | None = None
     """Only an alarm reads them: see Watch.details."""
     prints: Prints | None = None
+    own: "Own | None" = None
+    """None: it trains alone."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """What one rank brings into a step of the job: scalars on the device."""
+
+    loss: Tensor
+    """Its share of the mean loss."""
+    bad: Tensor
+    """Whether that, or one of its gradients before they were summed, is not finite."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,7 @@ class StepPlan:
     max_grad_norm: float | None
     watch: Watch
     fingerprints: Fingerprints
+    world: World = ALONE
 
     def forward_context(self) -> AbstractContextManager[object]:
         """Autocast. It keeps the weights' 16-bit copies until it ends."""
@@ -55,9 +69,10 @@ def train_step(
 ) -> StepResult:
     """One update over all micro-batches, without a host sync. A non-finite step leaves every weight
     as it was."""
-    loss = accumulate(model, data, optimizer, plan)
+    loss, own = summed(accumulate(model, data, optimizer, plan), plan)
     if optimizer.loss_scale is not None:
-        return _scaled_update(loss, optimizer, optimizer.loss_scale, lr, plan)
+        result = _scaled_update(loss, optimizer, optimizer.loss_scale, lr, plan)
+        return replace(result, own=own)
     plan.fingerprints.begin_update()
     grad_norms = optimizer.grad_norms()
     grad_norm = total_norm(grad_norms)
@@ -65,7 +80,8 @@ def train_step(
     divisor = clip_divisor(grad_norm, plan.max_grad_norm)
     optimizer.step(lr, bad, divisor, looker=plan.fingerprints)
     prints = plan.fingerprints.end_update(grad_norms)
-    return StepResult(loss, grad_norm, bad, details=plan.watch.details(grad_norms), prints=prints)
+    details = plan.watch.details(grad_norms)
+    return StepResult(loss, grad_norm, bad, details=details, prints=prints, own=own)
 
 
 def _scaled_update(
@@ -93,14 +109,26 @@ def _scaled_update(
     )
 
 
+def summed(own_loss: Tensor, plan: StepPlan) -> tuple[Tensor, Own | None]:
+    """The loss of all ranks, and what this one brought in."""
+    own_bad = plan.world.own_bad()
+    if own_bad is None:
+        return own_loss, None
+    own = Own(own_loss, own_bad | ~torch.isfinite(own_loss))
+    return plan.world.summed(own_loss.clone()), own
+
+
 def accumulate(model: nn.Module, data: StepData, optimizer: AdamW, plan: StepPlan) -> Tensor:
     """Fill `.grad` with the gradients of the step's mean loss (times the loss scale, where there is
-    one) and return that loss."""
+    one), those of all ranks; return this rank's share of that loss."""
     optimizer.zero_grad()
     plan.watch.begin()
     plan.fingerprints.begin(data.step)
+    called, losses = plan.world.called(model), []
     with plan.forward_context():  # one for all micro-batches: the weights are cast once a step
-        losses = [backward(model, pair, data, optimizer, plan) for pair in data.micro_batches]
+        for number, pair in enumerate(data.micro_batches, start=1):
+            with plan.world.reducing(number == len(data.micro_batches)):
+                losses.append(backward(called, pair, data, optimizer, plan))
     return torch.stack(losses).sum()
 
 

@@ -21,15 +21,15 @@ from model_check.engine.metrics import Meter, peak_memory_bytes
 from model_check.engine.overflow import Overflow
 from model_check.engine.reading import Reader, StepMetrics
 from model_check.engine.repeat import bad_state
-from model_check.engine.rng import kept_rng
+from model_check.engine.rng import kept_rng, rng_states
 from model_check.engine.saving.checkpoint_files import BEST, ERROR, LAST, step_name
 from model_check.engine.saving.saver import Saver
 from model_check.engine.schedule import learning_rate
 from model_check.engine.state import RunProgress, TrainingState
 from model_check.engine.step import StepPlan, accumulate, train_step
 from model_check.engine.stop import EndedEarly
-from model_check.errors import BrokenStateError, NonFiniteError
-from model_check.events import Break, Dump, Kept, Phase, PhaseName, Scalar
+from model_check.errors import BrokenStateError, NonFiniteError, PeerLost
+from model_check.events import Beat, Break, Dump, Kept, Phase, PhaseName, Scalar
 from model_check.utils.words import first_line
 
 
@@ -82,11 +82,13 @@ class Trainer:
     @contextmanager
     def _kept_on_error(self) -> Iterator[None]:
         """An error leaves the steps that were done in `error.pt`, and goes on as it is. Those of
-        the state have evidence of their own; a GPU that fails for good is left alone; a reader that
-        is gone is no error."""
+        the state have evidence of their own, and so has the rank that a PeerLost tells of; a GPU
+        that fails for good is left alone; a reader that is gone is no error."""
         try:
             yield
-        except (NonFiniteError, BrokenStateError, torch.AcceleratorError, BrokenPipeError):
+        except (NonFiniteError, BrokenStateError, PeerLost):
+            raise
+        except (torch.AcceleratorError, BrokenPipeError):
             raise
         except Exception as error:
             has_begun = self.in_step.num_done > self.state.progress.step
@@ -98,37 +100,53 @@ class Trainer:
     def _keep_what_is_done(self, error: Exception) -> None:
         """The error is told before anything is tried: the process may die of it."""
         channels, num_done = self.state.context.channels, self.in_step.num_done
-        channels.say(f"After {num_done} steps: {type(error).__name__}: {first_line(error)}")
+        channels.say_own(f"After {num_done} steps: {type(error).__name__}: {first_line(error)}")
         channels.sink.emit(Phase(name="save"))
         try:
             for metrics in self.reader.flush():
                 self.state.context.meter.finish_step(metrics.loss, metrics.data.num_positions)
-            path = self.state.context.directory / ERROR
+            path = self.state.context.evidence / ERROR
             told = self.keeper.finite_state(path, num_done)
         except Exception as failure:  # it must not hide the error
             told = f"Checkpoint not saved: {first_line(failure)}"
-        channels.say(told)
+        channels.say_own(told)
 
     def _loop(self, stream: Iterator[Batch]) -> int:
         """How many steps are done when it ends: all of them, or fewer after a notice."""
-        state, plan = self.state, self.plan
-        training, num_batches = state.settings.training, num_micro_batches(state.settings)
-        num_done = state.progress.step
-        first = gather(stream, num_done, num_batches, plan.device)
+        state, num_done = self.state, self.state.progress.step
+        first = self._gather(stream, num_done)
         self._rehearse(first)
         for step in range(num_done, state.num_steps):
+            data = first if step == first.step else self._gather(stream, step)
+            if data.is_last_wish and step > first.step:
+                break
             for observer in state.observers:
                 observer.before_step(step)
-            is_first = step == first.step
-            data = first if is_first else gather(stream, step, num_batches, plan.device)
             read = self._train(data)
             num_done = step + 1
             self._take(read)
             self._between_steps(num_done)
             self._stay_in_step(num_done)
-            if self.state.context.stop.asked(training.save_on_signal):
-                break
         return num_done
+
+    def _gather(self, stream: Iterator[Batch], step: int) -> StepData:
+        """What the step trains on, in step with the other ranks."""
+        state, world = self.state, self.plan.world
+        ends = state.context.stop.asked(state.settings.training.save_on_signal)
+        return gather(
+            stream,
+            step,
+            num_micro_batches(state.settings, world.size),
+            self.plan.device,
+            world,
+            is_asked_to_end=ends,
+            meanwhile=self._wait_for_ranks,
+        )
+
+    def _wait_for_ranks(self) -> None:
+        """While others are not there yet: who waits for them does not hang."""
+        self.state.context.channels.sink.emit(Beat())
+        self.in_step.serve()
 
     def _train(self, data: StepData) -> list[StepMetrics]:
         """One step; the metrics that are due behind it."""
@@ -143,16 +161,23 @@ class Trainer:
 
     def _rehearse(self, data: StepData) -> None:
         """Compute both passes of the first step once before it: equal kernels must give equal bits,
-        or no difference between workers would prove anything."""
+        or no difference between workers would prove anything. Ranks do it once more, before: after
+        its first pass DDP sorts gradients into other buckets, which changes the order of sums."""
         taken = self.plan.fingerprints
+        if not self.plan.world.is_alone:
+            self._compute(data)
         if not (taken.are_taken and self.state.settings.system.deterministic):
             self.fingerprints.begin(taken.of_state_now())
             return
-        with kept_rng():
-            accumulate(self.state.model, data, self.state.optimizer, self.plan)
+        self._compute(data)
         scale = self.state.optimizer.loss_scale
         at = None if scale is None else float(scale.value)  # sync
         self.fingerprints.begin(taken.of_rehearsal(), at)
+
+    def _compute(self, data: StepData) -> None:
+        """Both passes, which leave no trace but gradients."""
+        with kept_rng():
+            accumulate(self.state.model, data, self.state.optimizer, self.plan)
 
     def _take(self, steps: Iterable[StepMetrics]) -> None:
         for metrics in map(self.overflow.settle, steps):
@@ -163,6 +188,7 @@ class Trainer:
                     self._heed(self.fingerprints.check())
                 self.alarm.raise_for(metrics)
             seconds = self.state.context.meter.finish_step(metrics.loss, metrics.data.num_positions)
+            self.plan.world.expect(self.state.context.meter.step_s)
             for observer in self.state.observers:
                 observer.on_step(metrics, seconds)
             self._heed(self.fingerprints.check())
@@ -226,11 +252,16 @@ class Trainer:
         self.in_step.serve()
 
     def _save(self, name: str, num_done: int, *, wait: bool = False) -> None:
+        """One rank writes for all."""
         self._check_state()
+        world = self.plan.world
         with self._phase("save"):
             self.in_step.serve()
-            captured = self.state.capture(num_done, self.state.context.meter.loss_last)
-            self.saver.save(name, captured, wait=wait)
+            states = world.gathered(rng_states())
+            if world.is_first:
+                captured = self.state.capture(num_done, self.state.context.meter.loss_last, states)
+                self.saver.save(name, captured, wait=wait)
+            world.meet(self._wait_for_ranks)
 
     def _check_state(self) -> None:
         """It is finite, and what the last update left."""
@@ -259,23 +290,23 @@ class Trainer:
         """When a healthy worker keeps the state after as many steps; alone, where it is."""
         channels, stop, in_step = self.state.context.channels, self.state.context.stop, self.in_step
         alone = Dump(step=in_step.num_done, of_step=found.step, tensors=[found.kept_as])
-        dump = in_step.wait_for_dump() or alone
+        # A rank takes no step that the others do not take, too.
+        dump = (in_step.wait_for_dump() if self.plan.world.is_alone else None) or alone
         self._train_untold(stream, dump.step)
         if stop.asked(on_notice=False):
             return
         num_done, guilty = in_step.num_done, dump.tensors
         kept = self.keeper.dossier("break", num_done, step=found.step, guilty=guilty, event=found)
-        channels.say(kept)
+        channels.say_own(kept)
         channels.sink.emit(Kept(step=num_done, of_step=dump.of_step))
 
     def _train_untold(self, stream: Iterator[Batch], until: int) -> None:
         """The steps up to `until`, as the others take them. Nobody judges their numbers: the state
         that they begin with is known to be wrong."""
-        num_batches = num_micro_batches(self.state.settings)
         for step in range(self.in_step.num_done, min(until, self.state.num_steps)):
             if self.state.context.stop.asked(on_notice=False):
                 return
-            self._train(gather(stream, step, num_batches, self.plan.device))
+            self._train(self._gather(stream, step))
 
     @contextmanager
     def _phase(self, name: PhaseName) -> Iterator[None]:

@@ -1,12 +1,13 @@
-"""What a worker reads from its environment, once: its name and GPU, and its supervisor's socket and
-run directory."""
+"""What a worker reads from its environment, once: its name and GPU, its supervisor's socket and run
+directory, and its place in a job of several ranks."""
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
+
+from model_check.errors import ConfigError
 
 EVENTS_FD = "MODEL_CHECK_EVENTS_FD"
 RUN_DIR = "MODEL_CHECK_RUN_DIR"
@@ -16,7 +17,58 @@ HELD = "MODEL_CHECK_HELD"
 EXPECTED_UUID = "MODEL_CHECK_GPU_UUID"
 RUN_TAG = "MODEL_CHECK_RUN_TAG"
 TOKEN_CACHE = "MODEL_CHECK_TOKEN_CACHE"
+STORE_FD = "MODEL_CHECK_STORE_FD"
 GPU_RANK = "GPU_RANK"
+RANK, LOCAL_RANK, WORLD_SIZE = "RANK", "LOCAL_RANK", "WORLD_SIZE"
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
+MASTER_ADDR, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
+RANK_VARIABLES = (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
+"""What torchrun tells a rank, and our launcher, too."""
+_SLURM_PORTS = (20_000, 20_000)
+"""The first port that ranks of srun meet at, and how many there are."""
+
+
+class RankEnv(Struct, frozen=True):
+    """A process's place in one job of several, by torch's names of the variables."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    """Its number on this machine: that of its device."""
+    local_world_size: int
+    address: str
+    port: int
+    store_fd: int | None = None
+    """For rank 0: a socket that listens at `port` already."""
+    is_launched: bool = False
+    """Our launcher has opened that port."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> "RankEnv | None":
+        """None: this process trains alone. Raises ConfigError for a place that is no place."""
+        told = _by_srun(environ) if WORLD_SIZE not in environ else environ
+        size = _natural(told, WORLD_SIZE, 1)
+        if size <= 1:
+            return None
+        rank = _natural(told, RANK)
+        if rank >= size:
+            raise ConfigError(f"{RANK} = {rank}: {WORLD_SIZE} is {size}, and ranks begin with 0")
+        store_fd = told.get(STORE_FD, "")
+        return cls(
+            rank=rank,
+            world_size=size,
+            local_rank=_natural(told, LOCAL_RANK, rank),
+            local_world_size=_natural(told, LOCAL_WORLD_SIZE, size),
+            address=told.get(MASTER_ADDR) or "127.0.0.1",
+            port=_natural(told, MASTER_PORT),
+            store_fd=int(store_fd) if store_fd.isdigit() else None,
+            is_launched=STORE_FD in told,
+        )
+
+
+def num_ranks(environ: Mapping[str, str] = os.environ) -> int:
+    """Of the job that this process is of, or works for; 1: it trains alone."""
+    return _positive_int(environ.get(WORLD_SIZE), default=1)
 
 
 class WorkerEnv(Struct, frozen=True):
@@ -39,6 +91,8 @@ class WorkerEnv(Struct, frozen=True):
     token_cache: Path | None
     """The cache entry that the run prepared, once for all workers; None: the worker prepares the
     data itself."""
+    local_rank: int = 0
+    """Its number among the ranks of a job on this machine."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> "WorkerEnv":
@@ -53,6 +107,7 @@ class WorkerEnv(Struct, frozen=True):
             is_held=bool(environ.get(HELD)),
             expected_uuid=environ.get(EXPECTED_UUID) or None,
             token_cache=Path(environ[TOKEN_CACHE]) if environ.get(TOKEN_CACHE) else None,
+            local_rank=_local_rank(environ),
         )
 
     @property
@@ -68,7 +123,9 @@ class WorkerEnv(Struct, frozen=True):
 
     def name_for(self, device: str) -> str:
         """The worker's name, given that it trains on `device` ("cuda" or "cpu")."""
-        return self.name or (f"GPU{self.gpu_rank or 0}" if device == "cuda" else "CPU0")
+        is_gpu = device == "cuda"
+        number = self.gpu_rank if is_gpu and self.gpu_rank is not None else self.local_rank
+        return self.name or f"{'GPU' if is_gpu else 'CPU'}{number}"
 
 
 def stacks_path(run_dir: Path, worker: str) -> Path:
@@ -80,8 +137,46 @@ def _gpu_rank(environ: Mapping[str, str]) -> int | None:
     explicit = environ.get(GPU_RANK, "")
     if explicit.isdigit():
         return int(explicit)
-    first = re.match(r"\s*(\d+)", environ.get("CUDA_VISIBLE_DEVICES", ""))
-    return int(first.group(1)) if first else None
+    visible = [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    number = _local_rank(environ) if len(visible) > 1 else 0
+    known = number < len(visible) and visible[number].isdigit()
+    return int(visible[number]) if known else None
+
+
+def _local_rank(environ: Mapping[str, str]) -> int:
+    told = _by_srun(environ) if WORLD_SIZE not in environ else environ
+    text = told.get(LOCAL_RANK, "")
+    return int(text) if text.isdigit() else 0
+
+
+def _by_srun(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """What Slurm tells the tasks of a step, by torch's names. All on one machine: the address of
+    another one must be told (MASTER_ADDR)."""
+    size = environ.get("SLURM_NTASKS", "")
+    if "SLURM_STEP_ID" not in environ or size in ("", "1") or EVENTS_FD in environ:
+        return environ
+    first, count = _SLURM_PORTS
+    job = environ.get("SLURM_JOB_ID", "0")
+    port = first + (int(job) if job.isdigit() else 0) % count
+    return {
+        MASTER_PORT: str(port),
+        **environ,
+        WORLD_SIZE: size,
+        RANK: environ.get("SLURM_PROCID", ""),
+        LOCAL_RANK: environ.get("SLURM_LOCALID", ""),
+    }
+
+
+def _natural(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text.isdigit():
+        raise ConfigError(
+            f"{name} = {text!r}: {WORLD_SIZE} = {environ.get(WORLD_SIZE)} says that this is a rank "
+            "of a job, so torchrun's variables must be whole (or unset WORLD_SIZE to train alone)"
+        )
+    return int(text)
 
 
 def _positive_int(text: str | None, default: int) -> int:

@@ -130,7 +130,7 @@ def test_presets_are_the_documented_ones() -> None:
 @pytest.mark.parametrize(
     ("override", "field", "value"),
     [
-        ("optimizer.gradient_accumulation_steps=8", "grad_accum_nums", 8),
+        ("optimizer.gradient_accumulation_steps=8", "global_grad_accum_nums", 8),
         ("lr.warmup_iters=5", "warmup_steps", 5),
         ("training.max_iters=12", "max_steps", 12),
         ("data.context_size=64", "context_length", 64),

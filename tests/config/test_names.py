@@ -158,7 +158,7 @@ def test_the_piano_trainers_sample_loads_whole(tmp_path: Path) -> None:
     file.write_text(PIANO)
     loaded = typed("--config", str(file))
     training = loaded.settings.training
-    assert (training.grad_accum_nums, training.max_steps, training.weight_decay) == (
+    assert (training.global_grad_accum_nums, training.max_steps, training.weight_decay) == (
         16,
         300000,
         0.1,
@@ -182,7 +182,8 @@ def test_the_piano_trainers_commands_are_understood() -> None:
         "init_from=scratch_next_token",
     )
     training = whole.settings.training
-    assert (whole.preset, training.batch_size, training.grad_accum_nums) == ("train", 32, 8)
+    assert (whole.preset, training.batch_size) == ("train", 32)
+    assert training.global_grad_accum_nums == 8
     assert whole.settings.model.init_from is None
     assert typed("init_from=piano.pt").settings.model.init_from == "piano.pt"
     keys = ("eval_interval=5", "eval_steps=3", "out_dir=o", "run_name=r", "ddp.backend=nccl")

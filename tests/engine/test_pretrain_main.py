@@ -299,10 +299,27 @@ def test_no_more_threads_is_one_line_that_names_the_limits(
     assert "(ulimit -u)" in told[0]
 
 
-def test_it_does_not_pretend_to_be_a_rank(start: Start) -> None:
-    worker = start(WORLD_SIZE="2", RANK="1")
+@pytest.mark.parametrize(
+    ("place", "wrong"),
+    [
+        ({"WORLD_SIZE": "2", "RANK": "1"}, "MASTER_PORT = ''"),
+        ({"WORLD_SIZE": "2", "MASTER_PORT": "29500"}, "RANK = ''"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_PORT": "29500"}, "RANK = 2: WORLD_SIZE is 2"),
+        ({"WORLD_SIZE": "two", "RANK": "0"}, "WORLD_SIZE = 'two'"),
+    ],
+)
+def test_a_place_among_ranks_that_is_none_is_one_line_and_exit_code_2(
+    start: Start, place: dict[str, str], wrong: str
+) -> None:
+    worker = start(**place)
     assert worker.finish() == 2
-    assert "[CPU0] error: WORLD_SIZE = 2: pretrain_main.py trains alone" in worker.output
+    assert f"[CPU0] error: {wrong}" in worker.output.splitlines()[-1]
+    assert "Traceback" not in worker.output
+
+
+@pytest.mark.parametrize("place", [{"WORLD_SIZE": "1"}, {"WORLD_SIZE": "1", "RANK": "0"}, {}])
+def test_a_process_alone_needs_no_address(start: Start, place: dict[str, str]) -> None:
+    assert start("--max-steps=1", **place).finish() == 0
 
 
 def test_a_gpu_that_is_not_there_is_told_with_exit_code_69(start: Start) -> None:

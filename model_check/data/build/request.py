@@ -46,6 +46,7 @@ from model_check.data.tokenizers.tokenizer import (
 from model_check.data.tokenizers.trained import TrainedTokenizer
 from model_check.errors import ConfigError, DataError
 from model_check.utils.words import Say
+from model_check.utils.worker_env import num_ranks
 
 _LONGEST_LABEL = 40
 # These words, and SCHEMA, are parts of keys: a change of one makes every cache new.
@@ -199,7 +200,9 @@ def cache_request(settings: Settings, say: Say) -> CacheRequest:
     num_samples = settings.data.num_samples
     if num_samples is None and source.endless:
         training = settings.training
-        num_samples = training.max_steps * num_micro_batches(settings) * training.batch_size
+        ranks = num_ranks()
+        a_step = num_micro_batches(settings, ranks) * ranks * training.batch_size
+        num_samples = training.max_steps * a_step
     train = CacheRequest(
         root=cache_root(settings),
         source=source,

@@ -2,7 +2,8 @@
 sequence once.
 
 A training batch depends on the seed and the number of its first sequence alone, so a run resumes by
-that number, with any batch size, and every worker of a replicated run gets the same bits.
+that number, with any batch size, and every worker of a replicated run gets the same bits. The ranks
+of a job take turns: together they read what one would read.
 """
 
 from collections import deque
@@ -50,6 +51,9 @@ class BatchLoader:
     """Batches are in page-locked memory."""
     documents: bool = False
     """Batches say which token belongs to which document, and no label crosses a border."""
+    rank: int = 0
+    num_ranks: int = 1
+    """It gives each `num_ranks`-th batch, from number `rank` on."""
 
     def __post_init__(self) -> None:
         if self.split.num_sequences < 1:
@@ -62,9 +66,10 @@ class BatchLoader:
         return _read(self.split, self._sequences(first), self.documents, self.pin)
 
     def batches(self, start: int = 0) -> Generator[Batch, None, None]:
-        """Batches from sequence `start` on, counted over all epochs, without an end. An error of a
-        thread is raised in place of its batch. Closing the iterator stops the threads."""
-        firsts = count(start, self.batch_size)
+        """Batches from sequence `start` on, counted over all epochs, without an end; where there
+        are ranks, this one's. An error of a thread is raised in place of its batch. Closing the
+        iterator stops the threads."""
+        firsts = count(start + self.rank * self.batch_size, self.num_ranks * self.batch_size)
         if self.num_workers == 0:
             yield from map(self.batch, firsts)
             return
@@ -97,15 +102,17 @@ def evaluation_batches(
     *,
     pin: bool = False,
     documents: bool = False,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> Iterator[Batch]:
     """Every sequence of `split` once, in order, in at most `limit` batches. The last batch may be
-    smaller.
+    smaller. Of these, each `num_ranks`-th from number `rank` on.
 
     Each label counts once: where windows overlap (data.stride), labels that the previous window had
     are -100. Weigh a batch by the number of its targets that are not -100.
     """
     starts = range(0, split.num_sequences, batch_size)
-    for first in islice(starts, limit):
+    for first in islice(starts, rank, limit, num_ranks):
         last = min(first + batch_size, split.num_sequences)
         batch = _read(split, np.arange(first, last), documents, pin=False)
         if (overlap := split.context_length - split.stride) > 0:

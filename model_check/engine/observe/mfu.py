@@ -61,6 +61,7 @@ class Utilisation:
 
     flops: FlopsPerToken
     peak: float | None
+    num_devices: int = 1
 
     def full(self, tokens_per_s: float | None) -> float | None:
         return self._share(self.flops.full, tokens_per_s)
@@ -78,4 +79,4 @@ class Utilisation:
     def _share(self, flops: float, tokens_per_s: float | None) -> float | None:
         if self.peak is None or tokens_per_s is None:
             return None
-        return flops * tokens_per_s / self.peak
+        return flops * tokens_per_s / (self.peak * self.num_devices)

@@ -39,19 +39,21 @@ def run_observers(
     if settings.logging.details:
         observers.append(DetailLog(settings, parameters, channels.say))
     writers: list[WriteScalars] = []
-    if settings.logging.tensorboard or settings.logging.tensorboard_dir is not None:
+    logging, writes = settings.logging, context.world.is_first
+    if writes and (logging.tensorboard or logging.tensorboard_dir is not None):
         from model_check.engine.observe.tensorboard import TensorBoardWriter  # 0.7 s
 
         directory = _tensorboard_directory(settings.logging, context.identity)
         channels.say(f"TensorBoard: {_viewer()} --logdir {directory.parent}")
         writers.append(TensorBoardWriter(directory).write)
-    if settings.logging.wandb != "off":
+    if writes and logging.wandb != "off":
         run = WandbRun(settings, context.identity, channels.say)
         writers.append(run.write)
         observers.append(run)
     utilisation = Utilisation(
         flops_per_token(shape, training.context_length),
         peak_flops(device_name(context.device), dtype),
+        num_devices=context.world.size,
     )
     interval = settings.logging.log_interval
     observers.append(ScalarLog(training.max_steps, interval, utilisation, channels, writers))

@@ -40,6 +40,10 @@ class StepLog(RunObserver):
             taken=self._fingerprints.taken,
             repeated=self._fingerprints.repeated,
             busy_ms=None if busy_ms is None else round(busy_ms, 3),
+            own_loss=None if metrics.own_loss is None else metrics.own_loss.hex(),
+            wait_ms=None
+            if metrics.own_loss is None
+            else round(metrics.data.wait_for_ranks_s * 1000, 3),
         )
         self._sink.emit(event)
         num_left = self._max_steps - step - 1

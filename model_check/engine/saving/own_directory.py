@@ -7,6 +7,7 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from itertools import count
 from pathlib import Path
 
+from model_check.engine.world import ALONE, World
 from model_check.utils.held import hold_unlinked
 from model_check.utils.words import Say, printable
 
@@ -16,19 +17,24 @@ _LONGEST = 4096
 
 
 @contextmanager
-def checkpoint_directory(parent: str, supervised: bool, worker: str, say: Say) -> Iterator[Path]:
-    """`parent` for a worker that was started by hand, else a directory of its own.
+def checkpoint_directory(
+    parent: str, supervised: bool, worker: str, say: Say, world: World = ALONE
+) -> Iterator[Path]:
+    """`parent` for a worker that was started by hand, else a directory of its own. A job's is that
+    of its first rank, as if it had been started by hand.
 
     Several may be started by hand in one place, with a GPU each: `parent` is the first one's, and
     another one's is `parent/gpu3`, or `gpu3_2` beside one on the same GPU. There it stays,
     whichever begins first next time.
     """
     plain, own = Path(parent), Path(parent) / worker.lower()
-    if supervised:
+    if supervised and world.is_alone:
         yield own
         return
     with ExitStack() as stack:
-        yield _claimed(_in_order(plain, own, worker), worker, say, stack)
+        claims = world.is_first
+        mine = _claimed(_in_order(plain, own, worker), worker, say, stack) if claims else own
+        yield Path(world.gathered(str(mine))[0])
 
 
 def _in_order(plain: Path, own: Path, worker: str) -> Iterator[Path]:

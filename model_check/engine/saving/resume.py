@@ -31,8 +31,14 @@ def resume(state: TrainingState, which: str, saver: Saver) -> None:
     state.progress.resumed = path.absolute()
     saver.adopt(path, saved.get("kept", []))  # an alarm's checkpoint names no others
     before = saved["settings"]
-    if other := [*forbidden(before, state.settings), *changes(before, state.settings)]:
+    ranks = _num_ranks(saved, state)
+    if other := [*forbidden(before, state.settings, ranks), *changes(before, state.settings)]:
         say(f"Resumed with other settings: {', '.join(other)}")
+    if ranks[0] != ranks[1]:
+        say(
+            f"Resumed with {ranks[1]} rank{'s'[: ranks[1] > 1]} what {ranks[0]} trained: the same "
+            "batches, but sums in another order, so not bit for bit"
+        )
     say(f"Resumed from {path}: {saved['step']} steps done, {saved['total_tokens']:,} tokens")
 
 
@@ -117,7 +123,7 @@ def _refuse_other_tensors(path: Path, saved: dict[str, Any], state: TrainingStat
 def _refuse_another_run(path: Path, saved: dict[str, Any], state: TrainingState) -> None:
     """Raises CheckpointError when the checkpoint is of another run, unless
     training.resume_anyway."""
-    found = forbidden(saved["settings"], state.settings)
+    found = forbidden(saved["settings"], state.settings, _num_ranks(saved, state))
     if not _same_data(saved["data"], own := dict(state.context.identity.data)):
         what = "data (another text, tokenizer, context_length or data.validation)"
         found.append(f"{what}: {_described(saved['data'])} -> {_described(own)}")
@@ -126,6 +132,10 @@ def _refuse_another_run(path: Path, saved: dict[str, Any], state: TrainingState)
             f"{path}: of another run, which cannot go on exactly: {', '.join(found)} "
             "(training.resume_anyway=true resumes nevertheless)"
         )
+
+
+def _num_ranks(saved: dict[str, Any], state: TrainingState) -> tuple[int, int]:
+    return saved.get("num_ranks", 1), state.context.world.size
 
 
 def _same_data(before: dict[str, Any], own: dict[str, Any]) -> bool:

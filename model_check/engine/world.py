@@ -1,0 +1,300 @@
+"""The ranks of one training job: what our loop asks of torch.distributed. A process that trains
+alone is a world of one, and asks nobody.
+
+Host numbers travel over gloo on the CPU, in a group of their own, so that no rank waits for its
+device to agree on them.
+"""
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import GradBucket, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from model_check.errors import PeerLost
+from model_check.utils.words import first_line
+from model_check.utils.worker_env import RankEnv
+
+FIRST_TIMEOUT_S = 600.0
+"""Before a step shows how long steps take; and for ranks to find each other."""
+LEAST_TIMEOUT_S = 60.0
+NUM_MEDIANS = 10
+"""A rank waits so many of its usual steps for the others, and no less than LEAST_TIMEOUT_S."""
+PATIENCE = 10
+"""So much longer where a rank evaluates, or writes a checkpoint."""
+BEAT_S = 1.0
+_FOREVER = timedelta(days=30)
+_OF_PEERS = ("gloo", "Connection closed by peer", "Connection reset", "NCCL", "Timed out waiting")
+"""One of them is in the text of a collective's failure."""
+
+
+class World:
+    """One process, alone."""
+
+    rank = 0
+    size = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks and writes for all."""
+        return self.rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        return self.size == 1
+
+    def join(self, model: nn.Module, device: torch.device) -> None:
+        """From now on the gradients of `model` are those of all ranks."""
+
+    def called(self, model: nn.Module) -> nn.Module:
+        """What to call for the forward pass of `model`."""
+        return model
+
+    def reducing(self, is_last: bool) -> AbstractContextManager[object]:
+        """Around both passes of a micro-batch. In the last one of a step gradients are summed over
+        the ranks."""
+        return nullcontext()
+
+    def own_bad(self) -> Tensor | None:
+        """A bool scalar: whether this rank's own gradients of the step were not finite, before they
+        were summed. None: nothing was summed."""
+        return None
+
+    def summed(self, value: Tensor) -> Tensor:
+        """Over the ranks, in place."""
+        return value
+
+    def offer(self, *numbers: int) -> "Offer":
+        """Tell all ranks these numbers, now; what they tell is known later."""
+        return Offer([list(numbers)])
+
+    def gathered(self, value: Any) -> list[Any]:
+        """What each rank gives, in their order."""
+        return [value]
+
+    def meet(self, meanwhile: Callable[[], None]) -> None:
+        """Return when every rank is here: they may have written a checkpoint. Raises PeerLost."""
+
+    def expect(self, step_s: float) -> None:
+        """Steps take about so long: who waits longer for a peer gives it up."""
+
+
+ALONE = World()
+
+
+class Offer:
+    """Numbers on their way to all ranks."""
+
+    def __init__(self, told: list[list[int]]) -> None:
+        self._told = told
+
+    def take(self, meanwhile: Callable[[], None]) -> list[list[int]]:
+        """What each rank has offered, in their order. `meanwhile` is called each BEAT_S of a long
+        wait. Raises PeerLost."""
+        return self._told
+
+
+class Ranks(World):
+    """This process is one rank of several."""
+
+    def __init__(self, env: RankEnv, device: torch.device, timeout_s: float | None) -> None:
+        """Find the others. `timeout_s`: how long to wait for a peer once steps run; None: by how
+        long they take. Raises PeerLost."""
+        self.rank, self.size = env.rank, env.world_size
+        self._device, self._fixed_s = device, timeout_s
+        self._timeout_s = FIRST_TIMEOUT_S
+        self._module: nn.Module | None = None
+        self._local: list[Tensor] = []
+        """The sum of each bucket of gradients, before it was summed over the ranks."""
+        with heeding_peers():
+            self._meet_first(env, device)
+
+    def _meet_first(self, env: RankEnv, device: torch.device) -> None:
+        store, timeout = _store(env), timedelta(seconds=FIRST_TIMEOUT_S)
+        _wait_for_all(store, env)
+        on_gpu = device.type == "cuda"
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=store,
+            rank=env.rank,
+            world_size=env.world_size,
+            timeout=timeout,
+            device_id=device if on_gpu else None,
+        )
+        self._control = dist.new_group(backend="gloo", timeout=_FOREVER)
+
+    def leave(self) -> None:
+        """Close the connections."""
+        self._module = None
+        dist.destroy_process_group()
+
+    def join(self, model: nn.Module, device: torch.device) -> None:
+        # Weights and buffers are equal already: drawn with one seed, or read from one file.
+        with warnings.catch_warnings():
+            # torch 2.13 prefers another option for buffers, which 2.11 does not know.
+            warnings.simplefilter("ignore", FutureWarning)
+            ddp = nn.parallel.DistributedDataParallel(
+                model,
+                device_ids=[device.index] if device.type == "cuda" else None,
+                broadcast_buffers=False,
+                init_sync=False,
+                gradient_as_bucket_view=True,
+            )
+        ddp.register_comm_hook(None, self._sum_bucket)
+        self._module = ddp
+
+    def called(self, model: nn.Module) -> nn.Module:
+        return model if self._module is None else self._module
+
+    @contextmanager
+    def reducing(self, is_last: bool) -> Iterator[None]:
+        module = self._module
+        if not isinstance(module, nn.parallel.DistributedDataParallel):
+            yield
+            return
+        if is_last:
+            self._local = []
+        with heeding_peers(), nullcontext() if is_last else module.no_sync():
+            yield
+
+    def own_bad(self) -> Tensor | None:
+        if not self._local:
+            return None
+        return ~torch.isfinite(torch.stack(self._local)).all()
+
+    def summed(self, value: Tensor) -> Tensor:
+        with heeding_peers():
+            dist.all_reduce(value)
+        return value
+
+    def offer(self, *numbers: int) -> Offer:
+        own = torch.tensor(numbers, dtype=torch.int64)
+        told = [torch.empty_like(own) for _ in range(self.size)]
+        with heeding_peers():
+            work = dist.all_gather(told, own, group=self._control, async_op=True)
+        assert work is not None
+        return _Sent(told, work, self._timeout_s)
+
+    def gathered(self, value: Any) -> list[Any]:
+        found: list[Any] = [None] * self.size
+        with heeding_peers():
+            dist.all_gather_object(found, value, group=self._control)
+        return found
+
+    def meet(self, meanwhile: Callable[[], None]) -> None:
+        with heeding_peers():
+            work = dist.barrier(group=self._control, async_op=True)
+        assert work is not None
+        _wait(work, PATIENCE * self._timeout_s, meanwhile)
+
+    def expect(self, step_s: float) -> None:
+        timeout_s = self._fixed_s or max(LEAST_TIMEOUT_S, NUM_MEDIANS * step_s)
+        # A change costs a call of torch's: not for each step.
+        if not 0.5 < timeout_s / self._timeout_s < 2 or self._timeout_s == FIRST_TIMEOUT_S:
+            self._timeout_s = timeout_s
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))
+
+    def _sum_bucket(self, _: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Gradients are summed, not averaged: each rank divides its loss by the targets of all."""
+        gradients = bucket.buffer()
+        self._local.append(gradients.sum(dtype=torch.float32))
+        work = dist.all_reduce(gradients, async_op=True)
+        assert work is not None
+        first: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+        return first
+
+
+@contextmanager
+def joined(env: RankEnv | None, device: torch.device, timeout_s: float | None) -> Iterator[World]:
+    """The world of a rank; None: of a process that trains alone. Raises PeerLost."""
+    if env is None:
+        yield ALONE
+        return
+    ranks = Ranks(env, device, timeout_s)
+    try:
+        yield ranks
+    finally:
+        ranks.leave()
+
+
+def _store(env: RankEnv) -> Store:
+    """Where the ranks find each other: at the launcher's socket, else as torch's variables say."""
+    timeout = timedelta(seconds=FIRST_TIMEOUT_S)
+    if env.is_launched:
+        return TCPStore(
+            env.address,
+            env.port,
+            env.world_size,
+            is_master=env.store_fd is not None,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=env.store_fd,
+        )
+    os.environ |= {"MASTER_ADDR": env.address, "MASTER_PORT": str(env.port)}
+    found: tuple[Store, int, int] = next(
+        rendezvous("env://", env.rank, env.world_size, timeout=timeout)
+    )
+    return found[0]
+
+
+def _wait_for_all(store: Store, env: RankEnv) -> None:
+    """A rank may never come. Signals are heard meanwhile, as torch's own wait hears none. Raises
+    PeerLost."""
+    store.set(f"model-check/{env.rank}", "here")
+    places = [f"model-check/{rank}" for rank in range(env.world_size)]
+    until = time.monotonic() + FIRST_TIMEOUT_S
+    while not store.check(places):
+        if time.monotonic() > until:
+            there = [rank for rank, place in enumerate(places) if store.check([place])]
+            raise PeerLost(
+                f"of {env.world_size} ranks only {there} came in {FIRST_TIMEOUT_S:.0f} s"
+            )
+        with suppress(dist.DistStoreError):
+            store.wait(places, timedelta(seconds=BEAT_S))
+
+
+class _Sent(Offer):
+    def __init__(self, told: list[Tensor], work: dist.Work, timeout_s: float) -> None:
+        super().__init__([])
+        self._sent, self._work, self._timeout_s = told, work, timeout_s
+
+    def take(self, meanwhile: Callable[[], None]) -> list[list[int]]:
+        _wait(self._work, self._timeout_s, meanwhile)
+        return [numbers.tolist() for numbers in self._sent]
+
+
+def _wait(work: dist.Work, timeout_s: float, meanwhile: Callable[[], None]) -> None:
+    """Signals are heard, too. Raises PeerLost."""
+    until = time.monotonic() + timeout_s
+    while not work.is_completed():
+        if (left_s := until - time.monotonic()) <= 0:
+            raise PeerLost(f"a rank is not there: waited {timeout_s:.0f} s for it")
+        try:
+            work.wait(timedelta(seconds=min(BEAT_S, left_s)))
+        except RuntimeError as error:
+            if work.is_completed():
+                raise PeerLost(f"a rank is gone: {first_line(error)}") from error
+            meanwhile()
+    with heeding_peers():
+        work.wait()
+
+
+@contextmanager
+def heeding_peers() -> Iterator[None]:
+    """A collective that breaks tells of a peer, not of this rank. Raises PeerLost."""
+    try:
+        yield
+    except dist.DistError as error:
+        raise PeerLost(f"a rank is gone: {first_line(error)}") from error
+    except RuntimeError as error:
+        if not any(text in str(error) for text in _OF_PEERS):
+            raise
+        raise PeerLost(f"a rank is gone: {first_line(error)}") from error
