@@ -163,6 +163,10 @@ def _refuse_words(overrides: Sequence[str]) -> None:
             raise UsageError(f"{word}: a verb comes first: run.sh {word} ... (--help lists them)")
         if "=" not in word and (near := nearest(word, list(VERBS))):
             raise UsageError(f"{word!r}: no such verb; did you mean {near}? (--help lists them)")
+        if word.endswith(".py"):
+            raise UsageError(
+                f"{word}: run.sh trains by itself: leave it out (`-- python {word}` runs your own)"
+            )
         if word.isalpha():
             raise UsageError(f"{word!r}: no verb, no option, no section.key=value (see --help)")
 

@@ -78,15 +78,31 @@ UNNEEDED: dict[str, Unneeded] = {
 }
 """Names that are accepted, with a line that says why nothing changes."""
 
+_SEVERAL_GPUS = "one job on several GPUs does not exist yet; `bash run.sh` trains the same on each"
+_SEVERAL_MACHINES = (
+    "one job on several machines does not exist yet; `bash run.sh` on each trains alone"
+)
+_ONE_MODEL = "there is one model, and no second one to compare it with"
 _SECOND_STAGE = "training on prompt and target (stage two) does not exist yet"
 ABSENT: dict[str, str] = {
     "stage": _SECOND_STAGE,
     "data.notes_per_record": _SECOND_STAGE,
     "--config-name=gpt2_piano_finetuning": _SECOND_STAGE,
     "--stride": "is an option of `run.sh prepare`; data.stride=N sets the distance of sequences",
-    "--run-both-models": "there is one model, and no second one to compare it with",
+    "--tokenizer-type": "is an option of `run.sh prepare`; data.tokenizer=bpe is that of a run",
+    "--run-both-models": _ONE_MODEL,
+    "--nproc-per-node": _SEVERAL_GPUS,
+    "--nnodes": _SEVERAL_MACHINES,
+    "--node-rank": _SEVERAL_MACHINES,
+    "--master-addr": _SEVERAL_MACHINES,
+    "--master-port": _SEVERAL_MACHINES,
 }
 """Settings and options that are known and refused, and why."""
+
+ABSENT_VALUES: dict[str, dict[str, str]] = {
+    "launch.mode": {"ddp": _SEVERAL_GPUS, "fsdp": _SEVERAL_GPUS, "compare": _ONE_MODEL},
+}
+"""Setting -> its values that are known and refused, and why."""
 
 CONFIG_NAMES: dict[str, str] = {
     "debugging_pretraining": "debug",

@@ -12,7 +12,14 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from model_check.config.aliases import ABSENT, ALIASES, MICRO_BATCH, UNNEEDED, VALUES
+from model_check.config.aliases import (
+    ABSENT,
+    ABSENT_VALUES,
+    ALIASES,
+    MICRO_BATCH,
+    UNNEEDED,
+    VALUES,
+)
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
 from model_check.utils.secrets import masked
@@ -226,7 +233,8 @@ def _checked_value(field: Field, value: Any, where: str, text: bool) -> Any:
         # which it does not list.
         if text or reason.startswith("Invalid") or isinstance(error, UnicodeEncodeError):
             reason = field.type_name.replace("bool", "true or false")
-        raise ConfigError(f"{given}: expected {reason}") from error
+        absent = ABSENT_VALUES.get(field.name, {}).get(str(value).lower())
+        raise ConfigError(f"{given}: {absent or f'expected {reason}'}") from error
     if converted == "" and not field.may_be_empty:
         raise ConfigError(f"{where}: {field.name} is empty")
     if isinstance(converted, str) and _SURROGATE.search(converted):

@@ -79,7 +79,12 @@ def test_a_setting_in_that_way_needs_its_value_behind_an_equals_sign() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "told"), [("frob", "'frob': no verb, no option"), ("reprot", "did you mean report?")]
+    ("word", "told"),
+    [
+        ("frob", "'frob': no verb, no option"),
+        ("reprot", "did you mean report?"),
+        ("gpt2/train.py", "gpt2/train.py: run.sh trains by itself: leave it out (`-- pytho"),
+    ],
 )
 def test_a_word_that_is_no_verb_is_told_so(word: str, told: str) -> None:
     with pytest.raises(UsageError, match=re.escape(told)):
