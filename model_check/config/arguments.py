@@ -194,9 +194,9 @@ def given(namespace: argparse.Namespace, setting: str) -> Any:
 def _add_data_options(parser: Parser) -> None:
     add = parser.add_argument
     ready = "a prepared directory to train from (data.dataset)"
-    add("--preprocessed-data", "--data-dir", metavar="DIR", help=ready)
+    add("--preprocessed-data", "--data-dir", action=KeepSetting, metavar="DIR", help=ready)
     raw = "text to prepare (data.dataset), and to train from"
-    add("--raw-data", "--input-dir", metavar="PATH", help=raw)
+    add("--raw-data", "--input-dir", action=KeepSetting, metavar="PATH", help=raw)
     out = f"where --raw-data is prepared to (data.output_dir, {DEFAULT_OUTPUT_DIR})"
     add("--output-dir", metavar="DIR", help=out)
     again = "prepare again (data.force_preprocess)"
@@ -208,30 +208,34 @@ def _add_data_options(parser: Parser) -> None:
 def _data_flags(names: argparse.Namespace) -> Flags:
     """Where the data is and goes. Raises UsageError for options that do not go together, paths that
     do not exist, or a directory that is not a prepared one."""
-    raw, ready, output = names.raw_data, names.preprocessed_data, names.output_dir
+    as_raw, raw = names.raw_data or ("", None)
+    as_ready, ready = names.preprocessed_data or ("", None)
+    output = names.output_dir
     again = given(names, _AGAIN)
     if again and ready and raw is None:
         raise UsageError("--force-preprocess: give the text to prepare again too (--raw-data PATH)")
     if raw and ready and not again:
         raise UsageError(
-            "--raw-data and --preprocessed-data: give one; with --force-preprocess the text is "
-            "prepared into the directory again"
+            f"{as_raw} and {as_ready}: give one; with --force-preprocess the text is prepared into "
+            "the directory again"
         )
     if ready is not None and output is not None:
-        raise UsageError("--preprocessed-data and --output-dir name the same thing: give one")
+        raise UsageError(f"{as_ready} and --output-dir name the same thing: give one")
     if raw is not None:
-        _must_exist("--raw-data", raw)
+        _must_exist(as_raw, raw)
         target = ready or output or DEFAULT_OUTPUT_DIR
-        flag = "--output-dir" if ready is None else "--preprocessed-data"
-        return {"data.dataset": ("--raw-data", raw), "data.output_dir": (flag, target)}
+        return {
+            "data.dataset": (as_raw, raw),
+            "data.output_dir": (as_ready or "--output-dir", target),
+        }
     if ready is not None:
-        _must_exist("--preprocessed-data", ready)
+        _must_exist(as_ready, ready)
         if read_metadata(Path(ready).expanduser()) is None:
             raise UsageError(
-                f"--preprocessed-data {ready}: not a prepared directory (no metadata.json); "
+                f"{as_ready} {ready}: not a prepared directory (no metadata.json); "
                 "--raw-data PATH prepares one"
             )
-        return {"data.dataset": ("--preprocessed-data", ready)}
+        return {"data.dataset": (as_ready, ready)}
     return {} if output is None else {"data.output_dir": ("--output-dir", output)}
 
 
