@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from itertools import chain
+from pathlib import Path
 
 from model_check.config.derived import precision
 from model_check.config.fields import given_by, setting_text, value_of
@@ -21,14 +22,13 @@ Conflict = tuple[str, ...]
 def check_together(settings: Settings, sources: Mapping[str, str]) -> None:
     """Refuse settings that contradict each other. Raises ConfigError, which names the source of a
     setting that a person gave."""
-    training = settings.training
     if settings.debug.profile_steps is not None:
-        parse_steps(settings.debug.profile_steps, training.max_steps)
+        parse_steps(settings.debug.profile_steps, settings.training.max_steps)
     conflicts = chain(
         _of_two_ways_to_say_it(settings, sources),
         _of_model(settings.model),
         _of_lengths(settings),
-        _of_evaluation(training, list(parse_validation(settings.data.validation))),
+        _of_evaluation(settings, sources),
     )
     for name, wrong, *others in conflicts:
         # Presets and defaults fit together, so the cause is a setting that a person gave.
@@ -121,11 +121,18 @@ def _uneven(total: int, each: int) -> str:
     return f" is not a multiple of batch_size = {each} ({totals} would be); {smaller} divides it"
 
 
-def _of_evaluation(training: TrainingSettings, splits: list[str]) -> Iterator[Conflict]:
+def _of_evaluation(settings: Settings, sources: Mapping[str, str]) -> Iterator[Conflict]:
+    training, dataset = settings.training, str(Path(settings.data.dataset).expanduser())
+    splits = list(parse_validation(settings.data.validation))
     if training.eval_interval is None:
         return
     if not splits:
-        why = ": there is no validation split; name one with data.validation (held_out=0.01)"
-        yield "training.eval_interval", why
+        why = "there is no validation split; name one with data.validation (held_out=0.01)"
+        if sources.get("data.validation") == dataset:  # a prepared directory's
+            why = (
+                f"{dataset} was prepared without a validation split; prepare the text again with "
+                "data.validation=held_out=0.01"
+            )
+        yield "training.eval_interval", f": {why}"
     elif training.best_split is not None and training.best_split not in splits:
         yield "training.best_split", f": data.validation names {', '.join(splits)}"

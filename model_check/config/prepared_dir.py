@@ -118,9 +118,9 @@ def check_fits(
         asked["data.stride"] = None
     for name, prepared in settings_of(metadata).items():
         if asked[name] != prepared:
-            ours, theirs = setting_text(values[name]), setting_text(prepared)
+            ours = setting_text(values[name])
+            theirs = "without" if prepared is None else f"with {setting_text(prepared)}"
             raise ConfigError(
                 f"{given_by(sources[name], name)}{name} = {ours}, but {directory} was prepared "
-                f"with {theirs}; "
-                "leave it out to follow the data, or prepare the text again"
+                f"{theirs}; leave it out to follow the data, or prepare the text again with it"
             )

@@ -5,7 +5,9 @@ numbers. Pure, but that it looks whether the checkpoint exists."""
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +19,8 @@ from model_check.config.shape import geometry
 from model_check.errors import ConfigError
 
 AUTO = "auto"
+_RESUMABLE = re.compile(r"(last|best|step_[0-9]+)\.pt")
+_NUM_NAMED = 3
 KEYS = tuple(
     dict.fromkeys(
         name.split(".")[1]
@@ -53,9 +57,19 @@ def check_resume(resume: str | None) -> None:
     """Raises ConfigError for a path that does not exist."""
     if resume is not None and resume != AUTO and not os.path.exists(resume):
         raise ConfigError(
-            f"training.resume = {resume}: no such file or directory (auto: the newest of "
-            "system.checkpoint_dir)"
+            f"training.resume = {resume}: no such file or directory{_those_beside(Path(resume))} "
+            "(auto: the newest of system.checkpoint_dir)"
         )
+
+
+def _those_beside(path: Path) -> str:
+    """`; there are checkpoints/gpu0/last.pt, ...`: what could be resumed in its directory and in
+    those of workers below it, the newest first; empty where nothing could."""
+    files = [file for at in ("", "*/") for file in path.parent.glob(f"{at}*.pt")]
+    files = [file for file in files if _RESUMABLE.fullmatch(file.name)]
+    names = [str(file) for file in sorted(files, key=os.path.getmtime, reverse=True)]
+    more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
+    return f"; there are {', '.join(names[:_NUM_NAMED])}{more}" if names else ""
 
 
 def forbidden(

@@ -1,5 +1,6 @@
 """Which settings may differ when a run is resumed. Pure."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,22 @@ def test_a_path_at_which_there_is_nothing_is_refused(tmp_path: Path) -> None:
         check_resume(fine)
     with pytest.raises(ConfigError, match=r"training\.resume = .*gone\.pt: no such file"):
         check_resume(str(tmp_path / "gone.pt"))
+
+
+def test_a_checkpoint_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
+    own = tmp_path / "gpu0"
+    own.mkdir()
+    names = ["step_2.pt", "step_9.pt", "nan_grad_step_3.pt", "last.earlier.pt", "step_10.pt"]
+    for age, name in enumerate(reversed(names)):
+        (own / name).touch()
+        os.utime(own / name, (100 - age, 100 - age))
+    with pytest.raises(ConfigError) as refused:
+        check_resume(str(tmp_path / "checkpoint_step_10.pt"))
+    newest = f"; there are {own}/step_10.pt, {own}/step_9.pt, {own}/step_2.pt"
+    assert f"{newest} (auto: the newest" in str(refused.value)
+    (own / "last.pt").touch()
+    with pytest.raises(ConfigError, match=r"are \S+last.pt, \S+10.pt, \S+9.pt and 1 more \(auto"):
+        check_resume(str(own / "step_5.pt"))
 
 
 def test_runs_that_begin_with_other_weights_have_another_digest() -> None:

@@ -130,7 +130,11 @@ def test_a_prepared_directory_needs_none_of_the_texts_that_it_was_made_from(
     ("override", "message"),
     [
         ("training.context_length=32", r"training.context_length = 32, but .* prepared with 16"),
-        ("data.validation=a=0.1", "data.validation = a=0.1, but .* prepared with null"),
+        (
+            "data.validation=a=0.1",
+            "data.validation = a=0.1, but .* prepared without; .*again with it",
+        ),
+        ("training.eval_interval=5", "training.eval_interval = 5: .* was prepared without a val"),
         ("data.document_tokens=begin_end", "document_tokens = begin_end, but .* with end"),
         ("data.tail=pad", "data.tail = pad, but .* prepared with drop"),
         ("model.vocab_size=100", r"model.vocab_size = 100 is too small for .* with 300 ids"),
