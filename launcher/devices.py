@@ -120,7 +120,10 @@ def pick(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
         _refuse_without_gpus(loaded, machine)
         return _pick_cpu(loaded, machine)
     if not machine.has_gpu():
-        raise NoGpuError(f"--device cuda: {machine.why_no_gpu()} (--device cpu trains without)")
+        given = given_by(loaded.sources["system.device"], "system.device")
+        raise NoGpuError(
+            f"{given}system.device = cuda: {machine.why_no_gpu()} (--device cpu trains without)"
+        )
     if _asked(loaded, "launch.workers"):
         raise UsageError(
             f"{loaded.sources['launch.workers']}: launch.workers counts CPU workers, and this run "

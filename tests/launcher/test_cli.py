@@ -146,6 +146,12 @@ def test_gpus_that_are_not_there_are_refused_with_a_next_step(tmp_path: Path) ->
     none = start(tmp_path, "--gpus", "auto", "--dry-run", **hidden)
     assert none.returncode == 69
     assert b"--device cpu instead trains without; run.sh doctor" in none.stderr
+    (tmp_path / "single_gpu.json").write_text('{"system": {"device": "cuda"}}')
+    for asked in (("--device", "cuda"), ("system.device=cuda",), ("--config", "single_gpu.json")):
+        none = start(tmp_path, *asked, "--dry-run", **hidden)
+        assert none.returncode == 69
+        shown = "" if "=" in asked[0] else f"{asked[0 if asked[1] == 'cuda' else 1]}: "
+        assert none.stderr.startswith(f"[launcher] error: {shown}system.device = cuda: ".encode())
     malformed = start(tmp_path, "--gpus", "0,a", "--dry-run", **hidden)
     assert malformed.returncode == 2
     assert b"'a' is not a GPU" in malformed.stderr
