@@ -146,6 +146,20 @@ def check_acts(settings: Settings, sources: Mapping[str, str], file: str | None)
     return lines
 
 
+def unused_place(settings: Settings, sources: Mapping[str, str], file: str | None) -> list[str]:
+    """A line where a person typed a place for checkpoints and nothing says when one is saved: other
+    trainers save unasked."""
+    name = "system.checkpoint_dir"
+    source, place = sources[name], value_of(settings, name)
+    is_typed = source != file and not source.startswith(NOBODY_GAVE)
+    if _saves(settings) or not is_typed or place == all_fields()[name].default:
+        return []
+    return [
+        f"{given_by(source, name)}{name} = {place}: written to after a NaN alone; "
+        "training.save_last=true saves the last step, training.save_interval=N every Nth"
+    ]
+
+
 def acting(settings: Settings) -> Settings:
     """With the default for each setting that does nothing, as a preset may leave them."""
     for rule in RULES:

@@ -29,7 +29,7 @@ from model_check.config.fields import (
 )
 from model_check.config.files import read_settings_file
 from model_check.config.geometry import SIZES, geometry_values
-from model_check.config.inert import acting, check_acts
+from model_check.config.inert import acting, check_acts, unused_place
 from model_check.config.layers import Layer, command_line, in_settings
 from model_check.config.places import FALLBACK, fallbacks
 from model_check.config.prepared_dir import Metadata, check_fits, read_metadata, settings_of
@@ -104,7 +104,8 @@ def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
         check_fits(*prepared, values, sources)
     settings = msgspec.convert(_nest(values), Settings)
     check_together(settings, sources)
-    notes += tuple(check_acts(settings, sources, str(request.config_file or "") or None))
+    file = str(request.config_file or "") or None
+    notes += (*check_acts(settings, sources, file), *unused_place(settings, sources, file))
     if prepared is None:  # a prepared directory holds what validates; its text may be gone
         check_validation_text(settings, sources)
     check_on_device(settings, sources, device)
@@ -147,6 +148,9 @@ def _file_layer(path: Path) -> Layer:
     values = read_settings_file(path)
     if (schema := values.pop("schema", SCHEMA)) != SCHEMA:
         raise ConfigError(f"{path}: schema {schema!r}: written by another version")
+    if "on_cpu" in values:
+        takes_it = f"--preset {path.stem}, or " if path.stem in preset_names() else ""
+        raise ConfigError(f"{path}: on_cpu: only a preset has it: {takes_it}leave it out")
     # YAML 1.1 reads 1e-5 as a string.
     as_text = path.suffix.lower() in (".yaml", ".yml")
     return str(path), flatten(values, str(path), text=as_text)

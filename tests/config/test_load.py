@@ -199,6 +199,8 @@ def test_what_cannot_be_meant_is_refused_with_where_and_what(
         ("a.json", '{"modle": {}}', "modle: no such setting"),
         ("a.json", '{"training": {"max_steps": {}}}', "expected int"),
         ("a.json", '{"schema": 2}', "written by another version"),
+        ("debug.json", '{"on_cpu": {}}', "on_cpu: only a preset has it: --preset debug, or leave"),
+        ("a.json", '{"on_cpu": {}}', "on_cpu: only a preset has it: leave it out"),
         ("a.ini", "[training]", "is no settings file"),
         ("a.json", '{"a": 1, // c\n "b" 2}', "not JSON: line 2"),
         ("a.json", '{"training": {"max_steps": 1, "max_steps": 2,}}', "_steps' is given twice"),

@@ -186,9 +186,11 @@ def test_the_piano_trainers_commands_are_understood() -> None:
     assert training.global_grad_accum_nums == 8
     assert whole.settings.model.init_from is None
     assert typed("init_from=piano.pt").settings.model.init_from == "piano.pt"
-    keys = ("eval_interval=5", "eval_steps=3", "out_dir=o", "run_name=r", "ddp.backend=nccl")
-    rest = typed(*keys, "stage=next_token_pretraining", "data.validation=v=0.1")
+    keys = ("eval_interval=5", "eval_steps=3", "run_name=r", "ddp.backend=nccl")
+    saving = ("out_dir=o", "training.save_last=true")
+    rest = typed(*keys, *saving, "stage=next_token_pretraining", "data.validation=v=0.1")
     assert rest.settings.training.eval_batches == 3
+    assert rest.settings.system.checkpoint_dir == "o"
     assert [note.partition(" ")[0] for note in rest.notes] == ["run_name", "ddp.backend", "stage"]
 
 
@@ -220,6 +222,20 @@ def test_the_options_of_the_framework_document_are_taken(dashes: bool) -> None:
     assert loaded.settings.system.checkpoint_dir == "./checkpoints"
     assert loaded.sources["model.hidden_size"] == "--hidden-size"
     assert typed("--compile_model=false").settings.training.compile is False
+
+
+@pytest.mark.parametrize(
+    "name", ["--save_dir=there", "out_dir=there", "system.checkpoint_dir=there"]
+)
+def test_a_place_for_checkpoints_where_none_is_saved_is_told(name: str, tmp_path: Path) -> None:
+    (note,) = typed(name, "--max-steps=100000").notes
+    assert "there: written to after a NaN alone; training.save_last=true saves the last" in note
+    assert not typed(name, "training.save_last=true").notes
+    assert not typed(name, "training.save_interval=5").notes
+    assert not typed("system.checkpoint_dir=.checkpoints").notes
+    file = tmp_path / "config.json"  # a worker's own, of which the launcher has told
+    file.write_text('{"system": {"checkpoint_dir": "there"}}')
+    assert not typed("--config", str(file)).notes
 
 
 def test_what_another_project_has_to_be_told_is_taken_with_a_line() -> None:
