@@ -22,6 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -155,6 +156,8 @@ def ending_of(failure: BaseException | None, process: Process) -> Ending:
         return stopped(failure.signum, process)
     if isinstance(failure, KeyboardInterrupt):
         return stopped(signal.SIGINT, process)
+    if isinstance(failure, PeerLost) and failure.has_waited:
+        tell_where_it_waited(failure, process)
     if isinstance(failure, ModelCheckError):
         process.console.complain(f"error: {failure}")
         return Ending(failure.exit_code, str(failure), peer_lost=isinstance(failure, PeerLost))
@@ -168,6 +171,15 @@ def ending_of(failure: BaseException | None, process: Process) -> Ending:
         return Ending(EXIT_UNEXPECTED, THREADS_ADVICE)
     process.console.complain("".join(traceback.format_exception(failure)).rstrip())
     return Ending(EXIT_UNEXPECTED, f"{type(failure).__name__}: {failure}")
+
+
+def tell_where_it_waited(failure: PeerLost, process: Process) -> None:
+    """For the supervisor, beside the stacks of the rank that did not come."""
+    path = process.env.stacks_path
+    with suppress(OSError):
+        if path is not None and path.exists():
+            with path.open("a") as file:
+                file.write("".join(traceback.format_exception(failure)))
 
 
 def stopped(signum: int, process: Process) -> Ending:

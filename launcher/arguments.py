@@ -189,8 +189,10 @@ def _parser(verb: str) -> Parser:
     setting("system.device", "--device", metavar="KIND", help="auto | cuda | cpu")
     cpus = "CPU workers, where no GPU is used (2)"
     setting("launch.workers", "--workers", metavar="N", help=cpus)
-    replicate = "replicate: one isolated, identical run a GPU"
-    setting("launch.mode", "--mode", metavar="MODE", help=replicate)
+    modes = "replicate: one isolated, identical run a GPU; ddp: one job on all"
+    setting("launch.mode", "--mode", metavar="MODE", help=modes)
+    again = "a job of --mode ddp that failed goes on so often (0)"
+    setting("launch.max_restarts", "--max-restarts", metavar="N", help=again)
     peer = "hold the workers against a golden file (report RUN --write-golden FILE)"
     setting("launch.golden", "--golden", metavar="FILE", help=peer)
     add("--run-dir", metavar="DIR", type=Path, help="exactly this run directory")

@@ -150,6 +150,10 @@ def _run(argv: list[str], environ: Mapping[str, str], arguments: RunArguments) -
         from launcher.rounds import run_rounds
 
         return run_rounds(launch, argv, sys.stdout.fileno())
+    if launch.loaded.settings.launch.max_restarts:
+        from launcher.restarts import run_with_restarts
+
+        return run_with_restarts(launch, argv, sys.stdout.fileno())
     return run(launch, argv, sys.stdout.fileno())
 
 

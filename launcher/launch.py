@@ -1,6 +1,7 @@
 """A run that was asked for: its settings, places and limits, checked before anything starts."""
 
 import os
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from launcher.doctor.machine import check_command
 from launcher.gpus.probe import GpuProbe
 from launcher.gpus.sizes import fitted
 from launcher.history.gpu_history import GpuHistory, path_of
+from launcher.job import check_job
 from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import NEVER, Limits
 from launcher.telemetry.kernel_log import earlier_xids
@@ -36,6 +38,8 @@ class Launch(Struct, frozen=True):
     context: LaunchContext
     began_at: float = field(default_factory=began_at)
     """When this process did, monotonic seconds."""
+    started_at: float = field(default_factory=time.time)
+    """When it was planned, seconds since the epoch."""
     golden: Golden | None = None
     """The file that launch.golden names."""
 
@@ -48,6 +52,11 @@ class Launch(Struct, frozen=True):
         if self.arguments.command:
             return plan_command(places, self.arguments.command, self.context)
         return plan_training(places, replace(self.context, held=self._held))
+
+    @property
+    def is_job(self) -> bool:
+        """Whether the workers are the ranks of one."""
+        return self.context.num_ranks is not None
 
     @property
     def _held(self) -> frozenset[str]:
@@ -86,7 +95,9 @@ class Launch(Struct, frozen=True):
             silence_s = 0.0
         deadline_s = launch.deadline_s
         until = self.began_at + deadline_s if deadline_s else NEVER
-        return Limits(launch.grace_s, silence_s, until=until, deadline_s=deadline_s)
+        return Limits(
+            launch.grace_s, silence_s, until=until, deadline_s=deadline_s, is_job=self.is_job
+        )
 
 
 def has_rounds(launch: LaunchSettings) -> bool:
@@ -118,11 +129,15 @@ def make_launch(
     settings = replace(loaded.settings, system=system)
     directory = arguments.run_dir or run_dir.default_path(settings.logging.log_dir)
     num_cores = usable_cores()
+    is_job = settings.launch.mode == "ddp"
+    if is_job:
+        check_job(settings, picked.places, arguments.command)
     context = LaunchContext(
         environ=environ,
         run_dir=directory.absolute(),
         num_cores=num_cores,
         is_busy=os.getloadavg()[0] > num_cores / 2,
+        num_ranks=len(picked.places) if is_job else None,
     )
     if arguments.command:
         notes = check_command(len(picked.places))
@@ -150,11 +165,13 @@ def _with_golden(launch: Launch, settings: Settings) -> Launch:
 
 def _refuse_rounds_that_go_on(loaded: Loaded) -> None:
     """Raises UsageError where the second round would begin with what the first one saved."""
-    if has_rounds(loaded.settings.launch) and loaded.settings.training.resume is not None:
-        raise UsageError(
-            "--repeat and --soak compute the same steps in each round, from the start of "
-            "training: without --resume"
-        )
+    if not has_rounds(loaded.settings.launch):
+        return
+    both = "--repeat and --soak compute the same steps in each round, from the start of training"
+    if loaded.settings.training.resume is not None:
+        raise UsageError(f"{both}: without --resume")
+    if loaded.settings.launch.max_restarts:
+        raise UsageError(f"{both}: without --max-restarts")
 
 
 def _alone(loaded: Loaded) -> Loaded:

@@ -38,6 +38,8 @@ class WorkerSpec(Struct, frozen=True):
     """CPU affinity; empty: inherited."""
     announces_itself: bool = False
     """Its first event says that it can take signals. Before that event a signal would kill it."""
+    inherited_fds: tuple[int, ...] = ()
+    """Descriptors of ours that it gets, under their numbers."""
 
 
 class Place(Struct, frozen=True):
@@ -57,6 +59,15 @@ class Place(Struct, frozen=True):
         return f"{self.gpu.name} {'unknown memory' if gib is None else f'{gib} GiB'}"
 
 
+class Meeting(Struct, frozen=True):
+    """Where the ranks of a job find each other: an open port."""
+
+    address: str
+    port: int
+    fd: int
+    """The socket that listens there; rank 0 gets it."""
+
+
 class LaunchContext(Struct, frozen=True):
     """What every worker of a run has in common."""
 
@@ -68,6 +79,10 @@ class LaunchContext(Struct, frozen=True):
     token_cache: Path | None = None
     held: frozenset[str] = frozenset()
     """The workers that are told which step they may begin."""
+    num_ranks: int | None = None
+    """Of one job, whose ranks the workers are; None: they train isolated."""
+    meeting: Meeting | None = None
+    """Where these find each other; None: none of them is to start."""
 
 
 def gpu_places(gpus: Sequence[Gpu]) -> list[Place]:
@@ -79,10 +94,39 @@ def cpu_places(count: int) -> list[Place]:
 
 
 def plan_training(places: Sequence[Place], context: LaunchContext) -> list[WorkerSpec]:
-    """The same training on every place: isolated processes, identical settings."""
+    """The same training on every place: isolated processes, identical settings; or the ranks of
+    one job."""
     argv = _program("pretrain_main.py", context)
     specs = [_spec(p, argv, _trainer_env(p, len(places), context), context) for p in places]
-    return [replace(spec, announces_itself=True) for spec in specs]
+    specs = [replace(spec, announces_itself=True) for spec in specs]
+    if context.num_ranks is None:
+        return specs
+    return [_as_rank(rank, spec, places, context.meeting) for rank, spec in enumerate(specs)]
+
+
+def _as_rank(
+    rank: int, spec: WorkerSpec, places: Sequence[Place], meeting: Meeting | None
+) -> WorkerSpec:
+    """With all GPUs in sight: NCCL joins no others."""
+    size = str(len(places))
+    env = dict(spec.env)
+    env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the name of this host may mean another interface
+    env |= {
+        worker_env.RANK: str(rank),
+        worker_env.LOCAL_RANK: str(rank),
+        worker_env.WORLD_SIZE: size,
+        worker_env.LOCAL_WORLD_SIZE: size,
+        "CUDA_VISIBLE_DEVICES": ",".join(place.gpu.uuid for place in places if place.gpu),
+    }
+    if meeting is None:
+        return replace(spec, env=env)
+    is_first = rank == 0
+    env |= {
+        worker_env.MASTER_ADDR: meeting.address,
+        worker_env.MASTER_PORT: str(meeting.port),
+        worker_env.STORE_FD: str(meeting.fd) if is_first else "",
+    }
+    return replace(spec, env=env, inherited_fds=(meeting.fd,) if is_first else ())
 
 
 class ReplayPlan(Struct, frozen=True):
@@ -127,10 +171,13 @@ def plan_command(
 def plan_prepare(context: LaunchContext) -> WorkerSpec:
     """The one process that builds or finds the token cache; it alone may talk to the hub."""
     run_dir = context.run_dir
+    env = _own_env(_base_env(context)) | {"CUDA_VISIBLE_DEVICES": ""}
+    if context.num_ranks is not None:
+        env[worker_env.WORLD_SIZE] = str(context.num_ranks)
     return WorkerSpec(
         name="prepare",
         argv=(*_program("prepare_dataset.py", context), "--result", str(run_dir / "data.json")),
-        env=_own_env(_base_env(context)) | {"CUDA_VISIBLE_DEVICES": ""},
+        env=env,
         log_path=run_dir / "prepare.log",
         stacks_path=worker_env.stacks_path(run_dir, "prepare"),
         prefix="[launcher] ",
@@ -176,8 +223,9 @@ def _trainer_env(place: Place, num_workers: int, context: LaunchContext) -> dict
 
 def _own_env(env: dict[str, str]) -> dict[str, str]:
     """`env` without the variables that are settings: their values are in config.json, where the
-    command line may have overridden them."""
-    left_out = (*ENVIRONMENT, *_INTERACTIVE)
+    command line may have overridden them; and without a place in a job that this launcher itself
+    is of."""
+    left_out = (*ENVIRONMENT, *_INTERACTIVE, *worker_env.RANK_VARIABLES)
     return {name: value for name, value in env.items() if name not in left_out}
 
 

@@ -46,7 +46,8 @@ def questions_to(launch: Launch, record: RunRecord, watch: Watch) -> list[Questi
     """What the devices of a run that is over are to be asked."""
     end = record.end
     is_over = end is not None and end.exit_code in _OF_BITS and not end.leftovers
-    if not is_over or launch.not_compared or launch.loaded.settings.launch.replay_s == 0:
+    settings = launch.loaded.settings.launch
+    if not is_over or launch.not_compared or launch.is_job or settings.replay_s == 0:
         return []
     return questions_of(watch)
 

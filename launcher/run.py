@@ -20,6 +20,7 @@ from launcher import run_dir
 from launcher.contain.trampoline import raise_file_limit
 from launcher.history.gpu_history import remember
 from launcher.install.versions import versions
+from launcher.job import open_meeting
 from launcher.launch import Launch
 from launcher.output.printer import Printer
 from launcher.plan import WorkerSpec, plan_prepare
@@ -68,8 +69,17 @@ def run(launch: Launch, argv: Sequence[str], printer_out: int) -> int:
     launch = begin(launch)
     with printing(printer_out, launch.context.run_dir) as printer:
         greet(launch, printer)
-        result = Run(launch, printer, argv).carry_out()
+        _, result = run_one(launch, argv, printer)
     return result.exit_code
+
+
+def run_one(
+    launch: Launch, argv: Sequence[str], printer: Printer, title: str = ""
+) -> tuple[RunEnd, RunResult]:
+    """Of a run that has begun. `title`: see Run."""
+    done = Run(launch, printer, argv, title)
+    result = done.carry_out()
+    return done.end, result
 
 
 def run_round(
@@ -80,9 +90,7 @@ def run_round(
     directory = run_dir.create(launch.context.run_dir)
     with printing(printer_out, directory) as printer:
         printer.say(f"{title}: {directory}")
-        done = Run(launch, printer, argv, title)
-        result = done.carry_out()
-    return done.end, result
+        return run_one(launch, argv, printer, title)
 
 
 @contextmanager
@@ -182,7 +190,14 @@ class Run:
         self._record = replace(self._record, data=data)
         context = replace(launch.context, token_cache=Path(data["path"]))
         self._printer.say("starting the training: importing torch, building the model ...")
-        return self._supervise(replace(launch, context=context).specs, prepared)
+        return self._train(replace(launch, context=context), prepared)
+
+    def _train(self, launch: Launch, after: Outcome) -> Outcome:
+        if not launch.is_job:
+            return self._supervise(launch.specs, after)
+        with open_meeting() as meeting:
+            context = replace(launch.context, meeting=meeting)
+            return self._supervise(replace(launch, context=context).specs, after)
 
     def _supervise(self, specs: Sequence[WorkerSpec], after: Outcome | None = None) -> Outcome:
         return Supervisor(

@@ -64,6 +64,11 @@ def round_path(directory: Path, number: int) -> Path:
     return directory / f"round_{number:03}"
 
 
+def restart_path(directory: Path, number: int) -> Path:
+    """Of a job that goes on: a run in a directory of its own, counted from 1."""
+    return directory / f"restart_{number}"
+
+
 def rounds_in(directory: Path) -> list[Path]:
     """In their order; of another run none."""
     with suppress(OSError), hold_unlinked(directory) as held:

@@ -70,6 +70,11 @@ class PeerLost(ModelCheckError):
 
     exit_code = EXIT_PEER_LOST
 
+    def __init__(self, text: str, *, has_waited: bool = False) -> None:
+        """`has_waited`: for a rank that did not come in time, and may still be there."""
+        super().__init__(text)
+        self.has_waited = has_waited
+
 
 class InternalError(ModelCheckError):
     """A fault in Model Check itself."""

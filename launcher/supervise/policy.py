@@ -37,6 +37,8 @@ EVIDENCE_S = 60.0
 """A worker that met a NaN may be silent so long, for PATIENCE of its steps, and for the time that
 its evidence takes:"""
 EVIDENCE_BYTES_PER_S = 50e6
+FOLLOW_S = 2.0
+"""A rank that lost another one may tell so before we see what became of that one."""
 DEADLINE_STOP_S, DEADLINE_KILL_S = 2.0, 0.5
 """So long before the deadline the workers are asked to end, and are killed."""
 DEADLINE_SHARE = 0.2
@@ -58,6 +60,8 @@ class Limits(Struct, frozen=True):
     """When all must be over, launcher and report too: monotonic seconds."""
     deadline_s: float = 0.0
     """The same as it was asked for: seconds after the start."""
+    is_job: bool = False
+    """The workers are ranks of one job: when one is gone, no other goes on."""
 
     @property
     def stop_at(self) -> float:
@@ -83,6 +87,8 @@ class Confession(Struct, frozen=True):
     """In which it failed; None: before its first."""
     evidence_bytes: int = 0
     """How much evidence it is writing."""
+    peer_lost: bool = False
+    """It failed because another rank is gone, or does not come."""
 
 
 class WorkerView(Struct, eq=False):
@@ -132,6 +138,8 @@ def decide(
     """The first failure wins; silence is a failure too. `received`: the requests that we got, some
     of which do not end a run by themselves."""
     everybody, workers = workers, [w for w in workers if w.dismissal is None]
+    if (waiting := _look_for_the_lost(workers, now)) is not None:
+        return waiting
     has_failed = any(_has_failed(worker, now) for worker in workers)
     first, evidence_due = _first_failures(workers), NEVER
     if first and _saves_evidence(first[0]):
@@ -192,13 +200,40 @@ def _linger_deadline(worker: WorkerView) -> float:
 
 def _first_failures(workers: Sequence[WorkerView]) -> list[WorkerView]:
     """The culprit; or several, when nothing tells which of them came first; or none."""
-    suspects = [w for w in workers if w.returncode != 0 and (w.returncode or w.confession)]
+    suspects = _suspects(workers)
+    suspects = [w for w in suspects if not _lost_a_peer(w)] or suspects
     first = min(suspects, key=_failed_at, default=None)
     if first is None:
         return []
     if first.confession is not None:
         return [first]
     return [w for w in suspects if w.confession is None and w.wake == first.wake]
+
+
+def _suspects(workers: Sequence[WorkerView]) -> list[WorkerView]:
+    return [w for w in workers if w.returncode != 0 and (w.returncode or w.confession)]
+
+
+def _lost_a_peer(worker: WorkerView) -> bool:
+    return worker.confession is not None and worker.confession.peer_lost
+
+
+def _look_for_the_lost(workers: Sequence[WorkerView], now: float) -> Continue | Stop | None:
+    """Ranks that lost another one do not know why. If nothing else tells it, it is one that still
+    runs, and that the others waited for in vain. None: there is no such question."""
+    followers = [w for w in workers if _lost_a_peer(w)]
+    if not followers or len(followers) < len(_suspects(workers)):
+        return None
+    first = min(followers, key=_failed_at)
+    until = min(w.confession.heard_at for w in followers if w.confession) + FOLLOW_S
+    if now < until:
+        return Continue(until=until)
+    missing = [w for w in workers if _is_running(w) and w not in followers]
+    if not missing:
+        return None
+    names = [w.name for w in missing]
+    reason = f"{listed(names)} did not come where the others waited ({first.name}: {first.error})"
+    return Stop(reason, EXIT_HANG, tuple(names), is_hang=True)
 
 
 def _judge_failure(
@@ -226,7 +261,7 @@ def _settle(first: WorkerView, workers: Sequence[WorkerView], limits: Limits) ->
     same may end that. All, since of one without an equal the other kinds tell whether every worker
     meets it."""
     said = first.confession
-    if said is None or said.exit_code >= EXIT_SIGNAL_BASE:
+    if said is None or said.exit_code >= EXIT_SIGNAL_BASE or limits.is_job:
         return Continue(until=-NEVER)
     others = [w for w in workers if w is not first and _is_running(w)]
     saving = [_evidence_deadline(w, limits) for w in others if _saves_evidence(w)]

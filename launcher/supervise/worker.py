@@ -204,7 +204,9 @@ class Worker(WorkerView, eq=False, kw_only=True):
         step = None if self.last_step is None else self.last_step + 1
         if (before := self.confession) is not None:
             at, step = before.at, before.step
-        self.confession = Confession(at, done.exit_code, now, True, step)
+        self.confession = Confession(
+            at, done.exit_code, now, True, step, peer_lost=done.peer_lost and before is None
+        )
 
     def remember(self, lines: list[str]) -> None:
         """Keep the end of its output."""
@@ -294,7 +296,7 @@ def _popen(
         stdout=output,
         stderr=output,
         start_new_session=True,
-        pass_fds=(report,) if events is None else (report, events),
+        pass_fds=(report, *spec.inherited_fds, *([] if events is None else [events])),
     )
 
 

@@ -70,6 +70,8 @@ class Cause(Enum):
     """Every worker ended so, or every one of its kind, and said the same."""
     REFUSED_ALIKE = Verdict.INCONCLUSIVE, "{how}{said}", *_USER
     """The same, for what somebody has set."""
+    FOLLOWED = Verdict.STOPPED, "a rank without the others: {said}"
+    """It lost another rank of its job, and could not go on."""
     FAILED = Verdict.FAIL, "{how}{said}{oom}"
     """It ended with an exit code of failure, or announced one before our signal reached it."""
     BROKEN = Verdict.SUSPECT, "{what}", *_UNKNOWN
@@ -302,6 +304,8 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
     end, done, announced = case.end, history.done, _announced(history)
     error = done.error.splitlines()[0] if done and done.error else None
     is_blamed = worker.name in end.culprits
+    if done and done.peer_lost and not is_blamed and end.culprits:
+        return Cause.FOLLOWED, {"said": error}
     if worker.spawn_error and worker.returncode == EXIT_INTERNAL:
         return Cause.NO_PROCESS, {"spawn_error": worker.spawn_error, "whose": FAULT_OF_HOST}
     if worker.spawn_error:

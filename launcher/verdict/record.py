@@ -169,6 +169,11 @@ class Case(Struct, frozen=True):
     """Worker -> steps at which it had the bits of all its equals; absent: it has no equal."""
 
     @property
+    def is_job(self) -> bool:
+        """Whether the workers were the ranks of one."""
+        return self.record.mode == "ddp"
+
+    @property
     def broken(self) -> list[str]:
         """The workers whose state changed by itself."""
         return [name for name, history in self.histories.items() if history.broken is not None]

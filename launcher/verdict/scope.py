@@ -11,7 +11,12 @@ from model_check.utils.words import printable
 _RULE_OF_THREE = 3
 """Of n steps without an error: with a confidence of 95 % fewer than 3 in n steps have one (Hanley,
 Lippman-Hand: If nothing goes wrong, is everything all right? JAMA 1983)."""
+_STATE = "gradients, weights and moments"
 _STATE_AND_FLOW = "gradients, weights, moments and what flows between blocks"
+_SPREADS = (
+    "a wrong number of one rank before gradients are summed, which spreads to all alike "
+    "(--mode replicate looks for it)"
+)
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -28,13 +33,16 @@ def scope_of(case: Case, result: RunResult) -> Scope | None:
         steps=steps,
         compared_steps=compared,
         fingerprints=fingerprints_of(histories),
-        flops=_flops(histories),
+        flops=_flops(histories, num_ranks=len(histories) if case.is_job else 1),
         dtype=next(iter(_said(histories, "dtype")), None),
         kernels=_said(histories, "attention_backend"),
         memory_touched_bytes=touched,
         memory_bytes=memory,
         max_rate=max_rate(compared),
-        not_shown=list(_not_shown(case.record.device, compared, golden, memory)),
+        not_shown=[
+            *_not_shown(case.record.device, compared, golden, memory),
+            *([_SPREADS] if case.is_job else []),
+        ],
         golden=None if golden is None else golden.file,
     )
 
@@ -57,15 +65,19 @@ def fingerprints_of(histories: Iterable[History]) -> str:
     return next((how for how in ("full", "rotate") if said == {how}), "off")
 
 
-def what_was_equal(histories: Sequence[History], whose: str, count: str) -> str:
-    """Of several workers without a difference. `count`: `9 of 9 steps`."""
+def what_was_equal(
+    histories: Sequence[History], whose: str, count: str, *, is_job: bool = False
+) -> str:
+    """Of several workers without a difference. `count`: `9 of 9 steps`. `is_job`: they are ranks,
+    which read different batches."""
     how, equal = fingerprints_of(histories), f"{whose} equal bit for bit in {count}"
+    state = _STATE if is_job else _STATE_AND_FLOW
     if how == "full":
-        return f"loss, {_STATE_AND_FLOW}{equal}"
+        return f"loss, {state}{equal}"
     if how == "off":
         return f"loss and gradient norm{equal}"
     whole = "the first and the last" if all(h.is_finished for h in histories) else "the first"
-    return f"loss and gradient norms{equal}, a part of {_STATE_AND_FLOW} in each, all in {whole}"
+    return f"loss and gradient norms{equal}, a part of {state} in each, all in {whole}"
 
 
 def what_one_showed(history: History, golden: GoldenResult | None) -> str:
@@ -98,11 +110,11 @@ def _said(histories: Iterable[History], key: str) -> list[str]:
     return list(dict.fromkeys(str(value) for value in values if value is not None))
 
 
-def _flops(histories: Sequence[History]) -> float | None:
-    """Of the worker that did least."""
+def _flops(histories: Sequence[History], num_ranks: int) -> float | None:
+    """Of the worker that did least; ranks tell the tokens of all."""
     of_token = [history.detail.get("flops_per_token") for history in histories]
     known = [
-        history.tokens * flops
+        history.tokens * flops / num_ranks
         for history, flops in zip(histories, of_token, strict=True)
         if isinstance(flops, int | float)
     ]

@@ -107,6 +107,6 @@ def _failure(history: History) -> tuple[int, str] | None:
     done = history.done
     if done is None or done.error is None or not 0 < done.exit_code < EXIT_SIGNAL_BASE:
         return None
-    if history.nonfinite or history.broken:
+    if history.nonfinite or history.broken or done.peer_lost:
         return None
     return done.exit_code, _NUMBER.sub("#", done.error)

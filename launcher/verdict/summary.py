@@ -192,6 +192,7 @@ def _besides(case: Case) -> Iterator[str]:
     yield from (f"besides, {found}" for found in end.disagreements)
     in_steps = [found for found in end.disagreements if " " not in found.quantity]
     is_comparable = case.record.not_compared is None and end.exit_code != EXIT_USAGE
+    is_comparable &= not case.is_job
     if (case.broken or in_steps) and is_comparable and not end.replays:
         yield "not replayed, since something else ended the run: `run.sh replay RUN_DIR` does that"
 
@@ -217,14 +218,15 @@ def _what_passed(case: Case, results: Sequence[WorkerResult]) -> str:
     sharing = names_by_text((row.name, _what_ran(case, row)) for row in results)
     ran = "; ".join(f"{called(those, names)} {text}" for text, those in sharing.items())
     if len(sharing) == 1:
-        each = " each" if len(names) > 1 else ""
+        each = " each" if len(names) > 1 and not case.is_job else ""
         return f"{ran}{each}; {_what_was_compared(case, names, f'{steps} steps')}"
     return f"{ran}; {_what_was_compared(case, names, f'the {steps} that each trained')}"
 
 
 def _what_ran(case: Case, row: WorkerResult) -> str:
     unit = "step" if row.steps == 1 else "steps"
-    return f"trained {row.steps} {unit}, {case.histories[row.name].tokens:,} tokens"
+    job = " of one job" if case.is_job else ""
+    return f"trained {row.steps} {unit}{job}, {case.histories[row.name].tokens:,} tokens"
 
 
 def _what_was_compared(case: Case, names: Sequence[str], steps: str) -> str:
@@ -240,7 +242,7 @@ def _what_was_compared(case: Case, names: Sequence[str], steps: str) -> str:
     agreed = min(case.agreed_steps[name] for name in compared)
     whose = f" of {listed(compared)}" if alone else ""
     histories = [case.histories[name] for name in compared]
-    text = what_was_equal(histories, whose, f"{agreed} of {steps}")
+    text = what_was_equal(histories, whose, f"{agreed} of {steps}", is_job=case.is_job)
     if alone:
         text += f"; {listed(alone)} {'has' if len(alone) == 1 else 'have'} no equal here"
     return text

@@ -78,7 +78,13 @@ UNNEEDED: dict[str, Unneeded] = {
 }
 """Names that are accepted, with a line that says why nothing changes."""
 
-_SEVERAL_GPUS = "one job on several GPUs does not exist yet; `bash run.sh` trains the same on each"
+_BY_TORCHRUN = (
+    "is an option of torchrun: `bash run.sh --mode ddp` starts the ranks itself, and "
+    "`torchrun --nproc-per-node=N pretrain_main.py` works, too"
+)
+_LARGER_THAN_A_GPU = (
+    "a model that is sharded over GPUs does not exist yet; --mode ddp trains a whole one on each"
+)
 _SEVERAL_MACHINES = (
     "one job on several machines does not exist yet; `bash run.sh` on each trains alone"
 )
@@ -91,7 +97,7 @@ ABSENT: dict[str, str] = {
     "--stride": "is an option of `run.sh prepare`; data.stride=N sets the distance of sequences",
     "--tokenizer-type": "is an option of `run.sh prepare`; data.tokenizer=bpe is that of a run",
     "--run-both-models": _ONE_MODEL,
-    "--nproc-per-node": _SEVERAL_GPUS,
+    "--nproc-per-node": _BY_TORCHRUN,
     "--nnodes": _SEVERAL_MACHINES,
     "--node-rank": _SEVERAL_MACHINES,
     "--master-addr": _SEVERAL_MACHINES,
@@ -100,7 +106,7 @@ ABSENT: dict[str, str] = {
 """Settings and options that are known and refused, and why."""
 
 ABSENT_VALUES: dict[str, dict[str, str]] = {
-    "launch.mode": {"ddp": _SEVERAL_GPUS, "fsdp": _SEVERAL_GPUS, "compare": _ONE_MODEL},
+    "launch.mode": {"fsdp": _LARGER_THAN_A_GPU, "compare": _ONE_MODEL},
 }
 """Setting -> its values that are known and refused, and why."""
 

@@ -89,7 +89,7 @@ def build_trainer(
     reader = Reader((1 if device.type == "cuda" else 0) if lag is None else lag)
     observers = run_observers(settings, shape, dtype, context, log, names)
     state = TrainingState(settings, shape, context, model, optimizer, observers)
-    injector = Injector(context.drill, context.identity.worker, model, optimizer)
+    injector = Injector(context.drill, context.identity.worker, model, optimizer, world)
     evaluator = Evaluator(state, plan)
     saver = Saver(training, context)
     keeper = Keeper(state)

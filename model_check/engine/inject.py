@@ -27,6 +27,7 @@ from model_check.engine.batches import StepData
 from model_check.engine.busy import Busy
 from model_check.engine.compile import uncompiled
 from model_check.engine.optim import AdamW
+from model_check.engine.world import ALONE, World
 from model_check.errors import ConfigError
 from model_check.models.basic_llama import BasicLlama
 
@@ -35,7 +36,12 @@ class Injector:
     """Acts when the trainer reaches the step of the drill; without a drill it does nothing."""
 
     def __init__(
-        self, drill: Drill | None, worker: str, model: BasicLlama, optimizer: AdamW
+        self,
+        drill: Drill | None,
+        worker: str,
+        model: BasicLlama,
+        optimizer: AdamW,
+        world: World = ALONE,
     ) -> None:
         """Raises ConfigError when the drill names something that `model` lacks."""
         if drill is not None:
@@ -44,6 +50,7 @@ class Injector:
         self._drill = drill if drill and drill.worker in (None, worker) else None
         self._model = model
         self._optimizer = optimizer
+        self._world = world
         self._hooks = ExitStack()
 
     def check_reached(self, from_step: int) -> None:
@@ -98,6 +105,9 @@ class Injector:
         kind = drill.kind
         if kind == "loss_nan":
             handle = self._model.register_forward_hook(spoiler.loss)
+        elif kind == "flip_gradient" and not self._world.is_alone:
+            self._hook_sum(self._model.get_parameter(drill.target), spoiler)
+            return
         elif kind in GRADIENT_KINDS:
             handle = _hook_gradient(self._model.get_parameter(drill.target), spoiler)
         elif kind in MODULE_KINDS:
@@ -107,6 +117,17 @@ class Injector:
         else:
             return
         self._hooks.callback(handle.remove)
+
+    def _hook_sum(self, parameter: nn.Parameter, spoiler: "_Spoiler") -> None:
+        """A flip before the sum over the ranks spreads to all of them alike; behind it, it stays on
+        this one."""
+
+        def spoil(summed: Tensor, gradient: Tensor) -> None:
+            if summed is parameter and (flipped := spoiler.gradient(gradient)) is not None:
+                gradient.copy_(flipped)
+
+        self._world.on_summed = spoil
+        self._hooks.callback(setattr, self._world, "on_summed", None)
 
 
 class _Spoiler:

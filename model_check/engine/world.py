@@ -6,6 +6,7 @@ device to agree on them.
 """
 
 import os
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,8 +33,10 @@ PATIENCE = 10
 """So much longer where a rank evaluates, or writes a checkpoint."""
 BEAT_S = 1.0
 _FOREVER = timedelta(days=30)
-_OF_PEERS = ("gloo", "Connection closed by peer", "Connection reset", "NCCL", "Timed out waiting")
+_OF_PEERS = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Timed out")
 """One of them is in the text of a collective's failure."""
+_TIMED_OUT = re.compile(r"Timed out waiting (\d+)ms")
+_MAX_WHY = 200
 
 
 class World:
@@ -50,6 +53,9 @@ class World:
     @property
     def is_alone(self) -> bool:
         return self.size == 1
+
+    on_summed: Callable[[Tensor, Tensor], None] | None = None
+    """Called with each parameter and its gradient when that is summed."""
 
     def join(self, model: nn.Module, device: torch.device) -> None:
         """From now on the gradients of `model` are those of all ranks."""
@@ -206,10 +212,18 @@ class Ranks(World):
         """Gradients are summed, not averaged: each rank divides its loss by the targets of all."""
         gradients = bucket.buffer()
         self._local.append(gradients.sum(dtype=torch.float32))
+        pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
         work = dist.all_reduce(gradients, async_op=True)
         assert work is not None
-        first: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
-        return first
+
+        def take(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+            if self.on_summed is not None:
+                for parameter, gradient in pairs:
+                    self.on_summed(parameter, gradient)
+            return done.value()[0]
+
+        summed: torch.futures.Future[Tensor] = work.get_future().then(take)
+        return summed
 
 
 @contextmanager
@@ -276,12 +290,12 @@ def _wait(work: dist.Work, timeout_s: float, meanwhile: Callable[[], None]) -> N
     until = time.monotonic() + timeout_s
     while not work.is_completed():
         if (left_s := until - time.monotonic()) <= 0:
-            raise PeerLost(f"a rank is not there: waited {timeout_s:.0f} s for it")
+            raise _late(timeout_s)
         try:
             work.wait(timedelta(seconds=min(BEAT_S, left_s)))
         except RuntimeError as error:
             if work.is_completed():
-                raise PeerLost(f"a rank is gone: {first_line(error)}") from error
+                raise _lost(error) from error
             meanwhile()
     with heeding_peers():
         work.wait()
@@ -292,9 +306,21 @@ def heeding_peers() -> Iterator[None]:
     """A collective that breaks tells of a peer, not of this rank. Raises PeerLost."""
     try:
         yield
-    except dist.DistError as error:
-        raise PeerLost(f"a rank is gone: {first_line(error)}") from error
     except RuntimeError as error:
-        if not any(text in str(error) for text in _OF_PEERS):
+        is_of_peers = any(text in str(error) for text in _OF_PEERS)
+        if not (is_of_peers or isinstance(error, dist.DistError)):
             raise
-        raise PeerLost(f"a rank is gone: {first_line(error)}") from error
+        raise _lost(error) from error
+
+
+def _late(waited_s: float) -> PeerLost:
+    return PeerLost(f"another rank did not come in {waited_s:.3g} s", has_waited=True)
+
+
+def _lost(error: RuntimeError) -> PeerLost:
+    """In few words: gloo's own tell of its source, and of sockets."""
+    text = str(error)
+    if (waited := _TIMED_OUT.search(text)) is not None:
+        return _late(int(waited[1]) / 1000)
+    why = next((part for part in _OF_PEERS[:2] if part in text), first_line(error))
+    return PeerLost(f"another rank is gone ({why[:_MAX_WHY]})")

@@ -8,12 +8,14 @@ from launcher.gpus.probe import Gpu
 from launcher.plan import (
     PYTHONPATH_BEFORE,
     LaunchContext,
+    Meeting,
     cpu_places,
     gpu_places,
     plan_command,
     plan_prepare,
     plan_training,
 )
+from model_check.utils.worker_env import RANK_VARIABLES, STORE_FD
 
 H100 = Gpu(
     index=3,
@@ -104,3 +106,29 @@ def test_a_foreign_command_gets_its_own_python_path_back() -> None:
     assert PYTHONPATH_BEFORE not in spec.env
     (bare,) = plan_command(gpu_places([H100]), ["tool"], context(**{PYTHONPATH_BEFORE: ""}))
     assert "PYTHONPATH" not in bare.env
+
+
+def test_the_ranks_of_a_job_see_all_gpus_and_meet_at_a_port_that_is_open() -> None:
+    gpus = [replace(H100, index=n, uuid=f"GPU-{n}") for n in (2, 5)]
+    job = replace(context(), num_ranks=2, meeting=Meeting("127.0.0.1", 4711, 9))
+    first, second = plan_training(gpu_places(gpus), job)
+    for rank, spec in enumerate((first, second)):
+        assert spec.env["CUDA_VISIBLE_DEVICES"] == "GPU-2,GPU-5"
+        assert spec.env["MODEL_CHECK_GPU_UUID"] == f"GPU-{(2, 5)[rank]}"
+        place = [spec.env[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")]
+        assert place == [str(rank), str(rank), "2"]
+        assert (spec.env["MASTER_ADDR"], spec.env["MASTER_PORT"]) == ("127.0.0.1", "4711")
+    assert (first.env[STORE_FD], first.inherited_fds) == ("9", (9,))
+    assert (second.env[STORE_FD], second.inherited_fds) == ("", ())
+    assert plan_prepare(job).env["WORLD_SIZE"] == "2"
+
+
+def test_isolated_workers_do_not_inherit_a_rank() -> None:
+    of_a_job = dict.fromkeys(RANK_VARIABLES, "1")
+    for spec in (
+        *plan_training(cpu_places(2), context(**of_a_job)),
+        plan_prepare(context(**of_a_job)),
+    ):
+        assert not of_a_job.keys() & spec.env.keys()
+    (command,) = plan_command(cpu_places(1), ["tool"], context(**of_a_job))
+    assert of_a_job.items() <= command.env.items()

@@ -5,6 +5,7 @@ import pytest
 from launcher.supervise.policy import (
     EVIDENCE_BYTES_PER_S,
     EVIDENCE_S,
+    FOLLOW_S,
     HOLD_S,
     LINGER_S,
     PATIENCE,
@@ -20,6 +21,7 @@ from launcher.supervise.policy import (
     stop_for_signal,
 )
 from launcher.verdict.record import Stop
+from model_check.errors import EXIT_HANG
 from model_check.utils.requests import request_of
 
 NO_LIMIT = Limits(grace_s=10, silence_s=0)
@@ -363,3 +365,60 @@ def test_a_death_that_was_not_told_and_a_signal_end_the_run_at_once() -> None:
     assert isinstance(decide([ended("GPU0", 1, at=4, wake=2), peer], 4.1, NO_LIMIT), Stop)
     terminated = failed_in(3, code=143)
     assert isinstance(decide([terminated, peer], 4.1 + HOLD_S, NO_LIMIT), Stop)
+
+
+JOB = Limits(grace_s=10, silence_s=30, is_job=True)
+
+
+def lost(at: float) -> Confession:
+    """Of a rank that could not go on because of another one."""
+    return Confession(at, 1, at, True, step=3, peer_lost=True)
+
+
+def test_a_rank_that_lost_a_peer_is_never_blamed_before_that_peer() -> None:
+    follower = running("GPU0", confession=lost(4.0), error="another rank is gone")
+    died = ended("GPU1", -9, at=4.1, wake=7)
+    stop = decide([follower, died], 4.2, JOB)
+    assert isinstance(stop, Stop)
+    assert (stop.exit_code, stop.culprits) == (137, ("GPU1",))
+    dead_follower = ended("GPU0", 1, at=4.05, wake=6, confession=lost(4.0))
+    stop = decide([dead_follower, died], 4.2, JOB)
+    assert isinstance(stop, Stop)
+    assert stop.culprits == ("GPU1",)
+
+
+def test_ranks_that_lost_a_peer_are_asked_for_a_while_which_one() -> None:
+    views = [running("GPU0", confession=lost(4.0)), running("GPU1")]
+    assert decide(views, 4.1, JOB) == Continue(until=4.0 + FOLLOW_S)
+
+
+def test_the_rank_that_nobody_heard_of_is_the_one_that_did_not_come() -> None:
+    said = "another rank did not come in 60 s"
+    views = [
+        ended("GPU0", 1, at=4.2, wake=3, confession=lost(4.0), error=said),
+        running("GPU1", last_heard=3.9),
+        running("GPU2", confession=lost(4.1), error=said),
+    ]
+    stop = decide(views, 4.0 + FOLLOW_S, JOB)
+    told = f"GPU1 did not come where the others waited (GPU0: {said})"
+    assert stop == Stop(told, EXIT_HANG, ("GPU1",), is_hang=True)
+
+
+def test_where_all_ranks_lost_a_peer_the_first_to_say_so_is_named() -> None:
+    views = [ended(f"GPU{n}", 1, 4.2, 3, confession=lost(4.1 - n / 10)) for n in range(2)]
+    stop = decide(views, 4.1 + FOLLOW_S, JOB)
+    assert isinstance(stop, Stop)
+    assert (stop.exit_code, stop.culprits) == (1, ("GPU1",))
+
+
+def test_a_job_does_not_wait_for_ranks_that_cannot_go_on() -> None:
+    failed = ended("GPU1", 20, at=4.1, wake=7, confession=Confession(4.0, 20, 4.0, True, step=3))
+    stop = decide([running("GPU0", last_step=2), failed], 4.2, JOB)
+    assert isinstance(stop, Stop)
+    assert stop.culprits == ("GPU1",)
+
+
+def test_ranks_that_leave_do_not_cut_off_the_evidence_of_the_one_that_met_a_nan() -> None:
+    saving = running("GPU1", last_heard=4.0, confession=Confession(4.0, 20, 4.0, False, step=3))
+    follower = ended("GPU0", 1, at=4.2, wake=7, confession=lost(4.1))
+    assert isinstance(decide([follower, saving], 9.0, JOB), Continue)

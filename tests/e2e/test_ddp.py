@@ -1,0 +1,247 @@
+"""One training job on all places: real ranks over gloo, that fail in each way, and go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import ROOT, Launcher, Run, pid_of
+from tests.e2e.test_in_step import events
+from tests.e2e.test_run import read_until
+
+JOB = ("--mode", "ddp")
+SOON = "launch.rank_timeout_s=3"
+"""For a rank that never comes: ours take milliseconds."""
+LONG = "training.max_steps=100000"
+
+
+def losses(directory: Path, worker: str = "cpu0") -> dict[int, str]:
+    found = events(directory / f"{worker}.events.jsonl")
+    return {e["step"]: e["loss"] for e in found if e["kind"] == "step"}
+
+
+def named(run: Run) -> list[str]:
+    culprits: list[str] = run.report()["culprits"]
+    return culprits
+
+
+def test_a_job_trains_one_model_and_says_what_it_compared(launcher: Launcher) -> None:
+    run = launcher(*JOB, "training.save_last=true")
+    assert run.exit_code == 0, run.output
+    assert run.verdicts() == {"CPU0": "PASS", "CPU1": "PASS"}
+    assert "2 CPU workers trained 4 steps of one job, 512 tokens; loss, gradients, " in run.output
+    assert "equal bit for bit in 4 of 4 steps" in run.output
+    assert "a wrong number of one rank before gradients are summed" in run.output
+    assert len(run.lines("[CPU0] Step [")) == 4
+    assert not run.lines("[CPU1]")
+    assert sorted(p.name for p in (run.cwd / ".checkpoints").iterdir() if p.suffix) == ["last.pt"]
+    steps = [e for e in events(run.directory / "cpu1.events.jsonl") if e["kind"] == "step"]
+    assert all(e["own_loss"] != e["loss"] and "wait_ms" in e for e in steps)
+
+
+def test_every_rank_prints_where_that_is_asked_for(launcher: Launcher) -> None:
+    run = launcher(*JOB, "logging.all_ranks=true", "training.max_steps=1")
+    assert run.lines("[CPU0] Step [")
+    assert run.lines("[CPU1] Step [")
+
+
+@pytest.mark.parametrize(
+    ("kind", "worker", "code"),
+    [
+        ("raise", "CPU1", 1),
+        ("exit7", "CPU0", 7),
+        ("kill", "CPU1", 137),
+        ("nan", "CPU1", 20),
+        ("loss_nan", "CPU0", 20),
+        ("nan_forward", "CPU1", 20),
+        ("flip", "CPU1", 21),
+        ("flip_moment", "CPU0", 21),
+    ],
+)
+def test_the_rank_that_failed_first_is_named_and_no_other(
+    launcher: Launcher, kind: str, worker: str, code: int
+) -> None:
+    run = launcher(*JOB, f"debug.drill={kind}@2:{worker}")
+    assert run.exit_code == code, run.output
+    assert named(run) == [worker]
+    other = "CPU1" if worker == "CPU0" else "CPU0"
+    assert run.verdicts()[other] == "STOPPED"
+    assert "Traceback" not in "\n".join(run.lines(f"[{other}]"))
+
+
+def test_a_bit_of_a_summed_gradient_names_its_rank_step_and_tensor(launcher: Launcher) -> None:
+    run = launcher(*JOB, "--workers=3", "debug.drill=flip_gradient@2:CPU1")
+    assert run.exit_code == 21, run.output
+    assert named(run) == ["CPU1"]
+    tensor = "layers.0.feed_forward.w2.weight"
+    assert f"step 2: CPU1 differs in the gradient of {tensor} (bit 16 of value 0)" in run.output
+
+
+def test_a_rank_that_hangs_is_the_one_that_did_not_come(launcher: Launcher) -> None:
+    run = launcher(*JOB, "debug.drill=hang@2:CPU1", SOON)
+    assert run.exit_code == 124, run.output
+    assert named(run) == ["CPU1"]
+    told = "CPU1 did not come where the others waited (CPU0: another rank did not come in 3 s), in "
+    assert told in run.output
+    assert "inject.py" in (run.directory / "cpu1.stacks.txt").read_text()
+    assert "world.py" in (run.directory / "cpu0.stacks.txt").read_text()
+
+
+def test_a_rank_that_is_stopped_is_named(launcher: Launcher) -> None:
+    process = launcher.start(*JOB, LONG, SOON)
+    seen = read_until(process, "Step [3/")
+    os.kill(pid_of("CPU1", launcher.cwd / "run"), signal.SIGSTOP)
+    run = launcher.finish(process, seen)
+    assert run.exit_code == 124, run.output
+    assert named(run) == ["CPU1"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_end_blames_no_rank(launcher: Launcher, signum: signal.Signals) -> None:
+    process = launcher.start(*JOB, LONG)
+    seen = read_until(process, "Step [3/")
+    process.send_signal(signum)
+    run = launcher.finish(process, seen)
+    assert run.exit_code == 128 + signum, run.output
+    assert named(run) == []
+    assert set(run.verdicts().values()) == {"STOPPED"}
+
+
+def test_a_notice_ends_all_ranks_after_the_same_step_and_saves(launcher: Launcher) -> None:
+    process = launcher.start(*JOB, LONG, "training.save_on_signal=true")
+    seen = read_until(process, "Step [3/")
+    os.kill(pid_of("CPU1", launcher.cwd / "run"), signal.SIGUSR1)  # one rank alone is told
+    run = launcher.finish(process, seen)
+    assert run.exit_code == 0, run.output
+    first, second = (losses(run.directory, name) for name in ("cpu0", "cpu1"))
+    assert first == second
+    one_more = (f"training.max_steps={len(first) + 1}", "--resume", "auto")
+    again = launcher(*JOB, *one_more, "--run-dir", "again")
+    assert again.exit_code == 0, again.output
+    assert list(losses(launcher.cwd / "again")) == [len(first)]
+
+
+def test_a_job_that_was_killed_goes_on_to_the_same_bits(launcher: Launcher) -> None:
+    whole = launcher(*JOB, "training.max_steps=8")
+    undisturbed = losses(whole.directory)
+    saves = ("training.save_interval=2", "training.max_steps=8")
+    killed = launcher(*JOB, *saves, "debug.drill=kill@5:CPU0", "--run-dir", "killed")
+    assert killed.exit_code == 137
+    rest = launcher(*JOB, *saves, "--resume", "auto", "--run-dir", "rest")
+    assert rest.exit_code == 0, rest.output
+    found = losses(launcher.cwd / "rest")
+    assert found == {step: loss for step, loss in undisturbed.items() if step >= 4}
+
+
+def test_a_failed_job_goes_on_from_its_newest_checkpoint(launcher: Launcher) -> None:
+    whole = launcher(*JOB, "training.max_steps=8")
+    undisturbed = losses(whole.directory)
+    stale = launcher.cwd / ".checkpoints" / "step_6.pt"
+    stale.parent.mkdir(exist_ok=True)
+    stale.write_bytes(b"of an earlier run")
+    os.utime(stale, (1e9, 1e9))
+    run = launcher(
+        *(*JOB, "--max-restarts", "2", "training.save_interval=2", "training.max_steps=8"),
+        *("debug.drill=kill@5:CPU1", "--run-dir", "again"),
+    )
+    assert run.exit_code == 0, run.output
+    assert "CPU1 failed first: killed by SIGKILL" in run.output
+    (line,) = run.lines("[launcher] restart ")
+    assert "restart 1 of 2: the job goes on from " in line
+    assert line.endswith(".checkpoints/step_4.pt")
+    report = json.loads((run.cwd / "again/restart_1/report.json").read_text())
+    assert report["verdict"] == "PASS"
+    first, second = losses(run.cwd / "again"), losses(run.cwd / "again/restart_1")
+    assert first | second == undisturbed
+    assert list(second) == [4, 5, 6, 7]
+
+
+def test_a_job_is_not_restarted_for_what_settings_did(launcher: Launcher) -> None:
+    run = launcher(*JOB, "--max-restarts", "3", "debug.drill=flip@2:CPU1:nothing.weight")
+    assert run.exit_code == 2, run.output
+    assert not run.lines("[launcher] restart ")
+
+
+def test_it_ends_when_it_was_restarted_as_often_as_it_may(launcher: Launcher) -> None:
+    run = launcher(*JOB, "--max-restarts", "1", "training.learning_rate=1e30")
+    assert run.exit_code == 20, run.output
+    assert len(run.lines("[launcher] restart ")) == 1
+    assert "the job goes on from the start: no checkpoint was written" in run.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--", "true"), "--mode ddp is for our trainer"),
+        (("launch.on_suspect=continue",), "no rank goes on without another one"),
+        (("training.global_batch_size=6",), "2 ranks x batch_size 2 cannot share it evenly"),
+        (("gradient_accumulation_steps=3",), "(2 and 4 would do; it suits 1, 3 ranks)"),
+        (("--repeat", "2", "--max-restarts", "1"), "without --max-restarts"),
+    ],
+)
+def test_what_a_job_cannot_be_asked_for_is_one_line(
+    launcher: Launcher, arguments: tuple[str, ...], said: str
+) -> None:
+    run = launcher(*JOB, *arguments)
+    assert run.exit_code == 2
+    assert said in run.output.splitlines()[-1]
+
+
+def test_max_restarts_needs_a_job(launcher: Launcher) -> None:
+    run = launcher("--max-restarts", "1")
+    assert run.exit_code == 2
+    assert "needs launch.mode=ddp" in run.output
+
+
+def test_two_jobs_at_once_do_not_meet(launcher: Launcher) -> None:
+    runs = [
+        launcher.start(*JOB, "--run-dir", name, f"system.checkpoint_dir={name}_checkpoints")
+        for name in ("one", "two")
+    ]
+    assert [launcher.finish(run).exit_code for run in runs] == [0, 0]
+    assert losses(launcher.cwd / "one") == losses(launcher.cwd / "two")
+
+
+def test_torchrun_starts_the_same_job(launcher: Launcher) -> None:
+    ours = launcher(*JOB)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"),
+            *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
+            *(str(ROOT / "pretrain_main.py"), "--config", str(launcher.config)),
+        ],
+        cwd=launcher.cwd,
+        env=launcher.env | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if " Step [" in line]
+    assert [line.partition(" | ETA")[0] for line in lines] == [
+        line.partition(" | ETA")[0] for line in ours.lines("[CPU0] Step [")
+    ]
+
+
+def test_srun_tells_its_tasks_their_ranks(launcher: Launcher) -> None:
+    """As Slurm sets the variables of a step of two tasks on one machine."""
+    step = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": str(os.getpid())}
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, str(ROOT / "pretrain_main.py"), "--config", str(launcher.config)],
+            cwd=launcher.cwd,
+            env=launcher.env | step | {"SLURM_PROCID": str(n), "SLURM_LOCALID": str(n)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for n in range(2)
+    ]
+    outputs = [task.communicate(timeout=110)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], outputs
+    assert "[CPU0] Step [3/4]" in outputs[0]
+    assert "Step [" not in outputs[1]
