@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from model_check.engine.world import World
 
 EXIT_UNEXPECTED = 1
+FINISH_STEP_OF_RANK_S = 0.05
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """One of them exists where torch can use a GPU: NVIDIA, the same under WSL, AMD."""
 NO_MORE_THREADS = "can't start new thread"
@@ -201,6 +202,9 @@ def train(argv: Sequence[str], process: Process) -> None:
     say = process.console.say if not is_quiet else (lambda text: None)
     for note in loaded.notes:
         say(note)
+    if ranks is not None and process.env.supervised:
+        # All ranks end together: none can finish a step without the others.
+        process.stop.finish_step_s = FINISH_STEP_OF_RANK_S
     if settings.training.save_on_signal and not process.env.supervised:
         process.stop.take_as_notice(signal.SIGTERM)
 

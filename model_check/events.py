@@ -83,7 +83,7 @@ class Step(_Event, frozen=True, kw_only=True, tag="step"):
     own_loss: ExactFloat | None = None
     """This rank's share of `loss`, which is then the sum of all; None: it trains alone."""
     wait_ms: float | None = None
-    """How long this rank waited for the others before it began; None: it trains alone."""
+    """How long this rank waited for the others; None: it trains alone."""
 
 
 class Vectors(_Event, frozen=True, kw_only=True, tag="vectors"):

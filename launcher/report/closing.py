@@ -30,6 +30,7 @@ def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Ite
         yield from (f"{worker.name}: evidence: {path}" for path in worker.evidence)
     yield from _classes(result.workers)
     yield from _validation(result.workers)
+    yield from _waiting(result.workers)
     yield from _warnings(result.workers)
     if result.dropped_lines:
         yield f"{result.dropped_lines} lines were too fast for this terminal; the logs have them"
@@ -77,6 +78,15 @@ def _splits(worker: WorkerResult) -> str:
     return f"validation after {worker.validation[-1].step} steps: {', '.join(parts)}"
 
 
+def _waiting(workers: Sequence[WorkerResult]) -> Iterator[str]:
+    """Of a job: who waited least is whom the others waited for."""
+    shares = {worker.name: worker.waiting for worker in workers if worker.waiting is not None}
+    if len(shares) > 1:
+        slowest = min(shares, key=lambda name: shares[name])
+        each = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+        yield f"ranks waited for each other: {each} of the time; {slowest} least, so it is slowest"
+
+
 def _warnings(workers: Sequence[WorkerResult]) -> Iterator[str]:
     """What is wrong with the GPUs. GPUs with the same warning share a line."""
     pairs = (
@@ -94,7 +104,10 @@ def resume_line(settings: Settings, workers: Sequence[str]) -> str | None:
     training, parent = settings.training, Path(settings.system.checkpoint_dir)
     if training.save_interval is None and not training.save_last:
         return None
-    newest = {worker: _newest(parent / worker.lower()) for worker in workers}
+    if settings.launch.mode == "ddp":  # one rank writes for all
+        newest = {"the job": _newest(parent)}
+    else:
+        newest = {worker: _newest(parent / worker.lower()) for worker in workers}
     if any(newest.values()):
         sharing = names_by_text((worker, name or "none") for worker, name in newest.items())
         found = ", ".join(f"{name} ({', '.join(names)})" for name, names in sharing.items())

@@ -229,6 +229,7 @@ def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
         tokens_per_s=done.tokens_per_s if done else None,
         peak_memory_bytes=done.peak_memory_bytes if done else None,
         duration_s=round(worker.duration_s, 3),
+        waiting=None if history.waiting is None else round(history.waiting, 4),
         returncode=worker.returncode,
         gpu=case.record.gpus.get(worker.name),
         detail=history.detail,

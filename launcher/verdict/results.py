@@ -52,6 +52,9 @@ class WorkerResult(Struct, frozen=True, kw_only=True):
     tokens_per_s: float | None
     peak_memory_bytes: int | None
     duration_s: float
+    waiting: float | None = None
+    """The share of its steps in which it waited for the other ranks of its job, 0 to 1; null: it
+    trained alone."""
     returncode: int | None
     gpu: dict[str, Any] | None = None
     detail: dict[str, Scalar] = {}

@@ -32,6 +32,10 @@ class History(Struct):
     loss_first: str | None = None
     loss_last: str | None = None
     tokens: int = 0
+    steps_ms: float = 0.0
+    """How long the steps of a rank took, like `waits_ms`."""
+    waits_ms: float = 0.0
+    """How long it waited in them for other ranks."""
     last_step: int | None = None
     taken: str = ""
     """Of which tensors its last step told fingerprints: `2, 3 of 6`."""
@@ -56,6 +60,11 @@ class History(Struct):
         """The step that it began with: not 0 for a run that was resumed."""
         first = self.detail.get("first_step", 0)
         return first if isinstance(first, int) else 0
+
+    @property
+    def waiting(self) -> float | None:
+        """The share of its steps in which it waited for other ranks; None: it had none."""
+        return min(1.0, self.waits_ms / self.steps_ms) if self.steps_ms > 0 else None
 
     @property
     def turn(self) -> int | None:
@@ -96,6 +105,9 @@ class History(Struct):
         self.last_step = step.step
         self.taken = step.taken
         self.tokens += step.tokens
+        if step.wait_ms is not None:
+            self.steps_ms += step.ms
+            self.waits_ms += step.wait_ms
         self.loss_last = step.loss
         if step.repeated is not None:
             self.repeated = step.repeated

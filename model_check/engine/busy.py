@@ -1,6 +1,7 @@
 """What a step keeps its device busy, by the device's own clock. Nothing waits for it."""
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -35,10 +36,32 @@ class Busy:
         return None
 
 
-def _now(device: torch.device) -> float | torch.cuda.Event:
-    """Milliseconds of CPU time, or an event in the GPU's stream."""
+class Waited:
+    """How long a rank waits, from the making of this object to `end`, while others catch up: on a
+    CPU by the clock on the wall."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._began = _now(device, time.perf_counter)
+        self._ended = self._began
+
+    def end(self) -> None:
+        self._ended = _now(self._device, time.perf_counter)
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds; on a GPU once the work is done."""
+        if isinstance(self._ended, float) and isinstance(self._began, float):
+            return self._ended - self._began
+        return float(self._began.elapsed_time(self._ended))  # type: ignore[union-attr,arg-type]
+
+
+def _now(
+    device: torch.device, clock: Callable[[], float] = time.process_time
+) -> float | torch.cuda.Event:
+    """Milliseconds by `clock`, or an event in the GPU's stream."""
     if device.type != "cuda":
-        return time.process_time() * 1000
+        return clock() * 1000
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model_check.engine.batches import StepData
 from model_check.engine.fingerprints import Prints
-from model_check.engine.step import StepResult
+from model_check.engine.step import Own, StepResult
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class StepMetrics:
     """This rank's share of the loss; None: it trains alone."""
     own_bad: bool = True
     """Whether what is not finite began on this rank, as far as its own numbers tell."""
+    wait_ms: float | None = None
+    """How long this rank waited for the others; None: it trains alone."""
 
     @property
     def step(self) -> int:
@@ -55,7 +57,7 @@ class _Pending:
     """loss, grad_norm, bad, overflow and loss scale (0 and 0 without one), own loss and bad (the
     same where it trains alone), details"""
     prints: Prints | None
-    is_of_job: bool
+    own: Own | None
     ready: torch.cuda.Event | None
     """After it they are there; None: they are."""
 
@@ -74,9 +76,17 @@ class _Pending:
             loss_scale=loss_scale or None,
             details=self.values[_NUM_SCALARS:],
             prints=self.prints,
-            own_loss=own_loss if self.is_of_job else None,
-            own_bad=bool(own_bad) or not self.is_of_job,
+            own_loss=None if self.own is None else own_loss,
+            own_bad=self.own is None or bool(own_bad),
+            wait_ms=self._wait_ms,
         )
+
+    @property
+    def _wait_ms(self) -> float | None:
+        if self.own is None:
+            return None
+        of_sum = 0.0 if self.own.waited is None else self.own.waited.ms
+        return self.data.wait_for_ranks_s * 1000 + of_sum
 
 
 class Reader:
@@ -111,15 +121,14 @@ def _start_copy(data: StepData, lr: float, result: StepResult) -> _Pending:
     scalars = [t.to(loss) for t in (loss, result.grad_norm, result.bad, *optional)]
     details = [] if result.details is None else [result.details.to(loss)]
     values, prints = torch.cat([torch.stack(scalars), *details]), result.prints
-    is_of_job = result.own is not None
     if values.device.type != "cuda":
-        return _Pending(data, lr, values, prints, is_of_job, None)
+        return _Pending(data, lr, values, prints, result.own, None)
     values = _on_host(values)
     if prints is not None:
         prints = replace(prints, values=_on_host(prints.values))
     ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
     ready.record()
-    return _Pending(data, lr, values, prints, is_of_job, ready)
+    return _Pending(data, lr, values, prints, result.own, ready)
 
 
 def _on_host(values: Tensor) -> Tensor:

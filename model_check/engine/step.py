@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from model_check.engine.batches import StepData
+from model_check.engine.busy import Waited
 from model_check.engine.fingerprints import Fingerprints, Prints
 from model_check.engine.loss_scale import LossScale
 from model_check.engine.optim import AdamW, clip_divisor, total_norm
@@ -44,6 +45,8 @@ class Own:
     """Its share of the mean loss."""
     bad: Tensor
     """Whether that, or one of its gradients before they were summed, is not finite."""
+    waited: Waited | None
+    """For the other ranks."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def summed(own_loss: Tensor, plan: StepPlan) -> tuple[Tensor, Own | None]:
     own_bad = plan.world.own_bad()
     if own_bad is None:
         return own_loss, None
-    own = Own(own_loss, own_bad | ~torch.isfinite(own_loss))
+    own = Own(own_loss, own_bad | ~torch.isfinite(own_loss), plan.world.waited)
     return plan.world.summed(own_loss.clone()), own
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from model_check.engine.busy import Waited
 from model_check.errors import PeerLost
 from model_check.utils.words import first_line
 from model_check.utils.worker_env import RankEnv
@@ -68,6 +69,11 @@ class World:
         """Around both passes of a micro-batch. In the last one of a step gradients are summed over
         the ranks."""
         return nullcontext()
+
+    @property
+    def waited(self) -> Waited | None:
+        """In the latest step, from its own last gradient to the sum of all; None: alone."""
+        return None
 
     def own_bad(self) -> Tensor | None:
         """A bool scalar: whether this rank's own gradients of the step were not finite, before they
@@ -120,6 +126,7 @@ class Ranks(World):
         self._module: nn.Module | None = None
         self._local: list[Tensor] = []
         """The sum of each bucket of gradients, before it was summed over the ranks."""
+        self._waited: Waited | None = None
         with heeding_peers():
             self._meet_first(env, device)
 
@@ -170,6 +177,12 @@ class Ranks(World):
             self._local = []
         with heeding_peers(), nullcontext() if is_last else module.no_sync():
             yield
+        if is_last and self._waited is not None:
+            self._waited.end()
+
+    @property
+    def waited(self) -> Waited | None:
+        return self._waited
 
     def own_bad(self) -> Tensor | None:
         if not self._local:
@@ -212,6 +225,7 @@ class Ranks(World):
         """Gradients are summed, not averaged: each rank divides its loss by the targets of all."""
         gradients = bucket.buffer()
         self._local.append(gradients.sum(dtype=torch.float32))
+        self._waited = Waited(self._device)
         pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
         work = dist.all_reduce(gradients, async_op=True)
         assert work is not None

@@ -41,9 +41,7 @@ class StepLog(RunObserver):
             repeated=self._fingerprints.repeated,
             busy_ms=None if busy_ms is None else round(busy_ms, 3),
             own_loss=None if metrics.own_loss is None else metrics.own_loss.hex(),
-            wait_ms=None
-            if metrics.own_loss is None
-            else round(metrics.data.wait_for_ranks_s * 1000, 3),
+            wait_ms=None if metrics.wait_ms is None else round(metrics.wait_ms, 3),
         )
         self._sink.emit(event)
         num_left = self._max_steps - step - 1
