@@ -30,7 +30,7 @@ import msgspec
 
 from model_check.config.arguments import Parser, add_settings_options, settings_request
 from model_check.config.load import load
-from model_check.config.prepared_dir import DATASET, read_metadata
+from model_check.config.prepared_dir import DATASET, prepared_directory
 from model_check.config.schema import Settings
 from model_check.data.build.prepare import Prepared, prepare
 from model_check.data.build.request import cache_root
@@ -142,8 +142,8 @@ def _looked_after_cache(arguments: Namespace, settings: Settings) -> bool:
     if not older_than >= 0:
         raise UsageError(f"--older-than {older_than:g}: days, 0 or more")
     cache = cache_root(settings)
-    if settings.data.output_dir is None and read_metadata(Path(settings.data.dataset).expanduser()):
-        cache = Path(settings.data.dataset).expanduser() / DATASET
+    if settings.data.output_dir is None and (found := prepared_directory(settings.data.dataset)):
+        cache = found[0] / DATASET
     if arguments.list:
         list_cache(cache, _say)
     elif arguments.verify:

@@ -18,10 +18,14 @@ from model_check.config.drill import (
     check_name,
     parse_drill,
 )
-from model_check.config.memory import advice, check_host_memory, estimate_memory
+from model_check.config.memory import (
+    advice,
+    check_host_memory,
+    estimate_memory,
+    expected_geometry,
+)
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
-from model_check.config.shape import geometry
 from model_check.config.wandb import check_wandb
 from model_check.errors import ConfigError, StorageError
 from model_check.utils.host_memory import available_memory_bytes, host_memory_bytes
@@ -88,7 +92,7 @@ def check_memory(settings: Settings, num_workers: int, membership: Membership = 
     if room is not None and room.left_bytes <= available:
         available = room.left_bytes
         below = f" below this control group's limit of {gib(room.limit_bytes)}"
-    shape = geometry(settings.model, settings.data.bpe_vocab_size)
+    shape = expected_geometry(settings)
     needed = shape.state_bytes * num_workers
     if needed > available:
         raise ConfigError(
@@ -110,7 +114,7 @@ def check_memory(settings: Settings, num_workers: int, membership: Membership = 
 def check_gpu_memory(settings: Settings, places: Sequence[Place]) -> list[str]:
     """`check_memory` for GPUs, each with what it has free now. One that does not tell is not
     judged."""
-    shape = geometry(settings.model, settings.data.bpe_vocab_size)
+    shape = expected_geometry(settings)
     estimate = estimate_memory(settings, "cuda")
     notes = []
     for place in places:

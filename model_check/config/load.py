@@ -32,7 +32,7 @@ from model_check.config.geometry import SIZES, geometry_values
 from model_check.config.inert import acting, check_acts, unused_place
 from model_check.config.layers import Layer, command_line, in_settings
 from model_check.config.places import FALLBACK, fallbacks
-from model_check.config.prepared_dir import Metadata, check_fits, read_metadata, settings_of
+from model_check.config.prepared_dir import check_fits, prepared_directory, settings_of
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
 from model_check.utils.project_files import PROJECT
@@ -92,7 +92,7 @@ def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
     preset = request.preset or ("production" if device == "cuda" else "cpu")
     presets = _preset_layers(preset, device)
     shapes = _geometry_layers(presets, upper)
-    prepared = _prepared_directory(upper)
+    prepared = prepared_directory(_last(upper, "data.dataset")[1] or "")
     # A prepared directory's own settings lie over the presets, below all that a person says.
     beneath = [] if prepared is None else [(str(prepared[0]), settings_of(prepared[1]))]
     places = (FALLBACK, fallbacks(request.environ))
@@ -181,14 +181,6 @@ def _device(layers: Sequence[Layer], has_gpu: Callable[[], bool]) -> str:
     if asked in (None, "auto"):
         return "cuda" if has_gpu() else "cpu"
     return str(asked)
-
-
-def _prepared_directory(layers: Sequence[Layer]) -> tuple[Path, Metadata] | None:
-    """What data.dataset is, where it is a prepared directory."""
-    _, dataset = _last(layers, "data.dataset")
-    directory = Path(dataset or "").expanduser()
-    metadata = read_metadata(directory) if dataset else None
-    return None if metadata is None else (directory, metadata)
 
 
 def _geometry_layers(presets: Sequence[Layer], upper: Sequence[Layer]) -> list[Layer]:

@@ -1,4 +1,5 @@
-"""How much memory the training of a worker takes, from the settings alone. Pure, and without torch.
+"""How much memory the training of a worker takes, from the settings alone. Without torch, and pure,
+but that it reads the vocabulary of a prepared directory.
 
 It counts what exists at the fullest moment of a step: weights, moments, what autograd keeps of the
 forward pass, and a chunk of logits. tests/models/test_memory_estimate.py compares the activations
@@ -9,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from model_check.config.derived import loss_chunk_rows, num_micro_batches, precision
+from model_check.config.prepared_dir import prepared_directory
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry, geometry
 from model_check.errors import ConfigError
@@ -48,10 +50,16 @@ class MemoryEstimate(Struct, frozen=True):
         return f"{self.total / size:{shown}} {unit}: {texts}"
 
 
+def expected_geometry(settings: Settings) -> Geometry:
+    """The geometry before the data are open. For a model.vocab_size that is null stands the
+    vocabulary of a prepared directory, which the worker will find, else data.bpe_vocab_size."""
+    known = _prepared_vocab_size(settings)
+    return geometry(settings.model, known or settings.data.bpe_vocab_size)
+
+
 def estimate_memory(settings: Settings, device: str) -> MemoryEstimate:
-    """What one worker needs on `cuda` or `cpu`. data.bpe_vocab_size stands for a model.vocab_size
-    that is null."""
-    shape = geometry(settings.model, settings.data.bpe_vocab_size)
+    """What one worker needs on `cuda` or `cpu`: see `expected_geometry`."""
+    shape = expected_geometry(settings)
     weights = shape.num_parameters * _FLOAT32
     activations = _activations(settings, shape, device)
     temporaries = max(_logits(settings, shape, device), _backward(settings, shape))
@@ -76,12 +84,12 @@ def estimate_memory(settings: Settings, device: str) -> MemoryEstimate:
 
 def describe_size(settings: Settings, device: str) -> str:
     """`1,923,125,248 parameters; a worker takes about 35.3 GiB: ...`, for people."""
-    shape = geometry(settings.model, settings.data.bpe_vocab_size)
-    assumed = (
-        f" with a vocabulary of {shape.vocab_size:,} (the tokenizer decides)"
-        if settings.model.vocab_size is None
-        else ""
-    )
+    shape = expected_geometry(settings)
+    assumed = ""
+    if settings.model.vocab_size is None:
+        is_known = _prepared_vocab_size(settings) is not None
+        whose = "of the prepared directory" if is_known else "the tokenizer decides"
+        assumed = f" with a vocabulary of {shape.vocab_size:,} ({whose})"
     estimate = estimate_memory(settings, device).describe()
     return f"{shape.num_parameters:,} parameters{assumed}; a worker takes about {estimate}"
 
@@ -115,6 +123,13 @@ def advice(settings: Settings) -> str:
     if settings.model.num_layers > 1:
         ways.append(f"train fewer model.num_layers ({settings.model.num_layers})")
     return ", or ".join(ways)
+
+
+def _prepared_vocab_size(settings: Settings) -> int | None:
+    if settings.model.vocab_size is not None:
+        return None
+    prepared = prepared_directory(settings.data.dataset)
+    return None if prepared is None else prepared[1].vocab_size
 
 
 def block_activations(settings: Settings, shape: Geometry, device: str) -> int:

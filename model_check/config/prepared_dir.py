@@ -87,6 +87,13 @@ def read_metadata(directory: Path) -> Metadata | None:
         ) from error
 
 
+def prepared_directory(dataset: str) -> tuple[Path, Metadata] | None:
+    """What data.dataset = `dataset` is, where it is a prepared directory. Raises ConfigError."""
+    directory = Path(dataset).expanduser()
+    metadata = read_metadata(directory) if dataset else None
+    return None if metadata is None else (directory, metadata)
+
+
 def settings_of(metadata: Metadata) -> dict[str, Any]:
     """The settings that training from the directory takes unless a person gives others: dotted name
     -> value."""

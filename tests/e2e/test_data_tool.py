@@ -1,5 +1,6 @@
 """Texts -> the data preparation tool -> training, in real processes."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,8 +55,13 @@ TWO_STEPS = ("training.max_steps=2", "training.context_length=24")
 def test_a_prepared_directory_is_trained_on_by_every_worker(
     launcher: Launcher, processed: Path
 ) -> None:
-    run = launcher("--preprocessed-data", str(processed), "--offline-mode", *TWO_STEPS)
+    arguments = ("--preprocessed-data", str(processed), "--offline-mode", *TWO_STEPS)
+    dry = launcher(*arguments, "model.vocab_size=null", "--dry-run")
+    (size,) = re.findall(r"model: ([0-9,]+ parameters) with a vocabulary", dry.output)
+    run = launcher(*arguments, "model.vocab_size=null")
     assert run.exit_code == 0, run.output
+    for worker in ("CPU0", "CPU1"):
+        assert any(size in line for line in run.lines(f"[{worker}]"))
     assert run.verdicts() == {"CPU0": "PASS", "CPU1": "PASS"}
     assert any("data: found raw text" in line for line in run.lines("[launcher]"))
     assert "held" in run.output

@@ -9,6 +9,7 @@ import pytest
 
 from model_check.config.arguments import Parser, add_settings_options, settings_request
 from model_check.config.load import Request, load
+from model_check.config.memory import describe_size, estimate_memory
 from model_check.config.schema import Settings
 from model_check.data.build.prepare import prepare
 from model_check.data.read.token_cache import TokenCache
@@ -101,6 +102,21 @@ def test_a_prepared_directory_is_found_whole_and_brings_its_settings(
     assert found.hit
     assert list(found.splits) == ["train", "held"]
     assert not lab.cache.joinpath("tokens").exists()
+
+
+def test_the_size_before_a_start_is_that_with_the_vocabulary_of_the_directory(
+    lab: Lab, corpus: Path
+) -> None:
+    named = ("--data-dir", str(prepared(lab, corpus)), "--preset", "cpu")
+    follows, given = settings_from(*named), settings_from(*named, "model.vocab_size=300")
+    assert follows.model.vocab_size is None
+    for device in ("cpu", "cuda"):
+        assert estimate_memory(follows, device) == estimate_memory(given, device)
+    count, _, rest = describe_size(given, "cpu").partition(";")
+    told = f"{count} with a vocabulary of 300 (of the prepared directory);{rest}"
+    assert describe_size(follows, "cpu") == told
+    raw = settings_from("--preset", "cpu", f"data.dataset={corpus}")
+    assert "with a vocabulary of 8,192 (the tokenizer decides)" in describe_size(raw, "cpu")
 
 
 def test_a_prepared_directory_brings_what_marks_its_documents(lab: Lab, corpus: Path) -> None:
