@@ -10,7 +10,7 @@ from launcher.gpus.choose import (
     broken_needed,
     check_selector,
     choose,
-    describe_choice,
+    describe_choices,
     why_busy,
     why_not_idle,
 )
@@ -162,8 +162,14 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
     _refuse_missing(loaded, machine)
     reservation: Reservation | None = None
     notes = list(_notes_on_settings(loaded, machine))
+    looks = [machine.visible]
+
+    def look() -> list[Gpu]:
+        looks.append(machine.fresh_visible())
+        return looks[-1]
+
     if count and hold:
-        gpus, reservation = reserve_auto(count, machine.fresh_visible)
+        gpus, reservation = reserve_auto(count, look)
     elif count:
         gpus = look_auto(count, machine.visible)
     else:
@@ -178,7 +184,7 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
             f"launch.require_idle: {'; '.join(not_idle)} (choose others with --gpus, or share them "
             "without --require-idle)"
         )
-    notes += [describe_choice(gpu) for gpu in gpus] if count else busy
+    notes += describe_choices(gpus, looks[-1]) if count else busy
     return Picked(
         places=tuple(gpu_places(gpus)),
         why=", ".join(f"{gpu.label} {gpu.name}" for gpu in gpus),

@@ -158,12 +158,27 @@ def why_not_idle(gpu: Gpu) -> str | None:
     return None
 
 
-def describe_choice(gpu: Gpu) -> str:
+def describe_choices(chosen: Sequence[Gpu], seen: Sequence[Gpu]) -> list[str]:
     """`Using GPU 3 (lowest utilization): 0 % used, 79.1 GiB free`, and which processes share a busy
-    one."""
-    name, percent = gpu.label.replace("GPU", "GPU ", 1), gpu.utilization_percent
-    why, used = (" (lowest utilization)", f"{percent} %") if percent is not None else ("", "N/A")
-    busy = why_busy(gpu)
+    one, of each that `auto` chose among the visible ones."""
+    uuids = {gpu.uuid for gpu in chosen}
+    others = [gpu for gpu in seen if gpu.uuid not in uuids]
+    return [_describe_choice(gpu, others) for gpu in chosen]
+
+
+def _describe_choice(gpu: Gpu, others: Sequence[Gpu]) -> str:
+    name, percent, busy = (
+        gpu.label.replace("GPU", "GPU ", 1),
+        gpu.utilization_percent,
+        why_busy(gpu),
+    )
+    why, used = "", "N/A"
+    if percent is not None:
+        known = [p for other in others if (p := other.utilization_percent) is not None]
+        is_lowest = percent <= min(known, default=percent)
+        # One that works less is busy by its memory, not usable, or reserved by another launcher.
+        true = "lowest utilization" if is_lowest else "freest" if busy else "idle"
+        why, used = f" ({true})", f"{percent} %"
     shared = f"; busy: {busy}" if busy else ""
     return f"Using {name}{why}: {used} used, {_gib(gpu.free_mib)} free{shared}"
 

@@ -147,6 +147,16 @@ def test_auto_takes_the_freest_gpu_and_says_why(box: Any) -> None:
     gpus[2] = fake_gpu(2, used_mib=900)
     plan = plan_of(box(gpus)("--gpus", "auto", "--dry-run", "--json"))
     assert [worker["name"] for worker in plan["workers"]] == ["GPU1"]
+    assert "Using GPU 1 (lowest utilization): 0 % used, 79.1 GiB free" in plan["notes"]
+
+
+def test_auto_says_idle_of_a_gpu_that_is_used_more_than_a_full_one(
+    box: Any, tmp_path: Path
+) -> None:
+    launch = box([fake_gpu(0, used_mib=60_000), fake_gpu(1, utilization=8)])
+    run = launch("--gpus", "auto", "--run-dir", "run", "--", "true")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "[launcher] Using GPU 1 (idle): 8 % used, 79.1 GiB free" in run.stdout
 
 
 def test_a_command_runs_once_a_gpu_with_its_own_pin(box: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from launcher.gpus.choose import (
     broken_needed,
     check_selector,
     choose,
-    describe_choice,
+    describe_choices,
     rank_free,
     why_busy,
     why_not_idle,
@@ -182,14 +182,37 @@ def test_what_is_not_told_counts_as_the_worst_of_its_kind() -> None:
     assert order(gpu(0, used_mib=None), gpu(1, utilization_percent=None), gpu(2)) == [2, 0, 1]
 
 
+def told(gpu: Gpu, *others: Gpu) -> str:
+    (line,) = describe_choices([gpu], [*others, gpu])
+    return line
+
+
 def test_the_choice_is_told_in_one_line() -> None:
-    assert describe_choice(gpu(3)) == "Using GPU 3 (lowest utilization): 0 % used, 79.1 GiB free"
+    ordinary = "Using GPU 3 (lowest utilization): 0 % used, 79.1 GiB free"
+    assert told(gpu(3)) == ordinary
+    assert told(gpu(3), gpu(0), gpu(1, utilization_percent=5)) == ordinary
+    assert told(gpu(3), gpu(0, utilization_percent=None)) == ordinary
     busy = gpu(3, used_mib=30720, utilization_percent=97, processes=(GpuProcess(4711, 30000),))
-    assert describe_choice(busy) == (
+    assert told(busy, replace(busy, index=0, uuid="GPU-other")) == (
         "Using GPU 3 (lowest utilization): 97 % used, 49.1 GiB free; busy: pid 4711 holds 29.3 GiB"
     )
     silent = gpu(3, used_mib=None, utilization_percent=None)
-    assert describe_choice(silent) == "Using GPU 3: N/A used, N/A free"
+    assert told(silent) == "Using GPU 3: N/A used, N/A free"
+
+
+def test_a_choice_that_is_not_the_lowest_utilisation_is_not_told_as_that() -> None:
+    full = gpu(0, used_mib=60_000)
+    idle = gpu(1, utilization_percent=8)
+    (best,) = choose("auto", [full, idle], [full, idle])
+    assert told(best, full) == "Using GPU 1 (idle): 8 % used, 79.1 GiB free"
+    # The other one is reserved by another launcher.
+    busy = gpu(1, utilization_percent=50)
+    assert told(busy, gpu(0)).startswith("Using GPU 1 (freest): 50 % used, ")
+    pair = [gpu(1, utilization_percent=8), gpu(2)]
+    lines = describe_choices(pair, [full, *pair])
+    assert [line[:16] for line in lines] == ["Using GPU 1 (idl", "Using GPU 2 (low"]
+    # Both of two are chosen: together they are the lowest.
+    assert all("(lowest utilization)" in line for line in describe_choices(pair, pair))
 
 
 def test_memory_without_a_process_is_somebody_we_do_not_see() -> None:
