@@ -2,7 +2,7 @@
 the verdict. And what a stopped training can go on from. Writes nothing."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from launcher.report.table import number, table
@@ -10,7 +10,7 @@ from launcher.verdict.golden import golden_lines
 from launcher.verdict.last_lines import last_lines
 from launcher.verdict.results import Judgement, Verdict, WorkerResult
 from launcher.verdict.scope import scope_lines
-from launcher.verdict.summary import names_by_text
+from launcher.verdict.summary import called, names_by_text
 from model_check.config.schema import Settings
 
 _CHECKPOINT = re.compile(r"last\.pt|step_[0-9]+\.pt")
@@ -53,20 +53,37 @@ def _last_words(judgement: Judgement, tail_lines: int) -> Iterator[str]:
 
 
 def _classes(workers: Sequence[WorkerResult]) -> Iterator[str]:
-    """`GPU3: ISOLATE (hardware, persistent)`. Workers of the same class share a line; who was
-    stopped has none."""
+    """`GPU3: ISOLATE (hardware, persistent)`; a worker that was stopped has none."""
     pairs = (
         (worker.name, f"{worker.severity} ({', '.join(filter(None, (kind, worker.repeat)))})")
         for worker in workers
         if (kind := worker.cause_class) and worker.verdict is not Verdict.STOPPED
     )
-    yield from (f"{', '.join(names)}: {text}" for text, names in names_by_text(pairs).items())
+    yield from (f"{who}: {text}" for who, text in _told(pairs, workers))
 
 
 def _validation(workers: Sequence[WorkerResult]) -> Iterator[str]:
-    """Workers with the same bits share a line."""
     pairs = ((worker.name, _splits(worker)) for worker in workers if worker.validation)
-    yield from (f"{', '.join(names)}: {text}" for text, names in names_by_text(pairs).items())
+    yield from (f"{who}: {text}" for who, text in _told(pairs, workers))
+
+
+def _told(
+    pairs: Iterable[tuple[str, str]], workers: Sequence[WorkerResult]
+) -> Iterator[tuple[str, str]]:
+    """Who, and what is said of it. All workers share a line (`all 8 GPUs`); of some of them each
+    has its own, so that `grep GPU2` finds what concerns GPU2, and nothing else."""
+    everyone, pairs = [worker.name for worker in workers], list(dict.fromkeys(pairs))
+    sharing = names_by_text(pairs)
+    for name, text in pairs:
+        if not _are_all(sharing[text], everyone):
+            yield name, text
+        elif name == everyone[0]:
+            yield f"all {called(everyone, everyone)}", text
+
+
+def _are_all(names: Sequence[str], everyone: Sequence[str]) -> bool:
+    """Of several."""
+    return 1 < len(names) == len(everyone)
 
 
 def _splits(worker: WorkerResult) -> str:
@@ -88,14 +105,13 @@ def _waiting(workers: Sequence[WorkerResult]) -> Iterator[str]:
 
 
 def _warnings(workers: Sequence[WorkerResult]) -> Iterator[str]:
-    """What is wrong with the GPUs. GPUs with the same warning share a line."""
+    """What is wrong with the GPUs."""
     pairs = (
         (worker.name, warning.removeprefix(f"{worker.name}: "))
         for worker in workers
         for warning in worker.warnings
     )
-    for text, names in names_by_text(pairs).items():
-        yield f"warning: {', '.join(names)}: {text}"
+    yield from (f"warning: {who}: {text}" for who, text in _told(pairs, workers))
 
 
 def resume_line(settings: Settings, workers: Sequence[str]) -> str | None:
@@ -110,13 +126,18 @@ def resume_line(settings: Settings, workers: Sequence[str]) -> str | None:
         newest = {worker: _newest(parent / worker.lower()) for worker in workers}
     if any(newest.values()):
         sharing = names_by_text((worker, name or "none") for worker, name in newest.items())
-        found = ", ".join(f"{name} ({', '.join(names)})" for name, names in sharing.items())
+        found = ", ".join(f"{name} ({_whose(names, workers)})" for name, names in sharing.items())
         text = f"checkpoints in {parent}: {found}; --resume auto goes on from there"
     else:
         text = f"no checkpoint in {parent} yet"
     if training.save_on_signal:
         return f"{text} (a SIGUSR1 instead would have saved first)"
     return f"{text} (with training.save_on_signal=true a SIGUSR1 saves, then ends the run)"
+
+
+def _whose(names: Sequence[str], everyone: Sequence[str]) -> str:
+    are_all = _are_all(names, everyone)
+    return f"all {called(names, everyone)}" if are_all else ", ".join(names)
 
 
 def _newest(directory: Path) -> str | None:

@@ -10,7 +10,7 @@ from launcher.verdict.health import Health
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Symptom, worst
 from launcher.verdict.slow import Slow
-from launcher.verdict.summary import names_by_text
+from launcher.verdict.summary import called, names_by_text
 from model_check.errors import (
     EXIT_DISAGREEMENT,
     EXIT_HEALTH,
@@ -58,7 +58,7 @@ def with_health(
     remarks = [decided.summary]
     # Any other end has a cause of its own, and warnings would only hide it.
     if result.exit_code == EXIT_PASS:
-        remarks += _warnings(found, decided.culprits)
+        remarks += _warnings(found, decided)
         remarks += _unwatched(result, healths)
     return replace(decided, summary="; ".join(remarks), workers=workers)
 
@@ -152,15 +152,19 @@ def _fails(found: Sequence[Symptom], fail_on: Collection[str]) -> bool:
     return any((symptom.word or symptom.severity.lower()) in fail_on for symptom in found)
 
 
-def _warnings(found: Symptoms, culprits: Collection[str]) -> list[str]:
-    """How many there are, and about which GPUs."""
+def _warnings(found: Symptoms, decided: RunResult) -> list[str]:
+    """How many there are, and about which GPU, or how many: a line each names them."""
     counts = {
-        name: sum(not symptom.is_hard for symptom in of_one)
+        name: num
         for name, of_one in found.items()
-        if name not in culprits
+        if name not in decided.culprits and (num := sum(not each.is_hard for each in of_one))
     }
-    num, names = sum(counts.values()), ", ".join(name for name, count in counts.items() if count)
-    return [f"{num} warning{'' if num == 1 else 's'} about {names}"] if num else []
+    if not counts:
+        return []
+    num, everyone = sum(counts.values()), [worker.name for worker in decided.workers]
+    whose = "all" if len(counts) == len(everyone) else f"{len(counts)} of"
+    who = f"{whose} {called(everyone, everyone)}" if len(counts) > 1 else next(iter(counts))
+    return [f"{num} warning{'' if num == 1 else 's'} about {who}"]
 
 
 def _unwatched(result: RunResult, healths: Healths) -> list[str]:

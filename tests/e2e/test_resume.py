@@ -108,5 +108,5 @@ def test_validation_is_in_the_report_and_on_the_terminal(launcher: Launcher) -> 
         assert (result["split"], result["step"]) == ("held_out", 4)
         assert result["perplexity"] > 1
         assert result["tokens_per_s"] > 0
-    assert "[launcher] CPU0, CPU1: validation after 4 steps: held_out " in run.output
+    assert "[launcher] all 2 CPU workers: validation after 4 steps: held_out " in run.output
     assert run.lines("[CPU1] Eval [2] held_out | Loss: ")

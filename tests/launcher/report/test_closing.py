@@ -34,6 +34,14 @@ def test_the_newest_of_each_worker_is_named(tmp_path: Path) -> None:
     assert line.startswith(f"checkpoints in {tmp_path}: {found}; --resume auto goes on")
 
 
+def test_one_that_all_workers_have_names_none_of_them(tmp_path: Path) -> None:
+    put(tmp_path / "cpu0", "last.pt")
+    put(tmp_path / "cpu1", "last.pt")
+    line = resume_line(settings(tmp_path, save_last=True), WORKERS)
+    assert line is not None
+    assert line.startswith(f"checkpoints in {tmp_path}: last.pt (all 2 CPU workers); --resume auto")
+
+
 def test_none_yet_is_told_with_what_would_have_saved(tmp_path: Path) -> None:
     line = resume_line(settings(tmp_path, save_last=True), WORKERS)
     assert line is not None

@@ -650,19 +650,47 @@ def test_a_failed_worker_keeps_its_cause_and_carries_the_class_of_its_gpu() -> N
     assert (result.exit_code, result.culprits) == (7, ["GPU0"])
 
 
-def test_what_is_wrong_with_several_gpus_alike_is_one_line() -> None:
+def closing(result: RunResult) -> list[str]:
+    return list(closing_lines(Judgement(result, set(), set()), Path("run"), 0))
+
+
+def test_what_is_wrong_with_all_gpus_alike_is_one_line() -> None:
     records = {"GPU0": SILENT, "GPU1": SILENT}
-    judgement = Judgement(judged(result_of(PASS, PASS), records, DEFAULT), set(), set())
-    lines = [line for line in closing_lines(judgement, Path("run"), 0) if "warning: " in line]
-    assert lines == [
-        "warning: GPU0, GPU1: telemetry ended: NVML was silent for 11 s: its health from then on "
-        "is not known"
-    ]
+    lines = closing(judged(result_of(PASS, PASS), records, DEFAULT))
+    silent = "telemetry ended: NVML was silent for 11 s: its health from then on is not known"
+    assert [line for line in lines if "warning: " in line] == [f"warning: all 2 GPUs: {silent}"]
+    assert "all 2 GPUs: MONITOR (unknown)" in lines
+    assert lines[-1].endswith("; 2 warnings about all 2 GPUs (exit code 0)")
     lost = {"GPU0": FAILED_REMAP, "GPU1": FAILED_REMAP}
     summary = judged(result_of(PASS, PASS), lost, DEFAULT).summary
     assert summary == (
         "GPU0, GPU1: a row of its memory could not be remapped: have the board replaced"
     )
+
+
+def test_a_line_that_names_a_gpu_is_about_that_gpu_alone() -> None:
+    records = {
+        "GPU0": SILENT,
+        "GPU1": told(BUSY, Counters(t=1, ecc_corrected=0, watches_xids=True)),
+        "GPU2": SILENT,
+    }
+    result = judged(result_of(PASS, PASS, PASS), records, DEFAULT)
+    for name in records:
+        others = records.keys() - {name}
+        assert not [
+            line
+            for line in closing(result)
+            if name in line and any(other in line for other in others)
+        ]
+    warned = [line for line in closing(result) if line.startswith("warning: ")]
+    assert [line[:15] for line in warned] == ["warning: GPU0: ", "warning: GPU2: "]
+    assert result.summary.endswith("; 2 warnings about 2 of 3 GPUs")
+    alone = judged(
+        result_of(PASS, PASS),
+        {"GPU0": SILENT, "GPU1": told(BUSY, Counters(t=1, ecc_corrected=0, watches_xids=True))},
+        DEFAULT,
+    )
+    assert alone.summary.endswith("; 1 warning about GPU0")
 
 
 def test_the_page_has_a_row_for_each_gpu_and_says_what_is_not_known() -> None:

@@ -318,7 +318,17 @@ def test_a_run_with_nothing_left_to_train_is_no_pass() -> None:
     assert result.summary == "GPU0 had nothing left to train"
 
 
-def test_validation_is_reported_once_for_workers_with_the_same_bits() -> None:
+def test_validation_is_reported_once_where_all_workers_have_the_same_bits() -> None:
+    histories = {"GPU0": trained(), "GPU1": trained()}
+    for history in histories.values():
+        history.record(Evaluation(step=3, split="full", loss=(2.0).hex(), tokens=9))
+    workers = [ended(name) for name in histories]
+    found = judgement(RunEnd(exit_code=0), workers, histories)
+    lines = closing_lines(found, Path("/runs/r"), tail_lines=0)
+    assert "all 2 GPUs: validation after 3 steps: full 2.0000" in lines
+
+
+def test_validation_is_reported_for_each_worker_where_one_has_other_bits() -> None:
     histories = {"GPU0": trained(), "GPU1": trained(), "GPU2": trained()}
     for name, history in histories.items():
         loss = "nan" if name == "GPU2" else (2.0).hex()
@@ -333,7 +343,8 @@ def test_validation_is_reported_once_for_workers_with_the_same_bits() -> None:
         ("full", 3, 2.0)
     ]
     lines = list(closing_lines(found, Path("/runs/r"), tail_lines=0))
-    assert "GPU0, GPU1: validation after 3 steps: full 2.0000 (perplexity 7.39)" in lines
+    for name in ("GPU0", "GPU1"):
+        assert f"{name}: validation after 3 steps: full 2.0000 (perplexity 7.39)" in lines
     assert "GPU2: validation after 3 steps: full nan" in lines
 
 
