@@ -34,7 +34,7 @@ from model_check.config.prepared_dir import DATASET, prepared_directory
 from model_check.config.schema import Settings
 from model_check.data.build.prepare import Prepared, prepare
 from model_check.data.build.request import cache_root
-from model_check.data.build.tool import add_tool_options, tool_flags
+from model_check.data.build.tool import add_tool_options, tool_flags, with_stride
 from model_check.data.cache.housekeeping import (
     UNUSED_DAYS,
     collect_garbage,
@@ -73,6 +73,9 @@ def main(argv: Sequence[str]) -> int:
         arguments = _parser().read(argv)
         request = settings_request(arguments, os.environ, tool_flags(arguments))
         loaded = load(request, _has_gpu)
+        if arguments.stride is not None:
+            length = loaded.settings.training.context_length
+            loaded = load(with_stride(request, arguments.stride, length), _has_gpu)
         for note in loaded.notes:
             _say(note)
         settings = loaded.settings

@@ -6,7 +6,10 @@
 
 import argparse
 
+from msgspec.structs import replace
+
 from model_check.config.arguments import Flags, KeepSetting, given
+from model_check.config.load import Request
 from model_check.errors import UsageError
 
 _TOKENIZERS = ("bpe", "wordpiece", "tiktoken")
@@ -28,15 +31,26 @@ def add_tool_options(parser: argparse.ArgumentParser) -> None:
 
 
 def tool_flags(names: argparse.Namespace) -> Flags:
-    """The settings that follow from the options. Raises UsageError for impossible values."""
+    """The settings that follow from the options; from --stride: `with_stride`. Raises UsageError
+    for impossible values."""
     flags: Flags = {}
     _check_tokenizer(given(names, _KIND), given(names, _VOCABULARY))
-    if names.stride is not None:
-        flags["data.stride"] = ("--stride", _stride_of(names.stride, given(names, _LENGTH)))
     if names.raw_data is not None or names.output_dir is not None:
         # Whether a model has room for the vocabulary is checked when one is trained.
         flags["model.vocab_size"] = ("--output-dir", "null")
     return flags
+
+
+def with_stride(request: Request, overlap: str, max_length: int) -> Request:
+    """--stride is the overlap of sequences, data.stride the distance of their starts. `max_length`:
+    what `request` asks for, by whatever name, or the default. Raises UsageError."""
+    if not (overlap.isdecimal() and int(overlap) < max_length):
+        raise UsageError(
+            f"--stride {overlap}: tokens that neighbours share, from 0 to --max-length - 1 "
+            f"({max_length - 1})"
+        )
+    flags = {**request.flags, "data.stride": ("--stride", str(max_length - int(overlap)))}
+    return replace(request, flags=flags)
 
 
 def _check_tokenizer(kind: str | None, vocab_size: str | None) -> None:
@@ -46,14 +60,3 @@ def _check_tokenizer(kind: str | None, vocab_size: str | None) -> None:
         raise UsageError(f"--tokenizer-type {kind}: it is one of {', '.join(_TOKENIZERS)}")
     if vocab_size is not None and kind.startswith("tiktoken"):
         raise UsageError(f"--vocab-size is for bpe and wordpiece: {kind} has its own vocabulary")
-
-
-def _stride_of(overlap: str, max_length: str | None) -> str:
-    """--stride is the overlap of sequences, data.stride the distance of their starts."""
-    if max_length is None:
-        raise UsageError("--stride: give --max-length too, of which it is a part")
-    if not (overlap.isdecimal() and max_length.isdecimal() and int(overlap) < int(max_length)):
-        raise UsageError(
-            f"--stride {overlap}: tokens that neighbours share, from 0 to --max-length - 1"
-        )
-    return str(int(max_length) - int(overlap))

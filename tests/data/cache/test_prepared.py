@@ -66,6 +66,18 @@ def test_the_tool_of_the_guide_leaves_tokenizer_dataset_and_metadata(
     ).read_bytes()
 
 
+@pytest.mark.parametrize(("more", "length"), [((), 256), (("training.context_length=64",), 64)])
+def test_an_overlap_without_a_length_is_one_of_the_length_that_acts(
+    lab: Lab, corpus: Path, more: tuple[str, ...], length: int
+) -> None:
+    out = lab.dir / "out"
+    asked = ("--input_dir", corpus, "--output_dir", out, "--tokenizer_type", "bpe")
+    code, said = run_tool("--preset", "cpu", *asked, "--vocab_size", 400, "--stride", 32, *more)
+    assert code == 0, said
+    metadata = json.loads((out / "metadata.json").read_text())
+    assert (metadata["max_length"], metadata["overlap"]) == (length, 32)
+
+
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
 def test_workers_and_hash_seeds_do_not_change_a_byte(lab: Lab, corpus: Path, kind: str) -> None:
     found = []
@@ -293,8 +305,10 @@ def test_options_that_do_not_go_together_are_refused(argv: list[str], message: s
     ("arguments", "message"),
     [
         (["--tokenizer_type", "unigram"], "it is one of bpe, wordpiece, tiktoken"),
-        (["--stride", "4"], "--stride: give --max-length too"),
-        (["--stride", "64", "--max_length", "64"], "from 0 to --max-length - 1"),
+        (["--preset", "cpu", "--stride", "256"], "tokens that neighbours share, from 0 to --max-l"),
+        (["--stride", "64", "--max_length", "64"], "from 0 to --max-length - 1 (63)"),
+        (["--stride", "64", "context_length=64"], "from 0 to --max-length - 1 (63)"),
+        (["--stride", "-4"], "--stride"),
         (["--tokenizer_type", "wordpiece", "--vocab_size", "500"], "wordpiece needs 1024 or more"),
         (["--tokenizer_type", "tiktoken", "--vocab_size", "5000"], "has its own vocabulary"),
     ],
