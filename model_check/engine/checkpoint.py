@@ -65,6 +65,8 @@ def read_checkpoint(path: Path, layout: type[Weights] = Weights) -> dict[str, An
         ) from error
     except (OSError, AttributeError, *DAMAGE) as error:
         raise not_ours(path, error) from error
+    if schema is None:
+        raise not_ours(path, _what_is_missing(state, layout))
     if schema != SCHEMA:
         raise CheckpointError(
             f"{path}: written by another version (schema {schema}, this one reads {SCHEMA})"
@@ -114,6 +116,13 @@ def not_ours(path: Path, why: object) -> CheckpointError:
     """`why`: an error of whoever tried to use it, or words."""
     text = first_line(why) if isinstance(why, BaseException) else why
     return CheckpointError(f"{path}: not a checkpoint of Model Check: {text}")
+
+
+def _what_is_missing(state: Any, layout: type[Weights]) -> str:
+    """Of a file without a schema, which another program wrote."""
+    if not isinstance(state, dict):
+        return f"it holds one {type(state).__name__}, where a dict with names is expected"
+    return f"it has no {few(['schema', *(n for n in layout.__struct_fields__ if n not in state)])}"
 
 
 def _refuse_spoilt(path: Path, state: dict[str, Any]) -> None:

@@ -134,10 +134,14 @@ def test_a_torn_file_is_refused_in_one_line(tmp_path: Path, kept: float) -> None
 def test_other_files_are_told_for_what_they_are(tmp_path: Path) -> None:
     torch.save({"schema": 1}, tmp_path / "old.pt")
     torch.save([1, 2], tmp_path / "list.pt")
+    torch.save({"model": state()["model"], "iter_num": 3}, tmp_path / "theirs.pt")
+    torch.save(state()["model"], tmp_path / "bare.pt")
     torch.save({"schema": SCHEMA, "code": Path("x")}, tmp_path / "code.pt")
     for name, words in {
         "old.pt": r"another version \(schema 1",
-        "list.pt": r"another version \(schema None",
+        "list.pt": "list.pt: not a checkpoint of Model Check: it holds one list, where a dict",
+        "theirs.pt": r"theirs.pt: not a checkpoint of Model Check: it has no schema, settings$",
+        "bare.pt": "it has no schema, model, settings$",
         "code.pt": "more than tensors and plain values.*nothing of it was loaded",
         "none.pt": "No such file",
     }.items():

@@ -64,6 +64,10 @@ def _named(path: Path) -> dict[str, Any]:
     try:
         return read_checkpoint(path, Resumable)
     except CheckpointError as error:
+        with _reading(path.parent):
+            others = [other for other in newest_first(path.parent) if other.name != path.name]
+        if not others:
+            raise
         raise CheckpointError(
             f"{error}; `--resume {path.parent}` takes the newest sound last.pt or step_N.pt there"
         ) from error

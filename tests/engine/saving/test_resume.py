@@ -465,3 +465,20 @@ def test_a_whole_file_with_other_contents_is_told_in_one_line(
         run = tiny_run(training__resume="auto", training__max_steps=3)
         assert run.trainer.state.progress.step == 1
         assert any(line.startswith(f"Not resumed: {newest}: not a ch") for line in run.kept.lines)
+
+
+def test_a_directory_is_named_only_where_a_checkpoint_of_ours_lies_in_it(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "theirs" / "theirs.pt"
+    theirs.parent.mkdir()
+    torch.save({"model_state_dict": {}, "epoch": 3}, theirs)
+    with pytest.raises(
+        CheckpointError, match="not a checkpoint of Model Check: it has no schema, "
+    ) as found:
+        tiny_run(training__resume=theirs)
+    assert "--resume" not in str(found.value)
+    tiny_run(training__save_last=True, training__max_steps=1)()
+    beside = theirs.rename(tmp_path / "checkpoints" / "theirs.pt")
+    with pytest.raises(CheckpointError, match=f"`--resume {beside.parent}` takes the newest sound"):
+        tiny_run(training__resume=beside)
