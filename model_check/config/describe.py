@@ -4,11 +4,14 @@
 """
 
 import json
+from typing import Any
 
 from model_check.config.aliases import ABSENT, ALIASES, UNNEEDED, VALUES
-from model_check.config.fields import Field, all_fields, sections, setting_text
+from model_check.config.derived import failing_severities, num_micro_batches, precision
+from model_check.config.fields import Field, all_fields, sections, setting_text, value_of
 from model_check.config.load import ENVIRONMENT, Loaded, preset_names
 from model_check.config.memory import describe_size
+from model_check.config.schema import Settings
 
 _HEAD = f"""# Settings
 
@@ -49,17 +52,35 @@ def reference_page() -> str:
 def show(loaded: Loaded, *, as_json: bool = False) -> str:
     """Every setting with its value and its source, one a line, and the size of the model."""
     values = {name: loaded.value(name) for name in loaded.sources}
+    replaced = _replaced(loaded.settings)
+    values |= {name: value for name, (value, _) in replaced.items()}
+    sources = {**loaded.sources, **{name: source for name, (_, source) in replaced.items()}}
     if as_json:
-        rows = {n: {"value": v, "source": loaded.sources[n]} for n, v in values.items()}
+        rows = {n: {"value": v, "source": sources[n]} for n, v in values.items()}
         return json.dumps({"schema": 1, "preset": loaded.preset, "settings": rows}, indent=2)
     width = max(len(name) for name in values)
     texts = {name: json.dumps(value) for name, value in values.items()}
     value_width = min(40, max(len(text) for text in texts.values()))
     lines = [
-        f"{name:<{width}}  {text:<{value_width}}  {loaded.sources[name]}"
-        for name, text in texts.items()
+        f"{name:<{width}}  {text:<{value_width}}  {sources[name]}" for name, text in texts.items()
     ]
     return "\n".join([*lines, f"model: {describe_size(loaded.settings, loaded.device)}"])
+
+
+def _replaced(settings: Settings) -> dict[str, tuple[Any, str]]:
+    """Name -> what acts and where it is from, of each setting that another one replaces."""
+    training, launch = settings.training, settings.launch
+    found: dict[str, tuple[Any, str]] = {}
+    for key in ("global_batch_size", "global_grad_accum_nums"):
+        if getattr(training, key) is not None:
+            follows = f"follows training.{key}"
+            found["training.grad_accum_nums"] = num_micro_batches(settings), follows
+    if training.precision is not None:
+        is_half = precision(training) != "fp32"
+        found["training.use_amp"] = is_half, "follows training.precision"
+    if launch.fail_on_health:
+        found["launch.fail_on"] = failing_severities(launch), "follows launch.fail_on_health"
+    return {name: row for name, row in found.items() if row[0] != value_of(settings, name)}
 
 
 def _word(name: str, word: str) -> str:

@@ -34,6 +34,24 @@ def test_config_show_names_the_source_of_each_value() -> None:
     assert rows["training.weight_decay"] == {"value": 0.1, "source": "default"}
 
 
+def test_config_show_has_what_acts_where_another_setting_replaces_one() -> None:
+    batches = ("batch_size=128", "micro_batch_size=32")
+    more = ("training.precision=bf16", "launch.fail_on_health=true")
+    loaded = load(Request(overrides=(*batches, *more)), lambda: False)
+    rows = json.loads(show(loaded, as_json=True))["settings"]
+    for name, value, source in (
+        ("training.grad_accum_nums", 4, "training.global_batch_size"),
+        ("training.use_amp", True, "training.precision"),
+        ("launch.fail_on", ["isolate", "reset", "monitor", "speed"], "launch.fail_on_health"),
+    ):
+        assert rows[name] == {"value": value, "source": f"follows {source}"}
+        assert f"follows {source}" in show(loaded)
+    of_job = load(Request(overrides=("global_grad_accum_nums=3",)), lambda: False)
+    follows = {"value": 3, "source": "follows training.global_grad_accum_nums"}
+    shown = json.loads(show(of_job, as_json=True))["settings"]
+    assert shown["training.grad_accum_nums"] == follows
+
+
 def test_config_show_tells_how_large_the_model_is() -> None:
     loaded = load(Request(overrides=("model.geometry=tiny",)), lambda: False)
     last = show(loaded).splitlines()[-1]
