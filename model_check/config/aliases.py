@@ -90,7 +90,11 @@ _SEVERAL_MACHINES = (
 )
 _ONE_MODEL = "there is one model, and no second one to compare it with"
 _SECOND_STAGE = "training on prompt and target (stage two) does not exist yet"
+_STEPS = "there are steps here, and no epochs: training.max_steps"
 ABSENT: dict[str, str] = {
+    "lr": "its name here is training.learning_rate",
+    "epochs": _STEPS,
+    "num_epochs": _STEPS,
     "stage": _SECOND_STAGE,
     "data.notes_per_record": _SECOND_STAGE,
     "--config-name=gpt2_piano_finetuning": _SECOND_STAGE,
@@ -103,12 +107,24 @@ ABSENT: dict[str, str] = {
     "--master-addr": _SEVERAL_MACHINES,
     "--master-port": _SEVERAL_MACHINES,
 }
-"""Settings and options that are known and refused, and why."""
+"""Settings and options that are known and refused, and why. One without a section and dashes is
+refused as an option, and in [training], too."""
 
 ABSENT_VALUES: dict[str, dict[str, str]] = {
+    "training.use_amp": {
+        word: f"it is true or false; training.precision={word} names the type"
+        for word in ("bf16", "fp16", "fp32", "bfloat16", "float16", "float32")
+    },
     "launch.mode": {"fsdp": _LARGER_THAN_A_GPU, "compare": _ONE_MODEL},
 }
 """Setting -> its values that are known and refused, and why."""
+
+
+def why_absent(name: str) -> str | None:
+    """Why there is no setting or option (`--epochs`) of that name; None: it is not known."""
+    bare = name.removeprefix("--").replace("-", "_").removeprefix("training.")
+    return ABSENT.get(name) or ABSENT.get(bare)
+
 
 CONFIG_NAMES: dict[str, str] = {
     "debugging_pretraining": "debug",

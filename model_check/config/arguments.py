@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from model_check.config.aliases import ABSENT, ALIASES, CONFIG_NAMES, UNNEEDED
+from model_check.config.aliases import (
+    ABSENT,
+    ABSENT_VALUES,
+    ALIASES,
+    CONFIG_NAMES,
+    UNNEEDED,
+    why_absent,
+)
 from model_check.config.fields import all_fields, full_name, nearest
 from model_check.config.load import Request, preset_names
 from model_check.config.prepared_dir import read_metadata
@@ -51,7 +58,7 @@ class Parser(argparse.ArgumentParser):
     def _add_settings(self, arguments: Sequence[str]) -> None:
         """The options among them that no entry point declares, and that are settings. --help does
         not list them."""
-        for argument in arguments:
+        for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
             option, equals, _ = argument.partition("=")
             key = option.removeprefix("--").replace("-", "_")
             if not option.startswith("--") or option in self._option_string_actions:
@@ -59,12 +66,13 @@ class Parser(argparse.ArgumentParser):
             name = full_name(key)
             is_known = name in UNNEEDED or ALIASES.get(name, name) in all_fields()
             if is_known and option not in ABSENT:
-                more = {"nargs": 0, "const": "true"} if _is_switch(name) and not equals else {}
+                is_alone = not equals and not _is_word_for(name, following)
+                more = {"nargs": 0, "const": "true"} if _is_switch(name) and is_alone else {}
                 self.setting(name, option, help=argparse.SUPPRESS, **more)
 
     def _refused(self, argument: str) -> UsageError:
         option = argument.partition("=")[0]
-        if why := ABSENT.get(option):
+        if why := why_absent(option):
             return UsageError(f"{option}: {why}")
         known = [name for action in self._actions for name in action.option_strings]
         near = nearest(option, [*known, *(f"--{name}" for name in _setting_options())])
@@ -97,6 +105,12 @@ def _is_switch(name: str) -> bool:
     if name in UNNEEDED:
         return UNNEEDED[name].is_switch
     return all_fields()[ALIASES.get(name, name)].type_name == "bool"
+
+
+def _is_word_for(name: str, following: str) -> bool:
+    """Whether what follows a switch is its value: `--mixed-precision fp16`, `--compile false`."""
+    words = ABSENT_VALUES.get(ALIASES.get(name, name), {})
+    return following.lower() in ("true", "false", *words)
 
 
 def _setting_options() -> list[str]:

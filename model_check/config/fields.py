@@ -13,12 +13,12 @@ import msgspec
 from msgspec import Struct
 
 from model_check.config.aliases import (
-    ABSENT,
     ABSENT_VALUES,
     ALIASES,
     MICRO_BATCH,
     UNNEEDED,
     VALUES,
+    why_absent,
 )
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
@@ -200,8 +200,8 @@ def _checked(name: str, value: Any, where: str, text: bool) -> Any:
         return _checked_value(field, value, where, text)
     if name in UNNEEDED and UNNEEDED[name].only in (None, value):
         return value
-    if name in ABSENT:
-        raise ConfigError(f"{where}: {name}: {ABSENT[name]}")
+    if why := why_absent(name):
+        raise ConfigError(f"{where}: {name}: {why}")
     if name == "model.rope_scaling" and (value is None or (text and value == "null")):
         return None
     if name in sections():

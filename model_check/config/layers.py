@@ -1,10 +1,10 @@
 """What a person gives, source by source, before it is laid over presets and defaults. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from model_check.config.aliases import MICRO_BATCH, UNNEEDED
-from model_check.config.fields import flatten, full_name, given_by
+from model_check.config.aliases import MICRO_BATCH, UNNEEDED, VALUES
+from model_check.config.fields import flatten, full_name, given_by, setting_text
 from model_check.errors import ConfigError
 
 Layer = tuple[str, dict[str, Any]]
@@ -14,20 +14,36 @@ Layer = tuple[str, dict[str, Any]]
 def command_line(overrides: Sequence[str], flags: Mapping[str, tuple[str, Any]]) -> Iterator[Layer]:
     """A layer for each `section.key=value`, then for each flag (name of a setting -> flag, value).
     Raises ConfigError for two names of one setting; a flag of our own is the setting itself."""
-    given: dict[str, tuple[str, str]] = {}
-    for label, name, layer in _typed(overrides, flags):
-        (setting,) = layer
-        before, its_label = given.setdefault(setting, (name, label))
-        if before != name:
-            shown = " and ".join(text.partition("=")[0] for text in (its_label, label))
-            raise ConfigError(f"{shown} are the same setting ({setting}): give one of them")
-        yield label, layer
+    given: dict[str, _Typed] = {}
+    for typed in _typed(overrides, flags):
+        (setting,) = typed.layer
+        before = given.setdefault(setting, typed)
+        if not typed.is_named_as(before):
+            pair = [each.label.partition("=")[0] for each in (before, typed)]
+            shown = pair if pair[0] != pair[1] else [before.key, typed.key]
+            raise ConfigError(
+                f"{' and '.join(shown)} are the same setting ({setting}): give one of them"
+            )
+        yield typed.label, typed.layer
 
 
-def _typed(
-    overrides: Sequence[str], flags: Mapping[str, tuple[str, Any]]
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(what was typed, the name of a setting in it, its setting and value)"""
+class _Typed(NamedTuple):
+    label: str
+    key: str
+    """As typed: `init_from`, `--init-from`."""
+    name: str
+    """The name of a setting in it, with its section."""
+    layer: dict[str, Any]
+    """Its setting and value."""
+    is_their_word: bool = False
+    """The value is another project's word, so that the key is its name, too."""
+
+    def is_named_as(self, other: "_Typed") -> bool:
+        are_ours = not (self.is_their_word or other.is_their_word)
+        return self.name == other.name and (are_ours or self.key == other.key)
+
+
+def _typed(overrides: Sequence[str], flags: Mapping[str, tuple[str, Any]]) -> Iterator[_Typed]:
     for override in overrides:
         key, equals, value = (part.strip() for part in override.partition("="))
         if not equals:
@@ -36,9 +52,15 @@ def _typed(
                 "training.max_steps=20)"
             )
         name = full_name(key)
-        yield f"{name}={value}", name, flatten({key: value}, "command line", text=True)
+        layer = flatten({key: value}, "command line", text=True)
+        yield _Typed(f"{name}={value}", key, name, layer, _is_their_word(name, value))
     for name, (flag, value) in flags.items():
-        yield flag, name, flatten({name: value}, flag, text=True)
+        layer = flatten({name: value}, flag, text=True)
+        yield _Typed(flag, flag, name, layer, _is_their_word(name, value))
+
+
+def _is_their_word(name: str, value: Any) -> bool:
+    return setting_text(value).lower() in VALUES.get(name, {})
 
 
 def in_settings(layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]:

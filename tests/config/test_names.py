@@ -52,6 +52,8 @@ TWO_NAMES = [
     ("--batch_size=2", "data.batch_size=2"),
     ("lr.decay_lr=true", "training.lr_schedule=cosine"),
     ("--save_dir=a", "out_dir=b"),
+    ("init_from=scratch_next_token", "model.init_from=x"),
+    ("--init-from=scratch", "init_from=x.pt"),
     ("--config=a.json", "--config-file=b.json"),
     ("--preset=debug", "--config-name=debug"),
 ]
@@ -71,6 +73,7 @@ def test_two_names_of_one_setting_on_a_command_line_are_refused(
 def test_a_name_given_again_replaces_itself_and_an_option_a_setting() -> None:
     assert typed("max_steps=5", "training.max_steps=6").settings.training.max_steps == 6
     assert typed("--max-steps=7", "training.max_steps=6").settings.training.max_steps == 7
+    assert typed("init_from=scratch", "init_from=x.pt").settings.model.init_from == "x.pt"
 
 
 @pytest.mark.parametrize("step", [1, -1], ids=["", "reversed"])
@@ -222,6 +225,8 @@ def test_the_options_of_the_framework_document_are_taken(dashes: bool) -> None:
     assert loaded.settings.system.checkpoint_dir == "./checkpoints"
     assert loaded.sources["model.hidden_size"] == "--hidden-size"
     assert typed("--compile_model=false").settings.training.compile is False
+    assert typed("--compile_model", "false").settings.training.compile is False
+    assert typed("--mixed_precision", "true", "max_steps=3").settings.training.use_amp is True
 
 
 @pytest.mark.parametrize(
@@ -267,6 +272,14 @@ def test_what_another_project_has_to_be_told_is_taken_with_a_line() -> None:
         (("launch.mode=FSDP",), "launch.mode = 'FSDP': a model that is sharded over GPUs does not"),
         (("--mode=compare",), "launch.mode = 'compare': there is one model, and no second one"),
         (("--mode=both",), "launch.mode = 'both': expected"),
+        (("--lr", "1e-3"), "--lr: its name here is training.learning_rate"),
+        (("training.lr=1e-3",), "training.lr: its name here is training.learning_rate"),
+        (("lr=1e-3",), "lr: its name here is training.learning_rate"),
+        (("--epochs=3",), "--epochs: there are steps here, and no epochs: training.max_steps"),
+        (("training.num_epochs=3",), "training.num_epochs: there are steps here, and no epochs"),
+        (("--mixed_precision", "fp16"), "training.precision=fp16 names the type"),
+        (("training.mixed_precision=bf16",), "training.precision=bf16 names the type"),
+        (("--mixed_precision", "fp8"), "'fp8': not an option"),
         (("--hidden-size",), "argument --hidden-size: expected one argument"),
         (("--hiden-size=3",), "did you mean --hidden-size?"),
         (("max_step=3",), "did you mean 'training.max_steps'?"),
