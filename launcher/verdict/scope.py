@@ -13,10 +13,6 @@ _RULE_OF_THREE = 3
 Lippman-Hand: If nothing goes wrong, is everything all right? JAMA 1983)."""
 _STATE = "gradients, weights and moments"
 _STATE_AND_FLOW = "gradients, weights, moments and what flows between blocks"
-_SPREADS = (
-    "a wrong number of one rank before gradients are summed, which spreads to all alike "
-    "(--mode replicate looks for it)"
-)
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -41,7 +37,7 @@ def scope_of(case: Case, result: RunResult) -> Scope | None:
         max_rate=max_rate(compared),
         not_shown=[
             *_not_shown(case.record.device, compared, golden, memory),
-            *([_SPREADS] if case.is_job else []),
+            *([_what_spreads(case)] if case.is_job else []),
         ],
         golden=None if golden is None else golden.file,
     )
@@ -94,6 +90,15 @@ def what_one_showed(history: History, golden: GoldenResult | None) -> str:
     if history.repeated:
         parts.append("the passes of its first step gave the same bits twice")
     return "; ".join(parts)
+
+
+def _what_spreads(case: Case) -> str:
+    """By the sum of gradients, to all ranks alike, so that no comparison of them shows it."""
+    wrong = "what one rank computes wrong before gradients are summed"
+    asked_for = case.record.asked_for or {}
+    if (interval := asked_for.get("launch.audit_interval")) is not None:
+        return f"{wrong}, but for audits every {interval} steps"
+    return f"{wrong} (launch.audit_interval and --mode replicate look for it)"
 
 
 def _compared_steps(case: Case) -> int:

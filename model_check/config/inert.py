@@ -112,7 +112,7 @@ RULES = (
         "system.device=cuda",
     ),
     Rule(
-        ("launch.max_restarts",),
+        ("launch.max_restarts", "launch.audit_interval"),
         ("launch.mode",),
         lambda s: s.launch.mode == "ddp",
         "launch.mode=ddp",

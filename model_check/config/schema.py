@@ -344,6 +344,10 @@ class LaunchSettings(_Section, frozen=True):
     rank_timeout_s: Annotated[Positive | None, SILENT] = None
     """Seconds that a rank of a job waits for the others, once steps run; null: 60, or 10 usual
     steps where that is longer."""
+    audit_interval: Annotated[Count | None, SILENT] = None
+    """Every so many steps of a job all ranks also compute one micro-batch, the same one, and its
+    gradients are compared: a rank that computes wrong shows nowhere else, since gradients are
+    summed. null: never."""
     max_restarts: Annotated[Natural, SILENT] = 0
     """How often a job of ranks that failed goes on from its newest checkpoint; never after a
     configuration error."""

@@ -251,6 +251,7 @@ class Fingerprints:
         self._slots = _slots(units, budget_bytes) if budget_bytes else [self._all]
         names = [name for name, _ in model.named_parameters()] if self.are_taken else []
         self._norms = Layout(tuple(Entry("grad_norms", name, 1, 0) for name in names))
+        self._named = list(model.named_parameters())
         self._last_step = last_step
         self._step: int | None = None
         self._held: _Selection | None = None
@@ -326,6 +327,18 @@ class Fingerprints:
         return _joined(self._of_flow(), self._before.found())
 
     @torch.no_grad()
+    def of_audit(self) -> Prints:
+        """Of the gradients that are there, all of them, in the order of computation."""
+        views = {
+            part: owner.grad.view(-1)[values]
+            for name, owner in reversed(self._named)
+            if owner.grad is not None
+            for part, values in _parts(name, owner)
+        }
+        entries = tuple(_entry("audit", part, view) for part, view in views.items())
+        return Prints(_layout(entries), self._sums(list(views.values())))
+
+    @torch.no_grad()
     def of_state_now(self) -> Prints:
         """What the last update left a fingerprint of is taken again; at first, all."""
         held = self._left or self._all
@@ -371,6 +384,11 @@ class Fingerprints:
         if not tensors:
             return torch.empty(0, dtype=torch.int64, device=self._device)
         return self._fingerprint(tensors)
+
+
+def with_audit(audit: Prints, prints: Prints) -> Prints:
+    """What the step took, and what was computed before it."""
+    return replace(_joined(audit, prints), taken=prints.taken)
 
 
 def _joined(*prints: Prints) -> Prints:

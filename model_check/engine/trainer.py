@@ -3,7 +3,7 @@ in `assembly`."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,6 +13,7 @@ from model_check.engine.alarm import Alarm
 from model_check.engine.batches import BatchSource, StepData, gather
 from model_check.engine.evaluation import Evaluator
 from model_check.engine.fingerprint_log import FingerprintLog
+from model_check.engine.fingerprints import Prints, with_audit
 from model_check.engine.in_step import InStep
 from model_check.engine.inject import Injector
 from model_check.engine.keeper import Keeper
@@ -28,6 +29,7 @@ from model_check.engine.schedule import learning_rate
 from model_check.engine.state import RunProgress, TrainingState
 from model_check.engine.step import StepPlan, accumulate, train_step
 from model_check.engine.stop import EndedEarly
+from model_check.engine.world import ALONE
 from model_check.errors import BrokenStateError, NonFiniteError, PeerLost
 from model_check.events import Beat, Break, Dump, Kept, Phase, PhaseName, Scalar
 from model_check.utils.words import first_line
@@ -152,12 +154,28 @@ class Trainer:
         """One step; the metrics that are due behind it."""
         state = self.state
         self.injector.before_step(data.step)
+        audit = self._audit(data)
         lr = learning_rate(data.step, state.settings.training)
         result = train_step(state.model, data, state.optimizer, lr, self.plan)
+        if audit is not None and result.prints is not None:
+            result = replace(result, prints=with_audit(audit, result.prints))
         self.in_step.num_done = data.step + 1
         self.injector.after_step(data)
         data.busy.end()
         return self.reader.push(data, lr, result)
+
+    def _audit(self, data: StepData) -> Prints | None:
+        """Where it is due, each rank computes the first one's micro-batch, alone: what a rank
+        computes wrong would spread to all by the sum, and differ nowhere."""
+        interval, world = self.state.settings.launch.audit_interval, self.plan.world
+        if world.is_alone or interval is None or data.step % interval:
+            return None
+        batch = tuple(map(world.of_first, data.micro_batches[0]))
+        alone = replace(self.plan, world=ALONE)
+        with kept_rng():
+            one = replace(data, micro_batches=[batch])
+            accumulate(self.state.model, one, self.state.optimizer, alone)
+        return self.plan.fingerprints.of_audit()
 
     def _rehearse(self, data: StepData) -> None:
         """Compute both passes of the first step once before it: equal kernels must give equal bits,

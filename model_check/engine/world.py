@@ -84,6 +84,10 @@ class World:
         """Over the ranks, in place."""
         return value
 
+    def of_first(self, value: Tensor) -> Tensor:
+        """That of the first rank; all give tensors of one shape."""
+        return value
+
     def offer(self, *numbers: int) -> "Offer":
         """Tell all ranks these numbers, now; what they tell is known later."""
         return Offer([list(numbers)])
@@ -193,6 +197,12 @@ class Ranks(World):
         with heeding_peers():
             dist.all_reduce(value)
         return value
+
+    def of_first(self, value: Tensor) -> Tensor:
+        first = value.clone()
+        with heeding_peers():
+            dist.broadcast(first, src=0)
+        return first
 
     def offer(self, *numbers: int) -> Offer:
         own = torch.tensor(numbers, dtype=torch.int64)

@@ -14,6 +14,7 @@ SCHEMA = 1
 """Sums of another schema cannot be compared."""
 NUM_COLUMNS = 1024
 QUANTITIES = (
+    "audit",
     "before.weights",
     "before.exp_avg",
     "before.exp_avg_sq",
@@ -27,7 +28,8 @@ QUANTITIES = (
     "exp_avg_sq",
     "weights",
 )
-"""What is compared of a step, causes before effects. `before`: what the update begins with; forward
+"""What is compared of a step, causes before effects. `audit`: the gradients of one micro-batch that
+all ranks of a job computed before the step; `before`: what the update begins with; forward
 and backward: what flows between blocks; the last three: what the update leaves. Loss and grad_norm
 are floats, grad_norms the bits of each gradient's norm; all others have a fingerprint for each
 tensor."""
@@ -36,6 +38,7 @@ _LABELS = {
     "forward": "the output of {}",
     "backward": "the gradient of the output of {}",
     "gradients": "the gradient of {}",
+    "audit": "the gradient of {} in an audit",
     "grad_norms": "the norm of the gradient of {}",
     "weights": "{}",
 }

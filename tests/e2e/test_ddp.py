@@ -35,7 +35,7 @@ def test_a_job_trains_one_model_and_says_what_it_compared(launcher: Launcher) ->
     assert run.verdicts() == {"CPU0": "PASS", "CPU1": "PASS"}
     assert "2 CPU workers trained 4 steps of one job, 512 tokens; loss, gradients, " in run.output
     assert "equal bit for bit in 4 of 4 steps" in run.output
-    assert "a wrong number of one rank before gradients are summed" in run.output
+    assert "what one rank computes wrong before gradients are summed (launch.aud" in run.output
     assert len(run.lines("[CPU0] Step [")) == 4
     assert not run.lines("[CPU1]")
     assert sorted(p.name for p in (run.cwd / ".checkpoints").iterdir() if p.suffix) == ["last.pt"]
@@ -79,6 +79,32 @@ def test_a_bit_of_a_summed_gradient_names_its_rank_step_and_tensor(launcher: Lau
     assert named(run) == ["CPU1"]
     tensor = "layers.0.feed_forward.w2.weight"
     assert f"step 2: CPU1 differs in the gradient of {tensor} (bit 16 of value 0)" in run.output
+
+
+@pytest.mark.parametrize("fingerprints", ["full", "off"])
+def test_what_spreads_by_the_sum_is_found_by_an_audit(
+    launcher: Launcher, fingerprints: str
+) -> None:
+    fault = (
+        "--workers=3",
+        "debug.drill=flip_activation@2:CPU1",
+        f"debug.fingerprints={fingerprints}",
+    )
+    unseen = launcher(*JOB, *fault, "--run-dir", "unseen")
+    assert unseen.exit_code == 0, unseen.output
+    run = launcher(*JOB, *fault, "launch.audit_interval=2")
+    assert run.exit_code == 21, run.output
+    assert named(run) == ["CPU1"]
+    assert "step 2: CPU1 differs in the gradient of " in run.output
+    assert " in an audit " in run.output
+
+
+def test_an_audit_changes_no_bit(launcher: Launcher) -> None:
+    plain = launcher(*JOB)
+    audited = launcher(*JOB, "launch.audit_interval=1", "--run-dir", "audited")
+    assert audited.exit_code == 0, audited.output
+    assert losses(plain.directory) == losses(launcher.cwd / "audited")
+    assert "but for audits every 1 steps" in audited.output
 
 
 def test_a_rank_that_hangs_is_the_one_that_did_not_come(launcher: Launcher) -> None:
