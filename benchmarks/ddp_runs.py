@@ -3,7 +3,7 @@
     python -m benchmarks.ddp_runs [--drills N] [--flips N] [--kills N] [--restarts N] [--seed S]
         [--jobs 2]
 
-Each run is `bash run.sh --mode ddp` on 2 or 3 CPU ranks; steps, ranks, tensors and moments are drawn
+Each run is `bash run.sh --mode ddp` on 2 or 3 CPU ranks; steps, ranks, tensors, moments are drawn
 by a seed. N is for each kind:
 
 - drills: a rank raises, exits, hangs, is SIGSTOPped, meets a NaN in a gradient, in the loss, in a

@@ -39,11 +39,13 @@ class Case:
     preset: str
     settings: dict[str, str] = field(default_factory=dict)
     exit_code: int = 0
+    num_gpus: int = 1
 
 
 NUM_STEPS = {"production": "20", "debug": "10"}
 # The debug preset has a narrow model for CPUs.
-SELF_TEST = ("--preset", "debug", "--device", "cpu", "--workers", "1", "--max-steps", "4")
+SELF_TEST = ("--preset", "debug", "--device", "cpu", "--max-steps", "4")
+TWO_RANKS = {"launch.mode": "ddp"}
 CASES = [
     Case("debug", "debug"),
     Case("debug again", "debug"),
@@ -66,8 +68,17 @@ CASES = [
         {"training.context_length": "2048", "model.attention_backend": "sdpa"},
     ),
     Case("debug, NaN drill", "debug", {"debug.drill": "nan@3"}, exit_code=20),
+    Case("two_gpus: debug", "debug", TWO_RANKS, num_gpus=2),
+    Case("two_gpus: debug again", "debug", TWO_RANKS, num_gpus=2),
+    Case("two_gpus: production", "production", TWO_RANKS, num_gpus=2),
+    Case("two_gpus: kill", "debug", TWO_RANKS | {"debug.drill": "kill@3"}, 137, num_gpus=2),
+    Case("two_gpus: NaN", "debug", TWO_RANKS | {"debug.drill": "nan@3"}, 20, num_gpus=2),
 ]
-SAME_BITS = [("debug", "debug again"), ("production", "production again")]
+SAME_BITS = [
+    ("debug", "debug again"),
+    ("production", "production again"),
+    ("two_gpus: debug", "two_gpus: debug again"),
+]
 
 
 def main() -> int:
@@ -79,7 +90,11 @@ def main() -> int:
     out, self_test = options.out, options.self_test
     out.mkdir(parents=True, exist_ok=True)
     record_nvml(out / "nvml.json")
-    cases = [case for case in CASES if options.only in case.name]
+    num_gpus = 2 if self_test else count_gpus(out / "nvml.json")
+    asked = [case for case in CASES if options.only in case.name]
+    cases = [case for case in asked if case.num_gpus <= num_gpus]
+    if len(cases) < len(asked):
+        print(f"{len(asked) - len(cases)} cases left out: they need 2 GPUs, here are {num_gpus}")
     rows = [run_case(case, out, self_test=self_test) for case in cases]
     print_versions()
     print_table(rows)
@@ -118,12 +133,22 @@ def record_nvml(path: Path) -> None:
     path.write_bytes(done.stdout or done.stderr)
 
 
+def count_gpus(snapshot: Path) -> int:
+    """By what `record_nvml` left."""
+    try:
+        return len(json.loads(snapshot.read_bytes())["gpus"])
+    except (ValueError, KeyError):
+        return 1
+
+
 def arguments(case: Case, *, self_test: bool) -> list[str]:
     settings = case.settings
     if self_test:
         settings = settings | {"training.context_length": "128"}
-        return [*SELF_TEST, *(f"{name}={value}" for name, value in settings.items())]
-    device = ["--preset", case.preset, "--gpus", "auto", "--max-steps", NUM_STEPS[case.preset]]
+        workers = ["--workers", str(case.num_gpus)]
+        return [*SELF_TEST, *workers, *(f"{name}={value}" for name, value in settings.items())]
+    which = f"auto:{case.num_gpus}"
+    device = ["--preset", case.preset, "--gpus", which, "--max-steps", NUM_STEPS[case.preset]]
     return [*device, *(f"{name}={value}" for name, value in settings.items())]
 
 
