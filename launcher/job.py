@@ -1,10 +1,10 @@
 """One job on all places: what it cannot be asked for, and where its ranks find each other: a port
-of loopback that listens before they start. No other process can take it meanwhile, and two jobs on
-one machine never meet."""
+of loopback that is taken before they start, so that nobody else can take it, and two jobs on one
+machine never meet. Rank 0 is the one that listens there: until it comes, the others are refused."""
 
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from launcher.plan import Meeting, Place
 from model_check.config.ranks import check_ranks
@@ -12,8 +12,6 @@ from model_check.config.schema import Settings
 from model_check.errors import ConfigError, InternalError, UsageError
 
 _LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
-_BACKLOG = 4096
-"""More than one machine has ranks."""
 _NOT_IN_A_JOB = "--mode ddp runs one job, and {}: leave it out, or run --mode replicate"
 
 
@@ -36,15 +34,17 @@ def check_job(settings: Settings, places: Sequence[Place], command: Sequence[str
 
 @contextmanager
 def open_meeting() -> Iterator[Meeting]:
-    """Open until the ranks are gone. Raises InternalError where loopback has no free port."""
-    listening = _listening()
-    with listening:
-        address, port = listening.getsockname()[:2]
-        yield Meeting(address, port, listening.fileno())
+    """Taken until the ranks are gone. Raises InternalError where loopback has no free port."""
+    with _taken() as place:
+        address, port = place.getsockname()[:2]
+        yield Meeting(address, port, place.fileno())
 
 
-def _listening() -> socket.socket:
+def _taken() -> socket.socket:
     for family, address in _LOOPBACKS:
-        with suppress(OSError):
-            return socket.create_server((address, 0), family=family, backlog=_BACKLOG)
-    raise InternalError("no port can be opened on 127.0.0.1 or ::1, where ranks find each other")
+        with suppress(OSError), ExitStack() as stack:
+            place = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            place.bind((address, 0))
+            stack.pop_all()
+            return place
+    raise InternalError("no port is free on 127.0.0.1 or ::1, where ranks find each other")

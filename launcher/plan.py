@@ -60,12 +60,12 @@ class Place(Struct, frozen=True):
 
 
 class Meeting(Struct, frozen=True):
-    """Where the ranks of a job find each other: an open port."""
+    """Where the ranks of a job find each other: a port that is taken."""
 
     address: str
     port: int
     fd: int
-    """The socket that listens there; rank 0 gets it."""
+    """The socket that is bound to it; rank 0 gets it."""
 
 
 class LaunchContext(Struct, frozen=True):

@@ -68,6 +68,11 @@ def replay_again(argv: Sequence[str], probe: GpuProbe, environ: Mapping[str, str
     record = read_record(directory)
     if is_running(record):
         raise UsageError(f"{directory}: this run is still going (launcher pid {record.pid})")
+    if record.mode == "ddp":
+        raise UsageError(
+            f"{directory}: a job of ranks is not replayed: each one's bits depend on the others "
+            "(--mode replicate trains the same on each GPU alone)"
+        )
     watch = watched_again(record, directory)
     record = as_it_ended(record, directory, watch)
     question = _question(_worker(names), record, watch)

@@ -12,6 +12,7 @@ from launcher import run_dir
 from launcher.launch import Launch
 from launcher.run import begin, greet, printing, run_one
 from launcher.verdict.record import RunEnd
+from launcher.verdict.results import RunResult
 from model_check.errors import (
     EXIT_HEALTH,
     EXIT_INTERNAL,
@@ -38,7 +39,7 @@ def run_with_restarts(launch: Launch, argv: Sequence[str], printer_out: int) -> 
     for number in range(1, most + 1):
         if not _may_go_on(end, result.exit_code):
             break
-        checkpoint = _newest(launch)
+        checkpoint = _newest(launch, result)
         path = run_dir.create(run_dir.restart_path(directory, number))
         launch = _again(launch, path, checkpoint)
         with printing(printer_out, path) as printer:
@@ -66,11 +67,13 @@ def _again(launch: Launch, directory: Path, checkpoint: Path | None) -> Launch:
     return replace(launch.in_directory(directory), loaded=loaded)
 
 
-def _newest(launch: Launch) -> Path | None:
-    """The last checkpoint that the job has written since its first attempt began."""
-    parent = Path(launch.loaded.settings.system.checkpoint_dir)
+def _newest(launch: Launch, result: RunResult) -> Path | None:
+    """The last checkpoint that the job has written since its first attempt began, in the directory
+    that its ranks have told; another job may be in the usual one."""
+    told = [worker.detail.get("checkpoints") for worker in result.workers]
+    directory = next(filter(None, told), None)
     written: list[tuple[float, Path]] = []
-    for path in parent.glob("*.pt"):
+    for path in Path(str(directory)).glob("*.pt") if directory else ():
         if _CHECKPOINT.fullmatch(path.name):
             with suppress(OSError):  # it was removed right now
                 written.append((path.lstat().st_mtime, path.absolute()))

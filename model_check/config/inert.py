@@ -112,10 +112,16 @@ RULES = (
         "system.device=cuda",
     ),
     Rule(
-        ("launch.max_restarts", "launch.audit_interval"),
+        ("launch.max_restarts",),
         ("launch.mode",),
         lambda s: s.launch.mode == "ddp",
         "launch.mode=ddp",
+    ),
+    Rule(
+        ("launch.audit_interval",),
+        ("launch.mode", "system.deterministic"),
+        lambda s: s.launch.mode == "ddp" and s.system.deterministic,
+        "launch.mode=ddp and system.deterministic=true",
     ),
     Rule(
         ("launch.max_lead", "launch.replay_s"),

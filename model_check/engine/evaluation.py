@@ -58,6 +58,7 @@ class Evaluator:
                     self._state.context.channels.sink.emit(Beat())
                     beaten = now()
         # float64 holds each count exactly.
+        self._plan.world.meet(between)
         counted = total.new_tensor(num_targets)
         sums = self._plan.world.summed(torch.stack([total, counted]))
         total_loss, num_targets = float(sums[0]), int(sums[1])  # sync

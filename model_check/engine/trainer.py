@@ -26,7 +26,7 @@ from model_check.engine.rng import kept_rng, rng_states
 from model_check.engine.saving.checkpoint_files import BEST, ERROR, LAST, step_name
 from model_check.engine.saving.saver import Saver
 from model_check.engine.schedule import learning_rate
-from model_check.engine.state import RunProgress, TrainingState
+from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan, accumulate, train_step
 from model_check.engine.stop import EndedEarly
 from model_check.engine.world import ALONE
@@ -57,7 +57,7 @@ class Trainer:
         StorageError."""
         channels, stop = self.state.context.channels, self.state.context.stop
         first, num_steps = self.state.progress.step, self.state.num_steps
-        channels.sink.emit(Phase(name="train", detail=_beginning(self.state.progress)))
+        channels.sink.emit(Phase(name="train", detail=_beginning(self.state)))
         if first >= num_steps:
             raise EndedEarly(f"had nothing left to train: {first} steps were done before")
         with (
@@ -347,11 +347,15 @@ class _Broken(BrokenStateError):
         self.found = found
 
 
-def _beginning(progress: RunProgress) -> dict[str, Scalar]:
-    """What the phase says of a run that is resumed."""
-    if progress.resumed is None:
-        return {}
-    return {"first_step": progress.step, "resumed": str(progress.resumed)}
+def _beginning(state: TrainingState) -> dict[str, Scalar]:
+    """What the phase says of a run that is resumed, and of a job, which may be restarted."""
+    progress, context = state.progress, state.context
+    detail: dict[str, Scalar] = {}
+    if not context.world.is_alone:
+        detail["checkpoints"] = str(context.directory.absolute())
+    if progress.resumed is not None:
+        detail |= {"first_step": progress.step, "resumed": str(progress.resumed)}
+    return detail
 
 
 def _conclusion(meter: Meter) -> str:

@@ -7,6 +7,7 @@ device to agree on them.
 
 import os
 import re
+import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ NUM_MEDIANS = 10
 PATIENCE = 10
 """So much longer where a rank evaluates, or writes a checkpoint."""
 BEAT_S = 1.0
+_LOOK_S = 0.02
 _FOREVER = timedelta(days=30)
 _OF_PEERS = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Timed out")
 """One of them is in the text of a collective's failure."""
@@ -213,6 +215,7 @@ class Ranks(World):
         return _Sent(told, work, self._timeout_s)
 
     def gathered(self, value: Any) -> list[Any]:
+        self.meet(lambda: None)  # what follows hears no signal, and has no limit
         found: list[Any] = [None] * self.size
         with heeding_peers():
             dist.all_gather_object(found, value, group=self._control)
@@ -265,17 +268,9 @@ def joined(env: RankEnv | None, device: torch.device, timeout_s: float | None) -
 
 def _store(env: RankEnv) -> Store:
     """Where the ranks find each other: at the launcher's socket, else as torch's variables say."""
-    timeout = timedelta(seconds=FIRST_TIMEOUT_S)
     if env.is_launched:
-        return TCPStore(
-            env.address,
-            env.port,
-            env.world_size,
-            is_master=env.store_fd is not None,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=env.store_fd,
-        )
+        return _store_of_launcher(env)
+    timeout = timedelta(seconds=FIRST_TIMEOUT_S)
     os.environ |= {"MASTER_ADDR": env.address, "MASTER_PORT": str(env.port)}
     found: tuple[Store, int, int] = next(
         rendezvous("env://", env.rank, env.world_size, timeout=timeout)
@@ -283,9 +278,34 @@ def _store(env: RankEnv) -> Store:
     return found[0]
 
 
+def _store_of_launcher(env: RankEnv) -> Store:
+    """The port is refused until rank 0 listens there. Signals are heard meanwhile, as torch's own
+    wait hears none. Raises PeerLost."""
+    until = time.monotonic() + FIRST_TIMEOUT_S
+    while env.store_fd is None and not _listens(env):
+        if time.monotonic() > until:
+            raise PeerLost(f"rank 0 did not come in {FIRST_TIMEOUT_S:.0f} s")
+        time.sleep(_LOOK_S)
+    return TCPStore(
+        env.address,
+        env.port,
+        env.world_size,
+        is_master=env.store_fd is not None,
+        timeout=timedelta(seconds=FIRST_TIMEOUT_S),
+        wait_for_workers=False,
+        master_listen_fd=env.store_fd,
+    )
+
+
+def _listens(env: RankEnv) -> bool:
+    with suppress(OSError):
+        socket.create_connection((env.address, env.port), timeout=BEAT_S).close()
+        return True
+    return False
+
+
 def _wait_for_all(store: Store, env: RankEnv) -> None:
-    """A rank may never come. Signals are heard meanwhile, as torch's own wait hears none. Raises
-    PeerLost."""
+    """A rank may never come; signals are heard. Raises PeerLost."""
     store.set(f"model-check/{env.rank}", "here")
     places = [f"model-check/{rank}" for rank in range(env.world_size)]
     until = time.monotonic() + FIRST_TIMEOUT_S

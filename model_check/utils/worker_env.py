@@ -39,9 +39,9 @@ class RankEnv(Struct, frozen=True):
     address: str
     port: int
     store_fd: int | None = None
-    """For rank 0: a socket that listens at `port` already."""
+    """For rank 0: a socket that is bound to `port` already."""
     is_launched: bool = False
-    """Our launcher has opened that port."""
+    """Our launcher has taken that port."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> "RankEnv | None":
@@ -144,17 +144,23 @@ def _gpu_rank(environ: Mapping[str, str]) -> int | None:
 
 
 def _local_rank(environ: Mapping[str, str]) -> int:
-    told = _by_srun(environ) if WORLD_SIZE not in environ else environ
-    text = told.get(LOCAL_RANK, "")
+    """0 where nobody tells it; `RankEnv` judges what is told."""
+    by_srun = "SLURM_LOCALID" if EVENTS_FD not in environ else ""
+    text = environ.get(LOCAL_RANK) or environ.get(by_srun) or ""
     return int(text) if text.isdigit() else 0
 
 
 def _by_srun(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """What Slurm tells the tasks of a step, by torch's names. All on one machine: the address of
-    another one must be told (MASTER_ADDR)."""
-    size = environ.get("SLURM_NTASKS", "")
-    if "SLURM_STEP_ID" not in environ or size in ("", "1") or EVENTS_FD in environ:
+    """What Slurm tells the tasks of a step, by torch's names. Raises ConfigError where they are on
+    several machines, and nobody tells the address of the first."""
+    size = environ.get("SLURM_STEP_NUM_TASKS", "")
+    if size in ("", "1") or EVENTS_FD in environ:
         return environ
+    if environ.get("SLURM_STEP_NUM_NODES", "1") != "1" and MASTER_ADDR not in environ:
+        raise ConfigError(
+            f"SLURM_STEP_NUM_NODES = {environ['SLURM_STEP_NUM_NODES']}: ranks on several machines "
+            f"need {MASTER_ADDR}, the first one's address"
+        )
     first, count = _SLURM_PORTS
     job = environ.get("SLURM_JOB_ID", "0")
     port = first + (int(job) if job.isdigit() else 0) % count

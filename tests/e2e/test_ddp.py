@@ -255,7 +255,7 @@ def test_torchrun_starts_the_same_job(launcher: Launcher) -> None:
 
 def test_srun_tells_its_tasks_their_ranks(launcher: Launcher) -> None:
     """As Slurm sets the variables of a step of two tasks on one machine."""
-    step = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": str(os.getpid())}
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": str(os.getpid())}
     tasks = [
         subprocess.Popen(
             [sys.executable, str(ROOT / "pretrain_main.py"), "--config", str(launcher.config)],
@@ -271,3 +271,35 @@ def test_srun_tells_its_tasks_their_ranks(launcher: Launcher) -> None:
     assert [task.returncode for task in tasks] == [0, 0], outputs
     assert "[CPU0] Step [3/4]" in outputs[0]
     assert "Step [" not in outputs[1]
+
+
+def test_kernels_that_may_vary_still_leave_replicas_that_agree(launcher: Launcher) -> None:
+    run = launcher(*JOB, "system.deterministic=false")
+    assert run.exit_code == 0, run.output
+    assert "equal bit for bit in 4 of 4 steps" in run.output
+
+
+def test_a_job_is_not_replayed(launcher: Launcher) -> None:
+    run = launcher(*JOB, "debug.drill=flip@2:CPU1", "launch.replay_s=60")
+    assert run.exit_code == 21, run.output
+    assert "replay: " not in run.output
+    asked = launcher.verb("replay", str(run.directory), "CPU1")
+    assert asked.returncode == 2
+    assert "a job of ranks is not replayed" in asked.stdout
+
+
+def test_a_restart_takes_no_checkpoint_of_another_job_in_the_same_place(
+    launcher: Launcher,
+) -> None:
+    """The first job holds .checkpoints; the second one writes beside it."""
+    first = launcher.start(*JOB, LONG, "--run-dir", "first", "training.save_interval=1")
+    read_until(first, "Step [3/")
+    run = launcher(
+        *(*JOB, "--run-dir", "second", "--max-restarts", "1", "training.save_interval=2"),
+        "debug.drill=kill@3:CPU1",
+    )
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=110)
+    assert run.exit_code == 0, run.output
+    (line,) = run.lines("[launcher] restart ")
+    assert line.endswith(".checkpoints/cpu0/step_2.pt")

@@ -27,22 +27,23 @@ def job(tmp_path: Path) -> Job:
     def train(
         num_ranks: int, dtype: str = "float64", where: str = "", **changes: Any
     ) -> list[Found]:
-        listening = socket.create_server(("127.0.0.1", 0))
+        place = socket.socket()
+        place.bind(("127.0.0.1", 0))
         directory = tmp_path / (where or f"job{len(list(tmp_path.iterdir()))}")
         directory.mkdir(exist_ok=True)
         plan = json.dumps({"dtype": dtype, "changes": changes, "out": str(directory / "found")})
         processes = [
             subprocess.Popen(
                 [sys.executable, str(ROOT / "tests/engine/ranks.py"), plan],
-                env=os.environ | _place(rank, num_ranks, listening),
-                pass_fds=[listening.fileno()] if rank == 0 else [],
+                env=os.environ | _place(rank, num_ranks, place),
+                pass_fds=[place.fileno()] if rank == 0 else [],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
             )
             for rank in range(num_ranks)
         ]
-        listening.close()
+        place.close()
         try:
             outputs = [process.communicate(timeout=DEADLINE_S)[0] for process in processes]
         finally:
@@ -54,7 +55,7 @@ def job(tmp_path: Path) -> Job:
     return train
 
 
-def _place(rank: int, num_ranks: int, listening: socket.socket) -> dict[str, str]:
+def _place(rank: int, num_ranks: int, place: socket.socket) -> dict[str, str]:
     own = {"PYTHONPATH": str(ROOT)}
     if num_ranks == 1:
         return own
@@ -63,8 +64,8 @@ def _place(rank: int, num_ranks: int, listening: socket.socket) -> dict[str, str
         worker_env.LOCAL_RANK: str(rank),
         worker_env.WORLD_SIZE: str(num_ranks),
         worker_env.MASTER_ADDR: "127.0.0.1",
-        worker_env.MASTER_PORT: str(listening.getsockname()[1]),
-        worker_env.STORE_FD: str(listening.fileno()) if rank == 0 else "",
+        worker_env.MASTER_PORT: str(place.getsockname()[1]),
+        worker_env.STORE_FD: str(place.fileno()) if rank == 0 else "",
         "GLOO_SOCKET_IFNAME": "lo",
     }
 

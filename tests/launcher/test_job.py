@@ -1,26 +1,33 @@
 """Where the ranks of a job meet."""
 
+import os
 import socket
 
 import pytest
 
 from launcher import job
 from launcher.job import open_meeting
+from launcher.plan import Meeting
 from model_check.errors import InternalError
 
 
-def test_two_meetings_are_two_ports_that_listen() -> None:
-    with open_meeting() as one, open_meeting() as other:
-        assert one.port != other.port
-        for place in (one, other):
-            socket.create_connection((place.address, place.port), timeout=10).close()
+def connects(place: Meeting) -> bool:
+    try:
+        socket.create_connection((place.address, place.port), timeout=10).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
-def test_it_listens_no_longer_than_the_job() -> None:
-    with open_meeting() as place:
-        pass
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((place.address, place.port), timeout=10)
+def test_a_port_is_taken_and_refused_until_a_rank_listens() -> None:
+    with open_meeting() as place, open_meeting() as other:
+        assert place.port != other.port
+        with socket.socket() as thief, pytest.raises(OSError, match="in use"):
+            thief.bind((place.address, place.port))
+        assert not connects(place)
+        with socket.socket(fileno=os.dup(place.fd)) as of_rank_0:
+            of_rank_0.listen()
+            assert connects(place)
 
 
 def test_without_ipv4_it_is_on_the_other_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,5 +39,5 @@ def test_without_ipv4_it_is_on_the_other_loopback(monkeypatch: pytest.MonkeyPatc
 def test_without_a_loopback_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = ((socket.AF_INET, "192.0.2.1"),)
     monkeypatch.setattr(job, "_LOOPBACKS", nowhere)
-    with pytest.raises(InternalError, match="no port can be opened"), open_meeting():
+    with pytest.raises(InternalError, match="no port is free"), open_meeting():
         pass
