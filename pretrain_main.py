@@ -38,7 +38,7 @@ from model_check.config.backends import check_package
 from model_check.config.drill import Drill, parse_drill
 from model_check.config.load import Loaded, load
 from model_check.config.memory import check_host_memory
-from model_check.config.ranks import check_ranks
+from model_check.config.ranks import check_ranks, rank_timeout_s
 from model_check.config.replay import check_replay, replayed, replayed_drill
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
@@ -131,10 +131,17 @@ def main(argv: Sequence[str]) -> int:
             failure = cause_of(error)
         ending = ending_of(failure, process)
         process.sink.emit(last_word(ending, process.meter))
-    if process.stop.cut_short:  # a normal end would wait for threads, perhaps for ever
+    # A normal end would wait for threads, or for ranks that are gone, perhaps for ever.
+    if process.stop.cut_short or is_connected():
         sys.stdout.flush()
         os._exit(ending.exit_code)
     return ending.exit_code
+
+
+def is_connected() -> bool:
+    """Whether an error has left connections to other ranks open."""
+    world = sys.modules.get("model_check.engine.world")
+    return world is not None and bool(world.is_connected())
 
 
 def cause_of(error: BaseException) -> BaseException:
@@ -227,8 +234,9 @@ def train(argv: Sequence[str], process: Process) -> None:
     seed_everything(settings.system.seed)
     device = pick_device(loaded.device, own_device_id(settings.system, ranks), process.env)
     where = (settings.system.checkpoint_dir, process.env.supervised, worker)
+    limit = partial(rank_timeout_s, settings.launch, process.env.supervised)
     with (
-        joined(ranks, device, settings.launch.rank_timeout_s) as world,
+        joined(ranks, device, limit) as world,
         checkpoint_directory(*where, say, world) as directory,
     ):
         cache = open_tokens(settings, process, say)

@@ -25,8 +25,6 @@ from model_check.errors import (
 _CHECKPOINT = re.compile(r"(last|step_\d+)\.pt")
 _FINAL = (EXIT_PASS, EXIT_USAGE, EXIT_HEALTH, EXIT_NO_GPU, EXIT_INTERNAL, EXIT_UNPROVEN)
 """A restart would change nothing of what these tell."""
-_CLOCK_S = 2.0
-"""A file system may round times."""
 
 
 def run_with_restarts(launch: Launch, argv: Sequence[str], printer_out: int) -> int:
@@ -77,5 +75,5 @@ def _newest(launch: Launch, result: RunResult) -> Path | None:
         if _CHECKPOINT.fullmatch(path.name):
             with suppress(OSError):  # it was removed right now
                 written.append((path.lstat().st_mtime, path.absolute()))
-    own = [each for each in written if each[0] >= launch.started_at - _CLOCK_S]
+    own = [each for each in written if each[0] >= launch.started_at]
     return max(own, default=(0.0, None))[1]

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from datetime import datetime
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,12 @@ def round_path(directory: Path, number: int) -> Path:
 def restart_path(directory: Path, number: int) -> Path:
     """Of a job that goes on: a run in a directory of its own, counted from 1."""
     return directory / f"restart_{number}"
+
+
+def restarts_in(directory: Path) -> list[Path]:
+    """Of a job that went on, in their order."""
+    paths = (restart_path(directory, number) for number in count(1))
+    return list(takewhile(Path.is_dir, paths))
 
 
 def rounds_in(directory: Path) -> list[Path]:

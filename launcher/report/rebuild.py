@@ -99,7 +99,7 @@ class Rebuilt(NamedTuple):
     lines: Sequence[str]
     """That end the run."""
     last: Finished
-    """The run, or the last of its rounds."""
+    """The run, or the last of its rounds or restarts."""
     write: Callable[[], None]
     """Raises StorageError."""
 
@@ -108,9 +108,14 @@ def _again(directory: Path, golden: Golden | None, golden_file: Path | None) -> 
     """Raises UsageError."""
     if paths := run_dir.rounds_in(directory):
         return _rounds_again(directory, paths, golden, golden_file)
-    run = _rebuilt(directory, golden, golden_file)
-    lines = list(closing_lines(run.judgement, directory, tail_lines=0))
-    return Rebuilt(run.judgement.result.exit_code, lines, run, partial(_write, [run]))
+    attempts = [directory, *run_dir.restarts_in(directory)]
+    runs = [_rebuilt(path, golden, golden_file) for path in attempts]
+    lines: list[str] = []
+    for number, run in enumerate(runs):
+        lines += [f"restart {number}:"] if number else []
+        lines += closing_lines(run.judgement, run.directory, tail_lines=0)
+    last = runs[-1]
+    return Rebuilt(last.judgement.result.exit_code, lines, last, partial(_write, runs))
 
 
 def _rounds_again(

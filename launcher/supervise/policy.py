@@ -12,6 +12,7 @@ from model_check.errors import (
     EXIT_HANG,
     EXIT_INTERNAL,
     EXIT_PASS,
+    EXIT_PEER_LOST,
     EXIT_SIGNAL_BASE,
     describe_exit,
     exit_code_of,
@@ -230,7 +231,8 @@ def _look_for_the_lost(workers: Sequence[WorkerView], now: float) -> Continue | 
         return Continue(until=until)
     missing = [w for w in workers if _is_running(w) and w not in followers]
     if not missing:
-        return None
+        said = f"{first.name}: {first.error}"
+        return Stop(f"every rank lost another one, and none tells why ({said})", EXIT_PEER_LOST)
     names = [w.name for w in missing]
     reason = f"{listed(names)} did not come where the others waited ({first.name}: {first.error})"
     return Stop(reason, EXIT_HANG, tuple(names), is_hang=True)

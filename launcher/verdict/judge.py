@@ -305,7 +305,7 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
     end, done, announced = case.end, history.done, _announced(history)
     error = done.error.splitlines()[0] if done and done.error else None
     is_blamed = worker.name in end.culprits
-    if done and done.peer_lost and not is_blamed and end.culprits:
+    if done and done.peer_lost and not is_blamed:
         return Cause.FOLLOWED, {"said": error}
     if worker.spawn_error and worker.returncode == EXIT_INTERNAL:
         return Cause.NO_PROCESS, {"spawn_error": worker.spawn_error, "whose": FAULT_OF_HOST}

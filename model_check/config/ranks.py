@@ -1,7 +1,29 @@
-"""Whether a step can be shared among the ranks of a job."""
+"""What the ranks of a job share: a step, which must divide; and how long they wait for others."""
 
-from model_check.config.schema import Settings
+from model_check.config.schema import LaunchSettings, Settings
 from model_check.errors import ConfigError
+
+FIRST_TIMEOUT_S = 600.0
+"""Before a step shows how long steps take."""
+LEAST_TIMEOUT_S = 60.0
+NUM_STEPS = 10
+"""A rank waits so many of its usual steps for the others, and no less than LEAST_TIMEOUT_S."""
+PATIENCE = 10
+"""The supervisor waits so much longer for a worker that has not begun to train."""
+
+
+def rank_timeout_s(launch: LaunchSettings, is_supervised: bool, step_s: float | None) -> float:
+    """How long a rank waits for the others where its steps take `step_s`; None: none is done yet.
+    Less than the supervisor waits for a silent worker: else all were silent alike, and nothing told
+    which of them is not there."""
+    if step_s is None:
+        wait_s, silence_s = FIRST_TIMEOUT_S, PATIENCE * launch.hang_timeout_s
+    else:
+        usual_s = NUM_STEPS * step_s
+        wait_s = launch.rank_timeout_s or max(LEAST_TIMEOUT_S, usual_s)
+        silence_s = max(launch.hang_timeout_s, usual_s)
+    is_watched = is_supervised and launch.hang_timeout_s > 0
+    return min(wait_s, silence_s / 2) if is_watched else wait_s
 
 
 def check_ranks(settings: Settings, num_ranks: int) -> None:

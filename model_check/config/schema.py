@@ -342,8 +342,9 @@ class LaunchSettings(_Section, frozen=True):
     """replicate: one isolated, identical run a worker; ddp: one job, whose ranks are the workers:
     they share the batches of each step."""
     rank_timeout_s: Annotated[Positive | None, SILENT] = None
-    """Seconds that a rank of a job waits for the others, once steps run; null: 60, or 10 usual
-    steps where that is longer."""
+    """Seconds that a rank of a job waits for the others, once steps run, also where all are stopped
+    (Ctrl-Z); null: 60, or 10 usual steps where that is longer. Under the launcher at most half of
+    what that waits for a silent worker: else nothing would tell which one is not there."""
     audit_interval: Annotated[Count | None, SILENT] = None
     """Every so many steps of a job all ranks also compute one micro-batch, the same one, and its
     gradients are compared: a rank that computes wrong shows nowhere else, since gradients are

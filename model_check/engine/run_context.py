@@ -51,8 +51,8 @@ class Channels:
             self.say_own(text)
 
     def note(self, text: str) -> None:
-        """To both: people read it now, the report quotes it later."""
-        self.say_own(text)
+        """To both: people read it now, where this rank speaks; the report quotes it later."""
+        self.say(text)
         self.sink.emit(Note(text=text))
 
 

@@ -179,7 +179,8 @@ class TrainingState:
         progress.validation = Validation(**{f.name: state[f.name] for f in fields(Validation)})
         for observer in self.observers:
             observer.restore(state["logging"])
-        own = state["rng_of_ranks"][world.rank] if is_same and num_ranks > 1 else state["rng"]
+        of_ranks = state.get("rng_of_ranks") or []  # evidence holds those of its own rank alone
+        own = of_ranks[world.rank] if is_same and of_ranks else state["rng"]
         set_rng_states(own)  # last: nothing above may draw from it
 
 

@@ -5,7 +5,6 @@ Host numbers travel over gloo on the CPU, in a group of their own, so that no ra
 device to agree on them.
 """
 
-import os
 import re
 import socket
 import time
@@ -18,23 +17,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import GradBucket, Store, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed import (  # type: ignore[attr-defined]
+    GradBucket,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
 from model_check.engine.busy import Waited
-from model_check.errors import PeerLost
+from model_check.errors import ConfigError, PeerLost
 from model_check.utils.words import first_line
 from model_check.utils.worker_env import RankEnv
 
-FIRST_TIMEOUT_S = 600.0
-"""Before a step shows how long steps take; and for ranks to find each other."""
-LEAST_TIMEOUT_S = 60.0
-NUM_MEDIANS = 10
-"""A rank waits so many of its usual steps for the others, and no less than LEAST_TIMEOUT_S."""
+Limit = Callable[[float | None], float]
+"""How long steps take, seconds (None: nobody knows yet) -> how long a rank waits for the others."""
 PATIENCE = 10
 """So much longer where a rank evaluates, or writes a checkpoint."""
 BEAT_S = 1.0
-_LOOK_S = 0.02
+_LOOK_S = 0.01
 _FOREVER = timedelta(days=30)
 _OF_PEERS = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Timed out")
 """One of them is in the text of a collective's failure."""
@@ -123,12 +123,12 @@ class Offer:
 class Ranks(World):
     """This process is one rank of several."""
 
-    def __init__(self, env: RankEnv, device: torch.device, timeout_s: float | None) -> None:
-        """Find the others. `timeout_s`: how long to wait for a peer once steps run; None: by how
-        long they take. Raises PeerLost."""
+    def __init__(self, env: RankEnv, device: torch.device, limit: Limit) -> None:
+        """Find the others. Raises PeerLost, and ConfigError where they cannot meet."""
         self.rank, self.size = env.rank, env.world_size
-        self._device, self._fixed_s = device, timeout_s
-        self._timeout_s = FIRST_TIMEOUT_S
+        self._device, self._limit = device, limit
+        self._timeout_s = limit(None)
+        self._has_steps = False
         self._module: nn.Module | None = None
         self._local: list[Tensor] = []
         """The sum of each bucket of gradients, before it was summed over the ranks."""
@@ -137,8 +137,9 @@ class Ranks(World):
             self._meet_first(env, device)
 
     def _meet_first(self, env: RankEnv, device: torch.device) -> None:
-        store, timeout = _store(env), timedelta(seconds=FIRST_TIMEOUT_S)
-        _wait_for_all(store, env)
+        timeout = timedelta(seconds=self._timeout_s)
+        store = _store(env, self._timeout_s)
+        _wait_for_all(store, env, self._timeout_s)
         on_gpu = device.type == "cuda"
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
@@ -228,11 +229,12 @@ class Ranks(World):
         _wait(work, PATIENCE * self._timeout_s, meanwhile)
 
     def expect(self, step_s: float) -> None:
-        timeout_s = self._fixed_s or max(LEAST_TIMEOUT_S, NUM_MEDIANS * step_s)
-        # A change costs a call of torch's: not for each step.
-        if not 0.5 < timeout_s / self._timeout_s < 2 or self._timeout_s == FIRST_TIMEOUT_S:
-            self._timeout_s = timeout_s
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))
+        timeout_s = self._limit(step_s)
+        # Not for each step: a change costs a call of torch's.
+        if self._has_steps and 0.5 < timeout_s / self._timeout_s < 2:
+            return
+        self._has_steps, self._timeout_s = True, timeout_s
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))
 
     def _sum_bucket(self, _: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Gradients are summed, not averaged: each rank divides its loss by the targets of all."""
@@ -254,47 +256,50 @@ class Ranks(World):
 
 
 @contextmanager
-def joined(env: RankEnv | None, device: torch.device, timeout_s: float | None) -> Iterator[World]:
-    """The world of a rank; None: of a process that trains alone. Raises PeerLost."""
+def joined(env: RankEnv | None, device: torch.device, limit: Limit) -> Iterator[World]:
+    """The world of a rank; None: of a process that trains alone. Where it ends by an error, its
+    connections stay open until the process is gone: to close them would wait for what no peer
+    answers any more. Raises PeerLost, ConfigError."""
     if env is None:
         yield ALONE
         return
-    ranks = Ranks(env, device, timeout_s)
-    try:
-        yield ranks
-    finally:
-        ranks.leave()
+    ranks = Ranks(env, device, limit)
+    yield ranks
+    ranks.leave()
 
 
-def _store(env: RankEnv) -> Store:
-    """Where the ranks find each other: at the launcher's socket, else as torch's variables say."""
-    if env.is_launched:
-        return _store_of_launcher(env)
-    timeout = timedelta(seconds=FIRST_TIMEOUT_S)
-    os.environ |= {"MASTER_ADDR": env.address, "MASTER_PORT": str(env.port)}
-    found: tuple[Store, int, int] = next(
-        rendezvous("env://", env.rank, env.world_size, timeout=timeout)
-    )
-    return found[0]
+def is_connected() -> bool:
+    return dist.is_initialized()
 
 
-def _store_of_launcher(env: RankEnv) -> Store:
-    """The port is refused until rank 0 listens there. Signals are heard meanwhile, as torch's own
-    wait hears none. Raises PeerLost."""
-    until = time.monotonic() + FIRST_TIMEOUT_S
-    while env.store_fd is None and not _listens(env):
+def _store(env: RankEnv, timeout_s: float) -> Store:
+    """Where the ranks find each other: rank 0 listens, or torchrun does. Until then the port is
+    refused. Signals are heard meanwhile, as torch's own wait hears none. Raises PeerLost, and
+    ConfigError for a port that somebody else has."""
+    is_master = env.rank == 0 and not env.is_by_torchrun
+    until = time.monotonic() + timeout_s
+    while not is_master and not _listens(env):
         if time.monotonic() > until:
-            raise PeerLost(f"rank 0 did not come in {FIRST_TIMEOUT_S:.0f} s")
+            raise PeerLost(f"rank 0 did not come in {timeout_s:.0f} s", has_waited=True)
         time.sleep(_LOOK_S)
-    return TCPStore(
-        env.address,
-        env.port,
-        env.world_size,
-        is_master=env.store_fd is not None,
-        timeout=timedelta(seconds=FIRST_TIMEOUT_S),
-        wait_for_workers=False,
-        master_listen_fd=env.store_fd,
-    )
+    try:
+        store = TCPStore(
+            env.address,
+            env.port,
+            env.world_size,
+            is_master=is_master,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=env.store_fd,
+        )
+    except dist.DistNetworkError as error:
+        if not is_master:
+            raise
+        raise ConfigError(
+            f"MASTER_PORT = {env.port}: rank 0 cannot listen there, since another program does, or "
+            "may not; set it to a free port"
+        ) from error
+    return PrefixStore(f"attempt {env.attempt}", store)
 
 
 def _listens(env: RankEnv) -> bool:
@@ -304,19 +309,17 @@ def _listens(env: RankEnv) -> bool:
     return False
 
 
-def _wait_for_all(store: Store, env: RankEnv) -> None:
+def _wait_for_all(store: Store, env: RankEnv, timeout_s: float) -> None:
     """A rank may never come; signals are heard. Raises PeerLost."""
     store.set(f"model-check/{env.rank}", "here")
     places = [f"model-check/{rank}" for rank in range(env.world_size)]
-    until = time.monotonic() + FIRST_TIMEOUT_S
+    until = time.monotonic() + timeout_s
     while not store.check(places):
         if time.monotonic() > until:
             there = [rank for rank, place in enumerate(places) if store.check([place])]
-            raise PeerLost(
-                f"of {env.world_size} ranks only {there} came in {FIRST_TIMEOUT_S:.0f} s"
-            )
-        with suppress(dist.DistStoreError):
-            store.wait(places, timedelta(seconds=BEAT_S))
+            said = f"of {env.world_size} ranks only {there} came in {timeout_s:.0f} s"
+            raise PeerLost(said, has_waited=True)
+        time.sleep(_LOOK_S)
 
 
 class _Sent(Offer):
@@ -330,17 +333,17 @@ class _Sent(Offer):
 
 
 def _wait(work: dist.Work, timeout_s: float, meanwhile: Callable[[], None]) -> None:
-    """Signals are heard, too. Raises PeerLost."""
-    until = time.monotonic() + timeout_s
+    """Signals are heard, too, which gloo's own wait with a limit does not (nor has it a limit).
+    Raises PeerLost."""
+    began = beaten = time.monotonic()
     while not work.is_completed():
-        if (left_s := until - time.monotonic()) <= 0:
+        waited_s = (now := time.monotonic()) - began
+        if waited_s >= timeout_s:
             raise _late(timeout_s)
-        try:
-            work.wait(timedelta(seconds=min(BEAT_S, left_s)))
-        except RuntimeError as error:
-            if work.is_completed():
-                raise _lost(error) from error
+        if now - beaten >= BEAT_S:
             meanwhile()
+            beaten = now
+        time.sleep(min(_LOOK_S, waited_s / 10))  # a short wait is looked at often
     with heeding_peers():
         work.wait()
 

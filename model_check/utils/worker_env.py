@@ -40,8 +40,10 @@ class RankEnv(Struct, frozen=True):
     port: int
     store_fd: int | None = None
     """For rank 0: a socket that is bound to `port` already."""
-    is_launched: bool = False
-    """Our launcher has taken that port."""
+    is_by_torchrun: bool = False
+    """torchrun itself listens at `port`."""
+    attempt: int = 0
+    """torchrun's count of its restarts, which share that port."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> "RankEnv | None":
@@ -62,7 +64,8 @@ class RankEnv(Struct, frozen=True):
             address=told.get(MASTER_ADDR) or "127.0.0.1",
             port=_natural(told, MASTER_PORT),
             store_fd=int(store_fd) if store_fd.isdigit() else None,
-            is_launched=STORE_FD in told,
+            is_by_torchrun=told.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            attempt=_natural(told, "TORCHELASTIC_RESTART_COUNT", 0),
         )
 
 

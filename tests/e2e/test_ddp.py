@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -303,3 +305,107 @@ def test_a_restart_takes_no_checkpoint_of_another_job_in_the_same_place(
     assert run.exit_code == 0, run.output
     (line,) = run.lines("[launcher] restart ")
     assert line.endswith(".checkpoints/cpu0/step_2.pt")
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_rank_that_stops_between_two_steps_is_named(launcher: Launcher, after: int) -> None:
+    """The others wait where they tell each other what they read: that has no end of its own."""
+    hooks = str(ROOT / "tests" / "e2e" / "in_workers")
+    env = {"PYTHONPATH": f"{ROOT}{os.pathsep}{hooks}", "STOPS_AFTER": f"CPU1 {after}"}
+    run = launcher(*JOB, SOON, **env)
+    assert run.exit_code == 124, run.output
+    assert named(run) == ["CPU1"]
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_short_limit_of_silence_still_names_the_rank_that_is_stopped(
+    launcher: Launcher, worker: int
+) -> None:
+    process = launcher.start(*JOB, LONG, "--hang-timeout", "8")
+    seen = read_until(process, "Step [3/")
+    os.kill(pid_of(f"CPU{worker}", launcher.cwd / "run"), signal.SIGSTOP)
+    run = launcher.finish(process, seen)
+    assert run.exit_code == 124, run.output
+    assert named(run) == [f"CPU{worker}"]
+
+
+@pytest.mark.parametrize(
+    ("drill", "file"), [("raise@2:CPU0", "error.pt"), ("nan@2:CPU1", "cpu1/nan_grad_step_2.pt")]
+)
+def test_what_a_failure_has_saved_goes_on_as_a_job(
+    launcher: Launcher, drill: str, file: str
+) -> None:
+    whole = launcher(*JOB)
+    launcher(*JOB, f"debug.drill={drill}", "--run-dir", "failed")
+    run = launcher(*JOB, "--resume", f".checkpoints/{file}", "--run-dir", "rest")
+    assert run.exit_code == 0, run.output
+    undisturbed = losses(whole.directory)
+    assert losses(launcher.cwd / "rest") == {s: undisturbed[s] for s in (2, 3)}
+
+
+def test_a_job_of_one_rank_goes_on_from_its_checkpoint_too(launcher: Launcher) -> None:
+    run = launcher(
+        *(*JOB, "--workers=1", "--max-restarts", "1", "training.save_interval=1"),
+        "debug.drill=kill@3:CPU0",
+    )
+    assert run.exit_code == 0, run.output
+    (line,) = run.lines("[launcher] restart ")
+    assert line.endswith("step_3.pt")
+    again = launcher.verb("report", str(run.directory))
+    assert again.returncode == 0, again.stdout
+    assert "[launcher] restart 1:" in again.stdout.splitlines()
+
+
+def by_hand(launcher: Launcher, rank: int, port: int, size: int = 2) -> "subprocess.Popen[str]":
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "pretrain_main.py"), "--config", str(launcher.config)],
+        cwd=launcher.cwd,
+        env=launcher.env | place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    launcher.started.append(process)
+    return process
+
+
+def test_a_port_that_somebody_has_is_told_with_exit_code_2(launcher: Launcher) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        process = by_hand(launcher, 0, port := other.getsockname()[1])
+        output, _ = process.communicate(timeout=110)
+    assert process.returncode == 2, output
+    assert f"error: MASTER_PORT = {port}: rank 0 cannot listen there" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_alone_hears_a_request_to_end(launcher: Launcher, rank: int) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = by_hand(launcher, rank, port)
+    wait_until_it_waits(process.pid, port, listens=rank == 0)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 143, output
+
+
+def wait_until_it_waits(pid: int, port: int, *, listens: bool) -> None:
+    """It has come to the meeting: it listens, or has torch in its memory and is refused."""
+    until = time.monotonic() + 100
+    while time.monotonic() < until:
+        if listens and _answers(port):
+            return
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        if not listens and "libtorch_python" in maps:
+            time.sleep(1)
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never came")
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

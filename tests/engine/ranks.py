@@ -7,11 +7,13 @@ import os
 import sys
 from collections.abc import Generator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from model_check.config.ranks import rank_timeout_s
 from model_check.engine.assembly import build_trainer
 from model_check.engine.run_context import Channels
 from model_check.engine.world import World, joined
@@ -51,7 +53,8 @@ def main(plan: dict[str, Any]) -> None:
     torch.set_default_dtype(getattr(torch, plan["dtype"]))
     settings = make_settings(**plan["changes"])
     kept = Kept()
-    with joined(RankEnv.from_environ(os.environ), torch.device("cpu"), None) as world:
+    limit = partial(rank_timeout_s, settings.launch, False)
+    with joined(RankEnv.from_environ(os.environ), torch.device("cpu"), limit) as world:
         training = settings.training
         source = Shared(training.batch_size, training.context_length, world)
         context = replace(
