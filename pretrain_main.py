@@ -22,7 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -235,10 +235,9 @@ def train(argv: Sequence[str], process: Process) -> None:
     device = pick_device(loaded.device, own_device_id(settings.system, ranks), process.env)
     where = (settings.system.checkpoint_dir, process.env.supervised, worker)
     limit = partial(rank_timeout_s, settings.launch, process.env.supervised)
-    with (
-        joined(ranks, device, limit) as world,
-        checkpoint_directory(*where, say, world) as directory,
-    ):
+    with ExitStack() as stack:
+        world = stack.enter_context(joined(ranks, device, limit))
+        directory = stack.enter_context(checkpoint_directory(*where, say, world))
         cache = open_tokens(settings, process, say)
         run_name = process.env.run_dir.name if process.env.run_dir else None
         context = RunContext(
@@ -272,7 +271,7 @@ def what_to_train(settings: Settings, replay_to: int | None) -> tuple[Settings, 
     return replayed(settings), replayed_drill(drill)
 
 
-def refuse_impossible(settings: Settings, device: str, ranks: RankEnv | None) -> None:
+def refuse_impossible(settings: Settings, device: str, ranks: RankEnv | None = None) -> None:
     """Raises ConfigError where there is nothing to resume, no wandb, not the named FlashAttention,
     too little memory here, or a step that the ranks cannot share."""
     check_ranks(settings, 1 if ranks is None else ranks.world_size)

@@ -18,7 +18,7 @@ from model_check.utils.fingerprint import QUANTITIES, weight
 from tests.engine.conftest import Run
 
 MakeRun = Callable[..., Run]
-TAKEN = set(QUANTITIES) - {"loss", "grad_norm"}
+TAKEN = set(QUANTITIES) - {"loss", "grad_norm", "audit"}
 WQ = "layers.0.attention.wq.weight"
 TWO = {"training__grad_accum_nums": 2, "model__num_layers": 2}
 
