@@ -108,6 +108,26 @@ class Ending:
     """Another rank is the cause."""
 
 
+@dataclass(frozen=True)
+class Task:
+    """What this process is asked to train."""
+
+    settings: Settings
+    drill: Drill | None
+    device: str
+    """`cuda` or `cpu`"""
+    worker: str
+    ranks: RankEnv | None
+    """Its place in a job; None: it trains alone."""
+    replay_to: int | None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Another rank says what is true of all."""
+        is_further = self.ranks is not None and self.ranks.rank > 0
+        return is_further and not self.settings.logging.all_ranks
+
+
 def main(argv: Sequence[str]) -> int:
     open_missing_streams()
     faulthandler.enable()
@@ -124,7 +144,7 @@ def main(argv: Sequence[str]) -> int:
             with process.stop.heeded():
                 offered = offer_stacks(env.stacks_path)
                 process.sink.emit(Phase(name="import", detail={"schema": SCHEMA, **offered}))
-                train(argv, process)
+                train(task_of(argv, process), process)
         except SystemExit:  # --help
             raise
         except BaseException as error:
@@ -196,8 +216,8 @@ def stopped(signum: int, process: Process) -> Ending:
     return Ending(EXIT_SIGNAL_BASE + signum, text)
 
 
-def train(argv: Sequence[str], process: Process) -> None:
-    """Settings, device, data, model, steps: what fails cheaply comes first."""
+def task_of(argv: Sequence[str], process: Process) -> Task:
+    """The task, refused where it cannot be done. From here on signals mean what it says."""
     names = parser().read(argv)
     loaded = load(settings_request(names, os.environ), has_gpu)
     settings, drill = what_to_train(loaded.settings, names.replay_to)
@@ -205,16 +225,19 @@ def train(argv: Sequence[str], process: Process) -> None:
     worker = name_worker(loaded, process)
     ranks = RankEnv.from_environ(os.environ)
     refuse_impossible(settings, loaded.device, ranks)
-    is_quiet = ranks is not None and ranks.rank > 0 and not settings.logging.all_ranks
-    say = process.console.say if not is_quiet else (lambda text: None)
-    for note in loaded.notes:
-        say(note)
+    task = Task(settings, drill, loaded.device, worker, ranks, names.replay_to)
+    for note in () if task.is_quiet else loaded.notes:
+        process.console.say(note)
     if ranks is not None and process.env.supervised:
         # All ranks end together: none can finish a step without the others.
         process.stop.finish_step_s = FINISH_STEP_OF_RANK_S
     if settings.training.save_on_signal and not process.env.supervised:
         process.stop.take_as_notice(signal.SIGTERM)
+    return task
 
+
+def train(task: Task, process: Process) -> None:
+    """Device, data, model, steps: what fails cheaply comes first."""
     from model_check.data.read.manifest import read_tokenizer
     from model_check.data.sources.weights import weights_directory
     from model_check.engine.assembly import build_trainer  # from here on: torch
@@ -229,11 +252,14 @@ def train(argv: Sequence[str], process: Process) -> None:
     from model_check.engine.saving.own_directory import checkpoint_directory
     from model_check.engine.world import joined
 
+    settings, ranks, worker = task.settings, task.ranks, task.worker
+    say = (lambda text: None) if task.is_quiet else process.console.say
     num_workers = process.env.num_workers if ranks is None else ranks.local_world_size
     set_up_process(settings.system, num_workers, os.environ)
     seed_everything(settings.system.seed)
-    device = pick_device(loaded.device, own_device_id(settings.system, ranks), process.env)
-    where = (settings.system.checkpoint_dir, process.env.supervised, worker)
+    device = pick_device(task.device, own_device_id(settings.system, ranks), process.env)
+    is_isolated = process.env.supervised and settings.launch.mode != "ddp"
+    where = (settings.system.checkpoint_dir, is_isolated, worker)
     limit = partial(rank_timeout_s, settings.launch, process.env.supervised)
     with ExitStack() as stack:
         world = stack.enter_context(joined(ranks, device, limit))
@@ -242,17 +268,17 @@ def train(argv: Sequence[str], process: Process) -> None:
         run_name = process.env.run_dir.name if process.env.run_dir else None
         context = RunContext(
             identity=Identity(worker, run_name, process.started_at, data_identity(cache)),
-            channels=Channels(process.console.say, process.sink, is_quiet=is_quiet),
+            channels=Channels(process.console.say, process.sink, is_quiet=task.is_quiet),
             device=device,
             directory=directory,
             meter=process.meter,
             stop=process.stop,
-            drill=drill,
+            drill=task.drill,
             splits=validation_splits(cache, settings, world, pin=device.type == "cuda"),
             weights=weights_directory(settings, say),
             run_dir=process.env.run_dir,
             tokenizer=read_tokenizer(cache.store.path),
-            replay_to=names.replay_to,
+            replay_to=task.replay_to,
             world=world,
         )
         if device.type == "cpu":

@@ -28,7 +28,6 @@ from launcher.replay import questions_to, replay
 from launcher.report.closing import closing_lines, resume_line
 from launcher.report.conclude import conclude, held_against_golden, write
 from launcher.supervise.outcome import Outcome
-from launcher.supervise.policy import PATIENCE
 from launcher.supervise.supervisor import Supervisor
 from launcher.verdict.golden_watch import GoldenWatch
 from launcher.verdict.live import Watch
@@ -37,6 +36,7 @@ from launcher.verdict.results import Judgement, RunResult
 from model_check.config.derived import failing_severities
 from model_check.config.load import Loaded, to_json
 from model_check.config.places import FALLBACK
+from model_check.config.ranks import SILENCE_PATIENCE
 from model_check.config.resume import acting_settings
 from model_check.errors import EXIT_PASS, InternalError, ModelCheckError, StorageError
 from model_check.utils.requests import TO_FORWARD, TO_STOP
@@ -179,7 +179,7 @@ class Run:
     def _prepare_and_train(self) -> Outcome:
         """One child builds or finds the token cache; then every worker opens it."""
         launch = self._launch
-        patient = replace(launch.limits, silence_s=launch.limits.silence_s * PATIENCE)
+        patient = replace(launch.limits, silence_s=launch.limits.silence_s * SILENCE_PATIENCE)
         preparer = Supervisor(
             [plan_prepare(launch.context)], patient, self._printer, keep_signals=True
         )

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from launcher.verdict.observer import Dismissal
 from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Stop
+from model_check.config.ranks import SILENCE_PATIENCE
 from model_check.errors import (
     EXIT_HANG,
     EXIT_INTERNAL,
@@ -21,9 +22,6 @@ from model_check.utils.requests import request_of
 from model_check.utils.words import listed
 
 NEVER = float("inf")
-PATIENCE = 10.0
-"""How much longer silence may last while a worker imports, builds, compiles, saves, evaluates; and
-than its steps take: a large model on a CPU takes minutes a step."""
 LINGER_S = 5.0
 """A worker that announced its failure has this long to end by itself before it counts as failed."""
 HOLD_S = 0.2
@@ -35,8 +33,8 @@ SETTLE_S = 5.0
 pass the step in which it failed, or to fail in it, too: then it is no fault of one GPU."""
 SETTLE_STEPS = 2
 EVIDENCE_S = 60.0
-"""A worker that met a NaN may be silent so long, for PATIENCE of its steps, and for the time that
-its evidence takes:"""
+"""A worker that met a NaN may be silent so long, for SILENCE_PATIENCE of its steps, and for the
+time that its evidence takes:"""
 EVIDENCE_BYTES_PER_S = 50e6
 FOLLOW_S = 2.0
 """A rank that lost another one may tell so before we see what became of that one."""
@@ -373,7 +371,7 @@ def _stop_for_silence(worker: WorkerView, now: float, limits: Limits) -> Stop:
 
 def _silence_limit_s(worker: WorkerView, limits: Limits) -> float:
     patience_s = limits.silence_s if worker.patient_phase else worker.step_s
-    return max(limits.silence_s, PATIENCE * patience_s)
+    return max(limits.silence_s, SILENCE_PATIENCE * patience_s)
 
 
 def _silence_deadline(worker: WorkerView, limits: Limits) -> float:
@@ -394,7 +392,7 @@ def _evidence_deadline(worker: WorkerView, limits: Limits) -> float:
     if said is None or not _saves_evidence(worker):
         return NEVER
     limit_s = limits.evidence_s + said.evidence_bytes / EVIDENCE_BYTES_PER_S
-    limit_s += PATIENCE * worker.step_s
+    limit_s += SILENCE_PATIENCE * worker.step_s
     return max(worker.last_heard, said.heard_at) + limit_s
 
 

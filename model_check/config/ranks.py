@@ -8,8 +8,9 @@ FIRST_TIMEOUT_S = 600.0
 LEAST_TIMEOUT_S = 60.0
 NUM_STEPS = 10
 """A rank waits so many of its usual steps for the others, and no less than LEAST_TIMEOUT_S."""
-PATIENCE = 10
-"""The supervisor waits so much longer for a worker that has not begun to train."""
+SILENCE_PATIENCE = 10.0
+"""How much longer than launch.hang_timeout_s silence may last while a worker imports, builds,
+compiles, saves, evaluates; and than its steps take: a large model on a CPU takes minutes a step."""
 
 
 def rank_timeout_s(launch: LaunchSettings, is_supervised: bool, step_s: float | None) -> float:
@@ -17,11 +18,10 @@ def rank_timeout_s(launch: LaunchSettings, is_supervised: bool, step_s: float | 
     Less than the supervisor waits for a silent worker: else all were silent alike, and nothing told
     which of them is not there."""
     if step_s is None:
-        wait_s, silence_s = FIRST_TIMEOUT_S, PATIENCE * launch.hang_timeout_s
+        wait_s, silence_s = FIRST_TIMEOUT_S, SILENCE_PATIENCE * launch.hang_timeout_s
     else:
-        usual_s = NUM_STEPS * step_s
-        wait_s = launch.rank_timeout_s or max(LEAST_TIMEOUT_S, usual_s)
-        silence_s = max(launch.hang_timeout_s, usual_s)
+        wait_s = launch.rank_timeout_s or max(LEAST_TIMEOUT_S, NUM_STEPS * step_s)
+        silence_s = max(launch.hang_timeout_s, SILENCE_PATIENCE * step_s)
     is_watched = is_supervised and launch.hang_timeout_s > 0
     return min(wait_s, silence_s / 2) if is_watched else wait_s
 

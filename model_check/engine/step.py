@@ -17,7 +17,8 @@ from model_check.engine.world import ALONE, World
 
 @dataclass(frozen=True)
 class StepResult:
-    """Scalars on the device. Those of a job are equal on all its ranks, but for the last three."""
+    """Scalars on the device. On all ranks of a job they are the same, but for `details` and
+    `own`."""
 
     loss: Tensor
     """Mean over the step's targets."""

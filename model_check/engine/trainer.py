@@ -351,7 +351,7 @@ def _beginning(state: TrainingState) -> dict[str, Scalar]:
     """What the phase says of a run that is resumed, and of a job, which may be restarted."""
     progress, context = state.progress, state.context
     detail: dict[str, Scalar] = {}
-    if not context.world.is_alone or state.settings.launch.mode == "ddp":
+    if state.settings.launch.mode == "ddp":
         detail["checkpoints"] = str(context.directory.absolute())
     if progress.resumed is not None:
         detail |= {"first_step": progress.step, "resumed": str(progress.resumed)}

@@ -349,9 +349,10 @@ import os, signal, sys
 import pretrain_main
 from model_check.errors import BrokenStateError
 
-def train(argv, process):
+def train(task, process):
     raise BrokenStateError("a weight changed")
 
+pretrain_main.task_of = lambda argv, process: None
 pretrain_main.train = train
 OURS = {"heeded", "deferred", "__enter__", "__exit__", "cause_of", "ending_of", "last_word"}
 

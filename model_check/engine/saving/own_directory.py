@@ -18,17 +18,17 @@ _LONGEST = 4096
 
 @contextmanager
 def checkpoint_directory(
-    parent: str, supervised: bool, worker: str, say: Say, world: World = ALONE
+    parent: str, is_isolated: bool, worker: str, say: Say, world: World = ALONE
 ) -> Iterator[Path]:
-    """`parent` for a worker that was started by hand, else a directory of its own. A job's is that
-    of its first rank, as if it had been started by hand.
+    """A directory of its own for a worker beside others that train the same, else `parent`: for one
+    that was started by hand, and for a job, whose directory is that of its first rank.
 
     Several may be started by hand in one place, with a GPU each: `parent` is the first one's, and
     another one's is `parent/gpu3`, or `gpu3_2` beside one on the same GPU. There it stays,
     whichever begins first next time.
     """
     plain, own = Path(parent), Path(parent) / worker.lower()
-    if supervised and world.is_alone:
+    if is_isolated:
         yield own
         return
     with ExitStack() as stack:

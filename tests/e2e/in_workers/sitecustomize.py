@@ -112,7 +112,8 @@ def when_keeping(end: Callable[[], None]) -> None:
 def linger() -> None:
     from model_check.engine.stop import StopSignal
 
-    StopSignal._on_stop = lambda *_: print(f"{WORKER} lingers", flush=True)  # type: ignore[method-assign]
+    # No print: the signal may come in one, which refuses a second.
+    StopSignal._on_stop = lambda *_: os.write(1, f"{WORKER} lingers\n".encode())  # type: ignore[method-assign, assignment]
 
 
 def stop_after(step: int) -> None:

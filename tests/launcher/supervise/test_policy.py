@@ -8,7 +8,6 @@ from launcher.supervise.policy import (
     FOLLOW_S,
     HOLD_S,
     LINGER_S,
-    PATIENCE,
     SETTLE_S,
     SETTLE_STEPS,
     Confession,
@@ -21,6 +20,7 @@ from launcher.supervise.policy import (
     stop_for_signal,
 )
 from launcher.verdict.record import Stop
+from model_check.config.ranks import SILENCE_PATIENCE
 from model_check.errors import EXIT_HANG
 from model_check.utils.requests import request_of
 
@@ -113,7 +113,7 @@ def test_a_worker_that_falls_silent_with_its_evidence_ends_as_what_it_confessed(
     silent = running("GPU0", confession=said, patient_phase=phase)
     limits = Limits(grace_s=10, silence_s=silence_s)
     silent.step_s = 12.0  # it is computed again
-    limit_s = EVIDENCE_S + num_bytes / EVIDENCE_BYTES_PER_S + PATIENCE * 12.0
+    limit_s = EVIDENCE_S + num_bytes / EVIDENCE_BYTES_PER_S + SILENCE_PATIENCE * 12.0
     for peer in (running("GPU1", last_heard=9000.0), ended("GPU1", 1, at=4.0, wake=2)):
         assert decide([silent, peer], 5.0, limits) == Continue(until=2.0 + limit_s)
         stop = decide([silent, peer], 2.0 + limit_s, limits)
