@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.ddp import family, is_rank, is_there
+from model_check.config.schema import ModelSettings
 from model_check.config.shape import parameters
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_HANG, EXIT_NON_FINITE
 from tests.e2e.conftest import ROOT, TINY
@@ -40,7 +41,7 @@ NUM_LONG = 60
 NUM_LAYERS = 2
 LONG = f"training.max_steps={NUM_LONG}"
 DEADLINE_S = 300
-PARAMETERS = tuple(row.name for row in parameters(NUM_LAYERS, tied=False))
+PARAMETERS = tuple(row.name for row in parameters(ModelSettings(num_layers=NUM_LAYERS)))
 DRILLS = {
     "raise": 1,
     "exit7": 7,

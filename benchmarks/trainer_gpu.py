@@ -348,7 +348,7 @@ def outcome_of(
     training, context = settings.training, settings.training.context_length
     rate = num_micro_batches(settings) * training.batch_size * context / median
     utilisation = Utilisation(
-        flops_per_token(shape, context), peak_flops(device_name(device), torch.bfloat16)
+        flops_per_token(settings, shape), peak_flops(device_name(device), torch.bfloat16)
     )
     return Outcome(
         attention=attention,

@@ -39,6 +39,7 @@ import torch
 from launcher.verdict.agreement import Agreement
 from launcher.verdict.severity import Severity
 from model_check.config.drill import BUFFERS, FORWARD_KINDS, MOMENTS, SIZES_OF_BURST
+from model_check.config.schema import ModelSettings
 from model_check.config.shape import parameters
 from model_check.engine.assembly import build_trainer
 from model_check.errors import (
@@ -57,7 +58,7 @@ NUM_LAYERS = 2
 NUM_STEPS = 8
 LAST = NUM_STEPS - 1
 IN_WORKERS = ROOT / "tests" / "e2e" / "in_workers"
-PARAMETERS = tuple(row.name for row in parameters(NUM_LAYERS, tied=False))
+PARAMETERS = tuple(row.name for row in parameters(ModelSettings(num_layers=NUM_LAYERS)))
 BLOCKS = ("tok_embed", *(f"layers.{n}" for n in range(NUM_LAYERS)), "norm", "loss")
 IN_BLOCK = (
     *("attention_norm", "attention", "attention.wq", "attention.wk", "attention.wv"),

@@ -43,6 +43,7 @@ verbs (run.sh VERB --help):
   prepare [OPTIONS]       the token cache alone: build, --list, --verify, --gc
   export CHECKPOINT OUT   what transformers loads, made of a checkpoint
   train TEXT [OPTIONS]    train on your own text: one worker, checkpoints
+  passkey                 what each kind of attention brings back from afar
 
 examples:
   bash run.sh                                   every GPU, the short check
@@ -105,6 +106,7 @@ VERBS = (
     "export",
     "forensics",
     "train",
+    "passkey",
 )
 """They come first on a command line."""
 

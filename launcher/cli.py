@@ -109,6 +109,8 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
             _become("-P", "-m", "model_check.forensics", *rest)
         case ["export", *rest]:
             _become("-P", "-m", "model_check.export", "export", *rest)
+        case ["passkey", *rest]:
+            _become("-P", "-m", "model_check.passkey", *rest)
         case _:
             return _run(argv, environ, parse_run(argv, environ))
 

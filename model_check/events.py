@@ -148,6 +148,8 @@ class Metrics(_Event, frozen=True, kw_only=True, tag="metrics"):
     peak_memory_bytes: int
     loss_scale: float | None = None
     """With float16."""
+    gates: list[list[float]] | None = None
+    """With Infini-attention, [layers][query heads]: the memory's share of each head's output."""
 
 
 class Evaluation(_Event, frozen=True, kw_only=True, tag="eval"):

@@ -33,7 +33,7 @@ from model_check.data.read.manifest import (
 )
 from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
 from model_check.engine.checkpoint import not_ours, read_checkpoint, settings_of, tokenizer_of
-from model_check.errors import ModelCheckError, StorageError
+from model_check.errors import ConfigError, ModelCheckError, StorageError
 from model_check.utils.files import read_whole, sync
 from model_check.utils.words import few, printable_lines
 
@@ -64,14 +64,19 @@ def export(
     state = read_checkpoint(checkpoint)
     settings = settings_of(state, checkpoint)
     _refuse_other_names(state, settings.model, checkpoint)
+    if settings.model.attention != "full":
+        raise ConfigError(
+            f"{checkpoint}: model.attention = {settings.model.attention}: transformers' LLaMA has "
+            "no such attention, and would compute other numbers with these weights"
+        )
     weights = {
-        hf_name(name): value.to(_DTYPES[dtype]).contiguous()
+        str(hf_name(name)): value.to(_DTYPES[dtype]).contiguous()
         for name, value in state["model"].items()
     }
     with _new_directory(out) as beside:
         content = _tokenizer(state, settings, checkpoint, tokenizer)
         marks = _marks(content, tokenizer or checkpoint, settings) if content else NO_MARKS
-        vocab_size = len(weights[EMBEDDING.hf_name])
+        vocab_size = len(state["model"][EMBEDDING.name])
         _write_json(beside / CONFIG, config_json(settings, vocab_size, dtype, marks))
         _write_weights(beside, weights, max_shard_bytes)
         if content is not None:
@@ -158,7 +163,7 @@ def tokenizer_config_json(settings: Settings, marks: Marks) -> dict[str, Any]:
 
 def _refuse_other_names(state: Mapping[str, Any], model: ModelSettings, path: Path) -> None:
     """Raises CheckpointError for weights that are not those of the model that the settings name."""
-    rows = parameters(model.num_layers, tied=model.tie_word_embeddings)
+    rows = parameters(model)
     if others := sorted(state["model"].keys() ^ {row.name for row in rows}):
         raise not_ours(path, f"its weights are not those of its settings: {few(others)}")
 

@@ -26,6 +26,7 @@ from model_check.config.memory import (
 )
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
+from model_check.config.shape import parameters
 from model_check.config.wandb import check_wandb
 from model_check.errors import ConfigError, StorageError
 from model_check.utils.host_memory import available_memory_bytes, host_memory_bytes
@@ -67,7 +68,7 @@ def check_drill(settings: Settings, workers: Sequence[str]) -> list[str]:
     if text is None:
         return []
     drill = parse_drill(text, settings.training.max_steps)
-    check_name(drill, settings.model.num_layers, tied=settings.model.tie_word_embeddings)
+    check_name(drill, [row.name for row in parameters(settings.model)])
     if drill.worker is not None and drill.worker not in workers:
         there_are = ", ".join(workers)
         raise ConfigError(

@@ -33,6 +33,13 @@ def num_micro_batches(settings: Settings, num_ranks: int = 1) -> int:
     return training.grad_accum_nums
 
 
+def segment_length(settings: Settings) -> int | None:
+    """Tokens that attention reads at once; None: all of a sequence."""
+    if settings.model.attention == "full":
+        return None
+    return settings.model.infini.segment_length or -(-settings.training.context_length // 4)
+
+
 def loss_chunk_rows(settings: Settings, vocab_size: int, device: str) -> int:
     """Rows of logits that exist at once, on `cuda` or `cpu`.
 

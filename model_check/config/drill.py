@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from model_check.config.fields import did_you_mean
-from model_check.config.shape import HEAD, parameters
+from model_check.config.shape import HEAD
 from model_check.errors import ConfigError
 
 GRADIENT_KINDS = ("nan", "inf", "flip_gradient")
@@ -114,10 +114,10 @@ def parse_drill(text: str, max_steps: int) -> Drill:
     return drill
 
 
-def check_name(drill: Drill, num_layers: int, *, tied: bool) -> None:
-    """Refuse the name of a parameter, buffer or module that the model does not have, or on which
-    this kind cannot act. Raises ConfigError."""
-    rows = [row.name for row in parameters(num_layers, tied=tied)]
+def check_name(drill: Drill, parameters: Iterable[str]) -> None:
+    """Refuse the name of a parameter, buffer or module that a model with these parameters does not
+    have, or on which this kind cannot act. Raises ConfigError."""
+    rows = list(parameters)
     what, names = "parameter", rows
     if drill.kind in MODULE_KINDS:
         what, names = "module", _modules(rows)

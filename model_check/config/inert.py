@@ -2,14 +2,17 @@
 lies here."""
 
 import os
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from model_check.config.fields import all_fields, given_by, setting_text, value_of
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
+
+T = TypeVar("T", bound=Struct)
 
 NOBODY_GAVE = ("default", "preset")
 """Sources of values that no person gave begin so."""
@@ -80,6 +83,18 @@ RULES = (
         ("model.init_from",),
         lambda s: s.model.init_from is None,
         "random weights (model.init_from=null)",
+    ),
+    Rule(
+        ("model.infini.segment_length",),
+        ("model.attention",),
+        lambda s: s.model.attention != "full",
+        "model.attention=local or infini",
+    ),
+    Rule(
+        ("model.infini.update", "model.infini.gate_init", "model.infini.gate_lr"),
+        ("model.attention",),
+        lambda s: s.model.attention == "infini",
+        "model.attention=infini",
     ),
     Rule(
         ("data.bpe_vocab_size",),
@@ -170,10 +185,15 @@ def acting(settings: Settings) -> Settings:
     """With the default for each setting that does nothing, as a preset may leave them."""
     for rule in RULES:
         for name in _inert(rule, settings):
-            section, key = name.split(".")
-            changed = replace(getattr(settings, section), **{key: all_fields()[name].default})
-            settings = replace(settings, **{section: changed})
+            settings = _with(settings, name.split("."), all_fields()[name].default)
     return settings
+
+
+def _with(tree: T, path: Sequence[str], value: Any) -> T:
+    """`tree` with another value at `path`."""
+    key, *rest = path
+    inner = _with(getattr(tree, key), rest, value) if rest else value
+    return replace(tree, **{key: inner})
 
 
 def _inert(rule: Rule, settings: Settings) -> list[str]:

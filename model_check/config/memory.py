@@ -9,7 +9,12 @@ with what torch really keeps.
 import msgspec
 from msgspec import Struct
 
-from model_check.config.derived import loss_chunk_rows, num_micro_batches, precision
+from model_check.config.derived import (
+    loss_chunk_rows,
+    num_micro_batches,
+    precision,
+    segment_length,
+)
 from model_check.config.prepared_dir import prepared_directory
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry, geometry
@@ -151,8 +156,20 @@ def block_activations(settings: Settings, shape: Geometry, device: str) -> int:
     # q, k, v, the output; and the sums of the rows.
     attention = (2 * shape.query_width + 2 * shape.key_width) * width + shape.num_heads * _FLOAT32
     feed_forward = 4 * shape.intermediate_size * width
-    of_a_row = residual + normed + attention + feed_forward
+    of_a_row = residual + normed + attention + feed_forward + _memory(settings, shape)
     return _rows(settings) * of_a_row + _scores(settings, shape, device)
+
+
+def _memory(settings: Settings, shape: Geometry) -> int:
+    """Of a token, what Infini-attention keeps beyond local attention: features of queries and keys,
+    what was found before and after its divisor, values, and the output of the segment. The matrices
+    that a segment found are kept once a query head."""
+    if shape.attention != "infini":
+        return 0
+    times = 6 if settings.model.infini.update == "delta" else 3
+    matrices = shape.query_width * (shape.head_dim + 1) // (segment_length(settings) or 1)
+    numbers = 3 * shape.query_width + times * shape.key_width + 3 * shape.num_heads + matrices
+    return numbers * _FLOAT32 + shape.query_width * _product_bytes(settings)
 
 
 def _product_bytes(settings: Settings) -> int:
@@ -187,15 +204,16 @@ def _unused(settings: Settings, shape: Geometry, device: str) -> int:
 
 
 def _scores(settings: Settings, shape: Geometry, device: str) -> int:
-    """What eager attention keeps beyond any other: T x T probabilities of each head, the mask, and
+    """What eager attention keeps beyond any other: the probabilities of each head, the mask, and
     keys and values once for each query head. On a GPU autocast's softmax is in float32."""
     if settings.model.attention_backend != "eager":
         return 0
-    batch, time = settings.training.batch_size, settings.training.context_length
+    span = segment_length(settings) or settings.training.context_length
     width = _product_bytes(settings)
     probability = width + _FLOAT32 if width == _HALF and device == "cuda" else width
     repeated = 2 * (shape.query_width - shape.key_width) * width
-    return time * (time + batch * (shape.num_heads * time * probability + repeated))
+    of_a_row = shape.num_heads * span * probability + repeated
+    return span * span + _rows(settings) * of_a_row
 
 
 def _logits(settings: Settings, shape: Geometry, device: str) -> int:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from model_check.config.fields import all_fields, setting_text
+from model_check.config.fields import all_fields, sections, setting_text
 from model_check.config.ranks import sequences_of_step
-from model_check.config.schema import ModelSettings, Settings
+from model_check.config.schema import InfiniSettings, ModelSettings, Settings
 from model_check.config.shape import geometry
 from model_check.errors import ConfigError
 
@@ -36,7 +37,7 @@ BATCH = tuple(
     f"training.{key}"
     for key in ("batch_size", "grad_accum_nums", "global_batch_size", "global_grad_accum_nums")
 )
-FIRST_WEIGHTS = ("model.init_from", "model.init_std")
+FIRST_WEIGHTS = ("model.init_from", "model.init_std", "model.infini.gate_init")
 """A checkpoint has its weights; a run that begins at step 0 has those that these ask for."""
 
 
@@ -118,8 +119,31 @@ def _changed(
             yield name, f"{name} {setting_text(old)} -> {setting_text(new)}"
 
 
-def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{section}.{key}": v for section, keys in tree.items() for key, v in keys.items()}
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """By the names of all_fields(); a section that is null by its own."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        flat |= _flat(value, f"{name}.") if name in sections() and value else {name: value}
+    return flat
+
+
+def full(model: ModelSettings) -> ModelSettings:
+    """The same with full attention: whose weights local and infini can begin with."""
+    return replace(model, attention="full", infini=InfiniSettings())
+
+
+def _same_weights(model: ModelSettings) -> ModelSettings:
+    """With the default for each setting of attention that does not decide what weights compute."""
+    infini = model.infini
+    match model.attention:
+        case "full":
+            return full(model)
+        case "local":
+            infini = InfiniSettings(segment_length=infini.segment_length)
+        case "infini":
+            infini = replace(infini, gate_init=0.0, gate_lr=InfiniSettings().gate_lr)
+    return replace(model, infini=infini)
 
 
 class Difference(NamedTuple):
@@ -152,7 +176,7 @@ def _complete(model: Mapping[str, Any]) -> dict[str, Any]:
         known = msgspec.convert({key: model[key] for key in KEYS if key in model}, ModelSettings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"the [model] settings of these weights are damaged: {error}") from error
-    values: dict[str, Any] = msgspec.to_builtins(known)
+    values: dict[str, Any] = msgspec.to_builtins(_same_weights(known))
     shape = geometry(known, 0)
     derived = ("intermediate_size", "num_kv_heads", "head_dim")
     values |= {key: getattr(shape, key) for key in derived}

@@ -74,6 +74,20 @@ class RopeScaling(_Section, frozen=True):
     """Context of the original training, tokens."""
 
 
+class InfiniSettings(_Section, frozen=True):
+    """Segments, of model.attention local and infini, and infini's memory of them."""
+
+    segment_length: Annotated[Count | None, MUST_EQUAL] = None
+    """Tokens of a segment; null: a quarter of training.context_length, rounded up."""
+    update: Annotated[Literal["linear", "delta"], MUST_EQUAL] = "linear"
+    """How the memory is written: linear adds each value, delta what the memory does not give
+    already."""
+    gate_init: Annotated[float, SILENT] = 0.0
+    """First value of every gate; 0: half memory, half segment."""
+    gate_lr: Annotated[Positive, TELL] = 0.01
+    """Peak learning rate of the gates, which follows the schedule; they are never decayed."""
+
+
 class ModelSettings(_Section, frozen=True):
     """The LLaMA that is trained. The defaults are Llama-3.1-8B's geometry, cut to 4 layers."""
 
@@ -112,6 +126,10 @@ class ModelSettings(_Section, frozen=True):
     """The head uses the embedding's weight."""
     init_std: Annotated[Positive, SILENT] = 0.02
     """Standard deviation of every initial matrix."""
+    attention: Annotated[Literal["full", "local", "infini"], MUST_EQUAL] = "full"
+    """What a token sees. full: every earlier token. local: those of its own segment. infini:
+    those, and through a gate a memory of fixed size of the earlier segments (arXiv 2404.07143)."""
+    infini: InfiniSettings = InfiniSettings()
     attention_backend: Annotated[AttentionBackend, TELL] = "auto"
     """auto: sdpa with system.deterministic=true, else the fastest that package, device and dtype
     allow (FlashAttention 4 or 3, cuDNN, FlashAttention 2, sdpa). flash_attn: the newest

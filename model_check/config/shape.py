@@ -6,6 +6,7 @@ test holds it against the real module. No torch: the launcher reads it, too.
 
 import math
 import re
+from enum import Enum
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -15,22 +16,36 @@ from model_check.config.schema import ModelSettings
 _BLOCK_PREFIX = re.compile(r"layers\.(\d+)\.")
 
 
+class Group(Enum):
+    """How the optimizer treats a parameter."""
+
+    MATRIX = "matrix"
+    """Decayed by training.weight_decay."""
+    VECTOR = "vector"
+    GATE = "gate"
+    """At model.infini.gate_lr."""
+
+
 class Parameter(NamedTuple):
     """One row. A block's row has its names within the block; `in_block` completes them."""
 
     name: str
     sizes: tuple[str, ...]
     """Rows and columns, or the length of a vector: names of attributes of Geometry."""
-    hf_name: str
-    """What transformers calls it. Nothing else differs: our rotary layout is theirs."""
-    initial: float | None = None
-    """The first value of every element; None: normal, with the deviation model.init_std."""
-    decays: bool = True
-    """Whether AdamW's weight decay applies."""
+    hf_name: str | None
+    """What transformers calls it; None: its LLaMA has no such parameter. Nothing else differs: our
+    rotary layout is theirs."""
+    group: Group = Group.MATRIX
 
     def in_block(self, number: int) -> "Parameter":
-        name, hf_name = f"layers.{number}.{self.name}", f"model.layers.{number}.{self.hf_name}"
-        return self._replace(name=name, hf_name=hf_name)
+        hf_name = self.hf_name and f"model.layers.{number}.{self.hf_name}"
+        return self._replace(name=f"layers.{number}.{self.name}", hf_name=hf_name)
+
+    def initial(self, model: ModelSettings) -> float | None:
+        """The first value of every element; None: normal, with the deviation model.init_std."""
+        return {Group.MATRIX: None, Group.VECTOR: 1.0, Group.GATE: model.infini.gate_init}[
+            self.group
+        ]
 
 
 def _matrix(name: str, rows: str, columns: str, hf_name: str) -> Parameter:
@@ -39,7 +54,7 @@ def _matrix(name: str, rows: str, columns: str, hf_name: str) -> Parameter:
 
 def _norm(name: str, hf_name: str) -> Parameter:
     sizes = ("hidden_size",)
-    return Parameter(f"{name}.weight", sizes, f"{hf_name}.weight", initial=1.0, decays=False)
+    return Parameter(f"{name}.weight", sizes, f"{hf_name}.weight", Group.VECTOR)
 
 
 EMBEDDING = _matrix("tok_embed", "vocab_size", "hidden_size", "model.embed_tokens")
@@ -54,17 +69,22 @@ BLOCK = (
     _matrix("feed_forward.w2", "hidden_size", "intermediate_size", "mlp.down_proj"),
     _matrix("feed_forward.w3", "intermediate_size", "hidden_size", "mlp.up_proj"),
 )
+GATE = Parameter("attention.gate", ("num_heads",), None, Group.GATE)
+"""Of Infini-attention: one a query head."""
+BLOCKS = {"full": BLOCK, "local": BLOCK, "infini": (BLOCK[0], GATE, *BLOCK[1:])}
+"""By model.attention."""
 NORM = _norm("norm", "model.norm")
 HEAD = _matrix("output", "vocab_size", "hidden_size", "lm_head")
 """Not there where the head is tied: it then multiplies by the embedding."""
 
-_ROWS = {row.name: row for row in (EMBEDDING, *BLOCK, NORM, HEAD)}
+_ROWS = {row.name: row for row in (EMBEDDING, *BLOCK, GATE, NORM, HEAD)}
 
 
-def parameters(num_layers: int, *, tied: bool) -> list[Parameter]:
+def parameters(model: "ModelSettings | Geometry") -> list[Parameter]:
     """All of a model's, in the order of its `named_parameters()`."""
-    blocks = [row.in_block(number) for number in range(num_layers) for row in BLOCK]
-    return [EMBEDDING, *blocks, NORM, *([] if tied else [HEAD])]
+    of_block = BLOCKS[model.attention]
+    blocks = [row.in_block(number) for number in range(model.num_layers) for row in of_block]
+    return [EMBEDDING, *blocks, NORM, *([] if model.tie_word_embeddings else [HEAD])]
 
 
 def parameter(name: str) -> Parameter:
@@ -73,7 +93,7 @@ def parameter(name: str) -> Parameter:
     return _ROWS[name[block.end() :]].in_block(int(block[1])) if block else _ROWS[name]
 
 
-def hf_name(name: str) -> str:
+def hf_name(name: str) -> str | None:
     """`layers.3.attention.wq.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
     return parameter(name).hf_name
 
@@ -88,7 +108,8 @@ class Geometry(Struct, frozen=True):
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    tied: bool
+    tie_word_embeddings: bool
+    attention: str = "full"
 
     @property
     def query_width(self) -> int:
@@ -111,7 +132,11 @@ class Geometry(Struct, frozen=True):
         """Elements of the matrices that activations are multiplied by: not the norms, and the
         embedding, which is a lookup, only where it is the head as well."""
         matrices = [row for row in self._parameters() if len(row.sizes) == 2]
-        return sum(math.prod(self.sizes(row)) for row in matrices if row != EMBEDDING or self.tied)
+        return sum(
+            math.prod(self.sizes(row))
+            for row in matrices
+            if row != EMBEDDING or self.tie_word_embeddings
+        )
 
     @property
     def state_bytes(self) -> int:
@@ -119,7 +144,7 @@ class Geometry(Struct, frozen=True):
         return 16 * self.num_parameters
 
     def _parameters(self) -> list[Parameter]:
-        return parameters(self.num_layers, tied=self.tied)
+        return parameters(self)
 
 
 def swiglu_width(hidden_size: int) -> int:
@@ -139,5 +164,6 @@ def geometry(model: ModelSettings, tokenizer_vocab_size: int) -> Geometry:
         num_kv_heads=model.num_kv_heads or model.num_heads,
         head_dim=model.head_dim or model.hidden_size // model.num_heads,
         vocab_size=model.vocab_size or tokenizer_vocab_size,
-        tied=model.tie_word_embeddings,
+        tie_word_embeddings=model.tie_word_embeddings,
+        attention=model.attention,
     )

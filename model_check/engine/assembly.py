@@ -18,6 +18,7 @@ from model_check.engine.inject import Injector
 from model_check.engine.keeper import Keeper
 from model_check.engine.loss_scale import loss_scale
 from model_check.engine.memory import explained
+from model_check.engine.observe.gates import tell_reach
 from model_check.engine.observe.mfu import flops_per_token
 from model_check.engine.observe.observers import run_observers
 from model_check.engine.optim import AdamW
@@ -68,7 +69,8 @@ def build_trainer(
     with explained(settings, context):
         model = build_model(settings, shape, attend, device)
         take_initial_weights(model, settings, context)
-        optimizer = AdamW(model.named_parameters(), training, loss_scale(dtype, device))
+        scale, gate_lr = loss_scale(dtype, device), settings.model.infini.gate_lr
+        optimizer = AdamW(model.named_parameters(), training, scale, gate_lr)
     watch, world = Watch(model), context.world
     budget_bytes = _fingerprint_budget(settings, shape, how, kernel, context)
     fingerprints = Fingerprints(
@@ -85,9 +87,10 @@ def build_trainer(
     plan = StepPlan(device, dtype, training.max_grad_norm, watch, fingerprints, world)
     if optimizer.loss_scale is not None:
         lag = 0  # a step that overflows is repeated before the next begins
-    names = [name for name, _ in model.named_parameters()]
     reader = Reader((1 if device.type == "cuda" else 0) if lag is None else lag)
-    observers = run_observers(settings, shape, dtype, context, log, names)
+    parameters = dict(model.named_parameters())
+    observers = run_observers(settings, shape, dtype, context, log, parameters)
+    tell_reach(settings, context.channels.say)
     state = TrainingState(settings, shape, context, model, optimizer, observers)
     injector = Injector(context.drill, context.identity.worker, model, optimizer, world)
     evaluator = Evaluator(state, plan)
@@ -142,7 +145,7 @@ def _fingerprint_budget(
     """What they may read in a step, bytes; None: all."""
     if how != "rotate":
         return None if how == "full" else 0.0
-    of_token = flops_per_token(shape, settings.training.context_length).full
+    of_token = flops_per_token(settings, shape).full
     flops = _tokens_per_step(settings, context.world.size) * of_token
     slowdown = EAGER_SLOWDOWN if kernel.name == "eager" else 1
     return flops / FLOPS_PER_BYTE[context.device.type] / slowdown
@@ -178,7 +181,7 @@ def _choose_attention(
         "attention_backend": backend,
         "attention_reason": reason,
         "num_parameters": shape.num_parameters,
-        "flops_per_token": flops_per_token(shape, settings.training.context_length).causal,
+        "flops_per_token": flops_per_token(settings, shape).causal,
         "dtype": str(dtype).removeprefix("torch."),
         "settings": settings_digest(settings),
         "data": context.identity.data.get("content"),

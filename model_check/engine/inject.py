@@ -45,7 +45,7 @@ class Injector:
     ) -> None:
         """Raises ConfigError when the drill names something that `model` lacks."""
         if drill is not None:
-            check_name(drill, len(model.layers), tied=model.tied)
+            check_name(drill, [name for name, _ in model.named_parameters()])
             _check_length(drill, model)
         self._drill = drill if drill and drill.worker in (None, worker) else None
         self._model = model

@@ -7,13 +7,13 @@ each reads the state of the other. We do not use it because its constructor impo
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from model_check.config.schema import TrainingSettings
-from model_check.config.shape import parameter
+from model_check.config.shape import Group, parameter
 from model_check.engine.loss_scale import LossScale
 
 BLOCK_VALUES = 1 << 18
@@ -38,12 +38,20 @@ class Part:
         return whole.view(-1)[self.first : self.end]
 
 
+class GroupOptions(NamedTuple):
+    """Of the parameters of one group of `config.shape`."""
+
+    weight_decay: float = 0.0
+    lr_share: float = 1.0
+    """Of the schedule's rate."""
+
+
 @dataclass(frozen=True)
 class Block:
     """What is updated at once, part by part."""
 
     parts: tuple[Part, ...]
-    weight_decay: float
+    group: "GroupOptions"
     owners: list[nn.Parameter]
     weights: list[Tensor]
     first_moments: list[Tensor]
@@ -64,7 +72,8 @@ class Looker(Protocol):
 
 
 class AdamW:
-    """Decays what `config.shape` says: matrices, never norms.
+    """Treats each parameter as its group of `config.shape` says: matrices are decayed, norms and
+    gates never, and gates have a rate of their own.
 
     A step with a non-finite gradient leaves weights, moments and step count untouched, and so do
     all later steps: the host notices it late, and must still find the evidence.
@@ -75,8 +84,10 @@ class AdamW:
         parameters: Iterable[tuple[str, nn.Parameter]],
         training: TrainingSettings,
         loss_scale: LossScale | None = None,
+        gate_lr: float | None = None,
     ) -> None:
-        """`parameters`: with their names, in the order of the model."""
+        """`parameters`: with their names, in the order of the model. `gate_lr`: the gates' peak
+        rate; None: training.learning_rate."""
         named = dict(parameters)
         self.parameters = list(named.values())
         self.loss_scale = loss_scale
@@ -90,14 +101,17 @@ class AdamW:
         self.num_steps = torch.zeros((), dtype=torch.float32, device=device)
         self.refusing = torch.zeros((), dtype=torch.float32, device=device)
         """1 from the first bad step on."""
-        decayed = [i for i, name in enumerate(named) if parameter(name).decays]
-        others = [i for i, name in enumerate(named) if not parameter(name).decays]
-        self._groups = [(decayed, training.weight_decay), (others, 0.0)]
-        """The numbers of parameters in the order of the model, and their weight decay."""
+        gate_share = 1.0 if gate_lr is None else gate_lr / training.learning_rate
+        self._groups = [
+            (_of_group(named, Group.MATRIX), GroupOptions(weight_decay=training.weight_decay)),
+            (_of_group(named, Group.VECTOR), GroupOptions()),
+            (_of_group(named, Group.GATE), GroupOptions(lr_share=gate_share)),
+        ]
+        """The numbers of parameters in the order of the model."""
         size = BLOCK_VALUES if device.type == "cpu" else None
         self.blocks = [
-            self._block(parts, weight_decay)
-            for indices, weight_decay in self._groups
+            self._block(parts, options)
+            for indices, options in self._groups
             for parts in _parts([(i, self.parameters[i].numel()) for i in indices], size)
         ]
 
@@ -160,11 +174,12 @@ class AdamW:
             "param_groups": [
                 {
                     "params": indices,
-                    "weight_decay": weight_decay,
+                    "weight_decay": options.weight_decay,
                     "betas": self.betas,
                     "eps": self.eps,
                 }
-                for indices, weight_decay in self._groups
+                for indices, options in self._groups
+                if indices
             ],
             "loss_scale": self.loss_scale.state_dict() if self.loss_scale else None,
         }
@@ -179,13 +194,13 @@ class AdamW:
         if self.loss_scale is not None and state.get("loss_scale") is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
 
-    def _block(self, parts: tuple[Part, ...], weight_decay: float) -> Block:
+    def _block(self, parts: tuple[Part, ...], options: GroupOptions) -> Block:
         owners = [self.parameters[part.owner] for part in parts]
         views = (
             [part.of(tensors[part.owner]) for part in parts]
             for tensors in (self.parameters, self.first_moments, self.second_moments)
         )
-        return Block(parts, weight_decay, owners, *views)
+        return Block(parts, options, owners, *views)
 
     def _update(
         self,
@@ -202,10 +217,10 @@ class AdamW:
             block.second_moments,
             [],
             [self.num_steps] * len(gradients),
-            lr=lr,
+            lr=lr * block.group.lr_share,
             beta1=self.betas[0],
             beta2=self.betas[1],
-            weight_decay=block.weight_decay,
+            weight_decay=block.group.weight_decay,
             eps=self.eps,
             amsgrad=False,
             maximize=False,
@@ -226,6 +241,10 @@ def _parts(sizes: Sequence[tuple[int, int]], size: int | None) -> Iterator[tuple
                 block = []
     if block:
         yield tuple(block)
+
+
+def _of_group(named: Iterable[str], group: Group) -> list[int]:
+    return [number for number, name in enumerate(named) if parameter(name).group is group]
 
 
 def total_norm(norms: Tensor) -> Tensor:

@@ -4,58 +4,32 @@ Shapes: B batch, T time, E embedding width (hidden_size), H query heads, G key/v
 of a head, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model_check.config.shape import Geometry
-from model_check.models.attention import AttentionFn, visible_within
+from model_check.models.attention import visible_within
+from model_check.models.attention_layers import (
+    NO_PAST,
+    FullAttention,
+    Linear,
+    Past,
+    Positions,
+    Tables,
+    by_row,
+    folded_documents,
+)
+from model_check.models.compressive_memory import Spans, spans
 from model_check.models.loss import compute_dtype, linear_cross_entropy
-from model_check.models.rope import positions_within, rotate
-
-
-class Linear(nn.Linear):
-    def reset_parameters(self) -> None:
-        """Left as allocated: `build_model` fills every matrix. (torch's own filling takes seconds,
-        and on the meta device imports torch._dynamo.)"""
+from model_check.models.rope import positions_within
 
 
 class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
         """As in Linear."""
-
-
-class Attention(nn.Module):
-    """Grouped-query attention: several query heads share a key and a value head (Ainslie et al.,
-    GQA: Training Generalized Multi-Query Transformer Models, arXiv 2305.13245, section 2.2)."""
-
-    def __init__(self, geometry: Geometry, attend: AttentionFn) -> None:
-        super().__init__()
-        self.head_dim = geometry.head_dim
-        self.attend = attend
-        width = geometry.hidden_size
-        self.wq = Linear(width, geometry.query_width, bias=False)
-        self.wk = Linear(width, geometry.key_width, bias=False)
-        self.wv = Linear(width, geometry.key_width, bias=False)
-        self.wo = Linear(geometry.query_width, width, bias=False)
-
-    def forward(
-        self, x_BTE: Tensor, cos_TD: Tensor, sin_TD: Tensor, visible_B1TT: Tensor | None
-    ) -> Tensor:
-        x_BTE = x_BTE.to(compute_dtype(x_BTE))  # autocast would keep a copy for each matrix
-        q_BHTD = rotate(self._heads(self.wq(x_BTE)), cos_TD, sin_TD)
-        k_BGTD = rotate(self._heads(self.wk(x_BTE)), cos_TD, sin_TD)
-        v_BGTD = self._heads(self.wv(x_BTE))
-        out_BHTD = self.attend(q_BHTD, k_BGTD, v_BGTD, visible_B1TT)
-        out: Tensor = self.wo(out_BHTD.transpose(1, 2).flatten(2))
-        return out
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """[B, T, heads * D] -> [B, heads, T, D]."""
-        batch, time, width = x.shape
-        return x.view(batch, time, width // self.head_dim, self.head_dim).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -78,17 +52,23 @@ class Block(nn.Module):
     """Norm first, and RMSNorm (Zhang, Sennrich: Root Mean Square Layer Normalization, arXiv
     1910.07467, section 3)."""
 
-    def __init__(self, geometry: Geometry, attend: AttentionFn, norm_eps: float) -> None:
+    def __init__(self, geometry: Geometry, attention: FullAttention, norm_eps: float) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(geometry.hidden_size, eps=norm_eps)
-        self.attention = Attention(geometry, attend)
+        self.attention = attention
         self.ffn_norm = nn.RMSNorm(geometry.hidden_size, eps=norm_eps)
         self.feed_forward = FeedForward(geometry)
 
-    def forward(
-        self, x_BTE: Tensor, cos_TD: Tensor, sin_TD: Tensor, visible_B1TT: Tensor | None
-    ) -> Tensor:
-        x_BTE = x_BTE + self.attention(self.attention_norm(x_BTE), cos_TD, sin_TD, visible_B1TT)
+    def forward(self, x_BTE: Tensor, positions: Positions) -> Tensor:
+        return self._added(x_BTE, self.attention(self.attention_norm(x_BTE), positions))
+
+    def go_on(self, x_BTE: Tensor, past: Past, tables: Tables) -> tuple[Tensor, Past]:
+        """As FullAttention.go_on."""
+        attended, past = self.attention.go_on(self.attention_norm(x_BTE), past, tables)
+        return self._added(x_BTE, attended), past
+
+    def _added(self, x_BTE: Tensor, attended_BTE: Tensor) -> Tensor:
+        x_BTE = x_BTE + attended_BTE
         out: Tensor = x_BTE + self.feed_forward(self.ffn_norm(x_BTE))
         return out
 
@@ -114,24 +94,29 @@ class BasicLlama(nn.Module):
     def __init__(
         self,
         geometry: Geometry,
-        attend: AttentionFn,
+        make_attention: Callable[[], FullAttention],
         *,
+        segment_length: int | None = None,
         norm_eps: float = 1e-5,
         gradient_checkpointing: bool = False,
         loss_chunk_rows: int = 2048,
     ) -> None:
+        """`make_attention`: makes that of one block. `segment_length`: positions that it reads at
+        once; None: all of a row."""
         super().__init__()
+        self.segment_length = segment_length
         self.gradient_checkpointing = gradient_checkpointing
         self.watchers: tuple[Callable[[Tensor], object], ...] = ()
         """Called with what flows between blocks: the embedding's output, each block's, the last
         norm's; where gradients are wanted."""
         self.tok_embed = Embedding(geometry.vocab_size, geometry.hidden_size)
-        blocks = (Block(geometry, attend, norm_eps) for _ in range(geometry.num_layers))
+        layers = range(geometry.num_layers)
+        blocks = (Block(geometry, make_attention(), norm_eps) for _ in layers)
         self.layers = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(geometry.hidden_size, eps=norm_eps)
-        if not geometry.tied:
+        if not geometry.tie_word_embeddings:
             self.output = Linear(geometry.hidden_size, geometry.vocab_size, bias=False)
-        self.tied = geometry.tied
+        self.tied = geometry.tie_word_embeddings
         self.loss = HeadLoss(loss_chunk_rows)
 
     @property
@@ -162,9 +147,38 @@ class BasicLlama(nn.Module):
         """[B, T, V]: position t's prediction of the token after it."""
         return nn.functional.linear(self.hidden(tokens_BT, documents_BT), self.head_weight)
 
+    @torch.no_grad()
+    def go_on(
+        self, tokens_BT: Tensor, pasts: Sequence[Past] | None = None
+    ) -> tuple[Tensor, list[Past]]:
+        """The logits [B, T, V] of tokens that follow those of earlier calls, one document a row,
+        and what the next call needs: `pasts`, one a block; None: nothing came before.
+
+        With segments its size is limited, and so is no text; full attention keeps all, and the
+        rotary tables limit it. Raises ValueError beyond these.
+        """
+        pasts = list(pasts or (NO_PAST for _ in self.layers))
+        parts = []
+        while tokens_BT.shape[1]:
+            num_open = pasts[0].num_open
+            num = min(tokens_BT.shape[1], (self.segment_length or len(self.rope_cos)) - num_open)
+            if not num:
+                raise ValueError(f"full attention ends with its context, {num_open} tokens")
+            rows = slice(num_open, num_open + num)
+            is_over = num_open + num == self.segment_length
+            x_BTE = self.tok_embed(tokens_BT[:, :num])
+            for number, block in enumerate(self.layers):
+                tables = Tables(self.rope_cos[rows], self.rope_sin[rows])
+                x_BTE, past = block.go_on(x_BTE, pasts[number], tables)  # type: ignore[operator]
+                pasts[number] = block.attention.closed(past) if is_over else past  # type: ignore[union-attr,operator]
+            parts.append(nn.functional.linear(self.norm(x_BTE), self.head_weight))
+            tokens_BT = tokens_BT[:, num:]
+        return torch.cat(parts, dim=1), pasts
+
     def hidden(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """[B, T, E]: what the head reads."""
-        context, with_gradients = self._context(tokens_BT, documents_BT), torch.is_grad_enabled()
+        positions = self._positions(tokens_BT, documents_BT)
+        with_gradients = torch.is_grad_enabled()
         watchers = self.watchers if with_gradients else ()
         x_BTE = self.tok_embed(tokens_BT)
         _show(x_BTE, watchers)
@@ -172,26 +186,31 @@ class BasicLlama(nn.Module):
             if self.gradient_checkpointing and with_gradients:
                 # No dropout: no random state to put back for the recomputation.
                 x_BTE = checkpoint(
-                    block, x_BTE, *context, use_reentrant=False, preserve_rng_state=False
+                    block, x_BTE, positions, use_reentrant=False, preserve_rng_state=False
                 )
             else:
-                x_BTE = block(x_BTE, *context)
+                x_BTE = block(x_BTE, positions)
             _show(x_BTE, watchers)
         out: Tensor = self.norm(x_BTE)
         _show(out, watchers)
         return out
 
-    def _context(
-        self, tokens_BT: Tensor, documents_BT: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What all blocks share: cosines and sines of the positions, and which positions see
-        which."""
+    def _positions(self, tokens_BT: Tensor, documents_BT: Tensor | None) -> Positions:
+        """They begin again with each segment and each document."""
+        batch, time = tokens_BT.shape
+        length = min(self.segment_length or time, time)
         if documents_BT is None:
-            time = tokens_BT.shape[1]
-            return self.rope_cos[:time], self.rope_sin[:time], None
-        positions_B1T = positions_within(documents_BT)[:, None]
-        cos_B1TD, sin_B1TD = self.rope_cos[positions_B1T], self.rope_sin[positions_B1T]
-        return cos_B1TD, sin_B1TD, visible_within(documents_BT)
+            one_row = folded_documents(torch.zeros_like(tokens_BT[:1]), length)
+            tables = self.rope_cos[:length], self.rope_sin[:length]
+            return Positions(*tables, None, self._spans(one_row[None]))
+        documents = folded_documents(documents_BT, length)
+        numbers = positions_within(documents)[:, None]
+        tables = self.rope_cos[numbers], self.rope_sin[numbers]
+        of_rows = self._spans(by_row(documents, batch))
+        return Positions(*tables, visible_within(documents), of_rows)
+
+    def _spans(self, documents_BSN: Tensor) -> Spans | None:
+        return None if self.segment_length is None else spans(documents_BSN)
 
 
 def _show(x_BTE: Tensor, watchers: Iterable[Callable[[Tensor], object]]) -> None:

@@ -2,16 +2,18 @@
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import repeat
 
 import torch
 from torch import Tensor
 
 from model_check.config import shape
-from model_check.config.derived import loss_chunk_rows
-from model_check.config.schema import Settings
+from model_check.config.derived import loss_chunk_rows, segment_length
+from model_check.config.schema import ModelSettings, Settings
 from model_check.config.shape import Geometry
 from model_check.models.attention import AttentionFn
+from model_check.models.attention_layers import KINDS
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.rope import inverse_frequencies, rope_tables
 
@@ -29,7 +31,7 @@ def build_model(
     )
     tables = rope_tables(frequencies, settings.training.context_length)
     model.set_rope(*(table.to(device) for table in tables))
-    initialise(model, settings.model.init_std, settings.system.seed)
+    initialise(model, settings.model, settings.system.seed)
     return model
 
 
@@ -37,10 +39,12 @@ def empty_model(
     settings: Settings, geometry: Geometry, attend: AttentionFn, device: torch.device
 ) -> BasicLlama:
     """The model with its matrices as allocated; on device `meta` without any storage."""
+    make = partial(KINDS[geometry.attention], geometry, attend, settings.model.infini)
     with device:
         return BasicLlama(
             geometry,
-            attend,
+            make,
+            segment_length=segment_length(settings),
             norm_eps=settings.model.rms_norm_eps,
             gradient_checkpointing=settings.training.gradient_checkpointing,
             loss_chunk_rows=loss_chunk_rows(settings, geometry.vocab_size, device.type),
@@ -49,7 +53,7 @@ def empty_model(
 
 @torch.no_grad()
 def initialise(
-    model: torch.nn.Module, std: float, seed: int, piece_numel: int = PIECE_NUMEL
+    model: torch.nn.Module, settings: ModelSettings, seed: int, piece_numel: int = PIECE_NUMEL
 ) -> None:
     """Overwrite every parameter. All values are drawn on the CPU: the generator of a GPU could
     differ.
@@ -60,13 +64,13 @@ def initialise(
     """
     pieces: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        if (value := shape.parameter(name).initial) is not None:
+        if (value := shape.parameter(name).initial(settings)) is not None:
             parameter.fill_(value)
         else:
             parts = torch.split(parameter.detach().view(-1), piece_numel)
             pieces |= {f"{seed}:{name}:{n}": part for n, part in enumerate(parts)}
     with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-        list(pool.map(_draw, pieces, pieces.values(), repeat(std)))
+        list(pool.map(_draw, pieces, pieces.values(), repeat(settings.init_std)))
 
 
 def _draw(key: str, target: Tensor, std: float) -> None:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from model_check.config.geometry import read_config
-from model_check.config.resume import differences
+from model_check.config.resume import differences, full
 from model_check.config.schema import ModelSettings
 from model_check.config.shape import EMBEDDING, HEAD, hf_name
 from model_check.errors import ConfigError
@@ -32,7 +32,9 @@ def load_weights(model: nn.Module, settings: ModelSettings, directory: Path) -> 
     if config.is_file():
         _refuse_other_settings(settings, config)
     files = _files_of_tensors(directory)
-    parameters = {hf_name(name): p for name, p in model.named_parameters()}
+    named = {hf_name(name): p for name, p in model.named_parameters()}
+    # A gate keeps its first value: there is none in a LLaMA of transformers.
+    parameters = {name: p for name, p in named.items() if name is not None}
     _refuse_other_tensors(parameters, files, directory)
     if not config.is_file():
         raise ConfigError(
@@ -45,7 +47,7 @@ def load_weights(model: nn.Module, settings: ModelSettings, directory: Path) -> 
 
 def _refuse_other_settings(settings: ModelSettings, file: Path) -> None:
     """Shapes do not tell everything: heads and rotary bases are not among them."""
-    other = differences(read_config(file), settings)
+    other = differences(read_config(file), full(settings))
     if other:
         raise ConfigError(
             f"model.init_from: {file} describes another model: {', '.join(map(str, other))}; "
@@ -69,7 +71,7 @@ def _refuse_other_tensors(
 
 def _head_is_embedding(files: Mapping[str, Path]) -> bool:
     """Whether the file holds a tied head a second time, as some exports do."""
-    head, embedding = HEAD.hf_name, EMBEDDING.hf_name
+    head, embedding = str(HEAD.hf_name), str(EMBEDDING.hf_name)
     return embedding in files and torch.equal(
         _tensor(files[head], head), _tensor(files[embedding], embedding)
     )

@@ -7,6 +7,7 @@ chunk's logits exist at a time, and nothing is computed twice.
 Shapes: N rows (tokens), H hidden width, V vocabulary.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +26,11 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device)
 
 
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Products of exactly the dtypes that are given, on the device of `x`."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
 def linear_cross_entropy(
     hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, chunk_rows: int
 ) -> Tensor:
@@ -38,7 +44,7 @@ def linear_cross_entropy(
     # A parameter asks for its gradient even where gradients are off.
     if not torch.is_grad_enabled():
         weight_VH = weight_VH.detach()
-    with torch.autocast(hidden_NH.device.type, enabled=False):
+    with without_autocast(hidden_NH):
         total: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
             hidden_NH, weight_VH, targets_N, dtype, chunk_rows
         )

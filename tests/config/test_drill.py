@@ -3,7 +3,11 @@
 import pytest
 
 from model_check.config.drill import KINDS, Drill, check_name, parse_drill
+from model_check.config.schema import ModelSettings
+from model_check.config.shape import parameters
 from model_check.errors import ConfigError
+
+TWO_LAYERS = [row.name for row in parameters(ModelSettings(num_layers=2))]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,10 +76,10 @@ def test_a_name_that_its_kind_cannot_act_on_is_refused(
 ) -> None:
     drill = parse_drill(f"{kind}@1:all:{name}", 4)
     if is_there:
-        check_name(drill, num_layers=2, tied=False)
+        check_name(drill, TWO_LAYERS)
     else:
         with pytest.raises(ConfigError, match=f"the model has no .* '.*{drill.target}'"):
-            check_name(drill, num_layers=2, tied=False)
+            check_name(drill, TWO_LAYERS)
 
 
 @pytest.mark.parametrize(

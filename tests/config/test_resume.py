@@ -86,7 +86,27 @@ def test_every_setting_says_what_a_resume_makes_of_it() -> None:
 
 
 def test_what_must_equal_of_the_model_is_its_architecture() -> None:
-    assert set(KEYS) == {*RULES["must_equal"]["model"].split(), "rope_scaling"}
+    later = {"rope_scaling", "attention", "infini"}
+    assert set(KEYS) == {*RULES["must_equal"]["model"].split(), *later}
+
+
+@pytest.mark.parametrize(
+    ("attention", "override", "is_refused"),
+    [
+        ("infini", "segment_length=8", True),
+        ("infini", "update=delta", True),
+        ("infini", "gate_init=1", False),
+        ("infini", "gate_lr=0.5", False),
+        ("local", "segment_length=8", True),
+    ],
+)
+def test_segments_and_the_memory_are_part_of_the_architecture(
+    attention: str, override: str, is_refused: bool
+) -> None:
+    own = (f"model.attention={attention}", "model.infini.segment_length=16")
+    now = settings(*own, f"model.infini.{override}")
+    assert bool(forbidden(saved(*own), now)) is is_refused
+    assert forbidden(saved(), now), "full attention is another model"
 
 
 @pytest.mark.parametrize(("name", "rule"), RULE_OF.items())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model_check.config.schema import ModelSettings, Settings
-from model_check.config.shape import geometry, parameter, parameters
+from model_check.config.shape import Group, geometry, parameter, parameters
 from model_check.models.attention import eager
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.build_model import build_model, empty_model
@@ -18,6 +18,8 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
     "grouped heads": {**TINY, "num_layers": 3},
     "tied": {**TINY, "num_layers": 2, "tie_word_embeddings": True},
     "wide heads": {**TINY, "num_layers": 1, "head_dim": 10},
+    "local": {**TINY, "num_layers": 2, "attention": "local"},
+    "infini": {**TINY, "num_layers": 2, "attention": "infini"},
     "more than ten blocks": {**TINY, "num_layers": 12, "num_kv_heads": 2},
     "the default": {},
 }
@@ -33,7 +35,7 @@ def meta_model(**changes: Any) -> tuple[Settings, BasicLlama]:
 def test_names_sizes_and_order_are_the_modules(changes: dict[str, Any]) -> None:
     settings, model = meta_model(**changes)
     shape = geometry(settings.model, 64)
-    rows = parameters(shape.num_layers, tied=shape.tied)
+    rows = parameters(shape)
     module = [(name, tuple(p.shape)) for name, p in model.named_parameters()]
     assert [(row.name, shape.sizes(row)) for row in rows] == module
     assert [parameter(row.name) for row in rows] == rows
@@ -49,15 +51,17 @@ def test_what_multiplies_is_every_linear_layer_and_the_head(changes: dict[str, A
 
 
 def test_first_values_and_decay_are_those_of_the_kind() -> None:
-    settings, _ = meta_model(**GEOMETRIES["grouped heads"])
+    settings, _ = meta_model(**GEOMETRIES["infini"])
     model = build_model(settings, geometry(settings.model, 64), eager, torch.device("cpu"))
     for name, value in model.named_parameters():
         row = parameter(name)
-        assert row.decays == (value.ndim == 2), name
-        if row.initial is None:
+        initial = row.initial(settings.model)
+        assert (row.group is Group.MATRIX) == (value.ndim == 2), name
+        assert (row.group is Group.GATE) == name.endswith("gate"), name
+        if initial is None:
             assert len(value.unique()) > value.numel() / 2, name
         else:
-            assert torch.equal(value, torch.full_like(value, row.initial)), name
+            assert torch.equal(value, torch.full_like(value, initial)), name
 
 
 def test_a_parameter_that_no_model_has_is_an_error() -> None:

@@ -18,6 +18,12 @@ from model_check.events import Phase
 from tests.engine.conftest import FakeBatch, FakeSource, Run, Worker
 
 MakeRun = Callable[..., Run]
+HALF_AND_RECOMPUTED = {"training__use_amp": "true", "training__gradient_checkpointing": "true"}
+DELTA = {
+    "model__attention": "infini",
+    "model__infini__segment_length": 4,
+    "model__infini__update": "delta",
+}
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 
@@ -26,8 +32,8 @@ COMPILER = shutil.which("g++") or shutil.which("clang++")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("changes", "tolerance"),
-    [({}, 1e-4), ({"training__use_amp": "true", "training__gradient_checkpointing": "true"}, 2e-2)],
-    ids=["float32", "bfloat16 and checkpointing"],
+    [({}, 1e-4), (HALF_AND_RECOMPUTED, 2e-2), (DELTA, 1e-4)],
+    ids=["float32", "bfloat16 and checkpointing", "infini"],
 )
 def test_compiled_blocks_train_as_eager_ones(
     tiny_run: MakeRun, changes: dict[str, Any], tolerance: float
@@ -54,7 +60,9 @@ def with_documents(number: int) -> FakeBatch:
 @pytest.mark.timeout(400)
 def test_no_step_compiles_again_where_documents_are_masked(tiny_run: MakeRun) -> None:
     run = tiny_run(
-        FakeSource(make=with_documents), data__document_masking="true", training__compile="true"
+        FakeSource(make=with_documents),
+        data__document_masking="true",
+        training__compile="true",
     )
     with torch._dynamo.config.patch(error_on_recompile=True):
         run()

@@ -52,7 +52,7 @@ def test_blocks_hold_each_value_once(monkeypatch: pytest.MonkeyPatch) -> None:
         *([(0, 0, 8)], [(0, 8, 16)], [(0, 16, 24)], [(0, 24, 32)]),
         *([(0, 32, 35), (2, 0, 8)], [(2, 8, 15), (3, 0, 3)], [(1, 0, 7)]),
     ]
-    assert [block.weight_decay for block in optimizer.blocks] == [0.3] * 6 + [0.0]
+    assert [block.group.weight_decay for block in optimizer.blocks] == [0.3] * 6 + [0.0]
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])

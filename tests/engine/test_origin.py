@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from model_check.config.drill import Drill, check_name
+from model_check.config.shape import parameters
 from model_check.engine.batches import gather
 from model_check.engine.checkpoint import set_earlier_aside
 from model_check.engine.reading import StepMetrics
@@ -25,21 +26,25 @@ MakeRun = Callable[..., Run]
 TWO_LAYERS: dict[str, Any] = {"model__num_layers": 2, "training__grad_accum_nums": 2}
 
 
+@pytest.mark.parametrize("attention", ["full", "infini"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_drill_may_name_all_that_the_model_has(tiny_run: MakeRun, tied: bool) -> None:
+def test_a_drill_may_name_all_that_the_model_has(
+    tiny_run: MakeRun, tied: bool, attention: str
+) -> None:
     """The launcher refuses other names without torch."""
     changes = {**TWO_LAYERS, "model__tie_word_embeddings": str(tied).lower()}
-    model = tiny_run(**changes).trainer.state.model
+    state = tiny_run(**changes, model__attention=attention).trainer.state
+    model, rows = state.model, [row.name for row in parameters(state.settings.model)]
     tensors = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     # The head is not called, nor is the list of blocks.
     modules = {name for name, _ in model.named_modules()} - {"", "layers", "output"}
     others = {"layers.2", "layers", "output", "norm.bias"}
     for kind, there in (("nan_weight", tensors), ("nan_forward", modules)):
         for name in there:
-            check_name(Drill(kind, 0, name=name), 2, tied=tied)
+            check_name(Drill(kind, 0, name=name), rows)
         for name in others - there:
             with pytest.raises(ConfigError, match="the model has no"):
-                check_name(Drill(kind, 0, name=name), 2, tied=tied)
+                check_name(Drill(kind, 0, name=name), rows)
 
 
 def last_event(run: Run) -> NonFinite:

@@ -74,7 +74,8 @@ def test_phases_come_in_order_and_say_what_was_built(tiny_run: MakeRun) -> None:
     assert detail["attention_reason"]
     assert detail["dtype"] == "float32"
     assert detail["num_parameters"] == 11_296
-    assert detail["flops_per_token"] == flops_per_token(run.trainer.state.shape, 16).causal
+    state = run.trainer.state
+    assert detail["flops_per_token"] == flops_per_token(state.settings, state.shape).causal
     assert detail["fingerprints"] == "full, schema 1"
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from model_check.config.schema import ModelSettings
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.build_model import initialise
 
@@ -24,7 +25,8 @@ def test_the_same_seed_gives_the_same_bits_on_any_number_of_threads(
     alone, together = tiny(), tiny()
     for model, count in ((alone, 1), (together, 4)):
         threads(count)
-        initialise(model, 0.02, seed=7, piece_numel=1000)  # many pieces, as a large model has
+        # Many pieces, as a large model has.
+        initialise(model, ModelSettings(), seed=7, piece_numel=1000)
     weights = together.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in alone.state_dict().items())
 

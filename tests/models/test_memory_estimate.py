@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from model_check.config.memory import (
     block_activations,
     estimate_memory,
 )
-from model_check.config.schema import Settings, TrainingSettings
+from model_check.config.schema import InfiniSettings, Settings, TrainingSettings
 from model_check.config.shape import geometry
 from model_check.data.build.prepare import prepare
 from model_check.events import Done, decode
@@ -53,15 +54,28 @@ def kept_bytes(settings: Settings) -> int:
     return sum(t.untyped_storage().nbytes() for place, t in held.items() if place not in own)
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+INFINI = {"attention": "infini", "infini": InfiniSettings(segment_length=32)}
+DELTA = {"attention": "infini", "infini": InfiniSettings(segment_length=16, update="delta")}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"attention_backend": "sdpa"},
+        {"attention_backend": "eager"},
+        {"attention_backend": "sdpa", "attention": "local"},
+        {"attention_backend": "eager", "attention": "local"},
+        {"attention_backend": "sdpa", **INFINI},
+        {"attention_backend": "sdpa", **DELTA},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
 def test_a_block_keeps_what_is_estimated_within_two_percent(
-    settings: Make, backend: str, half: bool
+    settings: Make, model: dict[str, Any], half: bool
 ) -> None:
     training = {"use_amp": half, "batch_size": 2, "context_length": 128}
-    one, two = (
-        settings(training=training, num_layers=n, attention_backend=backend) for n in (1, 2)
-    )
+    one, two = (settings(training=training, num_layers=n, **model) for n in (1, 2))
     shape, deeper = geometry(one.model, 257), geometry(two.model, 257)
     copies = 2 * (deeper.num_multiplied - shape.num_multiplied) if half else 0
     kept = kept_bytes(two) - kept_bytes(one) - copies

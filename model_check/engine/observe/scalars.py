@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from math import exp
 
 from model_check.engine.metrics import current_memory_bytes, peak_memory_bytes
+from model_check.engine.observe import gates
+from model_check.engine.observe.gates import Gates
 from model_check.engine.observe.mfu import Utilisation
 from model_check.engine.observer import RunObserver
 from model_check.engine.reading import StepMetrics
@@ -33,9 +35,10 @@ class ScalarLog(RunObserver):
         utilisation: Utilisation,
         channels: Channels,
         writers: Sequence[WriteScalars] = (),
+        gates: Gates | None = None,
     ) -> None:
         self._max_steps, self._log_interval = max_steps, log_interval
-        self._utilisation, self._channels = utilisation, channels
+        self._utilisation, self._channels, self._gates = utilisation, channels, gates
         self._writers, self._has_written = list(writers), False
         self._run, self._lately = _Span(), _Span()
         self._num_read = 0
@@ -69,6 +72,7 @@ class ScalarLog(RunObserver):
             memory_bytes=current_memory_bytes(),
             peak_memory_bytes=peak_memory_bytes(),
             loss_scale=step.loss_scale,
+            gates=(self._gates.shares() if self._gates else []) or None,
         )
         self._channels.sink.emit(metrics)
         if self._writers:
@@ -131,5 +135,6 @@ def scalars_of(step: StepMetrics, metrics: Metrics) -> dict[str, float]:
         "speed/data_wait": metrics.data_wait,
         "memory/allocated_gib": metrics.memory_bytes / 2**30,
         "memory/peak_gib": metrics.peak_memory_bytes / 2**30,
+        **gates.scalars_of(metrics.gates or []),
     }
     return {name: value for name, value in named.items() if value is not None}

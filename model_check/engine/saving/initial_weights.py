@@ -4,8 +4,9 @@ from pathlib import Path
 
 from torch import nn
 
-from model_check.config.resume import differences
+from model_check.config.resume import differences, full
 from model_check.config.schema import ModelSettings, Settings
+from model_check.config.shape import Group, parameter
 from model_check.engine.checkpoint import read_checkpoint, shapes
 from model_check.engine.run_context import RunContext
 from model_check.errors import ConfigError
@@ -36,7 +37,11 @@ def take_initial_weights(model: nn.Module, settings: Settings, context: RunConte
 
 def _take_checkpoint(model: nn.Module, settings: ModelSettings, path: Path) -> None:
     saved = read_checkpoint(path)
-    problem = mismatch(shapes(saved["model"]), shapes(model.state_dict()))
+    own = model.state_dict()
+    if saved["settings"]["model"].get("attention", "full") == "full":
+        settings = full(settings)
+        own = {n: value for n, value in own.items() if parameter(n).group is not Group.GATE}
+    problem = mismatch(shapes(saved["model"]), shapes(own))
     if problem is not None:
         raise ConfigError(f"model.init_from: {path} does not fit the model: {problem}")
     if other := differences(saved["settings"]["model"], settings):
@@ -44,4 +49,4 @@ def _take_checkpoint(model: nn.Module, settings: ModelSettings, path: Path) -> N
             f"model.init_from: {path} holds the weights of another model: "
             f"{', '.join(map(str, other))}; give these settings of [model] the checkpoint's values"
         )
-    model.load_state_dict(saved["model"])
+    model.load_state_dict(saved["model"], strict=False)  # but for gates, the same names
