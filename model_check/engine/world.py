@@ -310,16 +310,32 @@ def _listens(env: RankEnv) -> bool:
 
 
 def _wait_for_all(store: Store, env: RankEnv, timeout_s: float) -> None:
-    """A rank may never come; signals are heard. Raises PeerLost."""
-    store.set(f"model-check/{env.rank}", "here")
+    """A rank may never come; signals are heard. Raises PeerLost, and ConfigError where another job
+    meets."""
     places = [f"model-check/{rank}" for rank in range(env.world_size)]
     until = time.monotonic() + timeout_s
+    here = f"here {env.job}"
+    if (
+        env.rank > 0
+        and _all_came(places[:1], store, until)
+        and store.get(places[0]) != here.encode()
+    ):
+        raise ConfigError(
+            f"MASTER_PORT = {env.port}: the ranks of another job meet there; set it to a free port"
+        )
+    store.set(places[env.rank], here)
+    if not _all_came(places, store, until):
+        there = [rank for rank, place in enumerate(places) if store.check([place])]
+        said = f"of {env.world_size} ranks only {there} came in {timeout_s:.0f} s"
+        raise PeerLost(said, has_waited=True)
+
+
+def _all_came(places: list[str], store: Store, until: float) -> bool:
     while not store.check(places):
         if time.monotonic() > until:
-            there = [rank for rank, place in enumerate(places) if store.check([place])]
-            said = f"of {env.world_size} ranks only {there} came in {timeout_s:.0f} s"
-            raise PeerLost(said, has_waited=True)
+            return False
         time.sleep(_LOOK_S)
+    return True
 
 
 class _Sent(Offer):

@@ -24,8 +24,12 @@ LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
 MASTER_ADDR, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
 RANK_VARIABLES = (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
 """What torchrun tells a rank, and our launcher, too."""
-_SLURM_PORTS = (20_000, 20_000)
-"""The first port that ranks of srun meet at, and how many there are."""
+_SLURM_PORTS = (20_000, 12_000)
+"""The first port that ranks of srun meet at, and how many there are: below those that Linux gives
+to outgoing connections."""
+_PORTS_OF_STEPS = 7417
+"""From the port of a step of a Slurm job to that of the next: neither jobs nor steps that run at
+once, whose numbers are close to each other, get the same."""
 
 
 class RankEnv(Struct, frozen=True):
@@ -44,11 +48,14 @@ class RankEnv(Struct, frozen=True):
     """torchrun itself listens at `port`."""
     attempt: int = 0
     """torchrun's count of its restarts, which share that port."""
+    job: str = ""
+    """`4711.0`, the step of Slurm: another one's ranks may listen at the same port."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> "RankEnv | None":
         """None: this process trains alone. Raises ConfigError for a place that is no place."""
-        told = _by_srun(environ) if WORLD_SIZE not in environ else environ
+        is_told = WORLD_SIZE in environ
+        told = environ if is_told else _by_srun(environ)
         size = _natural(told, WORLD_SIZE, 1)
         if size <= 1:
             return None
@@ -66,6 +73,7 @@ class RankEnv(Struct, frozen=True):
             store_fd=int(store_fd) if store_fd.isdigit() else None,
             is_by_torchrun=told.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             attempt=_natural(told, "TORCHELASTIC_RESTART_COUNT", 0),
+            job="" if is_told else _slurm_step(environ),
         )
 
 
@@ -164,16 +172,29 @@ def _by_srun(environ: Mapping[str, str]) -> Mapping[str, str]:
             f"SLURM_STEP_NUM_NODES = {environ['SLURM_STEP_NUM_NODES']}: ranks on several machines "
             f"need {MASTER_ADDR}, the first one's address"
         )
-    first, count = _SLURM_PORTS
-    job = environ.get("SLURM_JOB_ID", "0")
-    port = first + (int(job) if job.isdigit() else 0) % count
     return {
-        MASTER_PORT: str(port),
+        MASTER_PORT: str(_slurm_port(environ)),
         **environ,
         WORLD_SIZE: size,
         RANK: environ.get("SLURM_PROCID", ""),
         LOCAL_RANK: environ.get("SLURM_LOCALID", ""),
     }
+
+
+def _slurm_port(environ: Mapping[str, str]) -> int:
+    """Of a step: a job may run several at once."""
+    first, count = _SLURM_PORTS
+    job, step = (
+        int(text) if (text := environ.get(name, "")).isdigit() else 0
+        for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    )
+    return first + (job + _PORTS_OF_STEPS * step) % count
+
+
+def _slurm_step(environ: Mapping[str, str]) -> str:
+    if "SLURM_STEP_ID" not in environ:
+        return ""
+    return f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}"
 
 
 def _natural(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

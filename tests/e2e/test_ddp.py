@@ -257,24 +257,46 @@ def test_torchrun_starts_the_same_job(launcher: Launcher) -> None:
     ]
 
 
-def test_srun_tells_its_tasks_their_ranks(launcher: Launcher) -> None:
-    """As Slurm sets the variables of a step of two tasks on one machine."""
-    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": str(os.getpid())}
+def tasks_of(
+    launcher: Launcher, job: str, *more: str, ranks: range
+) -> "list[subprocess.Popen[str]]":
+    """As Slurm starts the tasks of a step of two on one machine."""
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": job, "SLURM_STEP_ID": "0"}
+    command = [sys.executable, str(ROOT / "pretrain_main.py"), "--config", str(launcher.config)]
     tasks = [
         subprocess.Popen(
-            [sys.executable, str(ROOT / "pretrain_main.py"), "--config", str(launcher.config)],
+            [*command, *more],
             cwd=launcher.cwd,
             env=launcher.env | step | {"SLURM_PROCID": str(n), "SLURM_LOCALID": str(n)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for n in range(2)
+        for n in ranks
     ]
+    launcher.started += tasks
+    return tasks
+
+
+def test_srun_tells_its_tasks_their_ranks(launcher: Launcher) -> None:
+    tasks = tasks_of(launcher, str(os.getpid()), ranks=range(2))
     outputs = [task.communicate(timeout=110)[0] for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0], outputs
     assert "[CPU0] Step [3/4]" in outputs[0]
     assert "Step [" not in outputs[1]
+
+
+def test_a_rank_that_meets_another_job_is_told_so_and_does_not_join_it(launcher: Launcher) -> None:
+    """Which has its port: rank 0 cannot listen there, and rank 1 finds somebody."""
+    job = os.getpid()
+    launcher.environ["MASTER_PORT"] = str(20_000 + job % 12_000)
+    first = tasks_of(launcher, str(job), LONG, ranks=range(2))
+    read_until(first[0], "Step [3/")
+    (other,) = tasks_of(launcher, str(job + 1), ranks=range(1, 2))
+    output, _ = other.communicate(timeout=60)
+    assert other.returncode == 2, output
+    assert "the ranks of another job meet there" in output
+    assert [task.poll() for task in first] == [None, None]
 
 
 def test_kernels_that_may_vary_still_leave_replicas_that_agree(launcher: Launcher) -> None:

@@ -19,6 +19,7 @@ SRUN = {
     "SLURM_PROCID": "2",
     "SLURM_LOCALID": "2",
     "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
 }
 
 
@@ -35,6 +36,18 @@ def test_srun_tells_it_by_names_of_its_own_and_all_tasks_take_one_port() -> None
     assert (place.rank, place.local_rank, place.world_size) == (2, 2, 4)
     assert place.address == "127.0.0.1"
     assert place.port == other.port == 20_000 + 4711
+
+
+def test_steps_of_slurm_that_run_at_once_have_a_port_each() -> None:
+    """Of one job, and of jobs with numbers close to each other."""
+    steps = [
+        RankEnv.from_environ(SRUN | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)})
+        for job in range(4711, 4811)
+        for step in range(20)
+    ]
+    places = [place for place in steps if place is not None]
+    assert len({place.port for place in places}) == len({place.job for place in places}) == 2000
+    assert all(1024 < place.port < 32_768 for place in places)
 
 
 @pytest.mark.parametrize(
