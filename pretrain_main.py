@@ -224,6 +224,9 @@ def task_of(argv: Sequence[str], process: Process) -> Task:
     refuse_missing_gpu(loaded, process)
     worker = name_worker(loaded, process)
     ranks = RankEnv.from_environ(os.environ)
+    if ranks is not None and ranks.attempt > 0:
+        # torchrun restarts with the same arguments: the fault would come each time.
+        drill = replayed_drill(drill)
     refuse_impossible(settings, loaded.device, ranks)
     task = Task(settings, drill, loaded.device, worker, ranks, names.replay_to)
     for note in () if task.is_quiet else loaded.notes:

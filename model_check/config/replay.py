@@ -23,7 +23,7 @@ def replayed(settings: Settings) -> Settings:
 
 
 def replayed_drill(drill: Drill | None) -> Drill | None:
-    """What of a drill acts in a replay: a fault that comes once has come."""
+    """What of a drill acts in a replay, and after a restart: a fault that comes once has come."""
     return drill if drill is not None and drill.always else None
 
 

@@ -257,6 +257,30 @@ def test_torchrun_starts_the_same_job(launcher: Launcher) -> None:
     ]
 
 
+def test_a_job_that_torchrun_restarts_goes_on_to_the_same_bits(launcher: Launcher) -> None:
+    ours = launcher(*JOB, "training.max_steps=8")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"),
+            *("--standalone", "--max-restarts=1"),
+            *(str(ROOT / "pretrain_main.py"), "--config", str(launcher.config)),
+            *("training.max_steps=8", "training.save_interval=2", "training.resume=auto"),
+            "debug.drill=kill@5:CPU1",
+        ],
+        cwd=launcher.cwd,
+        env=launcher.env | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    before, resumed, after = done.stdout.partition("Resumed from .checkpoints/step_4.pt")
+    assert resumed
+    steps = [line.partition(" | ETA")[0] for line in ours.lines("[CPU0] Step [")]
+    assert all(step in before for step in steps[:4])
+    assert all(step in after for step in steps[4:])
+
+
 def tasks_of(
     launcher: Launcher, job: str, *more: str, ranks: range
 ) -> "list[subprocess.Popen[str]]":
