@@ -121,12 +121,6 @@ class Task:
     """Its place in a job; None: it trains alone."""
     replay_to: int | None
 
-    @property
-    def is_quiet(self) -> bool:
-        """Another rank says what is true of all."""
-        is_further = self.ranks is not None and self.ranks.rank > 0
-        return is_further and not self.settings.logging.all_ranks
-
 
 def main(argv: Sequence[str]) -> int:
     open_missing_streams()
@@ -178,7 +172,7 @@ def ending_of(failure: BaseException | None, process: Process) -> Ending:
     if failure is None:
         return Ending(EXIT_PASS)
     if isinstance(failure, EndedEarly):
-        process.console.say(str(failure))
+        process.console.say_for_all(str(failure))
         return Ending(EXIT_PASS, early=str(failure))
     if isinstance(failure, Terminated):
         return stopped(failure.signum, process)
@@ -229,8 +223,10 @@ def task_of(argv: Sequence[str], process: Process) -> Task:
         drill = replayed_drill(drill)
     refuse_impossible(settings, loaded.device, ranks)
     task = Task(settings, drill, loaded.device, worker, ranks, names.replay_to)
-    for note in () if task.is_quiet else loaded.notes:
-        process.console.say(note)
+    is_further = ranks is not None and ranks.rank > 0
+    process.console.is_quiet = is_further and not settings.logging.all_ranks
+    for note in loaded.notes:
+        process.console.say_for_all(note)
     if ranks is not None and process.env.supervised:
         # All ranks end together: none can finish a step without the others.
         process.stop.finish_step_s = FINISH_STEP_OF_RANK_S
@@ -256,7 +252,7 @@ def train(task: Task, process: Process) -> None:
     from model_check.engine.world import joined
 
     settings, ranks, worker = task.settings, task.ranks, task.worker
-    say = (lambda text: None) if task.is_quiet else process.console.say
+    console, say = process.console, process.console.say_for_all
     num_workers = process.env.num_workers if ranks is None else ranks.local_world_size
     set_up_process(settings.system, num_workers, os.environ)
     seed_everything(settings.system.seed)
@@ -271,7 +267,7 @@ def train(task: Task, process: Process) -> None:
         run_name = process.env.run_dir.name if process.env.run_dir else None
         context = RunContext(
             identity=Identity(worker, run_name, process.started_at, data_identity(cache)),
-            channels=Channels(process.console.say, process.sink, is_quiet=task.is_quiet),
+            channels=Channels(console.say, process.sink, is_quiet=console.is_quiet),
             device=device,
             directory=directory,
             meter=process.meter,

@@ -147,6 +147,8 @@ def test_a_notice_ends_all_ranks_after_the_same_step_and_saves(launcher: Launche
     os.kill(pid_of("CPU1", launcher.cwd / "run"), signal.SIGUSR1)  # one rank alone is told
     run = launcher.finish(process, seen)
     assert run.exit_code == 0, run.output
+    told = [line for line in run.output.splitlines() if line.startswith("[CPU") and "early" in line]
+    assert len(told) == 1, "for all ranks"
     first, second = (losses(run.directory, name) for name in ("cpu0", "cpu1"))
     assert first == second
     one_more = (f"training.max_steps={len(first) + 1}", "--resume", "auto")
