@@ -264,9 +264,10 @@ def train(task: Task, process: Process) -> None:
         world = stack.enter_context(joined(ranks, device, limit))
         directory = stack.enter_context(checkpoint_directory(*where, say, world))
         cache = open_tokens(settings, process, say)
-        run_name = process.env.run_dir.name if process.env.run_dir else None
         context = RunContext(
-            identity=Identity(worker, run_name, process.started_at, data_identity(cache)),
+            identity=Identity(
+                worker, process.env.run_name, process.started_at, data_identity(cache)
+            ),
             channels=Channels(console.say, process.sink, is_quiet=console.is_quiet),
             device=device,
             directory=directory,

@@ -2,6 +2,7 @@
 directory, and its place in a job of several ranks."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,6 +28,8 @@ RANK_VARIABLES = (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, M
 _SLURM_PORTS = (20_000, 12_000)
 """The first port that ranks of srun meet at, and how many there are: below those that Linux gives
 to outgoing connections."""
+_ATTEMPT, _ROUND = re.compile(r"restart_\d+"), re.compile(r"round_\d+")
+"""Run directories within that of a run."""
 _PORTS_OF_STEPS = 7417
 """From the port of a step of a Slurm job to that of the next: neither jobs nor steps that run at
 once, whose numbers are close to each other, get the same."""
@@ -125,6 +128,19 @@ class WorkerEnv(Struct, frozen=True):
     def stacks_path(self) -> Path | None:
         """The file in which the supervisor looks for this worker's stacks; None: no supervisor."""
         return stacks_path(self.run_dir, self.name) if self.run_dir and self.name else None
+
+    @property
+    def run_name(self) -> str | None:
+        """By which logs for people know the run: the name of its directory. What goes on after a
+        failure is the same run, a round is one of its own."""
+        if self.run_dir is None:
+            return None
+        directory = self.run_dir
+        if _ATTEMPT.fullmatch(directory.name):
+            directory = directory.parent
+        if _ROUND.fullmatch(directory.name):
+            return f"{directory.parent.name}/{directory.name}"
+        return directory.name
 
     @property
     def supervised(self) -> bool:

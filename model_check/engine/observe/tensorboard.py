@@ -5,7 +5,7 @@ import socket
 import time
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -24,9 +24,15 @@ class TensorBoardWriter:
         with storing(directory, "logging.tensorboard_dir"):
             hold_unlinked(directory, make=True).close()
         self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._has_begun = False
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
-        """Raises StorageError."""
+        """The first one takes the place of what an earlier attempt wrote from that step on. Raises
+        StorageError."""
+        if not self._has_begun:
+            begins = SessionLog(status=SessionLog.START)
+            self._append(Event(wall_time=time.time(), step=step, session_log=begins))
+            self._has_begun = True
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         self._append(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 

@@ -30,7 +30,7 @@ def values(event: Event) -> dict[str, float]:
 def test_a_file_has_a_version_and_a_record_a_step(tmp_path: Path) -> None:
     writer = TensorBoardWriter(tmp_path / "logs")
     writer.write(300, {"train/loss": 2.5, "train/grad_norm": 1.5})
-    version, step = events(writer.path)
+    version, _, step = events(writer.path)
     assert (version.step, version.file_version) == (0, "brain.Event:2")
     assert (step.step, step.HasField("file_version")) == (300, False)
     assert values(step) == {"train/loss": 2.5, "train/grad_norm": 1.5}
@@ -40,7 +40,20 @@ def test_every_write_is_whole_at_once_without_a_close(tmp_path: Path) -> None:
     writer = TensorBoardWriter(tmp_path)
     for step in range(3):
         writer.write(step, {"train/loss": 1.0})
-        assert [event.step for event in events(writer.path)[1:]] == list(range(step + 1))
+        assert [event.step for event in events(writer.path)[2:]] == list(range(step + 1))
+
+
+def test_what_goes_on_takes_the_place_of_the_steps_that_it_does_again(tmp_path: Path) -> None:
+    first = TensorBoardWriter(tmp_path)
+    for step in range(6):
+        first.write(step, {"train/loss": 1.0})
+    second = TensorBoardWriter(tmp_path)
+    if second.path == first.path:  # the same process, in the same second
+        second.path = tmp_path / f"{first.path.name}.restart"
+    for step in range(4, 8):
+        second.write(step, {"train/loss": 2.0})
+    shown = EventAccumulator(str(tmp_path)).Reload().Scalars("train/loss")
+    assert [(s.step, s.value) for s in shown] == [(n, 1.0 if n < 4 else 2.0) for n in range(8)]
 
 
 def test_a_writer_leaves_what_an_earlier_run_wrote_in_the_same_directory(tmp_path: Path) -> None:
@@ -67,7 +80,7 @@ def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
 def test_what_float32_cannot_hold_is_infinite(tmp_path: Path) -> None:
     writer = TensorBoardWriter(tmp_path)
     writer.write(0, {"big": 1e300, "small": -1e300, "nan": math.nan})
-    (_, step) = events(writer.path)
+    *_, step = events(writer.path)
     assert (values(step)["big"], values(step)["small"]) == (math.inf, -math.inf)
     assert math.isnan(values(step)["nan"])
 
@@ -87,7 +100,7 @@ def test_a_run_says_where_its_log_is(tiny_run: Callable[..., Run], tmp_path: Pat
     assert any(
         line.endswith(f"tensorboard --logdir {file.parent.parent}") for line in run.kept.lines
     )
-    assert len(events(file)) == 5
+    assert len(events(file)) == 2 + 4  # what it is, where it begins, and the steps
 
 
 def test_both_entry_points_take_the_flag_of_the_guide() -> None:
