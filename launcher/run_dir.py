@@ -84,9 +84,9 @@ def rounds_in(directory: Path) -> list[Path]:
     return []
 
 
-def newest_round(directory: Path) -> Path:
-    """The directory itself where it is of one run."""
-    return next(reversed(rounds_in(directory)), directory)
+def newest_part(directory: Path) -> Path:
+    """Its last round, or what went on after its last restart; else the directory itself."""
+    return next(reversed([*restarts_in(directory), *rounds_in(directory)]), directory)
 
 
 def create_default(path: Path) -> Path:

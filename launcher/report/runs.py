@@ -110,7 +110,8 @@ def _left_runs(directories: Iterable[Path]) -> Iterator[LeftRun]:
 
 def _left_run(directory: Path) -> LeftRun:
     age_s = max(0.0, time.time() - _last_written(directory))
-    ended = ended_run(directory)
+    last_attempt = [directory, *run_dir.restarts_in(directory)][-1]
+    ended = ended_run(last_attempt)
     return LeftRun(
         directory=directory,
         verdict=ended.verdict if ended else _state(directory),
@@ -124,7 +125,7 @@ def _left_run(directory: Path) -> LeftRun:
 def _last_written(directory: Path) -> float:
     """By the run itself, in seconds of the wall clock: a report may be made again at any time."""
     with suppress(FileNotFoundError):
-        return (run_dir.newest_round(directory) / run_dir.LAUNCHER_LOG).stat().st_mtime
+        return (run_dir.newest_part(directory) / run_dir.LAUNCHER_LOG).stat().st_mtime
     return directory.stat().st_mtime
 
 
@@ -137,7 +138,7 @@ def ended_run(directory: Path) -> EndedRun | None:
 
 def _state(directory: Path) -> str:
     try:
-        record = read_record(run_dir.newest_round(directory))
+        record = read_record(run_dir.newest_part(directory))
     except UsageError:
         return UNKNOWN
     if is_running(record):

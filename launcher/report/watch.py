@@ -52,16 +52,16 @@ column."""
 
 
 class Watched:
-    """A run, or the newest round of one of several rounds."""
+    """A run: of several rounds the newest, of a job that was restarted what went on last."""
 
     def __init__(self, directory: Path) -> None:
         """Raises UsageError where no run is."""
         self._directory = directory
-        self.run = RunProgress(run_dir.newest_round(directory))
+        self.run = RunProgress(run_dir.newest_part(directory))
 
     def look(self) -> bool:
         """Whether anything is new."""
-        newest = run_dir.newest_round(self._directory)
+        newest = run_dir.newest_part(self._directory)
         if newest == self.run.directory or not (newest / "run.json").exists():
             return self.run.look()
         self.close()
@@ -70,9 +70,14 @@ class Watched:
 
     @property
     def is_over(self) -> bool:
-        is_round = self.run.directory != self._directory
-        is_last = not is_round or ended_run(self._directory) or not is_running(self.run.record)
-        return self.run.verdict is not None and bool(is_last)
+        if self.run.verdict is None:
+            return False
+        if run_dir.rounds_in(self._directory) and ended_run(self._directory):
+            return True
+        record = self.run.record
+        may_restart = bool((record.asked_for or {}).get("launch.max_restarts"))
+        is_part = self.run.directory != self._directory
+        return not ((is_part or may_restart) and is_running(record))
 
     def close(self) -> None:
         self.run.close()

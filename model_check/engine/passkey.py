@@ -56,7 +56,7 @@ SETTINGS = (
     *("model.num_layers=2", "model.hidden_size=64", "model.num_heads=4", "model.num_kv_heads=4"),
     *("model.intermediate_size=null", f"model.vocab_size={VOCABULARY}", "model.rope_scaling=null"),
     *("model.rope_theta=10000", "model.infini.segment_length=16", "model.infini.gate_lr=0.03"),
-    *("training.context_length=64", "training.batch_size=32", "training.max_steps=900"),
+    *("training.context_length=64", "training.batch_size=32", "training.max_steps=1800"),
     *("training.learning_rate=2e-3", "training.warmup_steps=100", "training.lr_schedule=cosine"),
     *("training.use_amp=false", "debug.fingerprints=off", "logging.log_interval=100"),
 )

@@ -178,18 +178,24 @@ def test_a_failed_job_goes_on_from_its_newest_checkpoint(launcher: Launcher) -> 
     os.utime(stale, (1e9, 1e9))
     run = launcher(
         *(*JOB, "--max-restarts", "2", "training.save_interval=2", "training.max_steps=8"),
-        *("debug.drill=kill@5:CPU1", "--run-dir", "again"),
+        *("debug.drill=kill@5:CPU1", "--run-dir", "jobs/model_check_logs_1_2"),
     )
+    again = run.cwd / "jobs/model_check_logs_1_2"
     assert run.exit_code == 0, run.output
     assert "CPU1 failed first: killed by SIGKILL" in run.output
     (line,) = run.lines("[launcher] restart ")
     assert "restart 1 of 2: the job goes on from " in line
     assert line.endswith(".checkpoints/step_4.pt")
-    report = json.loads((run.cwd / "again/restart_1/report.json").read_text())
+    report = json.loads((again / "restart_1/report.json").read_text())
     assert report["verdict"] == "PASS"
-    first, second = losses(run.cwd / "again"), losses(run.cwd / "again/restart_1")
+    first, second = losses(again), losses(again / "restart_1")
     assert first | second == undisturbed
     assert list(second) == [4, 5, 6, 7]
+    listed = json.loads(launcher.verb("runs", "--parent", "jobs", "--json").stdout)
+    assert [each["verdict"] for each in listed["runs"]] == ["PASS"]
+    watched = launcher.verb("watch", str(again)).stdout
+    assert "PASS: " in watched
+    assert "restart_1" in watched
 
 
 def test_a_job_is_not_restarted_for_what_settings_did(launcher: Launcher) -> None:

@@ -188,4 +188,4 @@ def test_rounds_are_in_their_order(tmp_path: Path) -> None:
         run_dir.round_path(tmp_path, number).mkdir()
     (tmp_path / "round_x").mkdir()
     assert run_dir.rounds_in(tmp_path) == [run_dir.round_path(tmp_path, n) for n in numbers]
-    assert run_dir.newest_round(tmp_path).name == "round_1000"
+    assert run_dir.newest_part(tmp_path).name == "round_1000"
