@@ -69,7 +69,6 @@ UNNEEDED: dict[str, Unneeded] = {
     "verbose": Unneeded("the logs hold every line"),
     "no_gpu_dataloader": Unneeded("batches are made on the CPU"),
     "enable_fused_adam": Unneeded("AdamW is always fused"),
-    "disable_infini_attn": Unneeded("attention is always full"),
     "run_name": Unneeded("a run has the name of its directory (--run-dir)", is_switch=False),
     "ddp.backend": Unneeded("NCCL joins GPUs, gloo joins CPUs", is_switch=False),
     "stage": Unneeded(
@@ -88,7 +87,10 @@ _LARGER_THAN_A_GPU = (
 _SEVERAL_MACHINES = (
     "one job on several machines does not exist yet; `bash run.sh` on each trains alone"
 )
-_ONE_MODEL = "there is one model, and no second one to compare it with"
+_ONE_MODEL = (
+    "two models in one run do not exist yet: train with model.attention=full, then with "
+    "model.attention=infini"
+)
 _SECOND_STAGE = "training on prompt and target (stage two) does not exist yet"
 _STEPS = "there are steps here, and no epochs: training.max_steps"
 ABSENT: dict[str, str] = {

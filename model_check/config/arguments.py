@@ -152,6 +152,8 @@ def add_settings_options(parser: Parser) -> None:
     _add_data_options(parser)
     sdpa = f"{kernel}=sdpa"
     parser.setting(kernel, "--disable-flash-attn", nargs=0, const="sdpa", help=sdpa)
+    full = "model.attention"
+    parser.setting(full, "--disable-infini-attn", nargs=0, const="full", help=f"{full}=full")
     parser.setting(logs, "--tensorboard-dir", metavar="DIR", help=logs)
     as_option = (
         "also as an option: --hidden-size 768; names of other trainers:\ndocs/coming-from.md"

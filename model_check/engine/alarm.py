@@ -91,11 +91,9 @@ class Alarm:
 
     def _leave_to_others(self, metrics: StepMetrics) -> None:
         """Sums spread it to all ranks in the same step. Where no rank has it of its own, as of a
-        sum that is too large, all tell it."""
-        told = self.plan.world.offer(int(metrics.own_bad)).take(lambda: None)
-        own = [rank for rank, (is_bad,) in enumerate(told) if is_bad]
-        if own and self.plan.world.rank not in own:
-            of = ", ".join(map(str, own))
+        sum that is too large, or that went wrong on this rank alone, who has it tells it."""
+        if metrics.bad_ranks and self.plan.world.rank not in metrics.bad_ranks:
+            of = ", ".join(map(str, metrics.bad_ranks))
             raise PeerLost(f"step {metrics.step}: loss or gradients of rank {of} are not finite")
 
     def _first_look(self, metrics: StepMetrics, gradients: Sequence[BadTensor]) -> BadStep:

@@ -30,8 +30,8 @@ class StepMetrics:
     """On the host."""
     own_loss: float | None = None
     """This rank's share of the loss; None: it trains alone."""
-    own_bad: bool = True
-    """Whether what is not finite began on this rank, as far as its own numbers tell."""
+    bad_ranks: tuple[int, ...] = ()
+    """Those on which what is not finite began, as far as each one's own numbers tell."""
     wait_ms: float | None = None
     """How long this rank waited for the others; None: it trains alone."""
 
@@ -44,7 +44,7 @@ class StepMetrics:
         return self.data.busy.ms
 
 
-_NUM_SCALARS = 7
+_NUM_SCALARS = 6
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class _Pending:
     data: StepData
     lr: float
     values: Tensor
-    """loss, grad_norm, bad, overflow and loss scale (0 and 0 without one), own loss and bad (the
-    same where it trains alone), details"""
+    """loss, grad_norm, bad, overflow and loss scale (0 and 0 without one), own loss (0 where it
+    trains alone), bad ranks (none there), details"""
     prints: Prints | None
     own: Own | None
     ready: torch.cuda.Event | None
@@ -64,8 +64,10 @@ class _Pending:
     def read(self) -> StepMetrics:
         if self.ready is not None:
             self.ready.synchronize()  # sync
-        scalars = self.values[:_NUM_SCALARS].tolist()
-        loss, grad_norm, bad, overflow, loss_scale, own_loss, own_bad = scalars
+        num_ranks = 0 if self.own is None else len(self.own.bad_ranks)
+        sizes = [_NUM_SCALARS, num_ranks, len(self.values) - _NUM_SCALARS - num_ranks]
+        scalars, of_ranks, details = torch.split(self.values, sizes)
+        loss, grad_norm, bad, overflow, loss_scale, own_loss = scalars.tolist()
         return StepMetrics(
             self.data,
             self.lr,
@@ -74,10 +76,10 @@ class _Pending:
             bad=bool(bad),
             overflow=bool(overflow),
             loss_scale=loss_scale or None,
-            details=self.values[_NUM_SCALARS:],
+            details=details,
             prints=self.prints,
             own_loss=None if self.own is None else own_loss,
-            own_bad=self.own is None or bool(own_bad),
+            bad_ranks=tuple(of_ranks.nonzero().flatten().tolist()),
             wait_ms=self._wait_ms,
         )
 
@@ -116,11 +118,12 @@ class Reader:
 
 def _start_copy(data: StepData, lr: float, result: StepResult) -> _Pending:
     loss, none = result.loss, torch.zeros_like(result.loss)
-    own = (None, None) if result.own is None else (result.own.loss, result.own.bad)
-    optional = (none if t is None else t for t in (result.overflow, result.loss_scale, *own))
+    own_loss = None if result.own is None else result.own.loss
+    optional = (none if t is None else t for t in (result.overflow, result.loss_scale, own_loss))
     scalars = [t.to(loss) for t in (loss, result.grad_norm, result.bad, *optional)]
+    bad_ranks = [] if result.own is None else [result.own.bad_ranks.to(loss)]
     details = [] if result.details is None else [result.details.to(loss)]
-    values, prints = torch.cat([torch.stack(scalars), *details]), result.prints
+    values, prints = torch.cat([torch.stack(scalars), *bad_ranks, *details]), result.prints
     if values.device.type != "cuda":
         return _Pending(data, lr, values, prints, result.own, None)
     values = _on_host(values)

@@ -44,8 +44,9 @@ class Own:
 
     loss: Tensor
     """Its share of the mean loss."""
-    bad: Tensor
-    """Whether that, or one of its gradients before they were summed, is not finite."""
+    bad_ranks: Tensor
+    """[ranks], the same on all: 1 where a rank's share, or one of its gradients before they were
+    summed, is not finite."""
     waited: Waited | None
     """For the other ranks."""
 
@@ -114,12 +115,17 @@ def _scaled_update(
 
 
 def summed(own_loss: Tensor, plan: StepPlan) -> tuple[Tensor, Own | None]:
-    """The loss of all ranks, and what this one brought in."""
-    own_bad = plan.world.own_bad()
+    """The loss of all ranks, and what this one brought in. One sum tells both: a rank that asked
+    the others only after a failure would wait for ranks that saw none."""
+    world = plan.world
+    own_bad = world.own_bad()
     if own_bad is None:
         return own_loss, None
-    own = Own(own_loss, own_bad | ~torch.isfinite(own_loss), plan.world.waited)
-    return plan.world.summed(own_loss.clone()), own
+    told = own_loss.new_zeros(1 + world.size)
+    told[0] = own_loss
+    told[1 + world.rank] = own_bad | ~torch.isfinite(own_loss)
+    world.summed(told)
+    return told[0], Own(own_loss, told[1:], world.waited)
 
 
 def accumulate(model: nn.Module, data: StepData, optimizer: AdamW, plan: StepPlan) -> Tensor:

@@ -244,17 +244,26 @@ def test_a_place_for_checkpoints_where_none_is_saved_is_told(name: str, tmp_path
 
 
 def test_what_another_project_has_to_be_told_is_taken_with_a_line() -> None:
-    options = ("--verbose", "--no-gpu-dataloader", "--enable_fused_adam", "--disable-infini-attn")
+    options = ("--verbose", "--no-gpu-dataloader", "--enable_fused_adam")
     notes = typed(*options, "--max-steps", "3").notes
     assert [note.split()[0] for note in notes] == [o.replace("_", "-") for o in options]
     assert all("changes nothing: " in note for note in notes)
     assert max(len(f"[launcher] {note}") for note in notes) <= 80
 
 
+def test_their_name_for_full_attention_is_the_setting(tmp_path: Path) -> None:
+    file = tmp_path / "infini.yaml"
+    file.write_text("model:\n  attention: infini\n")
+    assert typed("--config-file", str(file)).settings.model.attention == "infini"
+    assert typed("--config-file", str(file), "--disable-infini-attn").settings.model.attention == (
+        "full"
+    )
+
+
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (("--run-both-models",), "--run-both-models: there is one model"),
+        (("--run-both-models",), "--run-both-models: two models in one run do not"),
         (("--stride=8",), "--stride: is an option of `run.sh prepare`"),
         (("--tokenizer_type", "bpe"), "--tokenizer-type: is an option of `run.sh prepare`; data"),
         (
@@ -270,7 +279,7 @@ def test_what_another_project_has_to_be_told_is_taken_with_a_line() -> None:
             "--mode: launch.mode = 'fsdp': a model that is sharded over GPUs does",
         ),
         (("launch.mode=FSDP",), "launch.mode = 'FSDP': a model that is sharded over GPUs does not"),
-        (("--mode=compare",), "launch.mode = 'compare': there is one model, and no second one"),
+        (("--mode=compare",), "launch.mode = 'compare': two models in one run do not exist yet"),
         (("--mode=both",), "launch.mode = 'both': expected"),
         (("--lr", "1e-3"), "--lr: its name here is training.learning_rate"),
         (("training.lr=1e-3",), "training.lr: its name here is training.learning_rate"),
@@ -293,7 +302,6 @@ def test_what_is_not_taken_is_told_truly(argv: tuple[str, ...], told: str) -> No
 @pytest.mark.parametrize(
     ("name", "candidates"),
     [
-        ("--disable-infini-attn", ["--disable-flash-attn"]),
         ("--save-dir", ["--data-dir", "--run-dir"]),
         ("--config-name", ["--config"]),
         ("eval_steps", ["training.max_steps", "training.eval_batches"]),

@@ -85,6 +85,20 @@ def test_a_bit_of_a_summed_gradient_names_its_rank_step_and_tensor(launcher: Lau
     assert f"step 2: CPU1 differs in the gradient of {tensor} (bit 16 of value 0)" in run.output
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_sum_that_is_not_finite_on_one_rank_alone_is_told_by_it(
+    launcher: Launcher, num_ranks: int
+) -> None:
+    """The others have seen nothing: they go on to their next step, and wait there. It asked them
+    who had it too, in a collective of another size, and gloo ended it by SIGABRT."""
+    drill = "debug.drill=flip_gradient@2:CPU0:layers.0.attention_norm.weight:30"
+    run = launcher(*JOB, f"--workers={num_ranks}", drill)
+    assert run.exit_code == 20, run.output
+    assert named(run) == ["CPU0"]
+    assert "step 2" in run.report()["summary"]
+    assert "layers.0.attention_norm" in run.report()["summary"]
+
+
 @pytest.mark.parametrize("fingerprints", ["full", "off"])
 def test_what_spreads_by_the_sum_is_found_by_an_audit(
     launcher: Launcher, fingerprints: str
