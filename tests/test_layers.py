@@ -79,6 +79,8 @@ ALLOWED = {
     "model_check.engine.assembly": FLOOR
     | {ENGINE, *rooms("model_check", "forensics", "models")}
     | {*rooms(ENGINE, "saving", "observe", "trainer")},
+    "model_check.passkey": FLOOR
+    | {ENGINE, "model_check.engine.assembly", "model_check.data.read", "model_check.models"},
     "model_check.library": FLOOR | {"model_check.engine.checkpoint", "model_check.models"},
     "model_check.export": FLOOR
     | {"model_check.engine.checkpoint", "model_check.models"}

@@ -13,8 +13,8 @@ from multiprocessing import get_context
 
 from model_check.config.arguments import Parser
 from model_check.config.schema import Settings
-from model_check.engine.passkey import ARMS, DEPTHS, VOCABULARY, Result, settings_of, train_and_test
 from model_check.errors import ConfigError, InternalError, ModelCheckError
+from model_check.passkey.task import ARMS, DEPTHS, VOCABULARY, Result, settings_of, train_and_test
 from model_check.utils.cores import usable_cores
 from model_check.utils.words import printable_lines
 

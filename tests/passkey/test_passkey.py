@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_check import passkey
-from model_check.engine.passkey import (
+from model_check.errors import ConfigError
+from model_check.models.basic_llama import BasicLlama
+from model_check.models.loss import IGNORED
+from model_check.passkey import __main__ as passkey
+from model_check.passkey.task import (
     ARMS,
     MARK,
     NUM_DIGITS,
@@ -21,9 +24,6 @@ from model_check.engine.passkey import (
     last_place,
     settings_of,
 )
-from model_check.errors import ConfigError
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.loss import IGNORED
 
 SHORT = ("training.max_steps=2", "training.warmup_steps=0")
 

@@ -1,0 +1,1 @@
+"""`run.sh passkey`: what each kind of attention brings back from afar."""
