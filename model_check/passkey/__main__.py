@@ -5,16 +5,14 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Sequence
 from dataclasses import asdict
-from multiprocessing import get_context
 
 from model_check.config.arguments import Parser
 from model_check.config.schema import Settings
-from model_check.errors import ConfigError, InternalError, ModelCheckError
-from model_check.passkey.task import ARMS, DEPTHS, VOCABULARY, Result, settings_of, train_and_test
+from model_check.errors import ConfigError, ModelCheckError
+from model_check.passkey.pool import results_of
+from model_check.passkey.task import ARMS, DEPTHS, VOCABULARY, Result, settings_of
 from model_check.utils.cores import usable_cores
 from model_check.utils.words import printable_lines
 
@@ -25,25 +23,6 @@ examples:
   bash run.sh passkey training.context_length=128       more segments to remember
   bash run.sh passkey --json > passkey.json
 """
-
-
-def results_of(
-    arms: Sequence[str], seeds: Sequence[int], overrides: Sequence[str], num_rows: int, jobs: int
-) -> Iterator[Result]:
-    """As they end. Raises what one of them raised."""
-    wanted = [(arm, seed) for seed in seeds for arm in arms]
-    with ProcessPoolExecutor(min(jobs, len(wanted)), mp_context=get_context("spawn")) as pool:
-        done = [pool.submit(train_and_test, *each, overrides, num_rows) for each in wanted]
-        try:
-            for future in as_completed(done):
-                yield future.result()
-        except BrokenProcessPool as error:
-            raise InternalError("a process that trained was killed") from error
-        except BaseException:
-            for process in (pool._processes or {}).values():
-                process.terminate()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def table(results: Sequence[Result], arms: Sequence[str]) -> list[str]:

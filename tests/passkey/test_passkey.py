@@ -1,6 +1,12 @@
 """The passkey task: where the key stands, what counts, and what is told of it."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +31,8 @@ from model_check.passkey.task import (
     settings_of,
 )
 
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 100
 SHORT = ("training.max_steps=2", "training.warmup_steps=0")
 
 
@@ -134,3 +142,45 @@ def test_what_cannot_be_done_is_one_line(
     told = capsys.readouterr().err
     assert message in told
     assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)]
+)
+def test_however_it_is_stopped_nobody_is_left(tmp_path: Path, signum: int, code: int) -> None:
+    command = [sys.executable, "-m", "model_check.passkey", "--arms", "full,local", "--seeds", "1"]
+    process = subprocess.Popen(
+        [*command, "training.max_steps=1000000"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    children = wait_for_children(process.pid)
+    os.killpg(process.pid, signum) if signum == signal.SIGINT else process.send_signal(signum)
+    _, told = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == code
+    assert "Traceback" not in told
+    until = time.monotonic() + DEADLINE_S
+    while any(Path(f"/proc/{pid}/stat").exists() for pid in children):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def wait_for_children(pid: int) -> list[int]:
+    """Two that train: they have torch in their memory."""
+    until = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until:
+        texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+        trains = [p for p in map(int, " ".join(texts).split()) if "libtorch_cpu" in maps_of(p)]
+        if len(trains) == 2:
+            return trains
+        time.sleep(0.05)
+    raise AssertionError("nobody trains")
+
+
+def maps_of(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/maps").read_text()
+    return ""
