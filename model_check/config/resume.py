@@ -166,7 +166,17 @@ def differences(weights_of: Mapping[str, Any], model: ModelSettings) -> list[Dif
     theirs, ours = _complete(weights_of), _complete(msgspec.to_builtins(model))
     if None in (theirs["vocab_size"], ours["vocab_size"]):
         theirs["vocab_size"] = ours["vocab_size"]
-    return [Difference(key, theirs[key], ours[key]) for key in KEYS if theirs[key] != ours[key]]
+    pairs = [(key, theirs[key], ours[key]) for key in KEYS]
+    return [Difference(*each) for pair in pairs for each in _leaves(*pair) if each[1] != each[2]]
+
+
+def _leaves(key: str, theirs: Any, ours: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Of a section, which either may lack, its keys."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for inner in theirs:
+            yield f"{key}.{inner}", theirs[inner], ours[inner]
+    else:
+        yield key, theirs, ours
 
 
 def _complete(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,8 @@ TailLines = Annotated[int, Meta(ge=0, le=50)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Gib = Annotated[float, Meta(ge=0, le=65536)]
 Positive = Annotated[float, Meta(gt=0)]
+# Beyond it sigmoid is 0 or 1.
+Gate = Annotated[float, Meta(ge=-100, le=100)]
 AtLeastOne = Annotated[float, Meta(ge=1)]
 AboveOne = Annotated[float, Meta(gt=1)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
@@ -82,7 +84,7 @@ class InfiniSettings(_Section, frozen=True):
     update: Annotated[Literal["linear", "delta"], MUST_EQUAL] = "linear"
     """How the memory is written: linear adds each value, delta what the memory does not give
     already."""
-    gate_init: Annotated[float, SILENT] = 0.0
+    gate_init: Annotated[Gate, SILENT] = 0.0
     """First value of every gate; 0: half memory, half segment."""
     gate_lr: Annotated[Positive, TELL] = 0.01
     """Peak learning rate of the gates, which follows the schedule; they are never decayed."""

@@ -18,7 +18,7 @@ from model_check.engine.inject import Injector
 from model_check.engine.keeper import Keeper
 from model_check.engine.loss_scale import loss_scale
 from model_check.engine.memory import explained
-from model_check.engine.observe.gates import tell_reach
+from model_check.engine.observe.gates import tell_limits
 from model_check.engine.observe.mfu import flops_per_token
 from model_check.engine.observe.observers import run_observers
 from model_check.engine.optim import AdamW
@@ -90,7 +90,7 @@ def build_trainer(
     reader = Reader((1 if device.type == "cuda" else 0) if lag is None else lag)
     parameters = dict(model.named_parameters())
     observers = run_observers(settings, shape, dtype, context, log, parameters)
-    tell_reach(settings, context.channels.say)
+    tell_limits(settings, context.channels.say)
     state = TrainingState(settings, shape, context, model, optimizer, observers)
     injector = Injector(context.drill, context.identity.worker, model, optimizer, world)
     evaluator = Evaluator(state, plan)

@@ -154,16 +154,17 @@ class BasicLlama(nn.Module):
         """The logits [B, T, V] of tokens that follow those of earlier calls, one document a row,
         and what the next call needs: `pasts`, one a block; None: nothing came before.
 
-        With segments its size is limited, and so is no text; full attention keeps all, and the
-        rotary tables limit it. Raises ValueError beyond these.
+        With segments its size is limited, and the text is not; full attention keeps all. Raises
+        ValueError where a segment, or all of a text, is longer than the rotary tables.
         """
         pasts = list(pasts or (NO_PAST for _ in self.layers))
         parts = []
         while tokens_BT.shape[1]:
             num_open = pasts[0].num_open
-            num = min(tokens_BT.shape[1], (self.segment_length or len(self.rope_cos)) - num_open)
+            longest = min(self.segment_length or len(self.rope_cos), len(self.rope_cos))
+            num = min(tokens_BT.shape[1], longest - num_open)
             if not num:
-                raise ValueError(f"full attention ends with its context, {num_open} tokens")
+                raise ValueError(f"the rotary tables end with the context, {num_open} tokens")
             rows = slice(num_open, num_open + num)
             is_over = num_open + num == self.segment_length
             x_BTE = self.tok_embed(tokens_BT[:, :num])

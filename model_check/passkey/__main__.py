@@ -18,9 +18,9 @@ from model_check.utils.words import printable_lines
 
 _EXAMPLES = """\
 examples:
-  bash run.sh passkey                                   every kind, 3 seeds each
+  bash run.sh passkey                               every kind, 3 seeds each
   bash run.sh passkey --arms full,infini --seeds 1
-  bash run.sh passkey training.context_length=128       more segments to remember
+  bash run.sh passkey training.context_length=128   more segments to remember
   bash run.sh passkey --json > passkey.json
 """
 

@@ -14,6 +14,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from model_check.config.fields import full_name
+from model_check.config.inert import NOBODY_GAVE
 from model_check.config.load import Request, load
 from model_check.config.schema import Settings
 from model_check.data.read.loader import Batch
@@ -57,10 +59,11 @@ SETTINGS = (
     *("model.intermediate_size=null", f"model.vocab_size={VOCABULARY}", "model.rope_scaling=null"),
     *("model.rope_theta=10000", "model.infini.segment_length=16", "model.infini.gate_lr=0.03"),
     *("training.context_length=64", "training.batch_size=32", "training.max_steps=1800"),
-    *("training.learning_rate=2e-3", "training.warmup_steps=100", "training.lr_schedule=cosine"),
+    *("training.learning_rate=2e-3", "training.lr_schedule=cosine"),
     *("training.use_amp=false", "debug.fingerprints=off", "logging.log_interval=100"),
 )
 """Below those of the command line."""
+DECIDED_BY = {"model.attention": "--arms", "system.seed": "--seeds"}
 
 
 class Question(NamedTuple):
@@ -160,8 +163,13 @@ def train_and_test(arm: str, seed: int, overrides: Sequence[str], num_rows: int)
 
 def settings_of(arm: str, seed: int, overrides: Sequence[str]) -> Settings:
     """Raises ConfigError."""
+    _refuse_decided(overrides)
     given = (*SETTINGS, *overrides, "model.attention=infini", f"system.seed={seed}")
-    settings = load(Request(preset="cpu", overrides=given), lambda: False).settings
+    loaded = load(Request(preset="cpu", overrides=given), lambda: False)
+    settings = loaded.settings
+    if loaded.sources["training.warmup_steps"].startswith(NOBODY_GAVE):
+        warmup_steps = min(100, settings.training.max_steps // 4)
+        settings = replace(settings, training=replace(settings.training, warmup_steps=warmup_steps))
     model, kind = settings.model, ARMS[arm]
     infini = replace(model.infini, update=kind.update or model.infini.update)
     settings = replace(settings, model=replace(model, attention=kind.attention, infini=infini))
@@ -171,6 +179,13 @@ def settings_of(arm: str, seed: int, overrides: Sequence[str]) -> Settings:
             f"{SHORTEST} tokens"
         )
     return settings
+
+
+def _refuse_decided(overrides: Sequence[str]) -> None:
+    """Raises ConfigError."""
+    for text in overrides:
+        if option := DECIDED_BY.get(full_name(text.partition("=")[0])):
+            raise ConfigError(f"{text}: passkey takes {option} for it")
 
 
 @torch.no_grad()

@@ -258,6 +258,15 @@ def test_a_stream_of_full_attention_ends_with_its_context(tiny: Tiny) -> None:
         model.go_on(tokens(time=1), pasts)
 
 
+@pytest.mark.parametrize("attention", ["local", "infini"])
+def test_so_does_a_segment_that_is_longer(tiny: Tiny, attention: str) -> None:
+    model = model_of(tiny, attention, 100)
+    logits, pasts = model.go_on(tokens(time=64))
+    assert (logits - model.logits(tokens(time=64))).abs().max() <= 1e-4
+    with pytest.raises(ValueError, match="64 tokens"):
+        model.go_on(tokens(time=1), pasts)
+
+
 def num_bytes(past: Any) -> int:
     tensors = [past.keys, past.plain_keys, past.values, *(past.memory or ())]
     return sum(x.numel() * x.element_size() for x in tensors if x is not None)

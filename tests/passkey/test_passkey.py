@@ -33,7 +33,7 @@ from model_check.passkey.task import (
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 100
-SHORT = ("training.max_steps=2", "training.warmup_steps=0")
+SHORT = ("training.max_steps=2",)
 
 
 @pytest.mark.parametrize("length", [SHORTEST, 64])
@@ -133,6 +133,8 @@ def test_every_arm_is_trained_tested_and_told(
         (["--arms", ","], "error: --arms: no ','"),
         (["--seeds", "0"], "error: --seeds and --rows: at least 1"),
         (["training.max_step=3"], "did you mean"),
+        (["model.attention=local"], "error: model.attention=local: passkey takes --arms for it"),
+        (["seed=7"], "error: seed=7: passkey takes --seeds for it"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(

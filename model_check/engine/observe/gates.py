@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from model_check.config.derived import segment_length
 from model_check.config.schema import Settings
 from model_check.config.shape import Group, parameter
 from model_check.engine.schedule import learning_rate
@@ -59,8 +60,15 @@ def gate_reach(settings: Settings) -> float:
     return mean * training.max_steps * share
 
 
-def tell_reach(settings: Settings, say: Say) -> None:
-    """A line where gates cannot leave the middle."""
+def tell_limits(settings: Settings, say: Say) -> None:
+    """A line where segments make no difference, or gates cannot leave the middle."""
+    length, context_length = segment_length(settings), settings.training.context_length
+    if length is not None and length >= context_length:
+        say(
+            f"warning: model.infini.segment_length = {length}: {context_length} tokens are one "
+            "segment, so this is full attention"
+        )
+        return
     if settings.model.attention != "infini" or (reach := gate_reach(settings)) >= REACH:
         return
     needed = settings.model.infini.gate_lr * REACH / reach
