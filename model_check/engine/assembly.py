@@ -188,8 +188,10 @@ def _choose_attention(
         "fingerprints": f"{fingerprints}, schema {FINGERPRINTS}",
     }
     context.channels.sink.emit(Phase(name="build", detail=detail))
+    kind = settings.model.attention
+    named = backend if kind == "full" else f"{kind} by {backend}"
     context.channels.say(
         f"{detail['device_name']}, torch {detail['torch']}: {detail['num_parameters']:,} "
-        f"parameters, {detail['dtype']}, attention {backend} ({reason})"
+        f"parameters, {detail['dtype']}, attention {named} ({reason})"
     )
     return BACKENDS[backend]

@@ -58,6 +58,7 @@ def test_ten_steps_are_five_and_five(tiny_run: MakeRun, tmp_path: Path, update: 
 
 def test_what_they_say_is_measured(tiny_run: MakeRun) -> None:
     run = tiny_run(**INFINI, training__max_steps=3)()
+    assert any("attention infini by sdpa (" in line for line in run.kept.lines)
     last = [event for event in run.kept.events if isinstance(event, Metrics)][-1]
     assert last.gates == [torch.sigmoid(gate).tolist() for gate in gates(run)]
     full = tiny_run(training__max_steps=3)()

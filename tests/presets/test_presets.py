@@ -3,10 +3,12 @@
 import pytest
 
 from launcher.gpus.sizes import FULL_GIB, PRODUCTION, SISTERS
+from model_check.config.derived import segment_length
 from model_check.config.files import read_settings_file
 from model_check.config.load import PRESETS_DIR, Loaded, Request, load, preset_names
 from model_check.config.memory import estimate_memory
 from model_check.config.shape import geometry
+from model_check.engine.observe.gates import REACH, gate_reach
 
 
 def loaded(preset: str, *, gpu: bool) -> Loaded:
@@ -18,6 +20,7 @@ def test_the_directory_holds_presets_and_nothing_else() -> None:
     assert preset_names() == [
         "cpu",
         "debug",
+        "infini-tiny",
         "production",
         "production-medium",
         "production-small",
@@ -72,6 +75,15 @@ def test_production_is_the_default_workload() -> None:
 def test_each_size_fits_the_smallest_gpu_that_it_is_for(preset: str, total_gib: float) -> None:
     estimate = estimate_memory(loaded(preset, gpu=True).settings, "cuda")
     assert estimate.total < 0.81 * total_gib * 2**30, estimate.describe()
+
+
+def test_infini_tiny_has_sixteen_segments_and_gates_that_can_open() -> None:
+    settings = loaded("infini-tiny", gpu=False).settings
+    assert settings.model.attention == "infini"
+    assert settings.training.context_length == 16 * (segment_length(settings) or 0)
+    assert gate_reach(settings) >= REACH
+    full = load(Request("infini-tiny", overrides=("model.attention=full",)), lambda: False)
+    assert full.notes == ()
 
 
 def test_cpu_is_small_enough_for_any_machine() -> None:
