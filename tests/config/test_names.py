@@ -202,7 +202,7 @@ def test_the_second_stage_is_told_to_be_missing() -> None:
     assert "stage two" in refusal("data.notes_per_record=128")
     message = refusal("--config-name=gpt2_piano_finetuning")
     assert "stage two" in message
-    assert "debug, production" in message
+    assert "debug, infini-tiny, production" in message
 
 
 @pytest.mark.parametrize("dashes", [False, True])

@@ -263,7 +263,7 @@ def test_a_checkpoint_of_another_architecture_with_equal_shapes_is_refused(
         tiny_run(**again)
     anyway = tiny_run(**again, training__resume_anyway="true")
     (told,) = [line for line in anyway.kept.lines if line.startswith("Resumed with other settings")]
-    assert f"model.{key} " in told
+    assert f"model.{key}" in told
 
 
 def test_a_checkpoint_of_another_run_names_what_differs_unless_that_was_asked_for(
