@@ -257,7 +257,7 @@ def train(task: Task, process: Process) -> None:
     set_up_process(settings.system, num_workers, os.environ)
     seed_everything(settings.system.seed)
     device = pick_device(task.device, own_device_id(settings.system, ranks), process.env)
-    is_isolated = process.env.supervised and settings.launch.mode != "ddp"
+    is_isolated = process.env.is_isolated and settings.launch.mode != "ddp"
     where = (settings.system.checkpoint_dir, is_isolated, worker)
     limit = partial(rank_timeout_s, settings.launch, process.env.supervised)
     with ExitStack() as stack:

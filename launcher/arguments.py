@@ -1,12 +1,14 @@
 """argv -> what was asked for. Parses only; `launch` decides whether it can be done."""
 
 import re
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from launcher.arms import BOTH, Arm, Seat, split_arms
 from model_check.config.arguments import (
     Parser,
     add_resume_option,
@@ -19,6 +21,7 @@ from model_check.errors import UsageError
 from model_check.utils.project_files import COMMAND
 
 _TIME = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[smh])")
+_MODE = "launch.mode"
 _UNITS_S = {"s": 1, "m": 60, "h": 3600}
 _EXIT_CODES = """\
 exit codes:
@@ -50,6 +53,8 @@ examples:
   bash run.sh --debug                           small, with tensor dumps
   bash run.sh --gpus 0,2 training.max_steps=100
   bash run.sh -- python my_script.py            your own command on every GPU
+  bash run.sh --run-both-models                 Infini-attention beside full
+  bash run.sh --arm a --arm b training.learning_rate=1e-3
   ./train_gpu.sh [GPU] [OPTIONS]                one GPU, 0 unless told
   ./train_auto_gpu.sh [OPTIONS]                 the freest GPU, reserved
 """
@@ -124,15 +129,27 @@ class RunArguments(Struct, frozen=True):
     """Of the doctor: NVML and the history alone."""
     is_alone: bool = False
     """One worker, on the freest GPU, unless the settings say how many."""
+    arms: tuple[Arm, ...] = ()
+    """Of a comparison."""
+    seat: Seat | None = None
+    """Of one training of it."""
+
+    def seated(self, seat: Seat) -> "RunArguments":
+        """What is asked for of one training of a comparison. Raises UsageError and ConfigError."""
+        (arm,) = self.arms
+        request = seat.over(arm.of(self.request))
+        return replace(self, request=request, run_dir=seat.directory, arms=(), seat=seat)
 
 
 def parse_run(argv: Sequence[str], environ: Mapping[str, str], verb: str = "") -> RunArguments:
     """What a run, or a verb that asks about one, was asked for. Raises UsageError or ConfigError;
     `--help` prints and leaves with SystemExit(0)."""
     own, command = _split_command(argv)
+    own, arms = split_arms(own)
     parser = _parser(verb)
     names = parser.read(own)
     _refuse_words(names.overrides)
+    _take_mode(names, arms)
     return RunArguments(
         request=settings_request(names, environ),
         command=command,
@@ -140,6 +157,7 @@ def parse_run(argv: Sequence[str], environ: Mapping[str, str], verb: str = "") -
         dry_run=names.dry_run,
         as_json=names.json,
         quick=verb == "doctor" and names.quick,
+        arms=arms,
     )
 
 
@@ -155,6 +173,15 @@ def parse_train(argv: Sequence[str], environ: Mapping[str, str]) -> RunArguments
     if arguments.command:
         raise UsageError("train: `-- COMMAND` is for a run of your own command")
     return replace(arguments, is_alone=True)
+
+
+def _take_mode(names: Namespace, arms: Sequence[Arm]) -> None:
+    """Arms are for a comparison, whether it is asked for or not. Raises UsageError."""
+    option, mode = getattr(names, _MODE) or ("--mode", "compare")
+    if arms and mode.lower() != "compare":
+        raise UsageError(f"--arm: {option} {mode} has no arms; --mode compare has")
+    if arms:
+        setattr(names, _MODE, (option, "compare"))
 
 
 def _refuse_words(overrides: Sequence[str]) -> None:
@@ -191,8 +218,13 @@ def _parser(verb: str) -> Parser:
     setting("system.device", "--device", metavar="KIND", help="auto | cuda | cpu")
     cpus = "CPU workers, where no GPU is used (2)"
     setting("launch.workers", "--workers", metavar="N", help=cpus)
-    modes = "replicate: one isolated, identical run a GPU; ddp: one job on all"
-    setting("launch.mode", "--mode", metavar="MODE", help=modes)
+    modes = "replicate: one isolated, identical run a GPU; ddp: one job on all; compare: arms"
+    setting(_MODE, "--mode", metavar="MODE", help=modes)
+    # `split_arms` has taken these out: here they are for --help.
+    add("--arm", nargs="+", metavar="NAME key=value", help="an arm of --mode compare; two or more")
+    add(BOTH, action="store_true", help="arms full and infini (model.attention)")
+    often = "how often each arm is trained, each time with another system.seed (1)"
+    setting("launch.seeds", "--seeds", metavar="N", help=often)
     again = "a job of --mode ddp that failed goes on so often (0)"
     setting("launch.max_restarts", "--max-restarts", metavar="N", help=again)
     peer = "hold the workers against a golden file (report RUN --write-golden FILE)"

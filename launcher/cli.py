@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher.arguments import RunArguments, parse_run, parse_train
-from launcher.devices import Machine
+from launcher.arms import SEAT, Seat
+from launcher.devices import Hold, Machine
 from launcher.gpus.probe import NvmlProbe
 from launcher.launch import has_rounds, make_launch
 from launcher.output.own_lines import for_terminal
@@ -36,11 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     flushed, unless its reader is gone or its disk is full."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     meant = os.environ.pop(MEANT, None)
+    seated = os.environ.pop(SEAT, None)
+    seat = None if seated is None else Seat.of(seated)
+    tag = seat.tag if seat else ""
     try:
-        return _dispatch(arguments, os.environ)
+        return _dispatch(arguments, os.environ, seat)
     except ModelCheckError as error:
         nobody_typed = meant and "--gpu" in str(error)
-        _complain(f"error: {error} ({meant})" if nobody_typed else f"error: {error}")
+        _complain(f"error: {error} ({meant})" if nobody_typed else f"error: {error}", tag)
         return error.exit_code
     # `| head`: its reader is gone.
     except BrokenPipeError:
@@ -53,15 +57,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         import traceback
 
         fault = "error: a fault of Model Check itself; please report it"
-        _complain(f"{traceback.format_exc()}{fault}")
+        _complain(f"{traceback.format_exc()}{fault}", tag)
         return EXIT_INTERNAL
 
 
-def _complain(text: str) -> None:
+def _complain(text: str, tag: str) -> None:
+    prefix = f"{LAUNCHER_PREFIX}{tag}"
     # Where nobody reads it, the exit code still tells.
     with suppress(OSError):
-        for line in for_terminal(printable_lines(text).split("\n"), 2, LAUNCHER_PREFIX):
-            print(f"{LAUNCHER_PREFIX}{line}", file=sys.stderr, flush=True)
+        for line in for_terminal(printable_lines(text).split("\n"), 2, prefix):
+            print(f"{prefix}{line}", file=sys.stderr, flush=True)
 
 
 def _show(text: str) -> None:
@@ -83,10 +88,10 @@ def _print(text: str) -> None:
         raise StorageError(f"standard output: {error.strerror}") from error
 
 
-def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
+def _dispatch(argv: list[str], environ: Mapping[str, str], seat: Seat | None) -> int:
     match argv:
         case ["help", *rest]:
-            return _dispatch([*rest, "--help"], environ)
+            return _dispatch([*rest, "--help"], environ, seat)
         case ["doctor", *rest]:
             return _doctor(rest, environ)
         case ["config", *rest]:
@@ -102,7 +107,7 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
         case ["history", *rest]:
             return _history(rest, environ)
         case ["train", *rest]:
-            return _run(argv, environ, parse_train(rest, environ))
+            return _run(argv, environ, parse_train(rest, environ), seat)
         case ["prepare", *rest]:
             _become(str(PROJECT / "prepare_dataset.py"), *rest)
         case ["forensics", *rest]:
@@ -112,7 +117,7 @@ def _dispatch(argv: list[str], environ: Mapping[str, str]) -> int:
         case ["passkey", *rest]:
             _become("-P", "-m", "model_check.passkey", *rest)
         case _:
-            return _run(argv, environ, parse_run(argv, environ))
+            return _run(argv, environ, parse_run(argv, environ), seat)
 
 
 def _become(*arguments: str) -> NoReturn:
@@ -137,12 +142,19 @@ def _refuse_lost_directory() -> None:
         ) from error
 
 
-def _run(argv: list[str], environ: Mapping[str, str], arguments: RunArguments) -> int:
+def _run(
+    argv: list[str], environ: Mapping[str, str], arguments: RunArguments, seat: Seat | None
+) -> int:
     if arguments.as_json and not arguments.dry_run:
         raise UsageError("--json goes with --dry-run; a run leaves report.json in its directory")
     _refuse_lost_directory()
     probe = NvmlProbe()
-    launch = make_launch(arguments, probe, environ, hold=not arguments.dry_run)
+    hold = Hold.LOOK if arguments.dry_run else Hold.TAKE
+    if seat is not None:
+        arguments, hold = arguments.seated(seat), Hold.ABOVE
+    elif arguments.arms:
+        return _compare(argv, arguments, probe, environ, hold)
+    launch = make_launch(arguments, probe, environ, hold)
     if arguments.dry_run:
         from launcher.dry_run import describe
 
@@ -157,6 +169,26 @@ def _run(argv: list[str], environ: Mapping[str, str], arguments: RunArguments) -
 
         return run_with_restarts(launch, argv, sys.stdout.fileno())
     return run(launch, argv, sys.stdout.fileno())
+
+
+def _compare(
+    argv: list[str],
+    arguments: RunArguments,
+    probe: NvmlProbe,
+    environ: Mapping[str, str],
+    hold: Hold,
+) -> int:
+    from launcher.comparison import make_comparison
+
+    comparison = make_comparison(arguments, probe, environ, hold)
+    if arguments.dry_run:
+        from launcher.dry_run import describe_comparison
+
+        _show(describe_comparison(comparison, probe, as_json=arguments.as_json))
+        return EXIT_PASS
+    from launcher.compare import run_comparison
+
+    return run_comparison(comparison, argv, sys.stdout.fileno())
 
 
 def _config(argv: list[str], environ: Mapping[str, str]) -> int:
@@ -195,8 +227,8 @@ def _doctor(argv: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _only_settings(arguments: RunArguments) -> RunArguments:
-    if arguments.command or arguments.dry_run or arguments.run_dir:
-        raise UsageError("--dry-run, --run-dir and -- COMMAND are for a run, not for a verb")
+    if arguments.command or arguments.dry_run or arguments.run_dir or arguments.arms:
+        raise UsageError("--dry-run, --run-dir, --arm and -- COMMAND are for a run, not for a verb")
     return arguments
 
 

@@ -1,6 +1,7 @@
 """Which places this run uses: the GPUs that were asked for, or CPU slots where there is no GPU."""
 
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from functools import cached_property
 
 from msgspec import Struct
@@ -113,12 +114,24 @@ _ASK_FOR_NO_GPU = (None, False, (), ("speed",))
 """Values of settings about GPUs. Who is slower than its equals is told of CPU workers, too."""
 
 
-def pick(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
-    """Choose (and with `hold` reserve) what the settings ask for. Raises UsageError, NoGpuError."""
+class Hold(Enum):
+    """What becomes of the GPUs that are chosen."""
+
+    LOOK = "look"
+    """Nothing: nobody wants to use them now."""
+    TAKE = "take"
+    """They are reserved."""
+    ABOVE = "above"
+    """The launcher that started this one has reserved them."""
+
+
+def pick(loaded: Loaded, machine: Machine, hold: Hold, first_slot: int = 0) -> Picked:
+    """Choose what the settings ask for. `first_slot`: number of the first CPU worker. Raises
+    UsageError, NoGpuError."""
     check_selector(loaded.settings.launch.gpus)
     if loaded.device == "cpu":
         _refuse_without_gpus(loaded, machine)
-        return _pick_cpu(loaded, machine)
+        return _pick_cpu(loaded, machine, first_slot)
     if not machine.has_gpu():
         given = given_by(loaded.sources["system.device"], "system.device")
         raise NoGpuError(
@@ -129,7 +142,7 @@ def pick(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
             f"{loaded.sources['launch.workers']}: launch.workers counts CPU workers, and this run "
             "uses GPUs: choose them with --gpus, or say --device cpu"
         )
-    return _pick_gpus(loaded, machine, hold=hold)
+    return _pick_gpus(loaded, machine, hold)
 
 
 def _refuse_without_gpus(loaded: Loaded, machine: Machine) -> None:
@@ -148,14 +161,14 @@ def _refuse_without_gpus(loaded: Loaded, machine: Machine) -> None:
         )
 
 
-def _pick_cpu(loaded: Loaded, machine: Machine) -> Picked:
-    places = tuple(cpu_places(loaded.settings.launch.workers))
+def _pick_cpu(loaded: Loaded, machine: Machine, first_slot: int) -> Picked:
+    places = tuple(cpu_places(loaded.settings.launch.workers, first_slot))
     if loaded.settings.system.device == "cpu":
         return Picked(places, "system.device is cpu")
     return Picked(places, machine.why_no_gpu(), tuple(filter(None, [machine.unused_mask()])))
 
 
-def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
+def _pick_gpus(loaded: Loaded, machine: Machine, hold: Hold) -> Picked:
     selector = loaded.settings.launch.gpus
     count = auto_count(selector)
     _refuse_blind_health(loaded)
@@ -168,14 +181,14 @@ def _pick_gpus(loaded: Loaded, machine: Machine, *, hold: bool) -> Picked:
         looks.append(machine.fresh_visible())
         return looks[-1]
 
-    if count and hold:
+    if count and hold is Hold.TAKE:
         gpus, reservation = reserve_auto(count, look)
     elif count:
         gpus = look_auto(count, machine.visible)
     else:
         gpus = choose(selector, machine.visible, machine.snapshot.gpus)
-        reservation = reserve(gpus) if hold else None
-        if not hold:
+        reservation = reserve(gpus) if hold is Hold.TAKE else None
+        if hold is Hold.LOOK:
             notes += holders(gpus)
     busy = [f"{gpu.label} is busy: {why}" for gpu in gpus if (why := why_busy(gpu))]
     not_idle = [why for gpu in gpus if (why := why_not_idle(gpu))]

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.arguments import RunArguments
+from launcher.arms import BOTH
 from launcher.contain.processes import began_at
-from launcher.devices import Machine, Picked, pick
+from launcher.devices import Hold, Machine, Picked, pick
 from launcher.doctor.machine import check_command
 from launcher.gpus.probe import GpuProbe
 from launcher.gpus.sizes import fitted
@@ -82,6 +83,17 @@ class Launch(Struct, frozen=True):
         return {p.name: p.kind if is_compared else p.name for p in self.picked.places}
 
     @property
+    def checkpoint_places(self) -> dict[str, Path]:
+        """Who writes checkpoints -> where."""
+        parent = Path(self.loaded.settings.system.checkpoint_dir)
+        if self.is_job:  # one rank writes for all
+            return {"the job": parent}
+        names = [place.name for place in self.picked.places]
+        if self.context.is_trial and len(names) == 1:
+            return {names[0]: parent}
+        return {name: parent / name.lower() for name in names}
+
+    @property
     def history(self) -> GpuHistory | None:
         """Of its GPUs; None: the settings ask for none."""
         path = path_of(self.loaded.settings.launch.history_file, self.context.environ)
@@ -107,18 +119,17 @@ def has_rounds(launch: LaunchSettings) -> bool:
 
 
 def make_launch(
-    arguments: RunArguments, probe: GpuProbe, environ: Mapping[str, str], *, hold: bool
+    arguments: RunArguments, probe: GpuProbe, environ: Mapping[str, str], hold: Hold
 ) -> Launch:
-    """Settings, places and directory name. Raises ModelCheckError before anything is touched.
-
-    `hold`: reserve the GPUs (a dry run only looks).
-    """
-    machine = Machine(probe, environ)
+    """Settings, places and directory name. Raises ModelCheckError before anything is touched."""
+    machine, seat = Machine(probe, environ), arguments.seat
     loaded = load(arguments.request, machine.has_gpu)
+    if loaded.settings.launch.mode == "compare":
+        raise UsageError(f"--mode compare: give two arms: --arm NAME key=value ..., or {BOTH}")
     if arguments.is_alone:
         loaded = _alone(loaded)
     _refuse_rounds_that_go_on(loaded)
-    picked = pick(loaded, machine, hold=hold)
+    picked = pick(loaded, machine, hold, seat.first_slot if seat else 0)
     gpus = [place.gpu for place in picked.places if place.gpu]
     more_notes = [*loaded.notes]
     more_notes += [f"{gpu.label}: before this run: {xid}" for gpu, xid in earlier_xids(gpus)]
@@ -129,7 +140,7 @@ def make_launch(
     system = replace(loaded.settings.system, device=loaded.device)
     settings = replace(loaded.settings, system=system)
     directory = arguments.run_dir or run_dir.default_path(settings.logging.log_dir)
-    num_cores = usable_cores()
+    num_cores = max(1, usable_cores() // (seat.num_beside if seat else 1))
     is_job = settings.launch.mode == "ddp"
     if is_job:
         check_job(settings, picked.places, arguments.command)
@@ -139,6 +150,9 @@ def make_launch(
         num_cores=num_cores,
         is_busy=os.getloadavg()[0] > num_cores / 2,
         num_ranks=len(picked.places) if is_job else None,
+        tag=seat.tag if seat else "",
+        is_trial=seat is not None,
+        run_name=seat.run_name if seat else None,
     )
     if arguments.command:
         notes = check_command(len(picked.places))

@@ -7,6 +7,7 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from launcher import run_dir
 from launcher.gpus.probe import Gpu
 from model_check.config.load import ENVIRONMENT
 from model_check.utils import worker_env
@@ -32,8 +33,8 @@ class WorkerSpec(Struct, frozen=True):
     """Where its events are appended, a JSON object a line; None: it has no event socket."""
     stacks_path: Path | None = None
     """Where the worker's stacks are written when the run hangs; None: nowhere."""
-    prefix: str = ""
-    """The beginning of each of its lines on the terminal; empty: `[name] `."""
+    prefix: str | None = None
+    """The beginning of each of its lines on the terminal; None: `[name] `."""
     cpus: frozenset[int] = field(default_factory=frozenset)
     """CPU affinity; empty: inherited."""
     announces_itself: bool = False
@@ -83,14 +84,20 @@ class LaunchContext(Struct, frozen=True):
     """Of one job, whose ranks the workers are; None: they train isolated."""
     meeting: Meeting | None = None
     """Where these find each other; None: none of them is to start."""
+    tag: str = ""
+    """`[infini] `, in a comparison: stands behind the name at the beginning of a line."""
+    is_trial: bool = False
+    """One training of a comparison: its checkpoint directory is its own."""
+    run_name: str | None = None
+    """By which logs for people know the run; None: by its directory."""
 
 
 def gpu_places(gpus: Sequence[Gpu]) -> list[Place]:
     return [Place(gpu.label, gpu.index, gpu) for gpu in gpus]
 
 
-def cpu_places(count: int) -> list[Place]:
-    return [Place(f"CPU{index}", index) for index in range(count)]
+def cpu_places(count: int, first: int = 0) -> list[Place]:
+    return [Place(f"CPU{index}", index) for index in range(first, first + count)]
 
 
 def plan_training(places: Sequence[Place], context: LaunchContext) -> list[WorkerSpec]:
@@ -146,14 +153,14 @@ def plan_replay(
     resume = "null" if replay.resume is None else str(replay.resume)
     argv = _program("pretrain_main.py", context)
     argv += ("--replay-to", str(replay.to_step), f"training.resume={resume}")
-    run_dir = context.run_dir
+    directory = context.run_dir
     specs = [_spec(p, argv, _trainer_env(p, num_workers, context), context) for p in places]
     return [
         replace(
             spec,
-            log_path=run_dir / f"{spec.name.lower()}.replay{replay.number}.log",
-            events_path=run_dir / f"{spec.name.lower()}.replay{replay.number}.events.jsonl",
-            prefix=f"[{spec.name} replay] ",
+            log_path=directory / f"{spec.name.lower()}.replay{replay.number}.log",
+            events_path=directory / f"{spec.name.lower()}.replay{replay.number}.events.jsonl",
+            prefix=f"[{spec.name} replay] {context.tag}",
             announces_itself=True,
         )
         for spec in specs
@@ -170,17 +177,17 @@ def plan_command(
 
 def plan_prepare(context: LaunchContext) -> WorkerSpec:
     """The one process that builds or finds the token cache; it alone may talk to the hub."""
-    run_dir = context.run_dir
+    directory = context.run_dir
     env = _own_env(_base_env(context)) | {"CUDA_VISIBLE_DEVICES": ""}
     if context.num_ranks is not None:
         env[worker_env.WORLD_SIZE] = str(context.num_ranks)
     return WorkerSpec(
         name="prepare",
-        argv=(*_program("prepare_dataset.py", context), "--result", str(run_dir / "data.json")),
+        argv=(*_program("prepare_dataset.py", context), "--result", str(directory / "data.json")),
         env=env,
-        log_path=run_dir / "prepare.log",
-        stacks_path=worker_env.stacks_path(run_dir, "prepare"),
-        prefix="[launcher] ",
+        log_path=directory / "prepare.log",
+        stacks_path=worker_env.stacks_path(directory, "prepare"),
+        prefix=f"[launcher] {context.tag}",
     )
 
 
@@ -201,6 +208,7 @@ def _spec(
         log_path=context.run_dir / f"{stem}.log",
         events_path=context.run_dir / f"{stem}.events.jsonl",
         stacks_path=worker_env.stacks_path(context.run_dir, place.name),
+        prefix=f"[{place.name}] {context.tag}",
         cpus=place.gpu.cpus if place.gpu else frozenset(),
     )
 
@@ -214,6 +222,8 @@ def _trainer_env(place: Place, num_workers: int, context: LaunchContext) -> dict
         # two other processes on two cores, 0.8 of the rate of one thread, and 1.5 with this. On an
         # idle machine it costs a sixth. It changes no bits.
         env.setdefault("OMP_WAIT_POLICY", "passive")
+    if context.is_trial and num_workers == 1:
+        env[worker_env.HAS_PLACE] = "1"
     if place.name in context.held:
         env[worker_env.HELD] = "1"
     if context.token_cache is not None:
@@ -259,4 +269,5 @@ def _base_env(context: LaunchContext) -> dict[str, str]:
         **context.environ,
         "PYTHONUNBUFFERED": "1",
         worker_env.RUN_DIR: str(context.run_dir),
+        worker_env.RUN_NAME: context.run_name or run_dir.name_of(context.run_dir),
     }

@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from launcher import run_dir
+from launcher.arguments import RunArguments
 from launcher.contain.trampoline import raise_file_limit
 from launcher.history.gpu_history import remember
 from launcher.install.versions import versions
@@ -50,24 +51,31 @@ _SHORT_UUID = len("GPU-77aa0b1c")
 
 
 def begin(launch: Launch) -> Launch:
-    """Make the run directory, which may get another name than was planned. Raises StorageError.
+    """Make the run directory, which may get another name than was planned. Raises StorageError."""
+    directory = make_directory(launch.arguments, launch.context.run_dir)
+    return launch.in_directory(directory)
 
-    Signals to stop, and those to forward, are answered by the supervisor: between two of its runs,
-    and while the reports are written, they wait.
+
+def make_directory(arguments: RunArguments, planned: Path) -> Path:
+    """The run directory, which may get another name than was planned. Raises StorageError.
+
+    From here on signals to stop, and those to forward, are answered by the supervisor: between two
+    of its runs, and while the reports are written, they wait.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, (*TO_STOP, *TO_FORWARD))
     # A worker takes five descriptors.
     raise_file_limit()
-    create = run_dir.create if launch.arguments.run_dir else run_dir.create_default
-    directory = create(launch.context.run_dir)
-    run_dir.link_latest(directory)
-    return launch.in_directory(directory)
+    create = run_dir.create if arguments.run_dir else run_dir.create_default
+    directory = create(planned)
+    if arguments.seat is None:
+        run_dir.link_latest(directory)
+    return directory
 
 
 def run(launch: Launch, argv: Sequence[str], printer_out: int) -> int:
     """Do it. Returns the exit code of the run; whatever stops it, its reports are written."""
     launch = begin(launch)
-    with printing(printer_out, launch.context.run_dir) as printer:
+    with printing(printer_out, launch.context.run_dir, launch.context.tag) as printer:
         greet(launch, printer)
         _, result = run_one(launch, argv, printer)
     return result.exit_code
@@ -94,8 +102,8 @@ def run_round(
 
 
 @contextmanager
-def printing(printer_out: int, directory: Path) -> Iterator[Printer]:
-    printer = Printer(printer_out, launcher_log=directory / run_dir.LAUNCHER_LOG)
+def printing(printer_out: int, directory: Path, tag: str = "") -> Iterator[Printer]:
+    printer = Printer(printer_out, directory / run_dir.LAUNCHER_LOG, tag)
     try:
         yield printer
     finally:
@@ -249,13 +257,17 @@ class Run:
         """Of a training that a signal stopped."""
         is_training = not self._launch.arguments.command
         if is_training and self._record.end is not None and self._record.end.is_by_signal:
-            names = [place.name for place in self._launch.picked.places]
-            if line := resume_line(self._launch.loaded.settings, names):
+            launch = self._launch
+            if line := resume_line(launch.loaded.settings.training, launch.checkpoint_places):
                 self._printer.say(line)
 
 
 def greet(launch: Launch, printer: Printer) -> None:
     picked, loaded, say = launch.picked, launch.loaded, printer.say
+    if launch.arguments.seat is not None:  # the comparison has said the rest
+        for note in picked.notes:
+            say(note)
+        return
     num, on_gpu = len(picked.places), loaded.device == "cuda"
     unit = ("GPU" if on_gpu else "CPU worker") + ("" if num == 1 else "s")
     command = masked_argv(launch.arguments.command)

@@ -21,7 +21,10 @@ from model_check.utils.secrets import masked_values
 SCHEMA = 1
 _PREFIX = "model_check_logs_"
 _ROUND = re.compile(r"round_[0-9]{3,}")
+_ATTEMPT = re.compile(r"restart_[0-9]+")
 LAUNCHER_LOG = "launcher.log"
+COMPARISON = "comparison.json"
+"""In the directory of a comparison: what was asked for."""
 PRIVATE = 0o700
 """Command lines, logs and, as hard links, weights out of a private home: for their owner alone."""
 
@@ -65,9 +68,24 @@ def round_path(directory: Path, number: int) -> Path:
     return directory / f"round_{number:03}"
 
 
+def seed_path(directory: Path, seed: int) -> Path:
+    """Of a training with that seed: a run in a directory of its own."""
+    return directory / f"seed_{seed}"
+
+
 def restart_path(directory: Path, number: int) -> Path:
     """Of a job that goes on: a run in a directory of its own, counted from 1."""
     return directory / f"restart_{number}"
+
+
+def name_of(directory: Path) -> str:
+    """By which logs for people know the run. What goes on after a failure is the same run, a round
+    is one of its own."""
+    if _ATTEMPT.fullmatch(directory.name):
+        directory = directory.parent
+    if _ROUND.fullmatch(directory.name):
+        return f"{directory.parent.name}/{directory.name}"
+    return directory.name
 
 
 def restarts_in(directory: Path) -> list[Path]:
@@ -84,9 +102,21 @@ def rounds_in(directory: Path) -> list[Path]:
     return []
 
 
+def trials_in(directory: Path) -> list[Path]:
+    """The trainings of a comparison that have begun, in the order in which they did: each is a run
+    in a directory of its own. Of another run none."""
+    if not (directory / COMPARISON).exists():
+        return []
+    found = [*directory.glob("*/config.json"), *directory.glob("*/seed_*/config.json")]
+    begun = sorted(found, key=lambda path: (path.stat().st_mtime_ns, path))
+    return [path.parent for path in begun if (path.parent / "run.json").exists()]
+
+
 def newest_part(directory: Path) -> Path:
-    """Its last round, or what went on after its last restart; else the directory itself."""
-    return next(reversed([*restarts_in(directory), *rounds_in(directory)]), directory)
+    """Its last round or training, or what went on after its last restart; else the directory
+    itself."""
+    parts = [*restarts_in(directory), *rounds_in(directory), *trials_in(directory)]
+    return next(reversed(parts), directory)
 
 
 def create_default(path: Path) -> Path:

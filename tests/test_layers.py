@@ -31,7 +31,7 @@ ALLOWED = {
     "launcher.gpus": FLOOR | {"launcher.contain"},
     "launcher.install": FLOOR,
     "launcher.verdict": FLOOR,
-    "launcher.plan": FLOOR | {"launcher.gpus"},
+    "launcher.plan": FLOOR | {"launcher.gpus", "launcher.run_dir"},
     "launcher.devices": FLOOR | {"launcher.gpus", "launcher.plan"},
     "launcher.output": FLOOR | {"launcher.run_dir"},
     "launcher.telemetry": FLOOR | rooms(LAUNCHER, "gpus", "output", "run_dir", "verdict"),

@@ -90,6 +90,12 @@ def holders(gpus: Sequence[Gpu], lock_dir: Path | None = None) -> list[str]:
     ]
 
 
+def free(gpus: Sequence[Gpu], lock_dir: Path | None = None) -> list[Gpu]:
+    """Those of `gpus` that nobody uses, and no launcher holds, now."""
+    idle = [gpu for gpu in gpus if why_unusable(gpu) is None and why_busy(gpu) is None]
+    return [gpu for gpu in idle if _holder_of(lock_dir, gpu) is None]
+
+
 def who_can_delete(lock_dir: Path | None = None) -> str | None:
     """Who, besides us and root, may delete locks that others hold, so that two launchers get one
     GPU; None: nobody, or there is no directory yet."""

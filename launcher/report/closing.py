@@ -1,8 +1,9 @@
 """The lines that end a run: the last words of workers that failed, table, warnings, and last of all
 the verdict. And what a stopped training can go on from. Writes nothing."""
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher.report.table import number, table
@@ -11,7 +12,7 @@ from launcher.verdict.last_lines import last_lines
 from launcher.verdict.results import Judgement, Verdict, WorkerResult
 from launcher.verdict.scope import scope_lines
 from launcher.verdict.summary import called, names_by_text
-from model_check.config.schema import Settings
+from model_check.config.schema import TrainingSettings
 
 _CHECKPOINT = re.compile(r"last\.pt|step_[0-9]+\.pt")
 
@@ -114,16 +115,13 @@ def _warnings(workers: Sequence[WorkerResult]) -> Iterator[str]:
     yield from (f"warning: {who}: {text}" for who, text in _told(pairs, workers))
 
 
-def resume_line(settings: Settings, workers: Sequence[str]) -> str | None:
+def resume_line(training: TrainingSettings, places: Mapping[str, Path]) -> str | None:
     """Which checkpoints `--resume auto` would find, or that there is none; None where the settings
-    ask for none."""
-    training, parent = settings.training, Path(settings.system.checkpoint_dir)
+    ask for none. `places`: who writes them -> where."""
     if training.save_interval is None and not training.save_last:
         return None
-    if settings.launch.mode == "ddp":  # one rank writes for all
-        newest = {"the job": _newest(parent)}
-    else:
-        newest = {worker: _newest(parent / worker.lower()) for worker in workers}
+    workers, newest = list(places), {name: _newest(place) for name, place in places.items()}
+    parent = os.path.commonpath(places.values())
     if any(newest.values()):
         sharing = names_by_text((worker, name or "none") for worker, name in newest.items())
         found = ", ".join(f"{name} ({_whose(names, workers)})" for name, names in sharing.items())

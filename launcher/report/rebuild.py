@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.report.closing import closing_lines
+from launcher.report.comparison import comparison_lines, read_comparison, what_is_left
 from launcher.report.conclude import conclude, held_against_golden, write
 from launcher.report.files import content_of, lines_of
 from launcher.report.golden import (
@@ -27,6 +28,7 @@ from launcher.report.golden import (
 )
 from launcher.report.rounds import Rounds, rounds_lines, write_rounds
 from launcher.telemetry.health import Record
+from launcher.verdict.comparison import ComparisonRecord
 from launcher.verdict.golden import ENOUGH_WORKERS, Golden
 from launcher.verdict.golden_watch import GoldenWatch
 from launcher.verdict.health import Health
@@ -106,6 +108,8 @@ class Rebuilt(NamedTuple):
 
 def _again(directory: Path, golden: Golden | None, golden_file: Path | None) -> Rebuilt:
     """Raises UsageError."""
+    if paths := run_dir.trials_in(directory):
+        return _comparison_again(directory, paths, golden, golden_file)
     if paths := run_dir.rounds_in(directory):
         return _rounds_again(directory, paths, golden, golden_file)
     attempts = [directory, *run_dir.restarts_in(directory)]
@@ -138,6 +142,32 @@ def _rounds_again(
     return Rebuilt(result.exit_code, lines, runs[-1], write_all)
 
 
+def _comparison_again(
+    directory: Path, paths: Sequence[Path], golden: Golden | None, golden_file: Path | None
+) -> Rebuilt:
+    """Of the trainings that began. Raises UsageError."""
+    record = read_comparison(directory)
+    if is_running(record):
+        raise _still_going(directory, record)
+    runs = [_rebuilt(path, golden, golden_file) for path in paths]
+    known = {
+        str(path.relative_to(directory)): run.judgement.result
+        for path, run in zip(paths, runs, strict=True)
+    }
+    left = what_is_left(record, directory, known)
+
+    def write_all() -> None:
+        _write(runs)
+        left.write(directory)
+
+    lines = list(comparison_lines(left.result, directory))
+    return Rebuilt(left.result.exit_code, lines, runs[-1], write_all)
+
+
+def _still_going(directory: Path, record: RunRecord | ComparisonRecord) -> UsageError:
+    return UsageError(f"{directory}: this run is still going (launcher pid {record.pid})")
+
+
 def _write(runs: Sequence[Finished]) -> None:
     """Raises StorageError."""
     for run in runs:
@@ -152,6 +182,8 @@ def _refuse_options(names: Namespace) -> None:
         raise UsageError("report: --golden and --write-golden: give one of them")
     if names.write_golden is not None and len(names.run_dirs) > 1:
         raise UsageError("report: --write-golden takes one run directory")
+    if names.write_golden is not None and (trials := run_dir.trials_in(names.run_dirs[0])):
+        raise UsageError(f"report: --write-golden takes one training of it, as {trials[0]}")
     if names.force and names.write_golden is None:
         raise UsageError("report: --force goes with --write-golden FILE")
 
@@ -200,6 +232,8 @@ def read_record(directory: Path) -> RunRecord:
     path = directory / "run.json"
     if rounds := run_dir.rounds_in(directory):
         raise UsageError(f"{directory}: a run of {len(rounds)} rounds: give one, as {rounds[-1]}")
+    if trials := run_dir.trials_in(directory):
+        raise UsageError(f"{directory}: a comparison: give one training of it, as {trials[0]}")
     try:
         document = msgspec.json.decode(content_of(path), type=dict[str, Any])
         if (schema := document.get("schema")) != run_dir.SCHEMA:
@@ -233,7 +267,7 @@ def _cut_short(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:
     """The launcher itself was killed: what its workers said is all there is. Raises UsageError when
     it lives."""
     if is_running(record):
-        raise UsageError(f"{directory}: this run is still going (launcher pid {record.pid})")
+        raise _still_going(directory, record)
     differs = watch.disagreements or any(h.broken for h in watch.histories.values())
     end = RunEnd(
         exit_code=EXIT_UNNAMED if differs else EXIT_INTERNAL,  # the verdict says who
@@ -245,7 +279,7 @@ def _cut_short(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:
     return replace(record, end=end, ended=ended)
 
 
-def is_running(record: RunRecord) -> bool:
+def is_running(record: RunRecord | ComparisonRecord) -> bool:
     """Whether the launcher that wrote it lives: on this host, under this pid, as a launcher."""
     with suppress(OSError):
         command = Path(f"/proc/{record.pid}/cmdline").read_bytes()

@@ -11,8 +11,11 @@ import msgspec
 from msgspec import Struct
 
 from launcher import run_dir
+from launcher.report.comparison import read_comparison
 from launcher.report.files import content_of
 from launcher.report.rebuild import is_running, read_record
+from launcher.verdict.comparison import ComparisonRecord
+from launcher.verdict.record import RunRecord
 from model_check.config.arguments import Parser
 from model_check.errors import EXIT_PASS, StorageError, UsageError
 from model_check.utils.held import hold
@@ -137,8 +140,12 @@ def ended_run(directory: Path) -> EndedRun | None:
 
 
 def _state(directory: Path) -> str:
+    record: RunRecord | ComparisonRecord
     try:
-        record = read_record(run_dir.newest_part(directory))
+        if (directory / run_dir.COMPARISON).exists():
+            record = read_comparison(directory)
+        else:
+            record = read_record(run_dir.newest_part(directory))
     except UsageError:
         return UNKNOWN
     if is_running(record):

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher import run_dir
+from launcher.report.comparison import read_comparison
 from launcher.report.progress import RunProgress, WorkerProgress
 from launcher.report.rebuild import is_running
 from launcher.report.runs import ended_run
@@ -79,13 +80,50 @@ class Watched:
         is_part = self.run.directory != self._directory
         return not ((is_part or may_restart) and is_running(record))
 
+    @property
+    def runs(self) -> list[RunProgress]:
+        return [self.run]
+
     def close(self) -> None:
         self.run.close()
 
 
+class WatchedComparison:
+    """A comparison: the trainings that have begun."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises UsageError where its record is damaged."""
+        self._directory, self._record = directory, read_comparison(directory)
+        self._trials: dict[Path, RunProgress] = {}
+
+    @property
+    def runs(self) -> list[RunProgress]:
+        return list(self._trials.values())
+
+    def look(self) -> bool:
+        """Whether anything is new."""
+        new = [path for path in run_dir.trials_in(self._directory) if path not in self._trials]
+        self._trials |= {path: RunProgress(path) for path in new}
+        return any([run.look() for run in self.runs]) or bool(new)
+
+    @property
+    def is_over(self) -> bool:
+        return not is_running(self._record)
+
+    def close(self) -> None:
+        for run in self.runs:
+            run.close()
+
+
+def _watched(directory: Path) -> Watched | WatchedComparison:
+    """Raises UsageError where no run is."""
+    is_comparison = (directory / run_dir.COMPARISON).exists()
+    return WatchedComparison(directory) if is_comparison else Watched(directory)
+
+
 def watch(argv: Sequence[str]) -> int:
     """Until all runs are over or somebody types q. Returns 0. Raises UsageError."""
-    runs = [Watched(path) for path in _directories(argv)]
+    runs = [_watched(path) for path in _directories(argv)]
     console = Console(highlight=False)
     try:
         if console.is_terminal and sys.stdin.isatty():
@@ -109,7 +147,7 @@ def _directories(argv: Sequence[str]) -> list[Path]:
     return found or [_LATEST.resolve()]
 
 
-def _follow(runs: Sequence[Watched], console: Console) -> None:
+def _follow(runs: Sequence[Watched | WatchedComparison], console: Console) -> None:
     """Draw while something is new, and until nothing can be."""
     _look(runs)
     with _keys() as stdin, Live(console=console, screen=True, auto_refresh=False) as live:
@@ -122,7 +160,7 @@ def _follow(runs: Sequence[Watched], console: Console) -> None:
                 live.update(_drawn(runs, console.width), refresh=True)
 
 
-def _look(runs: Sequence[Watched]) -> bool:
+def _look(runs: Sequence[Watched | WatchedComparison]) -> bool:
     """Whether anything is new in one of them."""
     return any([run.look() for run in runs])
 
@@ -139,8 +177,9 @@ def _keys() -> Iterator[int]:
         termios.tcsetattr(stdin, termios.TCSADRAIN, before)
 
 
-def _drawn(runs: Sequence[Watched], width: int) -> Group:
-    return Group(*(part for watched in runs for part in _parts(watched.run, width)))
+def _drawn(watched: Sequence[Watched | WatchedComparison], width: int) -> Group:
+    runs = (run for each in watched for run in each.runs)
+    return Group(*(part for run in runs for part in _parts(run, width)))
 
 
 def _parts(run: RunProgress, width: int) -> Iterator[Text | Table]:

@@ -54,7 +54,8 @@ class Listener:
             stream = self._add(worker, spawned.events_fd, events.feed, events.close)
             self._events.append(stream)
             self._outboxes[worker.name].stream = stream
-        log, prefix = AppendFile(spec.log_path, say), spec.prefix or f"[{spec.name}] "
+        log = AppendFile(spec.log_path, say)
+        prefix = f"[{spec.name}] " if spec.prefix is None else spec.prefix
         output = Output(log, self._printer, prefix, worker.remember)
         self._add(worker, spawned.output_fd, output.feed, output.close, Urgency.OUTPUT)
 

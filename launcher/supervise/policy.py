@@ -61,6 +61,8 @@ class Limits(Struct, frozen=True):
     """The same as it was asked for: seconds after the start."""
     is_job: bool = False
     """The workers are ranks of one job: when one is gone, no other goes on."""
+    is_independent: bool = False
+    """However one ends, the others go on, and nothing is to be compared; each judges itself."""
 
     @property
     def stop_at(self) -> float:
@@ -128,7 +130,7 @@ class Continue(Struct, frozen=True):
 
 
 class Done(Struct, frozen=True):
-    """All workers ended with exit code 0."""
+    """All workers ended with exit code 0; independent ones in whatever way."""
 
 
 def decide(
@@ -136,6 +138,8 @@ def decide(
 ) -> Continue | Stop | Done:
     """The first failure wins; silence is a failure too. `received`: the requests that we got, some
     of which do not end a run by themselves."""
+    if limits.is_independent:
+        return Continue() if any(worker.returncode is None for worker in workers) else Done()
     everybody, workers = workers, [w for w in workers if w.dismissal is None]
     if (waiting := _look_for_the_lost(workers, now)) is not None:
         return waiting

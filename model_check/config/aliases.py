@@ -87,10 +87,6 @@ _LARGER_THAN_A_GPU = (
 _SEVERAL_MACHINES = (
     "one job on several machines does not exist yet; `bash run.sh` on each trains alone"
 )
-_ONE_MODEL = (
-    "two models in one run do not exist yet: train with model.attention=full, then with "
-    "model.attention=infini"
-)
 _SECOND_STAGE = "training on prompt and target (stage two) does not exist yet"
 _STEPS = "there are steps here, and no epochs: training.max_steps"
 ABSENT: dict[str, str] = {
@@ -102,7 +98,6 @@ ABSENT: dict[str, str] = {
     "--config-name=gpt2_piano_finetuning": _SECOND_STAGE,
     "--stride": "is an option of `run.sh prepare`; data.stride=N sets the distance of sequences",
     "--tokenizer-type": "is an option of `run.sh prepare`; data.tokenizer=bpe is that of a run",
-    "--run-both-models": _ONE_MODEL,
     "--nproc-per-node": _BY_TORCHRUN,
     "--nnodes": _SEVERAL_MACHINES,
     "--node-rank": _SEVERAL_MACHINES,
@@ -117,7 +112,7 @@ ABSENT_VALUES: dict[str, dict[str, str]] = {
         word: f"it is true or false; training.precision={word} names the type"
         for word in ("bf16", "fp16", "fp32", "bfloat16", "float16", "float32")
     },
-    "launch.mode": {"fsdp": _LARGER_THAN_A_GPU, "compare": _ONE_MODEL},
+    "launch.mode": {"fsdp": _LARGER_THAN_A_GPU},
 }
 """Setting -> its values that are known and refused, and why."""
 

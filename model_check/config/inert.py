@@ -2,7 +2,7 @@
 lies here."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -14,7 +14,9 @@ from model_check.errors import ConfigError
 
 T = TypeVar("T", bound=Struct)
 
-NOBODY_GAVE = ("default", "preset")
+COMPARE = "compare"
+"""The source of what a comparison decides for each of its trainings."""
+NOBODY_GAVE = ("default", "preset", COMPARE)
 """Sources of values that no person gave begin so."""
 
 
@@ -133,6 +135,12 @@ RULES = (
         "launch.mode=ddp",
     ),
     Rule(
+        ("launch.seeds", "launch.replicas"),
+        ("launch.mode",),
+        lambda s: s.launch.mode == "compare",
+        "launch.mode=compare",
+    ),
+    Rule(
         ("launch.audit_interval",),
         ("launch.mode", "system.deterministic"),
         lambda s: s.launch.mode == "ddp" and s.system.deterministic,
@@ -148,11 +156,17 @@ RULES = (
 """Left out are limits that are never reached, and what describes a model or a place."""
 
 
-def check_acts(settings: Settings, sources: Mapping[str, str], file: str | None) -> list[str]:
+def check_acts(
+    settings: Settings,
+    sources: Mapping[str, str],
+    file: str | None,
+    arm: Container[str] | None = None,
+) -> dict[str, str]:
     """Raises ConfigError for a setting that a person gave and that does nothing. One that repeats
-    the default asks for nothing. A line for each that stands in the settings file and does nothing
-    because of what was said over that file."""
-    lines = []
+    the default asks for nothing. A line by its name for each that stands in the settings file and
+    does nothing because of what was said over that file; and where this is an arm of a comparison,
+    which gives the settings `arm` itself, for each that all arms were given."""
+    lines = {}
     for rule in RULES:
         for name in _inert(rule, settings):
             source = sources.get(name, "settings")
@@ -161,9 +175,10 @@ def check_acts(settings: Settings, sources: Mapping[str, str], file: str | None)
             value = setting_text(value_of(settings, name))
             given = f"{given_by(source, name)}{name} = {value}"
             over = {sources[other] for other in rule.by} - {file}
-            if source != file or all(other.startswith(NOBODY_GAVE) for other in over):
+            is_below = source == file and not all(other.startswith(NOBODY_GAVE) for other in over)
+            if not is_below and (arm is None or name in arm):
                 raise ConfigError(f"{given}: needs {rule.needs}")
-            lines.append(f"{given} changes nothing here: it needs {rule.needs}")
+            lines[name] = f"{given} changes nothing here: it needs {rule.needs}"
     return lines
 
 

@@ -63,6 +63,9 @@ class Request(Struct, frozen=True):
     flags: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     """Name of a setting -> (flag, value). Flags win over every other source."""
     environ: Mapping[str, str] = field(default_factory=dict)
+    arm: tuple[Layer, ...] = ()
+    """Of an arm of a comparison: its settings, which win over all others, and what was decided for
+    this training of it."""
 
 
 class Loaded(Struct, frozen=True):
@@ -75,6 +78,8 @@ class Loaded(Struct, frozen=True):
     """`cuda` or `cpu`: system.device with `auto` decided."""
     notes: tuple[str, ...] = ()
     """What was given and changes nothing: a line each."""
+    inert: frozenset[str] = frozenset()
+    """The settings among it."""
 
     def value(self, name: str) -> Any:
         """A setting by its dotted name; the names are those of `sources`."""
@@ -105,11 +110,13 @@ def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
     settings = msgspec.convert(_nest(values), Settings)
     check_together(settings, sources)
     file = str(request.config_file or "") or None
-    notes += (*check_acts(settings, sources, file), *unused_place(settings, sources, file))
+    of_arm = {name for _, layer in request.arm for name in layer} if request.arm else None
+    inert = check_acts(settings, sources, file, of_arm)
+    notes += (*inert.values(), *unused_place(settings, sources, file))
     if prepared is None:  # a prepared directory holds what validates; its text may be gone
         check_validation_text(settings, sources)
     check_on_device(settings, sources, device)
-    return Loaded(settings, sources, preset, device, notes)
+    return Loaded(settings, sources, preset, device, notes, frozenset(inert))
 
 
 def to_json(settings: Settings) -> bytes:
@@ -141,7 +148,7 @@ def _upper_layers(request: Request) -> list[Layer]:
         if text or (text == "" and all_fields()[name].may_be_empty):
             text = _HUB_WORDS.get(text.upper(), text) if variable == "HF_HUB_OFFLINE" else text
             layers.append((variable, flatten({name: text}, variable, text=True)))
-    return [*layers, *command_line(request.overrides, request.flags)]
+    return [*layers, *command_line(request.overrides, request.flags), *request.arm]
 
 
 def _file_layer(path: Path) -> Layer:

@@ -358,9 +358,14 @@ class LaunchSettings(_Section, frozen=True):
     does not tell; false: say so and share."""
     workers: Annotated[Workers, SILENT] = 2
     """CPU workers, where no GPU is used."""
-    mode: Annotated[Literal["replicate", "ddp"], SILENT] = "replicate"
+    mode: Annotated[Literal["replicate", "ddp", "compare"], SILENT] = "replicate"
     """replicate: one isolated, identical run a worker; ddp: one job, whose ranks are the workers:
-    they share the batches of each step."""
+    they share the batches of each step; compare: arms (--arm NAME key=value ...), each with other
+    settings, side by side."""
+    seeds: Annotated[Count, SILENT] = 1
+    """How often each arm of a comparison is trained: with system.seed, with the next one, ..."""
+    replicas: Annotated[Count, SILENT] = 1
+    """Workers of each training of a comparison; the bits of several are compared."""
     rank_timeout_s: Annotated[Positive | None, SILENT] = None
     """Seconds that a rank of a job waits for the others, once steps run, also where all are stopped
     (Ctrl-Z); null: 60, or 10 usual steps where that is longer. Under the launcher at most half of

@@ -2,7 +2,6 @@
 directory, and its place in a job of several ranks."""
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +14,9 @@ RUN_DIR = "MODEL_CHECK_RUN_DIR"
 WORKER = "MODEL_CHECK_WORKER"
 NUM_WORKERS = "MODEL_CHECK_NUM_WORKERS"
 HELD = "MODEL_CHECK_HELD"
+HAS_PLACE = "MODEL_CHECK_HAS_PLACE"
 EXPECTED_UUID = "MODEL_CHECK_GPU_UUID"
+RUN_NAME = "MODEL_CHECK_RUN_NAME"
 RUN_TAG = "MODEL_CHECK_RUN_TAG"
 TOKEN_CACHE = "MODEL_CHECK_TOKEN_CACHE"
 STORE_FD = "MODEL_CHECK_STORE_FD"
@@ -28,8 +29,6 @@ RANK_VARIABLES = (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, M
 _SLURM_PORTS = (20_000, 12_000)
 """The first port that ranks of srun meet at, and how many there are: below those that Linux gives
 to outgoing connections."""
-_ATTEMPT, _ROUND = re.compile(r"restart_\d+"), re.compile(r"round_\d+")
-"""Run directories within that of a run."""
 _PORTS_OF_STEPS = 7417
 """From the port of a step of a Slurm job to that of the next: neither jobs nor steps that run at
 once, whose numbers are close to each other, get the same."""
@@ -107,6 +106,11 @@ class WorkerEnv(Struct, frozen=True):
     data itself."""
     local_rank: int = 0
     """Its number among the ranks of a job on this machine."""
+    run_name: str | None = None
+    """By which logs for people know its run."""
+    has_place: bool = False
+    """No other worker of its run has its system.checkpoint_dir: it is alone in an arm of a
+    comparison, on whichever GPU."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> "WorkerEnv":
@@ -122,6 +126,8 @@ class WorkerEnv(Struct, frozen=True):
             expected_uuid=environ.get(EXPECTED_UUID) or None,
             token_cache=Path(environ[TOKEN_CACHE]) if environ.get(TOKEN_CACHE) else None,
             local_rank=_local_rank(environ),
+            run_name=environ.get(RUN_NAME) or None,
+            has_place=bool(environ.get(HAS_PLACE)),
         )
 
     @property
@@ -130,17 +136,9 @@ class WorkerEnv(Struct, frozen=True):
         return stacks_path(self.run_dir, self.name) if self.run_dir and self.name else None
 
     @property
-    def run_name(self) -> str | None:
-        """By which logs for people know the run: the name of its directory. What goes on after a
-        failure is the same run, a round is one of its own."""
-        if self.run_dir is None:
-            return None
-        directory = self.run_dir
-        if _ATTEMPT.fullmatch(directory.name):
-            directory = directory.parent
-        if _ROUND.fullmatch(directory.name):
-            return f"{directory.parent.name}/{directory.name}"
-        return directory.name
+    def is_isolated(self) -> bool:
+        """Whether others of its run write beside it, unless they are ranks of its job."""
+        return self.supervised and not self.has_place
 
     @property
     def supervised(self) -> bool:

@@ -263,7 +263,6 @@ def test_their_name_for_full_attention_is_the_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (("--run-both-models",), "--run-both-models: two models in one run do not"),
         (("--stride=8",), "--stride: is an option of `run.sh prepare`"),
         (("--tokenizer_type", "bpe"), "--tokenizer-type: is an option of `run.sh prepare`; data"),
         (
@@ -279,7 +278,6 @@ def test_their_name_for_full_attention_is_the_setting(tmp_path: Path) -> None:
             "--mode: launch.mode = 'fsdp': a model that is sharded over GPUs does",
         ),
         (("launch.mode=FSDP",), "launch.mode = 'FSDP': a model that is sharded over GPUs does not"),
-        (("--mode=compare",), "launch.mode = 'compare': two models in one run do not exist yet"),
         (("--mode=both",), "launch.mode = 'both': expected"),
         (("--lr", "1e-3"), "--lr: its name here is training.learning_rate"),
         (("training.lr=1e-3",), "training.lr: its name here is training.learning_rate"),

@@ -269,3 +269,18 @@ def test_evidence_that_was_not_kept_is_told_where_it_was(tmp_path: Path) -> None
     assert run_dir.keep(original, dossier) == original
     original.write_text("of a later run")
     assert run_dir.kept(original, dossier) == original
+
+
+@pytest.mark.parametrize(
+    ("directory", "name"),
+    [
+        ("runs/mine", "mine"),
+        ("runs/mine/restart_2", "mine"),
+        ("runs/mine/round_003", "mine/round_003"),
+        ("runs/restarted_1", "restarted_1"),
+    ],
+)
+def test_rounds_of_different_runs_are_told_apart_and_restarts_go_on(
+    directory: str, name: str
+) -> None:
+    assert run_dir.name_of(Path(directory)) == name

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model_check.utils.worker_env import RUN_DIR, WorkerEnv
+from model_check.utils.worker_env import WorkerEnv
 
 
 @pytest.mark.parametrize(
@@ -34,20 +34,3 @@ def test_nonsense_is_as_if_it_were_not_there() -> None:
         {"MODEL_CHECK_EVENTS_FD": "x", "MODEL_CHECK_NUM_WORKERS": "-3", "MODEL_CHECK_RUN_DIR": ""}
     )
     assert (env.events_fd, env.num_workers, env.run_dir) == (None, 1, None)
-
-
-@pytest.mark.parametrize(
-    ("directory", "name"),
-    [
-        ("runs/mine", "mine"),
-        ("runs/mine/restart_2", "mine"),
-        ("runs/mine/round_003", "mine/round_003"),
-        ("runs/restarted_1", "restarted_1"),
-    ],
-)
-def test_rounds_of_different_runs_are_told_apart_and_restarts_go_on(
-    directory: str, name: str
-) -> None:
-    env = WorkerEnv.from_environ({RUN_DIR: directory})
-    assert env.run_name == name
-    assert WorkerEnv.from_environ({}).run_name is None

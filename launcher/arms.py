@@ -1,0 +1,128 @@
+"""The arms of a comparison (--mode compare): what the command line says of them, and what the
+launcher that runs one training of one arm is told. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from model_check.config.fields import flatten
+from model_check.config.inert import COMPARE
+from model_check.config.load import Request
+from model_check.errors import UsageError
+
+SEAT = "MODEL_CHECK_SEAT"
+"""Tells a launcher that it runs one training of a comparison: a `Seat`, as JSON."""
+BOTH = "--run-both-models"
+_OPTION = "--arm"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,39}")
+_OF_ALL = ("launch.", "system.device", "system.seed", "system.checkpoint_dir", "logging.log_dir")
+"""Beginnings of settings that are one for all arms."""
+
+
+class Arm(Struct, frozen=True):
+    name: str
+    overrides: tuple[str, ...]
+    """`section.key=value`, in order."""
+
+    def of(self, request: Request) -> Request:
+        """What is asked for of this arm. Raises ConfigError."""
+        label = f"{_OPTION} {self.name}"
+        pairs = (override.partition("=") for override in self.overrides)
+        values = {key.strip(): value.strip() for key, _, value in pairs}
+        layer = flatten(values, label, text=True)
+        for name in layer:
+            if name.startswith(_OF_ALL):
+                raise UsageError(f"{label}: {name} is one for all arms: give it before them")
+        return replace(request, arm=(*request.arm, (label, layer)))
+
+
+BOTH_ARMS = (Arm("full", ("model.attention=full",)), Arm("infini", ("model.attention=infini",)))
+"""What BOTH stands for."""
+
+
+class Seat(Struct, frozen=True):
+    """Of one training of a comparison: what is decided for it."""
+
+    tag: str
+    """`[infini] `: stands behind the name of who prints a line."""
+    run_dir: str
+    run_name: str
+    """By which logs for people know it."""
+    preset: str
+    """Of all arms, whichever GPU one has."""
+    settings: dict[str, Any]
+    """Dotted name -> value; they win over all others."""
+    first_slot: int = 0
+    """Number of its first CPU worker."""
+    num_beside: int = 1
+    """Trainings that share the cores, this one included."""
+
+    def to_text(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def of(cls, text: str) -> "Seat":
+        return msgspec.json.decode(text, type=cls)
+
+    def over(self, request: Request) -> Request:
+        """`request` with what is decided. Raises ConfigError."""
+        layer = flatten(self.settings, COMPARE)
+        return replace(request, preset=self.preset, arm=(*request.arm, (COMPARE, layer)))
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.run_dir)
+
+
+def split_arms(argv: Sequence[str]) -> tuple[list[str], tuple[Arm, ...]]:
+    """The command line without its arms; and these. Raises UsageError."""
+    rest: list[str] = []
+    arms: list[Arm] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        option, _, given = word.partition("=")
+        if word == BOTH:
+            arms += BOTH_ARMS
+        elif option == _OPTION:
+            name = given or (words.pop(0) if words else "")
+            arms.append(Arm(name, tuple(_taken(words))))
+        else:
+            rest.append(word)
+    _check_names([arm.name for arm in arms])
+    for arm in arms:
+        _check_overrides(arm)
+    return rest, tuple(arms)
+
+
+def _taken(words: list[str]) -> list[str]:
+    """Taken from the front of `words`: those up to the next option."""
+    end = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    taken, words[:] = words[:end], words[end:]
+    return taken
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """They are directories, too, also where `Full` and `full` are one. Raises UsageError."""
+    seen: Mapping[str, str] = {}
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"{_OPTION} {name}: give it a name first, of letters, digits and ._+- (at most "
+                "40), then key=value ..."
+            )
+        if name.lower() in seen:
+            both = f"{seen[name.lower()]} and {name}"
+            raise UsageError(f"{_OPTION}: {both}: each arm needs a name of its own")
+        seen = {**seen, name.lower(): name}
+
+
+def _check_overrides(arm: Arm) -> None:
+    for word in arm.overrides:
+        if "=" not in word:
+            raise UsageError(f"{_OPTION} {arm.name}: {word!r} is not section.key=value")

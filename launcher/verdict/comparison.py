@@ -1,0 +1,314 @@
+"""Trainings of several arms, and what they show side by side. Values and pure functions."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from launcher.verdict.results import SplitResult, Verdict
+from model_check.errors import EXIT_PASS, EXIT_SIGNAL_BASE, EXIT_UNPROVEN
+from model_check.utils.words import listed
+
+_PASSED = (Verdict.PASS, Verdict.WARN)
+_LOW, _HIGH = 0.1, 0.9
+
+
+class TrialRecord(Struct, frozen=True, kw_only=True):
+    """One training of one arm, in comparison.json."""
+
+    arm: str
+    seed: int
+    directory: str
+    """Within that of the comparison."""
+    workers: list[str]
+    exit_code: int | None = None
+    """None: it was not begun, or its launcher did not live to see its end."""
+    last_words: str | None = None
+    """What its launcher said at its end."""
+
+
+class ComparisonRecord(Struct, frozen=True, kw_only=True):
+    """comparison.json: what was asked for, and what came of each training."""
+
+    command: list[str]
+    started_at: str
+    pid: int
+    host: str
+    cwd: str
+    preset: str
+    device: str
+    steps: int
+    differing: dict[str, dict[str, Any]]
+    """Setting -> arm -> its value, of the settings that are not the same in all arms."""
+    trials: list[TrialRecord]
+    """In the order in which they are begun."""
+    signal: int | None = None
+    """That ended the comparison."""
+    is_deadline: bool = False
+    """launch.deadline_s came before all trainings."""
+
+    @property
+    def arms(self) -> list[str]:
+        return list(dict.fromkeys(trial.arm for trial in self.trials))
+
+
+class Measured(Struct, frozen=True, kw_only=True):
+    """What the report of one training tells. Null: not known."""
+
+    verdict: Verdict
+    exit_code: int
+    summary: str
+    steps: int = 0
+    parameters: int | None = None
+    end_loss: float | None = None
+    """The mean over the last tenth of its steps."""
+    tokens_per_s: float | None = None
+    """Of its slowest worker."""
+    peak_memory_bytes: int | None = None
+    """Of the worker that took most: of its GPU, on a CPU of the host."""
+    duration_s: float | None = None
+    validation: list[SplitResult] = []
+    gates: list[list[float]] | None = None
+    """With Infini-attention, [layers][query heads]: at the end, the share of each head's output
+    that comes from its memory."""
+
+
+class Spread(Struct, frozen=True, kw_only=True):
+    """A figure over the seeds of an arm."""
+
+    mean: float
+    std: float | None
+    """Sample standard deviation; null: there is one seed."""
+    least: float
+    most: float
+    count: int
+
+
+class Gates(Struct, frozen=True, kw_only=True):
+    """Of one training."""
+
+    seed: int
+    shares: list[list[float]]
+    """[layers][query heads], 0 to 1: what comes from the memory."""
+    below: float
+    """The share of heads below 0.1: they read the segment alone."""
+    above: float
+    """The share of heads above 0.9: they read the memory alone."""
+    histogram: list[int]
+    """Heads by tenths of their share."""
+
+
+class Trial(Struct, frozen=True, kw_only=True):
+    seed: int
+    directory: str
+    workers: list[str]
+    measured: Measured
+
+
+class Arm(Struct, frozen=True, kw_only=True):
+    name: str
+    settings: dict[str, Any]
+    """Its values of the settings that differ between arms."""
+    trials: list[Trial]
+    figures: dict[str, Spread]
+    """end_loss, tokens_per_s, peak_memory_bytes, duration_s, parameters, and `val/NAME`, the loss
+    on each validation split: over the trainings that passed. Unknown ones are left out."""
+    beside: dict[str, Spread]
+    """Beside the first arm, seed by seed: by how much a loss is higher; for all other figures, how
+    many times as much. Empty for the first arm."""
+    gates: list[Gates]
+
+
+class ComparisonResult(Struct, frozen=True, kw_only=True):
+    """report.json of a comparison, without its schema number."""
+
+    verdict: Verdict
+    exit_code: int
+    summary: str
+    culprits: list[str]
+    """Arms of which a training failed."""
+    seeds: list[int]
+    arms: list[Arm]
+    """In the order of the command line; the first is what the others stand beside."""
+    run: dict[str, Any]
+    """What was asked for."""
+
+
+def compared(
+    record: ComparisonRecord, measured: Mapping[str, Measured | None], run: dict[str, Any]
+) -> ComparisonResult:
+    """`measured`: directory of a training -> what it left; None: no report. `run`: see
+    ComparisonResult."""
+    trials: dict[str, list[Trial]] = {name: [] for name in record.arms}
+    for each in record.trials:
+        found = measured.get(each.directory) or _without_report(each, record)
+        trials[each.arm].append(
+            Trial(seed=each.seed, directory=each.directory, workers=each.workers, measured=found)
+        )
+    first = next(iter(trials.values()))
+    arms = [_arm(name, of_arm, first, record) for name, of_arm in trials.items()]
+    failed = [arm for arm in arms if any(_has_failed(t) for t in arm.trials)]
+    exit_code = _exit_code(record, [t for of_arm in trials.values() for t in of_arm])
+    return ComparisonResult(
+        verdict=_verdict(exit_code, failed),
+        exit_code=exit_code,
+        summary=_summary(record, arms, failed),
+        culprits=[arm.name for arm in failed],
+        seeds=sorted({trial.seed for trial in record.trials}),
+        arms=arms,
+        run=run,
+    )
+
+
+def _without_report(trial: TrialRecord, record: ComparisonRecord) -> Measured:
+    """Of a training that left none."""
+    if trial.exit_code is None:
+        why = "was stopped" if record.signal else "was not trained"
+        return Measured(verdict=Verdict.STOPPED, exit_code=EXIT_UNPROVEN, summary=why)
+    words = trial.last_words or f"exit code {trial.exit_code}, and no report"
+    return Measured(verdict=Verdict.FAIL, exit_code=trial.exit_code, summary=words)
+
+
+def _arm(
+    name: str, trials: Sequence[Trial], first: Sequence[Trial], record: ComparisonRecord
+) -> Arm:
+    by_seed = [figures_of(trial.measured) for trial in trials if _passed(trial)]
+    return Arm(
+        name=name,
+        settings={setting: values[name] for setting, values in record.differing.items()},
+        trials=list(trials),
+        figures=_spreads(by_seed),
+        beside={} if trials[0].directory == first[0].directory else _beside(trials, first),
+        gates=[
+            _gates(trial.seed, trial.measured.gates) for trial in trials if trial.measured.gates
+        ],
+    )
+
+
+def figures_of(measured: Measured) -> dict[str, float]:
+    """Those that are known, by their names in `Arm.figures`."""
+    names = ("end_loss", "tokens_per_s", "peak_memory_bytes", "duration_s", "parameters")
+    figures = {name: getattr(measured, name) for name in names}
+    figures |= {
+        f"val/{split.split}": split.loss
+        for split in measured.validation
+        if not isinstance(split.loss, str)
+    }
+    return {name: float(value) for name, value in figures.items() if value is not None}
+
+
+def is_loss(figure: str) -> bool:
+    """Whether a smaller one is better, and a difference tells more than a ratio."""
+    return figure == "end_loss" or figure.startswith("val/")
+
+
+def _beside(trials: Sequence[Trial], first: Sequence[Trial]) -> dict[str, Spread]:
+    """Same seed, same data, same first values: what differs is the arm."""
+    others = {trial.seed: figures_of(trial.measured) for trial in first if _passed(trial)}
+    by_seed = []
+    for trial in trials:
+        if _passed(trial) and (other := others.get(trial.seed)) is not None:
+            mine = figures_of(trial.measured)
+            shared = [n for n in mine if n in other and (is_loss(n) or other[n] > 0)]
+            by_seed.append(
+                {n: mine[n] - other[n] if is_loss(n) else mine[n] / other[n] for n in shared}
+            )
+    return _spreads(by_seed)
+
+
+def _spreads(by_seed: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    names = dict.fromkeys(name for figures in by_seed for name in figures)
+    columns = {name: [f[name] for f in by_seed if name in f] for name in names}
+    return {name: _spread(values) for name, values in columns.items()}
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(
+        mean=statistics.fmean(values),
+        std=statistics.stdev(values) if len(values) > 1 else None,
+        least=min(values),
+        most=max(values),
+        count=len(values),
+    )
+
+
+def _gates(seed: int, shares: list[list[float]]) -> Gates:
+    every = [share for layer in shares for share in layer]
+    bins = [0] * 10
+    for share in every:
+        bins[min(9, max(0, int(share * 10)))] += 1
+    return Gates(
+        seed=seed,
+        shares=shares,
+        below=_share(every, lambda share: share < _LOW),
+        above=_share(every, lambda share: share > _HIGH),
+        histogram=bins,
+    )
+
+
+def _share(values: Sequence[float], counts: Callable[[float], bool]) -> float:
+    return sum(map(counts, values)) / len(values)
+
+
+def _passed(trial: Trial) -> bool:
+    return trial.measured.verdict in _PASSED
+
+
+def _has_failed(trial: Trial) -> bool:
+    measured = trial.measured
+    is_open = measured.verdict is Verdict.STOPPED or measured.exit_code == EXIT_UNPROVEN
+    return not is_open and measured.exit_code != EXIT_PASS
+
+
+def _exit_code(record: ComparisonRecord, trials: Sequence[Trial]) -> int:
+    """What ended it; else of the first training that failed, in the order in which they began;
+    else that something is missing."""
+    if record.signal is not None:
+        return EXIT_SIGNAL_BASE + record.signal
+    order = [each.directory for each in record.trials]
+    in_order = sorted(trials, key=lambda trial: order.index(trial.directory))
+    failed = [trial.measured.exit_code for trial in in_order if _has_failed(trial)]
+    if failed:
+        return failed[0]
+    return EXIT_PASS if all(t.measured.exit_code == EXIT_PASS for t in trials) else EXIT_UNPROVEN
+
+
+def _verdict(exit_code: int, failed: Sequence[Arm]) -> Verdict:
+    if failed:
+        return Verdict.FAIL
+    return Verdict.PASS if exit_code == EXIT_PASS else Verdict.INCONCLUSIVE
+
+
+def _summary(record: ComparisonRecord, arms: Sequence[Arm], failed: Sequence[Arm]) -> str:
+    if failed:
+        return f"{'; '.join(map(_why, failed))}{_of_others(arms, failed)}"
+    missing = [arm for arm in arms if any(not _passed(trial) for trial in arm.trials)]
+    if missing:
+        why = "the deadline came" if record.is_deadline else "it was stopped"
+        return f"{why} before {listed([arm.name for arm in missing])} had trained"
+    num_seeds = max(len(arm.trials) for arm in arms)
+    seeds = f", {num_seeds} seeds each" if num_seeds > 1 else ""
+    return f"{len(arms)} arms trained {record.steps:,} steps{seeds}: {_losses(arms)}"
+
+
+def _why(arm: Arm) -> str:
+    """Of its first training that failed."""
+    failed = [trial for trial in arm.trials if _has_failed(trial)]
+    of = f" ({len(failed)} of {len(arm.trials)} seeds)" if len(arm.trials) > 1 else ""
+    return f"{arm.name} failed{of}: {failed[0].measured.summary}"
+
+
+def _of_others(arms: Sequence[Arm], failed: Sequence[Arm]) -> str:
+    passed = [arm.name for arm in arms if arm not in failed and all(map(_passed, arm.trials))]
+    return f"; {listed(passed)} passed" if passed else ""
+
+
+def _losses(arms: Sequence[Arm]) -> str:
+    """`end loss full 2.3114, infini 2.2980`"""
+    parts = [
+        f"{arm.name} {arm.figures['end_loss'].mean:.4f}"
+        for arm in arms
+        if "end_loss" in arm.figures
+    ]
+    return f"end loss {', '.join(parts)}" if parts else "no loss is known"
