@@ -26,6 +26,7 @@ from launcher.verdict.record import WorkerEnd
 from model_check.config.fields import setting_text
 from model_check.errors import EXIT_SIGNAL_BASE, StorageError, exit_code_of
 from model_check.utils.project_files import PACKAGES
+from model_check.utils.requests import request_of
 from model_check.utils.secrets import masked_argv
 from model_check.utils.words import listed
 
@@ -136,9 +137,12 @@ class _Run:
 
 
 def _ended(trial: TrialRecord, end: WorkerEnd) -> TrialRecord:
-    code = None if end.returncode is None else exit_code_of(end.returncode)
     words = end.spawn_error or next(reversed(end.last_lines), None)
-    return replace(trial, exit_code=None if end.stopped_by_us else code, last_words=words)
+    if (code := end.returncode) is None:
+        return replace(trial, last_words=words)
+    # What it ended by otherwise is its own: it may have failed in that moment.
+    is_stopped = end.stopped_by_us and (code < 0 or request_of(code) is not None)
+    return replace(trial, exit_code=exit_code_of(code), is_stopped=is_stopped, last_words=words)
 
 
 def _names(trial: Trial) -> str:

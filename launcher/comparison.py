@@ -223,7 +223,9 @@ def _with_places(loaded: Loaded, machine: Machine, needed: int) -> Loaded:
     """As many places as there is work for: of those asked for, else of the GPUs that are free."""
     launch = loaded.settings.launch
     if loaded.device == "cpu":
-        launch = replace(launch, workers=max(launch.replicas, min(launch.workers, needed)))
+        is_asked = loaded.sources["launch.workers"] != "default"
+        room = launch.workers if is_asked else max(launch.workers, launch.replicas)
+        launch = replace(launch, workers=min(room, needed))
     elif loaded.sources["launch.gpus"] == "default":
         num_free = min(needed, len(free(machine.visible)))
         launch = replace(launch, gpus=f"auto:{max(launch.replicas, num_free)}")

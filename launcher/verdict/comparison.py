@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.verdict.results import SplitResult, Verdict
 from model_check.errors import EXIT_PASS, EXIT_SIGNAL_BASE, EXIT_UNPROVEN
@@ -23,7 +24,9 @@ class TrialRecord(Struct, frozen=True, kw_only=True):
     """Within that of the comparison."""
     workers: list[str]
     exit_code: int | None = None
-    """None: it was not begun, or its launcher did not live to see its end."""
+    """None: it was not begun, or the launcher of the comparison did not live to see its end."""
+    is_stopped: bool = False
+    """It was asked to end, with all others."""
     last_words: str | None = None
     """What its launcher said at its end."""
 
@@ -142,7 +145,9 @@ def compared(
     ComparisonResult."""
     trials: dict[str, list[Trial]] = {name: [] for name in record.arms}
     for each in record.trials:
-        found = measured.get(each.directory) or _without_report(each, record)
+        found = measured.get(each.directory) or _without_report(each)
+        if each.is_stopped:
+            found = replace(found, verdict=Verdict.STOPPED, summary="was stopped")
         trials[each.arm].append(
             Trial(seed=each.seed, directory=each.directory, workers=each.workers, measured=found)
         )
@@ -161,10 +166,10 @@ def compared(
     )
 
 
-def _without_report(trial: TrialRecord, record: ComparisonRecord) -> Measured:
+def _without_report(trial: TrialRecord) -> Measured:
     """Of a training that left none."""
     if trial.exit_code is None:
-        why = "was stopped" if record.signal else "was not trained"
+        why = "was not trained"
         return Measured(verdict=Verdict.STOPPED, exit_code=EXIT_UNPROVEN, summary=why)
     words = trial.last_words or f"exit code {trial.exit_code}, and no report"
     return Measured(verdict=Verdict.FAIL, exit_code=trial.exit_code, summary=words)

@@ -1,0 +1,244 @@
+"""`--mode compare`: arms with other settings, side by side or in turn, and one report of all."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Launcher, Run
+from tests.e2e.test_gpus import EIGHT, box, library  # noqa: F401
+from tests.e2e.test_run import read_until
+from tests.nvml_fake.build import fake_gpu
+
+PREFIX = re.compile(r"\[(launcher|CPU\d+)\] (\[(full|infini|a|b|bad)\] (\[seed \d+\] )?)?\S")
+
+
+def losses(run: Run, arm: str, worker: str) -> list[str]:
+    path = run.directory / arm / f"{worker}.events.jsonl"
+    events = map(json.loads, path.read_text().splitlines())
+    return [event["loss"] for event in events if event["kind"] == "step"]
+
+
+def first_values(run: Run, arm: str) -> dict[str, Any]:
+    """Of the parameters, by the fingerprints of the first step."""
+    path = next((run.directory / arm).glob("*.events.jsonl"))
+    steps = (json.loads(line) for line in path.read_text().splitlines())
+    first = next(event for event in steps if event["kind"] == "step")
+    return dict(first["fp"])
+
+
+def arms_of(run: Run) -> dict[str, Any]:
+    return {arm["name"]: arm for arm in run.report()["arms"]}
+
+
+def test_both_models_train_side_by_side_and_differ_in_attention_alone(launcher: Launcher) -> None:
+    run = launcher("--run-both-models", "--tensorboard-dir=tb", "training.save_last=true")
+    assert run.exit_code == 0, run.output
+    assert "2 trainings side by side on CPU0 and CPU1" in run.output
+    assert all(PREFIX.match(line) for line in run.output.splitlines() if line.strip())
+    assert any(line.startswith("[CPU1] [infini] Step [0/4]") for line in run.output.splitlines())
+    result = run.report()
+    assert (result["verdict"], result["culprits"]) == ("PASS", [])
+    assert result["run"]["differing"] == {"model.attention": {"full": "full", "infini": "infini"}}
+    for arm, worker in (("full", "cpu0"), ("infini", "cpu1")):
+        assert len(losses(run, arm, worker)) == 4
+        config = json.loads((run.directory / arm / "config.json").read_text())
+        assert config["model"]["attention"] == arm
+        assert (run.cwd / ".checkpoints" / arm / "last.pt").is_file()
+        assert list((run.cwd / "tb" / "run" / arm / worker).glob("events.*"))
+    assert (run.cwd / ".logs/latest").resolve() == run.directory
+
+
+def test_a_gate_is_in_the_arm_of_infini_alone(launcher: Launcher) -> None:
+    run = launcher("--run-both-models", "training.save_last=true")
+    assert run.exit_code == 0, run.output
+    import torch
+
+    names = {}
+    for arm in ("full", "infini"):
+        saved = torch.load(run.cwd / ".checkpoints" / arm / "last.pt", weights_only=False)
+        names[arm] = set(saved["model"])
+    assert {name for name in names["infini"] - names["full"]} == {"layers.0.attention.gate"}
+    assert names["full"] < names["infini"]
+    gates = {name: arm["gates"] for name, arm in arms_of(run).items()}
+    assert gates["full"] == []
+    (of_infini,) = gates["infini"]
+    assert (len(of_infini["shares"]), len(of_infini["shares"][0])) == (1, 2)
+    assert sum(of_infini["histogram"]) == 2
+
+
+def test_equal_settings_give_equal_bits_and_other_data_orders_do_not(launcher: Launcher) -> None:
+    run = launcher("--arm", "a", "--arm", "b", "--workers=1", "--seeds=2")
+    assert run.exit_code == 0, run.output
+    assert "4 trainings one after the other on CPU0" in run.output
+    assert "no setting differs between the arms" in run.output
+    of = {
+        f"{arm}/seed_{seed}": losses(run, f"{arm}/seed_{seed}", "cpu0")
+        for arm in "ab"
+        for seed in (42, 43)
+    }
+    assert of["a/seed_42"] == of["b/seed_42"] != of["a/seed_43"] == of["b/seed_43"]
+    beside = arms_of(run)["b"]["beside"]["end_loss"]
+    assert (beside["mean"], beside["count"]) == (0, 2)
+    assert "b: end loss equal to a's" in run.output
+    assert arms_of(run)["a"]["figures"]["end_loss"]["std"] > 0
+
+
+def test_an_arm_that_fails_is_named_and_the_other_one_trains_on(launcher: Launcher) -> None:
+    run = launcher("--arm", "a", "--arm", "bad", "debug.drill=nan@1")
+    assert run.exit_code == 20, run.output
+    result = run.report()
+    assert (result["verdict"], result["culprits"]) == ("FAIL", ["bad"])
+    assert len(losses(run, "a", "cpu0")) == 4
+    last = run.lines("[launcher] ")[-1]
+    assert last.startswith("[launcher] FAIL: bad failed: CPU1 failed: non-finite gradient")
+    assert last.endswith("; a passed (exit code 20)")
+    assert arms_of(run)["a"]["figures"]["end_loss"]["count"] == 1
+    assert "end_loss" not in arms_of(run)["bad"]["figures"]
+    again = launcher.verb("report", "run")
+    assert (again.returncode, again.stdout.splitlines()[-1]) == (20, last)
+    assert run.report() == result
+
+
+def test_an_arm_whose_launcher_is_killed_is_named_and_leaves_nobody(
+    launcher: Launcher, alive: Callable[[Path], list[str]]
+) -> None:
+    process = launcher.start("--arm", "a", "--arm", "b", "--max-steps=2000")
+    seen = read_until(process, "[b] Step [1/2000]")
+    os.kill(child_of(process.pid, "b"), signal.SIGKILL)
+    seen += read_until(process, "[a] Step [60/2000]")
+    process.send_signal(signal.SIGTERM)
+    run = launcher.finish(process, seen)
+    assert run.exit_code == 143, run.output
+    assert run.report()["culprits"] == ["b"]
+    assert not [*alive(run.directory / "a"), *alive(run.directory / "b")]
+
+
+def child_of(parent: int, arm: str) -> int:
+    """The launcher that runs this arm for that one."""
+    for path in Path(f"/proc/{parent}/task").glob("*/children"):
+        for pid in path.read_text().split():
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+            if f'"tag":"[{arm}] "'.encode() in environ:
+                return int(pid)
+    raise AssertionError(f"nobody runs {arm}")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_arms_and_starts_no_further_one(
+    launcher: Launcher, alive: Callable[[Path], list[str]], signum: int
+) -> None:
+    options = ("--arm", "a", "--arm", "b", "--workers=1", "--max-steps=2000")
+    process = launcher.start(*options)
+    seen = read_until(process, "[a] Step [1/2000]")
+    process.send_signal(signum)
+    run = launcher.finish(process, seen)
+    assert run.exit_code == 128 + signum, run.output
+    assert run.report()["verdict"] == "INCONCLUSIVE"
+    assert not alive(run.directory / "a")
+    assert not (run.directory / "b").exists()
+    assert "Traceback" not in run.output
+
+
+def test_replicas_of_an_arm_are_compared_with_each_other_alone(launcher: Launcher) -> None:
+    flip = "flip_gradient@2:CPU3:layers.0.feed_forward.w2.weight:20"
+    arms = ("--arm", "a", "--arm", "b", f"debug.drill={flip}")
+    run = launcher(*arms, "--workers=4", "launch.replicas=2")
+    assert run.exit_code == 23, run.output
+    assert run.report()["culprits"] == ["b"]
+    assert (run.directory / "a" / "cpu1.log").is_file()
+    assert (run.directory / "b" / "cpu3.log").is_file()
+
+
+def test_it_goes_on_from_its_checkpoints_wherever_an_arm_runs(launcher: Launcher) -> None:
+    arms = ("--arm", "a", "--arm", "b", "training.lr_schedule=constant", "training.save_last=true")
+    first = launcher(*arms[:5], "training.save_last=true")
+    assert first.exit_code == 0, first.output
+    os.rename(first.directory, first.cwd / "first")
+    options = ("--workers=1", "--resume=auto", "--max-steps=6", "training.resume_anyway=true")
+    again = launcher(*arms[:5], "training.save_last=true", *options)
+    assert again.exit_code == 0, again.output
+    assert "[CPU0] [b] Step [4/6]" in again.output
+    assert "[CPU0] [b] Step [3/6]" not in again.output
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("--mode=compare",), "--mode compare: give two arms"),
+        (("--arm", "a"), "--mode compare: give two arms"),
+        (("--run-both-models", "model.infini.segment_length=32"), "32 tokens are one segment"),
+        (("--run-both-models", "--repeat=2"), "--seeds N trains each arm N times"),
+        (("--run-both-models", "training.min_lr=1e-5"), "changes nothing in any arm"),
+        (
+            ("--run-both-models", "launch.replicas=3", "--workers=2"),
+            "launch.replicas = 3: 2 is all there is",
+        ),
+        (("--run-both-models", "--", "true"), "leave `-- COMMAND` out"),
+        (("--seeds=2",), "needs launch.mode=compare"),
+        (("--arm", "a", "--arm", "b", "debug.drill=nan@1:CPU0"), "this run has no worker CPU0"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_starts(
+    launcher: Launcher, argv: tuple[str, ...], told: str
+) -> None:
+    run = launcher(*argv)
+    assert (run.exit_code, told in run.output) == (2, True), run.output
+    assert not run.directory.exists()
+
+
+def plan(done: Any) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def where(turns: list[list[dict[str, Any]]]) -> list[list[tuple[str, list[str]]]]:
+    """(directory, GPUs by their pins) of each training of each turn."""
+    return [
+        [
+            (
+                "/".join(Path(each["run_dir"]).parts[-2:]),
+                [p["env"]["CUDA_VISIBLE_DEVICES"] for p in each["processes"][1:]],
+            )
+            for each in turn
+        ]
+        for turn in turns
+    ]
+
+
+def test_arms_and_seeds_are_placed_on_a_box_of_eight(box: Any) -> None:  # noqa: F811
+    uuids = [gpu.uuid for gpu in EIGHT]
+    asked = ("--run-both-models", "--dry-run", "--json")
+    three = plan(box(EIGHT)(*asked, "--seeds=3"))
+    (turn,) = where(three["turns"])
+    assert [each for _, each in turn] == [[uuid] for uuid in uuids[:6]]
+    assert [name for name, _ in turn] == [
+        f"{arm}/seed_{seed}" for seed in (42, 43, 44) for arm in ("full", "infini")
+    ]
+    six = plan(box(EIGHT)(*asked, "--seeds=6"))
+    assert [len(turn) for turn in six["turns"]] == [8, 4]
+    pairs = plan(box(EIGHT)(*asked, "launch.replicas=4"))
+    assert [each for _, each in where(pairs["turns"])[0]] == [uuids[:4], uuids[4:]]
+
+
+def test_busy_gpus_are_left_alone_unless_they_are_asked_for(box: Any) -> None:  # noqa: F811
+    busy = [fake_gpu(0, used_mib=40000), fake_gpu(1), fake_gpu(2, used_mib=40000)]
+    asked = ("--run-both-models", "--dry-run", "--json")
+    told = plan(box(busy)(*asked))
+    assert [len(turn) for turn in told["turns"]] == [1, 1]
+    assert where(told["turns"])[0][0][1] == [busy[1].uuid]
+    named = plan(box(busy)(*asked, "--gpus=0,2"))
+    assert [each for _, each in where(named["turns"])[0]] == [[busy[0].uuid], [busy[2].uuid]]
+
+
+def test_one_size_of_preset_serves_all_arms(box: Any) -> None:  # noqa: F811
+    mixed = [fake_gpu(0), fake_gpu(1, total_mib=24564, name="Small")]
+    told = plan(box(mixed)("--run-both-models", "--dry-run", "--json"))
+    presets = {each["preset"] for turn in told["turns"] for each in turn}
+    assert presets == {"production-medium"}
+    assert any("the speed of arms does not compare" in note for note in told["notes"])
