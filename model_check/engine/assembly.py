@@ -88,7 +88,7 @@ def build_trainer(
     if optimizer.loss_scale is not None:
         lag = 0  # a step that overflows is repeated before the next begins
     reader = Reader((1 if device.type == "cuda" else 0) if lag is None else lag)
-    parameters = dict(model.named_parameters())
+    parameters = [name for name, _ in model.named_parameters()]
     observers = run_observers(settings, shape, dtype, context, log, parameters)
     tell_limits(settings, context.channels.say)
     state = TrainingState(settings, shape, context, model, optimizer, observers)

@@ -102,10 +102,12 @@ class AdamW:
         self.refusing = torch.zeros((), dtype=torch.float32, device=device)
         """1 from the first bad step on."""
         gate_share = 1.0 if gate_lr is None else gate_lr / training.learning_rate
+        gates = _of_group(named, Group.GATE)
+        self._gates: list[Tensor] = [self.parameters[number] for number in gates]
         self._groups = [
             (_of_group(named, Group.MATRIX), GroupOptions(weight_decay=training.weight_decay)),
             (_of_group(named, Group.VECTOR), GroupOptions()),
-            (_of_group(named, Group.GATE), GroupOptions(lr_share=gate_share)),
+            (gates, GroupOptions(lr_share=gate_share)),
         ]
         """The numbers of parameters in the order of the model."""
         size = BLOCK_VALUES if device.type == "cpu" else None
@@ -136,6 +138,11 @@ class AdamW:
     def grad_norms(self) -> Tensor:
         """[parameters with a gradient] float32: the norm of each, in the order of the model."""
         return torch.stack(torch._foreach_norm(self.gradients()))
+
+    @torch.no_grad()
+    def gates(self) -> Tensor | None:
+        """[layers, query heads]: a copy of them as they are now; None: the model has none."""
+        return torch.stack(self._gates) if self._gates else None
 
     @torch.no_grad()
     def step(

@@ -26,6 +26,8 @@ class StepMetrics:
     loss_scale: float | None = None
     details: Tensor | None = None
     """On the host: see Watch.details."""
+    gates: Tensor | None = None
+    """On the host: see StepResult.gates."""
     prints: Prints | None = None
     """On the host."""
     own_loss: float | None = None
@@ -56,6 +58,7 @@ class _Pending:
     values: Tensor
     """loss, grad_norm, bad, overflow and loss scale (0 and 0 without one), own loss (0 where it
     trains alone), bad ranks (none there), details"""
+    gates: Tensor | None
     prints: Prints | None
     own: Own | None
     ready: torch.cuda.Event | None
@@ -77,6 +80,7 @@ class _Pending:
             overflow=bool(overflow),
             loss_scale=loss_scale or None,
             details=details,
+            gates=self.gates,
             prints=self.prints,
             own_loss=None if self.own is None else own_loss,
             bad_ranks=tuple(of_ranks.nonzero().flatten().tolist()),
@@ -123,15 +127,17 @@ def _start_copy(data: StepData, lr: float, result: StepResult) -> _Pending:
     scalars = [t.to(loss) for t in (loss, result.grad_norm, result.bad, *optional)]
     bad_ranks = [] if result.own is None else [result.own.bad_ranks.to(loss)]
     details = [] if result.details is None else [result.details.to(loss)]
-    values, prints = torch.cat([torch.stack(scalars), *bad_ranks, *details]), result.prints
+    values = torch.cat([torch.stack(scalars), *bad_ranks, *details])
+    gates, prints = result.gates, result.prints
     if values.device.type != "cuda":
-        return _Pending(data, lr, values, prints, result.own, None)
+        return _Pending(data, lr, values, gates, prints, result.own, None)
     values = _on_host(values)
+    gates = None if gates is None else _on_host(gates)
     if prints is not None:
         prints = replace(prints, values=_on_host(prints.values))
     ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
     ready.record()
-    return _Pending(data, lr, values, prints, result.own, ready)
+    return _Pending(data, lr, values, gates, prints, result.own, ready)
 
 
 def _on_host(values: Tensor) -> Tensor:

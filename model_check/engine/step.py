@@ -17,8 +17,8 @@ from model_check.engine.world import ALONE, World
 
 @dataclass(frozen=True)
 class StepResult:
-    """Scalars on the device. On all ranks of a job they are the same, but for `details` and
-    `own`."""
+    """On the device, scalars where no shape is given. On all ranks of a job they are the same, but
+    for `details` and `own`."""
 
     loss: Tensor
     """Mean over the step's targets."""
@@ -33,6 +33,8 @@ class StepResult:
     """The scale of this step; both are None where none is used."""
     details: Tensor | None = None
     """Only an alarm reads them: see Watch.details."""
+    gates: Tensor | None = None
+    """[layers, query heads]: those that the update left; None: the model has none."""
     prints: Prints | None = None
     own: "Own | None" = None
     """None: it trains alone."""
@@ -85,8 +87,15 @@ def train_step(
     divisor = clip_divisor(grad_norm, plan.max_grad_norm)
     optimizer.step(lr, bad, divisor, looker=plan.fingerprints)
     prints = plan.fingerprints.end_update(grad_norms)
-    details = plan.watch.details(grad_norms)
-    return StepResult(loss, grad_norm, bad, details=details, prints=prints, own=own)
+    return StepResult(
+        loss,
+        grad_norm,
+        bad,
+        details=plan.watch.details(grad_norms),
+        gates=optimizer.gates(),
+        prints=prints,
+        own=own,
+    )
 
 
 def _scaled_update(
@@ -110,6 +119,7 @@ def _scaled_update(
         overflow=overflow & ~bad,
         loss_scale=used,
         details=plan.watch.details(grad_norms),
+        gates=optimizer.gates(),
         prints=plan.fingerprints.end_update(grad_norms),
     )
 

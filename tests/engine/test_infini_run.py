@@ -1,5 +1,6 @@
 """A run with Infini-attention: its gates have a rate of their own, are seen, kept and resumed."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from torch import nn
 from model_check.config.schema import TrainingSettings
 from model_check.engine.observe.gates import gate_reach, scalars_of
 from model_check.engine.optim import AdamW
+from model_check.engine.step import train_step
 from model_check.errors import ConfigError
 from model_check.events import Metrics
 from model_check.export import export
 from tests.engine.conftest import Run, make_settings
+from tests.engine.test_step import micro_batches
 
 MakeRun = Callable[..., Run]
 INFINI = {"model__attention": "infini", "model__infini__segment_length": 4}
@@ -63,6 +66,33 @@ def test_what_they_say_is_measured(tiny_run: MakeRun) -> None:
     assert last.gates == [torch.sigmoid(gate).tolist() for gate in gates(run)]
     full = tiny_run(training__max_steps=3)()
     assert all(e.gates is None for e in full.kept.events if isinstance(e, Metrics))
+
+
+def measured(run: Run) -> list[list[list[float]] | None]:
+    """The gates of each step, as its event shows them."""
+    return [event.gates for event in run.kept.events if isinstance(event, Metrics)]
+
+
+def test_a_step_that_is_read_late_shows_the_gates_of_its_own_update(tiny_run: MakeRun) -> None:
+    prompt, late = (tiny_run(lag=lag, **INFINI, logging__log_interval=1)() for lag in (0, 1))
+    assert measured(late) == measured(prompt)
+    assert len({str(gates) for gates in measured(prompt)}) == 4
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_step_carries_the_gates_that_its_update_leaves(tiny_run: MakeRun, precision: str) -> None:
+    half = {"training__precision": "fp16", "training__use_amp": "true"}
+    given = {**INFINI, "model__num_layers": 2, **(half if precision == "fp16" else {})}
+    run = tiny_run(**given)
+    state, carried, left = run.trainer.state, [], [torch.stack(gates(run))]
+    for _ in range(2):
+        result = train_step(state.model, micro_batches(2), state.optimizer, 0.1, run.trainer.plan)
+        assert result.gates is not None
+        carried.append(result.gates)
+        left.append(torch.stack(gates(run)))
+    assert carried[0].shape == (2, 2), "[layers, query heads]"
+    assert all(torch.equal(own, after) for own, after in zip(carried, left[1:], strict=True))
+    assert not any(torch.equal(*pair) for pair in itertools.pairwise(left))
 
 
 def test_tensorboard_shows_how_many_are_open_or_shut() -> None:

@@ -129,9 +129,11 @@ def test_no_operator_of_a_step_hands_a_number_to_the_host(
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # a prototype, says torch once
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_no_step_on_a_gpu_waits_for_it(tiny_run: MakeRun, precision: str) -> None:
+@pytest.mark.parametrize("attention", ["full", "infini"])
+def test_no_step_on_a_gpu_waits_for_it(tiny_run: MakeRun, precision: str, attention: str) -> None:
     device = torch.device("cuda")
-    run = tiny_run().trainer
+    segments = {} if attention == "full" else {"model__infini__segment_length": 4}
+    run = tiny_run(model__attention=attention, **segments).trainer
     model = run.state.model.to(device)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     scale = loss_scale(dtype, device)
@@ -147,7 +149,12 @@ def test_no_step_on_a_gpu_waits_for_it(tiny_run: MakeRun, precision: str) -> Non
             reader.push(data, 1e-3, result)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert not any(reading.bad for reading in reader.flush())
+    (last,) = reader.flush()
+    assert not last.bad
+    gates = optimizer.gates()
+    assert (gates is None) == (last.gates is None) == (attention == "full")
+    if gates is not None and last.gates is not None:
+        assert torch.equal(last.gates, gates.cpu())
 
 
 def fp16(tiny_run: MakeRun, **changes: Any) -> Run:

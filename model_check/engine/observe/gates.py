@@ -1,13 +1,7 @@
 """How much of each head's output comes from the memory of Infini-attention."""
 
-from collections.abc import Mapping
-
-import torch
-from torch import nn
-
 from model_check.config.derived import segment_length
 from model_check.config.schema import Settings
-from model_check.config.shape import Group, parameter
 from model_check.engine.schedule import learning_rate
 from model_check.utils.words import Say
 
@@ -17,21 +11,6 @@ parameters the rates allowed 0.03, and 95 % of the gates stayed near a half: HF 
 experiment: Infini-Attention.)"""
 _LOW, _HIGH = 0.1, 0.9
 _MOST_LOOKED_AT = 10_000
-
-
-class Gates:
-    """Those of a model, by layer; without Infini-attention there are none."""
-
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._gates = [p for name, p in parameters.items() if parameter(name).group is Group.GATE]
-
-    @torch.no_grad()
-    def shares(self) -> list[list[float]]:
-        """[layers][query heads]: sigmoid of each, as it is now. Waits for the device."""
-        if not self._gates:
-            return []
-        shares: list[list[float]] = torch.sigmoid(torch.stack([*self._gates])).tolist()
-        return shares
 
 
 def scalars_of(shares: list[list[float]]) -> dict[str, float]:

@@ -3,11 +3,10 @@
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from model_check.config.profile import parse_steps
 from model_check.config.schema import LoggingSettings, Settings
@@ -15,7 +14,6 @@ from model_check.config.shape import Geometry
 from model_check.engine.device import device_name
 from model_check.engine.fingerprint_log import FingerprintLog
 from model_check.engine.observe.detail_log import DetailLog
-from model_check.engine.observe.gates import Gates
 from model_check.engine.observe.mfu import Utilisation, flops_per_token, peak_flops
 from model_check.engine.observe.profiler import Profiler
 from model_check.engine.observe.scalars import ScalarLog, WriteScalars
@@ -31,15 +29,15 @@ def run_observers(
     dtype: torch.dtype,
     context: RunContext,
     fingerprints: FingerprintLog,
-    parameters: Mapping[str, nn.Parameter],
+    parameters: Sequence[str],
 ) -> list[RunObserver]:
     """The run's own log, the logs that settings ask for, and the observers of `context`.
-    `parameters`: the model's, in its order. Raises ConfigError and StorageError for a
+    `parameters`: their names, in the order of the model. Raises ConfigError and StorageError for a
     log that cannot begin."""
     channels, training = context.channels, settings.training
     observers: list[RunObserver] = [StepLog(settings, context.meter, channels, fingerprints)]
     if settings.logging.details:
-        observers.append(DetailLog(settings, list(parameters), channels.say))
+        observers.append(DetailLog(settings, parameters, channels.say))
     writers: list[WriteScalars] = []
     logging, writes = settings.logging, context.world.is_first
     if writes and (logging.tensorboard or logging.tensorboard_dir is not None):
@@ -58,10 +56,7 @@ def run_observers(
         num_devices=context.world.size,
     )
     interval = settings.logging.log_interval
-    scalars = ScalarLog(
-        training.max_steps, interval, utilisation, channels, writers, Gates(parameters)
-    )
-    observers.append(scalars)
+    observers.append(ScalarLog(training.max_steps, interval, utilisation, channels, writers))
     if settings.debug.profile_steps is not None:
         steps = parse_steps(settings.debug.profile_steps, training.max_steps)
         observers.append(Profiler(steps, context))

@@ -6,7 +6,6 @@ from math import exp
 
 from model_check.engine.metrics import current_memory_bytes, peak_memory_bytes
 from model_check.engine.observe import gates
-from model_check.engine.observe.gates import Gates
 from model_check.engine.observe.mfu import Utilisation
 from model_check.engine.observer import RunObserver
 from model_check.engine.reading import StepMetrics
@@ -35,10 +34,9 @@ class ScalarLog(RunObserver):
         utilisation: Utilisation,
         channels: Channels,
         writers: Sequence[WriteScalars] = (),
-        gates: Gates | None = None,
     ) -> None:
         self._max_steps, self._log_interval = max_steps, log_interval
-        self._utilisation, self._channels, self._gates = utilisation, channels, gates
+        self._utilisation, self._channels = utilisation, channels
         self._writers, self._has_written = list(writers), False
         self._run, self._lately = _Span(), _Span()
         self._num_read = 0
@@ -72,7 +70,7 @@ class ScalarLog(RunObserver):
             memory_bytes=current_memory_bytes(),
             peak_memory_bytes=peak_memory_bytes(),
             loss_scale=step.loss_scale,
-            gates=(self._gates.shares() if self._gates else []) or None,
+            gates=None if step.gates is None else step.gates.sigmoid().tolist(),
         )
         self._channels.sink.emit(metrics)
         if self._writers:
