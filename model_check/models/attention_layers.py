@@ -46,7 +46,7 @@ class Positions(NamedTuple):
     visible: Tensor | None
     """bool [B * S, 1, N, N]: which position sees which; None: every earlier one."""
     spans: Spans | None
-    """Of segments; None: there is one a row."""
+    """Of segments; None: the attention does not remember."""
 
 
 class Tables(NamedTuple):

@@ -22,7 +22,7 @@ from model_check.models.attention_layers import (
     by_row,
     folded_documents,
 )
-from model_check.models.compressive_memory import Spans, spans
+from model_check.models.compressive_memory import spans
 from model_check.models.loss import compute_dtype, linear_cross_entropy
 from model_check.models.rope import positions_within
 
@@ -111,8 +111,9 @@ class BasicLlama(nn.Module):
         norm's; where gradients are wanted."""
         self.tok_embed = Embedding(geometry.vocab_size, geometry.hidden_size)
         layers = range(geometry.num_layers)
-        blocks = (Block(geometry, make_attention(), norm_eps) for _ in layers)
+        blocks = [Block(geometry, make_attention(), norm_eps) for _ in layers]
         self.layers = nn.ModuleList(blocks)
+        self.remembers = any(block.attention.remembers for block in blocks)
         self.norm = nn.RMSNorm(geometry.hidden_size, eps=norm_eps)
         if not geometry.tie_word_embeddings:
             self.output = Linear(geometry.hidden_size, geometry.vocab_size, bias=False)
@@ -201,17 +202,19 @@ class BasicLlama(nn.Module):
         batch, time = tokens_BT.shape
         length = min(self.segment_length or time, time)
         if documents_BT is None:
-            one_row = folded_documents(torch.zeros_like(tokens_BT[:1]), length)
             tables = self.rope_cos[:length], self.rope_sin[:length]
-            return Positions(*tables, None, self._spans(one_row[None]))
+            of_batch = spans(_one_document(tokens_BT, length)) if self.remembers else None
+            return Positions(*tables, None, of_batch)
         documents = folded_documents(documents_BT, length)
         numbers = positions_within(documents)[:, None]
         tables = self.rope_cos[numbers], self.rope_sin[numbers]
-        of_rows = self._spans(by_row(documents, batch))
+        of_rows = spans(by_row(documents, batch)) if self.remembers else None
         return Positions(*tables, visible_within(documents), of_rows)
 
-    def _spans(self, documents_BSN: Tensor) -> Spans | None:
-        return None if self.segment_length is None else spans(documents_BSN)
+
+def _one_document(tokens_BT: Tensor, length: int) -> Tensor:
+    """[1, S, N]: one row, which serves a batch without documents."""
+    return folded_documents(torch.zeros_like(tokens_BT[:1]), length)[None]
 
 
 def _show(x_BTE: Tensor, watchers: Iterable[Callable[[Tensor], object]]) -> None:

@@ -162,6 +162,18 @@ def test_one_segment_is_full_attention(tiny: Tiny, attention: str, length: int) 
     assert torch.equal(full.logits(tokens(), documents), other.logits(tokens(), documents))
 
 
+@pytest.mark.parametrize("documents", [None, torch.tensor([[0] * 20 + [1] * 44, [0] * 64])])
+@pytest.mark.parametrize("attention", ["full", "local", "infini"])
+def test_spans_are_computed_for_a_memory_alone(
+    tiny: Tiny, attention: str, documents: Tensor | None
+) -> None:
+    model, given = model_of(tiny, attention), []
+    for block in model.layers:
+        block.register_forward_pre_hook(lambda _, inputs: given.append(inputs[1].spans is not None))
+    model.logits(tokens(), documents)
+    assert given == [attention == "infini"] * 2
+
+
 @pytest.mark.parametrize("update", UPDATES)
 def test_a_gate_that_is_shut_is_local_attention(tiny: Tiny, update: str) -> None:
     local, shut = model_of(tiny, "local"), model_of(tiny, "infini", update=update)
