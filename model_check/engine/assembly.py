@@ -60,42 +60,19 @@ def build_trainer(
 
     `lag`: see Reader; None: 1 on a GPU, 0 on a CPU. With a loss scale it is 0.
     """
-    training, device = settings.training, context.device
+    training, log = settings.training, FingerprintLog()
     shape = geometry(settings.model, tokenizer_vocab_size)
     _check_vocabulary(shape, tokenizer_vocab_size)
-    dtype = compute_dtype(training, device)
+    dtype = compute_dtype(training, context.device)
     kernel, how = _choose_fingerprints(settings, context)
     attend = _choose_attention(settings, shape, dtype, how, context)
-    with explained(settings, context):
-        model = build_model(settings, shape, attend, device)
-        take_initial_weights(model, settings, context)
-        scale, gate_lr = loss_scale(dtype, device), settings.model.infini.gate_lr
-        optimizer = AdamW(model.named_parameters(), training, scale, gate_lr)
-    watch, world = Watch(model), context.world
-    budget_bytes = _fingerprint_budget(settings, shape, how, kernel, context)
-    fingerprints = Fingerprints(
-        model,
-        optimizer,
-        kernel,
-        last_step=training.max_steps - 1,  # also of a replay: it takes what its run took
-        budget_bytes=budget_bytes,
-        site_bytes=4 * _tokens_per_step(settings, world.size) * shape.hidden_size,
-        sees_sites=world.is_alone,
-    )
-    log = FingerprintLog()
-    model.watchers = (watch.see, fingerprints.see)
-    plan = StepPlan(device, dtype, training.max_grad_norm, watch, fingerprints, world)
-    if optimizer.loss_scale is not None:
-        lag = 0  # a step that overflows is repeated before the next begins
-    reader = Reader((1 if device.type == "cuda" else 0) if lag is None else lag)
-    parameters = [name for name, _ in model.named_parameters()]
-    observers = run_observers(settings, shape, dtype, context, log, parameters)
+    state = _make_state(settings, shape, dtype, attend, log, context)
     tell_limits(settings, context.channels.say)
-    state = TrainingState(settings, shape, context, model, optimizer, observers)
-    injector = Injector(context.drill, context.identity.worker, model, optimizer, world)
-    evaluator = Evaluator(state, plan)
-    saver = Saver(training, context)
-    keeper = Keeper(state)
+    plan = _make_plan(state, dtype, kernel, how)
+    reader = _make_reader(state, lag)
+    worker, model = context.identity.worker, state.model
+    injector = Injector(context.drill, worker, model, state.optimizer, context.world)
+    evaluator, saver, keeper = Evaluator(state, plan), Saver(training, context), Keeper(state)
     alarm = Alarm(state, plan, injector, keeper, recomputes=reader.lag > 0)
     if training.resume is not None:
         resume(state, training.resume, saver)
@@ -104,13 +81,7 @@ def build_trainer(
     if training.compile:  # last: it takes long, and every other mistake is known before
         with explained(settings, context):
             compile_blocks(state, plan)
-    world.join(model, device)
-    overflow = Overflow(state, plan, reader, alarm)
-    in_step = InStep(context.channels.sink, context.stop, on_notice=training.save_on_signal)
-    in_step.answer = log.vectors
-    in_step.keep = lambda dump, num_done: context.channels.say_own(
-        keeper.dossier("difference", num_done, step=dump.of_step, guilty=dump.tensors)
-    )
+    context.world.join(model, context.device)
     return Trainer(
         state,
         source,
@@ -121,10 +92,69 @@ def build_trainer(
         evaluator,
         saver,
         alarm,
-        overflow,
-        in_step,
+        Overflow(state, plan, reader, alarm),
+        _make_in_step(state, log, keeper),
         keeper,
     )
+
+
+def _make_state(
+    settings: Settings,
+    shape: Geometry,
+    dtype: torch.dtype,
+    attend: AttentionFn,
+    log: FingerprintLog,
+    context: RunContext,
+) -> TrainingState:
+    """The model with its first weights, its optimizer, and who is told of its steps."""
+    with explained(settings, context):
+        model = build_model(settings, shape, attend, context.device)
+        take_initial_weights(model, settings, context)
+        scale, gate_lr = loss_scale(dtype, context.device), settings.model.infini.gate_lr
+        optimizer = AdamW(model.named_parameters(), settings.training, scale, gate_lr)
+    names = [name for name, _ in model.named_parameters()]
+    observers = run_observers(settings, shape, dtype, context, log, names)
+    return TrainingState(settings, shape, context, model, optimizer, observers)
+
+
+def _make_plan(state: TrainingState, dtype: torch.dtype, kernel: Kernel, how: str) -> StepPlan:
+    """The model's watchers are set."""
+    watch, fingerprints = Watch(state.model), _make_fingerprints(state, kernel, how)
+    state.model.watchers = (watch.see, fingerprints.see)
+    device, world = state.context.device, state.context.world
+    max_grad_norm = state.settings.training.max_grad_norm
+    return StepPlan(device, dtype, max_grad_norm, watch, fingerprints, world)
+
+
+def _make_fingerprints(state: TrainingState, kernel: Kernel, how: str) -> Fingerprints:
+    settings, shape, world = state.settings, state.shape, state.context.world
+    return Fingerprints(
+        state.model,
+        state.optimizer,
+        kernel,
+        last_step=settings.training.max_steps - 1,  # also of a replay: it takes what its run took
+        budget_bytes=_fingerprint_budget(settings, shape, how, kernel, state.context),
+        site_bytes=4 * _tokens_per_step(settings, world.size) * shape.hidden_size,
+        sees_sites=world.is_alone,
+    )
+
+
+def _make_reader(state: TrainingState, lag: int | None) -> Reader:
+    if state.optimizer.loss_scale is not None:
+        return Reader(lag=0)  # a step that overflows is repeated before the next begins
+    is_on_gpu = state.context.device.type == "cuda"
+    return Reader(int(is_on_gpu) if lag is None else lag)
+
+
+def _make_in_step(state: TrainingState, log: FingerprintLog, keeper: Keeper) -> InStep:
+    """It answers from `log`; `keeper` saves what it is to keep."""
+    channels, stop = state.context.channels, state.context.stop
+    in_step = InStep(channels.sink, stop, on_notice=state.settings.training.save_on_signal)
+    in_step.answer = log.vectors
+    in_step.keep = lambda dump, num_done: channels.say_own(
+        keeper.dossier("difference", num_done, step=dump.of_step, guilty=dump.tensors)
+    )
+    return in_step
 
 
 def _choose_fingerprints(settings: Settings, context: RunContext) -> tuple[Kernel, str]:
