@@ -258,13 +258,12 @@ def test_two_jobs_at_once_do_not_meet(launcher: Launcher) -> None:
     assert losses(launcher.cwd / "one") == losses(launcher.cwd / "two")
 
 
-def test_torchrun_starts_the_same_job(launcher: Launcher) -> None:
-    ours = launcher(*JOB)
+def by_torchrun(launcher: Launcher, options: tuple[str, ...], *settings: str) -> str:
+    """What two ranks print that torchrun starts."""
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"),
-            *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
-            *(str(ROOT / "pretrain_main.py"), "--config", str(launcher.config)),
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *options),
+            *(str(ROOT / "pretrain_main.py"), "--config", str(launcher.config), *settings),
         ],
         cwd=launcher.cwd,
         env=launcher.env | {"OMP_NUM_THREADS": "1"},
@@ -273,32 +272,28 @@ def test_torchrun_starts_the_same_job(launcher: Launcher) -> None:
         timeout=110,
     )
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if " Step [" in line]
-    assert [line.partition(" | ETA")[0] for line in lines] == [
-        line.partition(" | ETA")[0] for line in ours.lines("[CPU0] Step [")
-    ]
+    return done.stdout
+
+
+def without_eta(lines: list[str]) -> list[str]:
+    return [line.partition(" | ETA")[0] for line in lines]
+
+
+def test_torchrun_starts_the_same_job(launcher: Launcher) -> None:
+    ours = launcher(*JOB)
+    output = by_torchrun(launcher, ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"))
+    steps = [line for line in output.splitlines() if " Step [" in line]
+    assert without_eta(steps) == without_eta(ours.lines("[CPU0] Step ["))
 
 
 def test_a_job_that_torchrun_restarts_goes_on_to_the_same_bits(launcher: Launcher) -> None:
     ours = launcher(*JOB, "training.max_steps=8")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"),
-            *("--standalone", "--max-restarts=1"),
-            *(str(ROOT / "pretrain_main.py"), "--config", str(launcher.config)),
-            *("training.max_steps=8", "training.save_interval=2", "training.resume=auto"),
-            "debug.drill=kill@5:CPU1",
-        ],
-        cwd=launcher.cwd,
-        env=launcher.env | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stderr
-    before, resumed, after = done.stdout.partition("Resumed from .checkpoints/step_4.pt")
+    saves = ("training.max_steps=8", "training.save_interval=2", "training.resume=auto")
+    restarts = ("--standalone", "--max-restarts=1")
+    output = by_torchrun(launcher, restarts, *saves, "debug.drill=kill@5:CPU1")
+    before, resumed, after = output.partition("Resumed from .checkpoints/step_4.pt")
     assert resumed
-    steps = [line.partition(" | ETA")[0] for line in ours.lines("[CPU0] Step [")]
+    steps = without_eta(ours.lines("[CPU0] Step ["))
     assert all(step in before for step in steps[:4])
     assert all(step in after for step in steps[4:])
 
