@@ -157,7 +157,8 @@ def spread_text(spread: Spread | None, form: str) -> str:
     if spread is None:
         return number(None)
     mean = form.format(spread.mean)
-    return mean if spread.std is None else f"{mean} ± {form.format(spread.std)}"
+    is_one = spread.std is None or spread.least == spread.most
+    return mean if is_one else f"{mean} ± {form.format(spread.std)}"
 
 
 def _told(arm: Arm, first: Arm) -> Iterator[str]:

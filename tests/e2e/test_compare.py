@@ -242,3 +242,22 @@ def test_one_size_of_preset_serves_all_arms(box: Any) -> None:  # noqa: F811
     presets = {each["preset"] for turn in told["turns"] for each in turn}
     assert presets == {"production-medium"}
     assert any("the speed of arms does not compare" in note for note in told["notes"])
+
+
+def test_a_comparison_is_watched_listed_and_refused_as_long_as_it_runs(
+    launcher: Launcher,
+) -> None:
+    process = launcher.start("--arm", "a", "--arm", "b", "--max-steps=2000")
+    seen = read_until(process, "[b] Step [1/2000]")
+    watched = launcher.verb("watch", "run")
+    assert all(f"run/{arm} " in watched.stdout for arm in "ab"), watched.stdout
+    again = launcher.verb("report", "run")
+    assert (again.returncode, "is still going" in again.stdout) == (2, True)
+    process.send_signal(signal.SIGTERM)
+    launcher.finish(process, seen)
+    over = launcher.verb("watch", "run")
+    assert over.returncode == 0
+    one = launcher.verb("replay", "run")
+    assert (one.returncode, "a comparison: give one training of it" in one.stdout) == (2, True)
+    golden = launcher.verb("report", "run", "--write-golden", "g.json")
+    assert (golden.returncode, "takes one training of it" in golden.stdout) == (2, True)

@@ -38,7 +38,7 @@ LOOKS = (
 )
 # The least contrast of a text with what is painted behind it, by WCAG 2.2 (1.4.3), and where.
 CONTRAST = """() => {
-  const channels = css => css.match(/[0-9.]+/g).map(Number);
+  const channels = css => css.match(/[0-9.]+/g).map(n => n * (css.startsWith('color(') ? 255 : 1));
   const linear = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
   const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
   const behind = e => {
@@ -130,6 +130,19 @@ def test_rounds(browser: Any, launcher: Launcher) -> None:
         tab.goto((run.directory / "report.html").as_uri())
         tab.click("a:text('round_002')")
         assert tab.url == (run.directory / "round_002" / "report.html").as_uri()
+
+
+def test_arms_side_by_side(browser: Any, launcher: Launcher) -> None:
+    options = ("--seeds=2", "data.validation=held_out=0.1", "training.eval_interval=2")
+    run = launcher("--run-both-models", *options, "--max-steps=12", "model.infini.gate_init=3")
+    assert run.exit_code == 0, run.output
+    text = check(browser, run.directory / "report.html")
+    for told in ("infini beside full", "loss on held_out", "mean of 2 seeds", "100% above 0.9"):
+        assert told in text
+    with browser.new_page() as tab:
+        tab.goto((run.directory / "report.html").as_uri())
+        tab.click("a:text('infini/seed_43')")
+        assert tab.url == (run.directory / "infini" / "seed_43" / "report.html").as_uri()
 
 
 def test_lines_and_paths_that_look_like_markup(browser: Any, launcher: Launcher) -> None:

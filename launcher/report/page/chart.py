@@ -10,6 +10,8 @@ from launcher.verdict.curves import Series
 
 _SIDE = 1000
 """Of the square in which each picture is drawn, whatever becomes of its shape."""
+_NUM_STYLES = 5
+"""Of lines that stand out."""
 _MAX_ODD, _ALL_USUAL = 300, 1500
 """Buckets of each line that stands out; of all others together: what a page may weigh."""
 
@@ -79,7 +81,7 @@ def lines(
     yield f'<div class="plot">{_svg(title)}'
     odd = [line.name for line in drawn if line.is_odd]
     for line in sorted(drawn, key=lambda line: line.is_odd):
-        kind = f"odd odd{odd.index(line.name) % 3}" if line.is_odd else "usual"
+        kind = f"odd odd{odd.index(line.name) % _NUM_STYLES}" if line.is_odd else "usual"
         path = _path(points[line.name], x, y)
         yield f'<path class="{kind}{"" if path.endswith("z") else " open"}" d="{path}"/>'
     yield f"{_verticals(marks, x)}</svg>{_numbers(marks, x)}</div>{_ends(x_names)}"
@@ -148,7 +150,8 @@ def _told(marks: Sequence[Mark]) -> str:
 def _legend(drawn: Sequence[Line]) -> str:
     usual = [line.name for line in drawn if not line.is_odd]
     odd = [line.name for line in drawn if line.is_odd]
-    keys = [f'<li><i class="line odd odd{at % 3}"></i>{text(n)}</li>' for at, n in enumerate(odd)]
+    styles = (f"line odd odd{at % _NUM_STYLES}" for at in range(len(odd)))
+    keys = [f'<li><i class="{s}"></i>{text(n)}</li>' for s, n in zip(styles, odd, strict=True)]
     if usual:
         keys.insert(0, f'<li><i class="line usual"></i>{text(", ".join(usual))}</li>')
     return f'<ul class="legend">{"".join(keys)}</ul>'

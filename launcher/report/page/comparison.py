@@ -8,7 +8,7 @@ from launcher.report.page.chart import Line, lines
 from launcher.report.page.markup import SIGNS, badge, document, facts, section, table, text
 from launcher.report.table import number
 from launcher.verdict.comparison import Arm, ComparisonResult, Gates, Spread, is_loss
-from launcher.verdict.curves import Series
+from launcher.verdict.curves import Extent, Series
 from model_check.config.fields import setting_text
 from model_check.utils.words import listed
 
@@ -68,8 +68,12 @@ def _side_by_side(result: ComparisonResult) -> Iterator[str]:
     names = list(dict.fromkeys(name for arm in arms for name in arm.figures))
     if not names:
         return
-    heads = ["", *(arm.name for arm in arms), *(f"{a.name} to {arms[0].name}" for a in arms[1:])]
-    yield from table(heads, (_figure_row(name, arms) for name in names))
+    heads = [
+        "",
+        *(arm.name for arm in arms),
+        *(f"{a.name} beside {arms[0].name}" for a in arms[1:]),
+    ]
+    yield from table(heads, (_figure_row(name, arms) for name in names), "figures")
     yield (
         f"<p>End loss: the mean over the last tenth of the steps. Beside {text(arms[0].name)}: by "
         "how much a loss is higher, how many times as much another figure is; seed by seed, since "
@@ -91,7 +95,7 @@ def _cell(spread: Spread | None, form: str, unit: float) -> str:
     if spread is None:
         return number(None)
     mean = form.format(spread.mean / unit)
-    if spread.std is None:
+    if spread.std is None or spread.least == spread.most:
         return mean
     return f"{mean} ± {form.format(spread.std / unit).removeprefix('+')}"
 
@@ -106,16 +110,18 @@ def _differing(result: ComparisonResult) -> Iterator[str]:
 
 
 def _curves(result: ComparisonResult, curves: Sequence[TrialCurves]) -> Iterator[str]:
-    """A line for each arm; over several seeds a band from the least to the most."""
+    """A line for each arm."""
     steps = max((round(at) for c in curves for at, _, _ in c.loss.points()), default=0)
     num = len(result.seeds)
-    about = "" if num == 1 else f"from the least to the most of {num} seeds"
+    about = "" if num == 1 else f"mean of {num} seeds"
     arms = _by_arm(curves)
-    loss = {name: _joined(each.loss for each in own) for name, own in arms.items()}
-    rate = {name: _joined(each.tokens_per_s for each in own) for name, own in arms.items()}
+    loss = {name: _mean([each.loss for each in own]) for name, own in arms.items()}
+    rate = {name: _mean([each.tokens_per_s for each in own]) for name, own in arms.items()}
+    yield '<div class="arms">'
     for title, form, series in (("Loss", "{:.3f}", loss), ("Tokens a second", "{:,.0f}", rate)):
         drawn = [Line(name, each, is_odd=at > 0) for at, (name, each) in enumerate(series.items())]
         yield from lines(title, about, drawn, ("step 0", f"step {steps:,}"), form)
+    yield "</div>"
 
 
 def _by_arm(curves: Sequence[TrialCurves]) -> dict[str, list[TrialCurves]]:
@@ -125,13 +131,17 @@ def _by_arm(curves: Sequence[TrialCurves]) -> dict[str, list[TrialCurves]]:
     return by_arm
 
 
-def _joined(series: Iterator[Series]) -> Series:
-    """One band around all."""
-    whole = Series()
-    for each in series:
-        for at, low, high in each.points():
-            whole.add(round(at), low)
-            whole.add(round(at), high)
+def _mean(every: Sequence[Series]) -> Series:
+    """Over trainings that told as many steps; over those that came so far."""
+    width = max(series.width for series in every)
+    extents: dict[int, list[Extent]] = {}
+    for series in every:
+        for at, low, high in series.points():
+            extents.setdefault(int(at) // width, []).append((low, high))
+    whole = Series(width)
+    for bucket, told in extents.items():
+        for values in zip(*told, strict=True):
+            whole.add(bucket * width, sum(values) / len(values))
     return whole
 
 
@@ -151,21 +161,36 @@ def _gates(arms: Sequence[Arm]) -> Iterator[str]:
 
 
 def _histogram(gates: Gates) -> Iterator[str]:
-    heads = ("below 0.1", "above 0.9", *(f"{at / 10:.1f}" for at in range(10)))
-    row = (f"{gates.below:.0%}", f"{gates.above:.0%}", *map(str, gates.histogram))
-    yield from table(["gates", *heads], [(str(sum(gates.histogram)), *row)])
+    """Bars by tenths of the share."""
+    num, most = sum(gates.histogram), max(gates.histogram)
+    yield (
+        f"<p>{num} heads: {gates.below:.0%} below 0.1, the segment alone; {gates.above:.0%} above "
+        "0.9, the memory alone.</p>"
+    )
+    bars = (
+        f'<div>{count or ""}<i style="height:{75 * count // most}%"></i>{at / 10:.1f}</div>'
+        for at, count in enumerate(gates.histogram)
+    )
+    yield f'<div class="bins">{"".join(bars)}</div>'
 
 
 def _by_head(gates: Gates) -> Iterator[str]:
+    """Each share in a cell that is as blue."""
     widest = max(map(len, gates.shares))
     columns, rows = [f"head {at}" for at in range(widest)], gates.shares
     if widest > _MAX_HEADS:
         columns = ["mean", "least", "most"]
         rows = [[sum(layer) / len(layer), min(layer), max(layer)] for layer in rows]
-    yield from table(
-        ["layer", *columns],
-        ([str(at), *(f"{share:.2f}" for share in row)] for at, row in enumerate(rows)),
-    )
+    heads = "".join(f"<th>{column}</th>" for column in ("layer", *columns))
+    yield f'<div class="scroll" tabindex="0"><table class="heat"><tr>{heads}</tr>'
+    for at, row in enumerate(rows):
+        yield f"<tr><td>{at}</td>{''.join(map(_heat, row))}</tr>"
+    yield "</table></div>"
+
+
+def _heat(share: float) -> str:
+    blue = f"background:color-mix(in srgb, var(--blue) {0.5 * share:.0%}, var(--paper))"
+    return f'<td style="{blue}">{share:.2f}</td>'
 
 
 def _trainings(result: ComparisonResult) -> Iterator[str]:

@@ -49,11 +49,12 @@ def facts(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
         yield f"<dl>{''.join(items)}</dl>"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> Iterator[str]:
     """Cells are text; one that names a verdict has its sign and colour. It scrolls by itself where
-    the page is too narrow."""
+    the page is too narrow. `kind`: `figures`, where all columns but the first hold numbers."""
     heads = "".join(f'<th scope="col">{text(column)}</th>' for column in columns)
-    yield f'<div class="scroll" tabindex="0"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>'
+    opened = f'<table class="{kind}">' if kind else "<table>"
+    yield f'<div class="scroll" tabindex="0">{opened}\n<thead><tr>{heads}</tr></thead>\n<tbody>'
     for cells in rows:
         yield "<tr>" + "".join(map(_cell, cells)) + "</tr>"
     yield "</tbody>\n</table></div>"
