@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from model_check.config.fields import flatten
 from model_check.config.inert import COMPARE
+from model_check.config.layers import Layer, command_line
 from model_check.config.load import Request
-from model_check.errors import UsageError
+from model_check.errors import ConfigError, UsageError
 
 SEAT = "MODEL_CHECK_SEAT"
 """Tells a launcher that it runs one training of a comparison: a `Seat`, as JSON."""
@@ -29,8 +30,9 @@ class Arm(Struct, frozen=True):
     overrides: tuple[str, ...]
     """`section.key=value`, in order."""
 
-    def of(self, request: Request) -> Request:
-        """What is asked for of this arm. Raises ConfigError."""
+    @property
+    def layer(self) -> Layer:
+        """Its settings. Raises ConfigError, and UsageError for one that is not an arm's."""
         label = f"{_OPTION} {self.name}"
         pairs = (override.partition("=") for override in self.overrides)
         values = {key.strip(): value.strip() for key, _, value in pairs}
@@ -38,7 +40,11 @@ class Arm(Struct, frozen=True):
         for name in layer:
             if name.startswith(_OF_ALL):
                 raise UsageError(f"{label}: {name} is one for all arms: give it before them")
-        return replace(request, arm=(*request.arm, (label, layer)))
+        return label, layer
+
+    def of(self, request: Request) -> Request:
+        """What is asked for of this arm. Raises as `layer`."""
+        return replace(request, arm=(*request.arm, self.layer))
 
 
 BOTH_ARMS = (Arm("full", ("model.attention=full",)), Arm("infini", ("model.attention=infini",)))
@@ -98,6 +104,14 @@ def split_arms(argv: Sequence[str]) -> tuple[list[str], tuple[Arm, ...]]:
     for arm in arms:
         _check_overrides(arm)
     return rest, tuple(arms)
+
+
+def refuse_overruled(request: Request, arms: Sequence[Arm]) -> None:
+    """Raises ConfigError for a setting of the command line that every arm gives otherwise."""
+    in_all = set.intersection(*({*arm.layer[1]} for arm in arms))
+    for label, layer in command_line(request.overrides, request.flags):
+        if overruled := in_all & {*layer}:
+            raise ConfigError(f"{label}: each arm gives its own {min(overruled)}: leave it out")
 
 
 def _taken(words: list[str]) -> list[str]:

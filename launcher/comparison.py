@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.arguments import RunArguments
-from launcher.arms import BOTH, Arm, Seat
+from launcher.arms import BOTH, Arm, Seat, refuse_overruled
 from launcher.contain.processes import began_at
 from launcher.devices import Hold, Machine, Picked, pick
 from launcher.gpus.probe import GpuProbe
@@ -102,6 +102,7 @@ def make_comparison(
 ) -> Comparison:
     """Raises ModelCheckError before anything is touched."""
     _check_arms(arguments)
+    refuse_overruled(arguments.request, arguments.arms)
     machine = Machine(probe, environ)
     loaded = {arm.name: load(arm.of(arguments.request), machine.has_gpu) for arm in arguments.arms}
     common = next(iter(loaded.values()))

@@ -30,6 +30,7 @@ from model_check.events import Metrics, Scalar, Step, decode
 _END_SHARE = 10
 """Of its steps, one in so many are the end, whose mean loss stands for the training."""
 _ASKED = ("command", "started_at", "host", "cwd", "preset", "device", "steps", "differing")
+_SMALL = 5e-4
 _COLUMNS = ("arm", "end loss", "tokens/s", "", "GiB", "time")
 
 
@@ -177,10 +178,16 @@ def beside_text(end: Spread, first: str) -> str:
     if end.mean == end.least == end.most == 0:
         return f"end loss equal to {first}'s"
     which = "lower" if end.mean < 0 else "higher"
-    text = f"end loss {abs(end.mean):.4f} {which} than {first}'s"
+    text = f"end loss {_difference(abs(end.mean))} {which} than {first}'s"
     if end.count == 1:
         return text
-    return f"{text} (by seed {end.least:+.4f} to {end.most:+.4f})"
+    return f"{text} (by seed {_difference(end.least, '+')} to {_difference(end.most, '+')})"
+
+
+def _difference(loss: float, sign: str = "") -> str:
+    """`+0.0123`; a small one keeps its figures: `+1.2e-05`."""
+    is_small = 0 < abs(loss) < _SMALL
+    return f"{loss:{sign}.1e}" if is_small else f"{loss:{sign}.4f}"
 
 
 def gates_text(gates: Gates) -> str:

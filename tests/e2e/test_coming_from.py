@@ -1,4 +1,5 @@
-"""docs/coming-from.md, held to its word: each command is typed, each name held beside ours."""
+"""docs/coming-from.md and docs/compare.md, held to their word: each command is typed, each name
+held beside ours."""
 
 import json
 import os
@@ -18,6 +19,7 @@ from tests.e2e.conftest import ROOT
 from tests.nvml_fake.build import build, environment, fake_gpu, scenario
 
 PAGE = (ROOT / "docs" / "coming-from.md").read_text()
+GUIDE = (ROOT / "docs" / "compare.md").read_text()
 PROGRAMS = ("run.sh", "train_gpu.sh", "train_auto_gpu.sh", "pretrain_main.py", "prepare_dataset.py")
 STARTS = ("bash run.sh", "./train_", "python3 ", "CUDA_VISIBLE_DEVICES=")
 VERBS = ("doctor", "prepare")
@@ -36,8 +38,9 @@ READY = (
     "path/to/preprocessed/data",
     "path/to/existing/preprocessed/data",
     "path/to/data",
+    "preprocessed_data",
 )
-"""Prepared directories that the page names."""
+"""Prepared directories that the pages name."""
 Place = tuple[Path, dict[str, str]]
 DEADLINE_S = 110  # only a hang takes as long
 SMALL = (
@@ -66,7 +69,7 @@ def rows(head: str) -> list[tuple[str, str]]:
 def commands() -> list[str]:
     typed = [
         line
-        for block in re.findall(r"```bash\n(.*?)```", PAGE, re.S)
+        for block in re.findall(r"```bash\n(.*?)```", PAGE + GUIDE, re.S)
         for line in block.splitlines()
     ]
     typed += [span for _, right in rows("command") for span in spans(right)]
@@ -256,5 +259,7 @@ def test_what_is_not_here_is_refused_by_name(word: str) -> None:
     assert "did you mean" not in str(caught.value)
 
 
-def test_the_readme_names_the_page() -> None:
-    assert "(docs/coming-from.md)" in (ROOT / "README.md").read_text()
+def test_the_readme_names_the_pages() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert "(docs/coming-from.md)" in readme
+    assert "(docs/compare.md)" in readme

@@ -173,6 +173,7 @@ def test_it_goes_on_from_its_checkpoints_wherever_an_arm_runs(launcher: Launcher
         (("--mode=compare",), "--mode compare: give two arms"),
         (("--arm", "a"), "--mode compare: give two arms"),
         (("--run-both-models", "model.infini.segment_length=32"), "32 tokens are one segment"),
+        (("--run-both-models", "--disable-infini-attn"), "each arm gives its own model.attention"),
         (("--run-both-models", "--repeat=2"), "--seeds N trains each arm N times"),
         (("--run-both-models", "training.min_lr=1e-5"), "changes nothing in any arm"),
         (
