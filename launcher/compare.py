@@ -177,6 +177,7 @@ def _own_settings(comparison: Comparison, arm: str) -> str:
 def _record(comparison: Comparison, argv: Sequence[str]) -> ComparisonRecord:
     """What is known before the start."""
     common = comparison.common
+    steps = {loaded.settings.training.max_steps for loaded in comparison.loaded.values()}
     return ComparisonRecord(
         command=masked_argv(argv),
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -185,7 +186,7 @@ def _record(comparison: Comparison, argv: Sequence[str]) -> ComparisonRecord:
         cwd=str(Path.cwd()),
         preset=common.preset,
         device=common.device,
-        steps=common.settings.training.max_steps,
+        steps=steps.pop() if len(steps) == 1 else None,
         differing=msgspec.to_builtins(comparison.differing),
         trials=[
             TrialRecord(

@@ -41,7 +41,8 @@ class ComparisonRecord(Struct, frozen=True, kw_only=True):
     cwd: str
     preset: str
     device: str
-    steps: int
+    steps: int | None
+    """Of each training; null: arms differ in that."""
     differing: dict[str, dict[str, Any]]
     """Setting -> arm -> its value, of the settings that are not the same in all arms."""
     trials: list[TrialRecord]
@@ -294,7 +295,8 @@ def _summary(record: ComparisonRecord, arms: Sequence[Arm], failed: Sequence[Arm
         return f"{why} before {listed([arm.name for arm in missing])} had trained"
     num_seeds = max(len(arm.trials) for arm in arms)
     seeds = f", {num_seeds} seeds each" if num_seeds > 1 else ""
-    return f"{len(arms)} arms trained {record.steps:,} steps{seeds}: {_losses(arms)}"
+    steps = "" if record.steps is None else f" {record.steps:,} steps"
+    return f"{len(arms)} arms trained{steps}{seeds}: {_losses(arms)}"
 
 
 def _why(arm: Arm) -> str:
