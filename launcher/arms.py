@@ -15,12 +15,16 @@ from model_check.config.inert import COMPARE
 from model_check.config.layers import Layer, command_line
 from model_check.config.load import Request
 from model_check.errors import ConfigError, UsageError
+from model_check.utils.secrets import masked
 
 SEAT = "MODEL_CHECK_SEAT"
 """Tells a launcher that it runs one training of a comparison: a `Seat`, as JSON."""
 BOTH = "--run-both-models"
 _OPTION = "--arm"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,39}")
+_FILES = (".log", ".json", ".html")
+"""Endings of files that lie beside the arms."""
+_WORKER = re.compile(r"(cpu|gpu)[0-9.]+", re.IGNORECASE)
 _OF_ALL = ("launch.", "system.device", "system.seed", "system.checkpoint_dir", "logging.log_dir")
 """Beginnings of settings that are one for all arms."""
 
@@ -63,6 +67,8 @@ class Seat(Struct, frozen=True):
     """Of all arms, whichever GPU one has."""
     settings: dict[str, Any]
     """Dotted name -> value; they win over all others."""
+    workers: tuple[str, ...] = ()
+    """All that the comparison has."""
     first_slot: int = 0
     """Number of its first CPU worker."""
     num_beside: int = 1
@@ -73,7 +79,12 @@ class Seat(Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> "Seat":
-        return msgspec.json.decode(text, type=cls)
+        """Raises UsageError."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError as error:
+            why = "a comparison sets it for its own launchers: unset it"
+            raise UsageError(f"{SEAT}: {why} ({error})") from error
 
     def over(self, request: Request) -> Request:
         """`request` with what is decided. Raises ConfigError."""
@@ -108,6 +119,9 @@ def split_arms(argv: Sequence[str]) -> tuple[list[str], tuple[Arm, ...]]:
 
 def refuse_overruled(request: Request, arms: Sequence[Arm]) -> None:
     """Raises ConfigError for a setting of the command line that every arm gives otherwise."""
+    for label, layer in command_line(request.overrides, request.flags):
+        if layer.get("launch.mode", "compare") != "compare":
+            raise ConfigError(f"{label}: has no arms; launch.mode=compare has")
     in_all = set.intersection(*({*arm.layer[1]} for arm in arms))
     for label, layer in command_line(request.overrides, request.flags):
         if overruled := in_all & {*layer}:
@@ -130,6 +144,10 @@ def _check_names(names: Sequence[str]) -> None:
                 f"{_OPTION} {name}: give it a name first, of letters, digits and ._+- (at most "
                 "40), then key=value ..."
             )
+        if masked(name) != name:
+            raise UsageError(f"{_OPTION} {masked(name)}: this name looks like a secret")
+        if _WORKER.fullmatch(name) or name.lower().endswith(_FILES):
+            raise UsageError(f"{_OPTION} {name}: a worker or a file has such a name: another one")
         if name.lower() in seen:
             both = f"{seen[name.lower()]} and {name}"
             raise UsageError(f"{_OPTION}: {both}: each arm needs a name of its own")

@@ -37,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     flushed, unless its reader is gone or its disk is full."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     meant = os.environ.pop(MEANT, None)
-    seated = os.environ.pop(SEAT, None)
-    seat = None if seated is None else Seat.of(seated)
-    tag = seat.tag if seat else ""
+    seated, tag = os.environ.pop(SEAT, None), ""
     try:
+        seat = None if seated is None else Seat.of(seated)
+        tag = seat.tag if seat else ""
         return _dispatch(arguments, os.environ, seat)
     except ModelCheckError as error:
         nobody_typed = meant and "--gpu" in str(error)

@@ -13,8 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from launcher.arms import SEAT, split_arms
-from launcher.comparison import Comparison, Trial, seat_of
-from launcher.output.printer import Printer
+from launcher.comparison import Comparison, Trial, seat_of, tag_of
+from launcher.output.printer import LAUNCHER_PREFIX, Printer
 from launcher.plan import WorkerSpec
 from launcher.report.comparison import comparison_lines, what_is_left, write_record
 from launcher.run import make_directory, printing
@@ -24,7 +24,7 @@ from launcher.supervise.supervisor import Supervisor
 from launcher.verdict.comparison import ComparisonRecord, TrialRecord
 from launcher.verdict.record import WorkerEnd
 from model_check.config.fields import setting_text
-from model_check.errors import EXIT_SIGNAL_BASE, StorageError, exit_code_of
+from model_check.errors import StorageError, describe_exit, exit_code_of
 from model_check.utils.project_files import PACKAGES
 from model_check.utils.requests import request_of
 from model_check.utils.secrets import masked_argv
@@ -60,22 +60,25 @@ class _Run:
                 self._record = replace(self._record, is_deadline=True)
                 break
             self._tell_turn(number, turn)
-            after = self._supervise(turn, after)
+            after = self._supervise(turn, number, after)
             self._remember(turn, after)
-            if after.end.exit_code:  # a signal: how trainings end is theirs
-                self._record = replace(self._record, signal=after.end.exit_code - EXIT_SIGNAL_BASE)
+            if after.end.requests:  # also one that has every training save, and end early
+                self._record = replace(self._record, signal=after.end.requests[-1])
                 break
         return self._conclude()
 
-    def _supervise(self, turn: Sequence[Trial], after: Outcome | None) -> Outcome:
+    def _supervise(self, turn: Sequence[Trial], number: int, after: Outcome | None) -> Outcome:
         launch = self._comparison.common.settings.launch
         limits = Limits(launch.grace_s + _MORE_GRACE_S, 0.0, is_independent=True)
-        specs = [self._spec(trial, turn) for trial in turn]
+        left_s = self._left_s()
+        if left_s is not None:  # each turn gets as much
+            left_s /= len(self._comparison.turns) + 1 - number
+        specs = [self._spec(trial, turn, left_s) for trial in turn]
         return Supervisor(specs, limits, self._printer, after=after).run()
 
-    def _spec(self, trial: Trial, turn: Sequence[Trial]) -> WorkerSpec:
+    def _spec(self, trial: Trial, turn: Sequence[Trial], left_s: float | None) -> WorkerSpec:
         comparison, arm = self._comparison, trial.arm
-        seat = seat_of(trial, turn, comparison, self._left_s())
+        seat = seat_of(trial, turn, comparison, left_s)
         path = [str(PACKAGES), *filter(None, [comparison.environ.get("PYTHONPATH")])]
         return WorkerSpec(
             name=trial.title,
@@ -91,6 +94,7 @@ class _Run:
             },
             log_path=comparison.run_dir / f"{trial.directory.as_posix().replace('/', '.')}.log",
             prefix="",
+            is_launcher=True,
         )
 
     def _left_s(self) -> float | None:
@@ -113,8 +117,11 @@ class _Run:
         """How the launchers of a turn ended."""
         ends = {end.name: end for end in outcome.workers}
         of_turn = {str(trial.directory): ends[trial.title] for trial in turn}
+        tags = {str(trial.directory): tag_of(trial, self._comparison) for trial in turn}
         trials = [
-            _ended(each, of_turn[each.directory]) if each.directory in of_turn else each
+            _ended(each, of_turn[each.directory], tags[each.directory])
+            if each.directory in of_turn
+            else each
             for each in self._record.trials
         ]
         self._record = replace(self._record, trials=trials)
@@ -136,13 +143,22 @@ class _Run:
         return left.result.exit_code
 
 
-def _ended(trial: TrialRecord, end: WorkerEnd) -> TrialRecord:
-    words = end.spawn_error or next(reversed(end.last_lines), None)
+def _ended(trial: TrialRecord, end: WorkerEnd, tag: str) -> TrialRecord:
+    last = next(reversed(end.last_lines), "").removeprefix(f"{LAUNCHER_PREFIX}{tag}")
+    words = end.spawn_error or last or None
     if (code := end.returncode) is None:
         return replace(trial, last_words=words)
     # What it ended by otherwise is its own: it may have failed in that moment.
     is_stopped = end.stopped_by_us and (code < 0 or request_of(code) is not None)
-    return replace(trial, exit_code=exit_code_of(code), is_stopped=is_stopped, last_words=words)
+    if is_killed := code < 0 and not is_stopped:
+        words = f"its launcher was {describe_exit(code)}"
+    return replace(
+        trial,
+        exit_code=exit_code_of(code),
+        is_stopped=is_stopped,
+        is_killed=is_killed,
+        last_words=words,
+    )
 
 
 def _names(trial: Trial) -> str:
@@ -177,7 +193,6 @@ def _own_settings(comparison: Comparison, arm: str) -> str:
 def _record(comparison: Comparison, argv: Sequence[str]) -> ComparisonRecord:
     """What is known before the start."""
     common = comparison.common
-    steps = {loaded.settings.training.max_steps for loaded in comparison.loaded.values()}
     return ComparisonRecord(
         command=masked_argv(argv),
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -186,7 +201,6 @@ def _record(comparison: Comparison, argv: Sequence[str]) -> ComparisonRecord:
         cwd=str(Path.cwd()),
         preset=common.preset,
         device=common.device,
-        steps=steps.pop() if len(steps) == 1 else None,
         differing=msgspec.to_builtins(comparison.differing),
         trials=[
             TrialRecord(

@@ -119,7 +119,7 @@ def make_comparison(
     turns = plan_turns(arguments.arms, seeds, places, replicas)
     loaded, notes = _fitted(loaded, arguments, places)
     picked = replace(picked, notes=(*picked.notes, *notes, *_notes_on_kinds(places)))
-    _preflight(turns[0], loaded)
+    _preflight(turns, loaded)
     directory = arguments.run_dir or run_dir.default_path(common.settings.logging.log_dir)
     return Comparison(arguments, loaded, picked, turns, environ, directory.absolute())
 
@@ -160,14 +160,21 @@ def seat_of(
     if left_s is not None:
         decided["launch.deadline_s"] = round(left_s, 3)
     return Seat(
-        tag=f"[{trial.arm.name}] " + (f"[seed {trial.seed}] " if len(comparison.seeds) > 1 else ""),
+        tag=tag_of(trial, comparison),
         run_dir=str(comparison.run_dir / trial.directory),
         run_name=f"{comparison.run_dir.name}/{trial.directory}",
         preset=comparison.common.preset,
         settings=decided,
+        workers=tuple(comparison.used),
         first_slot=trial.places[0].index,
         num_beside=len(turn),
     )
+
+
+def tag_of(trial: Trial, comparison: Comparison) -> str:
+    """What stands behind the name at the beginning of each of its lines."""
+    seed = f"[seed {trial.seed}] " if len(comparison.seeds) > 1 else ""
+    return f"[{trial.arm.name}] {seed}"
 
 
 def _trial(arm: Arm, seed: int, places: tuple[Place, ...], is_one: bool) -> Trial:
@@ -251,10 +258,18 @@ def _notes_on_kinds(places: Sequence[Place]) -> list[str]:
     return [f"not of one kind: {listed(list(kinds))}: the speed of arms does not compare"]
 
 
-def _preflight(turn: Sequence[Trial], loaded: Mapping[str, Loaded]) -> None:
+def _preflight(turns: Sequence[Sequence[Trial]], loaded: Mapping[str, Loaded]) -> None:
     """What can be known to fail in an arm, before one of them starts. What may fail is said by its
     own launcher. Raises ConfigError and StorageError."""
-    from launcher.doctor.preflight import check_training
+    from launcher.doctor.preflight import check_memory, check_training
 
-    for trial in turn:
-        check_training(loaded[trial.arm.name].settings, trial.places)
+    everyone = [place.name for turn in turns for trial in turn for place in trial.places]
+    checked: set[tuple[str, tuple[Place, ...]]] = set()
+    for turn in turns:
+        for trial in turn:
+            if (trial.arm.name, trial.places) not in checked:
+                checked.add((trial.arm.name, trial.places))
+                check_training(loaded[trial.arm.name].settings, trial.places, everyone)
+    if not any(trial.places[0].gpu for trial in turns[0]):
+        for arms in {tuple(t.arm.name for t in turn for _ in t.places) for turn in turns}:
+            check_memory([loaded[name].settings for name in arms])

@@ -109,7 +109,12 @@ class Launch(Struct, frozen=True):
         deadline_s = launch.deadline_s
         until = self.began_at + deadline_s if deadline_s else NEVER
         return Limits(
-            launch.grace_s, silence_s, until=until, deadline_s=deadline_s, is_job=self.is_job
+            launch.grace_s,
+            silence_s,
+            until=until,
+            deadline_s=deadline_s,
+            is_job=self.is_job,
+            has_launcher_above=self.context.is_trial,
         )
 
 
@@ -160,7 +165,9 @@ def make_launch(
         # The start of a foreign command does not wait for this import.
         from launcher.doctor.preflight import check_training
 
-        notes = fallback_note(loaded.sources, settings) + check_training(settings, picked.places)
+        notes = fallback_note(loaded.sources, settings) + check_training(
+            settings, picked.places, seat.workers if seat else ()
+        )
     picked = replace(picked, notes=(*picked.notes, *notes))
     launch = Launch(arguments, replace(loaded, settings=settings), picked, context)
     return launch if settings.launch.golden is None else _with_golden(launch, settings)

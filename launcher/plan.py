@@ -39,6 +39,8 @@ class WorkerSpec(Struct, frozen=True):
     """CPU affinity; empty: inherited."""
     announces_itself: bool = False
     """Its first event says that it can take signals. Before that event a signal would kill it."""
+    is_launcher: bool = False
+    """It stops its own workers, and itself, on SIGTSTP."""
     inherited_fds: tuple[int, ...] = ()
     """Descriptors of ours that it gets, under their numbers."""
 

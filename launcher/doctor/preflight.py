@@ -32,20 +32,22 @@ from model_check.errors import ConfigError, StorageError
 from model_check.utils.host_memory import available_memory_bytes, host_memory_bytes
 
 
-def check_training(settings: Settings, places: Sequence[Place]) -> list[str]:
-    """Notes for a person before our trainer starts on `places`. Raises ConfigError and StorageError
-    for what cannot work."""
+def check_training(
+    settings: Settings, places: Sequence[Place], others: Sequence[str] = ()
+) -> list[str]:
+    """Notes for a person before our trainer starts on `places`. `others`: workers of the same
+    comparison. Raises ConfigError and StorageError for what cannot work."""
     names = [place.name for place in places]
     check_worker_settings(settings)
     device = "cuda" if any(place.gpu for place in places) else "cpu"
-    notes = [*check_drill(settings, names), *check_checkpoint_dir(settings, names)]
+    notes = [*check_drill(settings, names, others), *check_checkpoint_dir(settings, names)]
     if obstacle := flash_fallback(settings, device):
         notes.append(f"flash_attn falls back to sdpa: {obstacle}")
     notes += check_open_files(len(places))
     if device == "cpu" and precision(settings.training) == "fp16":
         notes.append("float16 is slow on a CPU: bfloat16 and float32 are several times as fast")
     if device == "cpu":
-        return [*notes, *check_memory(settings, len(places))]
+        return [*notes, *check_memory([settings] * len(places))]
     return [*notes, *check_gpu_memory(settings, places)]
 
 
@@ -61,7 +63,9 @@ def check_worker_settings(settings: Settings) -> None:
     check_package(settings)
 
 
-def check_drill(settings: Settings, workers: Sequence[str]) -> list[str]:
+def check_drill(
+    settings: Settings, workers: Sequence[str], others: Sequence[str] = ()
+) -> list[str]:
     """A note for a fault that nobody can notice. Raises ConfigError for one that no worker would
     have."""
     text = settings.debug.drill
@@ -69,7 +73,7 @@ def check_drill(settings: Settings, workers: Sequence[str]) -> list[str]:
         return []
     drill = parse_drill(text, settings.training.max_steps)
     check_name(drill, [row.name for row in parameters(settings.model)])
-    if drill.worker is not None and drill.worker not in workers:
+    if drill.worker is not None and drill.worker not in (*workers, *others):
         there_are = ", ".join(workers)
         raise ConfigError(
             f"debug.drill = {text!r}: this run has no worker {drill.worker} (it has {there_are})"
@@ -86,24 +90,25 @@ def check_drill(settings: Settings, workers: Sequence[str]) -> list[str]:
     return [f"debug.drill: {told}"]
 
 
-def check_memory(settings: Settings, num_workers: int, membership: Membership = HERE) -> list[str]:
-    """Refuse CPU workers whose weights, gradients and moments alone exceed the memory that host
-    and control group have left; a note when the estimate of all of it does."""
+def check_memory(workers: Sequence[Settings], membership: Membership = HERE) -> list[str]:
+    """Refuse CPU workers, each with its settings, whose weights, gradients and moments alone exceed
+    the memory that host and control group have left; a note when the estimate of all does."""
+    settings, num_workers = workers[0], len(workers)
     available, room, below = available_memory_bytes(), memory_room(membership), ""
     if room is not None and room.left_bytes <= available:
         available = room.left_bytes
         below = f" below this control group's limit of {gib(room.limit_bytes)}"
-    shape = expected_geometry(settings)
-    needed = shape.state_bytes * num_workers
+    needed = sum(expected_geometry(each).state_bytes for each in workers)
     if needed > available:
+        counts = dict.fromkeys(expected_geometry(each).num_parameters for each in workers)
         raise ConfigError(
-            f"{num_workers} CPU workers with {shape.num_parameters:,} parameters need "
-            f"{gib(needed)} for weights, gradients and moments alone; "
+            f"{num_workers} CPU workers with {' and '.join(f'{n:,}' for n in counts)} parameters "
+            f"need {gib(needed)} for weights, gradients and moments alone; "
             f"{gib(available)} are available{below} (a smaller model.*, fewer --workers, "
             "or --preset cpu)"
         )
     check_host_memory(settings, num_workers, host_memory_bytes())
-    estimate = estimate_memory(settings, "cpu").total * num_workers
+    estimate = sum(estimate_memory(each, "cpu").total for each in workers)
     if estimate <= available:
         return []
     return [

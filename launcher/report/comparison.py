@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -20,16 +21,18 @@ from launcher.verdict.comparison import (
     Gates,
     Measured,
     Spread,
+    TrialRecord,
     compared,
     is_loss,
 )
 from launcher.verdict.results import RunResult, SplitResult, Verdict
-from model_check.errors import UsageError
+from model_check.errors import EXIT_UNPROVEN, UsageError
 from model_check.events import Metrics, Scalar, Step, decode
 
 _END_SHARE = 10
 """Of its steps, one in so many are the end, whose mean loss stands for the training."""
-_ASKED = ("command", "started_at", "host", "cwd", "preset", "device", "steps", "differing")
+_ASKED = ("command", "started_at", "host", "cwd", "preset", "device", "differing")
+T = TypeVar("T")
 _SMALL = 5e-4
 _COLUMNS = ("arm", "end loss", "tokens/s", "", "GiB", "time")
 
@@ -55,6 +58,16 @@ class _Report(Struct):
     workers: list[_Worker]
 
 
+class _End(Struct, frozen=True):
+    is_deadline: bool = False
+
+
+class _Run(Struct):
+    """The same of run.json."""
+
+    end: _End = _End()
+
+
 def write_record(record: ComparisonRecord, directory: Path) -> None:
     """Raises StorageError."""
     run_dir.write(directory / run_dir.COMPARISON, msgspec.to_builtins(record))
@@ -64,12 +77,27 @@ def read_comparison(directory: Path) -> ComparisonRecord:
     """Raises UsageError for one whose record is damaged."""
     path = directory / run_dir.COMPARISON
     try:
-        record = msgspec.json.decode(content_of(path), type=ComparisonRecord)
-        if not record.trials:
-            raise ValueError("it has no training")
+        document = msgspec.json.decode(content_of(path), type=dict[str, Any])
+        if (schema := document.get("schema")) != run_dir.SCHEMA:
+            raise UsageError(f"{path}: written by another version (schema {schema!r})")
+        record = msgspec.convert(document, ComparisonRecord)
+        _refuse_contradictions(record)
         return record
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: damaged, or not of ours: {error}") from error
+
+
+def _refuse_contradictions(record: ComparisonRecord) -> None:
+    """Raises ValueError."""
+    arms = {*record.arms}
+    if not arms or not all(trial.workers for trial in record.trials):
+        raise ValueError("it has no training, or one without workers")
+    if any(values.keys() != arms for values in record.differing.values()):
+        raise ValueError("`differing` and `trials` name different arms")
+    for trial in record.trials:
+        own = Path(trial.arm)
+        if trial.directory not in (str(own), str(run_dir.seed_path(own, trial.seed))):
+            raise ValueError(f"{trial.directory} is no directory of {trial.arm}")
 
 
 class Left(Struct, frozen=True):
@@ -87,23 +115,33 @@ class Left(Struct, frozen=True):
 def what_is_left(
     record: ComparisonRecord, directory: Path, known: Mapping[str, RunResult] = MappingProxyType({})
 ) -> Left:
-    """`known`: directory of a training -> its result, where its report is not written yet. Raises
-    UsageError for a file that is there and cannot be read."""
+    """`known`: directory of a training -> its result, where its report is not written yet."""
     measured: dict[str, Measured | None] = {}
     curves = []
     for trial in record.trials:
-        path = directory / trial.directory
         steps = TrialCurves(trial.arm)
-        gates = _read_events(path, trial.workers[0], steps)
-        report: _Report | None
-        if trial.directory in known:
-            report = msgspec.convert(known[trial.directory], _Report, from_attributes=True)
-        else:
-            report = _read_report(path)
-        measured[trial.directory] = None if report is None else _measured(report, steps, gates)
+        result = known.get(trial.directory)
+        measured[trial.directory] = _read_trial(directory, trial, steps, result)
         curves.append(steps)
     run = msgspec.to_builtins(record)
     return Left(compared(record, measured, {n: run[n] for n in _ASKED}), curves)
+
+
+def _read_trial(
+    directory: Path, trial: TrialRecord, steps: TrialCurves, result: RunResult | None
+) -> Measured | None:
+    """Its curves go into `steps`. None: it left no report."""
+    path, report = directory / trial.directory, None
+    if result is not None:
+        report = msgspec.convert(result, _Report, from_attributes=True)
+    elif (report := _read_file(path / "report.json", _Report)) is None:
+        return None
+    try:
+        gates = _read_events(path, trial.workers[0], steps)
+    except UsageError as error:
+        return Measured(verdict=Verdict.INCONCLUSIVE, exit_code=EXIT_UNPROVEN, summary=str(error))
+    run = _read_file(path / "run.json", _Run) or _Run()
+    return _measured(report, run, steps, gates)
 
 
 def comparison_lines(result: ComparisonResult, directory: Path) -> Iterator[str]:
@@ -117,6 +155,7 @@ def comparison_lines(result: ComparisonResult, directory: Path) -> Iterator[str]
         for trial in arm.trials
         if trial.measured.verdict not in (Verdict.PASS, Verdict.WARN)
     ]
+    yield from (f"note: {note}" for note in result.notes)
     for name, trial in bad:
         who = name if len(result.seeds) == 1 else f"{name} seed {trial.seed}"
         yield f"{who}: {trial.measured.verdict}: {trial.measured.summary}"
@@ -199,14 +238,16 @@ def gates_text(gates: Gates) -> str:
     )
 
 
-def _read_report(directory: Path) -> _Report | None:
-    """None: its launcher left none."""
+def _read_file(path: Path, kind: type[T]) -> T | None:
+    """None: there is none that can be read."""
     with suppress(OSError, ValueError, RecursionError):
-        return msgspec.json.decode(content_of(directory / "report.json"), type=_Report)
+        return msgspec.json.decode(content_of(path), type=kind)
     return None
 
 
-def _measured(report: _Report, steps: TrialCurves, gates: list[list[float]] | None) -> Measured:
+def _measured(
+    report: _Report, run: _Run, steps: TrialCurves, gates: list[list[float]] | None
+) -> Measured:
     workers = report.workers
     rates = [worker.tokens_per_s for worker in workers if worker.tokens_per_s is not None]
     peaks = [w.peak_memory_bytes for w in workers if w.peak_memory_bytes is not None]
@@ -216,6 +257,7 @@ def _measured(report: _Report, steps: TrialCurves, gates: list[list[float]] | No
         exit_code=report.exit_code,
         summary=report.summary,
         steps=min((worker.steps for worker in workers), default=0),
+        is_deadline=run.end.is_deadline,
         parameters=parameters if isinstance(parameters, int) else None,
         end_loss=steps.end_loss,
         tokens_per_s=min(rates, default=None),

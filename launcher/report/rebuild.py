@@ -79,7 +79,7 @@ def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
     _refuse_options(names)
     golden = None if names.golden is None else read_golden(names.golden)
     runs = [_again(each, golden, names.golden) for each in names.run_dirs]
-    new = golden_of(runs[0].last, force=names.force) if names.write_golden is not None else None
+    new = _golden_of(runs[0], names) if names.write_golden is not None else None
     for run in runs:
         try:
             run.write()
@@ -100,16 +100,16 @@ class Rebuilt(NamedTuple):
     exit_code: int
     lines: Sequence[str]
     """That end the run."""
-    last: Finished
-    """The run, or the last of its rounds or restarts."""
+    last: Finished | None
+    """The run, or the last of its rounds or restarts; of a comparison none."""
     write: Callable[[], None]
     """Raises StorageError."""
 
 
 def _again(directory: Path, golden: Golden | None, golden_file: Path | None) -> Rebuilt:
     """Raises UsageError."""
-    if paths := run_dir.trials_in(directory):
-        return _comparison_again(directory, paths, golden, golden_file)
+    if (directory / run_dir.COMPARISON).exists():
+        return _comparison_again(directory, golden, golden_file)
     if paths := run_dir.rounds_in(directory):
         return _rounds_again(directory, paths, golden, golden_file)
     attempts = [directory, *run_dir.restarts_in(directory)]
@@ -142,11 +142,9 @@ def _rounds_again(
     return Rebuilt(result.exit_code, lines, runs[-1], write_all)
 
 
-def _comparison_again(
-    directory: Path, paths: Sequence[Path], golden: Golden | None, golden_file: Path | None
-) -> Rebuilt:
+def _comparison_again(directory: Path, golden: Golden | None, golden_file: Path | None) -> Rebuilt:
     """Of the trainings that began. Raises UsageError."""
-    record = read_comparison(directory)
+    record, paths = read_comparison(directory), run_dir.trials_in(directory)
     if is_running(record):
         raise _still_going(directory, record)
     runs = [_rebuilt(path, golden, golden_file) for path in paths]
@@ -161,7 +159,7 @@ def _comparison_again(
         left.write(directory)
 
     lines = list(comparison_lines(left.result, directory))
-    return Rebuilt(left.result.exit_code, lines, runs[-1], write_all)
+    return Rebuilt(left.result.exit_code, lines, None, write_all)
 
 
 def _still_going(directory: Path, record: RunRecord | ComparisonRecord) -> UsageError:
@@ -174,6 +172,13 @@ def _write(runs: Sequence[Finished]) -> None:
         write(run.judgement.result, run.record, run.watch, run.directory)
 
 
+def _golden_of(run: Rebuilt, names: Namespace) -> Golden:
+    """Raises UsageError where none can be made of it."""
+    if run.last is None:
+        raise UsageError("report: --write-golden takes one training of a comparison")
+    return golden_of(run.last, force=names.force)
+
+
 def _refuse_options(names: Namespace) -> None:
     """Raises UsageError for what does not go together."""
     if not names.run_dirs:
@@ -182,8 +187,6 @@ def _refuse_options(names: Namespace) -> None:
         raise UsageError("report: --golden and --write-golden: give one of them")
     if names.write_golden is not None and len(names.run_dirs) > 1:
         raise UsageError("report: --write-golden takes one run directory")
-    if names.write_golden is not None and (trials := run_dir.trials_in(names.run_dirs[0])):
-        raise UsageError(f"report: --write-golden takes one training of it, as {trials[0]}")
     if names.force and names.write_golden is None:
         raise UsageError("report: --force goes with --write-golden FILE")
 
@@ -232,8 +235,8 @@ def read_record(directory: Path) -> RunRecord:
     path = directory / "run.json"
     if rounds := run_dir.rounds_in(directory):
         raise UsageError(f"{directory}: a run of {len(rounds)} rounds: give one, as {rounds[-1]}")
-    if trials := run_dir.trials_in(directory):
-        raise UsageError(f"{directory}: a comparison: give one training of it, as {trials[0]}")
+    if (directory / run_dir.COMPARISON).exists():
+        raise UsageError(f"{directory}: a comparison: give one training of it, a directory below")
     try:
         document = msgspec.json.decode(content_of(path), type=dict[str, Any])
         if (schema := document.get("schema")) != run_dir.SCHEMA:

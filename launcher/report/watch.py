@@ -178,8 +178,9 @@ def _keys() -> Iterator[int]:
 
 
 def _drawn(watched: Sequence[Watched | WatchedComparison], width: int) -> Group:
-    runs = (run for each in watched for run in each.runs)
-    return Group(*(part for run in runs for part in _parts(run, width)))
+    runs = [run for each in watched for run in each.runs]
+    parts = [part for run in runs for part in _parts(run, width)]
+    return Group(*(parts or [Text("no training has begun yet")]))
 
 
 def _parts(run: RunProgress, width: int) -> Iterator[Text | Table]:

@@ -63,6 +63,8 @@ class Limits(Struct, frozen=True):
     """The workers are ranks of one job: when one is gone, no other goes on."""
     is_independent: bool = False
     """However one ends, the others go on, and nothing is to be compared; each judges itself."""
+    has_launcher_above: bool = False
+    """That suspends and continues this one, with all its workers."""
 
     @property
     def stop_at(self) -> float:

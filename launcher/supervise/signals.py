@@ -66,9 +66,13 @@ class SignalInbox:
                 arrived += chunk
         return [s for s in map(signal.Signals, arrived) if s in self._handlers]
 
-    def stop(self) -> None:
+    def stop(self, *, is_orphaned: bool = False) -> None:
         """Act on a pending SIGTSTP as every program does: this process stops until it is continued.
-        The kernel discards the signal where no process could continue us."""
+        The kernel discards the signal in an orphaned process group, which SIGSTOP stops."""
+        if is_orphaned:
+            self.discard_stop()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTSTP,))  # here we stop
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP,))
 

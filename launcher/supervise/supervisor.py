@@ -375,19 +375,20 @@ class Supervisor:
             self._teardown.kill(self._woke)
 
     def _suspend(self) -> None:
-        """Stop the workers, then ourselves. SIGSTOP for them: their groups are orphaned."""
+        """Stop the workers, then ourselves."""
         if self._teardown is not None:
             self._inbox.discard_stop()
             return
-        if processes.is_orphaned(os.getpgrp()):
+        is_orphaned = processes.is_orphaned(os.getpgrp())
+        if is_orphaned and not self._limits.has_launcher_above:
             self._inbox.discard_stop()
             self._printer.say(
                 "SIGTSTP received: no shell is above that could continue this run, so it goes on"
             )
             return
         for worker in self._workers:
-            worker.signal_group(signal.SIGSTOP)
-        self._inbox.stop()
+            worker.suspend()
+        self._inbox.stop(is_orphaned=is_orphaned)
         self._resume()
 
     def _resume(self) -> None:

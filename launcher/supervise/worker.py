@@ -165,6 +165,10 @@ class Worker(WorkerView, eq=False, kw_only=True):
         if self.spawned is not None:
             processes.send_group(self.spawned.process.pid, *signals)
 
+    def suspend(self) -> None:
+        """Stop its group until it is continued. SIGSTOP, since no SIGTSTP stops an orphaned one."""
+        self.signal_group(signal.SIGTSTP if self.spec.is_launcher else signal.SIGSTOP)
+
     def stop(self, signum: signal.Signals) -> None:
         """End its group. A stopped process acts on the signal when it is continued."""
         if self.alive:

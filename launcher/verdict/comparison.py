@@ -1,18 +1,22 @@
 """Trainings of several arms, and what they show side by side. Values and pure functions."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from signal import Signals
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from launcher.verdict.results import SplitResult, Verdict
-from model_check.errors import EXIT_PASS, EXIT_SIGNAL_BASE, EXIT_UNPROVEN
+from model_check.errors import EXIT_INTERNAL, EXIT_PASS, EXIT_SIGNAL_BASE, EXIT_UNPROVEN
+from model_check.utils.requests import TO_STOP
 from model_check.utils.words import listed
 
 _PASSED = (Verdict.PASS, Verdict.WARN)
 _LOW, _HIGH = 0.1, 0.9
+_OF_TEXT = ("data.", "training.context_length", "model.vocab_size")
+"""Beginnings of settings that decide which tokens a loss is of."""
 
 
 class TrialRecord(Struct, frozen=True, kw_only=True):
@@ -27,8 +31,10 @@ class TrialRecord(Struct, frozen=True, kw_only=True):
     """None: it was not begun, or the launcher of the comparison did not live to see its end."""
     is_stopped: bool = False
     """It was asked to end, with all others."""
+    is_killed: bool = False
+    """A signal ended its launcher, and not at our request."""
     last_words: str | None = None
-    """What its launcher said at its end."""
+    """What its launcher said at its end, or how that was killed."""
 
 
 class ComparisonRecord(Struct, frozen=True, kw_only=True):
@@ -41,14 +47,12 @@ class ComparisonRecord(Struct, frozen=True, kw_only=True):
     cwd: str
     preset: str
     device: str
-    steps: int | None
-    """Of each training; null: arms differ in that."""
     differing: dict[str, dict[str, Any]]
     """Setting -> arm -> its value, of the settings that are not the same in all arms."""
     trials: list[TrialRecord]
     """In the order in which they are begun."""
-    signal: int | None = None
-    """That ended the comparison."""
+    signal: Annotated[int, Meta(ge=1, le=64)] | None = None
+    """After which no further training was begun."""
     is_deadline: bool = False
     """launch.deadline_s came before all trainings."""
 
@@ -64,6 +68,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     exit_code: int
     summary: str
     steps: int = 0
+    is_deadline: bool = False
+    """launch.deadline_s ended it."""
     parameters: int | None = None
     end_loss: float | None = None
     """The mean over the last tenth of its steps."""
@@ -119,8 +125,8 @@ class Arm(Struct, frozen=True, kw_only=True):
     """end_loss, tokens_per_s, peak_memory_bytes, duration_s, parameters, and `val/NAME`, the loss
     on each validation split: over the trainings that passed. Unknown ones are left out."""
     beside: dict[str, Spread]
-    """Beside the first arm, seed by seed: by how much a loss is higher; for all other figures, how
-    many times as much. Empty for the first arm."""
+    """Beside the first arm, seed by seed: by how much a loss is higher, where both trained as many
+    steps; for all other figures, how many times as much. Empty for the first arm."""
     gates: list[Gates]
 
 
@@ -135,6 +141,8 @@ class ComparisonResult(Struct, frozen=True, kw_only=True):
     seeds: list[int]
     arms: list[Arm]
     """In the order of the command line; the first is what the others stand beside."""
+    notes: list[str]
+    """Why losses do not compare."""
     run: dict[str, Any]
     """What was asked for."""
 
@@ -146,7 +154,9 @@ def compared(
     ComparisonResult."""
     trials: dict[str, list[Trial]] = {name: [] for name in record.arms}
     for each in record.trials:
-        found = measured.get(each.directory) or _without_report(each)
+        found = measured.get(each.directory)
+        if found is None or each.is_killed:
+            found = _without_report(each, record)
         if each.is_stopped:
             found = replace(found, verdict=Verdict.STOPPED, summary="was stopped")
         trials[each.arm].append(
@@ -154,24 +164,27 @@ def compared(
         )
     first = next(iter(trials.values()))
     arms = [_arm(name, of_arm, first, record) for name, of_arm in trials.items()]
-    failed = [arm for arm in arms if any(_has_failed(t) for t in arm.trials)]
-    exit_code = _exit_code(record, [t for of_arm in trials.values() for t in of_arm])
+    failed = [arm for arm in arms if any(map(_has_failed, arm.trials))]
     return ComparisonResult(
-        verdict=_verdict(exit_code, failed),
-        exit_code=exit_code,
+        verdict=_verdict(arms, failed),
+        exit_code=_exit_code(record, [trial for arm in arms for trial in arm.trials]),
         summary=_summary(record, arms, failed),
         culprits=[arm.name for arm in failed],
         seeds=sorted({trial.seed for trial in record.trials}),
         arms=arms,
+        notes=list(_notes(record, arms)),
         run=run,
     )
 
 
-def _without_report(trial: TrialRecord) -> Measured:
-    """Of a training that left none."""
+def _without_report(trial: TrialRecord, record: ComparisonRecord) -> Measured:
+    """Of a training that left none that can be read."""
     if trial.exit_code is None:
-        why = "was not trained"
-        return Measured(verdict=Verdict.STOPPED, exit_code=EXIT_UNPROVEN, summary=why)
+        code = EXIT_UNPROVEN if record.signal is None else EXIT_PASS
+        return Measured(verdict=Verdict.STOPPED, exit_code=code, summary="was not trained")
+    if trial.exit_code == EXIT_PASS:
+        why = f"left no report that can be read: {trial.last_words}"
+        return Measured(verdict=Verdict.INCONCLUSIVE, exit_code=EXIT_UNPROVEN, summary=why)
     words = trial.last_words or f"exit code {trial.exit_code}, and no report"
     return Measured(verdict=Verdict.FAIL, exit_code=trial.exit_code, summary=words)
 
@@ -211,16 +224,32 @@ def is_loss(figure: str) -> bool:
 
 def _beside(trials: Sequence[Trial], first: Sequence[Trial]) -> dict[str, Spread]:
     """Same seed, same data, same first values: what differs is the arm."""
-    others = {trial.seed: figures_of(trial.measured) for trial in first if _passed(trial)}
-    by_seed = []
-    for trial in trials:
-        if _passed(trial) and (other := others.get(trial.seed)) is not None:
-            mine = figures_of(trial.measured)
-            shared = [n for n in mine if n in other and (is_loss(n) or other[n] > 0)]
-            by_seed.append(
-                {n: mine[n] - other[n] if is_loss(n) else mine[n] / other[n] for n in shared}
-            )
-    return _spreads(by_seed)
+    others = {trial.seed: trial.measured for trial in first if _passed(trial)}
+    pairs = [(t.measured, others[t.seed]) for t in trials if _passed(t) and t.seed in others]
+    return _spreads([_beside_one(*pair) for pair in pairs])
+
+
+def _beside_one(measured: Measured, other: Measured) -> dict[str, float]:
+    mine, others = figures_of(measured), figures_of(other)
+    losses = {n: mine[n] - others[n] for n in mine if n in others and is_loss(n)}
+    ratios = {n: mine[n] / others[n] for n in mine if others.get(n, 0) > 0 and not is_loss(n)}
+    return ratios | (losses if measured.steps == other.steps else {})
+
+
+def _notes(record: ComparisonRecord, arms: Sequence[Arm]) -> Iterator[str]:
+    """Why losses do not compare."""
+    if len(steps := _steps(arms)) > 1:
+        yield (
+            f"trainings of {min(steps):,} to {max(steps):,} steps: losses are compared of those "
+            "alone that trained as many"
+        )
+    if names := [name for name in record.differing if name.startswith(_OF_TEXT)]:
+        yield f"arms differ in {listed(names)}: their losses are of other texts, or other tokens"
+
+
+def _steps(arms: Sequence[Arm]) -> set[int]:
+    """Of the trainings that passed."""
+    return {t.measured.steps for arm in arms for t in arm.trials if _passed(t)}
 
 
 def _spreads(by_seed: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
@@ -263,40 +292,61 @@ def _passed(trial: Trial) -> bool:
 
 def _has_failed(trial: Trial) -> bool:
     measured = trial.measured
-    is_open = measured.verdict is Verdict.STOPPED or measured.exit_code == EXIT_UNPROVEN
-    return not is_open and measured.exit_code != EXIT_PASS
+    if measured.verdict is Verdict.INCONCLUSIVE:  # nothing is known, or two workers differ
+        return measured.exit_code not in (EXIT_PASS, EXIT_INTERNAL, EXIT_UNPROVEN)
+    return measured.verdict is not Verdict.STOPPED and measured.exit_code != EXIT_PASS
 
 
 def _exit_code(record: ComparisonRecord, trials: Sequence[Trial]) -> int:
     """What ended it; else of the first training that failed, in the order in which they began;
     else that something is missing."""
-    if record.signal is not None:
+    if record.signal in TO_STOP:
         return EXIT_SIGNAL_BASE + record.signal
     order = [each.directory for each in record.trials]
     in_order = sorted(trials, key=lambda trial: order.index(trial.directory))
-    failed = [trial.measured.exit_code for trial in in_order if _has_failed(trial)]
-    if failed:
-        return failed[0]
-    return EXIT_PASS if all(t.measured.exit_code == EXIT_PASS for t in trials) else EXIT_UNPROVEN
+    codes = [trial.measured.exit_code for trial in in_order if _has_failed(trial)]
+    codes += [trial.measured.exit_code for trial in in_order]
+    return next((code for code in codes if code != EXIT_PASS), EXIT_PASS)
 
 
-def _verdict(exit_code: int, failed: Sequence[Arm]) -> Verdict:
+def _verdict(arms: Sequence[Arm], failed: Sequence[Arm]) -> Verdict:
     if failed:
         return Verdict.FAIL
-    return Verdict.PASS if exit_code == EXIT_PASS else Verdict.INCONCLUSIVE
+    have_passed = all(_passed(trial) for arm in arms for trial in arm.trials)
+    return Verdict.PASS if have_passed else Verdict.INCONCLUSIVE
 
 
 def _summary(record: ComparisonRecord, arms: Sequence[Arm], failed: Sequence[Arm]) -> str:
     if failed:
         return f"{'; '.join(map(_why, failed))}{_of_others(arms, failed)}"
-    missing = [arm for arm in arms if any(not _passed(trial) for trial in arm.trials)]
-    if missing:
-        why = "the deadline came" if record.is_deadline else "it was stopped"
-        return f"{why} before {listed([arm.name for arm in missing])} had trained"
+    if missing := [arm for arm in arms if not all(map(_passed, arm.trials))]:
+        return _what_is_missing(record, missing)
     num_seeds = max(len(arm.trials) for arm in arms)
     seeds = f", {num_seeds} seeds each" if num_seeds > 1 else ""
-    steps = "" if record.steps is None else f" {record.steps:,} steps"
-    return f"{len(arms)} arms trained{steps}{seeds}: {_losses(arms)}"
+    until = "; the deadline came before all steps" if _is_cut_short(arms) else ""
+    return f"{_counted(arms)}{seeds}: {_losses(arms)}{until}"
+
+
+def _counted(arms: Sequence[Arm]) -> str:
+    """`2 arms trained 60 steps`"""
+    steps = sorted({min(_steps(arms)), max(_steps(arms))})
+    told = " to ".join(f"{number:,}" for number in steps)
+    plural = "" if len(arms) == 1 else "s"
+    return f"{len(arms)} arm{plural} trained {told} step{'' if steps == [1] else 's'}"
+
+
+def _what_is_missing(record: ComparisonRecord, missing: Sequence[Arm]) -> str:
+    names = listed([arm.name for arm in missing])
+    if record.signal is not None:
+        return f"{Signals(record.signal).name} came before {names} had trained"
+    if record.is_deadline or _is_cut_short(missing):
+        return f"the deadline came before {names} had trained enough"
+    first = {a.name: next(t for t in a.trials if not _passed(t)).measured.summary for a in missing}
+    return "; ".join(f"{name}: {why}" for name, why in first.items())
+
+
+def _is_cut_short(arms: Sequence[Arm]) -> bool:
+    return any(trial.measured.is_deadline for arm in arms for trial in arm.trials)
 
 
 def _why(arm: Arm) -> str:

@@ -42,6 +42,7 @@ AttentionBackend = Literal[
 PrecisionName = Literal["bf16", "fp16", "fp32", "bfloat16", "float16", "float32"]
 DocumentTokens = Literal["end", "begin_end"]
 TokenizerBackend = Literal["auto", "tokenizers", "gigatoken", "tiktoken"]
+Seeds = Annotated[int, Meta(ge=1, le=1000)]
 Failing = Literal["isolate", "reset", "monitor", "speed"]
 EVERY_FAILING: tuple[Failing, ...] = ("isolate", "reset", "monitor", "speed")
 FAIL_ON: tuple[Failing, ...] = ("isolate", "reset")
@@ -362,7 +363,7 @@ class LaunchSettings(_Section, frozen=True):
     """replicate: one isolated, identical run a worker; ddp: one job, whose ranks are the workers:
     they share the batches of each step; compare: arms (--arm NAME key=value ...), each with other
     settings, side by side."""
-    seeds: Annotated[Count, SILENT] = 1
+    seeds: Annotated[Seeds, SILENT] = 1
     """How often each arm of a comparison is trained: with system.seed, with the next one, ..."""
     replicas: Annotated[Count, SILENT] = 1
     """Workers of each training of a comparison; the bits of several are compared."""

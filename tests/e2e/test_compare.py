@@ -4,18 +4,24 @@ import json
 import os
 import re
 import signal
+import subprocess
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Launcher, Run
+from tests.e2e.conftest import DEADLINE_S, Launcher, Run
 from tests.e2e.test_gpus import EIGHT, box, library  # noqa: F401
 from tests.e2e.test_run import read_until
 from tests.nvml_fake.build import fake_gpu
 
 PREFIX = re.compile(r"\[(launcher|CPU\d+)\] (\[(full|infini|a|b|bad)\] (\[seed \d+\] )?)?\S")
+
+
+HUGE = ("model.hidden_size=8192", "model.num_layers=400", "model.num_heads=64")
 
 
 def losses(run: Run, arm: str, worker: str) -> list[str]:
@@ -115,7 +121,11 @@ def test_an_arm_whose_launcher_is_killed_is_named_and_leaves_nobody(
     process.send_signal(signal.SIGTERM)
     run = launcher.finish(process, seen)
     assert run.exit_code == 143, run.output
-    assert run.report()["culprits"] == ["b"]
+    told = run.report()
+    assert told["culprits"] == ["b"]
+    assert "b failed: its launcher was killed by SIGKILL (9)" in told["summary"]
+    assert launcher.verb("report", "run").returncode == 143
+    assert run.report() == told
     assert not [*alive(run.directory / "a"), *alive(run.directory / "b")]
 
 
@@ -148,7 +158,7 @@ def test_a_signal_ends_all_arms_and_starts_no_further_one(
 def test_replicas_of_an_arm_are_compared_with_each_other_alone(launcher: Launcher) -> None:
     flip = "flip_gradient@2:CPU3:layers.0.feed_forward.w2.weight:20"
     arms = ("--arm", "a", "--arm", "b", f"debug.drill={flip}")
-    run = launcher(*arms, "--workers=4", "launch.replicas=2")
+    run = launcher(*arms, "--workers=4", "launch.replicas=2", "--max-steps=8")
     assert run.exit_code == 23, run.output
     assert run.report()["culprits"] == ["b"]
     assert (run.directory / "a" / "cpu1.log").is_file()
@@ -182,7 +192,9 @@ def test_it_goes_on_from_its_checkpoints_wherever_an_arm_runs(launcher: Launcher
         ),
         (("--run-both-models", "--", "true"), "leave `-- COMMAND` out"),
         (("--seeds=2",), "needs launch.mode=compare"),
-        (("--arm", "a", "--arm", "b", "debug.drill=nan@1:CPU0"), "this run has no worker CPU0"),
+        (("--arm", "a", "--arm", "b", "debug.drill=nan@1:CPU7"), "this run has no worker CPU7"),
+        (("launch.mode=ddp", "--arm", "a", "--arm", "b"), "launch.mode=ddp: has no arms"),
+        (("--workers=1", "--arm", "a", "--arm", "b", *HUGE), "moments alone"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_anything_starts(
@@ -261,4 +273,84 @@ def test_a_comparison_is_watched_listed_and_refused_as_long_as_it_runs(
     one = launcher.verb("replay", "run")
     assert (one.returncode, "a comparison: give one training of it" in one.stdout) == (2, True)
     golden = launcher.verb("report", "run", "--write-golden", "g.json")
-    assert (golden.returncode, "takes one training of it" in golden.stdout) == (2, True)
+    assert (golden.returncode, "takes one training of a comp" in golden.stdout) == (2, True)
+
+
+def test_a_drill_of_one_worker_is_of_the_arm_that_it_trains(launcher: Launcher) -> None:
+    run = launcher("debug.drill=nan@1:CPU1", "--arm", "a", "--arm", "b")
+    assert (run.exit_code, run.report()["culprits"]) == (20, ["b"]), run.output
+
+
+def test_a_request_to_save_ends_the_arms_and_begins_no_other(launcher: Launcher) -> None:
+    options = ("training.save_on_signal=true", "--max-steps=2000", "--workers=1")
+    process = launcher.start(*options, "--arm", "a", "--arm", "b")
+    seen = read_until(process, "[a] Step [1/2000]")
+    process.send_signal(signal.SIGUSR1)
+    run = launcher.finish(process, seen)
+    assert (run.exit_code, run.report()["verdict"]) == (0, "INCONCLUSIVE"), run.output
+    assert "SIGUSR1 came before a and b had trained" in run.report()["summary"]
+    assert (run.cwd / ".checkpoints" / "a").is_dir()
+    assert not (run.directory / "b").exists()
+
+
+def test_a_deadline_is_shared_by_the_turns(launcher: Launcher) -> None:
+    options = ("--workers=1", "--deadline=50", "--max-steps=1000000")
+    run = launcher(*options, "--arm", "a", "--arm", "b")
+    assert run.exit_code == 0, run.output
+    assert run.report()["summary"].endswith("; the deadline came before all steps")
+    assert all(arm["figures"]["end_loss"]["count"] == 1 for arm in run.report()["arms"])
+    assert "1,000,000 steps" not in run.report()["summary"]
+
+
+def test_files_of_one_arm_that_cannot_be_read_leave_the_others_theirs(launcher: Launcher) -> None:
+    process = launcher.start("--arm", "a", "--arm", "b", "--workers=1", "--max-steps=200")
+    seen = read_until(process, "turn 2 of 2")
+    events = launcher.cwd / "run" / "a" / "cpu0.events.jsonl"
+    events.unlink()
+    events.mkdir()
+    run = launcher.finish(process, seen)
+    assert (run.exit_code, run.report()["verdict"]) == (75, "INCONCLUSIVE"), run.output
+    assert "a: " in run.report()["summary"]
+    assert "Is a directory" in run.report()["summary"]
+    assert arms_of(run)["b"]["figures"]["end_loss"]["count"] == 1
+
+
+def test_ctrl_z_stops_all_trainings_and_fg_goes_on(launcher: Launcher) -> None:
+    # Beside us in a group of its own, as a shell starts it: somebody could continue it.
+    process = subprocess.Popen(
+        launcher.arguments("--arm", "a", "--arm", "b", "--max-steps=300"),
+        cwd=launcher.cwd,
+        env=launcher.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
+    launcher.started.append(process)
+    seen = read_until(process, "[b] Step [1/300]")
+    os.killpg(process.pid, signal.SIGTSTP)
+    trainings = [launcher.cwd / "run" / arm for arm in "ab"]
+    wait_until(lambda: states(trainings) == {"T"})
+    os.killpg(process.pid, signal.SIGCONT)
+    run = launcher.finish(process, seen)
+    assert run.exit_code == 0, run.output
+    assert "PASS: 2 arms trained 300 steps" in run.output
+
+
+def states(directories: list[Path]) -> set[str]:
+    """Of the workers of the runs in these directories, two at least."""
+    tags = {f"MODEL_CHECK_RUN_DIR={directory}".encode() for directory in directories}
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            environ = {*(process / "environ").read_bytes().split(b"\0")}
+            if environ & tags and any(e.startswith(b"MODEL_CHECK_WORKER=") for e in environ):
+                found.append((process / "stat").read_text().rpartition(")")[2].split()[0])
+    return {*found} if len(found) >= len(directories) else set()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

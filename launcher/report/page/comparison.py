@@ -55,8 +55,8 @@ def _facts(result: ComparisonResult) -> Iterator[tuple[str, str]]:
     run = result.run
     yield "what", text(result.summary)
     yield "seeds", text(", ".join(map(str, result.seeds)))
-    steps = f"{run['steps']:,} steps" if run["steps"] else "steps by arm"
-    yield "preset", text(f"{run['preset']}, {steps}, {run['device']}")
+    yield "preset", text(f"{run['preset']}, {run['device']}")
+    yield "note", "<br>".join(map(text, result.notes))
     yield "started", text(run["started_at"])
     yield "command", text(" ".join(run["command"]))
     yield "exit code", text(result.exit_code)

@@ -49,21 +49,21 @@ def limited(tmp_path: Path, limit: int, used: int) -> Membership:
 
 def test_cpu_workers_that_fit_the_host_but_not_their_cgroup_are_refused(tmp_path: Path) -> None:
     small = settings(model=TINY)
-    assert check_memory(small, 2) == []
+    assert check_memory([small] * 2) == []
     words = r"are available below this control group's limit of 1\.0 GiB"
     with pytest.raises(ConfigError, match=words):
-        check_memory(small, 20_000, limited(tmp_path, GIB, GIB - 2**20))
+        check_memory([small] * 20_000, limited(tmp_path, GIB, GIB - 2**20))
 
 
 def test_what_fits_without_activations_only_is_a_note_with_what_to_change(tmp_path: Path) -> None:
-    (note,) = check_memory(settings(model=TINY), 2, limited(tmp_path, GIB, GIB - 2**26))
+    (note,) = check_memory([settings(model=TINY)] * 2, limited(tmp_path, GIB, GIB - 2**26))
     assert note.startswith("memory may not suffice: 2 CPU workers take about ")
     assert "this control group's limit of 1.0 GiB; lower training.context_length" in note
 
 
 def test_a_batch_that_no_machine_holds_is_refused_before_its_workers_start() -> None:
     with pytest.raises(ConfigError, match=r"cannot fit: .* lower training\.batch_size \(100000000"):
-        check_memory(settings(model=TINY, training={"batch_size": 100_000_000}), 2)
+        check_memory([settings(model=TINY, training={"batch_size": 100_000_000})] * 2)
 
 
 def gpu(free_mib: int | None) -> Gpu:

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from launcher.verdict.comparison import (
     ComparisonRecord,
@@ -31,7 +32,6 @@ def record(**more: Any) -> ComparisonRecord:
         "cwd": "/",
         "preset": "cpu",
         "device": "cpu",
-        "steps": 10,
         "differing": {"model.attention": {"full": "full", "infini": "infini"}},
         "trials": trials,
     }
@@ -39,9 +39,8 @@ def record(**more: Any) -> ComparisonRecord:
 
 
 def passed(loss: float, rate: float = 100.0, **more: Any) -> Measured:
-    return Measured(
-        verdict=Verdict.PASS, exit_code=0, summary="", end_loss=loss, tokens_per_s=rate, **more
-    )
+    told: dict[str, Any] = {"end_loss": loss, "tokens_per_s": rate, "steps": 10}
+    return Measured(verdict=Verdict.PASS, exit_code=0, summary="", **told | more)
 
 
 def failed(code: int) -> Measured:
@@ -106,13 +105,60 @@ def test_who_was_stopped_has_not_failed() -> None:
     ]
     told = result(record(trials=stopped, signal=15), full_42=failed(143))
     assert (told.exit_code, told.verdict, told.culprits) == (143, Verdict.INCONCLUSIVE, [])
-    assert "it was stopped before full and infini had trained" in told.summary
+    assert told.summary == "SIGTERM came before full and infini had trained"
+
+
+def test_a_request_to_save_and_end_begins_no_other_and_is_no_failure() -> None:
+    told = result(record(signal=10), infini_44=None)
+    assert (told.exit_code, told.verdict, told.culprits) == (0, Verdict.INCONCLUSIVE, [])
+    assert told.summary == "SIGUSR1 came before infini had trained"
 
 
 def test_a_deadline_leaves_a_comparison_open() -> None:
     told = result(record(is_deadline=True), infini_44=None)
     assert (told.exit_code, told.verdict, told.culprits) == (75, Verdict.INCONCLUSIVE, [])
-    assert told.summary == "the deadline came before infini had trained"
+    assert told.summary == "the deadline came before infini had trained enough"
+
+
+def test_steps_are_those_that_were_trained() -> None:
+    told = result(infini_43=passed(1.5, steps=7, is_deadline=True))
+    assert told.verdict is Verdict.PASS
+    assert told.summary.startswith("2 arms trained 7 to 10 steps, 3 seeds each: ")
+    assert told.summary.endswith("; the deadline came before all steps")
+    assert any("trainings of 7 to 10 steps" in note for note in told.notes)
+    _, infini = told.arms
+    assert (infini.beside["end_loss"].count, infini.beside["tokens_per_s"].count) == (2, 3)
+
+
+def test_losses_of_other_tokens_are_told() -> None:
+    (note,) = result(record(differing={"data.bpe_vocab_size": {"full": 1, "infini": 2}})).notes
+    assert note.startswith("arms differ in data.bpe_vocab_size: their losses are of other texts")
+
+
+def test_nothing_left_to_train_is_no_pass_and_no_failure() -> None:
+    done = Measured(verdict=Verdict.INCONCLUSIVE, exit_code=0, summary="nothing left to train")
+    told = result(full_42=done)
+    assert (told.exit_code, told.verdict, told.culprits) == (0, Verdict.INCONCLUSIVE, [])
+    assert told.summary == "full: nothing left to train"
+
+
+def ended(name: str, **how: Any) -> ComparisonRecord:
+    """That training of it ended so."""
+    trials = [replace(t, **how) if t.directory == name else t for t in record().trials]
+    return record(trials=trials)
+
+
+def test_one_that_ended_well_and_left_no_report_proves_nothing() -> None:
+    told = result(ended("full/seed_42", exit_code=0, last_words="PASS: all"), full_42=None)
+    assert (told.exit_code, told.verdict, told.culprits) == (75, Verdict.INCONCLUSIVE, [])
+    assert told.summary == "full: left no report that can be read: PASS: all"
+
+
+def test_a_launcher_that_was_killed_is_a_failure_whatever_it_left() -> None:
+    how = {"exit_code": 137, "is_killed": True, "last_words": "its launcher was killed"}
+    told = result(ended("full/seed_42", **how), full_42=passed(2.0))
+    assert (told.exit_code, told.culprits) == (137, ["full"])
+    assert told.summary == "full failed (1 of 3 seeds): its launcher was killed; infini passed"
 
 
 def test_one_that_left_no_report_is_told_by_its_last_words() -> None:
