@@ -68,7 +68,7 @@ def rows(head: str) -> list[tuple[str, str]]:
 
 def commands() -> list[str]:
     typed = [
-        line
+        line.partition("  #")[0]
         for block in re.findall(r"```bash\n(.*?)```", PAGE + GUIDE, re.S)
         for line in block.splitlines()
     ]
