@@ -46,6 +46,7 @@ verbs (run.sh VERB --help):
   prepare [OPTIONS]       the token cache alone: build, --list, --verify, --gc
   export CHECKPOINT OUT   what transformers loads, made of a checkpoint
   train TEXT [OPTIONS]    train on your own text: one worker, checkpoints
+  generate CHECKPOINT     what a trained model says: --prompt "Once upon a time"
   passkey                 what each kind of attention brings back from afar
 
 examples:
@@ -111,6 +112,7 @@ VERBS = (
     "export",
     "forensics",
     "train",
+    "generate",
     "passkey",
 )
 """They come first on a command line."""

@@ -114,6 +114,8 @@ def _dispatch(argv: list[str], environ: Mapping[str, str], seat: Seat | None) ->
             _become("-P", "-m", "model_check.forensics", *rest)
         case ["export", *rest]:
             _become("-P", "-m", "model_check.export", "export", *rest)
+        case ["generate", *rest]:
+            _become("-P", "-m", "model_check.generate", *rest)
         case ["passkey", *rest]:
             _become("-P", "-m", "model_check.passkey", *rest)
         case _:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -31,6 +31,7 @@ from model_check.data.read.manifest import (
     short,
     store_of,
 )
+from model_check.data.tokenizers.marks import NO_MARKS, Marks, marks_of
 from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
 from model_check.engine.checkpoint import not_ours, read_checkpoint, settings_of, tokenizer_of
 from model_check.errors import ConfigError, ModelCheckError, StorageError
@@ -86,37 +87,9 @@ def export(
     return sorted(out.iterdir())
 
 
-class Mark(NamedTuple):
-    """A token that marks where documents begin or end."""
-
-    token: str
-    id: int
-
-
-class Marks(NamedTuple):
-    """What the model knows of documents; None: it knows no such token, or the tokenizer is gone."""
-
-    begin: Mark | None
-    end: Mark | None
-
-
-NO_MARKS = Marks(None, None)
-
-
 def _marks(content: bytes, path: Path, settings: Settings) -> Marks:
     """Of a run with the tokenizer.json `content`. Raises DataError."""
-    tokenizer = TextTokenizer(parse(document_in(content, path), path), str(path))
-    end = Mark(tokenizer.end_token, tokenizer.end_id)
-    return Marks(_begin(tokenizer, end, settings), end)
-
-
-def _begin(tokenizer: TextTokenizer, end: Mark, settings: Settings) -> Mark | None:
-    """The begin token, where each document had one, or where the first weights may know it. Without
-    one the end of a document is the begin of the next, unless that one never saw it."""
-    knows_own = settings.data.document_tokens == "begin_end" or settings.model.init_from
-    if knows_own and tokenizer.begin_token is not None and tokenizer.begin_id is not None:
-        return Mark(tokenizer.begin_token, tokenizer.begin_id)
-    return None if settings.data.document_masking else end
+    return marks_of(TextTokenizer(parse(document_in(content, path), path), str(path)), settings)
 
 
 def config_json(

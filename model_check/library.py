@@ -1,6 +1,8 @@
 """For programs of your own: the model that a checkpoint holds."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -9,7 +11,7 @@ from model_check.engine.checkpoint import not_ours, read_checkpoint, settings_of
 from model_check.models.attention import BACKENDS
 from model_check.models.backends import resolve_backend
 from model_check.models.basic_llama import BasicLlama
-from model_check.models.build_model import build_model
+from model_check.models.build_model import unfilled_model
 
 
 def load_model(checkpoint: str | Path, device: str = "cpu") -> BasicLlama:
@@ -20,13 +22,17 @@ def load_model(checkpoint: str | Path, device: str = "cpu") -> BasicLlama:
     version or an attention backend that cannot act here.
     """
     path = Path(checkpoint)
-    state = read_checkpoint(path)
-    settings, place = settings_of(state, path), torch.device(device)
+    return model_of(read_checkpoint(path), path, torch.device(device))
+
+
+def model_of(state: Mapping[str, Any], path: Path, device: torch.device) -> BasicLlama:
+    """The same of a checkpoint that was read from `path`. Raises as `load_model`."""
+    settings = settings_of(state, path)
     backend, _ = resolve_backend(
-        "auto", place, torch.float32, documents=settings.data.document_masking
+        "auto", device, torch.float32, documents=settings.data.document_masking
     )
-    vocab_size = len(state["model"]["tok_embed.weight"])
-    model = build_model(settings, geometry(settings.model, vocab_size), BACKENDS[backend], place)
+    shape = geometry(settings.model, len(state["model"]["tok_embed.weight"]))
+    model = unfilled_model(settings, shape, BACKENDS[backend], device)
     try:
         model.load_state_dict(state["model"])
     except RuntimeError as error:

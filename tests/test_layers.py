@@ -79,6 +79,9 @@ ALLOWED = {
     "model_check.engine.assembly": FLOOR
     | {ENGINE, *rooms("model_check", "forensics", "models")}
     | {*rooms(ENGINE, "saving", "observe", "trainer")},
+    "model_check.generate": FLOOR
+    | {"model_check.data.read", "model_check.data.tokenizers", "model_check.library"}
+    | {"model_check.engine.checkpoint", "model_check.engine.saving", "model_check.models"},
     "model_check.passkey": FLOOR
     | {ENGINE, "model_check.engine.assembly", "model_check.data.read", "model_check.models"},
     "model_check.library": FLOOR | {"model_check.engine.checkpoint", "model_check.models"},

@@ -150,10 +150,11 @@ class BasicLlama(nn.Module):
 
     @torch.no_grad()
     def go_on(
-        self, tokens_BT: Tensor, pasts: Sequence[Past] | None = None
+        self, tokens_BT: Tensor, pasts: Sequence[Past] | None = None, *, only_last: bool = False
     ) -> tuple[Tensor, list[Past]]:
         """The logits [B, T, V] of tokens that follow those of earlier calls, one document a row,
-        and what the next call needs: `pasts`, one a block; None: nothing came before.
+        and what the next call needs: `pasts`, one a block; None: nothing came before. `only_last`:
+        the last token's logits alone, [B, 1, V].
 
         With segments its size is limited, and the text is not; full attention keeps all. Raises
         ValueError where a segment, or all of a text, is longer than the rotary tables.
@@ -173,8 +174,11 @@ class BasicLlama(nn.Module):
                 tables = Tables(self.rope_cos[rows], self.rope_sin[rows])
                 x_BTE, past = block.go_on(x_BTE, pasts[number], tables)  # type: ignore[operator]
                 pasts[number] = block.attention.closed(past) if is_over else past  # type: ignore[union-attr,operator]
-            parts.append(nn.functional.linear(self.norm(x_BTE), self.head_weight))
             tokens_BT = tokens_BT[:, num:]
+            if not only_last:
+                parts.append(nn.functional.linear(self.norm(x_BTE), self.head_weight))
+            elif not tokens_BT.shape[1]:
+                parts.append(nn.functional.linear(self.norm(x_BTE[:, -1:]), self.head_weight))
         return torch.cat(parts, dim=1), pasts
 
     def hidden(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:

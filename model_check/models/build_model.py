@@ -25,13 +25,21 @@ def build_model(
     settings: Settings, geometry: Geometry, attend: AttentionFn, device: torch.device
 ) -> BasicLlama:
     """A model in float32 on `device`, with the first values that `config.shape` gives."""
+    model = unfilled_model(settings, geometry, attend, device)
+    initialise(model, settings.model, settings.system.seed)
+    return model
+
+
+def unfilled_model(
+    settings: Settings, geometry: Geometry, attend: AttentionFn, device: torch.device
+) -> BasicLlama:
+    """The same with its rotary tables, for weights from elsewhere."""
     model = empty_model(settings, geometry, attend, device)
     frequencies = inverse_frequencies(
         geometry.head_dim, settings.model.rope_theta, settings.model.rope_scaling
     )
     tables = rope_tables(frequencies, settings.training.context_length)
     model.set_rope(*(table.to(device) for table in tables))
-    initialise(model, settings.model, settings.system.seed)
     return model
 
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -73,6 +73,14 @@ class TextTokenizer:
         """The ids of each text, without any special token."""
         batch = self._raw.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
+
+    def decoder(self) -> Callable[[int], str]:
+        """Takes the ids of one text in turn, and gives what each adds: nothing until a character is
+        whole, and nothing for a special token."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=True)
+        return lambda token: stream.step(self._raw, token) or ""
 
     def to_json(self) -> str:
         return self._raw.to_str(pretty=False)

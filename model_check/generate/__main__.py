@@ -1,0 +1,152 @@
+"""Text out of a trained model: `run.sh generate CHECKPOINT --prompt TEXT`. The text comes on
+standard output as it is made, all else on standard error."""
+
+import json
+import math
+import os
+import signal
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from model_check.config.arguments import Parser
+from model_check.errors import (
+    EXIT_PASS,
+    EXIT_SIGNAL_BASE,
+    ModelCheckError,
+    NoGpuError,
+    UsageError,
+)
+from model_check.generate.generate import Piece, generate
+from model_check.generate.sampling import Sampling
+from model_check.generate.text_model import read_text_model
+from model_check.utils.files import read_whole
+from model_check.utils.words import printable_lines
+
+_LONGEST_PROMPTS = 1 << 26
+"""Bytes of a file of prompts."""
+_EXAMPLES = """\
+examples:
+  bash run.sh generate .checkpoints/cpu0/last.pt --prompt "Once upon a time"
+  bash run.sh generate .checkpoints --temperature 0 --max-tokens 50 --prompt "def "
+  bash run.sh generate EXPORTED_DIR --prompts prompts.txt > texts.jsonl
+
+CHECKPOINT: a file, a directory of checkpoints (the newest of it), or one with config.json and
+safetensors, as `run.sh export` makes it and transformers loads it.
+"""
+
+
+def _parser() -> Parser:
+    prog = "run.sh generate"
+    usage = f"{prog} CHECKPOINT --prompt TEXT [OPTIONS]"
+    parser = Parser(prog=prog, usage=usage, description=__doc__, epilog=_EXAMPLES)
+    add = parser.add_argument
+    add("checkpoint", type=Path, metavar="CHECKPOINT", help="see below")
+    add("--prompt", metavar="TEXT", help="what the text begins with")
+    file = "a prompt a line; the texts come as JSON, one a line"
+    add("--prompts", type=Path, metavar="FILE", help=file)
+    add("--max-tokens", type=int, default=200, metavar="N", help="the longest text (200)")
+    add("--temperature", type=float, default=0.8, metavar="T", help="0: the likeliest token (0.8)")
+    add("--top-k", type=int, default=0, metavar="K", help="of the K likeliest; 0: of all (0)")
+    add("--top-p", type=float, default=1.0, metavar="P", help="of the likeliest with share P (1)")
+    add("--seed", type=int, default=0, metavar="N", help="another one, another text (0)")
+    add("--stop", action="append", default=[], metavar="TEXT", help="ends the text; repeatable")
+    add("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json, where none is held")
+    add("--device", default="auto", metavar="KIND", help="auto | cuda | cpu")
+    add("--json", action="store_true", help="as for --prompts")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    # `| head`: its reader is gone.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        names = _parser().read(argv)
+        prompts, sampling = list(_prompts(names)), _sampling(names)
+        text_model = read_text_model(names.checkpoint, _device(names.device), names.tokenizer)
+        for prompt in prompts:
+            pieces = generate(
+                text_model, prompt, sampling, max_tokens=names.max_tokens, stops=names.stop
+            )
+            if names.json or names.prompts is not None:
+                _print_json(prompt, pieces)
+            else:
+                _stream(pieces)
+    except ModelCheckError as error:
+        print(printable_lines(f"error: {error}"), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_SIGNAL_BASE + signal.SIGINT
+    return EXIT_PASS
+
+
+def _stream(pieces: Iterator[Piece]) -> None:
+    """To a person, or into a pipe; how long it took follows on standard error."""
+    is_seen, began = sys.stdout.isatty(), time.monotonic()
+    for piece in pieces:
+        text = printable_lines(piece.text) if is_seen else piece.text
+        print(text, end="", flush=True)
+    print(flush=True)
+    took_s = time.monotonic() - began
+    rate = f"{piece.num_tokens / took_s:,.0f} tokens/s" if took_s > 0 else ""
+    print(f"{piece.num_tokens} tokens, {piece.ended}; {rate}", file=sys.stderr)
+
+
+def _print_json(prompt: str, pieces: Iterator[Piece]) -> None:
+    text = ""
+    for piece in pieces:
+        text += piece.text
+    document = {"prompt": prompt, "text": text, "tokens": piece.num_tokens, "ended": piece.ended}
+    print(json.dumps(document, ensure_ascii=False), flush=True)
+
+
+def _prompts(names: Namespace) -> Iterator[str]:
+    """Raises UsageError."""
+    if (names.prompt is None) == (names.prompts is None):
+        raise UsageError("generate: give --prompt TEXT, or --prompts FILE")
+    if names.prompt is not None:
+        yield names.prompt
+        return
+    try:
+        text = read_whole(names.prompts, _LONGEST_PROMPTS).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"--prompts {names.prompts}: cannot be read: {why}") from error
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise UsageError(f"--prompts {names.prompts}: has no line with a prompt")
+    yield from lines
+
+
+def _sampling(names: Namespace) -> Sampling:
+    """Raises UsageError."""
+    limits = {
+        "--max-tokens": names.max_tokens >= 1,
+        "--temperature": 0 <= names.temperature < math.inf,
+        "--top-k": names.top_k >= 0,
+        "--top-p": 0 < names.top_p <= 1,
+        "--seed": 0 <= names.seed < 2**63,
+    }
+    if wrong := [option for option, holds in limits.items() if not holds]:
+        value = getattr(names, wrong[0].removeprefix("--").replace("-", "_"))
+        raise UsageError(f"{wrong[0]} {value}: out of range (--help tells what it is)")
+    return Sampling(names.temperature, names.top_k, names.top_p, names.seed)
+
+
+def _device(asked: str) -> torch.device:
+    """Raises UsageError and NoGpuError."""
+    if asked not in ("auto", "cuda", "cpu"):
+        raise UsageError(f"--device {asked}: auto, cuda or cpu")
+    has_gpu = torch.cuda.is_available()
+    if asked == "cuda" and not has_gpu:
+        raise NoGpuError("--device cuda: torch finds no GPU here")
+    return torch.device("cuda" if has_gpu and asked != "cpu" else "cpu")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.exit(main(sys.argv[1:]))

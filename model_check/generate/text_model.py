@@ -1,0 +1,135 @@
+"""A model and its tokenizer: from a checkpoint of ours, or from a directory that transformers would
+load."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import torch
+
+from model_check.config.geometry import geometry_values
+from model_check.config.schema import Settings
+from model_check.config.shape import geometry
+from model_check.data.read.manifest import LONGEST, TOKENIZER
+from model_check.data.tokenizers.marks import marks_of
+from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
+from model_check.engine.checkpoint import read_checkpoint, settings_of, tokenizer_of
+from model_check.engine.saving.checkpoint_files import newest_first
+from model_check.errors import ConfigError
+from model_check.library import model_of
+from model_check.models.attention import BACKENDS
+from model_check.models.basic_llama import BasicLlama
+from model_check.models.build_model import unfilled_model
+from model_check.utils.files import SETTINGS_BYTES, read_whole
+
+_CONFIG = "config.json"
+
+
+class _Config(msgspec.Struct):
+    """What a config.json says of texts, and transformers takes where it does not."""
+
+    max_position_embeddings: Annotated[int, msgspec.Meta(ge=1)] = 2048
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+
+@dataclass(frozen=True)
+class TextModel:
+    model: BasicLlama
+    """In float32, in evaluation mode."""
+    tokenizer: TextTokenizer
+    begin_id: int | None
+    """What stood before each text in training; None: nothing."""
+    end_ids: frozenset[int]
+    """Each of them ends a text."""
+    context_length: int | None
+    """The longest text in tokens; None: there is no limit."""
+
+
+def read_text_model(source: Path, device: torch.device, tokenizer: Path | None) -> TextModel:
+    """`source`: a checkpoint, a directory of checkpoints (the newest), or one with config.json.
+    `tokenizer`: a tokenizer.json; None: the one there. Raises ConfigError, CheckpointError,
+    DataError."""
+    if source.is_dir() and (source / _CONFIG).is_file():
+        return _of_directory(source, device, tokenizer)
+    if not source.exists():
+        raise ConfigError(f"{source}: no such checkpoint, and no such directory")
+    if source.is_dir():
+        checkpoints = newest_first(source)
+        if not checkpoints:
+            raise ConfigError(f"{source}: holds no last.pt, no step_N.pt, and no {_CONFIG}")
+        source = checkpoints[0]
+    return _of_checkpoint(source, device, tokenizer)
+
+
+def _of_checkpoint(path: Path, device: torch.device, given: Path | None) -> TextModel:
+    state = read_checkpoint(path)
+    settings = settings_of(state, path)
+    content = tokenizer_of(state, path, LONGEST) if given is None else _content(given)
+    if content is None:
+        raise ConfigError(f"{path}: holds no tokenizer: give it with --tokenizer FILE")
+    tokenizer = _tokenizer(content, given or path, len(state["model"]["tok_embed.weight"]))
+    marks = marks_of(tokenizer, settings)
+    return TextModel(
+        model_of(state, path, device),
+        tokenizer,
+        begin_id=marks.begin and marks.begin.id,
+        end_ids=frozenset({tokenizer.end_id}),
+        context_length=_limit(settings),
+    )
+
+
+def _of_directory(directory: Path, device: torch.device, given: Path | None) -> TextModel:
+    # safetensors, for these alone
+    from model_check.models.hf_import import load_weights
+
+    values = geometry_values(str(directory), offline=True)
+    config = _read_config(directory / _CONFIG)
+    tree = {"model": values, "training": {"context_length": config.max_position_embeddings}}
+    settings = msgspec.convert(tree, Settings)
+    shape = geometry(settings.model, values["vocab_size"])
+    model = unfilled_model(settings, shape, BACKENDS["sdpa"], device)
+    load_weights(model, settings.model, directory)
+    place = given or directory / TOKENIZER
+    tokenizer = _tokenizer(_content(place), place, shape.vocab_size)
+    ends = tokenizer.end_id if config.eos_token_id is None else config.eos_token_id
+    return TextModel(
+        model.eval(),
+        tokenizer,
+        begin_id=config.bos_token_id,
+        end_ids=frozenset(ends if isinstance(ends, list) else {ends}),
+        context_length=config.max_position_embeddings,
+    )
+
+
+def _read_config(path: Path) -> _Config:
+    """Raises ConfigError."""
+    try:
+        return msgspec.json.decode(read_whole(path, SETTINGS_BYTES), type=_Config)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path}: not the config.json of a model: {error}") from error
+
+
+def _limit(settings: Settings) -> int | None:
+    """Segments begin their positions anew, so a text of them has no end."""
+    return settings.training.context_length if settings.model.attention == "full" else None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return read_whole(path, LONGEST)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read as a tokenizer: {error.strerror} (--tokenizer FILE gives one)"
+        ) from error
+
+
+def _tokenizer(content: bytes, path: Path, vocab_size: int) -> TextTokenizer:
+    tokenizer = TextTokenizer(parse(document_in(content, path), path), str(path))
+    if tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"{path}: a tokenizer of {tokenizer.vocab_size:,} tokens, and the model knows "
+            f"{vocab_size:,}: it is another model's"
+        )
+    return tokenizer
