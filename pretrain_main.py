@@ -262,7 +262,9 @@ def train(task: Task, process: Process) -> None:
     limit = partial(rank_timeout_s, settings.launch, process.env.supervised)
     with ExitStack() as stack:
         world = stack.enter_context(joined(ranks, device, limit))
-        directory = stack.enter_context(checkpoint_directory(*where, say, world))
+        directory = stack.enter_context(
+            checkpoint_directory(*where, say, world, has_place=process.env.has_place)
+        )
         cache = open_tokens(settings, process, say)
         context = RunContext(
             identity=Identity(

@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher.arms import BOTH, Arm, Seat, split_arms
+from launcher.arms import BOTH, SEAT, Arm, Seat, split_arms
 from model_check.config.arguments import (
     Parser,
     add_resume_option,
@@ -138,6 +138,8 @@ class RunArguments(Struct, frozen=True):
 
     def seated(self, seat: Seat) -> "RunArguments":
         """What is asked for of one training of a comparison. Raises UsageError and ConfigError."""
+        if len(self.arms) != 1:
+            raise UsageError(f"{SEAT}: a comparison sets it for its own launchers: unset it")
         (arm,) = self.arms
         request = seat.over(arm.of(self.request))
         return replace(self, request=request, run_dir=seat.directory, arms=(), seat=seat)

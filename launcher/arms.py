@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from model_check.config.arguments import with_dashes
 from model_check.config.fields import flatten
 from model_check.config.inert import COMPARE
 from model_check.config.layers import Layer, command_line
@@ -68,11 +69,14 @@ class Seat(Struct, frozen=True):
     settings: dict[str, Any]
     """Dotted name -> value; they win over all others."""
     workers: tuple[str, ...] = ()
-    """All that the comparison has."""
+    """Workers of the comparison that a drill may name, too."""
     first_slot: int = 0
     """Number of its first CPU worker."""
     num_beside: int = 1
-    """Trainings that share the cores, this one included."""
+    """Trainings that share the cores, this one included; of the fullest turn: a training has as
+    many threads in each."""
+    is_busy: bool = False
+    """Other processes worked on these cores before the first."""
 
     def to_text(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -103,8 +107,8 @@ def split_arms(argv: Sequence[str]) -> tuple[list[str], tuple[Arm, ...]]:
     words = list(argv)
     while words:
         word = words.pop(0)
-        option, _, given = word.partition("=")
-        if word == BOTH:
+        option, _, given = with_dashes(word).partition("=")
+        if option == BOTH:
             arms += BOTH_ARMS
         elif option == _OPTION:
             name = given or (words.pop(0) if words else "")
@@ -130,9 +134,10 @@ def refuse_overruled(request: Request, arms: Sequence[Arm]) -> None:
 
 def _taken(words: list[str]) -> list[str]:
     """Taken from the front of `words`: those up to the next option."""
-    end = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
-    taken, words[:] = words[:end], words[end:]
-    return taken
+    plain = [with_dashes(word) for word in words]  # --training.max_steps=3 is a setting
+    end = next((at for at, word in enumerate(plain) if word.startswith("-")), len(words))
+    del words[:end]
+    return plain[:end]
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -146,7 +151,8 @@ def _check_names(names: Sequence[str]) -> None:
             )
         if masked(name) != name:
             raise UsageError(f"{_OPTION} {masked(name)}: this name looks like a secret")
-        if _WORKER.fullmatch(name) or name.lower().endswith(_FILES):
+        is_ours = name.lower() == "launcher" or name.lower().endswith(_FILES)
+        if _WORKER.fullmatch(name) or is_ours:
             raise UsageError(f"{_OPTION} {name}: a worker or a file has such a name: another one")
         if name.lower() in seen:
             both = f"{seen[name.lower()]} and {name}"

@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -21,17 +22,19 @@ from launcher.run import make_directory, printing
 from launcher.supervise.outcome import Outcome
 from launcher.supervise.policy import Limits
 from launcher.supervise.supervisor import Supervisor
+from launcher.supervise.teardown import REAP_S
 from launcher.verdict.comparison import ComparisonRecord, TrialRecord
-from launcher.verdict.record import WorkerEnd
+from launcher.verdict.record import RunEnd, WorkerEnd
 from model_check.config.fields import setting_text
-from model_check.errors import StorageError, describe_exit, exit_code_of
+from model_check.errors import EXIT_SIGNAL_BASE, StorageError, describe_exit, exit_code_of
 from model_check.utils.project_files import PACKAGES
-from model_check.utils.requests import request_of
+from model_check.utils.requests import TO_FORWARD, request_of
 from model_check.utils.secrets import masked_argv
 from model_check.utils.words import listed
 
-_MORE_GRACE_S = 5.0
-"""A launcher that is asked to end gets so much longer than it gives its own workers."""
+_MORE_GRACE_S = REAP_S + 10.0
+"""A launcher that is asked to end gets so much longer than it gives its own workers: it waits for
+one that cannot be killed, and writes its report."""
 _CLOSING_S = 3.0
 """Before its deadline a comparison leaves its trainings this much less, to write its report."""
 
@@ -62,8 +65,9 @@ class _Run:
             self._tell_turn(number, turn)
             after = self._supervise(turn, number, after)
             self._remember(turn, after)
-            if after.end.requests:  # also one that has every training save, and end early
-                self._record = replace(self._record, signal=after.end.requests[-1])
+            is_last = number == len(self._comparison.turns)
+            if (signum := _request(after.end, is_last)) is not None:
+                self._record = replace(self._record, signal=signum)
                 break
         return self._conclude()
 
@@ -125,8 +129,11 @@ class _Run:
             for each in self._record.trials
         ]
         self._record = replace(self._record, trials=trials)
+        with suppress(StorageError):  # it is told at the end
+            self._write_record()
 
     def _write_record(self) -> None:
+        """A launcher that is killed later leaves what is known."""
         write_record(self._record, self._comparison.run_dir)
 
     def _conclude(self) -> int:
@@ -141,6 +148,14 @@ class _Run:
         for line in comparison_lines(left.result, directory):
             self._printer.say(line)
         return left.result.exit_code
+
+
+def _request(end: RunEnd, is_last: bool) -> int | None:
+    """The signal after which no further turn begins: one that ended this one, or has its trainings
+    save and end early, or came too late for it."""
+    if end.is_by_signal:
+        return end.exit_code - EXIT_SIGNAL_BASE
+    return next((s for s in end.requests if s in TO_FORWARD or not is_last), None)
 
 
 def _ended(trial: TrialRecord, end: WorkerEnd, tag: str) -> TrialRecord:

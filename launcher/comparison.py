@@ -1,7 +1,6 @@
 """A comparison that was asked for: its arms, whose settings are checked, and which training of them
 runs when and where. Nothing of it has started."""
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,13 @@ from launcher import run_dir
 from launcher.arguments import RunArguments
 from launcher.arms import BOTH, Arm, Seat, refuse_overruled
 from launcher.contain.processes import began_at
-from launcher.devices import Hold, Machine, Picked, pick
+from launcher.devices import Hold, Machine, Picked, is_asked_for, pick
 from launcher.gpus.probe import GpuProbe
 from launcher.gpus.reservation import free
 from launcher.gpus.sizes import fitted
+from launcher.launch import works_beside_others
 from launcher.plan import Place
-from model_check.config.derived import segment_length
+from model_check.config.derived import precision, segment_length
 from model_check.config.fields import all_fields, value_of
 from model_check.config.inert import acting
 from model_check.config.load import Loaded, load
@@ -56,10 +56,10 @@ class Comparison(Struct, frozen=True):
     """Those of a turn run side by side; the next turn begins when all have ended."""
     environ: Mapping[str, str]
     run_dir: Path
+    is_busy: bool
+    """Other processes work on these cores, before any of ours does."""
     began_at: float = field(default_factory=began_at)
     """When this process did, monotonic seconds."""
-    started_at: float = field(default_factory=time.time)
-    """Seconds since the epoch."""
 
     @property
     def common(self) -> Loaded:
@@ -89,7 +89,7 @@ class Comparison(Struct, frozen=True):
     @property
     def differing(self) -> dict[str, dict[str, Any]]:
         """Setting -> arm -> its value, of the settings that are not the same in all arms."""
-        trees = {name: acting(loaded.settings) for name, loaded in self.loaded.items()}
+        trees = {name: _resolved(loaded.settings) for name, loaded in self.loaded.items()}
         every = {
             setting: {name: value_of(tree, setting) for name, tree in trees.items()}
             for setting in all_fields()
@@ -121,23 +121,31 @@ def make_comparison(
     picked = replace(picked, notes=(*picked.notes, *notes, *_notes_on_kinds(places)))
     _preflight(turns, loaded)
     directory = arguments.run_dir or run_dir.default_path(common.settings.logging.log_dir)
-    return Comparison(arguments, loaded, picked, turns, environ, directory.absolute())
+    return Comparison(
+        arguments, loaded, picked, turns, environ, directory.absolute(), works_beside_others()
+    )
 
 
 def plan_turns(
     arms: Sequence[Arm], seeds: Sequence[int], places: Sequence[Place], replicas: int
 ) -> tuple[tuple[Trial, ...], ...]:
-    """All arms with the first seed, then all with the next: arms run beside each other, so that
-    what the machine does meanwhile does to all the same. Each training gets `replicas` places."""
+    """All arms with the first seed, then all with the next. Where there is room for all arms, those
+    with one seed run beside each other: what the machine does meanwhile, it does to all. From turn
+    to turn they change places: a slow GPU is not one arm's. Each training gets `replicas` places.
+    """
     slots = [
         tuple(places[at : at + replicas]) for at in range(0, len(places) - replicas + 1, replicas)
     ]
+    num = len(slots) // len(arms) * len(arms) or len(slots)
     pairs = [(arm, seed) for seed in seeds for arm in arms]
-    groups = [pairs[at : at + len(slots)] for at in range(0, len(pairs), len(slots))]
-    is_one = len(seeds) == 1
+    groups = [pairs[at : at + num] for at in range(0, len(pairs), num)]
+    turns_of_seed = -(-len(arms) // num)
     return tuple(
-        tuple(_trial(*pair, slot, is_one) for pair, slot in zip(group, slots, strict=False))
-        for group in groups
+        tuple(
+            _trial(*pair, slots[(at + number // turns_of_seed) % len(slots)], len(seeds) == 1)
+            for at, pair in enumerate(group)
+        )
+        for number, group in enumerate(groups)
     )
 
 
@@ -163,11 +171,12 @@ def seat_of(
         tag=tag_of(trial, comparison),
         run_dir=str(comparison.run_dir / trial.directory),
         run_name=f"{comparison.run_dir.name}/{trial.directory}",
-        preset=comparison.common.preset,
+        preset=comparison.loaded[trial.arm.name].preset,
         settings=decided,
-        workers=tuple(comparison.used),
+        workers=_drilled(trial.arm, list(comparison.used)),
         first_slot=trial.places[0].index,
-        num_beside=len(turn),
+        num_beside=len(comparison.turns[0]),
+        is_busy=comparison.is_busy,
     )
 
 
@@ -187,6 +196,17 @@ def _trial(arm: Arm, seed: int, places: tuple[Place, ...], is_one: bool) -> Tria
 def _seeds(settings: Settings) -> list[int]:
     first = settings.system.seed
     return list(range(first, first + settings.launch.seeds))
+
+
+def _resolved(settings: Settings) -> Settings:
+    """As it trains: the precision by its name, and the default for what does nothing."""
+    training = replace(settings.training, precision=precision(settings.training))
+    return acting(replace(settings, training=training))
+
+
+def _drilled(arm: Arm, everyone: list[str]) -> tuple[str, ...]:
+    """Who may be named by a drill: of all arms anybody, of its own whom it has."""
+    return () if "debug.drill" in arm.layer[1] else tuple(everyone)
 
 
 def _differ(values: Sequence[Any]) -> bool:
@@ -231,10 +251,10 @@ def _with_places(loaded: Loaded, machine: Machine, needed: int) -> Loaded:
     """As many places as there is work for: of those asked for, else of the GPUs that are free."""
     launch = loaded.settings.launch
     if loaded.device == "cpu":
-        is_asked = loaded.sources["launch.workers"] != "default"
+        is_asked = is_asked_for(loaded, "launch.workers")
         room = launch.workers if is_asked else max(launch.workers, launch.replicas)
         launch = replace(launch, workers=min(room, needed))
-    elif loaded.sources["launch.gpus"] == "default":
+    elif not is_asked_for(loaded, "launch.gpus"):
         num_free = min(needed, len(free(machine.visible)))
         launch = replace(launch, gpus=f"auto:{max(launch.replicas, num_free)}")
     return replace(loaded, settings=replace(loaded.settings, launch=launch))
@@ -269,7 +289,8 @@ def _preflight(turns: Sequence[Sequence[Trial]], loaded: Mapping[str, Loaded]) -
         for trial in turn:
             if (trial.arm.name, trial.places) not in checked:
                 checked.add((trial.arm.name, trial.places))
-                check_training(loaded[trial.arm.name].settings, trial.places, everyone)
+                others = _drilled(trial.arm, everyone)
+                check_training(loaded[trial.arm.name].settings, trial.places, others)
     if not any(trial.places[0].gpu for trial in turns[0]):
         for arms in {tuple(t.arm.name for t in turn for _ in t.places) for turn in turns}:
             check_memory([loaded[name].settings for name in arms])

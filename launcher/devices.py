@@ -137,19 +137,27 @@ def pick(loaded: Loaded, machine: Machine, hold: Hold, first_slot: int = 0) -> P
         raise NoGpuError(
             f"{given}system.device = cuda: {machine.why_no_gpu()} (--device cpu trains without)"
         )
-    if _asked(loaded, "launch.workers"):
+    if is_asked_for(loaded, "launch.workers"):
         raise UsageError(
             f"{loaded.sources['launch.workers']}: launch.workers counts CPU workers, and this run "
             "uses GPUs: choose them with --gpus, or say --device cpu"
         )
-    return _pick_gpus(loaded, machine, hold)
+    return _pick_held(loaded, machine) if hold is Hold.ABOVE else _pick_gpus(loaded, machine, hold)
+
+
+def _pick_held(loaded: Loaded, machine: Machine) -> Picked:
+    """Those of the launcher above, which has looked whether they are idle: until now its own
+    trainings may have worked there."""
+    gpus = choose(loaded.settings.launch.gpus, machine.visible, machine.snapshot.gpus)
+    why = ", ".join(f"{gpu.label} {gpu.name}" for gpu in gpus)
+    return Picked(tuple(gpu_places(gpus)), why, snapshot=machine.snapshot)
 
 
 def _refuse_without_gpus(loaded: Loaded, machine: Machine) -> None:
     """Refuse a run on the CPU whose settings say which GPUs to use, or how."""
     names = ("gpus", "require_idle", "expect_gpus", "fail_on", "fail_on_health")
     for name in (f"launch.{name}" for name in names):
-        if not _asked(loaded, name) or loaded.value(name) in _ASK_FOR_NO_GPU:
+        if not is_asked_for(loaded, name) or loaded.value(name) in _ASK_FOR_NO_GPU:
             continue
         given = given_by(loaded.sources[name], name)
         asked = f"{given}GPUs were asked for ({name} = {loaded.value(name)!r}), "
@@ -188,8 +196,7 @@ def _pick_gpus(loaded: Loaded, machine: Machine, hold: Hold) -> Picked:
     else:
         gpus = choose(selector, machine.visible, machine.snapshot.gpus)
         reservation = reserve(gpus) if hold is Hold.TAKE else None
-        if hold is Hold.LOOK:
-            notes += holders(gpus)
+        notes += holders(gpus) if hold is Hold.LOOK else []
     busy = [f"{gpu.label} is busy: {why}" for gpu in gpus if (why := why_busy(gpu))]
     not_idle = [why for gpu in gpus if (why := why_not_idle(gpu))]
     if not_idle and loaded.settings.launch.require_idle:
@@ -245,14 +252,14 @@ def _refuse_blind_health(loaded: Loaded) -> None:
         return
     for name in ("launch.fail_on", "launch.fail_on_health"):
         interval = "launch.telemetry_interval_s"
-        if _asked(loaded, name) and loaded.value(name) not in _ASK_FOR_NO_GPU:
+        if is_asked_for(loaded, name) and loaded.value(name) not in _ASK_FOR_NO_GPU:
             raise ConfigError(
                 f"{given_by(loaded.sources[interval], interval)}{interval} = 0 leaves "
                 f"{name} nothing to judge by: give one of the two"
             )
 
 
-def _asked(loaded: Loaded, name: str) -> bool:
+def is_asked_for(loaded: Loaded, name: str) -> bool:
     """Whether a person asked for this value. A file that repeats the default (the config.json of an
     earlier run does) asks for nothing."""
     source = loaded.sources[name]

@@ -19,9 +19,7 @@ from model_check.utils.secrets import masked_argv, masked_values
 
 def describe(launch: Launch, *, as_json: bool) -> str:
     """Every process that a run would start. Starts, makes and reserves nothing."""
-    specs = [] if launch.arguments.command else [plan_prepare(launch.context)]
-    specs += launch.specs
-    rows = [_row(spec, launch) for spec in specs]
+    rows = _rows(launch)
     if as_json:
         return json.dumps(_document(launch, rows), indent=2)
     lines = [f"device {launch.loaded.device} ({launch.picked.why}); would start:"]
@@ -52,7 +50,7 @@ def describe_comparison(comparison: Comparison, probe: GpuProbe, *, as_json: boo
             "seeds": comparison.seeds,
             "differing": msgspec.to_builtins(comparison.differing),
             "notes": list(comparison.picked.notes),
-            "turns": [[json.loads(describe(each, as_json=True)) for each in t] for t in turns],
+            "turns": [[_document(each, _rows(each)) for each in turn] for turn in turns],
         }
         return json.dumps(masked_values(plan), indent=2)
     notes = [f"[launcher] {note}" for note in comparison.picked.notes]
@@ -81,6 +79,12 @@ def _document(launch: Launch, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "processes": list(rows),
     }
     return dict(masked_values(plan))
+
+
+def _rows(launch: Launch) -> list[dict[str, Any]]:
+    """Every process."""
+    specs = [] if launch.arguments.command else [plan_prepare(launch.context)]
+    return [_row(spec, launch) for spec in (*specs, *launch.specs)]
 
 
 def _row(spec: WorkerSpec, launch: Launch) -> dict[str, Any]:

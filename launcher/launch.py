@@ -137,7 +137,8 @@ def make_launch(
     picked = pick(loaded, machine, hold, seat.first_slot if seat else 0)
     gpus = [place.gpu for place in picked.places if place.gpu]
     more_notes = [*loaded.notes]
-    more_notes += [f"{gpu.label}: before this run: {xid}" for gpu, xid in earlier_xids(gpus)]
+    if seat is None:  # the comparison has said what there is to say of its GPUs
+        more_notes += [f"{gpu.label}: before this run: {xid}" for gpu, xid in earlier_xids(gpus)]
     if not arguments.command:
         loaded, size_notes = fitted(loaded, arguments.request, gpus)
         more_notes += size_notes
@@ -146,6 +147,7 @@ def make_launch(
     settings = replace(loaded.settings, system=system)
     directory = arguments.run_dir or run_dir.default_path(settings.logging.log_dir)
     num_cores = max(1, usable_cores() // (seat.num_beside if seat else 1))
+    is_busy = seat.is_busy if seat else works_beside_others()
     is_job = settings.launch.mode == "ddp"
     if is_job:
         check_job(settings, picked.places, arguments.command)
@@ -153,7 +155,7 @@ def make_launch(
         environ=environ,
         run_dir=directory.absolute(),
         num_cores=num_cores,
-        is_busy=os.getloadavg()[0] > num_cores / 2,
+        is_busy=is_busy,
         num_ranks=len(picked.places) if is_job else None,
         tag=seat.tag if seat else "",
         is_trial=seat is not None,
@@ -171,6 +173,11 @@ def make_launch(
     picked = replace(picked, notes=(*picked.notes, *notes))
     launch = Launch(arguments, replace(loaded, settings=settings), picked, context)
     return launch if settings.launch.golden is None else _with_golden(launch, settings)
+
+
+def works_beside_others() -> bool:
+    """Whether other processes work on these cores now."""
+    return os.getloadavg()[0] > usable_cores() / 2
 
 
 def _with_golden(launch: Launch, settings: Settings) -> Launch:

@@ -102,21 +102,13 @@ def rounds_in(directory: Path) -> list[Path]:
     return []
 
 
-def trials_in(directory: Path) -> list[Path]:
-    """The trainings of a comparison that have begun, in the order in which they did: each is a run
-    in a directory of its own. Of another run none."""
-    if not (directory / COMPARISON).exists():
-        return []
-    found = [*directory.glob("*/config.json"), *directory.glob("*/seed_*/config.json")]
-    begun = sorted(found, key=lambda path: (path.stat().st_mtime_ns, path))
-    return [path.parent for path in begun if (path.parent / "run.json").exists()]
+def is_comparison(directory: Path) -> bool:
+    return (directory / COMPARISON).is_file()
 
 
 def newest_part(directory: Path) -> Path:
-    """Its last round or training, or what went on after its last restart; else the directory
-    itself."""
-    parts = [*restarts_in(directory), *rounds_in(directory), *trials_in(directory)]
-    return next(reversed(parts), directory)
+    """Its last round, or what went on after its last restart; else the directory itself."""
+    return next(reversed([*restarts_in(directory), *rounds_in(directory)]), directory)
 
 
 def create_default(path: Path) -> Path:

@@ -50,9 +50,10 @@ def set_child_subreaper(enabled: bool) -> bool:
     return bool(before.value)
 
 
-def reset_signals() -> None:
-    """Set every signal to its default action and block none: for a process about to exec. What a
-    shell makes its children ignore (`nohup`, a job in the background of a script) stays ignored.
+def reset_signals(blocked: tuple[int, ...] = ()) -> None:
+    """Set every signal to its default action and block these alone: for a process about to exec.
+    What a shell makes its children ignore (`nohup`, a job in the background of a script) stays
+    ignored.
 
     Not with the `signal` module, whose import takes a third of the trampoline's time.
     """
@@ -62,7 +63,9 @@ def reset_signals() -> None:
         before = _LIBC.signal(signum, _SIG_DFL)  # refused for KILL, STOP and libc's own
         if before == _SIG_IGN and signum in (_SIGHUP, _SIGINT, _SIGQUIT):
             _LIBC.signal(signum, _SIG_IGN)
-    _LIBC.sigprocmask(_SIG_SETMASK, ctypes.create_string_buffer(_SIGSET_BYTES), None)
+    mask = sum(1 << (signum - 1) for signum in blocked)
+    content = mask.to_bytes(_SIGSET_BYTES, sys.byteorder)
+    _LIBC.sigprocmask(_SIG_SETMASK, ctypes.create_string_buffer(content, _SIGSET_BYTES), None)
 
 
 def pidfd_open(pid: int) -> int:

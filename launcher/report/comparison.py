@@ -87,6 +87,13 @@ def read_comparison(directory: Path) -> ComparisonRecord:
         raise UsageError(f"{path}: damaged, or not of ours: {error}") from error
 
 
+def begun(record: ComparisonRecord, directory: Path) -> list[Path]:
+    """The trainings that have, in the order in which they did: each is a run in a directory of its
+    own."""
+    paths = [directory / trial.directory for trial in record.trials]
+    return [path for path in paths if (path / "run.json").is_file()]
+
+
 def _refuse_contradictions(record: ComparisonRecord) -> None:
     """Raises ValueError."""
     arms = {*record.arms}
@@ -117,31 +124,30 @@ def what_is_left(
 ) -> Left:
     """`known`: directory of a training -> its result, where its report is not written yet."""
     measured: dict[str, Measured | None] = {}
-    curves = []
+    curves: list[TrialCurves] = []
     for trial in record.trials:
-        steps = TrialCurves(trial.arm)
+        curves.append(TrialCurves(trial.arm))
         result = known.get(trial.directory)
-        measured[trial.directory] = _read_trial(directory, trial, steps, result)
-        curves.append(steps)
+        measured[trial.directory] = _read_trial(directory, trial, curves[-1], result)
     run = msgspec.to_builtins(record)
     return Left(compared(record, measured, {n: run[n] for n in _ASKED}), curves)
 
 
 def _read_trial(
-    directory: Path, trial: TrialRecord, steps: TrialCurves, result: RunResult | None
+    directory: Path, trial: TrialRecord, curves: TrialCurves, result: RunResult | None
 ) -> Measured | None:
-    """Its curves go into `steps`. None: it left no report."""
+    """What it told of its steps goes into `curves`. None: it left no report."""
     path, report = directory / trial.directory, None
     if result is not None:
         report = msgspec.convert(result, _Report, from_attributes=True)
     elif (report := _read_file(path / "report.json", _Report)) is None:
         return None
     try:
-        gates = _read_events(path, trial.workers[0], steps)
+        gates = _read_events(path, trial.workers[0], curves)
     except UsageError as error:
         return Measured(verdict=Verdict.INCONCLUSIVE, exit_code=EXIT_UNPROVEN, summary=str(error))
     run = _read_file(path / "run.json", _Run) or _Run()
-    return _measured(report, run, steps, gates)
+    return _measured(report, run, curves.end_loss, gates)
 
 
 def comparison_lines(result: ComparisonResult, directory: Path) -> Iterator[str]:
@@ -246,7 +252,7 @@ def _read_file(path: Path, kind: type[T]) -> T | None:
 
 
 def _measured(
-    report: _Report, run: _Run, steps: TrialCurves, gates: list[list[float]] | None
+    report: _Report, run: _Run, end_loss: float | None, gates: list[list[float]] | None
 ) -> Measured:
     workers = report.workers
     rates = [worker.tokens_per_s for worker in workers if worker.tokens_per_s is not None]
@@ -259,7 +265,7 @@ def _measured(
         steps=min((worker.steps for worker in workers), default=0),
         is_deadline=run.end.is_deadline,
         parameters=parameters if isinstance(parameters, int) else None,
-        end_loss=steps.end_loss,
+        end_loss=end_loss,
         tokens_per_s=min(rates, default=None),
         peak_memory_bytes=max(peaks, default=None),
         duration_s=max((worker.duration_s for worker in workers), default=None),
@@ -268,8 +274,8 @@ def _measured(
     )
 
 
-def _read_events(directory: Path, worker: str, steps: TrialCurves) -> list[list[float]] | None:
-    """Its gates at the end; the curves go into `steps`. Raises UsageError."""
+def _read_events(directory: Path, worker: str, curves: TrialCurves) -> list[list[float]] | None:
+    """Its gates at the end; all else goes into `curves`. Raises UsageError."""
     gates = None
     losses: list[float] = []
     for event in lines_of(directory / f"{worker.lower()}.events.jsonl", decode):
@@ -277,12 +283,12 @@ def _read_events(directory: Path, worker: str, steps: TrialCurves) -> list[list[
             case Step():
                 loss = float.fromhex(event.loss)
                 losses.append(loss)
-                steps.loss.add(event.step, loss)
+                curves.loss.add(event.step, loss)
             case Metrics():
                 gates = event.gates or gates
                 if event.tokens_per_s is not None:
-                    steps.tokens_per_s.add(event.step, event.tokens_per_s)
-    steps.end_loss = _end_loss(losses)
+                    curves.tokens_per_s.add(event.step, event.tokens_per_s)
+    curves.end_loss = _end_loss(losses)
     return gates
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.report.closing import closing_lines
-from launcher.report.comparison import comparison_lines, read_comparison, what_is_left
+from launcher.report.comparison import begun, comparison_lines, read_comparison, what_is_left
 from launcher.report.conclude import conclude, held_against_golden, write
 from launcher.report.files import content_of, lines_of
 from launcher.report.golden import (
@@ -108,7 +108,7 @@ class Rebuilt(NamedTuple):
 
 def _again(directory: Path, golden: Golden | None, golden_file: Path | None) -> Rebuilt:
     """Raises UsageError."""
-    if (directory / run_dir.COMPARISON).exists():
+    if run_dir.is_comparison(directory):
         return _comparison_again(directory, golden, golden_file)
     if paths := run_dir.rounds_in(directory):
         return _rounds_again(directory, paths, golden, golden_file)
@@ -144,7 +144,8 @@ def _rounds_again(
 
 def _comparison_again(directory: Path, golden: Golden | None, golden_file: Path | None) -> Rebuilt:
     """Of the trainings that began. Raises UsageError."""
-    record, paths = read_comparison(directory), run_dir.trials_in(directory)
+    record = read_comparison(directory)
+    paths = begun(record, directory)
     if is_running(record):
         raise _still_going(directory, record)
     runs = [_rebuilt(path, golden, golden_file) for path in paths]
@@ -235,7 +236,7 @@ def read_record(directory: Path) -> RunRecord:
     path = directory / "run.json"
     if rounds := run_dir.rounds_in(directory):
         raise UsageError(f"{directory}: a run of {len(rounds)} rounds: give one, as {rounds[-1]}")
-    if (directory / run_dir.COMPARISON).exists():
+    if run_dir.is_comparison(directory):
         raise UsageError(f"{directory}: a comparison: give one training of it, a directory below")
     try:
         document = msgspec.json.decode(content_of(path), type=dict[str, Any])

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from launcher import run_dir
-from launcher.report.comparison import read_comparison
+from launcher.report.comparison import begun, read_comparison
 from launcher.report.files import content_of
 from launcher.report.rebuild import is_running, read_record
 from launcher.verdict.comparison import ComparisonRecord
@@ -127,9 +127,14 @@ def _left_run(directory: Path) -> LeftRun:
 
 def _last_written(directory: Path) -> float:
     """By the run itself, in seconds of the wall clock: a report may be made again at any time."""
-    with suppress(FileNotFoundError):
-        return (run_dir.newest_part(directory) / run_dir.LAUNCHER_LOG).stat().st_mtime
-    return directory.stat().st_mtime
+    parts = [run_dir.newest_part(directory)]
+    with suppress(UsageError):
+        parts += begun(read_comparison(directory), directory)
+    written = []
+    for part in parts:
+        with suppress(FileNotFoundError):
+            written.append((part / run_dir.LAUNCHER_LOG).stat().st_mtime)
+    return max(written) if written else directory.stat().st_mtime
 
 
 def ended_run(directory: Path) -> EndedRun | None:
@@ -142,7 +147,7 @@ def ended_run(directory: Path) -> EndedRun | None:
 def _state(directory: Path) -> str:
     record: RunRecord | ComparisonRecord
     try:
-        if (directory / run_dir.COMPARISON).exists():
+        if run_dir.is_comparison(directory):
             record = read_comparison(directory)
         else:
             record = read_record(run_dir.newest_part(directory))

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher import run_dir
-from launcher.report.comparison import read_comparison
+from launcher.report.comparison import begun, read_comparison
 from launcher.report.progress import RunProgress, WorkerProgress
 from launcher.report.rebuild import is_running
 from launcher.report.runs import ended_run
@@ -102,7 +102,8 @@ class WatchedComparison:
 
     def look(self) -> bool:
         """Whether anything is new."""
-        new = [path for path in run_dir.trials_in(self._directory) if path not in self._trials]
+        have_begun = begun(self._record, self._directory)
+        new = [path for path in have_begun if path not in self._trials]
         self._trials |= {path: RunProgress(path) for path in new}
         return any([run.look() for run in self.runs]) or bool(new)
 
@@ -117,7 +118,7 @@ class WatchedComparison:
 
 def _watched(directory: Path) -> Watched | WatchedComparison:
     """Raises UsageError where no run is."""
-    is_comparison = (directory / run_dir.COMPARISON).exists()
+    is_comparison = run_dir.is_comparison(directory)
     return WatchedComparison(directory) if is_comparison else Watched(directory)
 
 

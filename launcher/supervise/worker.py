@@ -23,6 +23,7 @@ from launcher.verdict.record import WorkerEnd
 from model_check.errors import EXIT_INTERNAL, EXIT_NON_FINITE, ModelCheckError, describe_exit
 from model_check.events import STACKS_SIGNAL, Done, Event, NonFinite, Phase, Scalar, Step
 from model_check.utils.child import child_command
+from model_check.utils.requests import TO_FORWARD
 from model_check.utils.worker_env import EVENTS_FD, RUN_TAG
 
 _NUM_STEPS = 9
@@ -292,7 +293,10 @@ def _popen(
 ) -> "subprocess.Popen[bytes]":
     cpus = ",".join(map(str, sorted(spec.cpus & os.sched_getaffinity(0))))
     drop_lc_ctype = "0" if "LC_CTYPE" in spec.env else "1"
-    ours = (str(os.getpid()), str(report), cpus, drop_lc_ctype)
+    # A launcher looks for them as soon as it can answer; until then they would kill or stop it.
+    blocked = (*TO_FORWARD, signal.SIGTSTP) if spec.is_launcher else ()
+    numbers = ",".join(str(int(signum)) for signum in blocked)
+    ours = (str(os.getpid()), str(report), cpus, drop_lc_ctype, numbers)
     return subprocess.Popen(
         child_command("launcher.contain.trampoline", *ours, *spec.argv),
         env=_environment(spec, run_tag, events),

@@ -183,7 +183,7 @@ def _without_report(trial: TrialRecord, record: ComparisonRecord) -> Measured:
         code = EXIT_UNPROVEN if record.signal is None else EXIT_PASS
         return Measured(verdict=Verdict.STOPPED, exit_code=code, summary="was not trained")
     if trial.exit_code == EXIT_PASS:
-        why = f"left no report that can be read: {trial.last_words}"
+        why = f"left no report that can be read: {trial.last_words or 'it ended with 0'}"
         return Measured(verdict=Verdict.INCONCLUSIVE, exit_code=EXIT_UNPROVEN, summary=why)
     words = trial.last_words or f"exit code {trial.exit_code}, and no report"
     return Measured(verdict=Verdict.FAIL, exit_code=trial.exit_code, summary=words)

@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse; raises UsageError instead of leaving the process."""
-        arguments = [_with_dashes(argument) for argument in argv]
+        arguments = [with_dashes(argument) for argument in argv]
         if self.takes_settings:
             self._add_settings(arguments)
         namespace, unknown = self.parse_known_intermixed_args(arguments)
@@ -260,7 +260,8 @@ def _must_exist(option: str, path: str) -> None:
         raise UsageError(f"{option} {path}: no such file or directory")
 
 
-def _with_dashes(argument: str) -> str:
+def with_dashes(argument: str) -> str:
+    """An option with `-` for `_`; a setting that was given as one without its dashes."""
     if not argument.startswith("--"):
         return argument
     name, equals, value = argument.partition("=")

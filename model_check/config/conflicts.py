@@ -9,7 +9,7 @@ from pathlib import Path
 
 from model_check.config.derived import precision
 from model_check.config.fields import given_by, setting_text, value_of
-from model_check.config.inert import NOBODY_GAVE
+from model_check.config.inert import nobody_gave
 from model_check.config.profile import parse_steps
 from model_check.config.schema import EVERY_FAILING, ModelSettings, Settings, TrainingSettings
 from model_check.config.validation import TextPath, parse_validation
@@ -33,7 +33,7 @@ def check_together(settings: Settings, sources: Mapping[str, str]) -> None:
     for name, wrong, *others in conflicts:
         # Presets and defaults fit together, so the cause is a setting that a person gave.
         given = [sources.get(n, "settings") for n in (name, *others)]
-        own = [source for source in given if not source.startswith(NOBODY_GAVE)]
+        own = [source for source in given if not nobody_gave(source)]
         whose = f" ({given[0]})" if own and given[0] not in own else ""
         value = setting_text(value_of(settings, name))
         raise ConfigError(f"{given_by((own or given)[0], name)}{name} = {value}{whose}{wrong}")
@@ -53,7 +53,7 @@ def check_validation_text(settings: Settings, sources: Mapping[str, str]) -> Non
 def _of_two_ways_to_say_it(settings: Settings, sources: Mapping[str, str]) -> Iterator[Conflict]:
     training, launch = settings.training, settings.launch
     # A use_amp that a preset gives does not contradict a precision.
-    person_gave_amp = not sources.get("training.use_amp", "default").startswith(NOBODY_GAVE)
+    person_gave_amp = not nobody_gave(sources.get("training.use_amp", "default"))
     if person_gave_amp and training.use_amp is (precision(training) == "fp32"):
         contradicted = f" contradicts training.precision = {training.precision}"
         yield "training.use_amp", f"{contradicted}: give one of the two"

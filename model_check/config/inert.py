@@ -14,10 +14,13 @@ from model_check.errors import ConfigError
 
 T = TypeVar("T", bound=Struct)
 
-COMPARE = "compare"
+COMPARE = "(compare)"
 """The source of what a comparison decides for each of its trainings."""
-NOBODY_GAVE = ("default", "preset", COMPARE)
-"""Sources of values that no person gave begin so."""
+
+
+def nobody_gave(source: str) -> bool:
+    """Whether no person gave a value of that source; a settings file may have any name."""
+    return source in ("default", COMPARE) or source.startswith("preset ")
 
 
 class Rule(NamedTuple):
@@ -170,12 +173,12 @@ def check_acts(
     for rule in RULES:
         for name in _inert(rule, settings):
             source = sources.get(name, "settings")
-            if source.startswith(NOBODY_GAVE):
+            if nobody_gave(source):
                 continue
             value = setting_text(value_of(settings, name))
             given = f"{given_by(source, name)}{name} = {value}"
             over = {sources[other] for other in rule.by} - {file}
-            is_below = source == file and not all(other.startswith(NOBODY_GAVE) for other in over)
+            is_below = source == file and not all(map(nobody_gave, over))
             if not is_below and (arm is None or name in arm):
                 raise ConfigError(f"{given}: needs {rule.needs}")
             lines[name] = f"{given} changes nothing here: it needs {rule.needs}"
@@ -187,7 +190,7 @@ def unused_place(settings: Settings, sources: Mapping[str, str], file: str | Non
     trainers save unasked."""
     name = "system.checkpoint_dir"
     source, place = sources[name], value_of(settings, name)
-    is_typed = source != file and not source.startswith(NOBODY_GAVE)
+    is_typed = source != file and not nobody_gave(source)
     if _saves(settings) or not is_typed or place == all_fields()[name].default:
         return []
     return [

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from model_check.config.fields import full_name
-from model_check.config.inert import NOBODY_GAVE
+from model_check.config.inert import nobody_gave
 from model_check.config.load import Request, load
 from model_check.config.schema import Settings
 from model_check.data.read.loader import Batch
@@ -167,7 +167,7 @@ def settings_of(arm: str, seed: int, overrides: Sequence[str]) -> Settings:
     given = (*SETTINGS, *overrides, "model.attention=infini", f"system.seed={seed}")
     loaded = load(Request(preset="cpu", overrides=given), lambda: False)
     settings = loaded.settings
-    if loaded.sources["training.warmup_steps"].startswith(NOBODY_GAVE):
+    if nobody_gave(loaded.sources["training.warmup_steps"]):
         warmup_steps = min(100, settings.training.max_steps // 4)
         settings = replace(settings, training=replace(settings.training, warmup_steps=warmup_steps))
     model, kind = settings.model, ARMS[arm]

@@ -121,3 +121,13 @@ def test_text_that_is_not_there_cannot_validate(tmp_path: Path) -> None:
 def test_numbers_that_nothing_could_hold_are_refused(override: str) -> None:
     with pytest.raises(ConfigError, match=r"expected int >= [01] <= "):
         resolve(override)
+
+
+@pytest.mark.parametrize("name", ["compare.json", "default.json", "preset.json", "mine.json"])
+def test_a_settings_file_may_have_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text('{"model": {"infini": {"segment_length": 16}}}')
+    with pytest.raises(ConfigError, match=r"needs model\.attention"):
+        load(Request(preset="cpu", config_file=Path(name)), lambda: False)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from launcher.plan import THREAD_VARIABLES
+from model_check.utils.cores import usable_cores
 from tests.e2e.conftest import DEADLINE_S, Launcher, Run
 from tests.e2e.test_gpus import EIGHT, box, library  # noqa: F401
 from tests.e2e.test_run import read_until
@@ -95,6 +97,21 @@ def test_equal_settings_give_equal_bits_and_other_data_orders_do_not(launcher: L
     assert arms_of(run)["a"]["figures"]["end_loss"]["std"] > 0
 
 
+def test_a_training_has_as_many_threads_in_every_turn(launcher: Launcher) -> None:
+    arms = ("--arm", "a", "--arm", "b", "--arm", "c")
+    done = subprocess.run(
+        launcher.arguments("--workers=2", "--dry-run", "--json", *arms),
+        cwd=launcher.cwd,
+        env={name: value for name, value in launcher.env.items() if name not in THREAD_VARIABLES},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    trainings = [each for turn in json.loads(done.stdout)["turns"] for each in turn]
+    threads = [each["processes"][1]["env"]["OMP_NUM_THREADS"] for each in trainings]
+    assert threads == [str(max(1, usable_cores() // 2))] * 3
+
+
 def test_an_arm_that_fails_is_named_and_the_other_one_trains_on(launcher: Launcher) -> None:
     run = launcher("--arm", "a", "--arm", "bad", "debug.drill=nan@1")
     assert run.exit_code == 20, run.output
@@ -114,10 +131,10 @@ def test_an_arm_that_fails_is_named_and_the_other_one_trains_on(launcher: Launch
 def test_an_arm_whose_launcher_is_killed_is_named_and_leaves_nobody(
     launcher: Launcher, alive: Callable[[Path], list[str]]
 ) -> None:
-    process = launcher.start("--arm", "a", "--arm", "b", "--max-steps=2000")
-    seen = read_until(process, "[b] Step [1/2000]")
+    process = launcher.start("--arm", "a", "--arm", "b", "--max-steps=100000")
+    seen = read_until(process, "[b] Step [1/100000]")
     os.kill(child_of(process.pid, "b"), signal.SIGKILL)
-    seen += read_until(process, "[a] Step [60/2000]")
+    seen += read_until(process, "[a] Step [60/100000]")
     process.send_signal(signal.SIGTERM)
     run = launcher.finish(process, seen)
     assert run.exit_code == 143, run.output
@@ -143,9 +160,9 @@ def child_of(parent: int, arm: str) -> int:
 def test_a_signal_ends_all_arms_and_starts_no_further_one(
     launcher: Launcher, alive: Callable[[Path], list[str]], signum: int
 ) -> None:
-    options = ("--arm", "a", "--arm", "b", "--workers=1", "--max-steps=2000")
+    options = ("--arm", "a", "--arm", "b", "--workers=1", "--max-steps=100000")
     process = launcher.start(*options)
-    seen = read_until(process, "[a] Step [1/2000]")
+    seen = read_until(process, "[a] Step [1/100000]")
     process.send_signal(signum)
     run = launcher.finish(process, seen)
     assert run.exit_code == 128 + signum, run.output
@@ -193,6 +210,7 @@ def test_it_goes_on_from_its_checkpoints_wherever_an_arm_runs(launcher: Launcher
         (("--run-both-models", "--", "true"), "leave `-- COMMAND` out"),
         (("--seeds=2",), "needs launch.mode=compare"),
         (("--arm", "a", "--arm", "b", "debug.drill=nan@1:CPU7"), "this run has no worker CPU7"),
+        (("--arm", "a", "--arm", "b", "debug.drill=nan@1:CPU0"), "this run has no worker CPU0"),
         (("launch.mode=ddp", "--arm", "a", "--arm", "b"), "launch.mode=ddp: has no arms"),
         (("--workers=1", "--arm", "a", "--arm", "b", *HUGE), "moments alone"),
     ],
@@ -260,8 +278,8 @@ def test_one_size_of_preset_serves_all_arms(box: Any) -> None:  # noqa: F811
 def test_a_comparison_is_watched_listed_and_refused_as_long_as_it_runs(
     launcher: Launcher,
 ) -> None:
-    process = launcher.start("--arm", "a", "--arm", "b", "--max-steps=2000")
-    seen = read_until(process, "[b] Step [1/2000]")
+    process = launcher.start("--arm", "a", "--arm", "b", "--max-steps=100000")
+    seen = read_until(process, "[b] Step [1/100000]")
     watched = launcher.verb("watch", "run")
     assert all(f"run/{arm} " in watched.stdout for arm in "ab"), watched.stdout
     again = launcher.verb("report", "run")
@@ -282,15 +300,24 @@ def test_a_drill_of_one_worker_is_of_the_arm_that_it_trains(launcher: Launcher) 
 
 
 def test_a_request_to_save_ends_the_arms_and_begins_no_other(launcher: Launcher) -> None:
-    options = ("training.save_on_signal=true", "--max-steps=2000", "--workers=1")
+    options = ("training.save_on_signal=true", "--max-steps=100000", "--workers=1")
     process = launcher.start(*options, "--arm", "a", "--arm", "b")
-    seen = read_until(process, "[a] Step [1/2000]")
+    seen = read_until(process, "[a] Step [1/100000]")
     process.send_signal(signal.SIGUSR1)
     run = launcher.finish(process, seen)
     assert (run.exit_code, run.report()["verdict"]) == (0, "INCONCLUSIVE"), run.output
     assert "SIGUSR1 came before a and b had trained" in run.report()["summary"]
     assert (run.cwd / ".checkpoints" / "a").is_dir()
     assert not (run.directory / "b").exists()
+
+
+def test_a_request_in_its_first_moment_is_answered_too(launcher: Launcher) -> None:
+    options = ("training.save_on_signal=true", "--max-steps=100000")
+    process = launcher.start(*options, "--arm", "a", "--arm", "b")
+    seen = read_until(process, "side by side")
+    process.send_signal(signal.SIGUSR1)
+    run = launcher.finish(process, seen)
+    assert (run.exit_code, run.report()["verdict"]) == (0, "INCONCLUSIVE"), run.output
 
 
 def test_a_deadline_is_shared_by_the_turns(launcher: Launcher) -> None:

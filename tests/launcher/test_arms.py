@@ -23,6 +23,14 @@ def test_an_arm_goes_on_to_the_next_option() -> None:
     assert arms == (Arm("a", ("x=1", "y=2")), Arm("b", ()), Arm("c", ()))
 
 
+def test_underscores_and_dashes_are_as_everywhere() -> None:
+    assert split_arms(["--run_both_models"]) == ([], BOTH_ARMS)
+    assert split_arms(["--arm", "a", "--training.max_steps=3", "--max_steps=4"]) == (
+        ["--max_steps=4"],
+        (Arm("a", ("training.max_steps=3",)),),
+    )
+
+
 def test_both_models_are_two_arms() -> None:
     assert split_arms(["--run-both-models", "x=1"]) == (["x=1"], BOTH_ARMS)
     assert {name: each.settings.model.attention for name, each in loaded(*BOTH).items()} == {
@@ -58,6 +66,7 @@ def test_what_all_arms_are_given_need_not_act_in_each() -> None:
         (("--arm", "a", "--arm", "A"), "a and A: each arm needs a name of its own"),
         (("--arm", "infini", *BOTH), "each arm needs a name of its own"),
         (("--arm", "full.log"), "--arm full.log: a worker or a file has such a name"),
+        (("--arm", "launcher"), "--arm launcher: a worker or a file has such a name"),
         (("--arm", "GPU0"), "--arm GPU0: a worker or a file has such a name"),
         (("--arm", "hf_Llama3base9x8y7z6w5v4u"), "looks like a secret"),
         (("--arm", "a", "fast"), "--arm a: 'fast' is not section.key=value"),

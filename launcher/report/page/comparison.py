@@ -133,7 +133,7 @@ def _by_arm(curves: Sequence[TrialCurves]) -> dict[str, list[TrialCurves]]:
 
 
 def _mean(every: Sequence[Series]) -> Series:
-    """Over trainings that told as many steps; over those that came so far."""
+    """At each step over the trainings that came so far."""
     width = max(series.width for series in every)
     extents: dict[int, list[Extent]] = {}
     for series in every:

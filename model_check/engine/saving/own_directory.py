@@ -18,10 +18,18 @@ _LONGEST = 4096
 
 @contextmanager
 def checkpoint_directory(
-    parent: str, is_isolated: bool, worker: str, say: Say, world: World = ALONE
+    parent: str,
+    is_isolated: bool,
+    worker: str,
+    say: Say,
+    world: World = ALONE,
+    *,
+    has_place: bool = False,
 ) -> Iterator[Path]:
     """A directory of its own for a worker beside others that train the same, else `parent`: for one
     that was started by hand, and for a job, whose directory is that of its first rank.
+
+    `has_place`: `parent` was made for this one training, on whichever GPU it is.
 
     Several may be started by hand in one place, with a GPU each: `parent` is the first one's, and
     another one's is `parent/gpu3`, or `gpu3_2` beside one on the same GPU. There it stays,
@@ -33,12 +41,13 @@ def checkpoint_directory(
         return
     with ExitStack() as stack:
         claims = world.is_first
-        mine = _claimed(_in_order(plain, own, worker), worker, say, stack) if claims else own
+        last = None if has_place else _who(plain)
+        mine = _claimed(_in_order(plain, own, worker, last), worker, say, stack) if claims else own
         yield Path(world.gathered(str(mine))[0])
 
 
-def _in_order(plain: Path, own: Path, worker: str) -> Iterator[Path]:
-    last = _who(plain)
+def _in_order(plain: Path, own: Path, worker: str, last: str | None) -> Iterator[Path]:
+    """`last`: who was in `plain`."""
     is_anothers = last is not None and not last.startswith(f"{worker} ")
     yield from (own, plain) if is_anothers and own.is_dir() else (plain, own)
     yield from (own.with_name(f"{own.name}_{number}") for number in count(2))

@@ -108,3 +108,11 @@ def test_two_runs_at_once_share_no_file_and_resume_their_own(start: Start, tmp_p
     again = start("training.max_steps=100000", "--resume", "auto", "system.seed=1")
     next(event for event in again.listen() if isinstance(event, Step))
     assert again.process.poll() is None
+
+
+def test_a_place_of_its_own_is_taken_whoever_was_there(place: str, said: list[str]) -> None:
+    with checkpoint_directory(place, False, "GPU1", said.append):
+        pass
+    (Path(place) / "gpu0").mkdir()
+    with checkpoint_directory(place, False, "GPU0", said.append, has_place=True) as directory:
+        assert (directory, said) == (Path(place), [])
