@@ -62,8 +62,6 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    # `| head`: its reader is gone.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         names = _parser().read(argv)
         prompts, sampling = list(_prompts(names)), _sampling(names)
@@ -148,5 +146,7 @@ def _device(asked: str) -> torch.device:
 
 
 if __name__ == "__main__":
+    # `| head`: its reader is gone. Not in `main`, whose caller may have pipes of its own.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sys.exit(main(sys.argv[1:]))
