@@ -65,7 +65,7 @@ class Seat(Struct, frozen=True):
     run_name: str
     """By which logs for people know it."""
     preset: str
-    """Of all arms, whichever GPU one has."""
+    """The size that serves the smallest GPU of the comparison."""
     settings: dict[str, Any]
     """Dotted name -> value; they win over all others."""
     workers: tuple[str, ...] = ()

@@ -77,12 +77,12 @@ class _Run:
         left_s = self._left_s()
         if left_s is not None:  # each turn gets as much
             left_s /= len(self._comparison.turns) + 1 - number
-        specs = [self._spec(trial, turn, left_s) for trial in turn]
+        specs = [self._spec(trial, left_s) for trial in turn]
         return Supervisor(specs, limits, self._printer, after=after).run()
 
-    def _spec(self, trial: Trial, turn: Sequence[Trial], left_s: float | None) -> WorkerSpec:
+    def _spec(self, trial: Trial, left_s: float | None) -> WorkerSpec:
         comparison, arm = self._comparison, trial.arm
-        seat = seat_of(trial, turn, comparison, left_s)
+        seat = seat_of(trial, comparison, left_s)
         path = [str(PACKAGES), *filter(None, [comparison.environ.get("PYTHONPATH")])]
         return WorkerSpec(
             name=trial.title,
@@ -120,12 +120,12 @@ class _Run:
     def _remember(self, turn: Sequence[Trial], outcome: Outcome) -> None:
         """How the launchers of a turn ended."""
         ends = {end.name: end for end in outcome.workers}
-        of_turn = {str(trial.directory): ends[trial.title] for trial in turn}
-        tags = {str(trial.directory): tag_of(trial, self._comparison) for trial in turn}
+        of_turn = {
+            str(trial.directory): (ends[trial.title], tag_of(trial, self._comparison))
+            for trial in turn
+        }
         trials = [
-            _ended(each, of_turn[each.directory], tags[each.directory])
-            if each.directory in of_turn
-            else each
+            _ended(each, *of_turn[each.directory]) if each.directory in of_turn else each
             for each in self._record.trials
         ]
         self._record = replace(self._record, trials=trials)

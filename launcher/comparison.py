@@ -16,7 +16,7 @@ from launcher.devices import Hold, Machine, Picked, is_asked_for, pick
 from launcher.gpus.probe import GpuProbe
 from launcher.gpus.reservation import free
 from launcher.gpus.sizes import fitted
-from launcher.launch import works_beside_others
+from launcher.launch import notes_on_xids, works_beside_others
 from launcher.plan import Place
 from model_check.config.derived import precision, segment_length
 from model_check.config.fields import all_fields, value_of
@@ -118,7 +118,9 @@ def make_comparison(
         raise UsageError(f"launch.replicas = {replicas}: {len(places)} is all there is")
     turns = plan_turns(arguments.arms, seeds, places, replicas)
     loaded, notes = _fitted(loaded, arguments, places)
-    picked = replace(picked, notes=(*picked.notes, *notes, *_notes_on_kinds(places)))
+    gpus = [place.gpu for place in places if place.gpu]
+    more_notes = (*notes, *_notes_on_kinds(places), *notes_on_xids(gpus))
+    picked = replace(picked, notes=(*picked.notes, *more_notes))
     _preflight(turns, loaded)
     directory = arguments.run_dir or run_dir.default_path(common.settings.logging.log_dir)
     return Comparison(
@@ -149,17 +151,15 @@ def plan_turns(
     )
 
 
-def seat_of(
-    trial: Trial, turn: Sequence[Trial], comparison: Comparison, left_s: float | None
-) -> Seat:
-    """What the launcher of this training is told."""
+def seat_of(trial: Trial, comparison: Comparison, left_s: float | None) -> Seat:
+    """What the launcher of this training is told. `left_s`: its deadline in seconds; None: none."""
     settings = comparison.loaded[trial.arm.name].settings
     decided: dict[str, Any] = {
         "launch.mode": "replicate",
         "launch.seeds": 1,
         "launch.replicas": 1,
         "system.seed": trial.seed,
-        "system.checkpoint_dir": str(Path(settings.system.checkpoint_dir) / trial.directory),
+        "system.checkpoint_dir": _checkpoint_dir(trial, settings),
     }
     if gpus := [place.gpu.uuid for place in trial.places if place.gpu]:
         decided["launch.gpus"] = ",".join(gpus)
@@ -178,6 +178,10 @@ def seat_of(
         num_beside=len(comparison.turns[0]),
         is_busy=comparison.is_busy,
     )
+
+
+def _checkpoint_dir(trial: Trial, settings: Settings) -> str:
+    return str(Path(settings.system.checkpoint_dir) / trial.directory)
 
 
 def tag_of(trial: Trial, comparison: Comparison) -> str:
@@ -289,8 +293,10 @@ def _preflight(turns: Sequence[Sequence[Trial]], loaded: Mapping[str, Loaded]) -
         for trial in turn:
             if (trial.arm.name, trial.places) not in checked:
                 checked.add((trial.arm.name, trial.places))
-                others = _drilled(trial.arm, everyone)
-                check_training(loaded[trial.arm.name].settings, trial.places, others)
+                settings = loaded[trial.arm.name].settings
+                system = replace(settings.system, checkpoint_dir=_checkpoint_dir(trial, settings))
+                settings = replace(settings, system=system)
+                check_training(settings, trial.places, _drilled(trial.arm, everyone))
     if not any(trial.places[0].gpu for trial in turns[0]):
         for arms in {tuple(t.arm.name for t in turn for _ in t.places) for turn in turns}:
             check_memory([loaded[name].settings for name in arms])

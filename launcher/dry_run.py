@@ -40,9 +40,7 @@ def describe(launch: Launch, *, as_json: bool) -> str:
 
 def describe_comparison(comparison: Comparison, probe: GpuProbe, *, as_json: bool) -> str:
     """`describe` for each training, in the order in which they would begin."""
-    turns = [
-        [_launch(trial, turn, comparison, probe) for trial in turn] for turn in comparison.turns
-    ]
+    turns = [[_launch(trial, comparison, probe) for trial in turn] for turn in comparison.turns]
     if as_json:
         plan = {
             "schema": 1,
@@ -58,8 +56,8 @@ def describe_comparison(comparison: Comparison, probe: GpuProbe, *, as_json: boo
     return "\n".join([*notes, f"[launcher] {comparison.order}", *told])
 
 
-def _launch(trial: Trial, turn: Sequence[Trial], comparison: Comparison, probe: GpuProbe) -> Launch:
-    seat = seat_of(trial, turn, comparison, comparison.common.settings.launch.deadline_s or None)
+def _launch(trial: Trial, comparison: Comparison, probe: GpuProbe) -> Launch:
+    seat = seat_of(trial, comparison, comparison.common.settings.launch.deadline_s or None)
     arguments = replace(comparison.arguments, arms=(trial.arm,)).seated(seat)
     return make_launch(arguments, probe, comparison.environ, Hold.ABOVE)
 

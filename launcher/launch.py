@@ -3,7 +3,7 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -15,7 +15,7 @@ from launcher.arms import BOTH
 from launcher.contain.processes import began_at
 from launcher.devices import Hold, Machine, Picked, pick
 from launcher.doctor.machine import check_command
-from launcher.gpus.probe import GpuProbe
+from launcher.gpus.probe import Gpu, GpuProbe
 from launcher.gpus.sizes import fitted
 from launcher.history.gpu_history import GpuHistory, path_of
 from launcher.job import check_job
@@ -138,7 +138,7 @@ def make_launch(
     gpus = [place.gpu for place in picked.places if place.gpu]
     more_notes = [*loaded.notes]
     if seat is None:  # the comparison has said what there is to say of its GPUs
-        more_notes += [f"{gpu.label}: before this run: {xid}" for gpu, xid in earlier_xids(gpus)]
+        more_notes += notes_on_xids(gpus)
     if not arguments.command:
         loaded, size_notes = fitted(loaded, arguments.request, gpus)
         more_notes += size_notes
@@ -173,6 +173,11 @@ def make_launch(
     picked = replace(picked, notes=(*picked.notes, *notes))
     launch = Launch(arguments, replace(loaded, settings=settings), picked, context)
     return launch if settings.launch.golden is None else _with_golden(launch, settings)
+
+
+def notes_on_xids(gpus: Sequence[Gpu]) -> list[str]:
+    """A line for each that the kernel has told of these GPUs before."""
+    return [f"{gpu.label}: before this run: {xid}" for gpu, xid in earlier_xids(gpus)]
 
 
 def works_beside_others() -> bool:
