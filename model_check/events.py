@@ -165,6 +165,13 @@ class Evaluation(_Event, frozen=True, kw_only=True, tag="eval"):
     tokens: Natural
     """Targets that counted."""
     tokens_per_s: float | None = None
+    token_accuracy: float | None = None
+    """Of training.stage=prompt_target: the share of targets that were the likeliest token, each
+    after the right ones before it, 0 to 1."""
+    exact_match: float | None = None
+    """The share of examples whose targets all were: what greedy decoding gives whole, 0 to 1."""
+    examples: Natural | None = None
+    """Examples that counted."""
     best: bool = False
     """The lowest loss on `training.best_split` so far."""
 

@@ -91,6 +91,7 @@ def _splits(worker: WorkerResult) -> str:
     parts = [
         f"{split.split} {number(split.loss)}"
         + ("" if split.perplexity is None else f" (perplexity {split.perplexity:.2f})")
+        + ("" if split.exact_match is None else f", exact match {split.exact_match:.4f}")
         for split in worker.validation
     ]
     return f"validation after {worker.validation[-1].step} steps: {', '.join(parts)}"

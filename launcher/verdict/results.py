@@ -38,6 +38,9 @@ class SplitResult(Struct, frozen=True, kw_only=True):
     loss: float | str | None
     perplexity: float | None
     tokens_per_s: float | None
+    token_accuracy: float | None = None
+    """Of training.stage=prompt_target, as exact_match: shares, 0 to 1."""
+    exact_match: float | None = None
 
 
 class WorkerResult(Struct, frozen=True, kw_only=True):

@@ -24,6 +24,8 @@ ALIASES: dict[str, str] = {
     "training.sequence_length": "training.context_length",
     "training.max_length": "training.context_length",
     "data.context_size": "training.context_length",
+    "data.packing": "data.document_masking",
+    "training.packing": "data.document_masking",
     "training.warmup_iters": "training.warmup_steps",
     "training.grad_clip": "training.max_grad_norm",
     "training.clip_grad": "training.max_grad_norm",
@@ -50,6 +52,7 @@ ALIASES: dict[str, str] = {
 VALUES: dict[str, dict[str, Any]] = {
     "lr.decay_lr": {"true": "cosine", "false": "constant"},
     "model.init_from": {"scratch": None, "scratch_next_token": None},
+    "training.stage": {"next_token_pretraining": "next_token", "piano_task": "prompt_target"},
 }
 """Name -> its words for values of the setting; any other value is the setting's own."""
 
@@ -71,9 +74,6 @@ UNNEEDED: dict[str, Unneeded] = {
     "enable_fused_adam": Unneeded("AdamW is always fused"),
     "run_name": Unneeded("a run has the name of its directory (--run-dir)", is_switch=False),
     "ddp.backend": Unneeded("NCCL joins GPUs, gloo joins CPUs", is_switch=False),
-    "stage": Unneeded(
-        "every run predicts the next token", is_switch=False, only="next_token_pretraining"
-    ),
 }
 """Names that are accepted, with a line that says why nothing changes."""
 
@@ -87,15 +87,16 @@ _LARGER_THAN_A_GPU = (
 _SEVERAL_MACHINES = (
     "one job on several machines does not exist yet; `bash run.sh` on each trains alone"
 )
-_SECOND_STAGE = "training on prompt and target (stage two) does not exist yet"
+_NOTES = (
+    "what a record of notes holds is for examples/midi/make_tasks.py (--notes N), which makes the "
+    "examples"
+)
 _STEPS = "there are steps here, and no epochs: training.max_steps"
 ABSENT: dict[str, str] = {
     "lr": "its name here is training.learning_rate",
     "epochs": _STEPS,
     "num_epochs": _STEPS,
-    "stage": _SECOND_STAGE,
-    "data.notes_per_record": _SECOND_STAGE,
-    "--config-name=gpt2_piano_finetuning": _SECOND_STAGE,
+    "data.notes_per_record": _NOTES,
     "--stride": "is an option of `run.sh prepare`; data.stride=N sets the distance of sequences",
     "--tokenizer-type": "is an option of `run.sh prepare`; data.tokenizer=bpe is that of a run",
     "--nproc-per-node": _BY_TORCHRUN,
@@ -126,5 +127,6 @@ def why_absent(name: str) -> str | None:
 CONFIG_NAMES: dict[str, str] = {
     "debugging_pretraining": "debug",
     "gpt2_pretraining": "train",
+    "gpt2_piano_finetuning": "finetune",
 }
 """Names of another project's configurations -> presets."""

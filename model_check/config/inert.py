@@ -115,9 +115,21 @@ RULES = (
     ),
     Rule(
         ("data.text_column",),
-        ("data.dataset",),
-        lambda s: s.data.dataset != "embedded",
-        "a data.dataset of rows, not embedded",
+        ("data.dataset", "training.stage"),
+        lambda s: s.data.dataset != "embedded" and s.training.stage == "next_token",
+        "a data.dataset of rows, not embedded, and training.stage=next_token",
+    ),
+    Rule(
+        ("data.stride", "data.tail"),
+        ("training.stage",),
+        lambda s: s.training.stage == "next_token",
+        "training.stage=next_token: examples are not cut into windows",
+    ),
+    Rule(
+        ("data.truncation", "data.chat_template"),
+        ("training.stage",),
+        lambda s: s.training.stage == "prompt_target",
+        "training.stage=prompt_target",
     ),
     Rule(
         ("logging.wandb_project",),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from model_check.config.fields import given_by, setting_text
-from model_check.config.schema import DocumentTokens
+from model_check.config.schema import DocumentTokens, Stage, Truncation
 from model_check.errors import ConfigError
 from model_check.utils.held import hold
 
@@ -32,6 +32,10 @@ class SplitCount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of `train`: documents that are equal to one that validates, and are not trained on."""
     num_tokens: int
     num_dropped: int
+    num_cut: int = 0
+    """Examples of which a sequence holds only a part."""
+    num_too_long: int = 0
+    """Examples that are left out, since they are longer than a sequence."""
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +56,11 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that neighbours share: max_length - stride."""
     tail: Literal["drop", "pad"]
     document_tokens: DocumentTokens = "end"
+    stage: Stage = "next_token"
+    document_masking: bool = False
+    """Of examples: a sequence holds several."""
+    truncation: Truncation = "keep_start"
+    """Of examples."""
     validation: str | None
     """As in data.validation."""
     num_documents: int
@@ -97,7 +106,13 @@ def prepared_directory(dataset: str) -> tuple[Path, Metadata] | None:
 def settings_of(metadata: Metadata) -> dict[str, Any]:
     """The settings that training from the directory takes unless a person gives others: dotted name
     -> value."""
+    of_examples = {
+        "data.document_masking": metadata.document_masking,
+        "data.truncation": metadata.truncation,
+    }
     return {
+        "training.stage": metadata.stage,
+        **(of_examples if metadata.stage == "prompt_target" else {}),
         "training.context_length": metadata.max_length,
         "data.stride": None if metadata.overlap == 0 else metadata.stride,
         "data.tail": metadata.tail,

@@ -42,6 +42,8 @@ AttentionBackend = Literal[
 PrecisionName = Literal["bf16", "fp16", "fp32", "bfloat16", "float16", "float32"]
 DocumentTokens = Literal["end", "begin_end"]
 TokenizerBackend = Literal["auto", "tokenizers", "gigatoken", "tiktoken"]
+Stage = Literal["next_token", "prompt_target"]
+Truncation = Literal["keep_start", "keep_end", "drop"]
 Seeds = Annotated[int, Meta(ge=1, le=1000)]
 Failing = Literal["isolate", "reset", "monitor", "speed"]
 EVERY_FAILING: tuple[Failing, ...] = ("isolate", "reset", "monitor", "speed")
@@ -144,6 +146,10 @@ class ModelSettings(_Section, frozen=True):
 class TrainingSettings(_Section, frozen=True):
     """The optimizer step, and how many of them."""
 
+    stage: Annotated[Stage, MUST_EQUAL] = "next_token"
+    """next_token: every token of the text is predicted. prompt_target: the data are rows of
+    {"prompt", "completion"} or {"messages"}, and only completions, the assistant's turns, and the
+    end are (model.init_from names the model to begin with)."""
     max_steps: Annotated[Count, TELL] = 100
     """Optimizer steps."""
     batch_size: Annotated[Items, MUST_EQUAL] = 1
@@ -260,7 +266,14 @@ class DataSettings(_Section, frozen=True):
     before each (begin_end), where it has one."""
     document_masking: Annotated[bool, MUST_EQUAL] = False
     """Attention stays within a document, positions start again with each, and no label leads from
-    one document into the next."""
+    one document into the next. With training.stage=prompt_target a sequence then holds as many
+    examples as fit; false: one, and padding."""
+    truncation: Annotated[Truncation, MUST_EQUAL] = "keep_start"
+    """Of an example longer than a sequence: keep_start cuts its end, keep_end its beginning, drop
+    leaves it out. One that has no target left is left out, too; all are counted."""
+    chat_template: Annotated[str | None, SILENT] = None
+    """A file with the Jinja template that makes text of {"messages"}; null: the tokenizer's own
+    (chat_template.jinja or tokenizer_config.json beside it)."""
     output_dir: Annotated[str | None, SILENT] = None
     """Leave a prepared directory here: tokenizer.json, dataset/, metadata.json. null: prepare into
     cache_dir."""

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import msgspec
 import torch
@@ -28,6 +29,7 @@ class Evaluator:
         training = state.settings.training
         self._state, self._plan, self._interval = state, plan, training.eval_interval
         self._splits = state.context.splits
+        self._has_examples = state.settings.training.stage == "prompt_target"
         self._best_split = training.best_split or next(iter(self._splits), None)
 
     def due(self, num_done: int) -> bool:
@@ -47,35 +49,27 @@ class Evaluator:
     ) -> Evaluation:
         now = self._state.context.meter.now
         started = beaten = now()
-        total = torch.zeros((), dtype=torch.float64, device=self._plan.device)
-        num_targets = 0
+        counts = _Counts(torch.zeros((), dtype=torch.float64, device=self._plan.device))
         with untouched(self._state.model):
             for batch in batches:
                 between()
-                total += self._summed_loss(batch)
-                num_targets += int((batch.targets != IGNORED).sum())
+                counts.add(self._of_batch(batch))
                 if now() - beaten >= BEAT_S:
                     self._state.context.channels.sink.emit(Beat())
                     beaten = now()
-        # float64 holds each count exactly.
         self._plan.world.meet(between)
-        counted = total.new_tensor(num_targets)
-        sums = self._plan.world.summed(torch.stack([total, counted]))
-        total_loss, num_targets = float(sums[0]), int(sums[1])  # sync
-        loss = total_loss / max(1, num_targets)
-        return Evaluation(
-            step=num_done,
-            split=name,
-            loss=loss.hex(),
-            perplexity=perplexity(loss),
-            tokens=num_targets,
-            tokens_per_s=num_targets / max(1e-9, now() - started),
-        )
+        sums = self._plan.world.summed(counts.told())
+        return _evaluation(num_done, name, sums, now() - started)
 
-    def _summed_loss(self, batch: Batch) -> Tensor:
+    def _of_batch(self, batch: Batch) -> "_Counts":
+        num_targets = int((batch.targets != IGNORED).sum())
+        tensors = on_device(batch, self._plan.device)
         with self._plan.forward_context():
-            loss: Tensor = self._state.model(*on_device(batch, self._plan.device))
-        return loss
+            if not self._has_examples:
+                return _Counts(self._state.model(*tensors), num_targets)
+            loss, hits = self._state.model.scored(*tensors)
+        num_examples, num_exact = _examples_of(batch, hits.cpu())
+        return _Counts(loss, num_targets, int(hits.sum()), num_examples, num_exact)
 
     def _noted(self, evaluation: Evaluation) -> Evaluation:
         """Remember it, marked where it is the best so far. A loss that is not finite never is."""
@@ -90,6 +84,62 @@ class Evaluator:
         validation.best_split, validation.best_val_loss = evaluation.split, loss
         validation.best_step = evaluation.step
         return msgspec.structs.replace(evaluation, best=True)
+
+
+@dataclass
+class _Counts:
+    """What an evaluation adds up."""
+
+    loss: Tensor
+    """A sum, float64."""
+    num_targets: int = 0
+    num_hits: int = 0
+    num_examples: int = 0
+    num_exact: int = 0
+
+    def add(self, other: "_Counts") -> None:
+        self.loss += other.loss
+        self.num_targets += other.num_targets
+        self.num_hits += other.num_hits
+        self.num_examples += other.num_examples
+        self.num_exact += other.num_exact
+
+    def told(self) -> Tensor:
+        """float64, which holds each count exactly."""
+        counts = (self.num_targets, self.num_hits, self.num_examples, self.num_exact)
+        return torch.stack([self.loss, *map(self.loss.new_tensor, counts)])
+
+
+def _evaluation(step: int, split: str, sums: Tensor, seconds: float) -> Evaluation:
+    """`sums`: of all ranks, as `_Counts.told`."""
+    total, *counts = sums.tolist()  # sync
+    num_targets, num_hits, num_examples, num_exact = map(int, counts)
+    loss = total / max(1, num_targets)
+    return Evaluation(
+        step=step,
+        split=split,
+        loss=loss.hex(),
+        perplexity=perplexity(loss),
+        tokens=num_targets,
+        tokens_per_s=num_targets / max(1e-9, seconds),
+        token_accuracy=num_hits / max(1, num_targets) if num_examples else None,
+        exact_match=num_exact / num_examples if num_examples else None,
+        examples=num_examples or None,
+    )
+
+
+def _examples_of(batch: Batch, hits_BT: Tensor) -> tuple[int, int]:
+    """(examples of a batch, those whose targets are all hits). Both on the CPU."""
+    rows, time = batch.targets.shape
+    numbers_BT = torch.arange(rows)[:, None] * (time + 1)
+    if batch.documents is not None:
+        numbers_BT = numbers_BT + batch.documents
+    counts_BT = batch.targets != IGNORED
+    numbers_N = numbers_BT.expand(rows, time)[counts_BT]
+    num_targets = torch.bincount(numbers_N, minlength=1)
+    num_hits = torch.bincount(numbers_N[hits_BT[counts_BT]], minlength=len(num_targets))
+    is_example = num_targets > 0
+    return int(is_example.sum()), int((is_example & (num_hits == num_targets)).sum())
 
 
 def perplexity(loss: float) -> float | None:

@@ -26,10 +26,20 @@ def evaluation_line(evaluation: Evaluation) -> str:
         f"Eval [{evaluation.step}] {evaluation.split}",
         f"Loss: {float.fromhex(evaluation.loss):.4f}",
         f"Perplexity: {'n/a' if perplexity is None else f'{perplexity:.2f}'}",
+        *_of_examples(evaluation),
         *([] if rate is None else [f"{rate:,.0f} tokens/s"]),
         *(["best"] if evaluation.best else []),
     ]
     return " | ".join(parts)
+
+
+def _of_examples(evaluation: Evaluation) -> list[str]:
+    """Of training.stage=prompt_target."""
+    shares = {
+        "Token Accuracy": evaluation.token_accuracy,
+        "Exact Match": evaluation.exact_match,
+    }
+    return [f"{name}: {share:.4f}" for name, share in shares.items() if share is not None]
 
 
 def clock(seconds: float) -> str:

@@ -23,7 +23,7 @@ from model_check.models.attention_layers import (
     folded_documents,
 )
 from model_check.models.compressive_memory import spans
-from model_check.models.loss import compute_dtype, linear_cross_entropy
+from model_check.models.loss import are_likeliest, compute_dtype, linear_cross_entropy
 from model_check.models.rope import positions_within
 
 
@@ -143,6 +143,16 @@ class BasicLlama(nn.Module):
         hidden_BTE = self.hidden(tokens_BT, documents_BT)
         total: Tensor = self.loss(hidden_BTE, self.head_weight, targets_BT)
         return total
+
+    def scored(
+        self, tokens_BT: Tensor, targets_BT: Tensor, documents_BT: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The loss as `forward` gives it; and bool [B, T], as `loss.are_likeliest`."""
+        hidden_BTE = self.hidden(tokens_BT, documents_BT)
+        total: Tensor = self.loss(hidden_BTE, self.head_weight, targets_BT)
+        rows = hidden_BTE.flatten(0, 1), self.head_weight, targets_BT.flatten()
+        hits_N = are_likeliest(*rows, self.loss.chunk_rows)
+        return total, hits_N.view_as(targets_BT)
 
     def logits(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """[B, T, V]: position t's prediction of the token after it."""

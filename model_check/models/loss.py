@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 IGNORED = -100
@@ -49,6 +49,19 @@ def linear_cross_entropy(
             hidden_NH, weight_VH, targets_N, dtype, chunk_rows
         )
     return total
+
+
+@torch.no_grad()
+def are_likeliest(
+    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, chunk_rows: int
+) -> Tensor:
+    """bool [N]: whether each target is the likeliest token, as greedy decoding picks it; False
+    where the target does not count."""
+    found_N = torch.zeros_like(targets_N, dtype=torch.bool)
+    for places in torch.split((targets_N != IGNORED).nonzero()[:, 0], chunk_rows):
+        logits = nn.functional.linear(hidden_NH[places], weight_VH)
+        found_N[places] = logits.argmax(-1) == targets_N[places]
+    return found_N
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

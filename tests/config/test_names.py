@@ -194,15 +194,20 @@ def test_the_piano_trainers_commands_are_understood() -> None:
     rest = typed(*keys, *saving, "stage=next_token_pretraining", "data.validation=v=0.1")
     assert rest.settings.training.eval_batches == 3
     assert rest.settings.system.checkpoint_dir == "o"
-    assert [note.partition(" ")[0] for note in rest.notes] == ["run_name", "ddp.backend", "stage"]
+    assert [note.partition(" ")[0] for note in rest.notes] == ["run_name", "ddp.backend"]
+    assert rest.settings.training.stage == "next_token"
 
 
-def test_the_second_stage_is_told_to_be_missing() -> None:
-    assert "stage two" in refusal("stage=piano_task")
-    assert "stage two" in refusal("data.notes_per_record=128")
-    message = refusal("--config-name=gpt2_piano_finetuning")
-    assert "stage two" in message
-    assert "debug, infini-tiny, production" in message
+def test_the_piano_trainers_second_stage_is_ours() -> None:
+    tuned = typed(
+        "--config-name=gpt2_piano_finetuning",
+        "data.batch_size=32",
+        "init_from=midi-gpt2-pretrained-model.pt",
+    )
+    assert (tuned.preset, tuned.settings.training.batch_size) == ("finetune", 32)
+    assert tuned.settings.training.stage == "prompt_target"
+    assert typed("stage=piano_task").settings.training.stage == "prompt_target"
+    assert "examples/midi/make_tasks.py" in refusal("data.notes_per_record=128")
 
 
 @pytest.mark.parametrize("dashes", [False, True])

@@ -17,6 +17,7 @@ from model_check.data.build.build import BuildOptions
 from model_check.data.build.make import make
 from model_check.data.build.request import CacheRequest
 from model_check.data.cache.memo import Memo
+from model_check.data.sources.documents import TextColumn
 from model_check.data.sources.local_text import LocalSource
 from model_check.data.sources.source import Source
 from model_check.data.tokenizers.tokenizer import TextTokenizer
@@ -60,7 +61,7 @@ class Choice:
 
 
 def wanted(root: Path, text: Path, choice: Choice) -> CacheRequest:
-    return CacheRequest(root, LocalSource(text, "text", Memo(root)), choice, 16, None)
+    return CacheRequest(root, LocalSource(text, TextColumn("text"), Memo(root)), choice, 16, None)
 
 
 def gate_the_rename(gate: str) -> None:

@@ -20,6 +20,7 @@ def test_the_directory_holds_presets_and_nothing_else() -> None:
     assert preset_names() == [
         "cpu",
         "debug",
+        "finetune",
         "infini-tiny",
         "production",
         "production-medium",

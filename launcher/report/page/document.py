@@ -16,6 +16,7 @@ from launcher.report.table import COLUMNS, number, row
 from launcher.verdict.results import RunResult, WorkerResult
 
 _VALIDATION = ("worker", "split", "after steps", "loss", "perplexity", "tokens/s")
+_OF_EXAMPLES = ("token accuracy", "exact match")
 
 
 def page(result: RunResult, story: Story) -> str:
@@ -36,20 +37,24 @@ def _parts(result: RunResult, story: Story) -> Iterator[str]:
 
 def _validation(workers: Sequence[WorkerResult]) -> Iterator[str]:
     """A row for each split of each worker; no table where nothing was evaluated."""
+    splits = [(worker.name, split) for worker in workers for split in worker.validation]
+    of_examples = any(split.exact_match is not None for _, split in splits)
     rows = [
         (
-            worker.name,
+            name,
             split.split,
             str(split.step),
             number(split.loss),
             number(split.perplexity, "{:.2f}"),
             number(split.tokens_per_s, "{:,.0f}"),
+            number(split.token_accuracy, "{:.4f}"),
+            number(split.exact_match, "{:.4f}"),
         )
-        for worker in workers
-        for split in worker.validation
+        for name, split in splits
     ]
+    columns = [*_VALIDATION, *_OF_EXAMPLES] if of_examples else _VALIDATION
     if rows:
-        yield from table(_VALIDATION, rows)
+        yield from table(columns, [row[: len(columns)] for row in rows])
 
 
 def _gpus(workers: Sequence[WorkerResult]) -> Iterator[str]:

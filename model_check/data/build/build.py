@@ -15,6 +15,7 @@ from model_check.data.build.progress import BuildProgress
 from model_check.data.build.store_writer import EncodedTask, Note, StoreWriter, last_note
 from model_check.data.build.workers import WorkerPool
 from model_check.data.cache.publish import storage_errors, write_synced
+from model_check.data.cache.shards import NOTHING
 from model_check.data.read.manifest import (
     MANIFEST,
     MAX_UINT16_VOCAB,
@@ -70,12 +71,14 @@ def build_tokens(
     options: BuildOptions = IN_THIS_PROCESS,
     progress: BuildProgress | None = None,
     begin_id: int | None = None,
+    with_targets: bool = False,
 ) -> TokensManifest:
     """Fill `directory` with the store of `key`: every file synced, the manifest last. Continues
     what it holds of the same store.
 
     Stops after exactly `max_tokens` where given. `begin_id` begins each document; None: nothing
-    does. Raises DataError (the text), StorageError (the disk), InternalError (a worker died).
+    does. `with_targets`: the documents are examples. Raises DataError (the text), StorageError (the
+    disk), InternalError (a worker died).
     """
     progress = progress or BuildProgress(source.size_bytes, max_tokens, say)
     fresh = Note(
@@ -83,6 +86,7 @@ def build_tokens(
         tokenizer=write_synced(directory, TOKENIZER, tokenizer.to_json().encode()),
         shard_tokens=shard_tokens,
         task_bytes=options.task_bytes,
+        targets=NOTHING if with_targets else None,
     )
     note = last_note(directory, fresh)
     if note is not fresh:
@@ -92,7 +96,7 @@ def build_tokens(
     store = StoreWriter(directory, note, dtype, max_tokens, options.save_every_s)
     try:
         missing = encoded_tasks(store, source, tokenizer, options, say, begin_id)
-        with store.tokens, store.ends, closing(missing) as tasks:
+        with store.opened(), closing(missing) as tasks:
             for num_bytes in store.write(tasks):
                 progress.advance(num_bytes, store.tokens.num_items)
     except ModelCheckError:
@@ -198,7 +202,8 @@ def _manifest_of(
         tokenizer=tokenizer.name,
         repairs=repairs.counts,
         repair_places=repairs.places,
-        files={**store.tokens.files, **store.ends.files, TOKENIZER: store.note.tokenizer},
+        has_targets=store.targets is not None,
+        files={**store.files, TOKENIZER: store.note.tokenizer},
         built_with={
             "python": sys.version.split()[0],
             "numpy": np.__version__,

@@ -2,82 +2,121 @@
 
 import importlib.util
 from pathlib import Path
+from typing import NamedTuple
 
 from model_check.config.fields import nearest
-from model_check.config.schema import Settings
+from model_check.config.schema import ModelSettings, Settings
 from model_check.config.validation import parse_validation
+from model_check.data.build.chat import chat_template
 from model_check.data.cache.memo import Memo
 from model_check.data.read.manifest import TOKENIZER
+from model_check.data.sources.documents import RowForm, TextColumn
 from model_check.data.sources.embedded import EmbeddedSource
+from model_check.data.sources.examples import ExampleForm
 from model_check.data.sources.file_piece import SUFFIXES
 from model_check.data.sources.hub import Hub
 from model_check.data.sources.hub_text import KNOWN, PIP_HINT, HubSource
 from model_check.data.sources.local_text import LocalSource
 from model_check.data.sources.rows import own_paths, rows_to_train
 from model_check.data.sources.source import Source
+from model_check.data.tokenizers.saved import CheckpointTokenizer
 from model_check.data.tokenizers.tiktoken_tokenizer import DEFAULT_ENCODING, TiktokenTokenizer
 from model_check.data.tokenizers.tokenizer import GivenTokenizer, TokenizerChoice
 from model_check.data.tokenizers.trained import TrainedTokenizer, TrainedWordPiece
-from model_check.errors import DataError
+from model_check.errors import ConfigError, DataError
 from model_check.utils.words import Say
 
+_RUNNING_TEXT = ("auto", "embedded", *KNOWN)
+_NO_EXAMPLES = (
+    'is running text: name a .jsonl or .parquet file with {"prompt", "completion"} or '
+    '{"messages"}, or such a dataset of the hub'
+)
 
-def choose(settings: Settings, memo: Memo, say: Say) -> tuple[Source, TokenizerChoice]:
-    """The source and the tokenizer that the settings name on this machine. Raises DataError.
+
+class Choice(NamedTuple):
+    """What is prepared."""
+
+    source: Source
+    tokenizer: TokenizerChoice
+    form: RowForm
+    """Also of the rows that validate."""
+
+
+def choose(settings: Settings, memo: Memo, say: Say) -> Choice:
+    """What the settings name on this machine. Raises DataError.
 
     Only `auto` chooses, and says in one line what it could not take.
     """
     hub = Hub(settings.data)
-    match settings.data.dataset:
+    name = settings.data.dataset
+    if settings.training.stage == "prompt_target":
+        if name in _RUNNING_TEXT:
+            raise ConfigError(
+                f"training.stage = prompt_target: data.dataset = {name} {_NO_EXAMPLES}"
+            )
+        tokenizer = _tokenizer_or_trained(settings, hub, memo, say)
+        examples = ExampleForm(chat_template(settings, tokenizer))
+        return Choice(_named(name, settings, hub, memo, examples), tokenizer, examples)
+    form = TextColumn(settings.data.text_column)
+    source: Source
+    match name:
         case "auto":
             try:
-                return _wikitext(settings, hub, memo)
+                return Choice(*_wikitext(settings, hub, memo, form), form)
             except DataError as error:
                 say(f"data: embedded text (this Python's own documentation and source): {error}")
-            source: Source = EmbeddedSource()
+            source = EmbeddedSource()
         case "embedded":
             source = EmbeddedSource()
-        case name:
-            source = _named(name, settings, hub, memo)
+        case _:
+            source = _named(name, settings, hub, memo, form)
+    own = isinstance(source, EmbeddedSource) and settings.model.init_from is None
+    if own and settings.data.tokenizer == "auto":
+        return Choice(source, TrainedTokenizer(settings.data.bpe_vocab_size), form)
+    return Choice(source, _tokenizer_or_trained(settings, hub, memo, say), form)
+
+
+def _tokenizer_or_trained(settings: Settings, hub: Hub, memo: Memo, say: Say) -> TokenizerChoice:
+    """`auto` trains one where none can be had."""
     try:
-        if settings.data.tokenizer == "auto" and isinstance(source, EmbeddedSource):
-            return source, TrainedTokenizer(settings.data.bpe_vocab_size)
-        return source, _tokenizer(settings, hub, memo)
+        return _tokenizer(settings, hub, memo)
     except DataError as error:
         if settings.data.tokenizer != "auto":
             raise
         say(f"data: a tokenizer trained on the text: {error}")
-        return source, TrainedTokenizer(settings.data.bpe_vocab_size)
+        return TrainedTokenizer(settings.data.bpe_vocab_size)
 
 
-def _wikitext(settings: Settings, hub: Hub, memo: Memo) -> tuple[Source, TokenizerChoice]:
+def _wikitext(
+    settings: Settings, hub: Hub, memo: Memo, form: RowForm
+) -> tuple[Source, TokenizerChoice]:
     """Raises DataError where it, or the tokenizer, cannot be had."""
     if importlib.util.find_spec("datasets") is None:
         raise DataError(PIP_HINT)
     if hub.why_offline is not None:
         raise DataError(hub.why_offline)
     tokenizer = _tokenizer(settings, hub, memo)
-    source = HubSource("wikitext", settings.data, hub)
+    source = HubSource("wikitext", settings.data, hub, form)
     # Asks for the commit: a refusal must come before the choice.
     source.identity()
     return source, tokenizer
 
 
-def _named(name: str, settings: Settings, hub: Hub, memo: Memo) -> Source:
+def _named(name: str, settings: Settings, hub: Hub, memo: Memo, form: RowForm) -> Source:
     path = Path(name).expanduser()
     if name in KNOWN:
-        return HubSource(name, settings.data, hub)
+        return HubSource(name, settings.data, hub, form)
     if path.exists():
         validation = parse_validation(settings.data.validation)
         rows, without = rows_to_train(validation), own_paths(validation)
-        return LocalSource(path, settings.data.text_column, memo, rows, without)
+        return LocalSource(path, form, memo, rows, without)
     if (
         name.lower().endswith(SUFFIXES)
         or name.startswith(("/", "./", "../", "~"))
         or name.count("/") > 1
     ):
         raise DataError(f"data.dataset = {name!r}: no such file or directory ({path.absolute()})")
-    return _maybe_misspelt(HubSource(name, settings.data, hub), name)
+    return _maybe_misspelt(HubSource(name, settings.data, hub, form), name)
 
 
 def _maybe_misspelt(source: HubSource, name: str) -> HubSource:
@@ -98,6 +137,8 @@ def _tokenizer(settings: Settings, hub: Hub, memo: Memo) -> TokenizerChoice:
             return TrainedWordPiece(settings.data.bpe_vocab_size)
         case name if name.partition(":")[0] == "tiktoken":
             return TiktokenTokenizer(name.partition(":")[2] or DEFAULT_ENCODING, memo)
+        case "auto" if settings.model.init_from is not None:
+            return _initial_tokenizer(settings.model, hub, memo)
         case "auto" | "model":
             return _model_tokenizer(settings.model.model_path, hub, memo)
         case name:
@@ -109,6 +150,16 @@ def _tokenizer(settings: Settings, hub: Hub, memo: Memo) -> TokenizerChoice:
                 )
             label = path.name if path.is_dir() else path.absolute().parent.name
             return GivenTokenizer(path, label or path.name, memo)
+
+
+def _initial_tokenizer(model: ModelSettings, hub: Hub, memo: Memo) -> TokenizerChoice:
+    """That of the first weights: they know no other. A directory without one has the model's."""
+    path = Path(model.init_from or "").expanduser()
+    if path.is_file():
+        return CheckpointTokenizer(path, memo)
+    if path.is_dir() and not (path / TOKENIZER).is_file():
+        return _model_tokenizer(model.model_path, hub, memo)
+    return _model_tokenizer(str(path), hub, memo)
 
 
 def _model_tokenizer(model_path: str, hub: Hub, memo: Memo) -> GivenTokenizer:

@@ -1,5 +1,6 @@
-"""Documents -> ids with an end token after each, on request a begin token before it, task by task.
-Tasks depend on the text alone, so any number of workers gives the same bytes."""
+"""Documents -> ids with an end token after each, on request a begin token before it, and of
+examples which ids are to be learned; task by task. Tasks depend on the text alone, so any number of
+workers gives the same bytes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,12 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from model_check.data.sources.documents import Document, Example, TokenIds
 from model_check.data.sources.source import Piece, Source, Splittable
 from model_check.data.sources.text import Repairs
 from model_check.data.tokenizers.backends import BackendName, CheckedEncoder, choose_backend
 from model_check.data.tokenizers.tokenizer import TextTokenizer
 
 _BATCH_CHARACTERS = 1 << 20
+Stretch = Sequence[int] | NDArray[Any]
+"""Neighbouring ids."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Task:
     def num_bytes(self) -> int:
         return sum(piece.num_bytes for piece in self.pieces)
 
-    def documents(self, repairs: Repairs) -> Iterator[str]:
+    def documents(self, repairs: Repairs) -> Iterator[Document]:
         for piece in self.pieces:
             yield from piece.documents(repairs)
 
@@ -52,11 +56,25 @@ class Encoded:
     """Tokens of each document, those that mark it included; they sum to `ids.size`."""
     num_bytes: int
     """Approximate size of the text."""
+    targets: NDArray[np.bool_] | None = None
+    """Of examples: which of `ids` are to be learned."""
 
     def without(self, num_documents: int) -> "Encoded":
         """All except the first documents."""
         start = int(self.lengths[:num_documents].sum())
-        return Encoded(self.ids[start:], self.lengths[num_documents:], self.num_bytes)
+        targets = None if self.targets is None else self.targets[start:]
+        return Encoded(self.ids[start:], self.lengths[num_documents:], self.num_bytes, targets)
+
+    @classmethod
+    def joined(cls, batches: Sequence["Encoded"], dtype: str, num_bytes: int) -> "Encoded":
+        """All of them as one."""
+        learned = [batch.targets for batch in batches if batch.targets is not None]
+        return cls(
+            np.concatenate([np.empty(0, dtype), *(batch.ids for batch in batches)]),
+            np.concatenate([np.empty(0, np.int64), *(batch.lengths for batch in batches)]),
+            num_bytes,
+            np.concatenate(learned) if learned else None,
+        )
 
 
 TaskResult = tuple[Repairs, Encoded]
@@ -100,25 +118,82 @@ class Encoder:
     def batches(self, task: Task, repairs: Repairs, skip: int = 0) -> Iterator[Encoded]:
         """The documents of a task after the first `skip`, in batches. Raises DataError."""
         is_first = task.is_first and not skip
-        for texts in _batches(islice(task.documents(repairs), skip, None)):
-            yield self._encoded(texts, is_first)
+        usable = self._usable(task.documents(repairs), repairs)
+        for documents in _batches(islice(usable, skip, None)):
+            yield self._encoded(documents, is_first)
             is_first = False
 
     def whole(self, task: Task, repairs: Repairs, limit: int | None) -> Encoded:
         """A task's documents together, or those of its first batches that have `limit` tokens.
         Raises DataError."""
-        batches = [Encoded(np.empty(0, self.dtype), np.empty(0, np.int64), 0)]
+        batches: list[Encoded] = []
         num_tokens = 0
         for batch in self.batches(task, repairs):
             batches.append(batch)
             num_tokens += batch.ids.size
             if limit is not None and num_tokens >= limit:
                 break
-        ids = np.concatenate([batch.ids for batch in batches])
-        return Encoded(ids, np.concatenate([b.lengths for b in batches]), task.num_bytes)
+        return Encoded.joined(batches, self.dtype, task.num_bytes)
 
-    def _encoded(self, texts: list[str], is_first: bool) -> Encoded:
-        each = self.checked.encode(texts, is_first)
+    def _usable(self, documents: Iterable[Document], repairs: Repairs) -> Iterator[Document]:
+        """Without conversations in which a message would forge a token of the template."""
+        for document in documents:
+            if isinstance(document, Example) and (forged := self._forged(document)):
+                what = f"conversation skipped: a message spells the token {forged}"
+                repairs.add(what, document.place)
+            else:
+                yield document
+
+    def _forged(self, example: Example) -> str | None:
+        return self.checked.tokenizer.special_in(example.contents or ())
+
+    def _encoded(self, documents: list[Document], is_first: bool) -> Encoded:
+        """Of documents of one kind: a source has no other."""
+        if isinstance(documents[0], Example):
+            return self._examples([d for d in documents if isinstance(d, Example)], is_first)
+        num_bytes = sum(map(size_of, documents))
+        ids = [document.ids for document in documents if isinstance(document, TokenIds)]
+        texts = [document for document in documents if isinstance(document, str)]
+        return self._marked(ids or self.checked.encode(texts, is_first), num_bytes)
+
+    def _examples(self, examples: list[Example], is_first: bool) -> Encoded:
+        of_part = iter(self._parts(examples, is_first))
+        each = [
+            [
+                *self._begin(example),
+                *((next(of_part), part.is_target) for part in example.parts),
+                *self._end(example),
+            ]
+            for example in examples
+        ]
+        stretches = [stretch for stretches in each for stretch in stretches]
+        sizes = [len(ids) for ids, _ in stretches]
+        return Encoded(
+            np.concatenate([np.asarray(ids, self.dtype) for ids, _ in stretches]),
+            np.array([sum(len(ids) for ids, _ in one) for one in each], np.int64),
+            sum(map(size_of, examples)),
+            np.repeat([is_target for _, is_target in stretches], sizes),
+        )
+
+    def _parts(self, examples: list[Example], is_first: bool) -> Sequence[Stretch]:
+        texts = [part.text for example in examples for part in example.parts]
+        if examples[0].contents is None:
+            return self.checked.encode(texts, is_first)
+        return self.checked.tokenizer.encode_rendered(texts)
+
+    def _begin(self, example: Example) -> list[tuple[Stretch, bool]]:
+        """A chat template writes its own."""
+        if self.begin_id is None or example.contents is not None:
+            return []
+        return [([self.begin_id], False)]
+
+    def _end(self, example: Example) -> list[tuple[Stretch, bool]]:
+        """It is learned. Most chat templates write their own."""
+        last = example.parts[-1].text
+        has_own = example.contents is not None and self.checked.tokenizer.ends(last)
+        return [] if has_own else [([self.end_id], True)]
+
+    def _marked(self, each: Sequence[NDArray[Any]], num_bytes: int) -> Encoded:
         num_before = 0 if self.begin_id is None else 1
         lengths = np.fromiter((num_before + ids.size + 1 for ids in each), np.int64, len(each))
         ends = np.cumsum(lengths)
@@ -129,7 +204,7 @@ class Encoder:
         if self.begin_id is not None:
             flat[starts] = self.begin_id
         flat[ends - 1] = self.end_id
-        return Encoded(flat, lengths, sum(map(len, texts)))
+        return Encoded(flat, lengths, num_bytes)
 
 
 def tasks_of(source: Source, task_bytes: int) -> Iterator[Task]:
@@ -164,18 +239,29 @@ class _Whole:
     def num_bytes(self) -> int:
         return self.source.size_bytes or 0
 
-    def documents(self, repairs: Repairs) -> Iterator[str]:
+    def documents(self, repairs: Repairs) -> Iterator[Document]:
         return self.source.documents(repairs)
 
 
-def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    texts: list[str] = []
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
     size = 0
-    for text in documents:
-        texts.append(text)
-        size += len(text)
+    for document in documents:
+        batch.append(document)
+        size += size_of(document)
         if size >= _BATCH_CHARACTERS:
-            yield texts
-            texts, size = [], 0
-    if texts:
-        yield texts
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def size_of(document: Document) -> int:
+    """About its bytes in the source."""
+    match document:
+        case str():
+            return len(document)
+        case Example():
+            return sum(len(part.text) for part in document.parts)
+        case TokenIds():
+            return document.ids.size

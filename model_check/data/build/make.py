@@ -125,6 +125,7 @@ def _whole_store(
             options=options,
             progress=progress,
             begin_id=begin_id,
+            with_targets=request.layout is not None,
         )
         if publish(directory, request.store):
             forget(request.root, request.store_name)

@@ -2,6 +2,7 @@
 workers, and a cache that exists is found within a fraction of a second."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,12 +69,25 @@ def prepare(settings: Settings, say: Say, bar: Say | None = None) -> Prepared:
             "there; for a cache of your own set data.cache_dir (SECURITY.md)"
         )
     splits = counts_of(view, tokens)
+    for line in _lines_of_long_examples(splits, settings):
+        say(f"data: {line}")
     if num_left_out := splits[TRAIN].num_left_out:
         say(
             f"data: {num_left_out:,} documents of {view.dataset} are equal to one that validates: "
             "not trained on"
         )
     return Prepared(path.absolute(), hit, view, splits, time.monotonic() - started)
+
+
+def _lines_of_long_examples(splits: dict[str, SplitCount], settings: Settings) -> Iterator[str]:
+    room = settings.training.context_length + 1
+    for name, count in splits.items():
+        if number := count.num_cut + count.num_too_long:
+            yield (
+                f"{name}: {number:,} of {count.num_documents:,} examples have more than {room:,} "
+                f"tokens: {count.num_cut:,} cut (data.truncation={settings.data.truncation}), "
+                f"{count.num_too_long:,} left out"
+            )
 
 
 def _output_dir_filled(

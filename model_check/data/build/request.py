@@ -31,7 +31,8 @@ from model_check.data.read.manifest import (
     read_tokenizer,
     short,
 )
-from model_check.data.read.windows import Tail, Windows
+from model_check.data.read.windows import Layout, Packing, Tail, Windows
+from model_check.data.sources.documents import RowForm
 from model_check.data.sources.hub_text import HubSource
 from model_check.data.sources.local_text import LocalSource
 from model_check.data.sources.rows import RowRule, earlier_rows, own_paths
@@ -56,6 +57,11 @@ _POLICIES: dict[DocumentTokens, str] = {
     "begin_end": "begin token, document, end token; special tokens in text are text",
 }
 _SELECTION = "documents by the hash of their tokens, equal documents on one side"
+_OF_EXAMPLES: dict[DocumentTokens, str] = {
+    "end": "prompt, target, end token, apart; what a chat template writes alone",
+    "begin_end": "begin token, prompt, target, end token, apart; what a chat template writes alone",
+}
+_ROWS = "examples of at most context_length + 1 tokens"
 _APART = "documents equal to one of a validation text are not trained on"
 _ROOM_FOR_VALIDATION = 1.05
 """A share of the documents is only about that share of the tokens."""
@@ -74,6 +80,8 @@ class CacheRequest:
     stride: int | None = None
     """Tokens between the starts of sequences; None: context_length."""
     tail: Tail = "drop"
+    layout: Layout | None = None
+    """Of examples; None: the documents are text, cut into windows."""
     document_tokens: DocumentTokens = "end"
     fractions: Mapping[str, float] = field(default_factory=dict)
     """Validation splits that are a share of the documents, by name."""
@@ -94,7 +102,7 @@ class CacheRequest:
             "version": SCHEMA,
             "source": self.source.identity(),
             "tokenizer": self.tokenizer.identity(),
-            "policy": _POLICIES[self.document_tokens],
+            "policy": (_POLICIES if self.layout is None else _OF_EXAMPLES)[self.document_tokens],
             "max_tokens": self.max_tokens,
         }
 
@@ -111,8 +119,10 @@ class CacheRequest:
             "tokens": self.tokens_hash,
             "context_length": self.context_length,
             "num_samples": self.num_samples,
-            "packing": _PACKING,
+            "packing": _PACKING if self.layout is None else _ROWS,
         }
+        if self.layout is not None:
+            key["examples"] = [self.layout.packing, self.layout.truncation]
         if self.stride is not None and self.stride != self.context_length:
             key["stride"] = self.stride
         if self.tail != "drop":
@@ -128,8 +138,9 @@ class CacheRequest:
 
     @property
     def max_tokens(self) -> int | None:
-        """Enough for `num_samples` sequences, and for the documents that validation takes."""
-        if self.num_samples is None:
+        """Enough for `num_samples` sequences, and for the documents that validation takes. Of
+        examples all are read."""
+        if self.num_samples is None or self.layout is not None:
             return None
         needed = (self.num_samples - 1) * self.windows.stride + self.context_length + 1
         if not self.fractions:
@@ -195,7 +206,7 @@ def cache_request(settings: Settings, say: Say) -> CacheRequest:
     """Raises DataError, ConfigError."""
     memo = Memo(Path(settings.data.cache_dir).expanduser())
     validation = parse_validation(settings.data.validation)
-    source, tokenizer = choose(settings, memo, say)
+    source, tokenizer, form = choose(settings, memo, say)
     _say_left_out(source, say)
     num_samples = settings.data.num_samples
     if num_samples is None and source.endless:
@@ -211,12 +222,20 @@ def cache_request(settings: Settings, say: Say) -> CacheRequest:
         num_samples=num_samples,
         stride=settings.data.stride,
         tail=settings.data.tail,
+        layout=_layout(settings),
         document_tokens=settings.data.document_tokens,
         fractions=fractions(validation),
         validation=tuple(validation),
     )
-    texts = _validation_texts(train, validation, settings, memo, say)
+    texts = _validation_texts(train, validation, form, settings, memo, say)
     return replace(train, validation_texts=texts)
+
+
+def _layout(settings: Settings) -> Layout | None:
+    if settings.training.stage == "next_token":
+        return None
+    packing: Packing = "several" if settings.data.document_masking else "one"
+    return Layout(settings.training.context_length, packing, settings.data.truncation)
 
 
 def _say_left_out(source: Source, say: Say) -> None:
@@ -225,7 +244,12 @@ def _say_left_out(source: Source, say: Say) -> None:
 
 
 def _validation_texts(
-    train: CacheRequest, validation: Mapping[str, What], settings: Settings, memo: Memo, say: Say
+    train: CacheRequest,
+    validation: Mapping[str, What],
+    form: RowForm,
+    settings: Settings,
+    memo: Memo,
+    say: Say,
 ) -> dict[str, CacheRequest]:
     own_text = {n: w for n, w in validation.items() if not isinstance(w, DocumentFraction)}
     if not own_text:
@@ -236,7 +260,7 @@ def _validation_texts(
     found: dict[str, CacheRequest] = {}
     contents = {"the training text": train.source.identity()}
     for name in own_text:
-        source = _source_of(name, own_text, train.source, settings, memo)
+        source = _source_of(name, own_text, train.source, form, settings, memo)
         # Rows are of the training text, of which it was said already.
         if isinstance(own_text[name], TextPath):
             _say_left_out(source, say)
@@ -258,7 +282,12 @@ def _validation_texts(
 
 
 def _source_of(
-    name: str, validation: Mapping[str, What], train: Source, settings: Settings, memo: Memo
+    name: str,
+    validation: Mapping[str, What],
+    train: Source,
+    form: RowForm,
+    settings: Settings,
+    memo: Memo,
 ) -> Source:
     data = settings.data
     match validation[name]:
@@ -266,7 +295,7 @@ def _source_of(
             place = Path(path).expanduser()
             others = map(Path, map(os.path.realpath, own_paths(validation)))
             inner = tuple(path for path in others if Path(os.path.realpath(place)) in path.parents)
-            return LocalSource(place, data.text_column, memo, without=inner)
+            return LocalSource(place, form, memo, without=inner)
         case HubSplit(split=split):
             if not isinstance(train, HubSource):
                 raise DataError(
@@ -283,7 +312,7 @@ def _source_of(
                     "dataset has splits of its own (split:NAME)"
                 )
             rows = RowRule(these, earlier_rows(name, validation))
-            return LocalSource(place, data.text_column, memo, rows, own_paths(validation))
+            return LocalSource(place, form, memo, rows, own_paths(validation))
         case DocumentFraction():
             raise AssertionError("a fraction has no text of its own")
 

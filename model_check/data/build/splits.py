@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_check.data.build.request import CacheRequest
+from model_check.data.build.rows import examples_of
 from model_check.data.cache.publish import write_synced
 from model_check.data.read.manifest import (
     TOKEN_STORES,
@@ -21,10 +22,11 @@ from model_check.data.read.manifest import (
     ViewManifest,
     hash_of,
     read_view,
+    rows_name,
     runs_name,
 )
 from model_check.data.read.token_store import TokenStore
-from model_check.data.read.windows import Windows
+from model_check.data.read.windows import Layout, Windows
 from model_check.errors import DataError
 from model_check.utils.held import HeldDirectory
 
@@ -52,6 +54,8 @@ def view_of(
     """The view's manifest. Writes the files of its splits to `directory`. Raises DataError where a
     split has too little text, StorageError."""
     texts = {name: _TextSplit.of(other) for name, other in request.validation_texts.items()}
+    if request.layout is not None:
+        return _examples_view(request, tokens, directory, request.layout, texts)
     parts = _parts(request, tokens, texts.values())
     num_train_tokens = parts[TRAIN].counts.num_tokens if parts else None
     splits = {name: part.counts for name, part in parts.items()}
@@ -77,6 +81,56 @@ def view_of(
             runs_name(name): write_synced(directory, runs_name(name), part.runs.tobytes())
             for name, part in parts.items()
         },
+    )
+
+
+def _examples_view(
+    request: CacheRequest,
+    tokens: TokensManifest,
+    directory: HeldDirectory,
+    layout: Layout,
+    texts: Mapping[str, "_TextSplit"],
+) -> ViewManifest:
+    """As `view_of`, of examples."""
+    store = TokenStore(request.store, tokens)
+    masks = _masks(request, tokens, store, texts.values())
+    masks = masks or {TRAIN: np.ones(tokens.num_documents, np.bool_)}
+    parts = {name: examples_of(store, mask, layout) for name, mask in masks.items()}
+    for name, part in parts.items():
+        if not part.counts.num_sequences:
+            raise _no_example(tokens.dataset, name, part.counts, layout)
+    train = parts[TRAIN].counts
+    splits = {name: part.counts for name, part in parts.items()}
+    splits |= {name: text.counts for name, text in texts.items()}
+    return ViewManifest(
+        hash=hash_of(request.view_key),
+        key=request.view_key,
+        tokens=f"{TOKEN_STORES}/{request.store_name}",
+        tokens_hash=tokens.hash,
+        context_length=request.context_length,
+        num_sequences=min(train.num_sequences, request.num_samples or train.num_sequences),
+        num_tokens=tokens.num_tokens,
+        vocab_size=tokens.vocab_size,
+        dataset=request.source.name,
+        tokenizer=request.tokenizer.name,
+        tail="pad",
+        num_train_documents=train.num_documents,
+        splits={name: splits[name] for name in request.validation},
+        examples=layout.packing,
+        train=train,
+        files={
+            rows_name(name): write_synced(directory, rows_name(name), part.rows.tobytes())
+            for name, part in parts.items()
+        },
+    )
+
+
+def _no_example(dataset: str, split: str, counts: SplitManifest, layout: Layout) -> DataError:
+    where = "" if split == TRAIN else f"data.validation: {split}: "
+    return DataError(
+        f"{where}{dataset}: none of {counts.num_documents:,} examples has a target within a "
+        f"sequence of training.context_length = {layout.context_length}; take a longer context, or "
+        "data.truncation=keep_end"
     )
 
 
@@ -115,6 +169,9 @@ class _TextSplit:
             num_sequences=view.num_sequences,
             num_tokens=tokens.num_tokens,
             num_documents=tokens.num_documents,
+            num_cut=0 if view.train is None else view.train.num_cut,
+            num_too_long=0 if view.train is None else view.train.num_too_long,
+            num_dropped=0 if view.train is None else view.train.num_dropped,
             view=request.view.name,
         )
         return cls(counts, TokenStore(request.store, tokens))
@@ -126,7 +183,23 @@ def _parts(
     """The documents of the store divided among TRAIN and the shares of `request`, and those of
     `texts` taken from TRAIN; empty where TRAIN has them all."""
     store = TokenStore(request.store, tokens)
+    masks = _masks(request, tokens, store, texts)
+    ends = store.document_ends.read().astype(np.int64)
     windows = replace(request.windows, tail="pad")
+    parts = {name: _part_of(mask, ends, windows) for name, mask in masks.items()}
+    for name in request.fractions:
+        if (counts := parts[name].counts).num_tokens < _LEAST_TOKENS:
+            raise DataError(
+                f"data.validation: {name}: its {counts.num_documents} documents have no token to "
+                "predict; take a larger share, or a file of its own"
+            )
+    return parts
+
+
+def _masks(
+    request: CacheRequest, tokens: TokensManifest, store: TokenStore, texts: Iterable[_TextSplit]
+) -> dict[str, NDArray[np.bool_]]:
+    """Which documents TRAIN and the shares of `request` have; empty where TRAIN has them all."""
     validating = [document_hashes(text.store) for text in texts]
     if not (validating or request.fractions):
         return {}
@@ -141,15 +214,7 @@ def _parts(
             f"data.validation: each document of {tokens.dataset} validates, or is equal to one "
             "that does, so none is left to train on"
         )
-    ends = store.document_ends.read().astype(np.int64)
-    parts = {name: _part_of(mask, ends, windows) for name, mask in masks.items()}
-    for name in request.fractions:
-        if (counts := parts[name].counts).num_tokens < _LEAST_TOKENS:
-            raise DataError(
-                f"data.validation: {name}: its {counts.num_documents} documents have no token to "
-                "predict; take a larger share, or a file of its own"
-            )
-    return parts
+    return masks
 
 
 def _part_of(mask: NDArray[np.bool_], ends: NDArray[np.int64], windows: Windows) -> Part:

@@ -3,7 +3,7 @@ is in them: written every few seconds, read by the next builder of the same stor
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
@@ -15,7 +15,13 @@ from msgspec.structs import replace
 from model_check.data.build.encode import Encoded
 from model_check.data.cache.publish import UNFINISHED, storage_errors
 from model_check.data.cache.shards import NOTHING, ShardWriter, Written, intact
-from model_check.data.read.manifest import DOCUMENTS, LONGEST, FileEntry, shard_name
+from model_check.data.read.manifest import (
+    DOCUMENTS,
+    LONGEST,
+    FileEntry,
+    shard_name,
+    targets_name,
+)
 from model_check.data.sources.text import Repairs
 from model_check.utils.held import HeldDirectory
 
@@ -44,6 +50,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     """Approximate size of the text that is finished."""
     tokens: Written = NOTHING
     ends: Written = NOTHING
+    targets: Written | None = None
+    """None: the store has none, since all of it is learned."""
     repairs: dict[str, int] = {}
     """Those of the finished tasks."""
     repair_places: dict[str, str] = {}
@@ -58,6 +66,7 @@ def last_note(directory: HeldDirectory, fresh: Note) -> Note:
             all(getattr(note, name) == getattr(fresh, name) for name in _OF_THIS_BUILD)
             and intact(directory, shard_name, note.tokens)
             and intact(directory, _documents_name, note.ends)
+            and (note.targets is None or intact(directory, targets_name, note.targets))
         ):
             return note
     return fresh
@@ -65,8 +74,7 @@ def last_note(directory: HeldDirectory, fresh: Note) -> Note:
 
 @dataclass
 class StoreWriter:
-    """Appends documents to the files of a store, from where `note` says. Enter `tokens` and `ends`
-    to write."""
+    """Appends documents to the files of a store, from where `note` says; `opened` for that."""
 
     directory: HeldDirectory
     note: Note
@@ -78,7 +86,27 @@ class StoreWriter:
         place, note = self.directory, self.note
         self.tokens = ShardWriter(place, shard_name, self.dtype, note.shard_tokens, note.tokens)
         self.ends = ShardWriter(place, _documents_name, "uint64", None, note.ends)
+        self.targets = (
+            None
+            if note.targets is None
+            else ShardWriter(place, targets_name, "uint8", note.shard_tokens, note.targets)
+        )
         self._repairs = Repairs()
+
+    @property
+    def files(self) -> dict[str, FileEntry]:
+        """Those that are finished."""
+        learned = {} if self.targets is None else self.targets.files
+        return {**self.tokens.files, **self.ends.files, **learned}
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Raises StorageError."""
+        with ExitStack() as stack:
+            for writer in (self.tokens, self.ends, self.targets):
+                if writer is not None:
+                    stack.enter_context(writer)
+            yield
 
     def repairs(self) -> Repairs:
         """Of all that was read so far."""
@@ -124,6 +152,8 @@ class StoreWriter:
         ends = np.minimum(ends[: np.searchsorted(ends, limit) + 1], np.uint64(limit))
         self.tokens.write(batch.ids[: limit - before])
         self.ends.write(ends)
+        if self.targets is not None and batch.targets is not None:
+            self.targets.write(batch.targets[: limit - before])
         self.note = replace(
             self.note,
             num_documents=self.note.num_documents + ends.size,
@@ -132,7 +162,9 @@ class StoreWriter:
         return self.max_tokens is None or self.tokens.num_items < limit
 
     def _save(self) -> None:
-        self.note = replace(self.note, tokens=self.tokens.save(), ends=self.ends.save())
+        targets = None if self.targets is None else self.targets.save()
+        tokens, ends = self.tokens.save(), self.ends.save()
+        self.note = replace(self.note, tokens=tokens, ends=ends, targets=targets)
         with storage_errors(self.directory.path.parent):
             self.directory.replace(UNFINISHED, msgspec.json.encode(self.note))
 

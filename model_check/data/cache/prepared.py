@@ -104,6 +104,10 @@ def _holds(directory: HeldDirectory, name: str, content: bytes) -> bool:
 def counts_of(view: ViewManifest, tokens: TokensManifest) -> dict[str, SplitCount]:
     """What each split holds and drops, `train` first."""
     left = tokens.num_documents - sum(split.num_documents for split in view.inner_splits())
+    if view.train is not None:
+        own = _count(view, replace(view.train, num_sequences=view.num_sequences))
+        own = replace(own, num_trained_on=None, num_left_out=left - view.train.num_documents)
+        return {TRAIN: own, **{name: _count(view, split) for name, split in view.splits.items()}}
     num_documents = left if view.num_train_documents is None else view.num_train_documents
     train = SplitManifest(
         num_sequences=view.num_sequences,
@@ -117,13 +121,18 @@ def counts_of(view: ViewManifest, tokens: TokensManifest) -> dict[str, SplitCoun
 
 
 def _count(view: ViewManifest, split: SplitManifest) -> SplitCount:
-    used = view.windows.num_used(split.num_sequences, split.num_tokens)
+    if view.examples is None:
+        used = view.windows.num_used(split.num_sequences, split.num_tokens)
+    else:
+        used = split.num_tokens - split.num_dropped
     return SplitCount(
         num_sequences=split.num_sequences,
         num_documents=split.num_documents,
         num_trained_on=split.num_trained_on,
         num_tokens=used,
         num_dropped=split.num_tokens - used,
+        num_cut=split.num_cut,
+        num_too_long=split.num_too_long,
     )
 
 
@@ -142,6 +151,9 @@ def _metadata(
         overlap=view.context_length - stride,
         tail=view.tail,
         document_tokens=settings.data.document_tokens,
+        stage=settings.training.stage,
+        document_masking=view.examples == "several",
+        truncation=settings.data.truncation,
         validation=settings.data.validation,
         num_documents=tokens.num_documents,
         num_tokens=tokens.num_tokens,

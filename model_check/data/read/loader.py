@@ -28,7 +28,7 @@ _SEED_WORD = 0xFFFF_FFFF
 @dataclass(frozen=True)
 class Batch:
     """int64 [B, T] each, no two in the same memory. `targets[b, t]` is the token after
-    `inputs[b, t]`, or -100 where no label counts."""
+    `inputs[b, t]`, or -100 where no label counts: in padding, and in the prompt of an example."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
@@ -133,6 +133,8 @@ def _read(split: Split, indices: NDArray[np.int64], documents: bool, pin: bool) 
     if bool((windows_BW[:, -1] == PADDING).any()):
         # Its targets are PADDING too, so the token that stands here counts for nothing.
         inputs_BT[inputs_BT == PADDING] = split.end_id
+    if (learned_BW := split.targets(indices)) is not None:
+        targets_BT[torch.from_numpy(~learned_BW[:, 1:])] = PADDING
     numbers_BT = None
     if documents:
         numbers_BW = torch.from_numpy(split.documents(indices))

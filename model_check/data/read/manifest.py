@@ -3,7 +3,9 @@ whole. No numpy: finding a prepared cache must be quick.
 
 A token store `tokens/<hash>/` holds `tokens-00000.bin` ... (little-endian uint16, or uint32 above
 65,536 ids; every shard except the last has `shard_tokens` tokens), `documents.bin` (uint64: where
-each document ends, what marks it included), `tokenizer.json` and `manifest.json`.
+each document ends, what marks it included), `tokenizer.json` and `manifest.json`. A store of
+examples (training.stage=prompt_target) also has `targets-00000.bin` ...: a byte a token, 1 where it
+is to be learned.
 
 A view `<readable name>__<hash>/` holds a `manifest.json`: sequence i consists of the tokens
 [i*S, i*S + T + 1) of a split, where T is the context length and S the stride. With S = T, the
@@ -11,6 +13,9 @@ default, each token except the very first is a label exactly once (with data.doc
 except the first of its document). Tokens behind the last whole sequence are dropped, or padded to
 one. A split is the whole store, or documents of it, listed in `<split>.runs.bin`, or another view,
 of another text.
+
+Sequences of examples are no windows: each holds whole examples, one or several (data.packing), but
+for those that are longer than a sequence. `<split>.rows.bin` lists them.
 """
 
 import hashlib
@@ -23,7 +28,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from model_check.data.read.sharing import hold_cache
-from model_check.data.read.windows import Tail, Windows
+from model_check.data.read.windows import Packing, Tail, Windows
 from model_check.errors import DataError
 from model_check.utils.held import HeldDirectory, NotPlainError, user_name
 
@@ -87,6 +92,8 @@ class TokensManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
     """How often each kind of repair was made in the text."""
     repair_places: dict[str, str] = {}
     """Where each kind was made first."""
+    has_targets: bool = False
+    """Its documents are examples."""
     files: dict[str, FileEntry]
     built_with: dict[str, str]
     """Versions, for people; not part of the key."""
@@ -94,14 +101,19 @@ class TokensManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
     def shard_names(self) -> list[str]:
         return [shard_name(number) for number in range(self._num_shards())]
 
+    def targets_names(self) -> list[str]:
+        return [targets_name(number) for number in range(self._num_shards())]
+
     def is_consistent(self) -> bool:
         """Whether the sizes of the files agree with the numbers."""
         if self._num_shards() > len(self.files):
             return False
         sizes = {DOCUMENTS: 8 * self.num_documents}
         for number, name in enumerate(self.shard_names()):
-            left = self.num_tokens - number * self.shard_tokens
-            sizes[name] = min(left, self.shard_tokens) * ITEM_BYTES[self.dtype]
+            num_items = min(self.num_tokens - number * self.shard_tokens, self.shard_tokens)
+            sizes[name] = num_items * ITEM_BYTES[self.dtype]
+            if self.has_targets:
+                sizes[targets_name(number)] = num_items
         return all(name in self.files and self.files[name].size == sizes[name] for name in sizes)
 
     def _num_shards(self) -> int:
@@ -109,13 +121,19 @@ class TokensManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
 
 
 class SplitManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A validation split of a view."""
+    """A split of a view."""
 
     num_sequences: Count
     num_tokens: Count
     num_documents: Count
     num_trained_on: Count = 0
     """Of an older version: documents that are also in the train split, word for word."""
+    num_cut: Count = 0
+    """Examples of which a sequence holds only a part."""
+    num_too_long: Count = 0
+    """Examples that are left out: too long, or without a target where they are cut."""
+    num_dropped: Count = 0
+    """Tokens of examples that no sequence holds."""
     view: str | None = None
     """The view of the same cache that holds it; None: it is documents of this view's store."""
 
@@ -146,9 +164,15 @@ class ViewManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     """How many these are; None: all that are in no split of the store."""
     splits: dict[str, SplitManifest] = {}
     """The validation splits, by name."""
+    examples: Packing | None = None
+    """How its sequences hold examples; None: they are windows."""
+    train: SplitManifest | None = None
+    """The train split, of examples."""
     files: dict[str, FileEntry] = {}
-    """The view's own files: `<split>.runs.bin` for splits that are documents of the store (int64
-    [2, n]: where each run of tokens begins in the split, and where in the store)."""
+    """The view's own files, for splits that are documents of the store. `<split>.runs.bin`, int64
+    [2, n]: where each run of tokens begins in the split, and where in the store. Of examples
+    `<split>.rows.bin`, int64 [R + 1], [P], [P]: the first of its pieces that each of R sequences
+    has, and of each of P pieces where it begins in the store and its number of tokens."""
 
     @property
     def windows(self) -> Windows:
@@ -161,6 +185,8 @@ class ViewManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
 
     def is_consistent(self) -> bool:
         """Whether there are tokens for every sequence, and its files hold whole runs."""
+        if self.examples is not None:
+            return self._has_whole_rows()
         padded = replace(self.windows, tail="pad")
         num_tokens = self.num_train_tokens or self.num_tokens
         inner = self.inner_splits()
@@ -171,13 +197,38 @@ class ViewManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
             and not any(entry.size % _RUN_BYTES for entry in self.files.values())
         )
 
+    def _has_whole_rows(self) -> bool:
+        inner = {n: split for n, split in self.splits.items() if split.view is None}
+        if self.train is None or self.train.num_sequences < self.num_sequences:
+            return False
+        return all(
+            _holds_rows(self.files.get(rows_name(name)), split.num_sequences)
+            for name, split in {TRAIN: self.train, **inner}.items()
+        )
+
+
+def _holds_rows(entry: FileEntry | None, num_rows: int) -> bool:
+    """Whether a file of that size can hold so many sequences of a piece or more."""
+    if entry is None:
+        return False
+    of_pieces = entry.size - (num_rows + 1) * 8
+    return of_pieces >= num_rows * _RUN_BYTES and not of_pieces % _RUN_BYTES
+
 
 def shard_name(number: int) -> str:
     return f"tokens-{number:05d}.bin"
 
 
+def targets_name(number: int) -> str:
+    return f"targets-{number:05d}.bin"
+
+
 def runs_name(split: str) -> str:
     return f"{split}.runs.bin"
+
+
+def rows_name(split: str) -> str:
+    return f"{split}.rows.bin"
 
 
 def hash_of(key: Any) -> str:
@@ -194,9 +245,21 @@ def content_of(view: ViewManifest, tokens: TokensManifest) -> str:
             {name: entry.sha256 for name, entry in tokens.files.items() if name != TOKENIZER},
             {name: entry.sha256 for name, entry in view.files.items()},
             [windows.context_length, windows.stride, windows.tail, view.num_sequences],
-            view.splits,
+            _contents_of_splits(view),
         ]
     )
+
+
+def _contents_of_splits(view: ViewManifest) -> dict[str, Any]:
+    """Without what older versions did not know, where it says nothing."""
+    return {
+        name: {
+            field: value
+            for field, value in msgspec.structs.asdict(split).items()
+            if value or field not in ("num_cut", "num_too_long", "num_dropped")
+        }
+        for name, split in view.splits.items()
+    }
 
 
 def short(full_hash: str) -> str:

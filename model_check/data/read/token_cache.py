@@ -5,17 +5,19 @@ from pathlib import Path
 
 from model_check.data.read.manifest import (
     TRAIN,
+    SplitManifest,
     TokensManifest,
     Verify,
     ViewManifest,
     hold_view,
     neighbour_view,
     read_view,
+    rows_name,
     runs_name,
     store_of,
 )
 from model_check.data.read.number_file import NumberFile, open_numbers
-from model_check.data.read.token_split import Split
+from model_check.data.read.token_split import ExampleRows, Split
 from model_check.data.read.token_store import TokenStore
 from model_check.errors import DataError
 
@@ -28,7 +30,8 @@ class TokenCache(Split):
         self.tokens = tokens
         store = TokenStore(store_of(path, view), tokens)
         counts = view.num_sequences, view.num_train_tokens or view.num_tokens
-        super().__init__(TRAIN, path, store, view.windows, *counts, _runs(path, view, TRAIN))
+        runs, rows = _runs(path, view, TRAIN), _rows(path, view, TRAIN, view.train)
+        super().__init__(TRAIN, path, store, view.windows, *counts, runs, rows)
 
     @classmethod
     def open(cls, path: Path, verify: Verify = "size") -> "TokenCache":
@@ -61,8 +64,8 @@ class TokenCache(Split):
             return TokenCache.open(neighbour_view(self.path, entry.view), "off")
         windows = replace(self.windows, tail="pad")
         counts = entry.num_sequences, entry.num_tokens
-        runs = _runs(self.path, self.view, name)
-        return Split(name, self.path, self.store, windows, *counts, runs)
+        runs, rows = _runs(self.path, self.view, name), _rows(self.path, self.view, name, entry)
+        return Split(name, self.path, self.store, windows, *counts, runs, rows)
 
 
 def _runs(path: Path, view: ViewManifest, split: str) -> NumberFile | None:
@@ -70,3 +73,12 @@ def _runs(path: Path, view: ViewManifest, split: str) -> NumberFile | None:
     if (name := runs_name(split)) not in view.files:
         return None
     return open_numbers(hold_view, path, [name], "<i8")[0]
+
+
+def _rows(
+    path: Path, view: ViewManifest, split: str, counts: SplitManifest | None
+) -> ExampleRows | None:
+    """See Split.rows. Raises DataError."""
+    if counts is None or (name := rows_name(split)) not in view.files:
+        return None
+    return ExampleRows(open_numbers(hold_view, path, [name], "<i8")[0], counts.num_sequences)

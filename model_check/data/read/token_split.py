@@ -1,4 +1,5 @@
-"""The sequences of one split: windows over the documents of a token store, one after the other."""
+"""The sequences of one split: windows over the documents of a token store, one after the other; or
+whole examples."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ class Split:
     runs: NumberFile | None
     """Where each of n runs of tokens begins in the split, n numbers, and then where in the store, n
     numbers. None: the split is the whole store."""
+    rows: "ExampleRows | None" = None
+    """Where the sequences are examples; None: they are windows."""
 
     def __repr__(self) -> str:
         return f"{self.path} ({self.name})"
@@ -65,6 +68,17 @@ class Split:
             row[end:] = PADDING
         return rows
 
+    def targets(self, indices: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Which tokens of `gather` are to be learned: bool [len(indices), context_length + 1];
+        None: all of them."""
+        if not self.store.manifest.has_targets:
+            return None
+        rows = np.zeros((len(indices), self.context_length + 1), np.bool_)
+        for row, index in zip(rows, indices, strict=True):
+            for done, position, count in self._pieces(int(index), row.size):
+                self.store.read_targets(position, row[done : done + count])
+        return rows
+
     def documents(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The number, from 0, of the document in its row that each token of `gather` belongs to:
         int64 [len(indices), context_length + 1]. An end token belongs to the document that it ends;
@@ -83,8 +97,10 @@ class Split:
     def _pieces(self, index: int, size: int) -> Iterator[tuple[int, int, int]]:
         """(offset in the row, position in the store, tokens) of each stretch of the store that the
         first `size` tokens of a sequence consist of."""
-        if not 0 <= index < self.num_sequences:
-            raise IndexError(f"sequence {index} of {self.num_sequences}")
+        self._check_index(index)
+        if self.rows is not None:
+            yield from self.rows.pieces(index)
+            return
         first = index * self.stride
         last = min(first + size, self.num_tokens)
         if self.runs is None:
@@ -98,3 +114,25 @@ class Split:
             count = min(last, end) - position
             yield position - first, self.runs[num_runs + run] + position - self.runs[run], count
             position, run = position + count, run + 1
+
+    def _check_index(self, index: int) -> None:
+        if not 0 <= index < self.num_sequences:
+            raise IndexError(f"sequence {index} of {self.num_sequences}")
+
+
+@dataclass(eq=False, repr=False)
+class ExampleRows:
+    """Which pieces of a store each sequence of examples has; see ViewManifest.files."""
+
+    numbers: NumberFile
+    num_rows: int
+
+    def pieces(self, row: int) -> Iterator[tuple[int, int, int]]:
+        """As Split._pieces."""
+        places = self.num_rows + 1
+        num_pieces = (len(self.numbers) - places) // 2
+        done = 0
+        for piece in range(self.numbers[row], self.numbers[row + 1]):
+            count = self.numbers[places + num_pieces + piece]
+            yield done, self.numbers[places + piece], count
+            done += count

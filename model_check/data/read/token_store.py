@@ -1,8 +1,10 @@
 """A token store, opened to read: any stretch of its tokens, and where its documents end."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +29,22 @@ class TokenStore:
     def read(self, position: int, out: NDArray[np.int64]) -> None:
         """Fill `out` with the tokens from `position` on, across shards where needed. Raises
         DataError where the files hold fewer tokens than the manifest says."""
+        self._read(self._shards, position, out)
+
+    def read_targets(self, position: int, out: NDArray[np.bool_]) -> None:
+        """As `read`: which of the tokens are to be learned. Of a store that has targets."""
+        self._read(self._targets, position, out)
+
+    def _read(self, shards: Sequence[NumberFile], position: int, out: NDArray[Any]) -> None:
         shard_tokens = self.manifest.shard_tokens
         done = 0
         while done < out.size:
             shard, offset = divmod(position + done, shard_tokens)
-            if shard >= len(self._shards):
+            if shard >= len(shards):
                 raise DataError(
                     f"{self.path}: has no shard {shard}: its manifest promises too much"
                 )
-            part = self._shards[shard].read(offset, out.size - done)
+            part = shards[shard].read(offset, out.size - done)
             if part.size == 0:
                 raise DataError(
                     f"{self.path}: shard {shard} ends before token {position + done}, which the "
@@ -55,3 +64,7 @@ class TokenStore:
     def _shards(self) -> list[NumberFile]:
         dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
         return open_numbers(hold_store, self.path, self.manifest.shard_names(), dtype)
+
+    @cached_property
+    def _targets(self) -> list[NumberFile]:
+        return open_numbers(hold_store, self.path, self.manifest.targets_names(), np.uint8)

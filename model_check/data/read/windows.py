@@ -1,4 +1,4 @@
-"""How a stream of tokens is cut into sequences. Pure, and without numpy.
+"""How a stream of tokens is cut into sequences, and how examples lie in them. Pure, no numpy.
 
 N tokens of a split, T tokens in a sequence, S the stride. Sequence i consists of the tokens
 [i*S, i*S + T + 1): T inputs, T labels. With S = T neighbours overlap by one token, so each token
@@ -8,7 +8,25 @@ except the very first is a label exactly once.
 from dataclasses import dataclass
 from typing import Literal
 
+from model_check.config.schema import Truncation
+
 Tail = Literal["drop", "pad"]
+Packing = Literal["one", "several"]
+"""Examples in a sequence."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How examples lie in sequences."""
+
+    context_length: int
+    packing: Packing
+    truncation: Truncation
+
+    @property
+    def room(self) -> int:
+        """Tokens of a sequence: its last one is only a label."""
+        return self.context_length + 1
 
 
 @dataclass(frozen=True)

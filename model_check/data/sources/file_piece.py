@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from model_check.data.cache.memo import stat_signature
+from model_check.data.sources.documents import Document, RowForm, TextColumn
 from model_check.data.sources.rows import EVERY_ROW, RowRule
 from model_check.data.sources.source import no_column
 from model_check.data.sources.spans import PIECE_BYTES, document_spans, line_spans, read_line
@@ -24,15 +25,13 @@ from model_check.data.sources.text import (
     without_bom,
 )
 from model_check.errors import DataError
-from model_check.utils.words import first_line, printable
+from model_check.utils.words import first_line
 
 PACKED = (".gz", ".zst")
 _LINES = (".txt", ".jsonl")
 SUFFIXES = (*_LINES, *(kind + packing for kind in _LINES for packing in PACKED), ".parquet")
 """Also in upper case."""
 _PARQUET_ROWS = 1024
-_COLUMNS_IN_MESSAGE = 8
-_KEY_CHARACTERS = 40
 _LARGEST_ROW_GROUP = 32 * PIECE_BYTES
 """A larger one is streamed here: a worker would hold all its tokens at once."""
 
@@ -45,7 +44,8 @@ class FilePiece:
     file: Path
     name: str
     """Relative to the directory that was given: for messages."""
-    text_column: str
+    form: RowForm
+    """What a line of .jsonl or a row of .parquet is."""
     signature: str
     """The file's `stat_signature` when its content was hashed."""
     rows: RowRule
@@ -58,32 +58,45 @@ class FilePiece:
     bounded: bool = True
     """Whether memory has room for all its tokens at once."""
 
-    def documents(self, repairs: Repairs) -> Iterator[str]:
-        """Every usable document. Raises DataError where the file is not readable, or changed since
-        it was hashed."""
+    def documents(self, repairs: Repairs) -> Iterator[Document]:
+        """Every usable document. Raises DataError where the file is not readable, changed since it
+        was hashed, or has no documents of this form."""
         with read_errors(self.file):
-            for text, place in self._texts(repairs):
-                if (document := clean(text, place, repairs)) is not None:
-                    yield document
+            yield from filter(None, self._documents(repairs))
             check_unchanged(self.file, self.signature)
 
-    def _texts(self, repairs: Repairs) -> Iterator[tuple[str, str]]:
-        """(text as it is in the file, `file:line`)"""
+    def _documents(self, repairs: Repairs) -> Iterator[Document | None]:
         match format_of(self.file):
             case ".txt":
-                for line, raw in cut_into_documents(self._lines()):
-                    first = self.first + line - 1
-                    yield decode(raw, self.name, first, repairs), f"{self.name}:{first}"
+                yield from self._texts(repairs)
             case ".parquet":
-                yield from self._rows(repairs)
+                for row, place in self._rows():
+                    yield self._document(row, place, repairs)
             case _:
                 for number, raw in enumerate(self._lines(), self.first):
                     text = decode(raw, self.name, number, repairs)
-                    value = self._value(text, f"{self.name}:{number}", repairs)
                     # A line may be as large as the memory allows: one copy of it is enough.
-                    del raw, text
-                    if value is not None:
-                        yield value, f"{self.name}:{number}"
+                    del raw
+                    value = _parsed(text, f"{self.name}:{number}", repairs)
+                    del text
+                    yield self._document(value, f"{self.name}:{number}", repairs)
+
+    def _texts(self, repairs: Repairs) -> Iterator[str | None]:
+        if not isinstance(self.form, TextColumn):
+            raise DataError(
+                f"{self.file}: running text, where training.stage=prompt_target needs rows with "
+                "prompt and completion, or messages (.jsonl, .parquet)"
+            )
+        for line, raw in cut_into_documents(self._lines()):
+            first = self.first + line - 1
+            text = decode(raw, self.name, first, repairs)
+            yield clean(text, f"{self.name}:{first}", repairs)
+
+    def _document(self, row: object, place: str, repairs: Repairs) -> Document | None:
+        """None: an empty line, a row of another split, or one without a usable document."""
+        if row is None or (isinstance(row, dict) and not self.rows.keeps(row)):
+            return None
+        return self.form.document(row, place, repairs)
 
     def _lines(self) -> Iterator[bytes]:
         if is_packed(self.file):
@@ -96,54 +109,34 @@ class FilePiece:
             span = io.BytesIO(file.read(self.end - self.start))
         yield from span if self.start else without_bom(span, self.name)
 
-    def _value(self, line: str, place: str, repairs: Repairs) -> str | None:
-        if not line.strip():
-            return None
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            repairs.add("line skipped: not JSON", place)
-            return None
-        if not isinstance(row, dict) or self.text_column not in row:
-            where = f"{place}, keys: {_keys_of(row)}"
-            repairs.add(f"line skipped: no {self.text_column!r} in it (data.text_column)", where)
-        elif self.rows.keeps(row):
-            if isinstance(value := row[self.text_column], str):
-                return value
-            repairs.add(f"line skipped: {self.text_column!r} is not a string", place)
-        return None
-
-    def _rows(self, repairs: Repairs) -> Iterator[tuple[str, str]]:
-        row = self.first - 1
+    def _rows(self) -> Iterator[tuple[dict[str, Any], str]]:
+        """(a row, `file, row N`)"""
         with _parquet(self.file) as table:
             columns = self._columns(table.schema_arrow.names)
             batches = table.iter_batches(_PARQUET_ROWS, row_groups=[self.start], columns=columns)
-            for values in chain.from_iterable(batch.to_pylist() for batch in batches):
-                row += 1
-                if not self.rows.keeps(values):
-                    continue
-                if isinstance(value := values[self.text_column], str):
-                    yield value, f"{self.name}, row {row}"
-                else:
-                    repairs.add("row skipped: not a string", f"{self.name}, row {row}")
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, row in enumerate(rows, self.first):
+                yield row, f"{self.name}, row {number}"
 
     def _columns(self, available: list[str]) -> list[str]:
+        if self.form.column is None:
+            return available
         deciding = [column for column in self.rows.columns if column in available]
-        return list(dict.fromkeys([self.text_column, *deciding]))
+        return list(dict.fromkeys([self.form.column, *deciding]))
 
 
 def pieces_of(
-    file: Path, name: str, text_column: str, signature: str, rows: RowRule = EVERY_ROW
+    file: Path, name: str, form: RowForm, signature: str, rows: RowRule = EVERY_ROW
 ) -> Iterator[FilePiece]:
     """The whole file, piece by piece. Raises DataError, also where it changed since it was hashed,
     since then its pieces are others; OSError."""
-    piece = partial(FilePiece, file, name, text_column, signature, rows)
+    piece = partial(FilePiece, file, name, form, signature, rows)
     match format_of(file):
         case _ if is_packed(file):
             yield piece(0, 0, 1, file.stat().st_size, bounded=False)
         case ".parquet":
             first = 1
-            for group, (num_rows, size) in enumerate(_row_groups(file, text_column)):
+            for group, (num_rows, size) in enumerate(_row_groups(file, form.column)):
                 yield piece(group, group + 1, first, size, bounded=size <= _LARGEST_ROW_GROUP)
                 first += num_rows
         case kind:
@@ -152,11 +145,11 @@ def pieces_of(
     check_unchanged(file, signature)
 
 
-def _row_groups(file: Path, column: str) -> list[tuple[int, int]]:
+def _row_groups(file: Path, column: str | None) -> list[tuple[int, int]]:
     """(rows, unpacked bytes) of each row group."""
     with _parquet(file) as table:
         columns = table.schema_arrow.names
-        if column not in columns:
+        if column is not None and column not in columns:
             raise no_column(str(file), column, columns)
         groups = [table.metadata.row_group(i) for i in range(table.metadata.num_row_groups)]
         return [(group.num_rows, group.total_byte_size) for group in groups]
@@ -185,9 +178,17 @@ def _import_pyarrow(file: Path, needed_by: str) -> Any:
     return pyarrow
 
 
-def _keys_of(row: object) -> str:
-    keys = islice(row, _COLUMNS_IN_MESSAGE) if isinstance(row, dict) else ()
-    return ", ".join(printable(key[:_KEY_CHARACTERS]) for key in keys) or "none"
+def _parsed(line: str, place: str, repairs: Repairs) -> object:
+    """What a line of JSON holds; None: nothing."""
+    if not line.strip():
+        return None
+    try:
+        row: object = json.loads(line)
+    except (ValueError, RecursionError):
+        repairs.add("line skipped: not JSON", place)
+        return None
+    # A null is a row, too: one without a document.
+    return row if row is not None else ()
 
 
 def check_unchanged(file: Path, signature: str) -> None:

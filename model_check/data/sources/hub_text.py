@@ -5,13 +5,15 @@ import re
 from collections.abc import Iterator
 from copy import copy
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from model_check.config.schema import DataSettings
 from model_check.data.cache.publish import BrokenOffError
+from model_check.data.sources.documents import Document, RowForm
 from model_check.data.sources.hub import Hub, without_secrets
 from model_check.data.sources.source import no_column
-from model_check.data.sources.text import Repairs, clean
+from model_check.data.sources.text import Repairs
 from model_check.errors import DataError, StorageError
 from model_check.utils.words import first_line
 
@@ -35,12 +37,12 @@ class HubSource:
 
     size_bytes = None
 
-    def __init__(self, repo: str, data: DataSettings, hub: Hub) -> None:
+    def __init__(self, repo: str, data: DataSettings, hub: Hub, form: RowForm) -> None:
         """Where only a part will be read, it is streamed, not fetched whole."""
         self.name = KNOWN.get(repo, repo)
         self._config = data.dataset_config or USUAL_CONFIG.get(self.name)
         self._split = data.split
-        self._text_column = data.text_column
+        self._form = form
         self._hub = hub
         self._streamed = data.num_samples is not None or self.endless
         short_name, named = self.name.rpartition("/")[2], self._config or ""
@@ -67,28 +69,25 @@ class HubSource:
             "commit": self._commit,
             "config": self._config,
             "split": self._split,
-            "text_column": self._text_column,
+            **self._form.identity(),
         }
 
-    def documents(self, repairs: Repairs) -> Iterator[str]:
-        rows = self._rows(repairs)
-        texts = _articles(rows) if self.name == WIKITEXT else rows
-        for text, place in texts:
-            if (document := clean(text, place, repairs)) is not None:
+    def documents(self, repairs: Repairs) -> Iterator[Document]:
+        column = self._form.column
+        rows = self._rows()
+        if self.name == WIKITEXT and column is not None:
+            rows = _articles(rows, column)
+        for row, place in rows:
+            if (document := self._form.document(row, place, repairs)) is not None:
                 yield document
 
-    def _rows(self, repairs: Repairs) -> Iterator[tuple[str, str]]:
-        row = 0
-        for column in self._batches():
-            for value in column:
-                row += 1
-                place = f"{self.name} {self._split}, row {row}"
-                if isinstance(value, str):
-                    yield value, place
-                else:
-                    repairs.add("row skipped: not a string", place)
+    def _rows(self) -> Iterator[tuple[dict[str, Any], str]]:
+        """(a row, its place)"""
+        rows = chain.from_iterable(self._batches())
+        for number, row in enumerate(rows, 1):
+            yield row, f"{self.name} {self._split}, row {number}"
 
-    def _batches(self) -> Iterator[list[Any]]:
+    def _batches(self) -> Iterator[list[dict[str, Any]]]:
         online = self._hub.why_offline is None
         if online:
             self._hub.check_access(self.name)
@@ -103,9 +102,12 @@ class HubSource:
                 streaming=self._streamed and online,
             )
             self._check(table, online)
-            for batch in table.select_columns([self._text_column]).iter(batch_size=_ROWS):
+            if self._form.column is not None:
+                table = table.select_columns([self._form.column])
+            for batch in table.iter(batch_size=_ROWS):
                 begun = True
-                yield batch[self._text_column]
+                each = zip(*batch.values(), strict=True)
+                yield [dict(zip(batch, values, strict=True)) for values in each]
         except DataError:
             raise
         # datasets also raises errors of packages that it uses.
@@ -115,9 +117,9 @@ class HubSource:
     def _check(self, table: Any, online: bool) -> None:
         """Raises DataError unless `table` has the column and is of our commit: offline, datasets
         takes the commit that it cached last."""
-        columns = table.column_names
-        if columns is not None and self._text_column not in columns:
-            raise no_column(self.name, self._text_column, columns)
+        columns, column = table.column_names, self._form.column
+        if columns is not None and column is not None and column not in columns:
+            raise no_column(self.name, column, columns)
         if not online and not any(self._commit in f["filename"] for f in table.cache_files):
             raise DataError(
                 f"{self.name}: the hub cache of this machine holds another commit than "
@@ -150,15 +152,20 @@ def import_datasets() -> Any:
     return datasets
 
 
-def _articles(rows: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def _articles(
+    rows: Iterator[tuple[dict[str, Any], str]], column: str
+) -> Iterator[tuple[dict[str, Any], str]]:
     """Wikitext's lines joined to articles, each of which begins with a heading of level one."""
     lines: list[str] = []
     first = ""
-    for line, place in rows:
-        if lines and _HEADING.match(line):
-            yield "".join(lines), first
+    for row, place in rows:
+        if not isinstance(row[column], str):
+            yield row, place
+            continue
+        if lines and _HEADING.match(row[column]):
+            yield {column: "".join(lines)}, first
             lines = []
         first = first if lines else place
-        lines.append(line)
+        lines.append(row[column])
     if lines:
-        yield "".join(lines), first
+        yield {column: "".join(lines)}, first

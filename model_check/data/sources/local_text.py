@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from model_check.data.cache.memo import Memo, file_sha256, stat_signature
 from model_check.data.read.manifest import hash_of
+from model_check.data.sources.documents import Document, RowForm
 from model_check.data.sources.file_piece import (
     FilePiece,
     format_of,
@@ -35,7 +36,8 @@ class LocalSource:
     """
 
     path: Path
-    text_column: str
+    form: RowForm
+    """What a row of JSONL and parquet is."""
     memo: Memo
     rows: RowRule = EVERY_ROW
     """Which rows of JSONL and parquet are read."""
@@ -61,7 +63,7 @@ class LocalSource:
         with read_errors():
             key: dict[str, Any] = {"kind": "local", "files": self._contents()}
         if any(format_of(file) != ".txt" for file in self._files):
-            key["text_column"] = self.text_column
+            key |= self.form.identity()
         if rule := self.rows.identity():
             key["rows"] = rule
         return key
@@ -71,7 +73,7 @@ class LocalSource:
         with read_errors():
             return self._found.left_out() if self.path.is_dir() else None
 
-    def documents(self, repairs: Repairs) -> Iterator[str]:
+    def documents(self, repairs: Repairs) -> Iterator[Document]:
         for piece in self.pieces():
             yield from piece.documents(repairs)
 
@@ -80,7 +82,7 @@ class LocalSource:
             name = file.relative_to(self.path).as_posix() if file != self.path else file.name
             with read_errors(file):
                 signature = self._signature(file)
-                yield from pieces_of(file, printable(name), self.text_column, signature, self.rows)
+                yield from pieces_of(file, printable(name), self.form, signature, self.rows)
 
     def _contents(self) -> str:
         """A hash of all files in their order. Of many it is remembered as a whole: to open and hash

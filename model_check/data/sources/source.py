@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from model_check.data.sources.documents import Document
 from model_check.data.sources.text import Repairs
 from model_check.errors import DataError
 
 
 class Source(Protocol):
-    """A text to train on. Two sources with one identity yield the same documents."""
+    """What is trained on. Two sources with one identity yield the same documents."""
 
     name: str
     """Its name in every record: `embedded`, `Salesforce/wikitext`, `notes.txt`."""
@@ -27,7 +28,7 @@ class Source(Protocol):
         """Its part of the cache key: depends on its content, not on place or time. Raises
         DataError."""
 
-    def documents(self, repairs: Repairs) -> Iterator[str]:
+    def documents(self, repairs: Repairs) -> Iterator[Document]:
         """Every usable document, in an order that depends on the identity alone; maybe none. Raises
         DataError."""
 
@@ -43,7 +44,7 @@ class Piece(Protocol):
     def bounded(self) -> bool:
         """Whether memory has room for all its tokens at once."""
 
-    def documents(self, repairs: Repairs) -> Iterator[str]:
+    def documents(self, repairs: Repairs) -> Iterator[Document]:
         """Every usable document of this part. Raises DataError."""
 
 

@@ -43,8 +43,17 @@ class Repairs:
 
 
 def clean(text: str, place: str, repairs: Repairs) -> str | None:
-    """The document without NUL, carriage returns and lone surrogates, which no tokenizer takes;
-    None when nothing is left of it."""
+    """The document without what `clean_part` removes; None when nothing is left of it."""
+    text = clean_part(text, place, repairs)
+    if not text.strip():
+        repairs.add("empty document skipped", place)
+        return None
+    return text
+
+
+def clean_part(text: str, place: str, repairs: Repairs) -> str:
+    """A part of a document without NUL, carriage returns and lone surrogates, which no tokenizer
+    takes."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         repairs.add("document with CR line ends made LF", place)
@@ -54,9 +63,6 @@ def clean(text: str, place: str, repairs: Repairs) -> str | None:
     if not text.isascii() and _LONE_SURROGATE.search(text):
         text = _LONE_SURROGATE.sub("\ufffd", text)
         repairs.add("document with lone surrogates replaced", place)
-    if not text.strip():
-        repairs.add("empty document skipped", place)
-        return None
     return text
 
 

@@ -86,6 +86,7 @@ class CheckedEncoder:
     """Encodes with a backend and compares samples with `tokenizers`."""
 
     def __init__(self, backend: Backend, tokenizer: TextTokenizer) -> None:
+        self.tokenizer = tokenizer
         self._backend = backend
         self._exact = plain(tokenizer)
 

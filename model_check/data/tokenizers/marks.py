@@ -32,7 +32,10 @@ def marks_of(tokenizer: TextTokenizer, settings: Settings) -> Marks:
 def _begin(tokenizer: TextTokenizer, end: Mark, settings: Settings) -> Mark | None:
     """The begin token, where each document had one, or where the first weights may know it. Without
     one the end of a document is the begin of the next, unless that one never saw it."""
-    knows_own = settings.data.document_tokens == "begin_end" or settings.model.init_from
+    is_marked = settings.data.document_tokens == "begin_end"
+    if settings.training.stage == "prompt_target" and not is_marked:
+        return None
+    knows_own = is_marked or settings.model.init_from
     if knows_own and tokenizer.begin_token is not None and tokenizer.begin_id is not None:
         return Mark(tokenizer.begin_token, tokenizer.begin_id)
     return None if settings.data.document_masking else end

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -74,6 +75,21 @@ class TextTokenizer:
         batch = self._raw.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
+    def encode_rendered(self, texts: Sequence[str]) -> list[list[int]]:
+        """As `encode`; but here the spelling of a special token is that token, as a chat template
+        writes it."""
+        batch = self._with_special.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in batch]
+
+    def special_in(self, texts: Sequence[str]) -> str | None:
+        """The first special token that one of them spells; None: none does."""
+        found = filter(None, map(self._spelt_special.search, texts))
+        return next((match.group() for match in found), None)
+
+    def ends(self, text: str) -> bool:
+        """Whether a rendered text ends with a special token, white space aside."""
+        return text.rstrip().endswith(self._special)
+
     def decoder(self) -> Callable[[int], str]:
         """Takes the ids of one text in turn, and gives what each adds: nothing until a character is
         whole, and nothing for a special token."""
@@ -84,6 +100,22 @@ class TextTokenizer:
 
     def to_json(self) -> str:
         return self._raw.to_str(pretty=False)
+
+    @cached_property
+    def _special(self) -> tuple[str, ...]:
+        added = self._raw.get_added_tokens_decoder().values()
+        return tuple(token.content for token in added if token.special)
+
+    @cached_property
+    def _spelt_special(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self._special)))
+
+    @cached_property
+    def _with_special(self) -> "Tokenizer":
+        from tokenizers import Tokenizer
+
+        # It does not keep encode_special_tokens.
+        return Tokenizer.from_str(self.to_json())
 
 
 class TokenizerChoice(Protocol):
@@ -105,6 +137,8 @@ class GivenTokenizer:
 
     def __init__(self, path: Path, name: str, memo: Memo) -> None:
         self._path = path / TOKENIZER if path.is_dir() else path
+        self.directory = self._path.parent
+        """What belongs to it lies there, too."""
         self.name = name
         self.label = name.rpartition("/")[2].removesuffix(".json")
         self._memo = memo
@@ -126,7 +160,11 @@ class GivenTokenizer:
     @cached_property
     def _document(self) -> dict[str, Any]:
         with _read_errors(self._path):
-            return document_in(read_whole(self._path, LONGEST), self._path)
+            return document_in(self._content(), self._path)
+
+    def _content(self) -> bytes:
+        """Raises OSError, DataError."""
+        return read_whole(self._path, LONGEST)
 
     def _probe(self, content: str) -> str:
         import tokenizers

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from model_check.data.sources.documents import text_of
 from model_check.data.sources.source import Source
 from model_check.data.sources.text import Repairs
 from model_check.data.tokenizers.tokenizer import END_OF_TEXT, TextTokenizer
@@ -51,7 +52,8 @@ class TrainedTokenizer:
         }
 
     def load(self, source: Source) -> TextTokenizer:
-        sample = first_characters(source.documents(Repairs()), TRAINING_CHARACTERS)
+        texts = map(text_of, source.documents(Repairs()))
+        sample = first_characters(texts, TRAINING_CHARACTERS)
         return TextTokenizer(self._train(map(without_endless_words, sample)), self.name)
 
     def _train(self, texts: Iterator[str]) -> "Tokenizer":

@@ -55,7 +55,12 @@ class ScalarLog(RunObserver):
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         loss = float.fromhex(evaluation.loss)
-        scalars = {"loss": loss, "perplexity": evaluation.perplexity}
+        scalars = {
+            "loss": loss,
+            "perplexity": evaluation.perplexity,
+            "token_accuracy": evaluation.token_accuracy,
+            "exact_match": evaluation.exact_match,
+        }
         named = {f"eval/{evaluation.split}/{n}": v for n, v in scalars.items() if v is not None}
         self._write(evaluation.step, named)
 

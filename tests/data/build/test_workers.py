@@ -20,6 +20,7 @@ from model_check.data.build.encode import EncoderSpec, Task, tasks_of
 from model_check.data.build.workers import WorkerPool
 from model_check.data.cache.memo import Memo, stat_signature
 from model_check.data.read.manifest import MANIFEST
+from model_check.data.sources.documents import TextColumn
 from model_check.data.sources.file_piece import pieces_of
 from model_check.data.sources.local_text import LocalSource
 from model_check.data.sources.spans import document_spans, line_spans
@@ -87,7 +88,7 @@ def test_any_number_of_processes_gives_the_same_bytes(
         BuildOptions(num_workers=2, task_bytes=3000, tasks_a_worker=1),
         BuildOptions(num_workers=3, task_bytes=1, tasks_a_worker=1, save_every_s=0.0),
     ):
-        source = LocalSource(path, "text", Memo(lab.dir))
+        source = LocalSource(path, TextColumn("text"), Memo(lab.dir))
         found.append(build(lab, source, how, max_tokens, begin_id))
         said.append([line for line in lab.said if " x " in line])
     assert found[1:] == found[:-1]
@@ -110,14 +111,14 @@ def test_there_are_as_many_processes_as_have_enough_to_do(
     monkeypatch.setattr(building, "WorkerPool", Recorded)
     for number in range(num_tasks):
         lab.text(WORDS, f"corpus/{number}.txt")
-    source = LocalSource(lab.dir / "corpus", "text", Memo(lab.dir))
+    source = LocalSource(lab.dir / "corpus", TextColumn("text"), Memo(lab.dir))
     build(lab, source, BuildOptions(num_workers=5, task_bytes=1, tasks_a_worker=2))
     assert started == [num_workers] * bool(num_workers)
 
 
 def test_a_killed_process_is_named_and_nothing_hangs(lab: Lab) -> None:
     tokenizer = tokenizer_of(lab)
-    source = LocalSource(corpus(lab), "text", Memo(lab.dir))
+    source = LocalSource(corpus(lab), TextColumn("text"), Memo(lab.dir))
     order = EncoderSpec(tokenizer.to_json(), "tiny", "tokenizers", "uint16", None)
     with WorkerPool(2, order) as crew:
         results = crew.results(bounded(tasks_of(source, 1)))
@@ -133,7 +134,7 @@ def test_a_killed_process_is_named_and_nothing_hangs(lab: Lab) -> None:
 
 def test_a_ctrl_c_does_not_reach_a_process_that_only_starts(lab: Lab) -> None:
     tokenizer = tokenizer_of(lab)
-    source = LocalSource(corpus(lab), "text", Memo(lab.dir))
+    source = LocalSource(corpus(lab), TextColumn("text"), Memo(lab.dir))
     order = EncoderSpec(tokenizer.to_json(), "tiny", "tokenizers", "uint16", None)
     tasks = bounded(tasks_of(source, 1))
     with WorkerPool(2, order) as crew:
@@ -184,7 +185,7 @@ def test_a_text_file_named_like_a_module_is_not_imported(
         lab.text("raise SystemExit('was imported')", f"{name}.py")
     monkeypatch.chdir(lab.dir)
     tokenizer = tokenizer_of(lab)
-    source = LocalSource(corpus(lab), "text", Memo(lab.dir))
+    source = LocalSource(corpus(lab), TextColumn("text"), Memo(lab.dir))
     order = EncoderSpec(tokenizer.to_json(), "tiny", "tokenizers", "uint16", None)
     with WorkerPool(1, order) as crew:
         assert list(crew.results(bounded(tasks_of(source, 1))))
@@ -192,7 +193,7 @@ def test_a_text_file_named_like_a_module_is_not_imported(
 
 def test_what_a_process_refuses_is_raised_here(lab: Lab) -> None:
     path = lab.text(WORDS * 10)
-    (piece,) = pieces_of(path, "notes.txt", "text", stat_signature(path))
+    (piece,) = pieces_of(path, "notes.txt", TextColumn("text"), stat_signature(path))
     piece = replace(piece, signature="another")
     tokenizer = tokenizer_of(lab)
     order = EncoderSpec(tokenizer.to_json(), "tiny", "tokenizers", "uint16", None)
@@ -262,9 +263,11 @@ def test_parquet_is_read_by_row_groups_and_rows_keep_their_numbers(lab: Lab) -> 
     texts: Sequence[str | None] = [*("word " * n for n in range(1, 30)), None, "last"]
     path = lab.dir / "d.parquet"
     parquet.write_table(pa.table({"text": texts}), path, row_group_size=7)
-    pieces = list(pieces_of(path, "d.parquet", "text", stat_signature(path)))
+    pieces = list(pieces_of(path, "d.parquet", TextColumn("text"), stat_signature(path)))
     repairs = Repairs()
     documents = [text for piece in pieces for text in piece.documents(repairs)]
     assert len(pieces) == 5
     assert documents == [text for text in texts if text]
-    assert repairs.lines() == ["1 x row skipped: not a string (first at d.parquet, row 30)"]
+    assert repairs.lines() == [
+        "1 x row skipped: 'text' is not a string (first at d.parquet, row 30)"
+    ]

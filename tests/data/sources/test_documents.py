@@ -13,6 +13,7 @@ import pytest
 from model_check.data.cache.memo import Memo
 from model_check.data.read.token_cache import TokenCache
 from model_check.data.sources import spans
+from model_check.data.sources.documents import TextColumn
 from model_check.data.sources.embedded import EmbeddedSource
 from model_check.data.sources.local_text import LocalSource
 from model_check.data.sources.text import CUT_AT_LINE_END, Repairs
@@ -23,7 +24,9 @@ from tests.data.lab import WORDS, Lab
 def read(path: Path, column: str = "text") -> tuple[list[str], list[str]]:
     """(documents, repairs as they are reported)"""
     repairs = Repairs()
-    documents = list(LocalSource(path, column, Memo(path.parent / "memo")).documents(repairs))
+    documents = list(
+        LocalSource(path, TextColumn(column), Memo(path.parent / "memo")).documents(repairs)
+    )
     return documents, repairs.lines()
 
 
@@ -60,14 +63,14 @@ def test_unusable_lines_are_skipped_counted_and_named(lab: Lab) -> None:
     assert documents == ["good"]
     assert repairs == [
         "1 x line skipped: not JSON (first at d.jsonl:2)",
-        "1 x line skipped: no 'text' in it (data.text_column) (first at d.jsonl:4, keys: other)",
-        "1 x line skipped: 'text' is not a string (first at d.jsonl:5)",
+        "1 x row skipped: no 'text' in it (data.text_column) (first at d.jsonl:4, keys: other)",
+        "1 x row skipped: 'text' is not a string (first at d.jsonl:5)",
         "1 x empty document skipped (first at d.jsonl:6)",
     ]
 
 
 def test_nothing_usable_is_an_error_that_says_why(lab: Lab) -> None:
-    with pytest.raises(DataError, match=r"no usable text: 2 x line skipped: no 'text' in it"):
+    with pytest.raises(DataError, match=r"no usable text: 2 x row skipped: no 'text' in it"):
         lab.prepare(lab.text('{"body": "x"}\n{"body": "y"}\n', "d.jsonl"))
 
 
@@ -100,7 +103,7 @@ def test_parquet_is_read(lab: Lab) -> None:
     parquet.write_table(pa.table({"text": ["one", None, "two"]}), lab.dir / "d.parquet")
     documents, repairs = read(lab.dir / "d.parquet")
     assert documents == ["one", "two"]
-    assert repairs == ["1 x row skipped: not a string (first at d.parquet, row 2)"]
+    assert repairs == ["1 x row skipped: 'text' is not a string (first at d.parquet, row 2)"]
 
 
 def test_without_pyarrow_the_cure_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +187,7 @@ def test_names_that_are_no_text_are_escaped_wherever_they_are_told(lab: Lab) -> 
     lab.text("\n".join(lines), os.fsdecode(b"corpus/caf\xe9.jsonl"))
     prepared = lab.prepare(lab.dir / "corpus")
     place = r"(first at caf\udce9.jsonl:2, keys: \ud800\n\x1b[2J)"
-    line = f"data: 1 x line skipped: no 'text' in it (data.text_column) {place}"
+    line = f"data: 1 x row skipped: no 'text' in it (data.text_column) {place}"
     assert line in lab.said
     assert prepared.view.num_sequences > 0
     assert lab.prepare(lab.dir / "corpus").hit
@@ -192,7 +195,7 @@ def test_names_that_are_no_text_are_escaped_wherever_they_are_told(lab: Lab) -> 
 
 
 def test_a_directory_that_cannot_be_listed_does_not_pass_for_an_empty_one(lab: Lab) -> None:
-    source = LocalSource(lab.dir / "gone", "text", Memo(lab.dir))
+    source = LocalSource(lab.dir / "gone", TextColumn("text"), Memo(lab.dir))
     with pytest.raises(DataError, match="gone: cannot be read: No such file"):
         source.identity()
 
@@ -209,7 +212,7 @@ def test_a_pipe_among_the_texts_is_refused_and_not_waited_for(lab: Lab) -> None:
 def test_a_file_that_changes_while_it_is_read_is_an_error(lab: Lab, name: str, change: str) -> None:
     """After its first piece: what is cut off would else just not be there."""
     path = lab.text(f'{{"text": "{WORDS}"}}\n\n' * 80_000, name)
-    source = LocalSource(path, "text", Memo(lab.dir))
+    source = LocalSource(path, TextColumn("text"), Memo(lab.dir))
     source.identity()
     pieces = source.pieces()
     assert list(next(pieces).documents(Repairs()))

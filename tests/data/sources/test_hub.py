@@ -283,7 +283,7 @@ def test_auto_without_an_answer_is_embedded_and_says_why(
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # restored afterwards: choosing offline sets it
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     settings = settings_for(lab.cache, "auto", "data.tokenizer=auto")
-    source, tokenizer = choose(settings, Memo(lab.cache), lab.said.append)
+    source, tokenizer, _ = choose(settings, Memo(lab.cache), lab.said.append)
     assert isinstance(source, EmbeddedSource)
     assert isinstance(tokenizer, TrainedTokenizer)
     (line,) = lab.said
