@@ -280,6 +280,7 @@ def train(task: Task, process: Process) -> None:
             weights=weights_directory(settings, say),
             run_dir=process.env.run_dir,
             tokenizer=read_tokenizer(cache.store.path),
+            chat=cache.tokens.chat,
             replay_to=task.replay_to,
             world=world,
         )
@@ -365,6 +366,11 @@ def open_tokens(settings: Settings, process: Process, say: Say) -> "TokenCache":
         raise ConfigError(
             f"{TOKEN_CACHE} = {path}: its sequences have {cache.context_length} tokens, "
             f"training.context_length is {context_length}"
+        )
+    if cache.tokens.has_targets is not (settings.training.stage == "prompt_target"):
+        raise ConfigError(
+            f"{TOKEN_CACHE} = {path}: was prepared for another training.stage than "
+            f"{settings.training.stage}"
         )
     return cache
 

@@ -31,7 +31,9 @@ from model_check.data.read.manifest import (
     short,
     store_of,
 )
-from model_check.data.tokenizers.marks import NO_MARKS, Marks, marks_of
+from model_check.data.sources.chat import CONFIG as TOKENIZER_CONFIG
+from model_check.data.sources.chat import TEMPLATE, ChatTemplate, chat_of
+from model_check.data.tokenizers.marks import Marks, ends_of_answers, marks_of
 from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
 from model_check.engine.checkpoint import not_ours, read_checkpoint, settings_of, tokenizer_of
 from model_check.errors import ConfigError, ModelCheckError, StorageError
@@ -76,25 +78,43 @@ def export(
     }
     with _new_directory(out) as beside:
         content = _tokenizer(state, settings, checkpoint, tokenizer)
-        marks = _marks(content, tokenizer or checkpoint, settings) if content else NO_MARKS
         vocab_size = len(state["model"][EMBEDDING.name])
-        _write_json(beside / CONFIG, config_json(settings, vocab_size, dtype, marks))
+        config = config_json(settings, vocab_size, dtype)
         _write_weights(beside, weights, max_shard_bytes)
         if content is not None:
+            place, chat = tokenizer or checkpoint, chat_of(state.get("chat"), checkpoint)
+            text_tokenizer = TextTokenizer(parse(document_in(content, place), place), str(place))
+            config |= _ids_of_marks(text_tokenizer, settings, chat)
             (beside / TOKENIZER).write_bytes(content)
-            config = tokenizer_config_json(settings, marks)
-            _write_json(beside / "tokenizer_config.json", config)
+            _write_tokenizer_config(beside, settings, marks_of(text_tokenizer, settings), chat)
+        _write_json(beside / CONFIG, config)
     return sorted(out.iterdir())
 
 
-def _marks(content: bytes, path: Path, settings: Settings) -> Marks:
-    """Of a run with the tokenizer.json `content`. Raises DataError."""
-    return marks_of(TextTokenizer(parse(document_in(content, path), path), str(path)), settings)
-
-
-def config_json(
-    settings: Settings, vocab_size: int, dtype: str, marks: Marks = NO_MARKS
+def _ids_of_marks(
+    tokenizer: TextTokenizer, settings: Settings, chat: ChatTemplate | None
 ) -> dict[str, Any]:
+    """What a config.json says of the tokens that begin and end a text. Raises DataError."""
+    marks = marks_of(tokenizer, settings)
+    ends = [tokenizer.end_id, *ends_of_answers(tokenizer, chat)]
+    return {
+        "bos_token_id": marks.begin and marks.begin.id,
+        "eos_token_id": ends if len(ends) > 1 else ends[0],
+    }
+
+
+def _write_tokenizer_config(
+    directory: Path, settings: Settings, marks: Marks, chat: ChatTemplate | None
+) -> None:
+    config = tokenizer_config_json(settings, marks)
+    if chat is not None:
+        (directory / TEMPLATE).write_text(chat.text)
+        named = {"bos_token": chat.begin_token, "eos_token": chat.end_token}
+        config |= {name: token for name, token in named.items() if token is not None}
+    _write_json(directory / TOKENIZER_CONFIG, config)
+
+
+def config_json(settings: Settings, vocab_size: int, dtype: str) -> dict[str, Any]:
     """transformers' config.json, in the keys that its versions 4 and 5 both read."""
     model = settings.model
     given = msgspec.to_builtins(model)
@@ -107,8 +127,8 @@ def config_json(
         **LLAMA,
         **{hf_key: sizes[key] for key, hf_key in HF_KEYS.items()},
         "attention_dropout": 0.0,
-        "bos_token_id": marks.begin and marks.begin.id,
-        "eos_token_id": marks.end and marks.end.id,
+        "bos_token_id": None,
+        "eos_token_id": None,
         "initializer_range": model.init_std,
         "max_position_embeddings": max(context, longest),
         "rope_scaling": scaling

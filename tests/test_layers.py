@@ -71,7 +71,7 @@ ALLOWED = {
     | {"model_check.forensics.manifest"}
     | rooms("model_check", "forensics", "models"),
     "model_check.engine.saving": FLOOR
-    | {ENGINE, "model_check.engine.checkpoint"}
+    | {ENGINE, "model_check.data.read", "model_check.engine.checkpoint"}
     | rooms("model_check", "forensics", "models"),
     "model_check.engine.observe": FLOOR | {ENGINE, "model_check.engine.checkpoint"},
     "model_check.engine.trainer": FLOOR
@@ -80,14 +80,15 @@ ALLOWED = {
     | {ENGINE, *rooms("model_check", "forensics", "models")}
     | {*rooms(ENGINE, "saving", "observe", "trainer")},
     "model_check.generate": FLOOR
-    | {"model_check.data.read", "model_check.data.tokenizers", "model_check.library"}
+    | rooms(DATA, "read", "sources", "tokenizers")
+    | {"model_check.library"}
     | {"model_check.engine.checkpoint", "model_check.engine.saving", "model_check.models"},
     "model_check.passkey": FLOOR
     | {ENGINE, "model_check.engine.assembly", "model_check.data.read", "model_check.models"},
     "model_check.library": FLOOR | {"model_check.engine.checkpoint", "model_check.models"},
     "model_check.export": FLOOR
     | {"model_check.engine.checkpoint", "model_check.models"}
-    | rooms(DATA, "read", "tokenizers"),
+    | rooms(DATA, "read", "sources", "tokenizers"),
 }
 
 # Each outside package -> the only files that may import it, by prefix.

@@ -77,6 +77,8 @@ class RunContext:
     """The last step of a replay; None: this is a run of its own, to training.max_steps."""
     tokenizer: bytes | None = None
     """The tokenizer.json that made the batches, for checkpoints; None: nobody gave one."""
+    chat: dict[str, str | None] | None = None
+    """The chat template that made text of the data's messages, for checkpoints; None: none did."""
     weights: Path | None = None
     """The directory of safetensors that model.init_from names; None: it names none."""
     world: World = ALONE

@@ -5,8 +5,9 @@
 unless system.num_threads says another), `loader` (`sequences` consumed),
 `loss` (of the last step), `val_loss` (split -> the latest), `best_split`, `best_val_loss`,
 `best_step`, `total_tokens`, `settings`, `model_cfg` (the geometry), `data` (token cache, dataset,
-tokenizer), `tokenizer` (its tokenizer.json, packed), `logging` (what observers keep, a W&B run's id
-for one), `kept` (the `step_N.pt` of its run that were there; the saver adds it).
+tokenizer), `tokenizer` (its tokenizer.json, packed), `chat` (the chat template of its messages),
+`logging` (what observers keep, a W&B run's id for one), `kept` (the `step_N.pt` of its run that
+were there; the saver adds it).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -142,6 +143,7 @@ class TrainingState:
             "model_cfg": msgspec.to_builtins(self.shape),
             "data": dict(self.context.identity.data),
             "tokenizer": self._tokenizer,
+            "chat": self.context.chat,
             "logging": {name: value for o in self.observers for name, value in o.kept().items()},
         }
 

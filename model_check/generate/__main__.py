@@ -9,6 +9,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -35,6 +36,8 @@ examples:
   bash run.sh generate .checkpoints --temperature 0 --max-tokens 50 --prompt "def "
   bash run.sh generate EXPORTED_DIR --prompts prompts.txt > texts.jsonl
 
+A model that was fine-tuned on messages has a chat template: the prompt is then a user's message.
+
 CHECKPOINT: a file, a directory of checkpoints (the newest of it), or one with config.json and
 safetensors, as `run.sh export` makes it and transformers loads it.
 """
@@ -55,6 +58,8 @@ def _parser() -> Parser:
     add("--top-p", type=float, default=1.0, metavar="P", help="of the likeliest with share P (1)")
     add("--seed", type=int, default=0, metavar="N", help="another one, another text (0)")
     add("--stop", action="append", default=[], metavar="TEXT", help="ends the text; repeatable")
+    raw = "the prompt as it is, without the model's chat template"
+    add("--raw", action="store_true", help=raw)
     add("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json, where none is held")
     add("--device", default="auto", metavar="KIND", help="auto | cuda | cpu")
     add("--json", action="store_true", help="as for --prompts")
@@ -66,6 +71,8 @@ def main(argv: Sequence[str]) -> int:
         names = _parser().read(argv)
         prompts, sampling = list(_prompts(names)), _sampling(names)
         text_model = read_text_model(names.checkpoint, _device(names.device), names.tokenizer)
+        if names.raw:
+            text_model = replace(text_model, chat=None)
         for prompt in prompts:
             pieces = generate(
                 text_model, prompt, sampling, max_tokens=names.max_tokens, stops=names.stop

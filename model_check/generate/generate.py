@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import torch
 
+from model_check.data.sources.chat import ChatTemplate, TemplateError
+from model_check.data.tokenizers.tokenizer import TextTokenizer
 from model_check.errors import ConfigError
 from model_check.generate.sampling import Sampler, Sampling, StopText
 from model_check.generate.text_model import TextModel
@@ -72,8 +74,11 @@ def generate(
 
 def prompt_ids(text_model: TextModel, prompt: str) -> list[int]:
     """As the model saw the beginning of a text. Raises ConfigError."""
-    (ids,) = text_model.tokenizer.encode([prompt])
-    begin = [] if text_model.begin_id is None else [text_model.begin_id]
+    if text_model.chat is None:
+        (ids,) = text_model.tokenizer.encode([prompt])
+        begin = [] if text_model.begin_id is None else [text_model.begin_id]
+    else:
+        begin, ids = [], _asked(text_model.tokenizer, text_model.chat, prompt)
     limit = text_model.context_length
     if not (begin or ids):
         raise ConfigError(
@@ -85,6 +90,17 @@ def prompt_ids(text_model: TextModel, prompt: str) -> list[int]:
             f"{limit:,}: shorten it"
         )
     return [*begin, *ids]
+
+
+def _asked(tokenizer: TextTokenizer, chat: ChatTemplate, question: str) -> list[int]:
+    """The conversation up to where the answer begins. Raises ConfigError."""
+    if (token := tokenizer.special_in([question])) is not None:
+        raise ConfigError(f"the prompt spells {token}, which only the chat template may write")
+    try:
+        text = chat.prompt([{"role": "user", "content": question}])
+    except TemplateError as error:
+        raise ConfigError(f"the prompt: {error}") from error
+    return tokenizer.encode_rendered([text])[0]
 
 
 def _why(is_end: bool, is_stop: bool, is_full: bool, by_context: bool) -> Ended | None:

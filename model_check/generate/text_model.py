@@ -12,7 +12,8 @@ from model_check.config.geometry import geometry_values
 from model_check.config.schema import Settings
 from model_check.config.shape import geometry
 from model_check.data.read.manifest import LONGEST, TOKENIZER
-from model_check.data.tokenizers.marks import marks_of
+from model_check.data.sources.chat import ChatTemplate, chat_of, template_of
+from model_check.data.tokenizers.marks import ends_of_answers, marks_of
 from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
 from model_check.engine.checkpoint import read_checkpoint, settings_of, tokenizer_of
 from model_check.engine.saving.checkpoint_files import newest_first
@@ -45,6 +46,8 @@ class TextModel:
     """Each of them ends a text."""
     context_length: int | None
     """The longest text in tokens; None: there is no limit."""
+    chat: ChatTemplate | None = None
+    """A prompt is a question, which the model was taught to answer; None: it goes on with it."""
 
 
 def read_text_model(source: Path, device: torch.device, tokenizer: Path | None) -> TextModel:
@@ -70,13 +73,14 @@ def _of_checkpoint(path: Path, device: torch.device, given: Path | None) -> Text
     if content is None:
         raise ConfigError(f"{path}: holds no tokenizer: give it with --tokenizer FILE")
     tokenizer = _tokenizer(content, given or path, len(state["model"]["tok_embed.weight"]))
-    marks = marks_of(tokenizer, settings)
+    marks, chat = marks_of(tokenizer, settings), chat_of(state.get("chat"), path)
     return TextModel(
         model_of(state, path, device),
         tokenizer,
         begin_id=marks.begin and marks.begin.id,
-        end_ids=frozenset({tokenizer.end_id}),
+        end_ids=frozenset({tokenizer.end_id, *ends_of_answers(tokenizer, chat)}),
         context_length=_limit(settings),
+        chat=chat,
     )
 
 
@@ -94,12 +98,16 @@ def _of_directory(directory: Path, device: torch.device, given: Path | None) -> 
     place = given or directory / TOKENIZER
     tokenizer = _tokenizer(_content(place), place, shape.vocab_size)
     ends = tokenizer.end_id if config.eos_token_id is None else config.eos_token_id
+    chat = template_of(directory)
     return TextModel(
         model.eval(),
         tokenizer,
         begin_id=config.bos_token_id,
-        end_ids=frozenset(ends if isinstance(ends, list) else {ends}),
+        end_ids=frozenset(
+            [*(ends if isinstance(ends, list) else [ends]), *ends_of_answers(tokenizer, chat)]
+        ),
         context_length=config.max_position_embeddings,
+        chat=chat,
     )
 
 

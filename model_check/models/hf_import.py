@@ -17,14 +17,18 @@ from model_check.config.schema import ModelSettings
 from model_check.config.shape import EMBEDDING, HEAD, hf_name
 from model_check.errors import ConfigError
 from model_check.models.mismatch import mismatch
+from model_check.models.vocabulary import with_rows
 from model_check.utils.words import few
 
+_BY_TOKEN = (str(EMBEDDING.hf_name), str(HEAD.hf_name))
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, settings: ModelSettings, directory: Path) -> None:
-    """Fill `model` from safetensors, one tensor at a time, in the model's own dtype.
+def load_weights(model: nn.Module, settings: ModelSettings, directory: Path) -> int:
+    """Fill `model` from safetensors, one tensor at a time, in the model's own dtype. Where the
+    model knows more tokens than the directory, see `vocabulary.with_rows`; returns the directory's
+    number of them.
 
     Raises ConfigError when the directory holds another geometry; the model is then as it was.
     """
@@ -42,13 +46,15 @@ def load_weights(model: nn.Module, settings: ModelSettings, directory: Path) -> 
             "rotary base and norms: put the model's config.json there"
         )
     for name, parameter in parameters.items():
-        parameter.copy_(_tensor(files[name], name))
+        tensor = _tensor(files[name], name)
+        parameter.copy_(with_rows(tensor, len(parameter)) if name in _BY_TOKEN else tensor)
+    return _shape(files[_BY_TOKEN[0]], _BY_TOKEN[0])[0]
 
 
 def _refuse_other_settings(settings: ModelSettings, file: Path) -> None:
     """Shapes do not tell everything: heads and rotary bases are not among them."""
     other = differences(read_config(file), full(settings))
-    if other:
+    if other := [each for each in other if each.key != "vocab_size"]:
         raise ConfigError(
             f"model.init_from: {file} describes another model: {', '.join(map(str, other))}; "
             f"model.geometry={file.parent} takes all of it from there"
@@ -63,6 +69,9 @@ def _refuse_other_tensors(
     if head in known and head not in parameters and _head_is_embedding(files):
         known -= {head}
     saved = {name: _shape(files[name], name) for name in known}
+    for name in _BY_TOKEN:
+        if name in saved and name in parameters and 0 < saved[name][0] < len(parameters[name]):
+            saved[name][0] = len(parameters[name])
     if problem := mismatch(saved, {name: p.shape for name, p in parameters.items()}):
         untied = head in parameters.keys() - known
         hint = "; a tied head needs model.tie_word_embeddings=true" if untied else ""

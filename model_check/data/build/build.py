@@ -24,6 +24,9 @@ from model_check.data.read.manifest import (
     hash_of,
     to_bytes,
 )
+from model_check.data.read.windows import Layout
+from model_check.data.sources.chat import ChatTemplate
+from model_check.data.sources.documents import Example
 from model_check.data.sources.source import Source, nothing_usable
 from model_check.data.sources.spans import PIECE_BYTES
 from model_check.data.sources.text import Repairs
@@ -71,14 +74,15 @@ def build_tokens(
     options: BuildOptions = IN_THIS_PROCESS,
     progress: BuildProgress | None = None,
     begin_id: int | None = None,
-    with_targets: bool = False,
+    layout: Layout | None = None,
+    chat: ChatTemplate | None = None,
 ) -> TokensManifest:
     """Fill `directory` with the store of `key`: every file synced, the manifest last. Continues
     what it holds of the same store.
 
     Stops after exactly `max_tokens` where given. `begin_id` begins each document; None: nothing
-    does. `with_targets`: the documents are examples. Raises DataError (the text), StorageError (the
-    disk), InternalError (a worker died).
+    does. `layout`, `chat`: of examples, and what makes text of those that are messages. Raises
+    DataError (the text), StorageError (the disk), InternalError (a worker died).
     """
     progress = progress or BuildProgress(source.size_bytes, max_tokens, say)
     fresh = Note(
@@ -86,7 +90,7 @@ def build_tokens(
         tokenizer=write_synced(directory, TOKENIZER, tokenizer.to_json().encode()),
         shard_tokens=shard_tokens,
         task_bytes=options.task_bytes,
-        targets=NOTHING if with_targets else None,
+        targets=None if layout is None else NOTHING,
     )
     note = last_note(directory, fresh)
     if note is not fresh:
@@ -106,7 +110,8 @@ def build_tokens(
     _say_repairs(store.repairs(), say)
     if not store.ends.num_items:
         raise nothing_usable(source.name, store.repairs())
-    manifest = _manifest_of(store, key, source, tokenizer)
+    is_chat = chat is not None and _has_messages(source)
+    manifest = _manifest_of(store, key, source, tokenizer, chat if is_chat else None)
     write_synced(directory, MANIFEST, to_bytes(manifest))
     _remove_strays(directory, manifest)
     return manifest
@@ -182,8 +187,18 @@ def _remove_strays(directory: HeldDirectory, manifest: TokensManifest) -> None:
                 directory.unlink(name)
 
 
+def _has_messages(source: Source) -> bool:
+    """As its first document has."""
+    first = next(iter(source.documents(Repairs())), None)
+    return isinstance(first, Example) and first.contents is not None
+
+
 def _manifest_of(
-    store: StoreWriter, key: dict[str, Any], source: Source, tokenizer: TextTokenizer
+    store: StoreWriter,
+    key: dict[str, Any],
+    source: Source,
+    tokenizer: TextTokenizer,
+    chat: ChatTemplate | None,
 ) -> TokensManifest:
     import tokenizers
 
@@ -203,6 +218,7 @@ def _manifest_of(
         repairs=repairs.counts,
         repair_places=repairs.places,
         has_targets=store.targets is not None,
+        chat=None if chat is None else chat.kept(),
         files={**store.files, TOKENIZER: store.note.tokenizer},
         built_with={
             "python": sys.version.split()[0],

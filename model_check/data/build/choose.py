@@ -7,9 +7,9 @@ from typing import NamedTuple
 from model_check.config.fields import nearest
 from model_check.config.schema import ModelSettings, Settings
 from model_check.config.validation import parse_validation
-from model_check.data.build.chat import chat_template
 from model_check.data.cache.memo import Memo
 from model_check.data.read.manifest import TOKENIZER
+from model_check.data.sources.chat import ChatTemplate, template_of
 from model_check.data.sources.documents import RowForm, TextColumn
 from model_check.data.sources.embedded import EmbeddedSource
 from model_check.data.sources.examples import ExampleForm
@@ -55,7 +55,7 @@ def choose(settings: Settings, memo: Memo, say: Say) -> Choice:
                 f"training.stage = prompt_target: data.dataset = {name} {_NO_EXAMPLES}"
             )
         tokenizer = _tokenizer_or_trained(settings, hub, memo, say)
-        examples = ExampleForm(chat_template(settings, tokenizer))
+        examples = ExampleForm(_chat_template(settings, tokenizer))
         return Choice(_named(name, settings, hub, memo, examples), tokenizer, examples)
     form = TextColumn(settings.data.text_column)
     source: Source
@@ -74,6 +74,12 @@ def choose(settings: Settings, memo: Memo, say: Say) -> Choice:
     if own and settings.data.tokenizer == "auto":
         return Choice(source, TrainedTokenizer(settings.data.bpe_vocab_size), form)
     return Choice(source, _tokenizer_or_trained(settings, hub, memo, say), form)
+
+
+def _chat_template(settings: Settings, tokenizer: TokenizerChoice) -> ChatTemplate | None:
+    given = settings.data.chat_template
+    directory = tokenizer.directory if isinstance(tokenizer, GivenTokenizer) else None
+    return template_of(directory, None if given is None else Path(given).expanduser())
 
 
 def _tokenizer_or_trained(settings: Settings, hub: Hub, memo: Memo, say: Say) -> TokenizerChoice:

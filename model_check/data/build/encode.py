@@ -175,11 +175,17 @@ class Encoder:
             np.repeat([is_target for _, is_target in stretches], sizes),
         )
 
-    def _parts(self, examples: list[Example], is_first: bool) -> Sequence[Stretch]:
-        texts = [part.text for example in examples for part in example.parts]
-        if examples[0].contents is None:
-            return self.checked.encode(texts, is_first)
-        return self.checked.tokenizer.encode_rendered(texts)
+    def _parts(self, examples: list[Example], is_first: bool) -> list[Stretch]:
+        """The ids of each part, in order."""
+        plain = _texts(example for example in examples if example.contents is None)
+        rendered = _texts(example for example in examples if example.contents is not None)
+        of_plain: Iterator[Stretch] = iter(self.checked.encode(plain, is_first) if plain else ())
+        of_rendered: Iterator[Stretch] = iter(self.checked.tokenizer.encode_rendered(rendered))
+        return [
+            next(of_plain if example.contents is None else of_rendered)
+            for example in examples
+            for _ in example.parts
+        ]
 
     def _begin(self, example: Example) -> list[tuple[Stretch, bool]]:
         """A chat template writes its own."""
@@ -205,6 +211,10 @@ class Encoder:
             flat[starts] = self.begin_id
         flat[ends - 1] = self.end_id
         return Encoded(flat, lengths, num_bytes)
+
+
+def _texts(examples: Iterable[Example]) -> list[str]:
+    return [part.text for example in examples for part in example.parts]
 
 
 def tasks_of(source: Source, task_bytes: int) -> Iterator[Task]:

@@ -125,7 +125,8 @@ def _whole_store(
             options=options,
             progress=progress,
             begin_id=begin_id,
-            with_targets=request.layout is not None,
+            layout=request.layout,
+            chat=request.chat,
         )
         if publish(directory, request.store):
             forget(request.root, request.store_name)

@@ -32,7 +32,9 @@ from model_check.data.read.manifest import (
     short,
 )
 from model_check.data.read.windows import Layout, Packing, Tail, Windows
+from model_check.data.sources.chat import ChatTemplate
 from model_check.data.sources.documents import RowForm
+from model_check.data.sources.examples import ExampleForm
 from model_check.data.sources.hub_text import HubSource
 from model_check.data.sources.local_text import LocalSource
 from model_check.data.sources.rows import RowRule, earlier_rows, own_paths
@@ -82,6 +84,8 @@ class CacheRequest:
     tail: Tail = "drop"
     layout: Layout | None = None
     """Of examples; None: the documents are text, cut into windows."""
+    chat: ChatTemplate | None = None
+    """Of examples that are messages."""
     document_tokens: DocumentTokens = "end"
     fractions: Mapping[str, float] = field(default_factory=dict)
     """Validation splits that are a share of the documents, by name."""
@@ -223,6 +227,7 @@ def cache_request(settings: Settings, say: Say) -> CacheRequest:
         stride=settings.data.stride,
         tail=settings.data.tail,
         layout=_layout(settings),
+        chat=form.template if isinstance(form, ExampleForm) else None,
         document_tokens=settings.data.document_tokens,
         fractions=fractions(validation),
         validation=tuple(validation),

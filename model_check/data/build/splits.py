@@ -113,7 +113,6 @@ def _examples_view(
         vocab_size=tokens.vocab_size,
         dataset=request.source.name,
         tokenizer=request.tokenizer.name,
-        tail="pad",
         num_train_documents=train.num_documents,
         splits={name: splits[name] for name in request.validation},
         examples=layout.packing,

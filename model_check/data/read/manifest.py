@@ -94,6 +94,8 @@ class TokensManifest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
     """Where each kind was made first."""
     has_targets: bool = False
     """Its documents are examples."""
+    chat: dict[str, str | None] | None = None
+    """The chat template that made text of them (sources.chat.ChatTemplate); None: none did."""
     files: dict[str, FileEntry]
     built_with: dict[str, str]
     """Versions, for people; not part of the key."""

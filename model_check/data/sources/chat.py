@@ -2,13 +2,21 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from model_check.data.sources.documents import Part
+from model_check.errors import DataError
+from model_check.utils.files import SETTINGS_BYTES, read_whole
 from model_check.utils.words import first_line
 
+TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
+"""Where transformers keeps a template; older models have it in the second."""
+Kept = dict[str, str | None]
 Message = dict[str, Any]
 """`role`, `content`, and whatever else the template reads."""
 ASSISTANT = "assistant"
@@ -28,6 +36,10 @@ class ChatTemplate:
     end_token: str | None
     """... and eos_token."""
 
+    def kept(self) -> Kept:
+        """As a token store and a checkpoint keep it; `chat_of` reads it."""
+        return asdict(self)
+
     def identity(self) -> list[str | None]:
         """Its part of the cache key."""
         digest = hashlib.sha256(self.text.encode()).hexdigest()
@@ -36,6 +48,12 @@ class ChatTemplate:
     def prompt(self, messages: Sequence[Message]) -> str:
         """The conversation up to where the assistant's answer begins. Raises TemplateError."""
         return self._text(messages, asks=True)
+
+    def end(self) -> str:
+        """What it writes behind an answer. Raises TemplateError."""
+        question = {"role": "user", "content": "a question"}
+        answer = {"role": ASSISTANT, "content": "an answer"}
+        return self._text([question, answer], asks=False).rpartition(answer["content"])[2]
 
     def parts(self, messages: Sequence[Message], num_before: int = 0) -> tuple[Part, ...]:
         """The conversation up to the assistant's last turn. Its turns after the first `num_before`
@@ -76,6 +94,76 @@ class ChatTemplate:
         except Exception as error:
             raise TemplateError(f"its chat template says: {first_line(error)}") from error
         return rendered
+
+
+def chat_of(kept: Any, source: object) -> ChatTemplate | None:
+    """What `ChatTemplate.kept` left in `source`; None: nothing. Raises DataError."""
+    try:
+        return msgspec.convert(kept, ChatTemplate | None)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{source}: its chat template is damaged: {error}") from error
+
+
+class _Named(msgspec.Struct):
+    """One of several templates."""
+
+    name: str
+    template: str
+
+
+class _Token(msgspec.Struct):
+    content: str
+
+
+class _Config(msgspec.Struct):
+    """What a tokenizer_config.json says of chats."""
+
+    chat_template: str | list[_Named] | None = None
+    bos_token: str | _Token | None = None
+    eos_token: str | _Token | None = None
+
+    @property
+    def template(self) -> str | None:
+        """The one that is called default, where there are several."""
+        if not isinstance(self.chat_template, list):
+            return self.chat_template
+        return next((t.template for t in self.chat_template if t.name == "default"), None)
+
+
+def template_of(directory: Path | None, given: Path | None = None) -> ChatTemplate | None:
+    """The file `given` (data.chat_template), else what lies in the directory of a tokenizer; None:
+    there is none. Raises DataError."""
+    config = _Config() if directory is None else _config_in(directory / CONFIG)
+    if given is not None:
+        text: str | None = _text(given, "data.chat_template")
+    elif directory is not None and (directory / TEMPLATE).is_file():
+        text = _text(directory / TEMPLATE, "the tokenizer's chat template")
+    else:
+        text = config.template
+    if text is None:
+        return None
+    return ChatTemplate(text, _spelling(config.bos_token), _spelling(config.eos_token))
+
+
+def _config_in(path: Path) -> _Config:
+    if not path.is_file():
+        return _Config()
+    try:
+        return msgspec.json.decode(read_whole(path, SETTINGS_BYTES), type=_Config)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DataError(f"{path}: not the configuration of a tokenizer: {error}") from error
+
+
+def _text(path: Path, what: str) -> str:
+    try:
+        return read_whole(path, SETTINGS_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why: Any = getattr(error, "strerror", None) or error
+        raise DataError(f"{what} = {path}: cannot be read: {why}") from error
+
+
+def _spelling(token: str | _Token | None) -> str | None:
+    return token.content if isinstance(token, _Token) else token
 
 
 def _is_answer(message: Message) -> bool:

@@ -3,7 +3,9 @@
 from typing import NamedTuple
 
 from model_check.config.schema import Settings
+from model_check.data.sources.chat import ChatTemplate, TemplateError
 from model_check.data.tokenizers.tokenizer import TextTokenizer
+from model_check.errors import DataError
 
 
 class Mark(NamedTuple):
@@ -14,19 +16,27 @@ class Mark(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """What the model knows of documents; None: it knows no such token, or the tokenizer is gone."""
+    """What the model knows of documents; None: it knows no such token."""
 
     begin: Mark | None
-    end: Mark | None
-
-
-NO_MARKS = Marks(None, None)
+    end: Mark
 
 
 def marks_of(tokenizer: TextTokenizer, settings: Settings) -> Marks:
     """After a training with these settings."""
     end = Mark(tokenizer.end_token, tokenizer.end_id)
     return Marks(_begin(tokenizer, end, settings), end)
+
+
+def ends_of_answers(tokenizer: TextTokenizer, chat: ChatTemplate | None) -> list[int]:
+    """The first special token that a chat template writes behind an answer; empty without one.
+    Raises DataError."""
+    if chat is None:
+        return []
+    try:
+        return tokenizer.special_ids(chat.end())[:1]
+    except TemplateError as error:
+        raise DataError(f"the model's chat template: {error}") from error
 
 
 def _begin(tokenizer: TextTokenizer, end: Mark, settings: Settings) -> Mark | None:

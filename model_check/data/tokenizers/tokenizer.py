@@ -81,6 +81,11 @@ class TextTokenizer:
         batch = self._with_special.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
+    def special_ids(self, text: str) -> list[int]:
+        """The special tokens that a rendered text spells, in order."""
+        special = set(map(self._raw.token_to_id, self._special))
+        return [number for number in self.encode_rendered([text])[0] if number in special]
+
     def special_in(self, texts: Sequence[str]) -> str | None:
         """The first special token that one of them spells; None: none does."""
         found = filter(None, map(self._spelt_special.search, texts))

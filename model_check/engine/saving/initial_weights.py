@@ -1,17 +1,20 @@
 """First weights from `model.init_from`: a checkpoint of ours, or safetensors of transformers."""
 
+import json
 from pathlib import Path
 
 from torch import nn
 
 from model_check.config.resume import differences, full
 from model_check.config.schema import ModelSettings, Settings
-from model_check.config.shape import Group, parameter
-from model_check.engine.checkpoint import read_checkpoint, shapes
+from model_check.config.shape import EMBEDDING, Group, parameter
+from model_check.data.read.manifest import LONGEST
+from model_check.engine.checkpoint import not_ours, read_checkpoint, shapes, tokenizer_of
 from model_check.engine.run_context import RunContext
 from model_check.errors import ConfigError
 from model_check.forensics.scan import bad_parameters
 from model_check.models.mismatch import mismatch
+from model_check.models.vocabulary import grown, growth
 from model_check.utils.words import few
 
 
@@ -27,26 +30,61 @@ def take_initial_weights(model: nn.Module, settings: Settings, context: RunConte
     if context.weights is not None:
         from model_check.models.hf_import import load_weights  # safetensors, for these runs alone
 
-        load_weights(model, settings.model, context.weights)
+        num_before = load_weights(model, settings.model, context.weights)
     else:
-        _take_checkpoint(model, settings.model, Path(source))
+        num_before = _take_checkpoint(model, settings.model, Path(source), context.tokenizer)
     if spoilt := [tensor.name for tensor in bad_parameters(model)]:
         raise ConfigError(f"model.init_from: {source}: weights not finite: {few(spoilt)}")
     context.channels.say(f"weights: taken from {source}")
+    if line := growth(num_before, len(model.get_parameter(EMBEDDING.name))):
+        context.channels.say(line)
 
 
-def _take_checkpoint(model: nn.Module, settings: ModelSettings, path: Path) -> None:
+def _take_checkpoint(
+    model: nn.Module, settings: ModelSettings, path: Path, tokenizer: bytes | None
+) -> int:
+    """The tokens that its model knows. `tokenizer`: the data's."""
     saved = read_checkpoint(path)
+    _refuse_other_tokenizer(tokenizer, tokenizer_of(saved, path, LONGEST), path)
     own = model.state_dict()
+    weights = grown(saved["model"], own)
     if saved["settings"]["model"].get("attention", "full") == "full":
         settings = full(settings)
         own = {n: value for n, value in own.items() if parameter(n).group is not Group.GATE}
-    problem = mismatch(shapes(saved["model"]), shapes(own))
+    problem = mismatch(shapes(weights), shapes(own))
     if problem is not None:
         raise ConfigError(f"model.init_from: {path} does not fit the model: {problem}")
-    if other := differences(saved["settings"]["model"], settings):
+    other = differences(saved["settings"]["model"], settings)
+    if other := [each for each in other if each.key != "vocab_size"]:
         raise ConfigError(
             f"model.init_from: {path} holds the weights of another model: "
             f"{', '.join(map(str, other))}; give these settings of [model] the checkpoint's values"
         )
-    model.load_state_dict(saved["model"], strict=False)  # but for gates, the same names
+    model.load_state_dict(weights, strict=False)  # but for gates, the same names
+    return len(saved["model"][EMBEDDING.name])
+
+
+def _refuse_other_tokenizer(own: bytes | None, theirs: bytes | None, path: Path) -> None:
+    """Raises ConfigError where a token of the checkpoint has another id in the data: to the model
+    the data would be noise. The data may have more tokens."""
+    if own is None or theirs is None:
+        return
+    try:
+        ids, known = _vocabulary(own), _vocabulary(theirs)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise not_ours(path, "its tokenizer has no vocabulary") from error
+    if others := [token for token, number in known.items() if ids.get(token) != number]:
+        raise ConfigError(
+            f"model.init_from: {path} was trained with another tokenizer than the data's: "
+            f"{len(others):,} of its {len(known):,} tokens have another id here, or none; "
+            "data.tokenizer=auto takes the checkpoint's"
+        )
+
+
+def _vocabulary(tokenizer: bytes) -> dict[str, int]:
+    """Token -> id, of a tokenizer.json. Unigram has pairs with scores, the others a table."""
+    document = json.loads(tokenizer)
+    table = document["model"]["vocab"]
+    if isinstance(table, list):
+        table = {token: number for number, (token, _) in enumerate(table)}
+    return {**table, **{added["content"]: added["id"] for added in document["added_tokens"]}}
