@@ -80,7 +80,6 @@ def export(
         content = _tokenizer(state, settings, checkpoint, tokenizer)
         vocab_size = len(state["model"][EMBEDDING.name])
         config = config_json(settings, vocab_size, dtype)
-        _write_weights(beside, weights, max_shard_bytes)
         if content is not None:
             place, chat = tokenizer or checkpoint, chat_of(state.get("chat"), checkpoint)
             text_tokenizer = TextTokenizer(parse(document_in(content, place), place), str(place))
@@ -88,6 +87,7 @@ def export(
             (beside / TOKENIZER).write_bytes(content)
             _write_tokenizer_config(beside, settings, marks_of(text_tokenizer, settings), chat)
         _write_json(beside / CONFIG, config)
+        _write_weights(beside, weights, max_shard_bytes)
     return sorted(out.iterdir())
 
 

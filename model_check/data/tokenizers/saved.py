@@ -20,7 +20,7 @@ class CheckpointTokenizer(GivenTokenizer):
     """Of a checkpoint of ours."""
 
     def __init__(self, path: Path, memo: Memo) -> None:
-        super().__init__(path, path.stem, memo)
+        super().__init__(path, path.name, memo)
 
     def _content(self) -> bytes:
         """Raises OSError, DataError."""
