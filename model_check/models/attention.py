@@ -60,6 +60,17 @@ def sdpa(
     return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=visible_B1TT)
 
 
+def resumed(q_BHTD: Tensor, k_BGND: Tensor, v_BGND: Tensor) -> Tensor:
+    """[B, H, T, D]: causal attention of the last T of N positions to all of them."""
+    num_new, num_all = q_BHTD.shape[2], k_BGND.shape[2]
+    if num_new == 1:  # it sees all of them: nothing is masked, and no group written out
+        return F.scaled_dot_product_attention(q_BHTD, k_BGND, v_BGND, enable_gqa=True)
+    if num_new == num_all:
+        return sdpa(q_BHTD, k_BGND, v_BGND)
+    visible_TN = torch.ones(num_new, num_all, dtype=torch.bool, device=q_BHTD.device)
+    return sdpa(q_BHTD, k_BGND, v_BGND, visible_TN.tril(num_all - num_new)[None, None])
+
+
 def cudnn(
     q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, visible_B1TT: Tensor | None = None
 ) -> Tensor:

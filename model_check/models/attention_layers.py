@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from model_check.config.schema import InfiniSettings
 from model_check.config.shape import Geometry
-from model_check.models.attention import AttentionFn, sdpa
+from model_check.models.attention import AttentionFn, resumed
 from model_check.models.compressive_memory import (
     Memory,
     Spans,
@@ -23,6 +23,7 @@ from model_check.models.compressive_memory import (
     read_all,
     write,
 )
+from model_check.models.grown import Grown
 from model_check.models.loss import compute_dtype, without_autocast
 from model_check.models.rope import rotate
 
@@ -60,17 +61,17 @@ class Past(NamedTuple):
     """What one block keeps of a text of which it has read a part: keys and values of the open
     segment, [B, G, n, D], which full attention never closes, and the memory of the closed ones."""
 
-    keys: Tensor | None = None
+    keys: Grown | None = None
     """With their positions."""
-    plain_keys: Tensor | None = None
+    plain_keys: Grown | None = None
     """Without; of infini alone."""
-    values: Tensor | None = None
+    values: Grown | None = None
     memory: Memory | None = None
 
     @property
     def num_open(self) -> int:
         """Positions in the open segment."""
-        return 0 if self.keys is None else self.keys.shape[2]
+        return 0 if self.keys is None else self.keys.num
 
 
 NO_PAST = Past()
@@ -104,11 +105,11 @@ class FullAttention(nn.Module):
         """The output for the next positions, none of them beyond the open segment, and what they
         leave for those after them."""
         q_BHTD, k_BGTD, v_BGTD = (self._heads(w(x_BTE)) for w in (self.wq, self.wk, self.wv))
-        keys = _appended(past.keys, rotate(k_BGTD, *tables))
-        values = _appended(past.values, v_BGTD)
-        visible = torch.ones(x_BTE.shape[1], keys.shape[2], dtype=torch.bool, device=x_BTE.device)
-        visible = visible.tril(past.num_open)[None, None]
-        out_BHTD = sdpa(rotate(q_BHTD, *tables), keys, values, visible)
+        both = rotate(torch.cat((q_BHTD, k_BGTD), dim=1), *tables)
+        num_heads = q_BHTD.shape[1]
+        turned_q, turned_k = both[:, :num_heads], both[:, num_heads:]
+        keys, values = _appended(past.keys, turned_k), _appended(past.values, v_BGTD)
+        out_BHTD = resumed(turned_q, keys.rows, values.rows)
         out: Tensor = self.wo(self._completed(out_BHTD, q_BHTD, past).transpose(1, 2).flatten(2))
         plain_keys = _appended(past.plain_keys, k_BGTD) if self.remembers else None
         return out, Past(keys, plain_keys, values, past.memory)
@@ -179,8 +180,8 @@ class InfiniAttention(LocalAttention):
     def closed(self, past: Past) -> Past:
         assert past.plain_keys is not None
         assert past.values is not None
-        memory = past.memory or empty(past.plain_keys)
-        return Past(memory=write(past.plain_keys, past.values, memory, self.update))
+        keys, values = past.plain_keys.rows, past.values.rows
+        return Past(memory=write(keys, values, past.memory or empty(keys), self.update))
 
     def _completed(self, local: Tensor, q: Tensor, past: Past) -> Tensor:
         if past.memory is None:
@@ -204,8 +205,8 @@ KINDS: dict[str, Callable[[Geometry, AttentionFn, InfiniSettings], FullAttention
 """By model.attention: the attention of one block."""
 
 
-def _appended(before: Tensor | None, x_BGTD: Tensor) -> Tensor:
-    return x_BGTD if before is None else torch.cat((before, x_BGTD), dim=2)
+def _appended(before: Grown | None, x_BGTD: Tensor) -> Grown:
+    return Grown(x_BGTD) if before is None else before.appended(x_BGTD)
 
 
 def by_row(x: Tensor, batch: int) -> Tensor:

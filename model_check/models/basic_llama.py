@@ -180,8 +180,8 @@ class BasicLlama(nn.Module):
             rows = slice(num_open, num_open + num)
             is_over = num_open + num == self.segment_length
             x_BTE = self.tok_embed(tokens_BT[:, :num])
+            tables = Tables(self.rope_cos[rows], self.rope_sin[rows])
             for number, block in enumerate(self.layers):
-                tables = Tables(self.rope_cos[rows], self.rope_sin[rows])
                 x_BTE, past = block.go_on(x_BTE, pasts[number], tables)  # type: ignore[operator]
                 pasts[number] = block.attention.closed(past) if is_over else past  # type: ignore[union-attr,operator]
             tokens_BT = tokens_BT[:, num:]

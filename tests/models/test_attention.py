@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model_check.errors import ConfigError
-from model_check.models.attention import BACKENDS, FLASH_MODULES, eager
+from model_check.models.attention import BACKENDS, FLASH_MODULES, eager, resumed
 from model_check.models.backends import resolve_backend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -42,6 +42,16 @@ def test_a_later_token_changes_nothing_before_it(name: str) -> None:
     after = BACKENDS[name](q, k, v)
     torch.testing.assert_close(after[:, :, :20], before[:, :, :20], rtol=0, atol=1e-12)
     assert not torch.equal(after[:, :, 20:], before[:, :, 20:])
+
+
+@pytest.mark.parametrize("num_new", [1, 2, 20, 33])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+def test_the_last_positions_alone_read_what_they_read_among_all(
+    num_kv_heads: int, num_new: int
+) -> None:
+    q, k, v = (x.detach() for x in inputs(num_kv_heads))
+    whole = eager(q, k, v)[:, :, -num_new:]
+    torch.testing.assert_close(resumed(q[:, :, -num_new:], k, v), whole, rtol=0, atol=1e-12)
 
 
 def test_eager_attends_to_itself_at_the_first_position() -> None:
