@@ -38,6 +38,7 @@ from model_check.config.backends import check_package
 from model_check.config.drill import Drill, parse_drill
 from model_check.config.load import Loaded, load
 from model_check.config.memory import check_host_memory
+from model_check.config.prompts import given_prompts
 from model_check.config.ranks import check_ranks, rank_timeout_s
 from model_check.config.replay import check_replay, replayed, replayed_drill
 from model_check.config.resume import check_resume
@@ -51,6 +52,7 @@ from model_check.errors import (
     EXIT_PASS,
     EXIT_SIGNAL_BASE,
     ConfigError,
+    DataError,
     ModelCheckError,
     NoGpuError,
     PeerLost,
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from model_check.data.read.loader import BatchLoader
     from model_check.data.read.token_cache import TokenCache
     from model_check.engine.batches import Splits
+    from model_check.engine.run_context import Prompts
     from model_check.engine.world import World
 
 EXIT_UNEXPECTED = 1
@@ -266,6 +269,7 @@ def train(task: Task, process: Process) -> None:
             checkpoint_directory(*where, say, world, has_place=process.env.has_place)
         )
         cache = open_tokens(settings, process, say)
+        tokenizer = read_tokenizer(cache.store.path)
         context = RunContext(
             identity=Identity(
                 worker, process.env.run_name, process.started_at, data_identity(cache)
@@ -279,8 +283,9 @@ def train(task: Task, process: Process) -> None:
             splits=validation_splits(cache, settings, world, pin=device.type == "cuda"),
             weights=weights_directory(settings, say),
             run_dir=process.env.run_dir,
-            tokenizer=read_tokenizer(cache.store.path),
             chat=cache.tokens.chat,
+            tokenizer=tokenizer,
+            prompts=asked_prompts(cache, settings, tokenizer, say),
             replay_to=task.replay_to,
             world=world,
         )
@@ -306,6 +311,7 @@ def refuse_impossible(settings: Settings, device: str, ranks: RankEnv | None = N
     check_ranks(settings, 1 if ranks is None else ranks.world_size)
     check_resume(settings.training.resume)
     check_wandb(settings.logging)
+    given_prompts(settings.training)
     check_package(settings)
     if device == "cpu":
         num_here = 1 if ranks is None else ranks.local_world_size
@@ -425,6 +431,35 @@ def validation_splits(
         num_ranks=world.size,
     )
     return {name: partial(batches, cache.split(name)) for name in cache.splits[1:]}  # after train
+
+
+def asked_prompts(
+    cache: "TokenCache", settings: Settings, tokenizer: bytes, say: Say
+) -> "Prompts | None":
+    """What the model is asked; None where nobody samples, or where the data hold no text, which is
+    said. Raises ConfigError."""
+    if settings.training.sample_interval is None:
+        return None
+    from model_check.data.read.manifest import TOKENIZER
+    from model_check.data.sources.chat import chat_of
+    from model_check.engine.run_context import Prompts
+    from model_check.generate.samples import Answers
+    from model_check.generate.text_model import read_text_tokenizer
+
+    try:
+        place = cache.store.path / TOKENIZER
+        known = read_text_tokenizer(tokenizer, place, cache.vocab_size)
+        answers = Answers(known, settings, chat_of(cache.tokens.chat, cache.path))
+    except DataError as error:
+        say(f"No samples, for the tokens stand for no text: {error}")
+        return None
+    split = cache.split(cache.splits[:2][-1])
+    prompts = given_prompts(settings.training) or answers.beginnings(split)
+    if not prompts:
+        say("No samples: no sequence begins with text (training.sample_prompts=FILE names prompts)")
+        return None
+    answers.check(prompts)
+    return Prompts(prompts, answers)
 
 
 def last_word(ending: Ending, meter: Meter) -> Done:

@@ -176,6 +176,16 @@ class Evaluation(_Event, frozen=True, kw_only=True, tag="eval"):
     """The lowest loss on `training.best_split` so far."""
 
 
+class Sample(_Event, frozen=True, kw_only=True, tag="sample"):
+    """What the model says to a prompt."""
+
+    step: Natural
+    """Optimizer steps done before."""
+    prompt: str
+    text: str
+    """What follows the prompt."""
+
+
 class Beat(_Event, frozen=True, kw_only=True, tag="beat"):
     """Still alive, within a long operation that has no events of its own."""
 
@@ -301,6 +311,7 @@ Event = (
     | Break
     | Metrics
     | Evaluation
+    | Sample
     | Beat
     | NonFinite
     | Evidence

@@ -24,6 +24,7 @@ from model_check.config.memory import (
     estimate_memory,
     expected_geometry,
 )
+from model_check.config.prompts import given_prompts
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
 from model_check.config.shape import parameters
@@ -60,6 +61,7 @@ def check_worker_settings(settings: Settings) -> None:
         )
     check_resume(settings.training.resume)
     check_wandb(settings.logging)
+    given_prompts(settings.training)
     check_package(settings)
 
 

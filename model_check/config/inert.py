@@ -72,6 +72,12 @@ RULES = (
         "training.eval_interval",
     ),
     Rule(
+        ("training.sample_prompts", "training.sample_tokens"),
+        ("training.sample_interval",),
+        lambda s: s.training.sample_interval is not None,
+        "training.sample_interval",
+    ),
+    Rule(
         ("training.async_save",),
         _SAVING,
         _saves,

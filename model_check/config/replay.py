@@ -8,10 +8,12 @@ from model_check.errors import ConfigError
 
 
 def replayed(settings: Settings) -> Settings:
-    """The settings of the replay of such a run: no evaluation, no checkpoint, no log elsewhere."""
+    """The settings of the replay of such a run: no evaluation, no sample, no
+    checkpoint, no log elsewhere."""
     training = replace(
         settings.training,
         eval_interval=None,
+        sample_interval=None,
         save_interval=None,
         save_last=False,
         save_best=False,

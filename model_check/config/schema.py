@@ -225,6 +225,13 @@ class TrainingSettings(_Section, frozen=True):
     """Batches of each split that are evaluated; null: all."""
     best_split: Annotated[str | None, SILENT] = None
     """The validation split that decides what is best; null: the first."""
+    sample_interval: Annotated[Count | None, SILENT] = None
+    """Show what the model says to a few prompts every so many steps and at the end; null: never."""
+    sample_prompts: Annotated[str | None, SILENT] = None
+    """A text file, a prompt a line; null: how two sequences begin, of the first validation split,
+    else of the training data."""
+    sample_tokens: Annotated[Count, SILENT] = 50
+    """The longest answer to a prompt, tokens."""
 
 
 class DataSettings(_Section, frozen=True):

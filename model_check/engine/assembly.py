@@ -25,6 +25,7 @@ from model_check.engine.optim import AdamW
 from model_check.engine.overflow import Overflow
 from model_check.engine.reading import Reader
 from model_check.engine.run_context import RunContext
+from model_check.engine.sampling import SampleMaker
 from model_check.engine.saving.initial_weights import take_initial_weights
 from model_check.engine.saving.resume import resume
 from model_check.engine.saving.saver import Saver
@@ -90,6 +91,7 @@ def build_trainer(
         log,
         injector,
         evaluator,
+        SampleMaker(state),
         saver,
         alarm,
         Overflow(state, plan, reader, alarm),

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from model_check.events import Evaluation
+from model_check.events import Evaluation, Sample
+from model_check.utils.words import printable
 
 
 def step_line(
@@ -40,6 +41,12 @@ def _of_examples(evaluation: Evaluation) -> list[str]:
         "Exact Match": evaluation.exact_match,
     }
     return [f"{name}: {share:.4f}" for name, share in shares.items() if share is not None]
+
+
+def sample_line(sample: Sample) -> str:
+    """`Sample | step 100 | "Once" -> " upon a time"`, on one line."""
+    texts = (printable(text) for text in (sample.prompt, sample.text))
+    return f"Sample | step {sample.step} | " + " -> ".join(f'"{text}"' for text in texts)
 
 
 def clock(seconds: float) -> str:

@@ -1,7 +1,9 @@
 """The interface of everything that follows a run: its log, TensorBoard, a profiler."""
 
+from collections.abc import Sequence
+
 from model_check.engine.reading import StepMetrics
-from model_check.events import Evaluation, Scalar
+from model_check.events import Evaluation, Sample, Scalar
 
 
 class RunObserver:
@@ -19,6 +21,9 @@ class RunObserver:
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """A validation split was evaluated."""
+
+    def on_samples(self, samples: Sequence[Sample]) -> None:
+        """The model was asked; none: another rank tells what it said."""
 
     def kept(self) -> dict[str, Scalar]:
         """What checkpoints keep for this observer."""

@@ -1,7 +1,7 @@
 """What a run gets from the process that it is in, and what no setting says."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from model_check.engine.observer import RunObserver
 from model_check.engine.stop import StopSignal
 from model_check.engine.world import ALONE, World
 from model_check.events import EventSink, Note, Scalar
+from model_check.models.basic_llama import BasicLlama
 from model_check.utils.words import Say
 
 
@@ -57,6 +58,16 @@ class Channels:
 
 
 @dataclass(frozen=True)
+class Prompts:
+    """What a model in training is asked, and how it answers."""
+
+    prompts: Sequence[str]
+    answer: Callable[[BasicLlama, str, Callable[[], None]], str]
+    """The text with which a model goes on. It draws from a generator of its own, and calls its
+    last argument between tokens, which may raise."""
+
+
+@dataclass(frozen=True)
 class RunContext:
     """Everything that a run needs besides its settings and its batches."""
 
@@ -79,6 +90,8 @@ class RunContext:
     """The tokenizer.json that made the batches, for checkpoints; None: nobody gave one."""
     chat: dict[str, str | None] | None = None
     """The chat template that made text of the data's messages, for checkpoints; None: none did."""
+    prompts: Prompts | None = None
+    """Of training.sample_interval; None: nobody asks."""
     weights: Path | None = None
     """The directory of safetensors that model.init_from names; None: it names none."""
     world: World = ALONE

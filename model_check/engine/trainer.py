@@ -23,6 +23,7 @@ from model_check.engine.overflow import Overflow
 from model_check.engine.reading import Reader, StepMetrics
 from model_check.engine.repeat import bad_state
 from model_check.engine.rng import kept_rng, rng_states
+from model_check.engine.sampling import SampleMaker
 from model_check.engine.saving.checkpoint_files import BEST, ERROR, LAST, step_name
 from model_check.engine.saving.saver import Saver
 from model_check.engine.schedule import learning_rate
@@ -46,6 +47,7 @@ class Trainer:
     fingerprints: FingerprintLog
     injector: Injector
     evaluator: Evaluator
+    sample_maker: SampleMaker
     saver: Saver
     alarm: Alarm
     overflow: Overflow
@@ -215,10 +217,13 @@ class Trainer:
         """What is due now; first the evaluation, so that a checkpoint knows the best loss."""
         self.saver.check()
         evaluate, save = self.evaluator.due(num_done), self.saver.due(num_done)
-        if evaluate or save:
-            self._take(self.reader.flush())  # neither may use a step that was not checked yet
+        sample = self.sample_maker.due(num_done)
+        if evaluate or sample or save:
+            self._take(self.reader.flush())  # none may use a step that was not checked yet
         if evaluate:
             self._evaluate(num_done)
+        if sample:
+            self._sample(num_done)
         if save:
             self._save(step_name(num_done), num_done)
 
@@ -245,6 +250,8 @@ class Trainer:
             self.in_step.tell_finished()
         if not is_early and self.evaluator.due_at_end(num_done):
             self._evaluate(num_done)
+        if not is_early and self.sample_maker.due_at_end(num_done):
+            self._sample(num_done)
         if is_early or training.save_last:
             self._save(LAST, num_done, wait=True)
         elif self.saver.is_writing:
@@ -264,6 +271,12 @@ class Trainer:
                     observer.on_evaluation(evaluation)
         if is_best and self.state.settings.training.save_best:
             self._save(BEST, num_done)
+
+    def _sample(self, num_done: int) -> None:
+        with self._phase("eval"):
+            samples = list(self.sample_maker.samples(num_done, self._between_batches))
+            for observer in self.state.observers:
+                observer.on_samples(samples)
 
     def _between_batches(self) -> None:
         self.state.context.stop.check()

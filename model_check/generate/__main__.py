@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from model_check.config.arguments import Parser
+from model_check.config.prompts import read_prompts
 from model_check.errors import (
     EXIT_PASS,
     EXIT_SIGNAL_BASE,
@@ -25,11 +26,8 @@ from model_check.errors import (
 from model_check.generate.generate import Piece, generate
 from model_check.generate.sampling import Sampling
 from model_check.generate.text_model import read_text_model
-from model_check.utils.files import read_whole
 from model_check.utils.words import printable_lines
 
-_LONGEST_PROMPTS = 1 << 26
-"""Bytes of a file of prompts."""
 _EXAMPLES = """\
 examples:
   bash run.sh generate .checkpoints/cpu0/last.pt --prompt "Once upon a time"
@@ -116,15 +114,7 @@ def _prompts(names: Namespace) -> Iterator[str]:
     if names.prompt is not None:
         yield names.prompt
         return
-    try:
-        text = read_whole(names.prompts, _LONGEST_PROMPTS).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"--prompts {names.prompts}: cannot be read: {why}") from error
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines:
-        raise UsageError(f"--prompts {names.prompts}: has no line with a prompt")
-    yield from lines
+    yield from read_prompts(names.prompts, "--prompts")
 
 
 def _sampling(names: Namespace) -> Sampling:

@@ -10,7 +10,7 @@ from model_check.data.sources.chat import ChatTemplate, TemplateError
 from model_check.data.tokenizers.tokenizer import TextTokenizer
 from model_check.errors import ConfigError
 from model_check.generate.sampling import Sampler, Sampling, StopText
-from model_check.generate.text_model import TextModel
+from model_check.generate.text_model import TextForm, TextModel
 from model_check.models.basic_llama import BasicLlama
 
 
@@ -36,7 +36,7 @@ class Piece:
 
 def next_tokens(model: BasicLlama, ids: Sequence[int], sampling: Sampling) -> Iterator[int]:
     """Without end, and one after the other: nothing is computed that nobody asks for. Raises
-    ValueError past the context."""
+    ValueError past the context, and NonFiniteError."""
     device = model.head_weight.device
     sampler, pasts = Sampler(sampling), None
     tokens = list(ids)
@@ -56,7 +56,7 @@ def generate(
     stops: Sequence[str] = (),
 ) -> Iterator[Piece]:
     """The text that follows `prompt`, piece by piece; the last one says why it ends. Raises
-    ConfigError for a prompt that nothing can follow."""
+    ConfigError for a prompt that nothing can follow, and NonFiniteError."""
     ids = prompt_ids(text_model, prompt)
     limit = text_model.context_length
     room = max_tokens if limit is None else min(max_tokens, limit + 1 - len(ids))
@@ -72,14 +72,14 @@ def generate(
         return
 
 
-def prompt_ids(text_model: TextModel, prompt: str) -> list[int]:
+def prompt_ids(form: TextForm, prompt: str) -> list[int]:
     """As the model saw the beginning of a text. Raises ConfigError."""
-    if text_model.chat is None:
-        (ids,) = text_model.tokenizer.encode([prompt])
-        begin = [] if text_model.begin_id is None else [text_model.begin_id]
+    if form.chat is None:
+        (ids,) = form.tokenizer.encode([prompt])
+        begin = [] if form.begin_id is None else [form.begin_id]
     else:
-        begin, ids = [], _asked(text_model.tokenizer, text_model.chat, prompt)
-    limit = text_model.context_length
+        begin, ids = [], _asked(form.tokenizer, form.chat, prompt)
+    limit = form.context_length
     if not (begin or ids):
         raise ConfigError(
             "the prompt is empty, and this model has no token that begins a text: give it a word"

@@ -1,10 +1,13 @@
 """Which token comes next, given its scores; and where a text stops. Pure but for its generator."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from model_check.errors import NonFiniteError
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,9 @@ class Sampler:
         self._generator = torch.Generator().manual_seed(sampling.seed)
 
     def pick(self, scores_V: Tensor) -> int:
-        """[V] -> a token."""
+        """[V] -> a token. Raises NonFiniteError."""
+        if not math.isfinite(scores_V.max()):  # sync
+            raise NonFiniteError("the model's scores for the next token are not finite")
         if self._sampling.temperature == 0:
             return int(scores_V.argmax())
         shares_V = self.shares(scores_V)

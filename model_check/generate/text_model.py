@@ -36,9 +36,9 @@ class _Config(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class TextModel:
-    model: BasicLlama
-    """In float32, in evaluation mode."""
+class TextForm:
+    """How a model knows texts."""
+
     tokenizer: TextTokenizer
     begin_id: int | None
     """What stood before each text in training; None: nothing."""
@@ -48,6 +48,15 @@ class TextModel:
     """The longest text in tokens; None: there is no limit."""
     chat: ChatTemplate | None = None
     """A prompt is a question, which the model was taught to answer; None: it goes on with it."""
+
+    def of(self, model: BasicLlama) -> "TextModel":
+        return TextModel(**vars(self), model=model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextModel(TextForm):
+    model: BasicLlama
+    """Its weights are in float32."""
 
 
 def read_text_model(source: Path, device: torch.device, tokenizer: Path | None) -> TextModel:
@@ -72,10 +81,18 @@ def _of_checkpoint(path: Path, device: torch.device, given: Path | None) -> Text
     content = tokenizer_of(state, path, LONGEST) if given is None else _content(given)
     if content is None:
         raise ConfigError(f"{path}: holds no tokenizer: give it with --tokenizer FILE")
-    tokenizer = _tokenizer(content, given or path, len(state["model"]["tok_embed.weight"]))
-    marks, chat = marks_of(tokenizer, settings), chat_of(state.get("chat"), path)
-    return TextModel(
-        model_of(state, path, device),
+    num_embedded = len(state["model"]["tok_embed.weight"])
+    tokenizer = read_text_tokenizer(content, given or path, num_embedded)
+    form = trained_form(tokenizer, settings, chat_of(state.get("chat"), path))
+    return form.of(model_of(state, path, device))
+
+
+def trained_form(
+    tokenizer: TextTokenizer, settings: Settings, chat: ChatTemplate | None = None
+) -> TextForm:
+    """Of a model that is trained with these settings; `chat`: the template of its messages."""
+    marks = marks_of(tokenizer, settings)
+    return TextForm(
         tokenizer,
         begin_id=marks.begin and marks.begin.id,
         end_ids=frozenset({tokenizer.end_id, *ends_of_answers(tokenizer, chat)}),
@@ -96,11 +113,10 @@ def _of_directory(directory: Path, device: torch.device, given: Path | None) -> 
     model = unfilled_model(settings, shape, BACKENDS["sdpa"], device)
     load_weights(model, settings.model, directory)
     place = given or directory / TOKENIZER
-    tokenizer = _tokenizer(_content(place), place, shape.vocab_size)
+    tokenizer = read_text_tokenizer(_content(place), place, shape.vocab_size)
     ends = tokenizer.end_id if config.eos_token_id is None else config.eos_token_id
     chat = template_of(directory)
     return TextModel(
-        model.eval(),
         tokenizer,
         begin_id=config.bos_token_id,
         end_ids=frozenset(
@@ -108,6 +124,7 @@ def _of_directory(directory: Path, device: torch.device, given: Path | None) -> 
         ),
         context_length=config.max_position_embeddings,
         chat=chat,
+        model=model.eval(),
     )
 
 
@@ -133,7 +150,8 @@ def _content(path: Path) -> bytes:
         ) from error
 
 
-def _tokenizer(content: bytes, path: Path, vocab_size: int) -> TextTokenizer:
+def read_text_tokenizer(content: bytes, path: Path, vocab_size: int) -> TextTokenizer:
+    """`path`: where `content` was read, for messages. Raises ConfigError and DataError."""
     tokenizer = TextTokenizer(parse(document_in(content, path), path), str(path))
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(

@@ -24,7 +24,7 @@ from model_check.engine.assembly import build_trainer
 from model_check.engine.batches import Splits
 from model_check.engine.metrics import Meter
 from model_check.engine.observer import RunObserver
-from model_check.engine.run_context import Channels, Identity, RunContext
+from model_check.engine.run_context import Channels, Identity, Prompts, RunContext
 from model_check.engine.stop import StopSignal
 from model_check.engine.trainer import Trainer
 from model_check.events import (
@@ -172,6 +172,7 @@ def tiny_run(tmp_path: Path) -> Callable[..., Run]:
         data: Mapping[str, Scalar] | None = None,
         observers: tuple[RunObserver, ...] = (),
         sink: EventSink | None = None,
+        prompts: Prompts | None = None,
         **changes: Any,
     ) -> Run:
         if splits:
@@ -186,6 +187,7 @@ def tiny_run(tmp_path: Path) -> Callable[..., Run]:
             channels=Channels(kept.say, sink or kept, observers),
             drill=parse_drill(drill, training.max_steps) if drill else None,
             splits=splits or {},
+            prompts=prompts,
             weights=weights_directory(settings, kept.say),
         )
         trainer = build_trainer(settings, source, VOCABULARY, context, lag)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,18 @@ def test_a_place_without_a_model_is_told(capfd: pytest.CaptureFixture[str], tmp_
 def test_a_model_without_a_begin_token_needs_a_word(trained: Callable[..., Path]) -> None:
     model = text_model(trained())
     assert prompt_ids(model, "") == [END]
-    bare = TextModel(model.model, model.tokenizer, None, model.end_ids, model.context_length)
+    bare = replace(model, begin_id=None)
     with pytest.raises(Exception, match="the prompt is empty"):
         prompt_ids(bare, "")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_whose_scores_are_no_numbers_says_so(
+    trained: Callable[..., Path], capfd: pytest.CaptureFixture[str], temperature: float
+) -> None:
+    path = trained()
+    state = torch.load(path)
+    state["model"]["output.weight"].fill_(3e38)
+    torch.save(state, path)
+    code, _, err = said(capfd, str(path), "--prompt=a", f"--temperature={temperature}")
+    assert (code, err) == (20, "error: the model's scores for the next token are not finite\n")

@@ -16,7 +16,7 @@ from model_check.engine.fingerprint_log import FingerprintLog
 from model_check.engine.observe.detail_log import DetailLog
 from model_check.engine.observe.mfu import Utilisation, flops_per_token, peak_flops
 from model_check.engine.observe.profiler import Profiler
-from model_check.engine.observe.scalars import ScalarLog, WriteScalars
+from model_check.engine.observe.scalars import ScalarLog, Writer
 from model_check.engine.observe.step_log import StepLog
 from model_check.engine.observe.wandb import WandbRun
 from model_check.engine.observer import RunObserver
@@ -38,17 +38,17 @@ def run_observers(
     observers: list[RunObserver] = [StepLog(settings, context.meter, channels, fingerprints)]
     if settings.logging.details:
         observers.append(DetailLog(settings, parameters, channels.say))
-    writers: list[WriteScalars] = []
+    writers: list[Writer] = []
     logging, writes = settings.logging, context.world.is_first
     if writes and (logging.tensorboard or logging.tensorboard_dir is not None):
         from model_check.engine.observe.tensorboard import TensorBoardWriter  # 0.7 s
 
         directory = _tensorboard_directory(settings.logging, context.identity)
         channels.say(f"TensorBoard: {_viewer()} --logdir {directory.parent}")
-        writers.append(TensorBoardWriter(directory).write)
+        writers.append(TensorBoardWriter(directory))
     if writes and logging.wandb != "off":
         run = WandbRun(settings, context.identity, channels.say)
-        writers.append(run.write)
+        writers.append(run)
         observers.append(run)
     utilisation = Utilisation(
         flops_per_token(settings, shape),

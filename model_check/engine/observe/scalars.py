@@ -3,6 +3,7 @@ goes to events, TensorBoard and W&B alike."""
 
 from collections.abc import Callable, Sequence
 from math import exp
+from typing import Protocol
 
 from model_check.engine.metrics import current_memory_bytes, peak_memory_bytes
 from model_check.engine.observe import gates
@@ -11,12 +12,19 @@ from model_check.engine.observer import RunObserver
 from model_check.engine.reading import StepMetrics
 from model_check.engine.run_context import Channels
 from model_check.errors import StorageError
-from model_check.events import Evaluation, Metrics
+from model_check.events import Evaluation, Metrics, Sample
 
 _LARGEST_EXPONENT = 88.0
 """TensorBoard keeps float32."""
-WriteScalars = Callable[[int, dict[str, float]], None]
-"""Take a step's scalars into a log for people: TensorBoard, W&B. Raises StorageError."""
+
+
+class Writer(Protocol):
+    """A log for people: TensorBoard, W&B. Each method raises StorageError."""
+
+    def write(self, step: int, scalars: dict[str, float]) -> None: ...
+
+    def write_samples(self, samples: Sequence[Sample]) -> None:
+        """Of one step, one at least."""
 
 
 class ScalarLog(RunObserver):
@@ -33,7 +41,7 @@ class ScalarLog(RunObserver):
         log_interval: int,
         utilisation: Utilisation,
         channels: Channels,
-        writers: Sequence[WriteScalars] = (),
+        writers: Sequence[Writer] = (),
     ) -> None:
         self._max_steps, self._log_interval = max_steps, log_interval
         self._utilisation, self._channels = utilisation, channels
@@ -62,7 +70,11 @@ class ScalarLog(RunObserver):
             "exact_match": evaluation.exact_match,
         }
         named = {f"eval/{evaluation.split}/{n}": v for n, v in scalars.items() if v is not None}
-        self._write(evaluation.step, named)
+        self._write(evaluation.step, lambda writer: writer.write(evaluation.step, named))
+
+    def on_samples(self, samples: Sequence[Sample]) -> None:
+        if samples:
+            self._write(samples[0].step, lambda writer: writer.write_samples(samples))
 
     def _report(self, step: StepMetrics) -> None:
         rate = self._lately.tokens_per_s
@@ -79,16 +91,17 @@ class ScalarLog(RunObserver):
         )
         self._channels.sink.emit(metrics)
         if self._writers:
-            self._write(step.step, scalars_of(step, metrics))
+            scalars = scalars_of(step, metrics)
+            self._write(step.step, lambda writer: writer.write(step.step, scalars))
 
-    def _write(self, step: int, scalars: dict[str, float]) -> None:
-        for write in [*self._writers]:
+    def _write(self, step: int, write: Callable[[Writer], None]) -> None:
+        for writer in [*self._writers]:
             try:
-                write(step, scalars)
+                write(writer)
             except StorageError as failure:
                 if not self._has_written:
                     raise
-                self._writers.remove(write)
+                self._writers.remove(writer)
                 self._channels.note(f"from step {step} on no longer logged: {failure}")
         self._has_written = True
 

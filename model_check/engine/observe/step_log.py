@@ -1,14 +1,15 @@
-"""A run's own log: each step and each evaluation as an event, and as a line for people."""
+"""A run's own log: each step, evaluation and sample as an event, and as a line for people."""
 
 import math
+from collections.abc import Sequence
 
 from model_check.config.schema import Settings
 from model_check.engine.fingerprint_log import FingerprintLog
-from model_check.engine.metrics import Meter, evaluation_line, step_line
+from model_check.engine.metrics import Meter, evaluation_line, sample_line, step_line
 from model_check.engine.observer import RunObserver
 from model_check.engine.reading import StepMetrics
 from model_check.engine.run_context import Channels
-from model_check.events import Evaluation, Note, Step
+from model_check.events import Evaluation, Note, Sample, Step
 
 
 class StepLog(RunObserver):
@@ -55,3 +56,8 @@ class StepLog(RunObserver):
         if not math.isfinite(float.fromhex(evaluation.loss)):
             text = f"validation loss of {evaluation.split} is {evaluation.loss}"
             self._sink.emit(Note(text=f"{text} after {evaluation.step} steps"))
+
+    def on_samples(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            self._sink.emit(sample)
+            self._say(sample_line(sample))

@@ -1,15 +1,20 @@
-"""Scalars for TensorBoard, by the records and messages of its own package."""
+"""Scalars and texts for TensorBoard, by the records and messages of its own package."""
 
 import os
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from textwrap import indent
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from model_check.engine.checkpoint import storing
+from model_check.events import Sample
 from model_check.utils.held import hold_unlinked
 
 
@@ -27,13 +32,21 @@ class TensorBoardWriter:
         self._has_begun = False
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
-        """The first one takes the place of what an earlier attempt wrote from that step on. Raises
-        StorageError."""
+        """Raises StorageError."""
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self._write(step, values)
+
+    def write_samples(self, samples: Sequence[Sample]) -> None:
+        """Raises StorageError."""
+        named = enumerate(samples, 1)
+        self._write(samples[0].step, [_text(f"samples/{n}", _shown(s)) for n, s in named])
+
+    def _write(self, step: int, values: list[Summary.Value]) -> None:
+        """The first one takes the place of what an earlier attempt wrote from that step on."""
         if not self._has_begun:
             begins = SessionLog(status=SessionLog.START)
             self._append(Event(wall_time=time.time(), step=step, session_log=begins))
             self._has_begun = True
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         self._append(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def _append(self, event: Event) -> None:
@@ -43,3 +56,19 @@ class TensorBoardWriter:
             directory.append_or_create(self.path.name) as file,
         ):
             RecordWriter(file).write(event.SerializeToString())
+
+
+def _shown(sample: Sample) -> str:
+    """Markdown: prompt and text as they are, in blocks of their own."""
+    blocks = (
+        f"**{name}**\n\n{indent(text, '    ', lambda _: True)}"
+        for name, text in (("prompt", sample.prompt), ("text", sample.text))
+    )
+    return "\n\n".join(blocks)
+
+
+def _text(tag: str, text: str) -> Summary.Value:
+    """As the text plugin reads it."""
+    plugin = SummaryMetadata.PluginData(plugin_name="text")
+    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode(errors="replace")])
+    return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin), tensor=tensor)

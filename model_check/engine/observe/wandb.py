@@ -1,6 +1,7 @@
 """Weights & Biases, where `logging.wandb` asks for it (`pip install wandb`)."""
 
 import importlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,14 +11,14 @@ from model_check.config.wandb import API_KEY, check_wandb
 from model_check.engine.observer import RunObserver
 from model_check.engine.run_context import Identity
 from model_check.errors import ConfigError, StorageError
-from model_check.events import Scalar
+from model_check.events import Sample, Scalar
 from model_check.utils.dotenv import take_from_dotenv
 from model_check.utils.words import Say, first_line
 
 
 class WandbRun(RunObserver):
-    """A writer of scalars. Its run begins with the first step: then it is known whether an earlier
-    run goes on, whose id is in the checkpoint."""
+    """A writer of scalars and samples. Its run begins with the first step: then it is known whether
+    an earlier run goes on, whose id is in the checkpoint."""
 
     def __init__(self, settings: Settings, identity: Identity, say: Say) -> None:
         """Raises ConfigError where wandb is not installed or has no key."""
@@ -33,9 +34,20 @@ class WandbRun(RunObserver):
             self._begin()
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
+        """Raises StorageError."""
+        self._log(step, lambda: scalars)
+
+    def write_samples(self, samples: Sequence[Sample]) -> None:
+        """Raises StorageError."""
+        rows = [[sample.step, sample.prompt, sample.text] for sample in samples]
+        columns = ["step", "prompt", "text"]
+        table = importlib.import_module("wandb").Table
+        self._log(samples[0].step, lambda: {"samples": table(columns=columns, data=rows)})
+
+    def _log(self, step: int, values: Callable[[], Mapping[str, Any]]) -> None:
         """Raises StorageError, whatever wandb raises: only its log is lost."""
         try:
-            self._run.log(scalars, step=step)
+            self._run.log(values(), step=step)
         except Exception as error:
             raise StorageError(f"W&B: {first_line(error)}") from error
 

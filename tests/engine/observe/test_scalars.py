@@ -1,6 +1,6 @@
 """Speed, waiting, memory: measured over the steps since the last report, and told everywhere."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from model_check.engine.observe.scalars import ScalarLog
 from model_check.engine.reading import StepMetrics
 from model_check.engine.run_context import Channels
 from model_check.errors import StorageError
-from model_check.events import Evaluation, Metrics, Note
+from model_check.events import Evaluation, Metrics, Note, Sample
 from tests.engine.conftest import Kept, Run
 
 
@@ -22,8 +22,13 @@ class Written:
 
     scalars: list[tuple[int, dict[str, float]]] = field(default_factory=list)
 
+    samples: list[Sample] = field(default_factory=list)
+
     def write(self, step: int, scalars: dict[str, float]) -> None:
         self.scalars.append((step, scalars))
+
+    def write_samples(self, samples: Sequence[Sample]) -> None:
+        self.samples += samples
 
 
 def reading(step: int, wait_s: float = 0.0) -> StepMetrics:
@@ -39,7 +44,7 @@ def make(
     kept: Kept, written: Written, log_interval: int = 2, peak: float | None = 1e9
 ) -> ScalarLog:
     utilisation = Utilisation(FlopsPerToken(full=1e6, causal=5e5), peak)
-    return ScalarLog(5, log_interval, utilisation, Channels(kept.say, kept), [written.write])
+    return ScalarLog(5, log_interval, utilisation, Channels(kept.say, kept), [written])
 
 
 def test_each_report_covers_the_steps_since_the_last_and_never_the_first() -> None:
@@ -86,6 +91,14 @@ def test_writers_get_what_is_known_and_nothing_else() -> None:
     assert evaluation == (1, {"eval/held_out/loss": 1.5, "eval/held_out/perplexity": 4.5})
 
 
+def test_writers_get_samples_unless_there_are_none() -> None:
+    written = Written()
+    log, sample = make(Kept(), written), Sample(step=3, prompt="a", text="b")
+    log.on_samples([])
+    log.on_samples([sample])
+    assert written.samples == [sample]
+
+
 class Failing(Written):
     """Writes so often, and then its disk is full."""
 
@@ -100,7 +113,7 @@ class Failing(Written):
 def test_a_log_that_fails_later_is_told_once_and_left_out() -> None:
     kept, written, failing = Kept(), Written(), Failing()
     log = make(kept, written, log_interval=1)
-    log._writers.append(failing.write)
+    log._writers.append(failing)
     for step in range(4):
         log.on_step(reading(step), 1.0)
     assert [step for step, _ in failing.scalars] == [0]

@@ -14,6 +14,7 @@ from model_check.config.arguments import settings_request
 from model_check.config.load import load
 from model_check.engine.observe.tensorboard import TensorBoardWriter
 from model_check.errors import StorageError
+from model_check.events import Sample
 from pretrain_main import parser as worker_parser
 from tests.engine.conftest import Run
 
@@ -34,6 +35,20 @@ def test_a_file_has_a_version_and_a_record_a_step(tmp_path: Path) -> None:
     assert (version.step, version.file_version) == (0, "brain.Event:2")
     assert (step.step, step.HasField("file_version")) == (300, False)
     assert values(step) == {"train/loss": 2.5, "train/grad_norm": 1.5}
+
+
+def test_samples_are_texts_that_stand_as_they_are(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(tmp_path)
+    said = [("# a", "*b*\n\nc"), ("d", "\ud800e")]
+    writer.write_samples([Sample(step=7, prompt=p, text=t) for p, t in said])
+    shown = EventAccumulator(str(tmp_path)).Reload()
+    assert shown.PluginTagToContent("text").keys() == {"samples/1", "samples/2"}
+    (first,), (second,) = (shown.Tensors(f"samples/{n}") for n in (1, 2))
+    assert first.step == 7
+    assert first.tensor_proto.string_val == [
+        b"**prompt**\n\n    # a\n\n**text**\n\n    *b*\n    \n    c"
+    ]
+    assert second.tensor_proto.string_val[0].endswith(b"    ?e")
 
 
 def test_every_write_is_whole_at_once_without_a_close(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from model_check.engine.run_context import Prompts
 from model_check.errors import ConfigError, NonFiniteError
 from tests.engine.conftest import Run
 
@@ -40,12 +41,19 @@ class Settings:
     def __init__(self, **options):
         pass
 
+class Table:
+    def __init__(self, columns, data):
+        self.columns, self.data = columns, data
+
 class Run:
     url, id = "https://example.org/run", "x1"
 
     def log(self, scalars, step):
         if step >= {fails_from}:
             raise RuntimeError("the service is gone\\nits own trace")
+        for name, value in scalars.items():
+            if isinstance(value, Table):
+                print(name, step, value.columns, value.data)
 
     def finish(self):
         {finish}
@@ -92,6 +100,20 @@ def test_a_log_that_breaks_off_is_told_and_training_goes_on(
     told = [line for line in run.kept.lines if "no longer logged" in line]
     assert told == ["from step 2 on no longer logged: W&B: the service is gone"]
     assert "W&B: not everything was sent: not sent" in run.kept.lines
+
+
+def test_samples_are_a_table(
+    fake_wandb: Callable[..., None],
+    tiny_run: Callable[..., Run],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    fake_wandb()
+    asked = Prompts(["a", "b"], lambda _model, prompt, _between: f"{prompt}!")
+    tiny_run(logging__wandb="offline", training__sample_interval=3, prompts=asked)()
+    columns = "['step', 'prompt', 'text']"
+    assert capfd.readouterr().out.splitlines() == [
+        f"samples {step} {columns} {[[step, 'a', 'a!'], [step, 'b', 'b!']]}" for step in (3, 4)
+    ]
 
 
 def test_a_log_that_cannot_be_finished_hides_no_nan(
