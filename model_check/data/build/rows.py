@@ -1,6 +1,8 @@
 """Examples in sequences: one in each, or several that do not see each other. Longer ones are cut or
 left out. Pure, but for the store that it reads."""
 
+from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -89,20 +91,22 @@ def best_fit(sizes: NDArray[np.int64], room: int) -> list[list[int]]:
     bin that has room for it (best fit decreasing: Johnson, Near-optimal bin packing algorithms,
     MIT 1973, chapter 2). No item is larger than `room`."""
     bins: list[list[int]] = []
-    with_room: list[list[int]] = [[] for _ in range(room + 1)]
+    with_room: dict[int, list[int]] = defaultdict(list)
     """Room that is left -> the bins that have it."""
-    rooms = 0
-    """Bit n: a bin has room for exactly n."""
+    rooms: list[int] = []
+    """Its keys that have a bin, ascending."""
     for item in np.argsort(-sizes, kind="stable").tolist():
         size = int(sizes[item])
-        if fitting := rooms >> size << size:
-            left = (fitting & -fitting).bit_length() - 1
+        if (place := bisect_left(rooms, size)) < len(rooms):
+            left = rooms[place]
             chosen = with_room[left].pop()
-            rooms ^= 0 if with_room[left] else 1 << left
+            if not with_room[left]:
+                del rooms[place]
         else:
             left, chosen = room, len(bins)
             bins.append([])
         bins[chosen].append(item)
+        if not with_room[left - size]:
+            insort(rooms, left - size)
         with_room[left - size].append(chosen)
-        rooms |= 1 << left - size
     return bins
