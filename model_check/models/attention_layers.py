@@ -23,7 +23,7 @@ from model_check.models.compressive_memory import (
     read_all,
     write,
 )
-from model_check.models.grown import Grown
+from model_check.models.kv_cache import Cached
 from model_check.models.loss import compute_dtype, without_autocast
 from model_check.models.rope import rotate
 
@@ -61,11 +61,11 @@ class Past(NamedTuple):
     """What one block keeps of a text of which it has read a part: keys and values of the open
     segment, [B, G, n, D], which full attention never closes, and the memory of the closed ones."""
 
-    keys: Grown | None = None
+    keys: Cached | None = None
     """With their positions."""
-    plain_keys: Grown | None = None
+    plain_keys: Cached | None = None
     """Without; of infini alone."""
-    values: Grown | None = None
+    values: Cached | None = None
     memory: Memory | None = None
 
     @property
@@ -205,8 +205,8 @@ KINDS: dict[str, Callable[[Geometry, AttentionFn, InfiniSettings], FullAttention
 """By model.attention: the attention of one block."""
 
 
-def _appended(before: Grown | None, x_BGTD: Tensor) -> Grown:
-    return Grown(x_BGTD) if before is None else before.appended(x_BGTD)
+def _appended(before: Cached | None, x_BGTD: Tensor) -> Cached:
+    return Cached(x_BGTD) if before is None else before.appended(x_BGTD)
 
 
 def by_row(x: Tensor, batch: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a text leaves behind, token by token: rows that are appended to, and copied seldom.
+"""The keys and values of a text so far: appended to token by token, and copied seldom.
 
 Shapes: B batch, G key/value heads, n positions so far, T more of them, D width of a head.
 """
@@ -18,7 +18,7 @@ class _Room:
     num_used: int
 
 
-class Grown:
+class Cached:
     """[B, G, n, D]. Appending makes another one, in the room that is left, and this one stays as it
     is: two texts can go on from it."""
 
@@ -30,8 +30,8 @@ class Grown:
         """[B, G, n, D]"""
         return self._room.rows[:, :, : self.num]
 
-    def appended(self, more_BGTD: Tensor) -> "Grown":
-        longer = Grown(self.rows)
+    def appended(self, more_BGTD: Tensor) -> "Cached":
+        longer = Cached(self.rows)
         longer.num = self.num + more_BGTD.shape[2]
         longer._room = self._room_for(longer.num)
         longer._room.rows[:, :, self.num : longer.num] = more_BGTD

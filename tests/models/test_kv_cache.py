@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from model_check.models.grown import STRIDE, Grown
+from model_check.models.kv_cache import STRIDE, Cached
 
 
 def some(num: int, seed: int = 0) -> Tensor:
@@ -12,7 +12,7 @@ def some(num: int, seed: int = 0) -> Tensor:
 
 def test_what_is_appended_stands_behind_what_was_there() -> None:
     parts = [some(5), *(some(1, seed) for seed in range(2 * STRIDE)), some(3 * STRIDE), some(1)]
-    grown = Grown(parts[0])
+    grown = Cached(parts[0])
     for part in parts[1:]:
         grown = grown.appended(part)
     assert torch.equal(grown.rows, torch.cat(parts, dim=2))
@@ -20,7 +20,7 @@ def test_what_is_appended_stands_behind_what_was_there() -> None:
 
 
 def test_two_can_go_on_from_one() -> None:
-    shared = Grown(some(5)).appended(some(1))
+    shared = Cached(some(5)).appended(some(1))
     first, second = shared.appended(some(2, seed=1)), shared.appended(some(2, seed=2))
     again = first.appended(some(1, seed=3))
     assert torch.equal(first.rows, torch.cat((some(5), some(1), some(2, seed=1)), dim=2))
@@ -30,7 +30,7 @@ def test_two_can_go_on_from_one() -> None:
 
 
 def test_nothing_is_copied_while_there_is_room() -> None:
-    grown = Grown(some(5)).appended(some(1))
+    grown = Cached(some(5)).appended(some(1))
     place = grown.rows.data_ptr()
     for _ in range(STRIDE - 1):
         grown = grown.appended(some(1))
