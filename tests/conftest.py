@@ -28,6 +28,10 @@ def has_program(*names: str) -> Callable[[], bool]:
     return lambda: any(shutil.which(name) for name in names)
 
 
+def has_packages(*names: str) -> Callable[[], bool]:
+    return lambda: all(importlib.util.find_spec(name) for name in names)
+
+
 @cache
 def can_make_a_network() -> bool:
     if shutil.which("unshare") is None:
@@ -44,6 +48,7 @@ CAPABILITIES: dict[str, Callable[[], bool]] = {
     "browser": has_program("chromium", "chromium-browser", "google-chrome"),
     "image": has_program("docker", "podman", "buildah"),
     "triton": lambda: importlib.util.find_spec("triton") is not None,
+    "midi": has_packages("symusic", "miditok"),
     "slow": lambda: "slow" in REQUIRED,
 }
 

@@ -105,6 +105,8 @@ SINGLE_PLACE = {
     "gigatoken": ("model_check/data/tokenizers/backends.py",),
     "tiktoken": ("model_check/data/tokenizers/",),
     "transformers": ("model_check/data/sources/chat.py",),
+    "symusic": ("model_check/data/sources/midi.py",),
+    "miditok": ("model_check/data/sources/midi.py",),
     "flash_attn": ("model_check/models/attention.py",),
     "flash_attn_interface": ("model_check/models/attention.py",),
     "triton": ("model_check/forensics/fingerprint_triton.py",),

@@ -23,7 +23,7 @@ from launcher.install.requirements import CONSTRAINTS, PYPROJECT, RUN_EXTRAS, Re
 from model_check.errors import InternalError, StorageError, UsageError
 from model_check.utils.project_files import PACKAGES
 
-EXTRAS = {"run": RUN_EXTRAS, "check": (*RUN_EXTRAS, "fast", "dev")}
+EXTRAS = {"run": RUN_EXTRAS, "check": (*RUN_EXTRAS, "fast", "midi", "dev")}
 """What an environment is made for -> the extras that it gets. One for checks is one to run in."""
 LOCK = "install.lock"
 

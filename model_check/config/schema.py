@@ -239,8 +239,9 @@ class DataSettings(_Section, frozen=True):
 
     dataset: Annotated[str, SILENT] = "auto"
     """auto (wikitext where the hub answers, else embedded), wikitext, c4, embedded, a hub id, a
-    local file or directory of .txt, .jsonl (both also .gz, .zst), .parquet, or a prepared directory
-    (data.output_dir). A name never falls back to another."""
+    local file or directory of .txt, .jsonl (both also .gz, .zst), .parquet, or of MIDI files (.mid,
+    .midi, and no text), or a prepared directory (data.output_dir). A name never falls back to
+    another."""
     dataset_config: Annotated[str | None, SILENT] = None
     """Configuration of a hub dataset; null: its usual one."""
     split: Annotated[str, SILENT] = "train"
@@ -251,7 +252,8 @@ class DataSettings(_Section, frozen=True):
     """auto (model.model_path's for hub and local text; a byte-level BPE trained on the spot for
     embedded, or where model_path cannot be had), model (model.model_path's or an error), bpe or
     wordpiece (trained on the data; both byte-level), tiktoken or tiktoken:ENCODING (cl100k_base),
-    or a tokenizer.json."""
+    midi (a word of a text is the name of a token of music; auto takes it for MIDI files), or a
+    tokenizer.json."""
     bpe_vocab_size: Annotated[ByteVocabulary, SILENT] = 8192
     """Vocabulary of a tokenizer trained on the data."""
     num_samples: Annotated[Count | None, SILENT] = None
@@ -265,9 +267,10 @@ class DataSettings(_Section, frozen=True):
     padding is not a label. Validation splits always pad: each of their tokens is evaluated."""
     validation: Annotated[str | None, SILENT] = None
     """Validation splits, NAME=WHAT, separated by commas. WHAT: a fraction of the documents (0.01),
-    a file or directory of text, COLUMN:VALUE (the rows of JSONL and parquet that have it), or
-    split:NAME of a hub dataset. A comma of a value is written `\\,`. What validates is never
-    trained on, nor is a document that is equal to it. Example: held_out=0.01,bach=composer:Bach"""
+    a file or directory of text, COLUMN:VALUE (the rows of JSONL and parquet that have it, or the
+    MIDI files whose row of metadata.csv, or of the only .csv, has it), or split:NAME of a hub
+    dataset. A comma of a value is written `\\,`. What validates is never trained on, nor is a
+    document that is equal to it. Example: held_out=0.01,bach=composer:Bach"""
     document_tokens: Annotated[DocumentTokens, MUST_EQUAL] = "end"
     """What marks the documents: the tokenizer's end token after each (end), or also its begin token
     before each (begin_end), where it has one."""

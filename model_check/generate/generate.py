@@ -74,6 +74,8 @@ def generate(
 
 def prompt_ids(form: TextForm, prompt: str) -> list[int]:
     """As the model saw the beginning of a text. Raises ConfigError."""
+    if (word := form.tokenizer.unknown_in([prompt])) is not None:
+        raise ConfigError(f"the prompt has {word!r}, which is no token of this model")
     if form.chat is None:
         (ids,) = form.tokenizer.encode([prompt])
         begin = [] if form.begin_id is None else [form.begin_id]

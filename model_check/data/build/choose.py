@@ -17,8 +17,10 @@ from model_check.data.sources.file_piece import SUFFIXES
 from model_check.data.sources.hub import Hub
 from model_check.data.sources.hub_text import KNOWN, PIP_HINT, HubSource
 from model_check.data.sources.local_text import LocalSource
-from model_check.data.sources.rows import own_paths, rows_to_train
+from model_check.data.sources.midi_files import MidiSource, is_music
+from model_check.data.sources.rows import RowRule, own_paths, rows_to_train
 from model_check.data.sources.source import Source
+from model_check.data.tokenizers.midi_tokenizer import MidiTokenizer
 from model_check.data.tokenizers.saved import CheckpointTokenizer
 from model_check.data.tokenizers.tiktoken_tokenizer import DEFAULT_ENCODING, TiktokenTokenizer
 from model_check.data.tokenizers.tokenizer import GivenTokenizer, TokenizerChoice
@@ -49,6 +51,7 @@ def choose(settings: Settings, memo: Memo, say: Say) -> Choice:
     """
     hub = Hub(settings.data)
     name = settings.data.dataset
+    source: Source
     if settings.training.stage == "prompt_target":
         if name in _RUNNING_TEXT:
             raise ConfigError(
@@ -56,9 +59,10 @@ def choose(settings: Settings, memo: Memo, say: Say) -> Choice:
             )
         tokenizer = _tokenizer_or_trained(settings, hub, memo, say)
         examples = ExampleForm(_chat_template(settings, tokenizer))
-        return Choice(_named(name, settings, hub, memo, examples), tokenizer, examples)
+        source = _named(name, settings, hub, memo, examples)
+        check_music(source, tokenizer, settings)
+        return Choice(source, tokenizer, examples)
     form = TextColumn(settings.data.text_column)
-    source: Source
     match name:
         case "auto":
             try:
@@ -73,7 +77,27 @@ def choose(settings: Settings, memo: Memo, say: Say) -> Choice:
     own = isinstance(source, EmbeddedSource) and settings.model.init_from is None
     if own and settings.data.tokenizer == "auto":
         return Choice(source, TrainedTokenizer(settings.data.bpe_vocab_size), form)
-    return Choice(source, _tokenizer_or_trained(settings, hub, memo, say), form)
+    if isinstance(source, MidiSource) and settings.data.tokenizer == "auto":
+        return Choice(source, MidiTokenizer(memo), form)
+    tokenizer = _tokenizer_or_trained(settings, hub, memo, say)
+    check_music(source, tokenizer, settings)
+    return Choice(source, tokenizer, form)
+
+
+def check_music(source: Source, tokenizer: TokenizerChoice, settings: Settings) -> None:
+    """Raises ConfigError for pieces where nothing can read them."""
+    if not isinstance(source, MidiSource):
+        return
+    if settings.training.stage == "prompt_target":
+        raise ConfigError(
+            f"training.stage = prompt_target: {source.path}: a piece has no prompt and target; "
+            "examples/midi/make_tasks.py makes examples of pieces, as JSONL"
+        )
+    if not isinstance(tokenizer, MidiTokenizer):
+        raise ConfigError(
+            f"{source.path}: MIDI, which data.tokenizer=midi alone reads, and it is "
+            f"{settings.data.tokenizer}"
+        )
 
 
 def _chat_template(settings: Settings, tokenizer: TokenizerChoice) -> ChatTemplate | None:
@@ -115,7 +139,7 @@ def _named(name: str, settings: Settings, hub: Hub, memo: Memo, form: RowForm) -
     if path.exists():
         validation = parse_validation(settings.data.validation)
         rows, without = rows_to_train(validation), own_paths(validation)
-        return LocalSource(path, form, memo, rows, without)
+        return local_source(path, settings, form, memo, rows, without)
     if (
         name.lower().endswith(SUFFIXES)
         or name.startswith(("/", "./", "../", "~"))
@@ -123,6 +147,20 @@ def _named(name: str, settings: Settings, hub: Hub, memo: Memo, form: RowForm) -
     ):
         raise DataError(f"data.dataset = {name!r}: no such file or directory ({path.absolute()})")
     return _maybe_misspelt(HubSource(name, settings.data, hub, form), name)
+
+
+def local_source(
+    path: Path,
+    settings: Settings,
+    form: RowForm,
+    memo: Memo,
+    rows: RowRule,
+    without: tuple[Path, ...],
+) -> LocalSource | MidiSource:
+    """What `path` holds. Raises DataError."""
+    if is_music(path, without, beside_text=settings.data.tokenizer == "midi"):
+        return MidiSource(path, memo, rows, without)
+    return LocalSource(path, form, memo, rows, without)
 
 
 def _maybe_misspelt(source: HubSource, name: str) -> HubSource:
@@ -141,6 +179,8 @@ def _tokenizer(settings: Settings, hub: Hub, memo: Memo) -> TokenizerChoice:
             return TrainedTokenizer(settings.data.bpe_vocab_size)
         case "wordpiece":
             return TrainedWordPiece(settings.data.bpe_vocab_size)
+        case "midi":
+            return MidiTokenizer(memo)
         case name if name.partition(":")[0] == "tiktoken":
             return TiktokenTokenizer(name.partition(":")[2] or DEFAULT_ENCODING, memo)
         case "auto" if settings.model.init_from is not None:
@@ -152,7 +192,7 @@ def _tokenizer(settings: Settings, hub: Hub, memo: Memo) -> TokenizerChoice:
             if not path.exists():
                 raise DataError(
                     f"data.tokenizer = {name!r}: no such file ({path.absolute()}); it is auto, "
-                    "model, bpe, wordpiece, tiktoken or the path of a tokenizer.json"
+                    "model, bpe, wordpiece, tiktoken, midi or the path of a tokenizer.json"
                 )
             label = path.name if path.is_dir() else path.absolute().parent.name
             return GivenTokenizer(path, label or path.name, memo)

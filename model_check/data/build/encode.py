@@ -136,8 +136,14 @@ class Encoder:
         return Encoded.joined(batches, self.dtype, task.num_bytes)
 
     def _usable(self, documents: Iterable[Document], repairs: Repairs) -> Iterator[Document]:
-        """Without conversations in which a message would forge a token of the template."""
+        """Without those that have a word for which there is no token, and conversations in which a
+        message would forge a token of the template."""
         for document in documents:
+            if (word := self.checked.tokenizer.unknown_in(_texts_of(document))) is not None:
+                place = document.place if isinstance(document, Example) else "a text"
+                what = "document skipped: it has a word that is no token"
+                repairs.add(what, f"{place}: {word!r}")
+                continue
             if isinstance(document, Example) and (forged := self._forged(document)):
                 what = f"conversation skipped: a message spells the token {forged}"
                 repairs.add(what, document.place)
@@ -264,6 +270,16 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _texts_of(document: Document) -> Sequence[str]:
+    match document:
+        case str():
+            return (document,)
+        case Example():
+            return [part.text for part in document.parts]
+        case TokenIds():
+            return ()
 
 
 def size_of(document: Document) -> int:

@@ -21,7 +21,7 @@ from model_check.config.validation import (
     fractions,
     parse_validation,
 )
-from model_check.data.build.choose import choose
+from model_check.data.build.choose import check_music, choose, local_source
 from model_check.data.cache.memo import Memo
 from model_check.data.read.manifest import (
     SCHEMA,
@@ -37,7 +37,7 @@ from model_check.data.sources.documents import RowForm
 from model_check.data.sources.examples import ExampleForm
 from model_check.data.sources.hub_text import HubSource
 from model_check.data.sources.local_text import LocalSource
-from model_check.data.sources.rows import RowRule, earlier_rows, own_paths
+from model_check.data.sources.rows import EVERY_ROW, RowRule, earlier_rows, own_paths
 from model_check.data.sources.source import Source
 from model_check.data.tokenizers.tokenizer import (
     BEGIN_TOKENS,
@@ -266,6 +266,7 @@ def _validation_texts(
     contents = {"the training text": train.source.identity()}
     for name in own_text:
         source = _source_of(name, own_text, train.source, form, settings, memo)
+        check_music(source, train.tokenizer, settings)
         # Rows are of the training text, of which it was said already.
         if isinstance(own_text[name], TextPath):
             _say_left_out(source, say)
@@ -300,7 +301,7 @@ def _source_of(
             place = Path(path).expanduser()
             others = map(Path, map(os.path.realpath, own_paths(validation)))
             inner = tuple(path for path in others if Path(os.path.realpath(place)) in path.parents)
-            return LocalSource(place, form, memo, without=inner)
+            return local_source(place, settings, form, memo, EVERY_ROW, inner)
         case HubSplit(split=split):
             if not isinstance(train, HubSource):
                 raise DataError(
@@ -313,11 +314,11 @@ def _source_of(
             if not place.exists():
                 raise ConfigError(
                     f"data.validation: {name}={column}:{value}: only rows of local JSONL and "
-                    f"parquet are divided by a column, and data.dataset is {data.dataset!r}; a hub "
-                    "dataset has splits of its own (split:NAME)"
+                    "parquet, and MIDI files, are divided by a column, and data.dataset is "
+                    f"{data.dataset!r}; a hub dataset has splits of its own (split:NAME)"
                 )
             rows = RowRule(these, earlier_rows(name, validation))
-            return LocalSource(place, form, memo, rows, own_paths(validation))
+            return local_source(place, settings, form, memo, rows, own_paths(validation))
         case DocumentFraction():
             raise AssertionError("a fraction has no text of its own")
 

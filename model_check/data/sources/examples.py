@@ -28,7 +28,8 @@ class ExampleForm:
         match row:
             case {"prompt": str(prompt), "completion": str(completion)}:
                 texts = (clean_part(text, place, repairs) for text in (prompt, completion))
-                return Example((Part(next(texts), False), Part(next(texts), True)))
+                parts = (Part(next(texts), False), Part(next(texts), True))
+                return Example(parts, place=place)
             case {"messages": [*messages]}:
                 return self._rendered(messages, 0, place, repairs)
             case {"prompt": [*prompt], "completion": [*completion]}:

@@ -6,8 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from model_check.data.cache.memo import Memo, file_sha256, stat_signature
-from model_check.data.read.manifest import hash_of
+from model_check.data.cache.memo import Memo
 from model_check.data.sources.documents import Document, RowForm
 from model_check.data.sources.file_piece import (
     FilePiece,
@@ -17,14 +16,12 @@ from model_check.data.sources.file_piece import (
     read_errors,
     suffix_of,
 )
+from model_check.data.sources.hashed_files import HashedFiles
 from model_check.data.sources.rows import EVERY_ROW, RowRule
 from model_check.data.sources.text import Repairs
 from model_check.data.sources.text_files import FORMATS, TextFiles, nothing_to_read, text_files
 from model_check.errors import DataError
 from model_check.utils.words import printable
-
-_MANY = 64
-"""Files. Of fewer no memory of all together is worth its own file."""
 
 
 @dataclass
@@ -46,7 +43,7 @@ class LocalSource:
     endless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        self._signatures: dict[Path, str] = {}
+        self._hashed = HashedFiles(self.memo)
         name, only = self.path.name, self.rows.only
         self.name = printable(name or str(self.path)) + (f", {only}" if only else "")
         self.label = (name.split(".")[0] or "local") + (f"-{only.value}" if only else "")
@@ -61,7 +58,9 @@ class LocalSource:
 
     def identity(self) -> dict[str, Any]:
         with read_errors():
-            key: dict[str, Any] = {"kind": "local", "files": self._contents()}
+            suffixes = [suffix_of(file) for file in self._files]
+            contents = self._hashed.contents(self._files, suffixes)
+            key: dict[str, Any] = {"kind": "local", "files": contents}
         if any(format_of(file) != ".txt" for file in self._files):
             key |= self.form.identity()
         if rule := self.rows.identity():
@@ -81,33 +80,8 @@ class LocalSource:
         for file in self._files:
             name = file.relative_to(self.path).as_posix() if file != self.path else file.name
             with read_errors(file):
-                signature = self._signature(file)
+                signature = self._hashed.signature(file)
                 yield from pieces_of(file, printable(name), self.form, signature, self.rows)
-
-    def _contents(self) -> str:
-        """A hash of all files in their order. Of many it is remembered as a whole: to open and hash
-        10,000 small ones takes longer than all else that a cache hit needs."""
-        files = self._files
-        suffixes = [suffix_of(file) for file in files]
-        # Taken before they are hashed, so that a later change is noticed.
-        for file in files:
-            self._signature(file)
-
-        def compute() -> str:
-            hashes = [file_sha256(file, self.memo) for file in files]
-            return hash_of([[suffix, sha] for suffix, sha in zip(suffixes, hashes, strict=True)])
-
-        if len(files) < _MANY:
-            return compute()
-        return self.memo.of_files(f"texts {hash_of(suffixes)}", files, compute)
-
-    def _signature(self, file: Path) -> str:
-        if file not in self._signatures:
-            self._signatures[file] = stat_signature(file)
-            # A read of a pipe would wait.
-            if not file.is_file():
-                raise DataError(f"{file}: is no regular file")
-        return self._signatures[file]
 
     @cached_property
     def _files(self) -> list[Path]:

@@ -44,14 +44,10 @@ class TextFiles:
 def text_files(directory: Path, without: Sequence[Path] = ()) -> TextFiles:
     """All files below `directory` except those in `without`, which may be files or directories.
     Raises DataError where a directory cannot be listed."""
-    left_out = [os.path.realpath(path) for path in without]
     texts: list[Path] = []
     others: list[Path] = []
-    # A directory that cannot be listed must not look empty.
-    with read_errors():
-        for file in _files_below(directory):
-            if not (left_out and _is_in(os.path.realpath(file), left_out)):
-                (others if suffix_of(file) is None else texts).append(file)
+    for file in files_below(directory, without):
+        (others if suffix_of(file) is None else texts).append(file)
     return TextFiles(directory, _sorted(texts, directory), _sorted(others, directory))
 
 
@@ -59,6 +55,16 @@ def nothing_to_read(files: TextFiles) -> DataError:
     there = files.names(files.others)
     found = f"; there are: {there}" if there else "; it is empty"
     return DataError(f"{files.directory}: no {FORMATS} file in it{found}")
+
+
+def files_below(directory: Path, without: Sequence[Path] = ()) -> Iterator[Path]:
+    """As `text_files` has them, in any order."""
+    left_out = [os.path.realpath(path) for path in without]
+    # A directory that cannot be listed must not look empty.
+    with read_errors():
+        for file in _files_below(directory):
+            if not (left_out and _is_in(os.path.realpath(file), left_out)):
+                yield file
 
 
 def _files_below(directory: Path) -> Iterator[Path]:

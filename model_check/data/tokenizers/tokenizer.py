@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +53,9 @@ PROBE = (
 class TextTokenizer:
     """Texts to ids, and the end token of documents. Text that spells a special token is text."""
 
+    words: frozenset[str] | None = None
+    """All that its texts may be made of; None: it takes every text."""
+
     def __init__(self, raw: "Tokenizer", name: str) -> None:
         """Raises DataError when the vocabulary has no token that ends a document."""
         self.name = name
@@ -66,12 +69,13 @@ class TextTokenizer:
         self.end_id: int = vocabulary[end_token]
         self.vocab_size: int = max(vocabulary.values()) + 1
         self._raw = _for_text(raw, end_token)
-        self.begin_token = _begin_token(self._raw, end_token)
+        self.words = _words(self._raw)
+        self.begin_token = _begin_token(self._raw, end_token, next(iter(self.words or ("a",))))
         """None: it has none."""
         self.begin_id = vocabulary.get(self.begin_token or "")
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without any special token."""
+        """The ids of each text, without any special token. None may have an `unknown_in`."""
         batch = self._raw.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
@@ -85,6 +89,15 @@ class TextTokenizer:
         """The special tokens that a rendered text spells, in order."""
         special = set(map(self._raw.token_to_id, self._special))
         return [number for number in self.encode_rendered([text])[0] if number in special]
+
+    def unknown_in(self, texts: Iterable[str]) -> str | None:
+        """The first word of them that is no token; None: there is none."""
+        words = self.words
+        if words is None:
+            return None
+        split = self._raw.pre_tokenizer.pre_tokenize_str
+        found = (word for text in texts for word, _ in split(text) if word not in words)
+        return next(found, None)
 
     def special_in(self, texts: Sequence[str]) -> str | None:
         """The first special token that one of them spells; None: none does."""
@@ -176,7 +189,8 @@ class GivenTokenizer:
 
         def compute() -> str:
             tokenizer = TextTokenizer(parse(self._document, self._path), self.name)
-            return hash_of(tokenizer.encode([PROBE])[0])
+            text = PROBE if tokenizer.words is None else " ".join(sorted(tokenizer.words))
+            return hash_of(tokenizer.encode([text])[0])
 
         return self._memo.remember(f"probe {content} {tokenizers.__version__}", compute)
 
@@ -206,12 +220,21 @@ def _for_text(raw: "Tokenizer", end_token: str) -> "Tokenizer":
     return tokenizer
 
 
-def _begin_token(raw: "Tokenizer", end_token: str) -> str | None:
-    """What `raw` itself puts before a text, else a known name. Special, so that no text forges it;
-    GPT-2's end token is no begin token, although its template could name it."""
+def _words(raw: "Tokenizer") -> frozenset[str] | None:
+    """Of a vocabulary of words without a token for all others, as that of music."""
+    model = json.loads(raw.to_str())
+    if model["model"]["type"] != "WordLevel" or model["normalizer"] or not model["pre_tokenizer"]:
+        return None
+    vocabulary = model["model"]["vocab"]
+    return None if model["model"]["unk_token"] in vocabulary else frozenset(vocabulary)
+
+
+def _begin_token(raw: "Tokenizer", end_token: str, word: str) -> str | None:
+    """What `raw` itself puts before a text of `word`, else a known name. Special, so that no text
+    forges it; GPT-2's end token is no begin token, although its template could name it."""
     added = raw.get_added_tokens_decoder().values()
     special = {token.content for token in added if token.special} - {end_token}
-    text = raw.encode("a")
+    text = raw.encode(word)
     own = text.tokens[:1] if text.special_tokens_mask[:1] == [1] else []
     return next((token for token in (*own, *BEGIN_TOKENS) if token in special), None)
 

@@ -20,7 +20,7 @@ from model_check.data.read.manifest import (
     hash_of,
     short,
 )
-from model_check.data.sources import local_text
+from model_check.data.sources import hashed_files
 from model_check.errors import DataError
 from tests.data.lab import WORDS, Lab, settings_for, wait_until, write_tokenizer
 from tests.data.numbers import NumberChoice, NumberText
@@ -92,7 +92,7 @@ def test_many_files_are_hashed_once_until_one_of_them_changes(
         hashed.append(path)
         return file_sha256(path, known)
 
-    monkeypatch.setattr(local_text, "file_sha256", counted)
+    monkeypatch.setattr(hashed_files, "file_sha256", counted)
     files = [lab.text(f"{number} {WORDS}", f"many/{number:03}.txt") for number in range(100)]
 
     def key() -> str:
