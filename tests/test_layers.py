@@ -56,8 +56,10 @@ ALLOWED = {
     # the worker's world, from the cellar up
     "model_check.data.read": FLOOR,
     "model_check.data.cache": FLOOR | rooms(DATA, "read"),
-    "model_check.data.sources": FLOOR | rooms(DATA, "cache", "read"),
-    "model_check.data.tokenizers": FLOOR | rooms(DATA, "cache", "read", "sources"),
+    # notes as the names of tokens: a source reads them, a model says them
+    "model_check.data.sources.midi": FLOOR | rooms(DATA, "read"),
+    "model_check.data.sources": FLOOR | rooms(DATA, "cache", "read", "sources.midi"),
+    "model_check.data.tokenizers": FLOOR | rooms(DATA, "cache", "read", "sources", "sources.midi"),
     "model_check.data.build": FLOOR | rooms(DATA, "cache", "read", "sources", "tokenizers"),
     "model_check.models": FLOOR,
     # what a dossier is: the launcher reads it, too, without torch
@@ -80,7 +82,7 @@ ALLOWED = {
     | {ENGINE, *rooms("model_check", "forensics", "models")}
     | {*rooms(ENGINE, "saving", "observe", "trainer")},
     "model_check.generate": FLOOR
-    | rooms(DATA, "read", "sources", "tokenizers")
+    | rooms(DATA, "read", "sources", "sources.midi", "tokenizers")
     | {"model_check.library"}
     | {"model_check.engine.checkpoint", "model_check.engine.saving", "model_check.models"},
     "model_check.passkey": FLOOR

@@ -24,6 +24,7 @@ from model_check.errors import (
     UsageError,
 )
 from model_check.generate.generate import Piece, generate
+from model_check.generate.music import check_music, prompt_with, write_music
 from model_check.generate.sampling import Sampling
 from model_check.generate.text_model import read_text_model
 from model_check.utils.words import printable_lines
@@ -33,6 +34,7 @@ examples:
   bash run.sh generate .checkpoints/cpu0/last.pt --prompt "Once upon a time"
   bash run.sh generate .checkpoints --temperature 0 --max-tokens 50 --prompt "def "
   bash run.sh generate EXPORTED_DIR --prompts prompts.txt > texts.jsonl
+  bash run.sh generate MUSIC.pt --prompt-midi begins.mid --midi goes_on.mid
 
 A model that was fine-tuned on messages has a chat template: the prompt is then a user's message.
 
@@ -60,6 +62,10 @@ def _parser() -> Parser:
     add("--raw", action="store_true", help=raw)
     add("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json, where none is held")
     add("--device", default="auto", metavar="KIND", help="auto | cuda | cpu")
+    notes = "write the notes of prompt and text, or those after GENAI, as a MIDI file"
+    add("--midi", type=Path, metavar="FILE", help=notes)
+    piece = "a MIDI file follows --prompt; after a TASK_ in that, GENAI follows it"
+    add("--prompt-midi", type=Path, metavar="FILE", help=piece)
     add("--json", action="store_true", help="as for --prompts")
     return parser
 
@@ -71,14 +77,16 @@ def main(argv: Sequence[str]) -> int:
         text_model = read_text_model(names.checkpoint, _device(names.device), names.tokenizer)
         if names.raw:
             text_model = replace(text_model, chat=None)
+        if names.midi is not None or names.prompt_midi is not None:
+            check_music(text_model)
         for prompt in prompts:
             pieces = generate(
                 text_model, prompt, sampling, max_tokens=names.max_tokens, stops=names.stop
             )
-            if names.json or names.prompts is not None:
-                _print_json(prompt, pieces)
-            else:
-                _stream(pieces)
+            as_json = names.json or names.prompts is not None
+            text = _print_json(prompt, pieces) if as_json else _stream(pieces)
+            if names.midi is not None:
+                print(printable_lines(write_music(names.midi, prompt, text)), file=sys.stderr)
     except ModelCheckError as error:
         print(printable_lines(f"error: {error}"), file=sys.stderr)
         return error.exit_code
@@ -87,30 +95,39 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_PASS
 
 
-def _stream(pieces: Iterator[Piece]) -> None:
+def _stream(pieces: Iterator[Piece]) -> str:
     """To a person, or into a pipe; how long it took follows on standard error."""
-    is_seen, began = sys.stdout.isatty(), time.monotonic()
+    is_seen, began, whole = sys.stdout.isatty(), time.monotonic(), ""
     for piece in pieces:
+        whole += piece.text
         text = printable_lines(piece.text) if is_seen else piece.text
         print(text, end="", flush=True)
     print(flush=True)
     took_s = time.monotonic() - began
     rate = f"{piece.num_tokens / took_s:,.0f} tokens/s" if took_s > 0 else ""
     print(f"{piece.num_tokens} tokens, {piece.ended}; {rate}", file=sys.stderr)
+    return whole
 
 
-def _print_json(prompt: str, pieces: Iterator[Piece]) -> None:
+def _print_json(prompt: str, pieces: Iterator[Piece]) -> str:
     text = ""
     for piece in pieces:
         text += piece.text
     document = {"prompt": prompt, "text": text, "tokens": piece.num_tokens, "ended": piece.ended}
     print(json.dumps(document, ensure_ascii=False), flush=True)
+    return text
 
 
 def _prompts(names: Namespace) -> Iterator[str]:
     """Raises UsageError."""
-    if (names.prompt is None) == (names.prompts is None):
-        raise UsageError("generate: give --prompt TEXT, or --prompts FILE")
+    is_one = names.prompt is not None or names.prompt_midi is not None
+    if is_one == (names.prompts is not None):
+        raise UsageError("generate: give --prompt TEXT (or --prompt-midi FILE), or --prompts FILE")
+    if names.prompts is not None and names.midi is not None:
+        raise UsageError("--midi: is one file, so it takes one prompt (--prompt TEXT)")
+    if names.prompt_midi is not None:
+        yield prompt_with(names.prompt or "", names.prompt_midi)
+        return
     if names.prompt is not None:
         yield names.prompt
         return

@@ -5,11 +5,13 @@
 """
 
 import argparse
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from model_check.config.arguments import Flags, KeepSetting, given
 from model_check.config.load import Request
+from model_check.data.sources.midi_files import is_music
 from model_check.errors import UsageError
 
 _TOKENIZERS = ("bpe", "wordpiece", "tiktoken")
@@ -28,6 +30,8 @@ def add_tool_options(parser: argparse.ArgumentParser) -> None:
     add("--stride", metavar="N", help=overlap)
     num_proc = "processes that tokenize (data.num_proc)"
     add("--num-workers", dest="data.num_proc", action=KeepSetting, metavar="N", help=num_proc)
+    music = "a folder of MIDI files: data.dataset=DIR data.tokenizer=midi"
+    parser.add_argument("--midi", type=Path, metavar="DIR", help=music)
 
 
 def tool_flags(names: argparse.Namespace) -> Flags:
@@ -38,7 +42,19 @@ def tool_flags(names: argparse.Namespace) -> Flags:
     if names.raw_data is not None or names.output_dir is not None:
         # Whether a model has room for the vocabulary is checked when one is trained.
         flags["model.vocab_size"] = ("--output-dir", "null")
-    return flags
+    return flags | _of_music(names)
+
+
+def _of_music(names: argparse.Namespace) -> Flags:
+    """Raises UsageError, DataError."""
+    folder: Path | None = names.midi
+    if folder is None:
+        return {}
+    if given(names, _KIND) is not None:
+        raise UsageError("--midi and --tokenizer-type: give one of them")
+    if not folder.exists() or not is_music(folder, beside_text=True):
+        raise UsageError(f"--midi {folder}: no MIDI file (.mid, .midi) there")
+    return {"data.dataset": ("--midi", str(folder)), _KIND: ("--midi", "midi")}
 
 
 def with_stride(request: Request, overlap: str, max_length: int) -> Request:

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_check.data.read.manifest import hash_of
-from model_check.data.sources.file_piece import read_errors
 from model_check.errors import DataError
 from model_check.utils.files import read_whole
 from model_check.utils.words import first_line
@@ -117,10 +116,12 @@ def _ticks(beats: str) -> int:
 
 def _whole(path: Path) -> bytes:
     """Raises MidiError, DataError."""
-    with read_errors(path):
+    try:
         if path.stat().st_size > _LONGEST_FILE:
             raise MidiError(f"it is larger than {_LONGEST_FILE >> 20} MiB")
         return read_whole(path, _LONGEST_FILE)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _piano(content: bytes) -> tuple[Score, int]:

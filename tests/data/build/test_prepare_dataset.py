@@ -5,6 +5,10 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
+import pytest
+
+from model_check.data.sources.midi import NOTE, write_notes
 from tests.data.lab import DEADLINE_S, ROOT, Lab, start_builder
 
 
@@ -75,3 +79,25 @@ def test_a_result_that_cannot_be_written_is_said(lab: Lab) -> None:
     code, output = start_builder(lab.cache, lab.text(), "--result", str(blocked)).finish()
     assert code == 2
     assert f"error: --result {blocked}: cannot be written" in output
+
+
+@pytest.mark.midi
+def test_a_folder_of_midi_is_named_by_one_option(lab: Lab) -> None:
+    rows = [(8 * n, 4, 40 + n, 79) for n in range(40)]
+    (lab.dir / "music").mkdir()
+    write_notes(lab.dir / "music" / "a.mid", np.array(rows, NOTE))
+    lab.text("a text beside it", "music/readme.txt")
+    arguments = ["--preset=cpu", f"data.cache_dir={lab.cache}", "training.context_length=16"]
+    program = [sys.executable, str(ROOT / "prepare_dataset.py"), *arguments]
+    command = [*program, "--midi", str(lab.dir / "music")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "with tokenizer midi" in done.stdout
+
+
+def test_a_folder_without_midi_is_refused(lab: Lab) -> None:
+    lab.text(name="texts/a.txt")
+    for place in (lab.dir / "texts", lab.dir / "gone.mid"):
+        code, output = start_builder(lab.cache, "auto", "--midi", str(place)).finish()
+        assert code == 2
+        assert output == f"error: --midi {place}: no MIDI file (.mid, .midi) there\n"
