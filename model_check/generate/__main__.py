@@ -62,10 +62,11 @@ def _parser() -> Parser:
     add("--raw", action="store_true", help=raw)
     add("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json, where none is held")
     add("--device", default="auto", metavar="KIND", help="auto | cuda | cpu")
-    notes = "write the notes of prompt and text, or those after GENAI, as a MIDI file"
+    notes = "write the notes of the prompt (behind its GENAI) and of the text as a MIDI file"
     add("--midi", type=Path, metavar="FILE", help=notes)
     piece = "a MIDI file follows --prompt; after a TASK_ in that, GENAI follows it"
     add("--prompt-midi", type=Path, metavar="FILE", help=piece)
+    add("--prompt-notes", type=int, metavar="N", help="only its first N notes; else all")
     add("--json", action="store_true", help="as for --prompts")
     return parser
 
@@ -73,7 +74,8 @@ def _parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     try:
         names = _parser().read(argv)
-        prompts, sampling = list(_prompts(names)), _sampling(names)
+        sampling = _sampling(names)
+        prompts = list(_prompts(names))
         text_model = read_text_model(names.checkpoint, _device(names.device), names.tokenizer)
         if names.raw:
             text_model = replace(text_model, chat=None)
@@ -122,11 +124,13 @@ def _prompts(names: Namespace) -> Iterator[str]:
     """Raises UsageError."""
     is_one = names.prompt is not None or names.prompt_midi is not None
     if is_one == (names.prompts is not None):
-        raise UsageError("generate: give --prompt TEXT (or --prompt-midi FILE), or --prompts FILE")
+        raise UsageError(
+            "generate: give --prompt TEXT, or --prompts FILE (of music: --prompt-midi FILE)"
+        )
     if names.prompts is not None and names.midi is not None:
         raise UsageError("--midi: is one file, so it takes one prompt (--prompt TEXT)")
     if names.prompt_midi is not None:
-        yield prompt_with(names.prompt or "", names.prompt_midi)
+        yield prompt_with(names.prompt or "", names.prompt_midi, names.prompt_notes)
         return
     if names.prompt is not None:
         yield names.prompt
@@ -141,6 +145,7 @@ def _sampling(names: Namespace) -> Sampling:
         "--temperature": 0 <= names.temperature < math.inf,
         "--top-k": names.top_k >= 0,
         "--top-p": 0 < names.top_p <= 1,
+        "--prompt-notes": names.prompt_notes is None or names.prompt_notes >= 1,
         "--seed": 0 <= names.seed < 2**63,
     }
     if wrong := [option for option, holds in limits.items() if not holds]:

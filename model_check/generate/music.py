@@ -24,20 +24,21 @@ def check_music(text_model: TextModel) -> None:
         )
 
 
-def prompt_with(text: str, piece: Path) -> str:
-    """`text`, then the piece in names of tokens; after the piece of a task, what asks for its
-    answer. Raises DataError."""
+def prompt_with(text: str, piece: Path, num_notes: int | None = None) -> str:
+    """`text`, then the first notes of the piece (None: all) in names of tokens; after the piece of
+    a task, what asks for its answer. Raises DataError."""
     before = text.split()
     asked = [GENAI] if set(TASKS) & set(before) else []
-    return " ".join([*before, *names_of(read_notes(piece)), *asked])
+    return " ".join([*before, *names_of(read_notes(piece)[:num_notes]), *asked])
 
 
 def write_music(path: Path, prompt: str, text: str) -> str:
-    """The notes of both, or those after GENAI, as a MIDI file; a line that says how many. Raises
-    StorageError."""
-    names = [*prompt.split(), *text.split()]
-    asked = [number for number, name in enumerate(names, 1) if name == GENAI]
-    notes, num_lost = notes_of(names[asked[-1] if asked else 0 :])
+    """The notes of both, or those after the prompt's GENAI, as a MIDI file; a line that says how
+    many. Raises StorageError."""
+    begun = prompt.split()
+    if GENAI in begun:
+        begun = begun[len(begun) - begun[::-1].index(GENAI) :]
+    notes, num_lost = notes_of([*begun, *text.split()])
     try:
         write_notes(path, notes)
     except OSError as error:

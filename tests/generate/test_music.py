@@ -67,11 +67,11 @@ def test_what_a_model_says_is_a_midi_file(
 
 
 def test_a_task_is_asked_of_a_piece_and_its_answer_alone_is_written(tmp_path: Path) -> None:
-    write_notes(tmp_path / "in.mid", NOTES[:2])
+    write_notes(tmp_path / "in.mid", NOTES)
     names = names_of(NOTES[:2])
-    prompt = prompt_with("TASK_LOUD", tmp_path / "in.mid")
+    prompt = prompt_with("TASK_LOUD", tmp_path / "in.mid", 2)
     assert prompt.split() == ["TASK_LOUD", *names, "GENAI"]
-    answer = " ".join([*names_of(NOTES[2:]), "Pitch_60"])
+    answer = " ".join([*names_of(NOTES[2:]), "GENAI"])
     line = write_music(tmp_path / "out.mid", prompt, answer)
     assert line.endswith("out.mid: 1 notes, 1 tokens that are no notes left out")
     assert np.array_equal(read_notes(tmp_path / "out.mid"), NOTES[2:])
@@ -95,6 +95,7 @@ def test_without_notes_the_file_is_whole_and_empty(tmp_path: Path) -> None:
         (["--prompt", "Pitch_60 loud"], "error: the prompt has 'loud', which is no token"),
         (["--prompt-midi", "{}/none.mid"], "none.mid: cannot be read"),
         (["--prompt-midi", "{}/last.pt"], "last.pt: not readable as MIDI"),
+        (["--prompt-midi", "x.mid", "--prompt-notes", "0"], "--prompt-notes 0: out of range"),
         (["--prompts", "x", "--prompt-midi", "x.mid"], "--prompts FILE"),
         (["--prompts", "x", "--midi", "x.mid"], "--midi: is one file"),
         (["--prompt", "GENAI", "--midi", "{}/none/x.mid", "--max-tokens=1"], "cannot be written"),

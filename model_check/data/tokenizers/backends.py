@@ -59,6 +59,8 @@ def choose_backend(name: BackendName, tokenizer: TextTokenizer) -> Backend:
     backend that was asked for by name is missing or gives others."""
     if name == "tokenizers":
         return _tokenizers(tokenizer, "as asked")
+    if tokenizer.words is not None and name == "auto":
+        return _tokenizers(tokenizer, "a vocabulary of words")
     refused = []
     for candidate in _FASTER if name == "auto" else (name,):
         try:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from model_check.data.cache.memo import Memo
 from model_check.data.sources.embedded import EmbeddedSource
@@ -160,3 +160,33 @@ def test_a_tokenizer_that_depends_on_chance_is_refused(lab: Lab) -> None:
     document["model"]["dropout"] = 0.0
     path.write_text(json.dumps(document))
     lab.prepare(lab.text(), f"data.tokenizer={path}")
+
+
+def words(*more: str) -> Tokenizer:
+    """A vocabulary of words."""
+    known = ["one", "two", *more]
+    raw = Tokenizer(models.WordLevel({word: number for number, word in enumerate(known)}, "[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    raw.add_special_tokens(["<|endoftext|>"])
+    return raw
+
+
+def test_a_word_without_a_token_is_told_where_no_token_stands_for_it() -> None:
+    closed, opened = TextTokenizer(words(), "closed"), TextTokenizer(words("[UNK]"), "open")
+    assert closed.unknown_in(["one two", " two\tthree four"]) == "three"
+    assert closed.unknown_in(["one", ""]) is None
+    assert closed.unknown_in(["one <|endoftext|>"]) == "<|endoftext|>"
+    assert opened.unknown_in(["three"]) is None
+
+
+def test_a_text_with_such_a_word_is_left_out_and_counted(lab: Lab) -> None:
+    path = lab.dir / "words.json"
+    words().save(str(path))
+    rows = [{"text": "one two " * 20}, {"text": "one three"}]
+    text = lab.text("\n".join(map(json.dumps, rows)), "d.jsonl")
+    prepared = lab.prepare(text, f"data.tokenizer={path}")
+    assert prepared.view.num_tokens == 41
+    assert any(
+        "1 x document skipped: it has a word that is no token (first at a text: 'three')" in line
+        for line in lab.said
+    )
