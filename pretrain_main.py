@@ -456,7 +456,7 @@ def asked_prompts(
     split = cache.split(cache.splits[:2][-1])
     prompts = given_prompts(settings.training) or answers.beginnings(split)
     if not prompts:
-        say("No samples: no sequence begins with text (training.sample_prompts=FILE names prompts)")
+        say("No samples: the data have no prompts for them (training.sample_prompts=FILE has some)")
         return None
     answers.check(prompts)
     return Prompts(prompts, answers)

@@ -108,7 +108,7 @@ def _write_tokenizer_config(
 ) -> None:
     config = tokenizer_config_json(settings, marks)
     if chat is not None:
-        (directory / TEMPLATE).write_text(chat.text)
+        (directory / TEMPLATE).write_text(chat.text, encoding="utf-8")
         named = {"bos_token": chat.begin_token, "eos_token": chat.end_token}
         config |= {name: token for name, token in named.items() if token is not None}
     _write_json(directory / TOKENIZER_CONFIG, config)

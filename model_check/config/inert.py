@@ -72,7 +72,7 @@ RULES = (
         "training.eval_interval",
     ),
     Rule(
-        ("training.sample_prompts", "training.sample_tokens"),
+        ("training.sample_prompts", "training.sample_length"),
         ("training.sample_interval",),
         lambda s: s.training.sample_interval is not None,
         "training.sample_interval",

@@ -32,7 +32,7 @@ from model_check.config.geometry import SIZES, geometry_values
 from model_check.config.inert import acting, check_acts, unused_place
 from model_check.config.layers import Layer, command_line, in_settings
 from model_check.config.places import FALLBACK, fallbacks
-from model_check.config.prepared_dir import check_fits, prepared_directory, settings_of
+from model_check.config.prepared_dir import check_fits, check_stage, prepared_directory, settings_of
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
 from model_check.utils.project_files import PROJECT
@@ -98,6 +98,8 @@ def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
     presets = _preset_layers(preset, device)
     shapes = _geometry_layers(presets, upper)
     prepared = prepared_directory(_last(upper, "data.dataset")[1] or "")
+    if prepared is not None:
+        check_stage(*prepared, *_last(presets, "training.stage"))
     # A prepared directory's own settings lie over the presets, below all that a person says.
     beneath = [] if prepared is None else [(str(prepared[0]), settings_of(prepared[1]))]
     places = (FALLBACK, fallbacks(request.environ))

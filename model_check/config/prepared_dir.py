@@ -34,8 +34,8 @@ class SplitCount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_dropped: int
     num_cut: int = 0
     """Examples of which a sequence holds only a part."""
-    num_too_long: int = 0
-    """Examples that are left out, since they are longer than a sequence."""
+    num_unfit: int = 0
+    """Examples that are left out: longer than a sequence, or without a target in it."""
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +120,15 @@ def settings_of(metadata: Metadata) -> dict[str, Any]:
         "data.validation": metadata.validation,
         "model.vocab_size": None,
     }
+
+
+def check_stage(directory: Path, metadata: Metadata, preset: str, stage: Stage | None) -> None:
+    """A preset may be chosen for its stage. Raises ConfigError where the directory has another."""
+    if stage not in (None, metadata.stage):
+        raise ConfigError(
+            f"{preset}: training.stage = {stage}, but {directory} was prepared with "
+            f"{metadata.stage}; take another preset, or give the text itself as data.dataset"
+        )
 
 
 def check_fits(

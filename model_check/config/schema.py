@@ -230,7 +230,7 @@ class TrainingSettings(_Section, frozen=True):
     sample_prompts: Annotated[str | None, SILENT] = None
     """A text file, a prompt a line; null: how two sequences begin, of the first validation split,
     else of the training data."""
-    sample_tokens: Annotated[Count, SILENT] = 50
+    sample_length: Annotated[Count, SILENT] = 50
     """The longest answer to a prompt, tokens."""
 
 

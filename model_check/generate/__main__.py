@@ -79,6 +79,9 @@ def main(argv: Sequence[str]) -> int:
         text_model = read_text_model(names.checkpoint, _device(names.device), names.tokenizer)
         if names.raw:
             text_model = replace(text_model, chat=None)
+        elif text_model.chat is not None:
+            how = "asked by the model's chat template (--raw: the prompt as it is)"
+            print(how, file=sys.stderr)
         if names.midi is not None or names.prompt_midi is not None:
             check_music(text_model)
         for prompt in prompts:

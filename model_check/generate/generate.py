@@ -7,6 +7,7 @@ from enum import StrEnum
 import torch
 
 from model_check.data.sources.chat import ChatTemplate, TemplateError
+from model_check.data.sources.text import Repairs, clean_part
 from model_check.data.tokenizers.tokenizer import TextTokenizer
 from model_check.errors import ConfigError
 from model_check.generate.sampling import Sampler, Sampling, StopText
@@ -74,6 +75,7 @@ def generate(
 
 def prompt_ids(form: TextForm, prompt: str) -> list[int]:
     """As the model saw the beginning of a text. Raises ConfigError."""
+    prompt = clean_part(prompt, "the prompt", Repairs())
     if (word := form.tokenizer.unknown_in([prompt])) is not None:
         raise ConfigError(f"the prompt has {word!r}, which is no token of this model")
     if form.chat is None:

@@ -29,7 +29,7 @@ class Answers:
         training = settings.training
         self._form = trained_form(tokenizer, settings, chat)
         self._sampling = Sampling(seed=settings.system.seed % 2**63)
-        self._max_tokens = training.sample_tokens
+        self._max_tokens = training.sample_length
         self._num_first = max(1, min(_NUM_FIRST, training.context_length // 2))
 
     def __call__(self, model: BasicLlama, prompt: str, between: Callable[[], None]) -> str:

@@ -55,12 +55,13 @@ def linear_cross_entropy(
 def are_likeliest(
     hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, chunk_rows: int
 ) -> Tensor:
-    """bool [N]: whether each target is the likeliest token, as greedy decoding picks it; False
-    where the target does not count."""
+    """bool [N]: whether each target is the likeliest token, as greedy decoding picks it: by
+    products in the weight's dtype, since 16 bits tie. False where the target does not count."""
     found_N = torch.zeros_like(targets_N, dtype=torch.bool)
-    for places in torch.split((targets_N != IGNORED).nonzero()[:, 0], chunk_rows):
-        logits = nn.functional.linear(hidden_NH[places], weight_VH)
-        found_N[places] = logits.argmax(-1) == targets_N[places]
+    with without_autocast(hidden_NH):
+        for places in torch.split((targets_N != IGNORED).nonzero()[:, 0], chunk_rows):
+            logits = nn.functional.linear(hidden_NH[places].to(weight_VH.dtype), weight_VH)
+            found_N[places] = logits.argmax(-1) == targets_N[places]
     return found_N
 
 

@@ -18,9 +18,10 @@ MASK = "***"
 _SHORTEST = 6
 """A shorter value may be part of any word, so it is masked beside its name alone."""
 
-# The end of a name: WANDB_API_KEY, --hf-token, clientSecret, PGPASSWORD, DB_PASS.
+# The end of a name: WANDB_API_KEY, --hf-token, clientSecret, PGPASSWORD, DB_PASS; but not
+# data.document_tokens, a setting of ours.
 _NAME = (
-    r"(?:token|secret|passw(?:or)?d|passphrase|passcode|credential|signature|cookie|(?:api|access"
+    r"(?:(?<!document[_-])token|(?<=document[_-])token(?!s)|secret|passw(?:or)?d|passphrase|passcode|credential|signature|cookie|(?:api|access"
     r"|auth|secret|private|license|wandb|hf)key"
     r"|(?<![a-z0-9])(?:key|pass|pwd|pw|auth|creds?|pat|jwt|sig|dsn)|(?<=[a-z])(?-i:Key|Pass|Pwd))"
 )
@@ -124,11 +125,9 @@ def _takes_a_secret(option: str, value: str) -> bool:
 
 
 def _names_a_secret(name: str, value: str) -> bool:
-    """`max_tokens=5` is a count, data.document_tokens a setting of ours."""
+    """`max_tokens=5` is a count."""
     found = _ENDS_NAME.search(name)
-    if found is None or name.endswith("document_tokens"):
-        return False
-    return not (found["many"] and value.isdigit())
+    return found is not None and not (found["many"] and value.isdigit())
 
 
 def mask_others() -> None:

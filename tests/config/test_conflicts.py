@@ -24,7 +24,7 @@ def resolve(*overrides: str) -> Loaded:
         (["training.best_split=held", HELD], "best_split = held: needs training.eval_interval"),
         ([EVERY], "eval_interval = 5: there is no validation split; name one with data.validation"),
         ([EVERY, HELD, "training.best_split=b"], "best_split = b: data.validation names held"),
-        (["training.sample_tokens=9"], "sample_tokens = 9: needs training.sample_interval"),
+        (["training.sample_length=9"], "sample_length = 9: needs training.sample_interval"),
         (["training.sample_prompts=p"], "sample_prompts = p: needs training.sample_interval"),
         (["training.keep_last=2"], "keep_last = 2: needs training.save_interval"),
     ],

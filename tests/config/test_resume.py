@@ -34,7 +34,7 @@ RULES = {
         "model": "model_path geometry init_from init_std",
         "training": "num_workers save_interval keep_last save_last save_best async_save "
         "save_on_signal resume resume_anyway eval_interval eval_batches best_split "
-        "sample_interval sample_prompts sample_tokens",
+        "sample_interval sample_prompts sample_length",
         "data": "dataset dataset_config split text_column tokenizer bpe_vocab_size num_samples "
         "stride tail validation output_dir force_preprocess cache_dir verify offline "
         "hub_timeout_s num_proc tokenizer_backend",

@@ -3,7 +3,7 @@
 from tests.e2e.conftest import Launcher
 from tests.e2e.test_in_step import events
 
-EVERY = ("training.sample_interval=2", "training.max_steps=3", "training.sample_tokens=4")
+EVERY = ("training.sample_interval=2", "training.max_steps=3", "training.sample_length=4")
 
 
 def test_each_worker_says_what_its_model_says_and_trains_as_without(launcher: Launcher) -> None:

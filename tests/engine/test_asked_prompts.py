@@ -22,10 +22,21 @@ def data(texts: dict[str, list[bytes]]) -> Any:
 
     def split(name: str) -> Any:
         rows = np.array([list(text) for text in texts[name]])
-        return SimpleNamespace(num_sequences=len(rows), gather=lambda numbers: rows[numbers])
+        return SimpleNamespace(
+            num_sequences=len(rows),
+            gather=lambda numbers: rows[numbers],
+            targets=lambda numbers: None,
+        )
 
-    store = SimpleNamespace(path=Path("store"))
-    return SimpleNamespace(store=store, vocab_size=257, splits=tuple(texts), split=split)
+    store, tokens = SimpleNamespace(path=Path("store")), SimpleNamespace(chat=None)
+    return SimpleNamespace(
+        store=store,
+        tokens=tokens,
+        path=Path("view"),
+        vocab_size=257,
+        splits=tuple(texts),
+        split=split,
+    )
 
 
 def asked(
@@ -66,4 +77,4 @@ def test_data_without_text_are_trained_on_without_samples_which_is_said() -> Non
     ]
     blank = {"train": [b" " * 16]}
     assert asked(blank, said.append, **EVERY) is None
-    assert said[1].startswith("No samples: no sequence begins with text")
+    assert said[1].startswith("No samples: the data have no prompts for them")

@@ -32,7 +32,7 @@ SETTINGS = Settings(
         vocab_size=257,
         init_std=0.2,
     ),
-    training=TrainingSettings(context_length=32, sample_interval=1, sample_tokens=12),
+    training=TrainingSettings(context_length=32, sample_interval=1, sample_length=12),
 )
 TOKENIZER = read_text_tokenizer(bytes_tokenizer().encode(), Path("t"), 257)
 

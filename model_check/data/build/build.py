@@ -26,7 +26,6 @@ from model_check.data.read.manifest import (
 )
 from model_check.data.read.windows import Layout
 from model_check.data.sources.chat import ChatTemplate
-from model_check.data.sources.documents import Example
 from model_check.data.sources.source import Source, nothing_usable
 from model_check.data.sources.spans import PIECE_BYTES
 from model_check.data.sources.text import Repairs
@@ -110,8 +109,7 @@ def build_tokens(
     _say_repairs(store.repairs(), say)
     if not store.ends.num_items:
         raise nothing_usable(source.name, store.repairs())
-    is_chat = chat is not None and _has_messages(source)
-    manifest = _manifest_of(store, key, source, tokenizer, chat if is_chat else None)
+    manifest = _manifest_of(store, key, source, tokenizer, chat if store.note.is_chat else None)
     write_synced(directory, MANIFEST, to_bytes(manifest))
     _remove_strays(directory, manifest)
     return manifest
@@ -185,12 +183,6 @@ def _remove_strays(directory: HeldDirectory, manifest: TokensManifest) -> None:
         for name in directory.names():
             if name not in manifest.files and name != MANIFEST:
                 directory.unlink(name)
-
-
-def _has_messages(source: Source) -> bool:
-    """As its first document has."""
-    first = next(iter(source.documents(Repairs())), None)
-    return isinstance(first, Example) and first.contents is not None
 
 
 def _manifest_of(

@@ -9,7 +9,8 @@ from model_check.config.schema import ModelSettings, Settings
 from model_check.config.validation import parse_validation
 from model_check.data.cache.memo import Memo
 from model_check.data.read.manifest import TOKENIZER
-from model_check.data.sources.chat import ChatTemplate, template_of
+from model_check.data.sources.chat import CONFIG as TOKENIZER_CONFIG
+from model_check.data.sources.chat import TEMPLATE, ChatTemplate, template_of
 from model_check.data.sources.documents import RowForm, TextColumn
 from model_check.data.sources.embedded import EmbeddedSource
 from model_check.data.sources.examples import ExampleForm
@@ -102,8 +103,12 @@ def check_music(source: Source, tokenizer: TokenizerChoice, settings: Settings) 
 
 def _chat_template(settings: Settings, tokenizer: TokenizerChoice) -> ChatTemplate | None:
     given = settings.data.chat_template
+    if given is not None:
+        given = str(Path(given).expanduser())
+    if isinstance(tokenizer, CheckpointTokenizer):
+        return tokenizer.chat() if given is None else template_of(None, Path(given))
     directory = tokenizer.directory if isinstance(tokenizer, GivenTokenizer) else None
-    return template_of(directory, None if given is None else Path(given).expanduser())
+    return template_of(directory, None if given is None else Path(given))
 
 
 def _tokenizer_or_trained(settings: Settings, hub: Hub, memo: Memo, say: Say) -> TokenizerChoice:
@@ -174,6 +179,7 @@ def _maybe_misspelt(source: HubSource, name: str) -> HubSource:
 
 
 def _tokenizer(settings: Settings, hub: Hub, memo: Memo) -> TokenizerChoice:
+    of_chats = settings.training.stage == "prompt_target"
     match settings.data.tokenizer:
         case "bpe":
             return TrainedTokenizer(settings.data.bpe_vocab_size)
@@ -184,9 +190,9 @@ def _tokenizer(settings: Settings, hub: Hub, memo: Memo) -> TokenizerChoice:
         case name if name.partition(":")[0] == "tiktoken":
             return TiktokenTokenizer(name.partition(":")[2] or DEFAULT_ENCODING, memo)
         case "auto" if settings.model.init_from is not None:
-            return _initial_tokenizer(settings.model, hub, memo)
+            return _initial_tokenizer(settings.model, hub, memo, of_chats=of_chats)
         case "auto" | "model":
-            return _model_tokenizer(settings.model.model_path, hub, memo)
+            return _model_tokenizer(settings.model.model_path, hub, memo, of_chats=of_chats)
         case name:
             path = Path(name).expanduser()
             if not path.exists():
@@ -198,19 +204,26 @@ def _tokenizer(settings: Settings, hub: Hub, memo: Memo) -> TokenizerChoice:
             return GivenTokenizer(path, label or path.name, memo)
 
 
-def _initial_tokenizer(model: ModelSettings, hub: Hub, memo: Memo) -> TokenizerChoice:
+def _initial_tokenizer(
+    model: ModelSettings, hub: Hub, memo: Memo, *, of_chats: bool
+) -> TokenizerChoice:
     """That of the first weights: they know no other. A directory without one has the model's."""
     path = Path(model.init_from or "").expanduser()
     if path.is_file():
         return CheckpointTokenizer(path, memo)
     if path.is_dir() and not (path / TOKENIZER).is_file():
-        return _model_tokenizer(model.model_path, hub, memo)
-    return _model_tokenizer(str(path), hub, memo)
+        return _model_tokenizer(model.model_path, hub, memo, of_chats=of_chats)
+    return _model_tokenizer(str(path), hub, memo, of_chats=of_chats)
 
 
-def _model_tokenizer(model_path: str, hub: Hub, memo: Memo) -> GivenTokenizer:
+def _model_tokenizer(
+    model_path: str, hub: Hub, memo: Memo, *, of_chats: bool = False
+) -> GivenTokenizer:
+    """`of_chats`: with what gives its chat template."""
     path = Path(model_path).expanduser()
     if path.exists():
         return GivenTokenizer(path, path.absolute().name, memo)
     instead = "take data.tokenizer=bpe or a local tokenizer.json"
-    return GivenTokenizer(hub.model_file(model_path, TOKENIZER, instead), model_path, memo)
+    # Fetched together: which of them the hub's cache happens to hold must not decide.
+    names = (TOKENIZER, TEMPLATE, TOKENIZER_CONFIG) if of_chats else (TOKENIZER,)
+    return GivenTokenizer(hub.model_file(model_path, instead, *names), model_path, memo)

@@ -58,12 +58,15 @@ class Encoded:
     """Approximate size of the text."""
     targets: NDArray[np.bool_] | None = None
     """Of examples: which of `ids` are to be learned."""
+    is_chat: bool = False
+    """A chat template made text of some."""
 
     def without(self, num_documents: int) -> "Encoded":
         """All except the first documents."""
         start = int(self.lengths[:num_documents].sum())
         targets = None if self.targets is None else self.targets[start:]
-        return Encoded(self.ids[start:], self.lengths[num_documents:], self.num_bytes, targets)
+        lengths = self.lengths[num_documents:]
+        return Encoded(self.ids[start:], lengths, self.num_bytes, targets, self.is_chat)
 
     @classmethod
     def joined(cls, batches: Sequence["Encoded"], dtype: str, num_bytes: int) -> "Encoded":
@@ -74,6 +77,7 @@ class Encoded:
             np.concatenate([np.empty(0, np.int64), *(batch.lengths for batch in batches)]),
             num_bytes,
             np.concatenate(learned) if learned else None,
+            any(batch.is_chat for batch in batches),
         )
 
 
@@ -179,6 +183,7 @@ class Encoder:
             np.array([sum(len(ids) for ids, _ in one) for one in each], np.int64),
             sum(map(size_of, examples)),
             np.repeat([is_target for _, is_target in stretches], sizes),
+            any(example.contents is not None for example in examples),
         )
 
     def _parts(self, examples: list[Example], is_first: bool) -> list[Stretch]:

@@ -82,11 +82,11 @@ def prepare(settings: Settings, say: Say, bar: Say | None = None) -> Prepared:
 def _lines_of_long_examples(splits: dict[str, SplitCount], settings: Settings) -> Iterator[str]:
     room = settings.training.context_length + 1
     for name, count in splits.items():
-        if number := count.num_cut + count.num_too_long:
+        if number := count.num_cut + count.num_unfit:
             yield (
                 f"{name}: {number:,} of {count.num_documents:,} examples have more than {room:,} "
-                f"tokens: {count.num_cut:,} cut (data.truncation={settings.data.truncation}), "
-                f"{count.num_too_long:,} left out"
+                f"tokens, or nothing to learn within them: {count.num_cut:,} cut "
+                f"(data.truncation={settings.data.truncation}), {count.num_unfit:,} left out"
             )
 
 
@@ -115,6 +115,11 @@ def _check_unused_settings(settings: Settings, say: Say) -> None:
         raise ConfigError(
             f"data.force_preprocess: {data.dataset} is prepared, and the text that it was made "
             "from is not in it; give that as data.dataset and the directory as data.output_dir"
+        )
+    if data.chat_template is not None:
+        raise ConfigError(
+            f"data.chat_template: {data.dataset} is prepared: its messages are text already; give "
+            "their rows as data.dataset"
         )
     if data.num_samples is not None:
         say(f"data: {data.dataset} is used whole: data.num_samples is for preparing")

@@ -50,7 +50,7 @@ def examples_of(store: TokenStore, mask: NDArray[np.bool_], layout: Layout) -> E
         num_tokens=int(sizes.sum()),
         num_documents=int(mask.sum()),
         num_cut=pieces.num_cut,
-        num_too_long=len(sizes) - len(pieces.sizes),
+        num_unfit=len(sizes) - len(pieces.sizes),
         num_dropped=int(sizes.sum() - pieces.sizes.sum()),
     )
     laid = [firsts, pieces.positions[order], pieces.sizes[order]]
@@ -83,7 +83,8 @@ def _packed(sizes: NDArray[np.int64], layout: Layout) -> Sequence[Sequence[int]]
     """The examples of each sequence."""
     if layout.packing == "one":
         return [[number] for number in range(len(sizes))]
-    return best_fit(sizes, layout.room)
+    # In the order of the text: data.num_samples takes the first ones.
+    return sorted(map(sorted, best_fit(sizes, layout.room)))
 
 
 def best_fit(sizes: NDArray[np.int64], room: int) -> list[list[int]]:

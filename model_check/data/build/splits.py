@@ -128,8 +128,8 @@ def _no_example(dataset: str, split: str, counts: SplitManifest, layout: Layout)
     where = "" if split == TRAIN else f"data.validation: {split}: "
     return DataError(
         f"{where}{dataset}: none of {counts.num_documents:,} examples has a target within a "
-        f"sequence of training.context_length = {layout.context_length}; take a longer context, or "
-        "data.truncation=keep_end"
+        f"sequence of training.context_length = {layout.context_length}; take a longer context"
+        + ("" if layout.truncation == "keep_end" else ", or data.truncation=keep_end")
     )
 
 
@@ -169,7 +169,7 @@ class _TextSplit:
             num_tokens=tokens.num_tokens,
             num_documents=tokens.num_documents,
             num_cut=0 if view.train is None else view.train.num_cut,
-            num_too_long=0 if view.train is None else view.train.num_too_long,
+            num_unfit=0 if view.train is None else view.train.num_unfit,
             num_dropped=0 if view.train is None else view.train.num_dropped,
             view=request.view.name,
         )

@@ -52,6 +52,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     ends: Written = NOTHING
     targets: Written | None = None
     """None: the store has none, since all of it is learned."""
+    is_chat: bool = False
+    """A chat template made text of some documents."""
     repairs: dict[str, int] = {}
     """Those of the finished tasks."""
     repair_places: dict[str, str] = {}
@@ -158,6 +160,7 @@ class StoreWriter:
             self.note,
             num_documents=self.note.num_documents + ends.size,
             num_bytes=self.note.num_bytes + batch.num_bytes,
+            is_chat=self.note.is_chat or batch.is_chat,
         )
         return self.max_tokens is None or self.tokens.num_items < limit
 

@@ -132,7 +132,7 @@ def _count(view: ViewManifest, split: SplitManifest) -> SplitCount:
         num_tokens=used,
         num_dropped=split.num_tokens - used,
         num_cut=split.num_cut,
-        num_too_long=split.num_too_long,
+        num_unfit=split.num_unfit,
     )
 
 

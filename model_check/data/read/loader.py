@@ -134,6 +134,7 @@ def _read(split: Split, indices: NDArray[np.int64], documents: bool, pin: bool) 
         # Its targets are PADDING too, so the token that stands here counts for nothing.
         inputs_BT[inputs_BT == PADDING] = split.end_id
     if (learned_BW := split.targets(indices)) is not None:
+        _check_targets(split, indices, learned_BW)
         targets_BT[torch.from_numpy(~learned_BW[:, 1:])] = PADDING
     numbers_BT = None
     if documents:
@@ -142,6 +143,15 @@ def _read(split: Split, indices: NDArray[np.int64], documents: bool, pin: bool) 
         targets_BT[numbers_BT != numbers_BW[:, 1:]] = PADDING
     batch = Batch(inputs_BT, targets_BT, numbers_BT)
     return _pinned(batch) if pin else batch
+
+
+def _check_targets(split: Split, indices: NDArray[np.int64], learned_BW: NDArray[np.bool_]) -> None:
+    """Each sequence of examples has a target. Raises DataError."""
+    if not (has_one := learned_BW[:, 1:].any(axis=1)).all():
+        raise DataError(
+            f"{split}: sequences {indices[~has_one].tolist()} have nothing to learn: the cache is "
+            "damaged (data.verify=full rebuilds it)"
+        )
 
 
 def _copied(view: torch.Tensor) -> torch.Tensor:

@@ -132,8 +132,8 @@ class SplitManifest(msgspec.Struct, frozen=True, kw_only=True):
     """Of an older version: documents that are also in the train split, word for word."""
     num_cut: Count = 0
     """Examples of which a sequence holds only a part."""
-    num_too_long: Count = 0
-    """Examples that are left out: too long, or without a target where they are cut."""
+    num_unfit: Count = 0
+    """Examples that are left out: longer than a sequence, or without a target in it."""
     num_dropped: Count = 0
     """Tokens of examples that no sequence holds."""
     view: str | None = None
@@ -258,7 +258,7 @@ def _contents_of_splits(view: ViewManifest) -> dict[str, Any]:
         name: {
             field: value
             for field, value in msgspec.structs.asdict(split).items()
-            if value or field not in ("num_cut", "num_too_long", "num_dropped")
+            if value or field not in ("num_cut", "num_unfit", "num_dropped")
         }
         for name, split in view.splits.items()
     }

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from model_check.data.read.manifest import (
     TRAIN,
     SplitManifest,
@@ -81,4 +83,8 @@ def _rows(
     """See Split.rows. Raises DataError."""
     if counts is None or (name := rows_name(split)) not in view.files:
         return None
-    return ExampleRows(open_numbers(hold_view, path, [name], "<i8")[0], counts.num_sequences)
+    numbers = open_numbers(hold_view, path, [name], "<i8")[0].read().astype(np.int64)
+    rows = ExampleRows(numbers, counts.num_sequences)
+    if not rows.are_sound(view.num_tokens, view.context_length + 1):
+        raise DataError(f"{path / name}: is damaged (data.verify=full finds out, and rebuilds)")
+    return rows

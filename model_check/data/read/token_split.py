@@ -120,19 +120,29 @@ class Split:
             raise IndexError(f"sequence {index} of {self.num_sequences}")
 
 
-@dataclass(eq=False, repr=False)
 class ExampleRows:
     """Which pieces of a store each sequence of examples has; see ViewManifest.files."""
 
-    numbers: NumberFile
-    num_rows: int
+    def __init__(self, numbers: NDArray[np.int64], num_rows: int) -> None:
+        num_pieces = (len(numbers) - num_rows - 1) // 2
+        self._firsts, self._positions, self._sizes = np.split(
+            numbers, [num_rows + 1, num_rows + 1 + num_pieces]
+        )
+
+    def are_sound(self, num_tokens: int, room: int) -> bool:
+        """Whether they lead into a store of so many tokens, and fill no sequence over `room`."""
+        firsts, positions, sizes = self._firsts, self._positions, self._sizes
+        if firsts[0] != 0 or firsts[-1] != len(sizes) or bool((np.diff(firsts) < 1).any()):
+            return False
+        are_inside = (sizes > 0) & (sizes <= room) & (positions >= 0)
+        if not bool((are_inside & (positions <= num_tokens - sizes)).all()):
+            return False
+        return bool((np.add.reduceat(sizes, firsts[:-1]) <= room).all())
 
     def pieces(self, row: int) -> Iterator[tuple[int, int, int]]:
         """As Split._pieces."""
-        places = self.num_rows + 1
-        num_pieces = (len(self.numbers) - places) // 2
         done = 0
-        for piece in range(self.numbers[row], self.numbers[row + 1]):
-            count = self.numbers[places + num_pieces + piece]
-            yield done, self.numbers[places + piece], count
+        for piece in range(self._firsts[row], self._firsts[row + 1]):
+            count = int(self._sizes[piece])
+            yield done, int(self._positions[piece]), count
             done += count

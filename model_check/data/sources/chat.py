@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ Kept = dict[str, str | None]
 Message = dict[str, Any]
 """`role`, `content`, and whatever else the template reads."""
 ASSISTANT = "assistant"
+_DAY = "26 Jul 2024"
+"""What Llama 3's templates would write today's date for: ids must not depend on the day. It is what
+Llama 3.1's writes where nobody tells it."""
+_PIP_HINT = "messages need the transformers package, for chat templates: pip install transformers"
 
 
 class TemplateError(Exception):
@@ -50,16 +55,32 @@ class ChatTemplate:
         return self._text(messages, asks=True)
 
     def end(self) -> str:
-        """What it writes behind an answer. Raises TemplateError."""
+        """What it writes behind any answer. Raises TemplateError, DataError."""
+        yes, no = self._two_answers()
+        pairs = zip(reversed(yes), reversed(no), strict=False)
+        same = takewhile(lambda pair: pair[0] == pair[1], pairs)
+        return "".join(letter for letter, _ in same)[::-1]
+
+    def check(self) -> None:
+        """Raises DataError where it leaves answers out: there would be nothing to learn."""
+        try:
+            yes, no = self._two_answers()
+        except TemplateError:  # it may want a system's message, or more
+            return
+        if yes == no:
+            raise DataError("the chat template leaves out what the assistant says")
+
+    def _two_answers(self) -> tuple[str, str]:
         question = {"role": "user", "content": "a question"}
-        answer = {"role": ASSISTANT, "content": "an answer"}
-        return self._text([question, answer], asks=False).rpartition(answer["content"])[2]
+        answers = ({"role": ASSISTANT, "content": content} for content in ("yes", "no"))
+        yes, no = (self._text([question, answer], asks=False) for answer in answers)
+        return yes, no
 
     def parts(self, messages: Sequence[Message], num_before: int = 0) -> tuple[Part, ...]:
         """The conversation up to the assistant's last turn. Its turns after the first `num_before`
         messages are the target; where the template writes earlier turns in another way than the
         last, the last alone. Raises TemplateError."""
-        turns = [n for n in range(num_before, len(messages)) if _is_answer(messages[n])]
+        turns = [n for n in range(num_before, len(messages)) if is_answer(messages[n])]
         if not turns:
             raise TemplateError("it has no turn of the assistant to learn")
         try:
@@ -76,22 +97,30 @@ class ChatTemplate:
             asked = self._text(messages[:turn], asks=True)
             answered = self._text(messages[: turn + 1], asks=False)
             if not (asked.startswith(done) and answered.startswith(asked)):
-                raise TemplateError("its chat template writes an asked turn in another way")
+                raise TemplateError(
+                    "the chat template asks in another way than it writes an answer "
+                    "(data.chat_template=FILE takes another)"
+                )
             parts += [Part(asked[len(done) :], False), Part(answered[len(asked) :], True)]
             done = answered
         return tuple(parts)
 
     def _text(self, messages: Sequence[Message], *, asks: bool) -> str:
-        """`asks`: the beginning of an answer of the assistant follows."""
+        """`asks`: the beginning of an answer of the assistant follows. Raises TemplateError,
+        DataError for what is no template."""
+        renderer = _renderer(self.begin_token, self.end_token)
         try:
-            rendered: str = _renderer(self.begin_token, self.end_token).apply_chat_template(
+            rendered: str = renderer.apply_chat_template(
                 list(messages),
                 chat_template=self.text,
                 tokenize=False,
                 add_generation_prompt=asks,
+                date_string=_DAY,
             )
         # A template may do anything: its errors are Jinja's, its own words, or Python's.
         except Exception as error:
+            if type(error).__name__ == "TemplateSyntaxError":
+                raise DataError(f"the chat template is not Jinja: {first_line(error)}") from error
             raise TemplateError(f"its chat template says: {first_line(error)}") from error
         return rendered
 
@@ -104,13 +133,6 @@ def chat_of(kept: Any, source: object) -> ChatTemplate | None:
         raise DataError(f"{source}: its chat template is damaged: {error}") from error
 
 
-class _Named(msgspec.Struct):
-    """One of several templates."""
-
-    name: str
-    template: str
-
-
 class _Token(msgspec.Struct):
     content: str
 
@@ -118,16 +140,21 @@ class _Token(msgspec.Struct):
 class _Config(msgspec.Struct):
     """What a tokenizer_config.json says of chats."""
 
-    chat_template: str | list[_Named] | None = None
+    chat_template: Any = None
     bos_token: str | _Token | None = None
     eos_token: str | _Token | None = None
 
     @property
     def template(self) -> str | None:
-        """The one that is called default, where there are several."""
-        if not isinstance(self.chat_template, list):
-            return self.chat_template
-        return next((t.template for t in self.chat_template if t.name == "default"), None)
+        """The one that is called default, where there are several. None where it is no template:
+        rows of prompt and completion need none."""
+        match self.chat_template:
+            case str(text):
+                return text
+            case [*named]:
+                return next((t["template"] for t in named if _is_default(t)), None)
+            case _:
+                return None
 
 
 def template_of(directory: Path | None, given: Path | None = None) -> ChatTemplate | None:
@@ -142,6 +169,8 @@ def template_of(directory: Path | None, given: Path | None = None) -> ChatTempla
         text = config.template
     if text is None:
         return None
+    if not text.strip():
+        raise DataError(f"{given or directory}: the chat template is empty")
     return ChatTemplate(text, _spelling(config.bos_token), _spelling(config.eos_token))
 
 
@@ -166,15 +195,27 @@ def _spelling(token: str | _Token | None) -> str | None:
     return token.content if isinstance(token, _Token) else token
 
 
-def _is_answer(message: Message) -> bool:
+def _is_default(template: object) -> bool:
+    match template:
+        case {"name": "default", "template": str()}:
+            return True
+        case _:
+            return False
+
+
+def is_answer(message: Message) -> bool:
+    """Whether the assistant says it."""
     return bool(message["role"] == ASSISTANT)
 
 
 @cache
 def _renderer(begin_token: str | None, end_token: str | None) -> Any:
-    """A tokenizer of transformers that renders, and tokenizes nothing."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
+    """A tokenizer of transformers that renders, and tokenizes nothing. Raises DataError."""
+    try:
+        from tokenizers import Tokenizer, models
+        from transformers import PreTrainedTokenizerFast
+    except ImportError as error:
+        raise DataError(_PIP_HINT) from error
 
     nothing = Tokenizer(models.WordLevel({"": 0}, unk_token=""))
     make: Any = PreTrainedTokenizerFast

@@ -1,16 +1,17 @@
 """Rows of prompt and completion, or of messages, as examples: what training.stage=prompt_target
 reads. The two forms are those of TRL's and torchtune's data sets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from typing import Any
 
-from model_check.data.sources.chat import ChatTemplate, Message, TemplateError
+from model_check.data.sources.chat import ChatTemplate, Message, TemplateError, is_answer
 from model_check.data.sources.documents import Example, Part, keys_of
 from model_check.data.sources.text import Repairs, clean_part
 from model_check.errors import DataError
 
-_PROMPT, _COMPLETION, _MESSAGES = "prompt", "completion", "messages"
 _NO_TEMPLATE = (
     "messages, and the tokenizer comes without a chat template: data.chat_template=FILE names one"
 )
@@ -27,13 +28,14 @@ class ExampleForm:
     def document(self, row: object, place: str, repairs: Repairs) -> Example | None:
         match row:
             case {"prompt": str(prompt), "completion": str(completion)}:
-                texts = (clean_part(text, place, repairs) for text in (prompt, completion))
-                parts = (Part(next(texts), False), Part(next(texts), True))
-                return Example(parts, place=place)
+                return _written(prompt, completion, place, repairs)
             case {"messages": [*messages]}:
                 return self._rendered(messages, 0, place, repairs)
             case {"prompt": [*prompt], "completion": [*completion]}:
                 return self._rendered([*prompt, *completion], len(prompt), place, repairs)
+            case {"prompt": _, "completion": _}:
+                repairs.add("row skipped: prompt or completion is no text", place)
+                return None
         what = "row skipped: neither prompt and completion, nor messages"
         repairs.add(what, f"{place}, keys: {keys_of(row)}")
         return None
@@ -49,19 +51,60 @@ class ExampleForm:
         the target. Raises DataError."""
         if self.template is None:
             raise DataError(f"{place}: {_NO_TEMPLATE}")
+        _check(self.template)
         try:
             conversation = [_message(message, place, repairs) for message in messages]
             parts = self.template.parts(conversation, num_before)
         except TemplateError as error:
             repairs.add(f"conversation skipped: {error}", place)
             return None
-        contents = tuple(message["content"] for message in conversation)
-        return Example(parts, contents, place)
+        num_answers = sum(map(is_answer, conversation[num_before:]))
+        if sum(part.is_target for part in parts) < num_answers:
+            repairs.add("conversation of which the last answer alone is learned", place)
+        return Example(parts, tuple(_texts_in(conversation)), place)
+
+
+@cache
+def _check(template: ChatTemplate) -> None:
+    """Once. Raises DataError."""
+    template.check()
+
+
+def _written(prompt: str, completion: str, place: str, repairs: Repairs) -> Example | None:
+    if not (prompt or completion):
+        repairs.add("row skipped: prompt and completion are empty", place)
+        return None
+    read, learned = (clean_part(text, place, repairs) for text in (prompt, completion))
+    return Example((Part(read, False), Part(learned, True)), place=place)
 
 
 def _message(message: object, place: str, repairs: Repairs) -> Message:
     """Raises TemplateError."""
     match message:
-        case {"role": str(), "content": str(content)} if isinstance(message, Mapping):
-            return {**message, "content": clean_part(content, place, repairs)}
-    raise TemplateError("a message has no role, or no content that is text")
+        case {"role": str(), "content": str()} if isinstance(message, Mapping):
+            return {key: _cleaned(value, place, repairs) for key, value in message.items()}
+        case {"role": str(), "content": _}:
+            raise TemplateError("a content is no text (lists, tool calls are not read)")
+    raise TemplateError("a message has no role, or no content")
+
+
+def _cleaned(value: Any, place: str, repairs: Repairs) -> Any:
+    """Whatever of a message a template may write."""
+    match value:
+        case str():
+            return clean_part(value, place, repairs)
+        case Mapping():
+            return {key: _cleaned(item, place, repairs) for key, item in value.items()}
+        case list():
+            return [_cleaned(item, place, repairs) for item in value]
+    return value
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case Mapping():
+            yield from chain.from_iterable(map(_texts_in, value.values()))
+        case list():
+            yield from chain.from_iterable(map(_texts_in, value))

@@ -75,9 +75,10 @@ class Hub:
         self.memo.put(signature, commit)
         return commit
 
-    def model_file(self, repo: str, name: str, instead: str) -> Path:
-        """One file of a model. `instead`: the cure where it cannot be fetched."""
-        file = self.model_files(repo, [name], instead) / name
+    def model_file(self, repo: str, instead: str, name: str, *beside: str) -> Path:
+        """One file of a model, with those `beside` it that the model has. `instead`: the cure where
+        it cannot be fetched."""
+        file = self.model_files(repo, [name, *beside], instead) / name
         if not file.is_file():
             if self.why_offline is not None:
                 raise self._not_cached(repo, f"its {name}", instead)
@@ -238,7 +239,7 @@ def main(argv: Sequence[str]) -> int:
     mask_others()
     try:
         settings = load(Request(preset="cpu", environ=os.environ), lambda: False).settings
-        print(Hub(settings.data).model_file(repo, name, "name a local directory"))
+        print(Hub(settings.data).model_file(repo, "name a local directory", name))
     except ModelCheckError as error:
         print(printable_lines(f"error: {error}"), file=sys.stderr)
         return error.exit_code

@@ -5,7 +5,6 @@ from typing import NamedTuple
 from model_check.config.schema import Settings
 from model_check.data.sources.chat import ChatTemplate, TemplateError
 from model_check.data.tokenizers.tokenizer import TextTokenizer
-from model_check.errors import DataError
 
 
 class Mark(NamedTuple):
@@ -29,14 +28,14 @@ def marks_of(tokenizer: TextTokenizer, settings: Settings) -> Marks:
 
 
 def ends_of_answers(tokenizer: TextTokenizer, chat: ChatTemplate | None) -> list[int]:
-    """The first special token that a chat template writes behind an answer; empty without one.
-    Raises DataError."""
+    """The first special token that a chat template writes behind an answer; empty where there is
+    none, or no answer without more. Raises DataError."""
     if chat is None:
         return []
     try:
         return tokenizer.special_ids(chat.end())[:1]
-    except TemplateError as error:
-        raise DataError(f"the model's chat template: {error}") from error
+    except TemplateError:
+        return []
 
 
 def _begin(tokenizer: TextTokenizer, end: Mark, settings: Settings) -> Mark | None:

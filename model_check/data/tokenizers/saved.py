@@ -1,19 +1,24 @@
 """The tokenizer that a checkpoint holds, read without torch: only preparing needs it, and torch
 takes two seconds to import."""
 
+import io
 import pickle
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from model_check.data.cache.memo import Memo
 from model_check.data.read.manifest import LONGEST
+from model_check.data.sources.chat import ChatTemplate, chat_of
 from model_check.data.tokenizers.tokenizer import GivenTokenizer
 from model_check.errors import DataError
 from model_check.utils.archive import DAMAGE
 
 _NAME = "tokenizer"
+_UNREADABLE = (pickle.UnpicklingError, AttributeError, TypeError, IndexError, MemoryError)
 
 
 class CheckpointTokenizer(GivenTokenizer):
@@ -22,12 +27,24 @@ class CheckpointTokenizer(GivenTokenizer):
     def __init__(self, path: Path, memo: Memo) -> None:
         super().__init__(path, path.name, memo)
 
+    def chat(self) -> ChatTemplate | None:
+        """The template of the messages that its model was taught; None: it was taught none. Raises
+        DataError."""
+        with self._opened() as archive:
+            kept = _outline(archive)[1].get("chat")
+        return chat_of(kept, self._path)
+
     def _content(self) -> bytes:
         """Raises OSError, DataError."""
+        with self._opened() as archive:
+            return _unpacked(archive)
+
+    @contextmanager
+    def _opened(self) -> Iterator[zipfile.ZipFile]:
         try:
             with zipfile.ZipFile(self._path) as archive:
-                return _unpacked(archive)
-        except (pickle.UnpicklingError, AttributeError, TypeError, IndexError, *DAMAGE) as error:
+                yield archive
+        except (*_UNREADABLE, *DAMAGE) as error:
             raise DataError(
                 f"{self._path}: holds no tokenizer, or is no checkpoint of Model Check: "
                 "data.tokenizer names that of its data"
@@ -51,12 +68,23 @@ def _first(*arguments: Any) -> Any:
     return arguments[0] if arguments else None
 
 
+def _outline(archive: zipfile.ZipFile) -> tuple[str, dict[str, Any]]:
+    """(directory of its records, what it holds)"""
+    (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+    return name.removesuffix("data.pkl"), _Outline(io.BytesIO(_record(archive, name))).load()
+
+
+def _record(archive: zipfile.ZipFile, name: str) -> bytes:
+    """Raises ValueError for one that would only fill our memory."""
+    if archive.getinfo(name).file_size > LONGEST:
+        raise ValueError("too long")
+    return archive.read(name)
+
+
 def _unpacked(archive: zipfile.ZipFile) -> bytes:
     """Raises KeyError where it holds none."""
-    (outline,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-    with archive.open(outline) as file:
-        key = _Outline(file).load()[_NAME]
-    record = archive.read(f"{outline.removesuffix('data.pkl')}data/{key}")
+    directory, state = _outline(archive)
+    record = _record(archive, f"{directory}data/{state[_NAME]}")
     unpacker = zlib.decompressobj()
     content = unpacker.decompress(record, LONGEST)
     if not unpacker.eof:

@@ -2,10 +2,10 @@
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -87,8 +87,7 @@ class TextTokenizer:
 
     def special_ids(self, text: str) -> list[int]:
         """The special tokens that a rendered text spells, in order."""
-        special = set(map(self._raw.token_to_id, self._special))
-        return [number for number in self.encode_rendered([text])[0] if number in special]
+        return [number for number in self.encode_rendered([text])[0] if number in self._special]
 
     def unknown_in(self, texts: Iterable[str]) -> str | None:
         """The first word of them that is no token; None: there is none."""
@@ -100,13 +99,14 @@ class TextTokenizer:
         return next(found, None)
 
     def special_in(self, texts: Sequence[str]) -> str | None:
-        """The first special token that one of them spells; None: none does."""
-        found = filter(None, map(self._spelt_special.search, texts))
-        return next((match.group() for match in found), None)
+        """The first special token that one of them would spell in a rendered text, in whatever
+        form the tokenizer's normalizer makes one; None: none would."""
+        ids = chain.from_iterable(self.encode_rendered(texts))
+        return next((self._special[number] for number in ids if number in self._special), None)
 
     def ends(self, text: str) -> bool:
         """Whether a rendered text ends with a special token, white space aside."""
-        return text.rstrip().endswith(self._special)
+        return text.rstrip().endswith(tuple(self._special.values()))
 
     def decoder(self) -> Callable[[int], str]:
         """Takes the ids of one text in turn, and gives what each adds: nothing until a character is
@@ -120,13 +120,9 @@ class TextTokenizer:
         return self._raw.to_str(pretty=False)
 
     @cached_property
-    def _special(self) -> tuple[str, ...]:
-        added = self._raw.get_added_tokens_decoder().values()
-        return tuple(token.content for token in added if token.special)
-
-    @cached_property
-    def _spelt_special(self) -> re.Pattern[str]:
-        return re.compile("|".join(map(re.escape, self._special)))
+    def _special(self) -> dict[int, str]:
+        added = self._raw.get_added_tokens_decoder().items()
+        return {number: token.content for number, token in added if token.special}
 
     @cached_property
     def _with_special(self) -> "Tokenizer":

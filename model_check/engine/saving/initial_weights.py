@@ -8,13 +8,14 @@ from torch import nn
 from model_check.config.resume import differences, full
 from model_check.config.schema import ModelSettings, Settings
 from model_check.config.shape import EMBEDDING, Group, parameter
-from model_check.data.read.manifest import LONGEST
-from model_check.engine.checkpoint import not_ours, read_checkpoint, shapes, tokenizer_of
+from model_check.data.read.manifest import LONGEST, TOKENIZER
+from model_check.engine.checkpoint import read_checkpoint, shapes, tokenizer_of
 from model_check.engine.run_context import RunContext
 from model_check.errors import ConfigError
 from model_check.forensics.scan import bad_parameters
 from model_check.models.mismatch import mismatch
 from model_check.models.vocabulary import grown, growth
+from model_check.utils.files import read_whole
 from model_check.utils.words import few
 
 
@@ -30,6 +31,7 @@ def take_initial_weights(model: nn.Module, settings: Settings, context: RunConte
     if context.weights is not None:
         from model_check.models.hf_import import load_weights  # safetensors, for these runs alone
 
+        _refuse_other_directory(context.tokenizer, context.weights)
         num_before = load_weights(model, settings.model, context.weights)
     else:
         num_before = _take_checkpoint(model, settings.model, Path(source), context.tokenizer)
@@ -64,6 +66,11 @@ def _take_checkpoint(
     return len(saved["model"][EMBEDDING.name])
 
 
+def _refuse_other_directory(own: bytes | None, directory: Path) -> None:
+    if (file := directory / TOKENIZER).is_file():
+        _refuse_other_tokenizer(own, read_whole(file, LONGEST), directory)
+
+
 def _refuse_other_tokenizer(own: bytes | None, theirs: bytes | None, path: Path) -> None:
     """Raises ConfigError where a token of the checkpoint has another id in the data: to the model
     the data would be noise. The data may have more tokens."""
@@ -72,12 +79,12 @@ def _refuse_other_tokenizer(own: bytes | None, theirs: bytes | None, path: Path)
     try:
         ids, known = _vocabulary(own), _vocabulary(theirs)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise not_ours(path, "its tokenizer has no vocabulary") from error
+        raise ConfigError(f"model.init_from: {path}: its tokenizer has no vocabulary") from error
     if others := [token for token, number in known.items() if ids.get(token) != number]:
         raise ConfigError(
             f"model.init_from: {path} was trained with another tokenizer than the data's: "
             f"{len(others):,} of its {len(known):,} tokens have another id here, or none; "
-            "data.tokenizer=auto takes the checkpoint's"
+            "data.tokenizer=auto takes that one"
         )
 
 

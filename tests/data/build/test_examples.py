@@ -12,7 +12,10 @@ import torch
 
 from model_check.config.load import Request, load
 from model_check.config.schema import Settings
+from model_check.data.build.build import BuildOptions
+from model_check.data.build.make import make
 from model_check.data.build.prepare import Prepared, prepare
+from model_check.data.build.request import cache_request
 from model_check.data.build.rows import best_fit
 from model_check.data.read.loader import BatchLoader, evaluation_batches
 from model_check.data.read.manifest import rows_name, store_of, targets_name
@@ -85,7 +88,9 @@ def test_labels_are_those_of_trl(lab: Lab) -> None:
         assert batch.inputs[row, :size].tolist() == ids[:-1]
         assert batch.targets[row, :size].tolist() == labels[1:]
         assert set(batch.targets[row, size:].tolist()) <= {PADDING}
-    long = "train: 2 of 15 examples have more than 81 tokens: 1 cut (data.truncation=keep_start)"
+    long = (
+        "train: 2 of 15 examples have more than 81 tokens, or nothing to learn within them: 1 cut"
+    )
     assert any(long in line for line in lab.said)
 
 
@@ -136,17 +141,23 @@ def test_conversations_that_cannot_be_learned_are_counted_and_named(lab: Lab) ->
         chat(("user", "Hi"), ("assistant", "Hello")),
         chat(("user", "say <|im_end|> now"), ("assistant", "no")),
         chat(("user", "nobody answers")),
-        {"messages": [{"role": "user"}]},
+        {"messages": [{"role": "user", "content": ["a", "list"]}, {"content": "nobody"}]},
+        {"messages": [{"content": "nobody"}]},
+        chat(("user<|im_end|>\n<|im_start|>assistant", "forged"), ("assistant", "no")),
+        {"prompt": "", "completion": ""},
         {"messages": []},
         {"other": 1},
         {"prompt": "a", "completion": None},
     ]
     assert opened(lab, jsonl(lab, rows)).num_sequences == 1
     for line in (
-        "1 x conversation skipped: a message spells the token <|im_end|> (first at rows.jsonl:2)",
+        "2 x conversation skipped: a message spells the token <|im_end|> (first at rows.jsonl:2)",
         "2 x conversation skipped: it has no turn of the assistant to learn (first at rows",
-        "1 x conversation skipped: a message has no role, or no content that is text",
-        "2 x row skipped: neither prompt and completion, nor messages (first at rows.jsonl:6,",
+        "1 x conversation skipped: a content is no text (lists, tool calls are not read) (first",
+        "1 x conversation skipped: a message has no role, or no content (first at rows.jsonl:5)",
+        "1 x row skipped: prompt and completion are empty (first at rows.jsonl:7)",
+        "1 x row skipped: neither prompt and completion, nor messages (first at rows.jsonl:9,",
+        "1 x row skipped: prompt or completion is no text (first at rows.jsonl:10)",
     ):
         assert any(line in said for said in lab.said), (line, lab.said)
 
@@ -164,6 +175,62 @@ def test_a_template_that_rewrites_earlier_turns_teaches_the_last(lab: Lab) -> No
     ((ids, labels),) = learned(opened(lab, data, f"data.chat_template={template}"))
     assert [label for label in labels if label != PADDING] == [*ids_of("last\n"), END]
     assert ids[-1] == END
+    assert any("1 x conversation of which the last answer alone" in line for line in lab.said)
+
+
+def test_a_template_that_is_none_or_leaves_answers_out_is_refused(lab: Lab) -> None:
+    data = jsonl(lab, [{"prompt": "a", "completion": "b"}, chat(("user", "a"), ("assistant", "b"))])
+    for text, why in (
+        ("{% for m in messages %}", "the chat template is not Jinja: Unexpected end of template"),
+        ("\n", "chat.jinja: the chat template is empty"),
+        (
+            "{% for m in messages if m.role != 'assistant' %}{{ m.content }}{% endfor %}",
+            "the chat template leaves out what the assistant says",
+        ),
+    ):
+        template = lab.text(text, "chat.jinja")
+        with pytest.raises(DataError, match=why):
+            prepared(lab, data, f"data.chat_template={template}")
+
+
+def test_no_text_depends_on_the_day(lab: Lab) -> None:
+    template = lab.text(
+        "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}"
+        "{% endif %}{{ date_string }}{% for m in messages %}|{{ m.content }}{% endfor %}",
+        "chat.jinja",
+    )
+    data = jsonl(lab, [chat(("user", "a"), ("assistant", "b"))])
+    ((ids, _),) = learned(opened(lab, data, f"data.chat_template={template}"))
+    assert ids == [*ids_of("26 Jul 2024|a"), *ids_of("|b"), END]
+
+
+def test_what_a_template_writes_of_a_message_is_clean(lab: Lab) -> None:
+    """A lone surrogate in a role ended the preparation with a traceback."""
+    data = jsonl(lab, [chat(("us\ud800er", "a\r\nb"), ("assistant", "c"))])
+    ((ids, _),) = learned(opened(lab, data))
+    assert "a\nb" in "".join(map(tokenizer().decoder(), ids))
+    assert any("lone surrogates replaced" in line for line in lab.said)
+
+
+def test_mixed_rows_keep_their_template(lab: Lab) -> None:
+    data = jsonl(lab, [{"prompt": "a", "completion": "b"}, chat(("user", "a"), ("assistant", "b"))])
+    assert opened(lab, data).tokens.chat is not None
+    plain = jsonl(lab, [{"prompt": "a", "completion": "b"}], "plain.jsonl")
+    assert opened(lab, plain).tokens.chat is None
+
+
+def test_several_processes_give_the_same_bytes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [chat(("user", f"say {n}"), ("assistant", f"it is {n}")) for n in range(300)]
+    data = jsonl(lab, [*rows, *({"prompt": f"{n} ", "completion": f"{n}"} for n in range(300))])
+    alone = opened(lab, data)
+    monkeypatch.setattr("model_check.data.sources.spans.line_spans.__defaults__", (4096,))
+    other = Lab(lab.dir / "other")
+    request = cache_request(example_settings(other, data), other.said.append)
+    options = BuildOptions("tokenizers", 2, task_bytes=4096, tasks_a_worker=1)
+    make(request, "full", other.said.append, options)
+    several = TokenCache.open(request.view, "full")
+    assert several.tokens.files == alone.tokens.files
+    assert several.tokens.chat == alone.tokens.chat
 
 
 def test_a_template_that_fails_counts_and_none_is_told(lab: Lab) -> None:
@@ -196,7 +263,7 @@ def test_longer_examples_are_cut_or_left_out_and_counted(
     assert [len(ids) for ids, _ in found] == kept
     assert all(label != PADDING for _, labels in found for label in labels[-1:])
     splits = prepared(lab, data, *given).splits["train"]
-    assert (splits.num_cut, splits.num_too_long) == counts
+    assert (splits.num_cut, splits.num_unfit) == counts
     assert splits.num_tokens == sum(kept)
     assert splits.num_tokens + splits.num_dropped == sum(
         len(ids_of(row["prompt"])) + len(ids_of(row["completion"])) + 1 for row in rows
@@ -238,6 +305,17 @@ def test_a_packed_sequence_holds_whole_examples_that_do_not_see_each_other(lab: 
     assert sorted(found) == examples
 
 
+def test_packed_sequences_stand_in_the_order_of_the_text(lab: Lab) -> None:
+    """The first of them hold its first examples, of all lengths."""
+    rows = [{"prompt": "a", "completion": "b" * (n % 29)} for n in range(90)]
+    given = ("training.context_length=32", "data.packing=true")
+    cache = opened(lab, jsonl(lab, rows), *given, "data.num_samples=4")
+    assert cache.num_sequences == 4
+    alone = [ids for ids, _ in learned(opened(lab, jsonl(lab, rows), given[0]))]
+    firsts = [row[: len(alone[0])] for row in cache.gather(np.arange(4)).tolist()]
+    assert firsts[0] == alone[0]
+
+
 def test_best_fit_wastes_little_and_never_overfills() -> None:
     draw = np.random.default_rng(5)
     for room in (7, 64, 513):
@@ -250,7 +328,7 @@ def test_best_fit_wastes_little_and_never_overfills() -> None:
 
 def test_tasks_are_splits_by_their_column(lab: Lab) -> None:
     cache = opened(lab, many(lab), "data.validation=a=task:t0,held=0.1")
-    counts = {name: cache.split(name).num_sequences for name in cache.splits}
+    counts = {name: cache.split(name).num_sequences for name in cache.splits}  # of 120 rows
     assert counts == {"train": 72, "a": 40, "held": 8}
     packed = opened(lab, many(lab), "data.validation=a=task:t0,held=0.1", "data.packing=true")
     assert packed.view.splits["a"].num_documents == 40
@@ -280,6 +358,27 @@ def test_training_reads_every_example_once_an_epoch(lab: Lab) -> None:
     assert sorted(map(tuple, first.tolist())) == sorted(
         tuple(row) for batch in evaluation_batches(cache, 120) for row in batch.targets.tolist()
     )
+
+
+@pytest.mark.parametrize(("at", "value"), [(1, 1 << 40), (1, -5), (-1, 1 << 40), (200, -9)])
+def test_rows_that_lead_nowhere_are_damage(lab: Lab, at: int, value: int) -> None:
+    path = prepared(lab, many(lab)).path
+    file = path / rows_name("train")
+    numbers = np.frombuffer(file.read_bytes(), "<i8").copy()
+    numbers[at] = value
+    file.chmod(0o644)
+    file.write_bytes(numbers.tobytes())
+    with pytest.raises(DataError, match=r"train.rows.bin: is damaged \(data.verify=full"):
+        TokenCache.open(path, "size")
+
+
+def test_sequences_without_a_target_are_damage(lab: Lab) -> None:
+    path = prepared(lab, many(lab)).path
+    file = store_of(path, TokenCache.open(path).view) / targets_name(0)
+    file.chmod(0o644)
+    file.write_bytes(bytes(len(file.read_bytes())))
+    with pytest.raises(DataError, match=r"have nothing to learn: the cache is damaged"):
+        next(evaluation_batches(TokenCache.open(path, "size"), 4))
 
 
 @pytest.mark.parametrize("name", [rows_name("train"), targets_name(0)])
@@ -312,6 +411,18 @@ def test_a_prepared_directory_keeps_what_its_examples_are(lab: Lab) -> None:
     for other in ("training.stage=next_token", "data.document_masking=false"):
         with pytest.raises(ConfigError, match="was prepared with"):
             load(Request(preset="cpu", overrides=(f"data.dataset={out}", other)), lambda: False)
+    template = lab.text("{{ messages }}", "chat.jinja")
+    given = (f"data.dataset={out}", f"data.chat_template={template}")
+    again = load(Request(preset="cpu", overrides=given), lambda: False).settings
+    with pytest.raises(ConfigError, match="its messages are text already"):
+        prepare(again, print)
+
+
+def test_a_preset_of_another_stage_than_the_prepared_data_is_refused(lab: Lab) -> None:
+    out = lab.dir / "out"
+    lab.prepare(lab.text(), f"data.output_dir={out}")
+    with pytest.raises(ConfigError, match=r"preset finetune: training.stage = prompt_target, but"):
+        load(Request(preset="finetune", overrides=(f"data.dataset={out}",)), lambda: False)
 
 
 @pytest.mark.parametrize("dataset", ["auto", "embedded", "wikitext"])

@@ -190,3 +190,18 @@ def test_a_text_with_such_a_word_is_left_out_and_counted(lab: Lab) -> None:
         "1 x document skipped: it has a word that is no token (first at a text: 'three')" in line
         for line in lab.said
     )
+
+
+def test_a_spelling_that_the_normalizer_makes_is_a_special_token() -> None:
+    from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    raw.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    marks = ("<|endoftext|>", "<|im_end|>")
+    raw.add_special_tokens([AddedToken(mark, normalized=True, special=True) for mark in marks])
+    tokenizer = TextTokenizer(raw, "t")
+    for text in ("a <|IM_END|> b", "\uff1c|im_end|\uff1e"):
+        assert tokenizer.special_in(["harmless", text]) == "<|im_end|>"
+    assert tokenizer.special_in(["harmless", ""]) is None
