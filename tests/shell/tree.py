@@ -33,6 +33,7 @@ dependencies = ["alpha>=1.0", "torch>=2.11", "numpy>=1.26"]
 [project.optional-dependencies]
 hub = []
 fast = []
+midi = []
 dev = ["ruff", "mypy", "pytest"]
 """
 WHEELS = {
