@@ -45,6 +45,7 @@ from model_check.data.sources.weights import weights_directory
 from model_check.errors import EXIT_SIGNAL_BASE, ModelCheckError, StorageError, UsageError
 from model_check.utils.files import write_atomic
 from model_check.utils.secrets import mask_others
+from model_check.utils.standard_streams import complain, put
 from model_check.utils.words import printable_lines
 
 _EPILOG = """\
@@ -90,18 +91,15 @@ def main(argv: Sequence[str]) -> int:
         if len(prepared.splits) > 1:
             _say(_division(prepared))
     except ModelCheckError as error:
-        print(printable_lines(f"error: {error}"), file=sys.stderr)
+        complain(f"error: {error}")
         return error.exit_code
     # `| head` has read enough.
     except BrokenPipeError:
-        # For the flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_SIGNAL_BASE + signal.SIGPIPE
     except Stopped as stop:
         name = signal.Signals(stop.args[0]).name
-        print(
-            f"stopped by {name}; what was finished is kept: the same command goes on from there",
-            file=sys.stderr,
+        complain(
+            f"stopped by {name}; what was finished is kept: the same command goes on from there"
         )
         return EXIT_SIGNAL_BASE + int(stop.args[0])
     return 0
@@ -182,12 +180,12 @@ def _stop_on_signals() -> None:
 def _say(line: str) -> None:
     if sys.stdout.isatty():
         _bar("")
-    print(printable_lines(line), flush=True)
+    put(printable_lines(line))
 
 
 def _bar(text: str) -> None:
     columns = shutil.get_terminal_size().columns
-    print(f"\r\x1b[K{text[: columns - 1]}", end="", flush=True)
+    put(f"\r\x1b[K{text[: columns - 1]}", end="")
 
 
 def _summary(prepared: Prepared) -> str:

@@ -4,9 +4,11 @@ Runs alone (`CUDA_VISIBLE_DEVICES=3 GPU_RANK=3 python3 pretrain_main.py --debug`
 launcher, and under a profiler. The last event to its supervisor is always `done`, however it ends.
 """
 
+import gc
 import signal
 
 if __name__ == "__main__":
+    gc.disable()  # until `train` has imported torch: there is no garbage yet
     # A signal that comes during the imports below waits; unblocked, it would kill this process.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
     try:
@@ -26,7 +28,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from model_check.config.arguments import (
     Parser,
@@ -38,8 +40,9 @@ from model_check.config.backends import check_package
 from model_check.config.drill import Drill, parse_drill
 from model_check.config.load import Loaded, load
 from model_check.config.memory import check_host_memory
+from model_check.config.places import fallback_note
 from model_check.config.prompts import given_prompts
-from model_check.config.ranks import check_ranks, rank_timeout_s
+from model_check.config.ranks import JOBS, check_ranks, rank_timeout_s
 from model_check.config.replay import check_replay, replayed, replayed_drill
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
@@ -57,7 +60,8 @@ from model_check.errors import (
     NoGpuError,
     PeerLost,
 )
-from model_check.events import SCHEMA, Done, EventSink, Phase, Scalar
+from model_check.events import SCHEMA, Beat, Done, EventSink, Phase, Scalar
+from model_check.utils.garbage import keep_imports, leave
 from model_check.utils.host_memory import host_memory_bytes
 from model_check.utils.secrets import mask_others, masked
 from model_check.utils.standard_streams import open_missing_streams
@@ -65,11 +69,13 @@ from model_check.utils.words import Say
 from model_check.utils.worker_env import TOKEN_CACHE, RankEnv, WorkerEnv
 
 if TYPE_CHECKING:
+    import torch  # noqa: TID251 (its name in a type)
+
     from model_check.data.read.loader import BatchLoader
     from model_check.data.read.token_cache import TokenCache
     from model_check.engine.batches import Splits
-    from model_check.engine.run_context import Prompts
-    from model_check.engine.world import World
+    from model_check.engine.distributed.world import World
+    from model_check.engine.run_context import Prompts, RunContext
 
 EXIT_UNEXPECTED = 1
 FINISH_STEP_OF_RANK_S = 0.05
@@ -84,8 +90,9 @@ THREADS_ADVICE = (
 )
 
 EPILOG = """exit codes:
-  0 trained to the end    2 usage or configuration    20 NaN or Inf    69 no usable GPU
-  1 unexpected failure    21 weights or moments changed by themselves
+  0 trained to the end          2 usage or configuration
+  1 unexpected failure          20 NaN or Inf
+  69 no usable GPU              21 weights or moments changed by themselves
   128+N ended by signal N"""
 
 
@@ -148,17 +155,21 @@ def main(argv: Sequence[str]) -> int:
             failure = cause_of(error)
         ending = ending_of(failure, process)
         process.sink.emit(last_word(ending, process.meter))
-    # A normal end would wait for threads, or for ranks that are gone, perhaps for ever.
-    if process.stop.cut_short or is_connected():
+    # A normal end would wait for threads, or for ranks that are gone, perhaps for ever. A rank that
+    # has told its work gains nothing by it: torch's threads may outlive the interpreter (torchrun
+    # on two nodes, once in 6 jobs: SIGABRT after the last step, "terminate called without an active
+    # exception").
+    if process.stop.cut_short or is_rank():
         sys.stdout.flush()
         os._exit(ending.exit_code)
     return ending.exit_code
 
 
-def is_connected() -> bool:
-    """Whether an error has left connections to other ranks open."""
-    world = sys.modules.get("model_check.engine.world")
-    return world is not None and bool(world.is_connected())
+def is_rank() -> bool:
+    """Whether this process is one of several of a job."""
+    with suppress(ConfigError):
+        return RankEnv.from_environ() is not None
+    return False
 
 
 def cause_of(error: BaseException) -> BaseException:
@@ -228,8 +239,10 @@ def task_of(argv: Sequence[str], process: Process) -> Task:
     task = Task(settings, drill, loaded.device, worker, ranks, names.replay_to)
     is_further = ranks is not None and ranks.rank > 0
     process.console.is_quiet = is_further and not settings.logging.all_ranks
-    for note in loaded.notes:
+    for note in (*loaded.notes, *fallback_note(loaded.sources, settings)):
         process.console.say_for_all(note)
+    if ranks is None and settings.launch.mode == "fsdp":
+        process.console.say_for_all("launch.mode=fsdp: one rank, which holds the whole model")
     if ranks is not None and process.env.supervised:
         # All ranks end together: none can finish a step without the others.
         process.stop.finish_step_s = FINISH_STEP_OF_RANK_S
@@ -240,8 +253,6 @@ def task_of(argv: Sequence[str], process: Process) -> Task:
 
 def train(task: Task, process: Process) -> None:
     """Device, data, model, steps: what fails cheaply comes first."""
-    from model_check.data.read.manifest import read_tokenizer
-    from model_check.data.sources.weights import weights_directory
     from model_check.engine.assembly import build_trainer  # from here on: torch
     from model_check.engine.device import (
         keep_freed_memory,
@@ -249,50 +260,69 @@ def train(task: Task, process: Process) -> None:
         pick_device,
         set_up_process,
     )
+    from model_check.engine.distributed.job import joined
     from model_check.engine.rng import seed_everything
-    from model_check.engine.run_context import Channels, Identity, RunContext
     from model_check.engine.saving.own_directory import checkpoint_directory
-    from model_check.engine.world import joined
 
+    keep_imports()
     settings, ranks, worker = task.settings, task.ranks, task.worker
-    console, say = process.console, process.console.say_for_all
+    say = process.console.say_for_all
     num_workers = process.env.num_workers if ranks is None else ranks.local_world_size
-    set_up_process(settings.system, num_workers, os.environ)
+    if replaced := set_up_process(settings.system, num_workers, os.environ):
+        say(replaced)
     seed_everything(settings.system.seed)
     device = pick_device(task.device, own_device_id(settings.system, ranks), process.env)
-    is_isolated = process.env.is_isolated and settings.launch.mode != "ddp"
+    is_isolated = process.env.is_isolated and settings.launch.mode not in JOBS
     where = (settings.system.checkpoint_dir, is_isolated, worker)
     limit = partial(rank_timeout_s, settings.launch, process.env.supervised)
     with ExitStack() as stack:
-        world = stack.enter_context(joined(ranks, device, limit))
+        world = stack.enter_context(
+            joined(ranks, device, limit, settings.launch, lambda: process.meter.num_steps)
+        )
+        if not world.is_alone:
+            world.beat = partial(process.sink.emit, Beat())
         directory = stack.enter_context(
             checkpoint_directory(*where, say, world, has_place=process.env.has_place)
         )
         cache = open_tokens(settings, process, say)
-        tokenizer = read_tokenizer(cache.store.path)
-        context = RunContext(
-            identity=Identity(
-                worker, process.env.run_name, process.started_at, data_identity(cache)
-            ),
-            channels=Channels(console.say, process.sink, is_quiet=console.is_quiet),
-            device=device,
-            directory=directory,
-            meter=process.meter,
-            stop=process.stop,
-            drill=task.drill,
-            splits=validation_splits(cache, settings, world, pin=device.type == "cuda"),
-            weights=weights_directory(settings, say),
-            run_dir=process.env.run_dir,
-            chat=cache.tokens.chat,
-            tokenizer=tokenizer,
-            prompts=asked_prompts(cache, settings, tokenizer, say),
-            replay_to=task.replay_to,
-            world=world,
-        )
+        context = run_context(task, process, cache, world, device, directory)
         if device.type == "cpu":
             keep_freed_memory()
         source = batch_source(cache, settings, world, pin=device.type == "cuda")
         build_trainer(settings, source, cache.vocab_size, context).run()
+
+
+def run_context(
+    task: Task,
+    process: Process,
+    cache: "TokenCache",
+    world: "World",
+    device: "torch.device",
+    directory: Path,
+) -> "RunContext":
+    from model_check.data.read.manifest import read_tokenizer
+    from model_check.data.sources.weights import weights_directory
+    from model_check.engine.run_context import Channels, Identity, RunContext
+
+    settings, env, console = task.settings, process.env, process.console
+    tokenizer = read_tokenizer(cache.store.path)
+    return RunContext(
+        identity=Identity(task.worker, env.run_name, process.started_at, data_identity(cache)),
+        channels=Channels(console.say, process.sink, is_quiet=console.is_quiet),
+        device=device,
+        directory=directory,
+        meter=process.meter,
+        stop=process.stop,
+        drill=task.drill,
+        splits=validation_splits(cache, settings, world, pin=device.type == "cuda"),
+        weights=weights_directory(settings, console.say_for_all),
+        run_dir=env.run_dir,
+        chat=cache.tokens.chat,
+        tokenizer=tokenizer,
+        prompts=asked_prompts(cache, settings, tokenizer, console.say_for_all),
+        replay_to=task.replay_to,
+        world=world,
+    )
 
 
 def what_to_train(settings: Settings, replay_to: int | None) -> tuple[Settings, Drill | None]:
@@ -308,14 +338,15 @@ def what_to_train(settings: Settings, replay_to: int | None) -> tuple[Settings, 
 def refuse_impossible(settings: Settings, device: str, ranks: RankEnv | None = None) -> None:
     """Raises ConfigError where there is nothing to resume, no wandb, not the named FlashAttention,
     too little memory here, or a step that the ranks cannot share."""
-    check_ranks(settings, 1 if ranks is None else ranks.world_size)
+    num_ranks = 1 if ranks is None else ranks.world_size
+    check_ranks(settings, num_ranks)
     check_resume(settings.training.resume)
     check_wandb(settings.logging)
     given_prompts(settings.training)
     check_package(settings)
     if device == "cpu":
         num_here = 1 if ranks is None else ranks.local_world_size
-        check_host_memory(settings, num_here, host_memory_bytes())
+        check_host_memory(settings, num_here, host_memory_bytes(), num_ranks)
 
 
 def parser() -> Parser:
@@ -476,11 +507,12 @@ def last_word(ending: Ending, meter: Meter) -> Done:
     )
 
 
-def command() -> int:
+def command() -> NoReturn:
     """The command `model-check-train`."""
+    gc.disable()
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
-    return main(sys.argv[1:])
+    leave(main(sys.argv[1:]))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -12,6 +12,7 @@ if (($$ == 1)); then
     env --block-signal=TERM,INT true 2>/dev/null && become=(env --block-signal=TERM,INT)
 fi
 
+export PATH # a prolog of Slurm's is given none: compilers then find no assembler
 self=$(readlink -f -- "${BASH_SOURCE[0]}")
 root=${self%/*}
 # shellcheck source=launcher/install/environment.sh

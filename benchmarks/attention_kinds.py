@@ -46,10 +46,10 @@ def measure(kind: str, length: int, segment: int, num_steps: int) -> dict[str, f
     """In this process: seconds of a step, peak memory, FLOPs of a step."""
     import torch
 
+    from model_check.config.flops import flops_per_token
     from model_check.engine.assembly import build_trainer
     from model_check.engine.batches import gather
     from model_check.engine.metrics import peak_memory_bytes
-    from model_check.engine.observe.mfu import flops_per_token
     from model_check.engine.step import train_step
     from tests.engine.conftest import FakeSource, Kept, bare_context
 

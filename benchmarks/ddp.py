@@ -42,6 +42,8 @@ class Job:
     process: "subprocess.Popen[str]"
     began: int
     steps: Callable[[], list[dict[str, Any]]]
+    directory: Path
+    """Of its run, of ours."""
 
     def wait_for_step(self, number: int) -> None:
         until = time.monotonic() + DEADLINE_S
@@ -70,6 +72,8 @@ class Job:
 class Lab:
     """Starts jobs in a directory of their own."""
 
+    mode, peer = "ddp", PEER
+
     def __init__(self, directory: Path, settings: dict[str, Any], num_ranks: int) -> None:
         self._dir = directory
         self._num_ranks = num_ranks
@@ -83,24 +87,25 @@ class Lab:
 
     def ours(self, *overrides: str) -> Job:
         run = self._fresh()
-        command = ["bash", str(ROOT / "run.sh"), "--mode", "ddp", "--device", "cpu"]
-        command += ["--workers", str(self._num_ranks), "--config", str(self._settings)]
+        command = ["bash", str(ROOT / "run.sh"), "--device", "cpu", "--config", str(self._settings)]
+        command += ["--mode", self.mode, "--workers", str(self._num_ranks)]
         command += ["--run-dir", str(run / "run"), *overrides]
         began = time.monotonic_ns()
         process = self._start(command, run, subprocess.DEVNULL)
-        return Job(process, began, lambda: _steps(run / "run" / "cpu0.events.jsonl"))
+        events = run / "run" / "cpu0.events.jsonl"
+        return Job(process, began, lambda: _steps(events), run / "run")
 
     def theirs(self) -> Job:
         run = self._fresh()
         command = [sys.executable, "-m", "torch.distributed.run"]
         command += ["--nproc-per-node", str(self._num_ranks)]
-        command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", str(PEER)]
+        command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", str(self.peer)]
         command += [str(self._settings), str(self._cache)]
         out = (run / "out").open("w")
         began = time.monotonic_ns()
         process = self._start(command, run, out)
         out.close()
-        return Job(process, began, lambda: _lines(run / "out"))
+        return Job(process, began, lambda: _lines(run / "out"), run)
 
     def _start(self, command: Sequence[str], cwd: Path, out: Any) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -143,8 +148,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 job = pair[which]()
                 found[which] = (job.began, job.finish())
             (began, mine), (their_began, their) = found[0], found[1]
-            furthest = max(furthest, *_apart(mine, their))
-            rates.append(_rate(mine) / _rate(their))
+            furthest = max(furthest, *apart(mine, their))
+            rates.append(rate(mine) / rate(their))
             starts.append((_first_s(began, mine), _first_s(their_began, their)))
             ends.append((lab.ours().kill_a_rank(), lab.theirs().kill_a_rank()))
             print(
@@ -153,21 +158,21 @@ def main(argv: Sequence[str] | None = None) -> None:
                 flush=True,
             )
     print(f"losses differ by {furthest:.1e} at most")
-    print(f"tokens/s, ours / theirs: {_spread(rates)}")
+    print(f"tokens/s, ours / theirs: {spread(rates)}")
     for what, times in (("to first step", starts), ("all gone", ends)):
         own, their = [statistics.median(side) for side in zip(*times, strict=True)]
         ratios = [theirs / ours for ours, theirs in times]
-        print(f"{what}: {own:.3f} s, torchrun {their:.3f} s; {_spread(ratios)} times")
+        print(f"{what}: {own:.3f} s, torchrun {their:.3f} s; {spread(ratios)} times")
 
 
-def _spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
     if len(values) < 2:
         return f"{values[0]:.3f}"
     low, middle, high = statistics.quantiles(values, n=4)
     return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
 
-def _rate(steps: Sequence[dict[str, Any]]) -> float:
+def rate(steps: Sequence[dict[str, Any]]) -> float:
     """Steps a second: both train as many tokens in each. The median: a step that another process
     disturbs says nothing."""
     stamps = [step["t"] for step in steps[NUM_WARM:]]
@@ -178,7 +183,7 @@ def _first_s(began: int, steps: Sequence[dict[str, Any]]) -> float:
     return float(steps[0]["t"] - began) / 1e9
 
 
-def _apart(mine: Sequence[dict[str, Any]], their: Sequence[dict[str, Any]]) -> list[float]:
+def apart(mine: Sequence[dict[str, Any]], their: Sequence[dict[str, Any]]) -> list[float]:
     return [abs(a["loss"] - b["loss"]) for a, b in zip(mine, their, strict=True)]
 
 

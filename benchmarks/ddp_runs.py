@@ -1,10 +1,10 @@
 """Is the right rank named, and does a job go on to the same bits, every time?
 
-    python -m benchmarks.ddp_runs [--drills N] [--flips N] [--kills N] [--restarts N] [--seed S]
-        [--jobs 2]
+    python -m benchmarks.ddp_runs [--mode fsdp] [--drills N] [--flips N] [--kills N] [--restarts N]
+        [--seed S] [--jobs 2]
 
-Each run is `bash run.sh --mode ddp` on 2 or 3 CPU ranks; steps, ranks, tensors, moments are drawn
-by a seed. N is for each kind:
+Each run is `bash run.sh --mode ddp` (or fsdp) on 2 or 3 CPU ranks; steps, ranks, tensors, moments
+are drawn by a seed. N is for each kind:
 
 - drills: a rank raises, exits, hangs, is SIGSTOPped, meets a NaN in a gradient, in the loss, in a
   forward pass. The rank and the exit code must be the right ones, and no process may be left.
@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from benchmarks.ddp import family, is_rank, is_there
 from model_check.config.schema import ModelSettings
 from model_check.config.shape import parameters
+from model_check.engine.saving.checkpoint_files import unfinished
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_HANG, EXIT_NON_FINITE
 from tests.e2e.conftest import ROOT, TINY
 
@@ -66,8 +67,8 @@ class Verdict(NamedTuple):
 class Lab:
     """Runs jobs, with one token cache for all."""
 
-    def __init__(self, directory: Path) -> None:
-        self._dir = directory
+    def __init__(self, directory: Path, mode: str) -> None:
+        self._dir, self.mode = directory, mode
         self._cache = directory / "cache"
         self._undisturbed: dict[int, Bits] = {}
         for num_ranks in (2, 3):
@@ -91,7 +92,7 @@ class Lab:
         self, place: Path, num_ranks: int, *options: str, run: str = "run"
     ) -> "subprocess.Popen[bytes]":
         env = {**os.environ, "DATASET_CACHE_DIR": str(self._cache), "OMP_NUM_THREADS": "1"}
-        command = ["bash", str(ROOT / "run.sh"), "--mode", "ddp", "--config", "tiny.json"]
+        command = ["bash", str(ROOT / "run.sh"), "--mode", self.mode, "--config", "tiny.json"]
         command += ["--workers", str(num_ranks), "--run-dir", str(place / run), *options]
         return subprocess.Popen(
             command,
@@ -117,10 +118,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     for kind in ("drills", "flips", "kills", "restarts", "seed"):
         parser.add_argument(f"--{kind}", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--mode", choices=["ddp", "fsdp"], default="ddp")
     names = parser.parse_args(argv)
     draw, began = random.Random(names.seed), time.monotonic()
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(names.jobs) as pool:
-        lab = Lab(Path(scratch))
+        lab = Lab(Path(scratch), names.mode)
         tasks = [pool.submit(task) for task in _tasks(lab, names, draw)]
         right: Counter[str] = Counter()
         total: Counter[str] = Counter()
@@ -191,7 +193,8 @@ def _flipped(lab: Lab, place: Path, kind: str, draw: random.Random) -> Verdict:
 def _killed(lab: Lab, place: Path, kind: str, draw: random.Random) -> Verdict:
     num_ranks, step = draw.choice((2, 3)), draw.randrange(2, NUM_LONG // 2)
     saving = "training.save_interval=1" if kind == "save" else "training.save_interval=2"
-    job = lab.start(place, num_ranks, saving, LONG)
+    beside = f"training.async_save={draw.choice(('true', 'false'))}"
+    job = lab.start(place, num_ranks, saving, beside, LONG)
     if kind == "save":
         _wait_for(place / "run", step)
         _wait_for_a_save(place / ".checkpoints")
@@ -199,20 +202,23 @@ def _killed(lab: Lab, place: Path, kind: str, draw: random.Random) -> Verdict:
         _wait_for(place / "run", step)
     ranks, everybody = _ranks(job), family(job.pid)
     launcher = next(pid for pid in everybody if _runs_launcher(pid))
-    victims = {"rank": [draw.choice(ranks)], "all": ranks, "launcher": [launcher]}
-    for pid in victims.get(kind, ranks[:1]):
+    # Of a file the first rank is the writer.
+    writer = ranks[0] if lab.mode == "ddp" else draw.choice(ranks)
+    victims = {"rank": [draw.choice(ranks)], "all": ranks, "launcher": [launcher], "save": [writer]}
+    for pid in victims[kind]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     job.wait(DEADLINE_S)
     _wait_until_gone(everybody)
     done = max(_bits(place / "run"))
-    rest = lab.start(place, num_ranks, saving, LONG, "--resume", "auto", run="rest")
+    rest = lab.start(place, num_ranks, saving, beside, LONG, "--resume", "auto", run="rest")
     code = rest.wait(DEADLINE_S)
     # A launcher that was killed heard of no step that its ranks took, and saved, afterwards.
     runs, may_lack = (place / "run", place / "rest"), kind == "launcher"
     same = lab.is_undisturbed(num_ranks, *runs, may_lack=may_lack)
     is_whole = done < NUM_LONG - 1 and max(_bits(place / "rest")) == NUM_LONG - 1
-    told = f"after step {done} of {num_ranks} ranks: exit {code}, whole {is_whole}, same {same}"
+    told = f"after step {done} of {num_ranks} ranks, {beside}: exit {code}, "
+    told += f"whole {is_whole}, same {same}"
     return Verdict(f"kill {kind}", code == 0 and same and is_whole, told)
 
 
@@ -251,8 +257,9 @@ def _wait_for(run: Path, step: int) -> None:
 
 
 def _wait_for_a_save(directory: Path) -> None:
+    """Of a file, or of a directory that has no manifest yet."""
     until = time.monotonic() + DEADLINE_S
-    while not any(directory.glob(".*.tmp")):
+    while not any(directory.glob(".*.tmp")) and not unfinished(directory):
         assert time.monotonic() < until, "nothing was saved"
 
 

@@ -26,6 +26,7 @@ import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from model_check.config.derived import num_micro_batches  # noqa: E402
+from model_check.config.flops import flops_per_token  # noqa: E402
 from model_check.config.load import Request, load  # noqa: E402
 from model_check.config.schema import Settings  # noqa: E402
 from model_check.config.shape import (  # noqa: E402
@@ -36,7 +37,7 @@ from model_check.config.shape import (  # noqa: E402
 from model_check.engine.assembly import build_trainer  # noqa: E402
 from model_check.engine.device import device_name, set_up_process  # noqa: E402
 from model_check.engine.metrics import Meter, peak_memory_bytes  # noqa: E402
-from model_check.engine.observe.mfu import Utilisation, flops_per_token, peak_flops  # noqa: E402
+from model_check.engine.observe.mfu import Utilisation, peak_flops  # noqa: E402
 from model_check.engine.observer import RunObserver  # noqa: E402
 from model_check.engine.reading import StepMetrics  # noqa: E402
 from model_check.engine.run_context import Channels, Identity, RunContext  # noqa: E402
@@ -45,6 +46,7 @@ from model_check.errors import ModelCheckError  # noqa: E402
 from model_check.events import Event, EventSink, Phase  # noqa: E402
 from model_check.models.attention import BACKENDS  # noqa: E402
 from model_check.models.build_model import build_model  # noqa: E402
+from model_check.utils.worker_env import ALLOCATOR, ALLOCATOR_VARIABLES  # noqa: E402
 
 WARM_UP_STEPS = 3
 LOSS_TOLERANCE = 0.03
@@ -163,7 +165,8 @@ def measure(variant: Variant, options: argparse.Namespace) -> Outcome | str:
 def outcome_or_reason(variant: Variant, options: argparse.Namespace) -> Outcome | str:
     command = [sys.executable, __file__, "--variant", variant.name, "--steps", str(options.steps)]
     command += ["--self-test"] if options.self_test else []
-    environ = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **os.environ}
+    # As the launcher gives it to workers.
+    environ = {**({} if ALLOCATOR_VARIABLES & os.environ.keys() else ALLOCATOR), **os.environ}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=options.limit_s, env=environ

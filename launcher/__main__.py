@@ -5,6 +5,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NoReturn
 
@@ -19,6 +20,10 @@ def main() -> NoReturn:
         # The kernel drops a signal to the first process of a container which nobody handles yet. A
         # blocked one waits.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    mask = None
+    if may_be_of_a_job(os.environ):
+        # It would end us before the other nodes know of it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     # A Ctrl-C during the imports ends the process by the signal, without a traceback. Where the
     # caller ignores it (a job in the background of a script), it stays ignored.
     handler = signal.getsignal(signal.SIGINT)
@@ -34,12 +39,17 @@ def main() -> NoReturn:
     gc.enable()
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, handler)
-    code = run_command_line()
+    code = run_command_line(mask=mask)
     # Everything is written and nobody is left: taking the interpreter apart object by object would
     # only keep the caller waiting (10 ms).
     with suppress(OSError):  # `run_command_line` told of it, or nobody reads it
         sys.stdout.flush()
     os._exit(code)
+
+
+def may_be_of_a_job(environ: Mapping[str, str]) -> bool:
+    """On one of several nodes; `Absence.guess` looks closer."""
+    return environ.get("SLURM_STEP_NUM_NODES", "1") != "1"
 
 
 if __name__ == "__main__":

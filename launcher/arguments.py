@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher.arms import BOTH, SEAT, Arm, Seat, split_arms
+from launcher.compare.arms import BOTH, SEAT, Arm, Seat, split_arms
 from model_check.config.arguments import (
     Parser,
     add_resume_option,
@@ -37,7 +37,7 @@ _VERBS_HELP = """
 verbs (run.sh VERB --help):
   doctor                  what of this machine is fine, what not, what to do
   config show             every setting, its value and where it came from
-  report RUN_DIR ...      rebuild the reports of finished runs
+  report RUN_DIR ...      rebuild a run's report; of many runs one of all
   watch [RUN_DIR ...]     runs while they go, as a table
   replay RUN_DIR          compute the steps to a fault once more
   runs [open | clear]     your run directories: list, a report, clear the old
@@ -127,6 +127,8 @@ class RunArguments(Struct, frozen=True):
     run_dir: Path | None
     dry_run: bool
     as_json: bool
+    gpu_model: str | None = None
+    """A GPU that need not be here: what the run would take on it."""
     quick: bool = False
     """Of the doctor: NVML and the history alone."""
     is_alone: bool = False
@@ -160,6 +162,7 @@ def parse_run(argv: Sequence[str], environ: Mapping[str, str], verb: str = "") -
         run_dir=names.run_dir,
         dry_run=names.dry_run,
         as_json=names.json,
+        gpu_model=names.gpu_model,
         quick=verb == "doctor" and names.quick,
         arms=arms,
     )
@@ -222,14 +225,15 @@ def _parser(verb: str) -> Parser:
     setting("system.device", "--device", metavar="KIND", help="auto | cuda | cpu")
     cpus = "CPU workers, where no GPU is used (2)"
     setting("launch.workers", "--workers", metavar="N", help=cpus)
-    modes = "replicate: one isolated, identical run a GPU; ddp: one job on all; compare: arms"
+    modes = "replicate: one isolated, identical run a GPU; ddp: one job on all; fsdp: one whose "
+    modes += "model they share; compare: arms"
     setting(_MODE, "--mode", metavar="MODE", help=modes)
     # `split_arms` has taken these out: here they are for --help.
     add("--arm", nargs="+", metavar="NAME key=value", help="an arm of --mode compare; two or more")
     add(BOTH, action="store_true", help="arms full and infini (model.attention)")
     often = "how often each arm is trained, each time with another system.seed (1)"
     setting("launch.seeds", "--seeds", metavar="N", help=often)
-    again = "a job of --mode ddp that failed goes on so often (0)"
+    again = "a job (ddp, fsdp) that failed goes on so often (0)"
     setting("launch.max_restarts", "--max-restarts", metavar="N", help=again)
     peer = "hold the workers against a golden file (report RUN --write-golden FILE)"
     setting("launch.golden", "--golden", metavar="FILE", help=peer)
@@ -246,6 +250,8 @@ def _parser(verb: str) -> Parser:
         quick = "NVML and the history of the GPUs alone, in 10 s at most"
         add("--quick", action="store_true", help=quick)
     add("--dry-run", action="store_true", help="print the plan, start nothing")
+    elsewhere = "with --dry-run: memory, time and MFU on a GPU that is not here (H100, A100, ...)"
+    add("--gpu-model", metavar="NAME", help=elsewhere)
     add("--json", action="store_true", help="the plan (or a verb's answer) for machines")
     return parser
 

@@ -3,48 +3,57 @@
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from msgspec.structs import replace
+
 from launcher.arguments import RunArguments, parse_run, parse_train
-from launcher.arms import SEAT, Seat
+from launcher.compare.arms import SEAT, Seat
 from launcher.devices import Hold, Machine
 from launcher.gpus.probe import NvmlProbe
 from launcher.launch import has_rounds, make_launch
+from launcher.nodes.absence import Absence
 from launcher.output.own_lines import for_terminal
 from launcher.output.printer import LAUNCHER_PREFIX
+from launcher.part import reason
 from launcher.run import run
 from model_check.errors import (
     EXIT_INTERNAL,
     EXIT_PASS,
     EXIT_SIGNAL_BASE,
     ModelCheckError,
-    StorageError,
     UsageError,
 )
 from model_check.utils.project_files import PACKAGES, PROJECT
 from model_check.utils.requests import TO_FORWARD, TO_STOP
+from model_check.utils.standard_streams import complain, put
 from model_check.utils.words import printable_lines
 
 MEANT = "MODEL_CHECK_MEANT"
 """Of train_gpu.sh and train_auto_gpu.sh: the option that they add, which a message may name."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, mask: Collection[int] | None = None) -> int:
     """Run the command line; returns the exit code that the contract promises. What was printed is
-    flushed, unless its reader is gone or its disk is full."""
+    flushed, unless its reader is gone or its disk is full. `mask`: of signals, to put back where no
+    other node of a job waits for this launcher."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     meant = os.environ.pop(MEANT, None)
-    seated, tag = os.environ.pop(SEAT, None), ""
+    seated, tag, absence = os.environ.pop(SEAT, None), "", Absence()
     try:
         seat = None if seated is None else Seat.of(seated)
         tag = seat.tag if seat else ""
-        return _dispatch(arguments, os.environ, seat)
+        is_of_job = seat is None and _is_run(arguments) and absence.guess(arguments, os.environ)
+        if mask is not None and not is_of_job:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return _dispatch(arguments, os.environ, seat, absence)
     except ModelCheckError as error:
         nobody_typed = meant and "--gpu" in str(error)
         _complain(f"error: {error} ({meant})" if nobody_typed else f"error: {error}", tag)
+        absence.tell(*reason(error), lambda text: _complain(text, tag))
         return error.exit_code
     # `| head`: its reader is gone.
     except BrokenPipeError:
@@ -52,13 +61,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_SIGNAL_BASE + signal.SIGINT
     # Our own fault: the whole traceback, for the bug report.
-    except Exception:
+    except Exception as error:
         # 5 ms that no start waits for.
         import traceback
 
         fault = "error: a fault of Model Check itself; please report it"
         _complain(f"{traceback.format_exc()}{fault}", tag)
+        absence.tell(*reason(error), lambda text: _complain(text, tag))
         return EXIT_INTERNAL
+
+
+def _is_run(argv: Sequence[str]) -> bool:
+    """And no other verb."""
+    return not argv or argv[0] == "train" or not argv[0].isalpha()
 
 
 def _complain(text: str, tag: str) -> None:
@@ -71,27 +86,20 @@ def _complain(text: str, tag: str) -> None:
 
 def _show(text: str) -> None:
     """Print all of `text`. Raises BrokenPipeError; StorageError when its disk is full."""
-    _print(printable_lines(text))
+    put(printable_lines(text))
 
 
 def _show_to_person(text: str) -> None:
     """`_show`; on a terminal no wider than that, and in colour."""
-    _print("\n".join(for_terminal(printable_lines(text).split("\n"), 1, "")))
+    put("\n".join(for_terminal(printable_lines(text).split("\n"), 1, "")))
 
 
-def _print(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise StorageError(f"standard output: {error.strerror}") from error
-
-
-def _dispatch(argv: list[str], environ: Mapping[str, str], seat: Seat | None) -> int:
+def _dispatch(
+    argv: list[str], environ: Mapping[str, str], seat: Seat | None, absence: Absence
+) -> int:
     match argv:
         case ["help", *rest]:
-            return _dispatch([*rest, "--help"], environ, seat)
+            return _dispatch([*rest, "--help"], environ, seat, absence)
         case ["doctor", *rest]:
             return _doctor(rest, environ)
         case ["config", *rest]:
@@ -107,7 +115,7 @@ def _dispatch(argv: list[str], environ: Mapping[str, str], seat: Seat | None) ->
         case ["history", *rest]:
             return _history(rest, environ)
         case ["train", *rest]:
-            return _run(argv, environ, parse_train(rest, environ), seat)
+            return _run(argv, environ, parse_train(rest, environ), seat, absence)
         case ["prepare", *rest]:
             _become(str(PROJECT / "prepare_dataset.py"), *rest)
         case ["forensics", *rest]:
@@ -119,7 +127,7 @@ def _dispatch(argv: list[str], environ: Mapping[str, str], seat: Seat | None) ->
         case ["passkey", *rest]:
             _become("-P", "-m", "model_check.passkey", *rest)
         case _:
-            return _run(argv, environ, parse_run(argv, environ), seat)
+            return _run(argv, environ, parse_run(argv, environ), seat, absence)
 
 
 def _become(*arguments: str) -> NoReturn:
@@ -145,10 +153,21 @@ def _refuse_lost_directory() -> None:
 
 
 def _run(
-    argv: list[str], environ: Mapping[str, str], arguments: RunArguments, seat: Seat | None
+    argv: list[str],
+    environ: Mapping[str, str],
+    arguments: RunArguments,
+    seat: Seat | None,
+    absence: Absence,
 ) -> int:
+    if arguments.dry_run or arguments.arms or seat is not None:
+        absence.end()
     if arguments.as_json and not arguments.dry_run:
         raise UsageError("--json goes with --dry-run; a run leaves report.json in its directory")
+    if arguments.gpu_model is not None:
+        from launcher.preview.gpu_plan import describe_on_model
+
+        _show(describe_on_model(arguments))
+        return EXIT_PASS
     _refuse_lost_directory()
     probe = NvmlProbe()
     hold = Hold.LOOK if arguments.dry_run else Hold.TAKE
@@ -156,18 +175,19 @@ def _run(
         arguments, hold = arguments.seated(seat), Hold.ABOVE
     elif arguments.arms:
         return _compare(argv, arguments, probe, environ, hold)
-    launch = make_launch(arguments, probe, environ, hold)
+    launch = replace(make_launch(arguments, probe, environ, hold), absence=absence)
     if arguments.dry_run:
-        from launcher.dry_run import describe
+        from launcher.preview.dry_run import describe
 
         _show(describe(launch, as_json=arguments.as_json))
         return 0
+    absence.expect(launch.nodes, environ)
     if has_rounds(launch.loaded.settings.launch):
-        from launcher.rounds import run_rounds
+        from launcher.repeat.rounds import run_rounds
 
         return run_rounds(launch, argv, sys.stdout.fileno())
     if launch.loaded.settings.launch.max_restarts:
-        from launcher.restarts import run_with_restarts
+        from launcher.repeat.restarts import run_with_restarts
 
         return run_with_restarts(launch, argv, sys.stdout.fileno())
     return run(launch, argv, sys.stdout.fileno())
@@ -180,25 +200,27 @@ def _compare(
     environ: Mapping[str, str],
     hold: Hold,
 ) -> int:
-    from launcher.comparison import make_comparison
+    from launcher.compare.comparison import make_comparison
 
     comparison = make_comparison(arguments, probe, environ, hold)
     if arguments.dry_run:
-        from launcher.dry_run import describe_comparison
+        from launcher.preview.dry_run import describe_comparison
 
         _show(describe_comparison(comparison, probe, as_json=arguments.as_json))
         return EXIT_PASS
-    from launcher.compare import run_comparison
+    from launcher.compare.compare import run_comparison
 
     return run_comparison(comparison, argv, sys.stdout.fileno())
 
 
 def _config(argv: list[str], environ: Mapping[str, str]) -> int:
     from launcher.doctor.gpus import taken
-    from launcher.gpus.sizes import fitted
+    from launcher.gpus.sizes import fitted, memory_gib
     from model_check.config.describe import show
     from model_check.config.load import load
 
+    if argv[:1] in (["-h"], ["--help"]):
+        argv = ["show", *argv]
     if argv[:1] != ["show"]:
         raise UsageError("config: the one thing to ask is `config show [OPTIONS]`")
     arguments = _only_settings(parse_run(argv[1:], environ, "config show"))
@@ -206,7 +228,7 @@ def _config(argv: list[str], environ: Mapping[str, str]) -> int:
     loaded = load(arguments.request, machine.has_gpu)
     if loaded.device == "cuda":
         gpus = taken(machine, loaded.settings.launch.gpus)[0]
-        loaded, _ = fitted(loaded, arguments.request, gpus)
+        loaded, _ = fitted(loaded, arguments.request, memory_gib(gpus))
     _show(show(loaded, as_json=arguments.as_json))
     return 0
 
@@ -229,8 +251,10 @@ def _doctor(argv: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _only_settings(arguments: RunArguments) -> RunArguments:
-    if arguments.command or arguments.dry_run or arguments.run_dir or arguments.arms:
-        raise UsageError("--dry-run, --run-dir, --arm and -- COMMAND are for a run, not for a verb")
+    of_run = (arguments.command, arguments.dry_run, arguments.run_dir)
+    if any(of_run) or arguments.arms or arguments.gpu_model is not None:
+        options = "--dry-run, --gpu-model, --run-dir, --arm and -- COMMAND"
+        raise UsageError(f"{options} are for a run, not for a verb")
     return arguments
 
 
@@ -240,7 +264,7 @@ def _report(argv: list[str]) -> int:
     if {"-h", "--help"} & {*argv}:
         _show(parser().format_help().rstrip())
         return EXIT_PASS
-    return rebuild(argv, _show)
+    return rebuild(argv, _show, complain)
 
 
 def _watch(argv: list[str]) -> int:
@@ -257,7 +281,7 @@ def _runs(argv: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _replay(argv: list[str], environ: Mapping[str, str]) -> int:
-    from launcher.replay_again import replay_again
+    from launcher.repeat.replay_again import replay_again
 
     return replay_again(argv, NvmlProbe(), environ, sys.stdout.fileno())
 

@@ -11,23 +11,28 @@ from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.arguments import RunArguments
-from launcher.arms import BOTH
+from launcher.compare.arms import BOTH
 from launcher.contain.processes import began_at
 from launcher.devices import Hold, Machine, Picked, pick
 from launcher.doctor.machine import check_command
 from launcher.gpus.probe import Gpu, GpuProbe
-from launcher.gpus.sizes import fitted
+from launcher.gpus.sizes import fitted, memory_gib
 from launcher.history.gpu_history import GpuHistory, path_of
-from launcher.job import check_job
+from launcher.nodes.absence import Absence
+from launcher.nodes.failures import silence_limit_s
+from launcher.nodes.job import check_job, nodes_of_job, note_on_nodes
 from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import NEVER, Limits
 from launcher.telemetry.kernel_log import earlier_xids
 from launcher.verdict.golden import Golden
 from model_check.config.load import Loaded, load
 from model_check.config.places import fallback_note
+from model_check.config.ranks import JOBS
 from model_check.config.schema import LaunchSettings, Settings
 from model_check.errors import ConfigError, UsageError
 from model_check.utils.cores import usable_cores
+from model_check.utils.evidence import EVIDENCE_S
+from model_check.utils.slurm import SlurmStep
 
 
 class Launch(Struct, frozen=True):
@@ -43,6 +48,12 @@ class Launch(Struct, frozen=True):
     """When it was planned, seconds since the epoch."""
     golden: Golden | None = None
     """The file that launch.golden names."""
+    nodes: SlurmStep | None = None
+    """Those of its job; None: the job is this node's alone, or it is none."""
+    goes_on_from: Path | None = None
+    """The checkpoint that a restart was given; None: it begins as it began."""
+    absence: Absence = field(default_factory=Absence)
+    """From their meeting, until this launcher comes there."""
 
     def in_directory(self, directory: Path) -> "Launch":
         return replace(self, context=replace(self.context, run_dir=directory))
@@ -114,8 +125,19 @@ class Launch(Struct, frozen=True):
             until=until,
             deadline_s=deadline_s,
             is_job=self.is_job,
+            num_distant=self._num_distant,
+            elsewhere_s=2 * EVIDENCE_S + self.node_silence_s,
             has_launcher_above=self.context.is_trial,
         )
+
+    @property
+    def _num_distant(self) -> int:
+        return 0 if self.nodes is None else (self.context.num_ranks or 0) - len(self.picked.places)
+
+    @property
+    def node_silence_s(self) -> float:
+        """How long another node may be silent."""
+        return silence_limit_s(self.loaded.settings.launch.rank_timeout_s)
 
 
 def has_rounds(launch: LaunchSettings) -> bool:
@@ -140,27 +162,18 @@ def make_launch(
     if seat is None:  # the comparison has said what there is to say of its GPUs
         more_notes += notes_on_xids(gpus)
     if not arguments.command:
-        loaded, size_notes = fitted(loaded, arguments.request, gpus)
+        loaded, size_notes = fitted(loaded, arguments.request, memory_gib(gpus))
         more_notes += size_notes
     picked = replace(picked, notes=(*picked.notes, *more_notes))
     system = replace(loaded.settings.system, device=loaded.device)
     settings = replace(loaded.settings, system=system)
-    directory = arguments.run_dir or run_dir.default_path(settings.logging.log_dir)
-    num_cores = max(1, usable_cores() // (seat.num_beside if seat else 1))
-    is_busy = seat.is_busy if seat else works_beside_others()
-    is_job = settings.launch.mode == "ddp"
+    is_job = settings.launch.mode in JOBS
+    nodes = nodes_of_job(environ) if is_job and seat is None else None
+    num_here = len(picked.places)
+    context = _context(arguments, settings, environ, num_here, nodes)
     if is_job:
-        check_job(settings, picked.places, arguments.command)
-    context = LaunchContext(
-        environ=environ,
-        run_dir=directory.absolute(),
-        num_cores=num_cores,
-        is_busy=is_busy,
-        num_ranks=len(picked.places) if is_job else None,
-        tag=seat.tag if seat else "",
-        is_trial=seat is not None,
-        run_name=seat.run_name if seat else None,
-    )
+        num_nodes = 1 if nodes is None else nodes.num_nodes
+        check_job(settings, picked.places, arguments.command, num_nodes)
     if arguments.command:
         notes = check_command(len(picked.places))
     else:
@@ -168,11 +181,41 @@ def make_launch(
         from launcher.doctor.preflight import check_training
 
         notes = fallback_note(loaded.sources, settings) + check_training(
-            settings, picked.places, seat.workers if seat else ()
+            settings, picked.places, seat.workers if seat else (), context.num_ranks
         )
+    if is_job and (note := note_on_nodes(environ, nodes, num_here)):
+        notes = [*notes, note]
     picked = replace(picked, notes=(*picked.notes, *notes))
-    launch = Launch(arguments, replace(loaded, settings=settings), picked, context)
+    loaded = replace(loaded, settings=settings)
+    launch = Launch(arguments, loaded, picked, context, nodes=nodes)
     return launch if settings.launch.golden is None else _with_golden(launch, settings)
+
+
+def _context(
+    arguments: RunArguments,
+    settings: Settings,
+    environ: Mapping[str, str],
+    num_here: int,
+    nodes: SlurmStep | None,
+) -> LaunchContext:
+    """`num_here`: workers. As if each of several nodes had as many, until they meet."""
+    seat, is_job = arguments.seat, settings.launch.mode in JOBS
+    directory = arguments.run_dir or run_dir.default_path(settings.logging.log_dir)
+    if nodes is not None:
+        directory = run_dir.node_path(directory, nodes.node, is_named=bool(arguments.run_dir))
+    return LaunchContext(
+        environ=environ,
+        run_dir=directory.absolute(),
+        num_cores=max(1, usable_cores() // (seat.num_beside if seat else 1)),
+        is_busy=seat.is_busy if seat else works_beside_others(),
+        num_ranks=num_here * (1 if nodes is None else nodes.num_nodes) if is_job else None,
+        first_rank=0 if nodes is None else num_here * nodes.node,
+        has_other_nodes=nodes is not None,
+        node=0 if nodes is None else nodes.node,
+        tag=seat.tag if seat else "",
+        is_trial=seat is not None,
+        run_name=seat.run_name if seat else None,
+    )
 
 
 def notes_on_xids(gpus: Sequence[Gpu]) -> list[str]:

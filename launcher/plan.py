@@ -16,6 +16,8 @@ from model_check.utils.project_files import PROJECT
 _INTERACTIVE = ("PYTHONINSPECT", "PYTHONSTARTUP")
 """They would keep a Python that has ended alive, at a prompt that nobody sees."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_COMPILE_THREADS, _MOST_COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS", 32
+"""Of torch.compile, a pool a worker: by torch's default as many as all cores."""
 PYTHONPATH_BEFORE = "MODEL_CHECK_PYTHONPATH_BEFORE"
 """What PYTHONPATH was before run.sh put this project first: a foreign command gets it back."""
 
@@ -67,8 +69,8 @@ class Meeting(Struct, frozen=True):
 
     address: str
     port: int
-    fd: int
-    """The socket that is bound to it; rank 0 gets it."""
+    fd: int | None
+    """The socket that is bound to it; rank 0 gets it. None: rank 0 is on another node."""
 
 
 class LaunchContext(Struct, frozen=True):
@@ -84,6 +86,11 @@ class LaunchContext(Struct, frozen=True):
     """The workers that are told which step they may begin."""
     num_ranks: int | None = None
     """Of one job, whose ranks the workers are; None: they train isolated."""
+    first_rank: int = 0
+    """The number of the first worker, where other nodes have ranks of the job, too."""
+    has_other_nodes: bool = False
+    node: int = 0
+    """Its number among those."""
     meeting: Meeting | None = None
     """Where these find each other; None: none of them is to start."""
     tag: str = ""
@@ -110,32 +117,34 @@ def plan_training(places: Sequence[Place], context: LaunchContext) -> list[Worke
     specs = [replace(spec, announces_itself=True) for spec in specs]
     if context.num_ranks is None:
         return specs
-    return [_as_rank(rank, spec, places, context.meeting) for rank, spec in enumerate(specs)]
+    return [_as_rank(at, spec, places, context) for at, spec in enumerate(specs)]
 
 
 def _as_rank(
-    rank: int, spec: WorkerSpec, places: Sequence[Place], meeting: Meeting | None
+    local_rank: int, spec: WorkerSpec, places: Sequence[Place], context: LaunchContext
 ) -> WorkerSpec:
     """With all GPUs in sight: NCCL joins no others."""
-    size = str(len(places))
+    meeting, rank = context.meeting, context.first_rank + local_rank
     env = dict(spec.env)
-    env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the name of this host may mean another interface
+    if not context.has_other_nodes:
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # this host's name may mean another interface
     env |= {
         worker_env.RANK: str(rank),
-        worker_env.LOCAL_RANK: str(rank),
-        worker_env.WORLD_SIZE: size,
-        worker_env.LOCAL_WORLD_SIZE: size,
+        worker_env.LOCAL_RANK: str(local_rank),
+        worker_env.WORLD_SIZE: str(context.num_ranks),
+        worker_env.LOCAL_WORLD_SIZE: str(len(places)),
+        worker_env.GROUP_RANK: str(context.node),
         "CUDA_VISIBLE_DEVICES": ",".join(place.gpu.uuid for place in places if place.gpu),
     }
     if meeting is None:
         return replace(spec, env=env)
-    is_first = rank == 0
+    inherited = () if rank > 0 or meeting.fd is None else (meeting.fd,)
     env |= {
         worker_env.MASTER_ADDR: meeting.address,
         worker_env.MASTER_PORT: str(meeting.port),
-        worker_env.STORE_FD: str(meeting.fd) if is_first else "",
+        worker_env.STORE_FD: "".join(map(str, inherited)),
     }
-    return replace(spec, env=env, inherited_fds=(meeting.fd,) if is_first else ())
+    return replace(spec, env=env, inherited_fds=inherited)
 
 
 class ReplayPlan(Struct, frozen=True):
@@ -224,6 +233,10 @@ def _trainer_env(place: Place, num_workers: int, context: LaunchContext) -> dict
         # two other processes on two cores, 0.8 of the rate of one thread, and 1.5 with this. On an
         # idle machine it costs a sixth. It changes no bits.
         env.setdefault("OMP_WAIT_POLICY", "passive")
+    threads = min(_MOST_COMPILE_THREADS, max(1, context.num_cores // num_workers))
+    env.setdefault(_COMPILE_THREADS, str(threads))
+    if place.gpu and not worker_env.ALLOCATOR_VARIABLES & env.keys():
+        env |= worker_env.ALLOCATOR
     if context.is_trial and num_workers == 1:
         env[worker_env.HAS_PLACE] = "1"
     if place.name in context.held:

@@ -1,7 +1,6 @@
 """Computes the steps to a fault again, in new processes, on the devices of a run that is over."""
 
 import os
-import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -33,13 +32,13 @@ from launcher.verdict.replay import (
 )
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_UNNAMED
 from model_check.events import Step, decode
+from model_check.utils.checkpoint_names import checkpoints_in, steps_of, written_ns
 from model_check.utils.requests import TO_STOP
 from model_check.utils.words import listed
 
 _OF_BITS = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
-_STEP = re.compile(r"step_([0-9]+)\.pt")
 _ROUNDING_S = 2.0
-"""When a run began is told in whole seconds; a file system may round, too."""
+"""A file system may round times."""
 
 
 def questions_to(launch: Launch, record: RunRecord, watch: Watch) -> list[Question]:
@@ -174,7 +173,7 @@ class Written(Struct, frozen=True):
     until: float
 
     def holds(self, path: Path) -> bool:
-        return self.since <= path.lstat().st_mtime <= self.until
+        return self.since <= written_ns(path) / 1e9 <= self.until
 
 
 def _while_running(record: RunRecord) -> Written:
@@ -207,10 +206,10 @@ def _begin(question: Question, watch: Watch, parent: Path, written: Written) -> 
 
 def _checkpoints(directory: Path, written: Written) -> Iterator[Begin]:
     """Those of the run."""
-    for path in directory.glob("step_*.pt"):
-        with suppress(OSError):  # it was removed right now
-            if written.holds(path) and (match := _STEP.fullmatch(path.name)):
-                yield Begin(int(match[1]), path.absolute())
+    with suppress(OSError):
+        for _, step, path in checkpoints_in(directory):
+            if steps_of(path) is not None and written.holds(path):
+                yield Begin(step, path.absolute())
 
 
 def _lost(begin: Begin, written: Written) -> str | None:
@@ -220,11 +219,11 @@ def _lost(begin: Begin, written: Written) -> str | None:
     if path is None:
         return None
     try:
-        is_old = path.lstat().st_mtime < written.since
+        is_old = written_ns(path) / 1e9 < written.since
     except OSError:
         return f"{path}, with which the run began, is gone"
     # One that a step names is of that step whoever wrote it.
-    is_same = is_old or _STEP.fullmatch(path.name)
+    is_same = is_old or steps_of(path) is not None
     return None if is_same else f"{path}, with which the run began, was written over"
 
 

@@ -7,8 +7,8 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,11 @@ from launcher.arguments import RunArguments
 from launcher.contain.trampoline import raise_file_limit
 from launcher.history.gpu_history import remember
 from launcher.install.versions import versions
-from launcher.job import open_meeting
 from launcher.launch import Launch
+from launcher.nodes.failures import Asked, EndedElsewhere
+from launcher.nodes.scheduler import started_by
 from launcher.output.printer import Printer
+from launcher.part import Part
 from launcher.plan import WorkerSpec, plan_prepare
 from launcher.replay import questions_to, replay
 from launcher.report.closing import closing_lines, resume_line
@@ -40,6 +42,7 @@ from model_check.config.places import FALLBACK
 from model_check.config.ranks import SILENCE_PATIENCE
 from model_check.config.resume import acting_settings
 from model_check.errors import EXIT_PASS, InternalError, ModelCheckError, StorageError
+from model_check.utils.project_files import version
 from model_check.utils.requests import TO_FORWARD, TO_STOP
 from model_check.utils.secrets import masked_argv
 
@@ -52,11 +55,12 @@ _SHORT_UUID = len("GPU-77aa0b1c")
 
 def begin(launch: Launch) -> Launch:
     """Make the run directory, which may get another name than was planned. Raises StorageError."""
-    directory = make_directory(launch.arguments, launch.context.run_dir)
+    is_first = launch.nodes is None or launch.nodes.node == 0
+    directory = make_directory(launch.arguments, launch.context.run_dir, is_latest=is_first)
     return launch.in_directory(directory)
 
 
-def make_directory(arguments: RunArguments, planned: Path) -> Path:
+def make_directory(arguments: RunArguments, planned: Path, *, is_latest: bool = True) -> Path:
     """The run directory, which may get another name than was planned. Raises StorageError.
 
     From here on signals to stop, and those to forward, are answered by the supervisor: between two
@@ -67,7 +71,7 @@ def make_directory(arguments: RunArguments, planned: Path) -> Path:
     raise_file_limit()
     create = run_dir.create if arguments.run_dir else run_dir.create_default
     directory = create(planned)
-    if arguments.seat is None:
+    if arguments.seat is None and is_latest:
         run_dir.link_latest(directory)
     return directory
 
@@ -130,6 +134,9 @@ class Run:
             goes_on=settings.on_suspect == "continue",
             golden=_golden_watch(launch),
         )
+        self._part = Part(launch, printer)
+        self.all_go_on = False
+        """Whether all nodes of a job that failed would try again."""
         self._monitor = _monitor(launch, printer)
         # Now: a path may be relative to a working directory that is gone at the end.
         self._history = launch.history
@@ -139,13 +146,25 @@ class Run:
         assert self._record.end is not None, "it was carried out"
         return self._record.end
 
-    def carry_out(self) -> RunResult:
+    def carry_out(self, goes_on: Callable[[RunEnd, int], bool] = lambda *_: False) -> RunResult:
+        """`goes_on`: whether the job would be tried again, by its end and its exit code."""
+        try:
+            result = self._carry_out()
+        except BaseException as error:
+            self._part.break_off(error)
+            raise
+        why, code = str(self.end.reason), result.exit_code
+        self.all_go_on = self._part.leave(why, code, goes_on=goes_on(self.end, code))
+        return result
+
+    def _carry_out(self) -> RunResult:
         started = time.monotonic()
         run_dir.write(self._directory / "config.json", to_json(self._launch.loaded.settings))
         self._write_record()
         outcome = self._execute()
         self._watch.finish()
         found = self._watch.disagreements
+        self._record = self._part.agreement(self._record)
         end = replace(
             outcome.end,
             disagreement=next(iter(found), None),
@@ -180,16 +199,32 @@ class Run:
         try:
             if self._launch.arguments.command:
                 return self._supervise(self._launch.specs)
-            return self._prepare_and_train()
+            self._join()
+            outcome = self._prepare_and_train()
         except ModelCheckError as error:
-            return Outcome(RunEnd(reason=str(error), exit_code=error.exit_code))
+            requests = (error.signum,) if isinstance(error, Asked) else ()
+            end = RunEnd(reason=str(error), exit_code=error.exit_code, requests=requests)
+            if isinstance(error, EndedElsewhere):
+                end = replace(end, elsewhere=error.elsewhere)
+            outcome = Outcome(end)
+        return self._part.concluded(outcome)
+
+    def _join(self) -> None:
+        """The other nodes of its job. Raises ModelCheckError."""
+        self._launch, self._record = self._part.join(self._launch, self._record)
+        if self._part.nodes is not None:
+            self._write_record()
 
     def _prepare_and_train(self) -> Outcome:
         """One child builds or finds the token cache; then every worker opens it."""
         launch = self._launch
         patient = replace(launch.limits, silence_s=launch.limits.silence_s * SILENCE_PATIENCE)
         preparer = Supervisor(
-            [plan_prepare(launch.context)], patient, self._printer, keep_signals=True
+            [plan_prepare(launch.context)],
+            patient,
+            self._printer,
+            keep_signals=True,
+            other_nodes=self._part.nodes,
         )
         prepared = preparer.run()
         if prepared.end.exit_code != 0 or prepared.end.is_deadline:
@@ -203,7 +238,9 @@ class Run:
     def _train(self, launch: Launch, after: Outcome) -> Outcome:
         if not launch.is_job:
             return self._supervise(launch.specs, after)
-        with open_meeting() as meeting:
+        data = self._record.data
+        told = "" if data is None else f"{Path(data['path']).name}, {data['num_tokens']} tokens"
+        with self._part.open_meeting(told) as meeting:
             context = replace(launch.context, meeting=meeting)
             return self._supervise(replace(launch, context=context).specs, after)
 
@@ -214,6 +251,7 @@ class Run:
             self._printer,
             self._watch,
             companion=self._monitor,
+            other_nodes=self._part.nodes,
             after=after,
         ).run()
 
@@ -222,7 +260,8 @@ class Run:
         questions = questions_to(self._launch, self._record, self._watch)
         if not questions or self._record.end is None:
             return
-        self._write_record()  # a launcher that is killed meanwhile leaves what is known
+        with suppress(StorageError):  # `_write_reports` tells it
+            self._write_record()  # a launcher that is killed meanwhile leaves what is known
         run = (self._launch, self._record, self._watch)
         try:
             replays = replay(questions, *run, self._printer, outcome).replays
@@ -330,11 +369,13 @@ def _record(launch: Launch, argv: Sequence[str]) -> RunRecord:
     picked, settings = launch.picked, launch.loaded.settings
     return RunRecord(
         command=masked_argv(argv),
-        started_at=datetime.now().astimezone().replace(microsecond=0),
+        started_at=datetime.now().astimezone(),
         started_ns=time.monotonic_ns(),
         pid=os.getpid(),
         cwd=str(Path.cwd()),
         host=platform.node(),
+        scheduler=(by := started_by(launch.context.environ)).scheduler,
+        node=by.node,
         kernel=platform.release(),
         python=sys.version.split()[0],
         run_dir=str(launch.context.run_dir),
@@ -351,7 +392,8 @@ def _record(launch: Launch, argv: Sequence[str]) -> RunRecord:
         on_suspect=settings.launch.on_suspect,
         telemetry_interval_s=settings.launch.telemetry_interval_s,
         versions={
-            **versions(("torch", "numpy", "tokenizers")),
+            **versions(("torch", "numpy", "tokenizers", "flash_attn")),
+            "model_check": version(),
             "driver": picked.snapshot.driver_version,
             "cuda_driver": picked.snapshot.cuda_driver_version,
         },

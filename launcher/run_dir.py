@@ -25,6 +25,7 @@ _ATTEMPT = re.compile(r"restart_[0-9]+")
 LAUNCHER_LOG = "launcher.log"
 COMPARISON = "comparison.json"
 """In the directory of a comparison: what was asked for."""
+DOSSIER = "dossier"
 PRIVATE = 0o700
 """Command lines, logs and, as hard links, weights out of a private home: for their owner alone."""
 
@@ -38,6 +39,11 @@ def default_path(log_dir: str | None) -> Path:
 def parent_of(log_dir: str | None) -> Path:
     """Where run directories lie."""
     return Path(log_dir or "/tmp")
+
+
+def has_default_name(path: Path) -> bool:
+    """Whether nobody chose its name."""
+    return path.name.startswith(_PREFIX)
 
 
 def of_user(parent: Path) -> list[Path]:
@@ -73,6 +79,13 @@ def seed_path(directory: Path, seed: int) -> Path:
     return directory / f"seed_{seed}"
 
 
+def node_path(directory: Path, number: int, *, is_named: bool) -> Path:
+    """Of one node of a job, as all may share a file system. `is_named`: somebody has chosen
+    `directory`, which then holds those of all."""
+    name = f"node_{number}"
+    return directory / name if is_named else directory.with_name(f"{directory.name}_{name}")
+
+
 def restart_path(directory: Path, number: int) -> Path:
     """Of a job that goes on: a run in a directory of its own, counted from 1."""
     return directory / f"restart_{number}"
@@ -88,22 +101,37 @@ def name_of(directory: Path) -> str:
     return directory.name
 
 
+def part_name(directory: Path) -> str:
+    """`restart_1`, `round_002`; empty for a run that is whole."""
+    is_part = _ATTEMPT.fullmatch(directory.name) or _ROUND.fullmatch(directory.name)
+    return directory.name if is_part else ""
+
+
 def restarts_in(directory: Path) -> list[Path]:
     """Of a job that went on, in their order."""
     paths = (restart_path(directory, number) for number in count(1))
-    return list(takewhile(Path.is_dir, paths))
+    return list(takewhile(os.path.isdir, paths))
+
+
+def is_round(name: str) -> bool:
+    return _ROUND.fullmatch(name) is not None
+
+
+def is_part(name: str) -> bool:
+    """Of a directory in that of a run: whether the run itself has made it."""
+    return is_round(name) or _ATTEMPT.fullmatch(name) is not None or name == DOSSIER
 
 
 def rounds_in(directory: Path) -> list[Path]:
     """In their order; of another run none."""
     with suppress(OSError), hold_unlinked(directory) as held:
-        names = [name for name in held.names() if _ROUND.fullmatch(name)]
+        names = [name for name in held.names() if is_round(name)]
         return [directory / name for name in sorted(names, key=lambda name: (len(name), name))]
     return []
 
 
 def is_comparison(directory: Path) -> bool:
-    return (directory / COMPARISON).is_file()
+    return os.path.isfile(directory / COMPARISON)
 
 
 def newest_part(directory: Path) -> Path:

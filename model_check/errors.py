@@ -45,6 +45,10 @@ class StorageError(UsageError):
     """A directory that the settings name cannot be written, or the disk is full."""
 
 
+class CheckpointError(UsageError):
+    """A checkpoint cannot be resumed from."""
+
+
 class NonFiniteError(ModelCheckError):
     """A loss or a gradient is NaN or infinite."""
 
@@ -70,10 +74,11 @@ class PeerLost(ModelCheckError):
 
     exit_code = EXIT_PEER_LOST
 
-    def __init__(self, text: str, *, has_waited: bool = False) -> None:
-        """`has_waited`: for a rank that did not come in time, and may still be there."""
+    def __init__(self, text: str, *, has_waited: bool = False, waited_s: float = 0.0) -> None:
+        """`has_waited`: for a rank that did not come in time, and may still be there; so long, as
+        far as that is known."""
         super().__init__(text)
-        self.has_waited = has_waited
+        self.has_waited, self.waited_s = has_waited, waited_s
 
 
 class InternalError(ModelCheckError):

@@ -1,11 +1,12 @@
-"""Writes a checkpoint as a directory that transformers' `LlamaForCausalLM.from_pretrained` loads:
-`python -m model_check.export export CHECKPOINT.pt OUT_DIR`. `hf_import` reads such directories.
-"""
+"""Write a checkpoint as a directory that transformers' `LlamaForCausalLM.from_pretrained` loads:
+`run.sh export CHECKPOINT OUT_DIR`. `model.init_from` reads such directories, too."""
 
 import json
 import shutil
+import signal
 import stat
 import sys
+from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,8 +37,17 @@ from model_check.data.sources.chat import TEMPLATE, ChatTemplate, chat_of
 from model_check.data.tokenizers.marks import Marks, ends_of_answers, marks_of
 from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
 from model_check.engine.checkpoint import not_ours, read_checkpoint, settings_of, tokenizer_of
-from model_check.errors import ConfigError, ModelCheckError, StorageError
+from model_check.errors import (
+    EXIT_PASS,
+    EXIT_SIGNAL_BASE,
+    ConfigError,
+    ModelCheckError,
+    StorageError,
+)
 from model_check.utils.files import read_whole, sync
+from model_check.utils.garbage import leave
+from model_check.utils.project_files import COMMAND
+from model_check.utils.standard_streams import complain, put
 from model_check.utils.words import few, printable_lines
 
 CONFIG = "config.json"
@@ -45,6 +55,7 @@ _EXAMPLES = """\
 examples:
   bash run.sh export .checkpoints/gpu0/last.pt OUT
   bash run.sh export last.pt OUT --dtype bfloat16
+  bash run.sh export .checkpoints/step_500 OUT      of --mode fsdp
 """
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -216,10 +227,13 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _parser() -> Parser:
-    prog = "python -m model_check.export"
-    parser = Parser(prog=prog, description=__doc__, epilog=_EXAMPLES)
-    parser.add_argument("verb", choices=["export"])
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT.pt")
+    prog = f"{COMMAND} export"
+    usage = f"{prog} CHECKPOINT OUT_DIR [OPTIONS]"
+    parser = Parser(prog=prog, usage=usage, description=__doc__, epilog=_EXAMPLES)
+    parser.add_argument("verb", choices=["export"], help=SUPPRESS)
+    parser.add_argument(
+        "checkpoint", type=Path, metavar="CHECKPOINT", help="a file or a sharded one"
+    )
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="a new or empty directory")
     parser.add_argument("--dtype", choices=list(_DTYPES), default="float32")
     parser.add_argument("--tokenizer", type=Path, metavar="TOKENIZER.json", help="to put in")
@@ -237,18 +251,20 @@ def main(argv: Sequence[str]) -> int:
             max_shard_bytes=int(names.max_shard_gb * 1e9),
             tokenizer=names.tokenizer,
         )
+        found = ", ".join(file.name for file in files)
+        put(printable_lines(f"exported {names.checkpoint} to {names.out}: {found}"))
+        if not any(file.name == TOKENIZER for file in files):
+            put(
+                f"without {TOKENIZER}: this checkpoint holds none, and the token cache of its run "
+                "is gone; --tokenizer FILE puts one in"
+            )
     except ModelCheckError as error:
-        print(printable_lines(f"error: {error}"), file=sys.stderr)
+        complain(f"error: {error}")
         return error.exit_code
-    found = ", ".join(file.name for file in files)
-    print(printable_lines(f"exported {names.checkpoint} to {names.out}: {found}"))
-    if not any(file.name == TOKENIZER for file in files):
-        print(
-            f"without {TOKENIZER}: this checkpoint holds none, and the token cache of its run is "
-            "gone; --tokenizer FILE puts one in"
-        )
-    return 0
+    except BrokenPipeError:
+        return EXIT_SIGNAL_BASE + signal.SIGPIPE
+    return EXIT_PASS
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -8,18 +8,17 @@ import torch
 
 from model_check.config.shape import geometry
 from model_check.engine.checkpoint import not_ours, read_checkpoint, settings_of
-from model_check.models.attention import BACKENDS
-from model_check.models.backends import resolve_backend
+from model_check.models.attention import sdpa
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.build_model import unfilled_model
 
 
 def load_model(checkpoint: str | Path, device: str = "cpu") -> BasicLlama:
-    """The model of `last.pt`, `step_N.pt`, ..., in float32 on `device`, in evaluation mode;
-    `model.logits(tokens)` takes int64 [B, T] and gives [B, T, V].
+    """The model of `last.pt`, `step_N.pt`, a sharded `step_N`, ..., in float32 on `device`, in
+    evaluation mode; `model.logits(tokens)` takes int64 [B, T] and gives [B, T, V].
 
     Raises CheckpointError for what is no checkpoint of ours, ConfigError for one of another
-    version or an attention backend that cannot act here.
+    version.
     """
     path = Path(checkpoint)
     return model_of(read_checkpoint(path), path, torch.device(device))
@@ -28,11 +27,8 @@ def load_model(checkpoint: str | Path, device: str = "cpu") -> BasicLlama:
 def model_of(state: Mapping[str, Any], path: Path, device: torch.device) -> BasicLlama:
     """The same of a checkpoint that was read from `path`. Raises as `load_model`."""
     settings = settings_of(state, path)
-    backend, _ = resolve_backend(
-        "auto", device, torch.float32, documents=settings.data.document_masking
-    )
     shape = geometry(settings.model, len(state["model"]["tok_embed.weight"]))
-    model = unfilled_model(settings, shape, BACKENDS[backend], device)
+    model = unfilled_model(settings, shape, sdpa, device)
     try:
         model.load_state_dict(state["model"])
     except RuntimeError as error:

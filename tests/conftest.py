@@ -1,6 +1,7 @@
 """Capabilities that a test asks for by a mark; where one is missing, the test is skipped with a
 reason."""
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -11,6 +12,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.slurm import cluster
 
 REQUIRED = frozenset(filter(None, os.environ.get("MODEL_CHECK_REQUIRE", "").split(",")))
 """Capabilities that this machine promises (CI installs for them): a test that asks for one of them
@@ -34,9 +37,18 @@ def has_packages(*names: str) -> Callable[[], bool]:
 
 @cache
 def can_make_a_network() -> bool:
-    if shutil.which("unshare") is None:
+    """With ends of cables in it: `ip` makes them."""
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
         return False
     return subprocess.run(("unshare", "--net", "true"), capture_output=True).returncode == 0
+
+
+@cache
+def can_run_slurm() -> bool:
+    """Slurm's daemons are here, and may be started: as root, each in namespaces of its own."""
+    if os.geteuid() != 0 or not all(map(shutil.which, cluster.PROGRAMS)):
+        return False
+    return subprocess.run((*cluster.MACHINE, "true"), capture_output=True).returncode == 0
 
 
 CAPABILITIES: dict[str, Callable[[], bool]] = {
@@ -44,9 +56,9 @@ CAPABILITIES: dict[str, Callable[[], bool]] = {
     "two_gpus": lambda: num_gpus() >= 2,
     "root": lambda: os.geteuid() == 0,
     "netns": can_make_a_network,
-    "slurm": has_program("srun"),
+    "slurm": can_run_slurm,
     "browser": has_program("chromium", "chromium-browser", "google-chrome"),
-    "image": has_program("docker", "podman", "buildah"),
+    "image": lambda: all(map(shutil.which, ("buildah", "debootstrap"))),
     "triton": lambda: importlib.util.find_spec("triton") is not None,
     "midi": has_packages("symusic", "miditok"),
     "slow": lambda: "slow" in REQUIRED,
@@ -57,6 +69,8 @@ HISTORY_FILE = "MODEL_CHECK_HISTORY_FILE"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Imports and the list of tests are no garbage: each search for some goes through all of torch.
+    gc.disable()
     # What the machine's GPUs did in tests is not their history. Processes with an environment of
     # their own make it of this one.
     os.environ[HISTORY_FILE] = ""
@@ -69,6 +83,11 @@ def pytest_configure(config: pytest.Config) -> None:
             f"MODEL_CHECK_REQUIRE: {', '.join(sorted(unknown))}: no such capability "
             f"(there are {', '.join(CAPABILITIES)})"
         )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -85,6 +104,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     asked = [name for name in sorted(REQUIRED) if item.get_closest_marker(name)]
+    if item.get_closest_marker("slow") and "slow" not in REQUIRED:
+        asked = []  # nothing that was required lacks
     if report.skipped and asked and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         why = call.excinfo.value if call.excinfo else "no reason"

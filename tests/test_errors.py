@@ -11,6 +11,7 @@ def test_every_class_owns_the_documented_code() -> None:
         errors.ConfigError: 2,
         errors.DataError: 2,
         errors.StorageError: 2,
+        errors.CheckpointError: 2,
         errors.NonFiniteError: 20,
         errors.NoGpuError: 69,
         errors.InternalError: 70,

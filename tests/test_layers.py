@@ -35,6 +35,7 @@ ALLOWED = {
     "launcher.devices": FLOOR | {"launcher.gpus", "launcher.plan"},
     "launcher.output": FLOOR | {"launcher.run_dir"},
     "launcher.telemetry": FLOOR | rooms(LAUNCHER, "gpus", "output", "run_dir", "verdict"),
+    "launcher.nodes": FLOOR | {"launcher.plan", "launcher.verdict"},
     "launcher.supervise": FLOOR | rooms(LAUNCHER, "contain", "output", "plan", "verdict"),
     "launcher.history": FLOOR | rooms(LAUNCHER, "contain", "run_dir", "verdict"),
     "launcher.report.files": FLOOR,
@@ -42,17 +43,42 @@ ALLOWED = {
     "launcher.report.page": FLOOR
     | {"launcher.report.files", "launcher.report.table", "model_check.forensics.manifest"}
     | rooms(LAUNCHER, "run_dir", "telemetry", "verdict"),
-    "launcher.report": FLOOR
+    "launcher.report.golden": FLOOR | {"launcher.report.files", "launcher.verdict"},
+    "launcher.report.comparison": FLOOR
     | rooms("launcher.report", "files", "page", "table")
+    | rooms(LAUNCHER, "run_dir", "verdict"),
+    "launcher.report.fleet": FLOOR
+    | rooms("launcher.report", "comparison", "files", "golden", "page")
+    | rooms(LAUNCHER, "run_dir", "verdict"),
+    "launcher.report": FLOOR
+    | rooms("launcher.report", "comparison", "files", "fleet", "golden", "page", "table")
     | rooms("model_check.forensics", "compare", "manifest")
     | rooms(LAUNCHER, "run_dir", "telemetry", "verdict"),
     "launcher.doctor": FLOOR
     | rooms(LAUNCHER, "contain", "devices", "gpus", "history", "install", "plan", "run_dir")
     | rooms(LAUNCHER, "telemetry", "verdict"),
+    "launcher.compare.arms": FLOOR,
     "launcher": FLOOR
-    | rooms(LAUNCHER, "contain", "devices", "doctor", "gpus", "history", "install", "output")
-    | rooms(LAUNCHER, "plan", "report", "report.files", "run_dir", "supervise", "telemetry")
-    | {"launcher.verdict"},
+    | rooms(LAUNCHER, "compare.arms", "contain", "devices", "doctor", "gpus", "history", "install")
+    | rooms(LAUNCHER, "nodes", "output", "plan", "report", "report.files", "report.golden")
+    | rooms(LAUNCHER, "run_dir", "supervise", "telemetry", "verdict"),
+    # runs of runs, and the command line above all
+    "launcher.compare": FLOOR
+    | {"launcher"}
+    | rooms(LAUNCHER, "compare.arms", "contain", "devices", "doctor", "gpus", "output", "plan")
+    | rooms(LAUNCHER, "report.comparison", "run_dir", "supervise", "verdict"),
+    "launcher.repeat": FLOOR
+    | {"launcher"}
+    | rooms(LAUNCHER, "contain", "devices", "gpus", "history", "output", "plan", "report")
+    | rooms(LAUNCHER, "run_dir", "verdict"),
+    "launcher.preview": FLOOR
+    | {"launcher"}
+    | rooms(LAUNCHER, "compare", "compare.arms", "devices", "gpus", "plan", "verdict"),
+    "launcher.cli": FLOOR
+    | {"launcher"}
+    | rooms(LAUNCHER, "compare", "compare.arms", "devices", "doctor", "gpus", "history", "nodes")
+    | rooms(LAUNCHER, "output", "preview", "repeat", "report", "run_dir", "verdict"),
+    "launcher.__main__": FLOOR | {"launcher.cli"},
     # the worker's world, from the cellar up
     "model_check.data.read": FLOOR,
     "model_check.data.cache": FLOOR | rooms(DATA, "read"),
@@ -67,17 +93,25 @@ ALLOWED = {
     "model_check.forensics.compare": FLOOR | {"model_check.forensics.manifest"},
     "model_check.forensics": FLOOR | rooms("model_check.forensics", "compare", "manifest"),
     # the format of the files: the export reads it, too
-    "model_check.engine.checkpoint": FLOOR | {"model_check.forensics"},
+    "model_check.engine.sharded": FLOOR
+    | {"model_check.engine.distributed", "model_check.forensics"},
+    "model_check.engine.checkpoint": FLOOR
+    | {"model_check.engine.sharded", "model_check.forensics"},
+    "model_check.engine.busy": FLOOR,
+    # the ranks of one job
+    "model_check.engine.distributed": FLOOR | {"model_check.engine.busy", "model_check.forensics"},
     "model_check.engine": FLOOR
     | {"model_check.data.read", "model_check.engine.checkpoint"}
+    | rooms(ENGINE, "busy", "distributed", "sharded")
     | {"model_check.forensics.manifest"}
     | rooms("model_check", "forensics", "models"),
     "model_check.engine.saving": FLOOR
     | {ENGINE, "model_check.data.read", "model_check.engine.checkpoint"}
+    | rooms(ENGINE, "distributed", "sharded")
     | rooms("model_check", "forensics", "models"),
     "model_check.engine.observe": FLOOR | {ENGINE, "model_check.engine.checkpoint"},
     "model_check.engine.trainer": FLOOR
-    | {ENGINE, "model_check.data.read", *rooms(ENGINE, "saving")},
+    | {ENGINE, "model_check.data.read", *rooms(ENGINE, "distributed", "saving")},
     "model_check.engine.assembly": FLOOR
     | {ENGINE, *rooms("model_check", "forensics", "models")}
     | {*rooms(ENGINE, "saving", "observe", "trainer")},
@@ -97,7 +131,9 @@ ALLOWED = {
 SINGLE_PLACE = {
     "pynvml": ("launcher/gpus/nvml.py",),
     "filelock": (),
-    "psutil": ("model_check/utils/host_memory.py",),
+    "psutil": ("model_check/utils/host_memory.py", "model_check/utils/interfaces.py"),
+    "prometheus_client": (),
+    "kubernetes_validate": (),
     "json5": ("model_check/config/files.py",),
     "yaml": ("model_check/config/files.py",),
     "datasets": ("model_check/data/sources/hub_text.py",),
@@ -114,7 +150,11 @@ SINGLE_PLACE = {
     "triton": ("model_check/forensics/fingerprint_triton.py",),
     "rich": ("launcher/report/watch.py",),
     "tensorboard": ("model_check/engine/observe/tensorboard.py",),
-    "safetensors": ("model_check/export.py", "model_check/models/hf_import.py"),
+    "safetensors": (
+        "model_check/engine/sharded/",
+        "model_check/export.py",
+        "model_check/models/hf_import.py",
+    ),
 }
 
 SOURCES = [p for package in ("launcher", "model_check") for p in (ROOT / package).rglob("*.py")]

@@ -105,8 +105,14 @@ def settings_of(work: Workload, num_steps: int) -> Settings:
 
 
 def build(work: Workload, num_steps: int, observer: RunObserver) -> Trainer:
+    source = TokenSource(work.tokens(num_steps), work.batch_size)
+    return build_from(settings_of(work, num_steps), source, work.vocab_size, observer)
+
+
+def build_from(
+    settings: Settings, source: TokenSource, vocab_size: int, observer: RunObserver
+) -> Trainer:
     """Runs in a process that is set up as a worker's; a listener reads its events."""
-    settings = settings_of(work, num_steps)
     set_up_process(settings.system, 1, os.environ)
     keep_freed_memory()
     ours, theirs = socket.socketpair()
@@ -121,8 +127,7 @@ def build(work: Workload, num_steps: int, observer: RunObserver) -> Trainer:
         meter=Meter(),
         stop=StopSignal(),
     )
-    source = TokenSource(work.tokens(num_steps), work.batch_size)
-    return build_trainer(settings, source, work.vocab_size, context)
+    return build_trainer(settings, source, vocab_size, context)
 
 
 def main(work: Workload, num_steps: int, weights: Path) -> None:

@@ -3,6 +3,7 @@ torch's fused AdamW: the loop that an expert of both would write."""
 
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +63,22 @@ def run_loop(work: Workload, num_steps: int, weights: Path) -> None:
     )
     batches = iter(work.tokens(num_steps).split(work.batch_size))
     while turn.begin_step():
-        losses = []
-        for _ in range(work.num_micro_batches):
-            tokens = next(batches)
-            loss = model(input_ids=tokens, labels=tokens).loss / work.num_micro_batches
-            loss.backward()
-            losses.append(loss.detach())
+        loss = accumulate(model, batches, work.num_micro_batches)
         nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        turn.end_step(torch.stack(losses).sum().item)
+        turn.end_step(loss.item)
+
+
+def accumulate(model: nn.Module, batches: Iterator[Tensor], num_micro_batches: int) -> Tensor:
+    """Add the gradients of a step's mean loss; returns that loss."""
+    losses = []
+    for _ in range(num_micro_batches):
+        tokens = next(batches)
+        loss = model(input_ids=tokens, labels=tokens).loss / num_micro_batches
+        loss.backward()
+        losses.append(loss.detach())
+    return torch.stack(losses).sum()
 
 
 def run_trainer(work: Workload, num_steps: int, weights: Path) -> None:

@@ -23,8 +23,11 @@ from model_check.config.memory import (
     check_host_memory,
     estimate_memory,
     expected_geometry,
+    num_shards,
+    state_bytes,
 )
 from model_check.config.prompts import given_prompts
+from model_check.config.ranks import JOBS
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
 from model_check.config.shape import parameters
@@ -32,24 +35,34 @@ from model_check.config.wandb import check_wandb
 from model_check.errors import ConfigError, StorageError
 from model_check.utils.host_memory import available_memory_bytes, host_memory_bytes
 
+COPY_BYTES = 12
+"""Of a parameter: float32, with two moments."""
+
 
 def check_training(
-    settings: Settings, places: Sequence[Place], others: Sequence[str] = ()
+    settings: Settings,
+    places: Sequence[Place],
+    others: Sequence[str] = (),
+    num_ranks: int | None = None,
 ) -> list[str]:
     """Notes for a person before our trainer starts on `places`. `others`: workers of the same
-    comparison. Raises ConfigError and StorageError for what cannot work."""
+    comparison. `num_ranks`: of the job, on all its nodes; None: those of `places`. Raises
+    ConfigError and StorageError for what cannot work."""
     names = [place.name for place in places]
     check_worker_settings(settings)
     device = "cuda" if any(place.gpu for place in places) else "cpu"
-    notes = [*check_drill(settings, names, others), *check_checkpoint_dir(settings, names)]
+    num_ranks = num_ranks or len(places)
+    notes = check_drill(settings, names, others, num_ranks)
+    notes += check_checkpoint_dir(settings, names)
     if obstacle := flash_fallback(settings, device):
         notes.append(f"flash_attn falls back to sdpa: {obstacle}")
     notes += check_open_files(len(places))
     if device == "cpu" and precision(settings.training) == "fp16":
         notes.append("float16 is slow on a CPU: bfloat16 and float32 are several times as fast")
     if device == "cpu":
-        return [*notes, *check_memory([settings] * len(places))]
-    return [*notes, *check_gpu_memory(settings, places)]
+        return [*notes, *check_memory([settings] * len(places), num_ranks=num_ranks)]
+    memory = check_gpu_memory(settings, places, num_ranks)
+    return [*notes, *memory, *check_copies(settings, len(places))]
 
 
 def check_worker_settings(settings: Settings) -> None:
@@ -66,7 +79,7 @@ def check_worker_settings(settings: Settings) -> None:
 
 
 def check_drill(
-    settings: Settings, workers: Sequence[str], others: Sequence[str] = ()
+    settings: Settings, workers: Sequence[str], others: Sequence[str], num_ranks: int
 ) -> list[str]:
     """A note for a fault that nobody can notice. Raises ConfigError for one that no worker would
     have."""
@@ -83,24 +96,30 @@ def check_drill(
     # State that changed tells on itself, where fingerprints are taken.
     is_of_state = drill.kind in (*WEIGHT_KINDS, *MOMENT_KINDS)
     is_seen_alone = is_of_state and settings.debug.fingerprints != "off"
-    is_seen = is_seen_alone or (drill.worker and len(workers) > 1)
+    # A value of a sharded model exists once in each copy: else there is nothing to compare.
+    has_peers = num_shards(settings, num_ranks) < num_ranks
+    is_seen = is_seen_alone or (drill.worker and has_peers)
     # Else a flip is noticed by comparison, or where a number becomes NaN or Inf.
     if drill.kind not in FLIP_KINDS or is_seen:
         return []
-    told = f"{drill.kind} in every worker: nobody can notice it, unless it overflows, and the run "
-    told += "passes"
+    where = "in every worker" if drill.worker is None else f"in {drill.worker}"
+    told = f"{drill.kind} {where}: nobody can notice it, unless it overflows, and the run passes"
     return [f"debug.drill: {told}"]
 
 
-def check_memory(workers: Sequence[Settings], membership: Membership = HERE) -> list[str]:
+def check_memory(
+    workers: Sequence[Settings], membership: Membership = HERE, num_ranks: int | None = None
+) -> list[str]:
     """Refuse CPU workers, each with its settings, whose weights, gradients and moments alone exceed
-    the memory that host and control group have left; a note when the estimate of all does."""
+    the memory that host and control group have left; a note when the estimate of all does.
+    `num_ranks`: as in `check_training`."""
     settings, num_workers = workers[0], len(workers)
+    num_ranks = num_ranks or num_workers
     available, room, below = available_memory_bytes(), memory_room(membership), ""
     if room is not None and room.left_bytes <= available:
         available = room.left_bytes
         below = f" below this control group's limit of {gib(room.limit_bytes)}"
-    needed = sum(expected_geometry(each).state_bytes for each in workers)
+    needed = sum(state_bytes(each, num_ranks) for each in workers)
     if needed > available:
         counts = dict.fromkeys(expected_geometry(each).num_parameters for each in workers)
         raise ConfigError(
@@ -109,8 +128,8 @@ def check_memory(workers: Sequence[Settings], membership: Membership = HERE) -> 
             f"{gib(available)} are available{below} (a smaller model.*, fewer --workers, "
             "or --preset cpu)"
         )
-    check_host_memory(settings, num_workers, host_memory_bytes())
-    estimate = sum(estimate_memory(each, "cpu").total for each in workers)
+    check_host_memory(settings, num_workers, host_memory_bytes(), num_ranks)
+    estimate = sum(estimate_memory(each, "cpu", num_ranks).total for each in workers)
     if estimate <= available:
         return []
     return [
@@ -119,27 +138,50 @@ def check_memory(workers: Sequence[Settings], membership: Membership = HERE) -> 
     ]
 
 
-def check_gpu_memory(settings: Settings, places: Sequence[Place]) -> list[str]:
+def check_gpu_memory(
+    settings: Settings, places: Sequence[Place], num_ranks: int | None = None
+) -> list[str]:
     """`check_memory` for GPUs, each with what it has free now. One that does not tell is not
     judged."""
-    shape = expected_geometry(settings)
-    estimate = estimate_memory(settings, "cuda")
+    shape, num_ranks = expected_geometry(settings), num_ranks or len(places)
+    estimate = estimate_memory(settings, "cuda", num_ranks)
+    needed = 0 if settings.launch.fsdp.cpu_offload else state_bytes(settings, num_ranks)
+    shard = f" (a shard of {num})" if (num := num_shards(settings, num_ranks)) > 1 else ""
     notes = []
     for place in places:
         if place.gpu is None or place.gpu.free_mib is None:
             continue
         free = place.gpu.free_mib << 20
         has = f"{place.gpu.title} has {gib(free)} free"
-        if shape.state_bytes > free:
+        if needed > free:
             raise ConfigError(
-                f"{has}; weights, gradients and moments of {shape.num_parameters:,} parameters "
-                f"alone need {gib(shape.state_bytes)}: a smaller model.*, or other --gpus"
+                f"{has}; weights, gradients and moments of {shape.num_parameters:,} parameters"
+                f"{shard} alone need {gib(needed)}: a smaller model.*, or other --gpus"
             )
         if estimate.total > free:
             notes.append(
                 f"{has}, and this run takes about {estimate.describe()}; {advice(settings)}"
             )
     return notes
+
+
+def check_copies(settings: Settings, num_workers: int, membership: Membership = HERE) -> list[str]:
+    """A note where the host has no room for the copies of weights and moments that checkpoints are
+    written from while GPUs train on."""
+    training, shape = settings.training, expected_geometry(settings)
+    if training.async_save is False or not (training.save_interval or training.save_best):
+        return []
+    # The ranks of a job write one checkpoint.
+    num_copies = 1 if settings.launch.mode in JOBS else num_workers
+    needed = num_copies * shape.num_parameters * COPY_BYTES
+    room = memory_room(membership)
+    available = min([available_memory_bytes(), *([room.left_bytes] if room else [])])
+    if needed <= available:
+        return []
+    return [
+        f"host memory may not suffice: {num_copies} copies of weights and moments to save from "
+        f"take {gib(needed)}, {gib(available)} are available; training.async_save=false needs none"
+    ]
 
 
 def check_checkpoint_dir(settings: Settings, workers: Sequence[str]) -> list[str]:

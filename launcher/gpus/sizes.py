@@ -18,10 +18,17 @@ FULL_GIB = 44.0
 """What `production` is for: it takes about 35 GiB, and an estimate may be a fifth too low."""
 
 
-def fitted(loaded: Loaded, request: Request, gpus: Iterable[Gpu]) -> tuple[Loaded, list[str]]:
-    """The settings for these GPUs, and a line for a person where they are a smaller sister's. The
-    same settings where a preset was named, no GPU tells its memory, or nothing would change."""
-    totals_gib = [gpu.total_mib / 1024 for gpu in gpus if gpu.total_mib]
+def memory_gib(gpus: Iterable[Gpu]) -> list[float]:
+    """The memory of those that tell it."""
+    return [gpu.total_mib / 1024 for gpu in gpus if gpu.total_mib]
+
+
+def fitted(
+    loaded: Loaded, request: Request, totals_gib: Iterable[float]
+) -> tuple[Loaded, list[str]]:
+    """The settings for GPUs with so much memory, and a line for a person where they are a smaller
+    sister's. The same settings where a preset was named, no GPU tells its memory, or nothing would
+    change."""
     smallest_gib = min(totals_gib, default=FULL_GIB)
     if loaded.preset != PRODUCTION or request.preset or smallest_gib >= FULL_GIB:
         return loaded, []

@@ -11,7 +11,7 @@ _COLOURS = {
     **dict.fromkeys(("FAIL", "SUSPECT", "error:"), "1;31"),
     **dict.fromkeys(("INCONCLUSIVE", "STOPPED", "warning:", "DRILL:"), "33"),
 }
-_WORD = re.compile(rf"(?<!\S)({'|'.join(map(re.escape, _COLOURS))})(?![\w-])")
+_WORD = re.compile(rf"(?<!\S)(?<!\b0 )({'|'.join(map(re.escape, _COLOURS))})(?![\w-])")
 
 
 def for_terminal(lines: Sequence[str], fd: int, prefix: str) -> Sequence[str]:

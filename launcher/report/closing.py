@@ -2,7 +2,6 @@
 the verdict. And what a stopped training can go on from. Writes nothing."""
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from launcher.verdict.results import Judgement, Verdict, WorkerResult
 from launcher.verdict.scope import scope_lines
 from launcher.verdict.summary import called, names_by_text
 from model_check.config.schema import TrainingSettings
-
-_CHECKPOINT = re.compile(r"last\.pt|step_[0-9]+\.pt")
+from model_check.utils.checkpoint_names import checkpoints_in
 
 
 def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Iterator[str]:
@@ -142,7 +140,7 @@ def _whose(names: Sequence[str], everyone: Sequence[str]) -> str:
 def _newest(directory: Path) -> str | None:
     """The name of the checkpoint in `directory` that was written last."""
     try:
-        found = [path for path in directory.iterdir() if _CHECKPOINT.fullmatch(path.name)]
-        return max(found, key=lambda path: path.lstat().st_mtime_ns).name if found else None
+        newest = max(checkpoints_in(directory), default=None)
     except OSError:
         return None
+    return None if newest is None else newest.path.name

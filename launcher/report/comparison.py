@@ -1,6 +1,7 @@
 """The report of a comparison, made of what each training left in its directory."""
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -91,7 +92,7 @@ def begun(record: ComparisonRecord, directory: Path) -> list[Path]:
     """The trainings that have, in the order in which they did: each is a run in a directory of its
     own."""
     paths = [directory / trial.directory for trial in record.trials]
-    return [path for path in paths if (path / "run.json").is_file()]
+    return [path for path in paths if os.path.isfile(path / "run.json")]
 
 
 def _refuse_contradictions(record: ComparisonRecord) -> None:

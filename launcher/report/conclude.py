@@ -43,7 +43,9 @@ def conclude(
     """The verdict of a run, and its GPUs' health. `place` puts a file of evidence into a dossier of
     `directory`, where no later run writes over it, or finds it there."""
     for name, history in watch.histories.items():
-        history.evidence = _placed(history.evidence, directory / "dossier" / name.lower(), place)
+        history.evidence = _placed(
+            history.evidence, directory / run_dir.DOSSIER / name.lower(), place
+        )
     end, workers = record.end, record.ended
     assert end is not None, "a run that is over has an end"
     assert workers is not None
@@ -109,7 +111,7 @@ def _compare_dossiers(end: RunEnd, watch: Watch, directory: Path) -> None:
 
 def _dossiers(worker: str, directory: Path) -> Iterator[_Dossier]:
     """One that is healthy beside several suspects kept its state for each."""
-    for path in sorted((directory / "dossier" / worker.lower()).rglob(MANIFEST)):
+    for path in sorted((directory / run_dir.DOSSIER / worker.lower()).rglob(MANIFEST)):
         with suppress(DossierError):
             manifest = read_manifest(path.parent)
             if manifest.kind in COMPARED_KINDS:

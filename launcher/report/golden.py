@@ -19,7 +19,7 @@ from launcher.verdict.results import Judgement, Verdict
 from model_check.config.resume import acting_settings
 from model_check.errors import StorageError, UsageError
 from model_check.events import Evaluation, Event, Step, decode, readable
-from model_check.utils.files import read_whole, write_atomic
+from model_check.utils.files import check_replaceable, read_whole, write_atomic
 from model_check.utils.secrets import masked_values
 from model_check.utils.words import listed
 
@@ -70,6 +70,7 @@ def write_golden(path: Path, golden: Golden) -> None:
     document = msgspec.to_builtins(golden)
     document |= {key: masked_values(readable(document[key])) for key in ("key", "source")}
     try:
+        check_replaceable(path)
         write_atomic(path, msgspec.json.encode(document) + b"\n")
     except OSError as error:
         raise StorageError(

@@ -70,7 +70,7 @@ class Appended:
 class WorkerProgress(Struct):
     """One worker, as it is now. None: not told (yet)."""
 
-    phase: str = "waiting"
+    phase: str
     step: int | None = None
     loss: float | None = None
     grad_norm: float | None = None
@@ -118,7 +118,9 @@ class RunProgress:
         """Raises UsageError where no run is."""
         self.directory = directory
         self.record: RunRecord = read_record(directory)
-        self.workers = {name: WorkerProgress() for name in self.record.workers}
+        # A command of your own tells nothing.
+        phase = "" if self.record.steps is None else "waiting"
+        self.workers = {name: WorkerProgress(phase=phase) for name in self.record.workers}
         self.verdict: str | None = None
         """Of a run that is over, with its summary and its exit code, or why it has none."""
         self._followed = {name: list(self._follow(name)) for name in self.workers}

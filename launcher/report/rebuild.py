@@ -1,4 +1,5 @@
-"""`report RUN_DIR ...`: the reports of finished runs, made again from what the runs left behind."""
+"""`report RUN_DIR ...`: the report of a finished run, made again from what the run left behind; of
+many runs what they show together."""
 
 import heapq
 import os
@@ -18,6 +19,16 @@ from launcher.report.closing import closing_lines
 from launcher.report.comparison import begun, comparison_lines, read_comparison, what_is_left
 from launcher.report.conclude import conclude, held_against_golden, write
 from launcher.report.files import content_of, lines_of
+from launcher.report.fleet.found import Search, is_fleet
+from launcher.report.fleet.lines import fleet_lines
+from launcher.report.fleet.reading import Again, StillGoing
+from launcher.report.fleet.report import (
+    drain_script,
+    fleet_of,
+    fleet_of_one,
+    write_fleet,
+    write_prometheus,
+)
 from launcher.report.golden import (
     Finished,
     golden_of,
@@ -29,27 +40,38 @@ from launcher.report.golden import (
 from launcher.report.rounds import Rounds, rounds_lines, write_rounds
 from launcher.telemetry.health import Record
 from launcher.verdict.comparison import ComparisonRecord
+from launcher.verdict.fleet import FleetResult
 from launcher.verdict.golden import ENOUGH_WORKERS, Golden
 from launcher.verdict.golden_watch import GoldenWatch
 from launcher.verdict.health import Health
 from launcher.verdict.live import Watch
 from launcher.verdict.past import isolated
 from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
+from launcher.verdict.results import Verdict
 from model_check.config.arguments import Parser
-from model_check.errors import EXIT_INTERNAL, EXIT_UNNAMED, StorageError, UsageError
+from model_check.errors import EXIT_INTERNAL, EXIT_PASS, EXIT_UNNAMED, StorageError, UsageError
 from model_check.events import Event, decode, decode_gpu
 from model_check.utils.project_files import COMMAND
 from model_check.utils.requests import request_of
-from model_check.utils.words import listed
+from model_check.utils.words import Say, listed
 
 _ABOUT = """\
-Make the reports of finished runs again from what they left behind, and print
-them. Ends with the exit code of the first run that did not pass.
+Make the report of a finished run again from what it left behind, and print it. Ends
+with the run's exit code.
+
+Of several runs, or of a directory that holds some: what they show together. Workers
+of one kind, with the same software, settings, data and seed, must have the same bits
+in every step, whatever machine they are in. Writes fleet.html and fleet.json. Ends with
+the exit code of the gravest finding: ISOLATE before RESET, MONITOR and IGNORE; of equal
+ones FAIL before SUSPECT, INCONCLUSIVE and INVALID. 0: nothing failed.
 """
 _HELP = """
 examples:
   bash run.sh report .logs/latest
-  bash run.sh report /tmp/model_check_logs_*
+  bash run.sh report /shared/burnin
+  bash run.sh report /shared/burnin --drain > drain.sh
+  bash run.sh report run1 run2 run3 --output /shared/reports
+  bash run.sh report .logs/latest --prometheus /run/textfile/model_check.prom
   bash run.sh report .logs/latest --write-golden h100.json
   bash run.sh report .logs/latest --golden h100.json
 """
@@ -57,10 +79,17 @@ examples:
 
 def parser() -> Parser:
     prog = f"{COMMAND} report"
-    usage = f"{prog} RUN_DIR ... [--golden FILE | --write-golden FILE]"
+    usage = f"{prog} RUN_DIR ... [OPTIONS]"
     parser = Parser(prog=prog, usage=usage, description=_ABOUT, epilog=_HELP)
     add = parser.add_argument
-    add("run_dirs", nargs="*", type=Path, metavar="RUN_DIR", help=".logs/latest is the newest")
+    which = ".logs/latest is the newest; a directory that holds runs stands for all of them"
+    add("run_dirs", nargs="*", type=Path, metavar="RUN_DIR", help=which)
+    where = "where fleet.html and fleet.json go (the directory that holds the runs, else this one)"
+    add("--output", type=Path, metavar="DIR", help=where)
+    figures = "write verdicts and figures for node_exporter's textfile collector (*.prom)"
+    add("--prometheus", type=Path, metavar="FILE", help=figures)
+    commands = "print the commands that drain the nodes with a condemned GPU, and run none"
+    add("--drain", action="store_true", help=f"{commands}; all else goes to standard error")
     against = "hold the bits and the speed of every worker against this file"
     add("--golden", type=Path, metavar="FILE", help=against)
     wanted = f"make that file of a run that passed, where {ENOUGH_WORKERS} or more workers agreed"
@@ -69,34 +98,104 @@ def parser() -> Parser:
     return parser
 
 
-def rebuild(argv: Sequence[str], say: Callable[[str], None]) -> int:
-    """Rebuild each run's report and print it. Returns the first exit code that is not 0.
+def rebuild(argv: Sequence[str], say: Say, aside: Say | None = None) -> int:
+    """Rebuild a run's report and print it; of several runs, theirs together. Returns the exit code.
 
-    Raises UsageError for a directory that holds no run of ours, or one that is still going, for a
-    golden file that cannot be read, or a run that none can be made of; StorageError.
+    `aside` takes what is told beside --drain's commands. Raises UsageError for a directory that
+    holds no run of ours, or one that is still going, for a golden file that cannot be read, or a
+    run that none can be made of; StorageError.
     """
     names = parser().read(argv)
     _refuse_options(names)
+    tell = aside if names.drain and aside is not None else say
+    if is_fleet(names.run_dirs):
+        return _fleet(names, say, tell)
+    run = _rebuild_one(names, tell)
+    if names.prometheus is not None or names.drain:
+        told = (names.run_dirs[0], run.verdict, run.exit_code)
+        problem = _tell_others(fleet_of_one(*told, _again_for_fleet), names, say, tell)
+        return run.exit_code or problem
+    return run.exit_code
+
+
+def _rebuild_one(names: Namespace, say: Say) -> "Rebuilt":
     golden = None if names.golden is None else read_golden(names.golden)
-    runs = [_again(each, golden, names.golden) for each in names.run_dirs]
-    new = _golden_of(runs[0], names) if names.write_golden is not None else None
-    for run in runs:
-        try:
-            run.write()
-        # The directory is another user's, or an archive: the verdict stands.
-        except StorageError as error:
-            say(f"[launcher] no report: {error}")
-        for line in run.lines:
-            say(f"[launcher] {line}")
+    run = _again(names.run_dirs[0], golden, names.golden)
+    new = _golden_of(run, names) if names.write_golden is not None else None
+    _write_and_say(run, say)
     if new is not None:
         write_golden(names.write_golden, new)
         say(f"[launcher] {what_was_written(names.write_golden, new)}")
-    return next((run.exit_code for run in runs if run.exit_code), 0)
+    return run
+
+
+def _write_and_say(run: "Rebuilt", say: Say) -> None:
+    try:
+        run.write()
+    # The directory is another user's, or an archive: the verdict stands.
+    except StorageError as error:
+        say(f"[launcher] no report: {error}")
+    for line in run.lines:
+        say(f"[launcher] {line}")
+
+
+def _fleet(names: Namespace, say: Say, tell: Say) -> int:
+    """Each run's own report stands, unless it is held against a golden file."""
+    if names.write_golden is not None:
+        raise UsageError("report: --write-golden takes one run directory")
+    if names.golden is not None:
+        _hold_each_against(read_golden(names.golden), names, tell)
+    result, output = fleet_of(names.run_dirs, names.output, _again_for_fleet)
+    written: Path | None = output
+    problem = EXIT_PASS
+    try:
+        write_fleet(result, output)
+    except StorageError as error:
+        tell(f"[launcher] no report: {error} (--output DIR: elsewhere)")
+        # The directory of the runs is another user's, or an archive: the verdict stands.
+        written, problem = None, error.exit_code if names.output else EXIT_PASS
+    for line in fleet_lines(result, written):
+        tell(f"[launcher] {line}")
+    problem = _tell_others(result, names, say, tell) or problem
+    return result.exit_code or problem
+
+
+def _hold_each_against(golden: Golden, names: Namespace, tell: Say) -> None:
+    for found in Search(names.run_dirs).found:
+        # One that cannot be read is told by the merge.
+        with suppress(UsageError):
+            if found.problem is None:
+                _write_and_say(_again(found.path, golden, names.golden), tell)
+
+
+def _tell_others(result: FleetResult, names: Namespace, say: Say, tell: Say) -> int:
+    """The exit code of what went wrong with that: a verdict that is worse than PASS stands."""
+    if names.drain:
+        say(drain_script(result))
+    try:
+        if names.prometheus is not None:
+            write_prometheus(result, names.prometheus)
+    except StorageError as error:
+        tell(f"[launcher] error: {error}")
+        return error.exit_code
+    return EXIT_PASS
+
+
+def _again_for_fleet(directory: Path) -> Again:
+    """The report of a run that has none. It is written, too, unless the run may go on elsewhere.
+    Raises UsageError."""
+    has_end = read_record(directory).end is not None
+    run = _rebuilt(directory, None, None)
+    if has_end:
+        with suppress(StorageError):
+            _write([run])
+    return Again(run.judgement.result, has_end)
 
 
 class Rebuilt(NamedTuple):
     """A report that is made again, and not written yet."""
 
+    verdict: Verdict
     exit_code: int
     lines: Sequence[str]
     """That end the run."""
@@ -119,14 +218,15 @@ def _again(directory: Path, golden: Golden | None, golden_file: Path | None) -> 
         lines += [f"restart {number}:"] if number else []
         lines += closing_lines(run.judgement, run.directory, tail_lines=0)
     last = runs[-1]
-    return Rebuilt(last.judgement.result.exit_code, lines, last, partial(_write, runs))
+    result = last.judgement.result
+    return Rebuilt(result.verdict, result.exit_code, lines, last, partial(_write, runs))
 
 
 def _rounds_again(
     directory: Path, paths: Sequence[Path], golden: Golden | None, golden_file: Path | None
 ) -> Rebuilt:
     """Of those that began. Raises UsageError."""
-    begun = [path for path in paths if (path / "run.json").exists()]
+    begun = [path for path in paths if os.path.exists(path / "run.json")]
     if not begun:
         raise UsageError(f"{directory}: none of its rounds has begun")
     runs, rounds = [_rebuilt(path, golden, golden_file) for path in begun], Rounds()
@@ -139,7 +239,7 @@ def _rounds_again(
         write_rounds(result, directory)
 
     lines = list(rounds_lines(result, directory))
-    return Rebuilt(result.exit_code, lines, runs[-1], write_all)
+    return Rebuilt(result.verdict, result.exit_code, lines, runs[-1], write_all)
 
 
 def _comparison_again(directory: Path, golden: Golden | None, golden_file: Path | None) -> Rebuilt:
@@ -160,11 +260,11 @@ def _comparison_again(directory: Path, golden: Golden | None, golden_file: Path 
         left.write(directory)
 
     lines = list(comparison_lines(left.result, directory))
-    return Rebuilt(left.result.exit_code, lines, None, write_all)
+    return Rebuilt(left.result.verdict, left.result.exit_code, lines, None, write_all)
 
 
 def _still_going(directory: Path, record: RunRecord | ComparisonRecord) -> UsageError:
-    return UsageError(f"{directory}: this run is still going (launcher pid {record.pid})")
+    return StillGoing(f"{directory}: this run is still going (launcher pid {record.pid})")
 
 
 def _write(runs: Sequence[Finished]) -> None:
@@ -184,6 +284,10 @@ def _refuse_options(names: Namespace) -> None:
     """Raises UsageError for what does not go together."""
     if not names.run_dirs:
         raise UsageError("report: give one run directory or more (.logs/latest is the newest)")
+    if names.output is not None and not is_fleet(names.run_dirs):
+        raise UsageError(
+            "report: --output is for several runs; one has its report in its directory"
+        )
     if names.golden is not None and names.write_golden is not None:
         raise UsageError("report: --golden and --write-golden: give one of them")
     if names.write_golden is not None and len(names.run_dirs) > 1:

@@ -1,5 +1,6 @@
 """`watch [RUN_DIR ...]`: runs as they go, as a table that is drawn again while something is new."""
 
+import io
 import os
 import select
 import sys
@@ -22,6 +23,7 @@ from launcher.report.runs import ended_run
 from model_check.config.arguments import Parser
 from model_check.errors import EXIT_PASS, UsageError
 from model_check.utils.project_files import COMMAND
+from model_check.utils.standard_streams import put
 from model_check.utils.words import printable
 
 _LATEST = Path(".logs/latest")
@@ -131,7 +133,7 @@ def watch(argv: Sequence[str]) -> int:
             _follow(runs, console)
         else:
             _look(runs)
-        console.print(_drawn(runs, console.width))
+        put(_text(runs, console), end="")
     finally:
         for run in runs:
             run.close()
@@ -182,6 +184,14 @@ def _drawn(watched: Sequence[Watched | WatchedComparison], width: int) -> Group:
     runs = [run for each in watched for run in each.runs]
     parts = [part for run in runs for part in _parts(run, width)]
     return Group(*(parts or [Text("no training has begun yet")]))
+
+
+def _text(watched: Sequence[Watched | WatchedComparison], terminal: Console) -> str:
+    """What `terminal` would show: it has manners of its own where a disk is full."""
+    text = io.StringIO()
+    console = Console(file=text, width=terminal.width, force_terminal=terminal.is_terminal)
+    console.print(_drawn(watched, terminal.width), highlight=False)
+    return text.getvalue()
 
 
 def _parts(run: RunProgress, width: int) -> Iterator[Text | Table]:

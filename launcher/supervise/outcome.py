@@ -5,7 +5,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from launcher.verdict.record import RunEnd, WorkerEnd
+from launcher.verdict.record import RunEnd, Stop, WorkerEnd
+from model_check.events import Step
 
 
 class Companion(Protocol):
@@ -35,6 +36,40 @@ class Companion(Protocol):
 
     def close(self) -> None:
         """The workers are gone. May wait for a bounded time."""
+
+
+class OtherNodes(Protocol):
+    """The launchers of the same job on other nodes."""
+
+    fd: int
+    """Readable when one of them has said something; then `drain` it."""
+
+    def drain(self) -> None: ...
+
+    def followers(self, now: float) -> list[tuple[str, str, float]]:
+        """Ranks there that cannot go on without another one: name, what it said, when we heard of
+        it."""
+
+    def stop(self) -> Stop | None:
+        """What ends the job there."""
+
+    def tell_step(self, worker: str, step: Step) -> None:
+        """One of ours has taken it."""
+
+    def tell_follower(self, worker: str, said: str) -> None:
+        """The first word on each worker counts, here and below."""
+
+    def tell_failure(
+        self,
+        worker: str | None,
+        step: int | None,
+        cause: str,
+        exit_code: int,
+        *,
+        signum: int | None = None,
+        is_deadline: bool = False,
+    ) -> None:
+        """`worker`: None: nobody is blamed. `signum`: the signal that asked for it."""
 
 
 class Outcome(Struct, frozen=True):

@@ -18,6 +18,7 @@ from model_check.errors import (
     describe_exit,
     exit_code_of,
 )
+from model_check.utils.evidence import EVIDENCE_BYTES_PER_S, EVIDENCE_S
 from model_check.utils.requests import request_of
 from model_check.utils.words import listed
 
@@ -32,12 +33,9 @@ SETTLE_S = 5.0
 """When a worker has told its failure, the others have so long, or SETTLE_STEPS of their steps, to
 pass the step in which it failed, or to fail in it, too: then it is no fault of one GPU."""
 SETTLE_STEPS = 2
-EVIDENCE_S = 60.0
-"""A worker that met a NaN may be silent so long, for SILENCE_PATIENCE of its steps, and for the
-time that its evidence takes:"""
-EVIDENCE_BYTES_PER_S = 50e6
 FOLLOW_S = 2.0
-"""A rank that lost another one may tell so before we see what became of that one."""
+"""A rank that lost another one may tell so before we see what became of that one. Ranks of a job
+have so long to fail as the first one: they take each step together."""
 DEADLINE_STOP_S, DEADLINE_KILL_S = 2.0, 0.5
 """So long before the deadline the workers are asked to end, and are killed."""
 DEADLINE_SHARE = 0.2
@@ -52,7 +50,8 @@ class Limits(Struct, frozen=True):
     silence_s: float
     """Longest time without an event or a byte of output; 0: no limit."""
     evidence_s: float = EVIDENCE_S
-    """Longest silence of a worker that met a NaN, beside the time that its evidence takes."""
+    """Longest silence of a worker that met a NaN, beside SILENCE_PATIENCE of its steps and the time
+    that its evidence takes."""
     early_s: float = 30.0
     """A worker that ended well so long before the others is told in a line."""
     until: float = NEVER
@@ -61,6 +60,10 @@ class Limits(Struct, frozen=True):
     """The same as it was asked for: seconds after the start."""
     is_job: bool = False
     """The workers are ranks of one job: when one is gone, no other goes on."""
+    num_distant: int = 0
+    """Ranks of the job on other nodes."""
+    elsewhere_s: float = 0.0
+    """So long their launchers may take to tell what they know of a rank that was lost."""
     is_independent: bool = False
     """However one ends, the others go on, and nothing is to be compared; each judges itself."""
     has_launcher_above: bool = False
@@ -135,15 +138,27 @@ class Done(Struct, frozen=True):
     """All workers ended with exit code 0; independent ones in whatever way."""
 
 
+class Distant(Struct, frozen=True):
+    """A rank on another node that lost one of its job."""
+
+    name: str
+    said: str
+    heard_at: float
+
+
 def decide(
-    workers: Sequence[WorkerView], now: float, limits: Limits, received: Collection[int] = ()
+    workers: Sequence[WorkerView],
+    now: float,
+    limits: Limits,
+    received: Collection[int] = (),
+    distant: Sequence[Distant] = (),
 ) -> Continue | Stop | Done:
     """The first failure wins; silence is a failure too. `received`: the requests that we got, some
-    of which do not end a run by themselves."""
+    of which do not end a run by themselves. `distant`: those that wait, elsewhere, for ours."""
     if limits.is_independent:
         return Continue() if any(worker.returncode is None for worker in workers) else Done()
     everybody, workers = workers, [w for w in workers if w.dismissal is None]
-    if (waiting := _look_for_the_lost(workers, now)) is not None:
+    if (waiting := _look_for_the_lost(workers, now, limits, distant)) is not None:
         return waiting
     has_failed = any(_has_failed(worker, now) for worker in workers)
     first, evidence_due = _first_failures(workers), NEVER
@@ -223,22 +238,43 @@ def _lost_a_peer(worker: WorkerView) -> bool:
     return worker.confession is not None and worker.confession.peer_lost
 
 
-def _look_for_the_lost(workers: Sequence[WorkerView], now: float) -> Continue | Stop | None:
+def own_failures(workers: Sequence[WorkerView]) -> list[WorkerView]:
+    """Those that failed by themselves, whether they are dead by now or say so."""
+    return [w for w in _suspects(workers) if not _lost_a_peer(w)]
+
+
+def followers(workers: Sequence[WorkerView]) -> list[WorkerView]:
+    """The ranks that lost another one."""
+    return [w for w in workers if _lost_a_peer(w)]
+
+
+def _look_for_the_lost(
+    workers: Sequence[WorkerView], now: float, limits: Limits, distant: Sequence[Distant]
+) -> Continue | Stop | None:
     """Ranks that lost another one do not know why. If nothing else tells it, it is one that still
     runs, and that the others waited for in vain. None: there is no such question."""
-    followers = [w for w in workers if _lost_a_peer(w)]
-    if not followers or len(followers) < len(_suspects(workers)):
+    here = followers(workers)
+    if not (here or distant) or len(here) < len(_suspects(workers)):
         return None
-    first = min(followers, key=_failed_at)
-    until = min(w.confession.heard_at for w in followers if w.confession) + FOLLOW_S
+    told = [
+        *(Distant(w.name, w.error or "", w.confession.heard_at) for w in here if w.confession),
+        *distant,
+    ]
+    heard_at = min(each.heard_at for each in told)
+    missing = [w for w in workers if _is_running(w) and w not in here]
+    if not here and not missing:
+        return None  # ours are done
+    is_untold = not missing and len(distant) < limits.num_distant
+    until = heard_at + (max(FOLLOW_S, limits.elsewhere_s) if is_untold else FOLLOW_S)
     if now < until:
         return Continue(until=until)
-    missing = [w for w in workers if _is_running(w) and w not in followers]
+    first = min(here, key=_failed_at, default=None)
+    one = told[0] if first is None else Distant(first.name, first.error or "", heard_at)
+    said = f"{one.name}: {one.said}"
     if not missing:
-        said = f"{first.name}: {first.error}"
         return Stop(f"every rank lost another one, and none tells why ({said})", EXIT_PEER_LOST)
     names = [w.name for w in missing]
-    reason = f"{listed(names)} did not come where the others waited ({first.name}: {first.error})"
+    reason = f"{listed(names)} did not come where the others waited ({said})"
     return Stop(reason, EXIT_HANG, tuple(names), is_hang=True)
 
 
@@ -262,25 +298,50 @@ def _judge_failure(
     return settling if now < settling.until else _stop_for_failure(first)
 
 
+def follow_elsewhere(
+    stop: Stop, heard_at: float, workers: Sequence[WorkerView], now: float, limits: Limits
+) -> Continue | Stop:
+    """The job ends on another node, and none of ours has failed. A rank there is to blame only if
+    ours do not meet the same: what all ranks meet in one step, they tell within milliseconds."""
+    first = stop.elsewhere
+    if first is None or first.worker is None or not _may_be_shared(first.exit_code):
+        return stop
+    settling = _settling(first.worker, first.step, heard_at, workers, limits)
+    return settling if now < settling.until else stop
+
+
 def _settle(first: WorkerView, workers: Sequence[WorkerView], limits: Limits) -> Continue:
-    """Until all have shown whether they share what the first has told; who saves evidence of the
-    same may end that. All, since of one without an equal the other kinds tell whether every worker
-    meets it."""
+    """Of one without an equal the other kinds tell whether every worker meets it."""
     said = first.confession
-    if said is None or said.exit_code >= EXIT_SIGNAL_BASE or limits.is_job:
+    if said is None or not _may_be_shared(said.exit_code):
         return Continue(until=-NEVER)
-    others = [w for w in workers if w is not first and _is_running(w)]
-    saving = [_evidence_deadline(w, limits) for w in others if _saves_evidence(w)]
-    unsettled = [w for w in others if w.confession is None and not _has_passed(w, said.step)]
+    others = [w for w in workers if w is not first]
+    return _settling(first.name, said.step, _known_at(first), others, limits)
+
+
+def _may_be_shared(exit_code: int) -> bool:
+    return exit_code < EXIT_SIGNAL_BASE and exit_code != EXIT_HANG
+
+
+def _settling(
+    name: str, step: int | None, known_at: float, others: Sequence[WorkerView], limits: Limits
+) -> Continue:
+    """Until all others have shown whether they share what `name` has told; who saves evidence of
+    the same may end that. A rank that lost another one has shown it."""
+    running = [w for w in others if _is_running(w)]
+    saving = [_evidence_deadline(w, limits) for w in running if _saves_evidence(w)]
+    unsettled = [w for w in running if w.confession is None and not _has_passed(w, step)]
     if not unsettled:
         return Continue(until=max(saving, default=-NEVER))
+    if limits.is_job:  # over in less time than it takes to read a line about it
+        return Continue(max([*saving, known_at + FOLLOW_S]))
     patience_s = max(SETTLE_S, *(SETTLE_STEPS * w.step_s for w in unsettled))
-    where = "before its first step" if said.step is None else f"in step {said.step}"
+    where = "before its first step" if step is None else f"in step {step}"
     why = (
-        f"{first.name} failed {where}: {patience_s:.0f} s at most for "
+        f"{name} failed {where}: {patience_s:.0f} s at most for "
         f"{listed([w.name for w in unsettled])} to come further, or to fail there, too"
     )
-    return Continue(max([*saving, _known_at(first) + patience_s]), why)
+    return Continue(max([*saving, known_at + patience_s]), why)
 
 
 def _is_running(worker: WorkerView) -> bool:

@@ -24,14 +24,15 @@ from launcher.supervise import policy
 from launcher.supervise.hang import ANSWER_S, HangEvidence, forget_empty
 from launcher.supervise.listening import Listener
 from launcher.supervise.loop import Loop, Urgency
-from launcher.supervise.outcome import Companion, Outcome
+from launcher.supervise.other_nodes import tell_end, tell_failures
+from launcher.supervise.outcome import Companion, OtherNodes, Outcome
 from launcher.supervise.signals import SignalInbox
 from launcher.supervise.teardown import Stage, Teardown
 from launcher.supervise.worker import Spawn, SpawnError, Worker, spawn
 from launcher.verdict.observer import Observer
 from launcher.verdict.record import RunEnd, Stop
 from model_check.errors import EXIT_PASS, EXIT_UNNAMED
-from model_check.events import Event
+from model_check.events import Event, Step
 from model_check.utils.requests import IMPATIENT, REQUESTS, TO_FORWARD, TO_STOP
 
 PAUSE_S = 1.0
@@ -52,6 +53,7 @@ class Supervisor:
         observer: Observer | None = None,
         *,
         companion: Companion | None = None,
+        other_nodes: OtherNodes | None = None,
         keep_signals: bool = False,
         after: Outcome | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -70,6 +72,7 @@ class Supervisor:
         self._printer = printer
         self._observer = observer or Observer()
         self._companions = [companion] if companion else []
+        self._other_nodes = other_nodes
         self._clock = clock
         self._pause_s = pause_s
         self._spawn = spawn
@@ -86,6 +89,8 @@ class Supervisor:
         self._wake, self._woke = 0, clock()
         self._listener = Listener(self._loop, printer, lambda: self._woke)
         self._judge_at = policy.NEVER
+        # When we heard that the job ends on another node.
+        self._stopped_at = policy.NEVER
         self._told: set[str] = set()
         self._keeps_signals = keep_signals
         self._kept_signals: list[signal.Signals] = []
@@ -116,6 +121,9 @@ class Supervisor:
                 check_pidfds()
                 self._inbox = stack.enter_context(SignalInbox())
                 self._loop.watch(self._inbox.fd, self._act_on_signals, Urgency.SIGNAL)
+                if self._other_nodes is not None:
+                    nodes = self._other_nodes
+                    self._loop.watch(nodes.fd, nodes.drain, Urgency.EVENT)
                 if self._inbox.stop_fd is not None:
                     self._loop.watch(self._inbox.stop_fd, self._suspend, Urgency.SIGNAL)
                 stack.callback(set_child_subreaper, set_child_subreaper(True))
@@ -253,7 +261,8 @@ class Supervisor:
             self._consult()
         observed = self._observed
         # Where bits differ and nothing tells whose are right, a death may name somebody.
-        if observed is not None and not (has_failed and observed.exit_code == EXIT_UNNAMED):
+        is_open = has_failed and observed and observed.exit_code == EXIT_UNNAMED
+        if observed is not None and (observed.outlasts_deaths or not is_open):
             self._end(observed)
             return
         self._act_on_signals()  # one that came since we woke up may be why they died
@@ -261,15 +270,34 @@ class Supervisor:
             return
         if self._woke >= self._limits.stop_at:
             self._end(policy.stop_for_deadline(self._workers, self._limits))
+        elif (elsewhere := self._ended_elsewhere()) is not None:
+            self._follow(elsewhere)
         elif not self._observer.holds_run:
-            self._follow_policy()
+            self._follow(self._decided())
+
+    def _ended_elsewhere(self) -> policy.Continue | Stop | None:
+        """What ends the job on another node, where nothing of our own is to be told."""
+        if self._other_nodes is None:
+            return None
+        tell_failures(self._workers, self._other_nodes)
+        stop = self._other_nodes.stop()
+        if stop is None or policy.own_failures(self._workers):
+            return None
+        self._stopped_at = min(self._stopped_at, self._woke)
+        since = self._stopped_at
+        return policy.follow_elsewhere(stop, since, self._workers, self._woke, self._limits)
 
     @property
     def _is_ending(self) -> bool:
         return self._teardown is not None or self._stop is not None
 
-    def _follow_policy(self) -> None:
-        match policy.decide(self._workers, self._woke, self._limits, self._requests):
+    def _decided(self) -> policy.Continue | Stop | policy.Done:
+        others, now = self._other_nodes, self._woke
+        distant = () if others is None else [policy.Distant(*t) for t in others.followers(now)]
+        return policy.decide(self._workers, now, self._limits, self._requests, distant)
+
+    def _follow(self, decision: policy.Continue | Stop | policy.Done) -> None:
+        match decision:
             case Stop() as stop:
                 self._end(stop)
             case policy.Done():
@@ -321,6 +349,8 @@ class Supervisor:
         worker.hear(event, self._clock())
         stop = self._observer.on_event(worker.name, event)
         self._observed = self._observed or stop
+        if self._other_nodes is not None and isinstance(event, Step):
+            self._other_nodes.tell_step(worker.name, event)
 
     # -- signals
 
@@ -417,6 +447,8 @@ class Supervisor:
     def _end(self, stop: Stop) -> None:
         """End the run for this reason, the first one."""
         self._stop = stop
+        if self._other_nodes is not None and stop.elsewhere is None:
+            tell_end(stop, self._workers, self._other_nodes)
         if not stop.is_hang or self._woke + ANSWER_S > self._limits.stop_at:
             self._stop_all()
             return

@@ -11,7 +11,8 @@ from itertools import groupby
 from msgspec.structs import replace
 
 from launcher.verdict.disagreement import Disagreement, Mismatch, minority
-from model_check.events import Evaluation, Scalar, Step
+from launcher.verdict.trials import compare_trials, has_failed_one, outcomes
+from model_check.events import Evaluation, Phase, Scalar, Step
 from model_check.utils.fingerprint import QUANTITIES
 
 NEVER = float("inf")
@@ -20,12 +21,19 @@ PATIENCE_S = 60.0
 DIVIDING = ("device_name", "num_sms", "num_threads", "isa")
 """What a worker says of its device; one that differs in it may rightly round differently. The name
 of a MIG slice holds its profile."""
+TAKEN = ("attention_backend", "attention_kernel", "attention_package", "optimizer")
+"""Kernels that it took: another one where a trial was failed."""
 MUST_MATCH = (
-    *("torch", "cuda", "cudnn", "attention_backend", "dtype", "deterministic", "settings", "data"),
-    "fingerprints",
+    *("torch", "cuda", "cudnn", "math_environ", *TAKEN, "dtype", "deterministic", "settings"),
+    *("data", "fingerprints", "bf16_copies", "compiled"),
 )
 """What a worker says of the rest: workers that differ in it cannot be compared."""
+CANDIDATES = "attention_candidates"
+"""What it might have taken, with the packages' versions. Workers of one run must share it: only
+then a trial that one of them fails is no matter of the stack."""
 Event = Step | Evaluation
+Told = Event | Phase
+"""Bits, or the trials of a phase."""
 
 
 class Agreement:
@@ -44,7 +52,7 @@ class Agreement:
         self._left: set[str] = set()
         """The workers that have ended."""
         self._agreed = Counter[str]()
-        self._waiting: dict[tuple[str, _Place], dict[str, Event]] = {}
+        self._waiting: dict[tuple[str, _Place], dict[str, Told]] = {}
         self._doubts: dict[str, tuple[_Place, float]] = {}
         """Group -> the first place that differs among the reports so far, and the time of that
         report, monotonic seconds."""
@@ -63,24 +71,37 @@ class Agreement:
         """Take what a worker says of its device, its software, its settings and its data."""
         self._said.setdefault(worker, {}).update(said)
         equals = [name for name in self.equals(worker) if name in self._said]
-        for key in MUST_MATCH:
-            values = {name: self._said[name][key] for name in equals if key in self._said[name]}
+        own = outcomes(self._said[worker])
+        for key in (*MUST_MATCH, CANDIDATES):
+            values = {
+                name: self._said[name][key]
+                for name in equals
+                if key in self._said[name]
+                # What follows from a trial that only some failed: `record` tells of the trial.
+                and (key not in TAKEN or outcomes(self._said[name]) == own)
+            }
             if len(set(values.values())) > 1:
                 return Mismatch(key, values)
         return None
 
-    def record(self, worker: str, event: Event) -> Disagreement | None:
-        """Take one worker's step or evaluation; the disagreement that it completes, if any."""
+    def record(self, worker: str, event: Told) -> Disagreement | None:
+        """Take one worker's step, evaluation or trials; the disagreement that it completes."""
         if worker in self._excluded:
             return None
         self._said.setdefault(worker, {})
         place, group = _place(event), self._groups[worker]
         reported = self._waiting.setdefault((group, place), {})
         reported[worker] = event
-        are_known = all(name in self._said for name, g in self._groups.items() if g == group)
-        if are_known and self._is_complete(reported, worker):
+        if isinstance(event, Phase) and (found := self._settle_all(group, place)) is not None:
+            return found
+        if worker in reported and self._are_known(group) and self._is_complete(reported, worker):
             return self._settle(group, place, worker)
-        if group not in self._doubts and self._compare_equals(reported):
+        is_doubtful = isinstance(event, Phase) and has_failed_one(event.detail)
+        if (
+            reported
+            and group not in self._doubts
+            and (is_doubtful or self._compare_equals(reported))
+        ):
             self._doubts[group] = place, event.t / 1e9
         return None
 
@@ -105,6 +126,8 @@ class Agreement:
 
     def _settle_all(self, group: str, place: "_Place") -> Disagreement | None:
         """Of the workers of each kind that are still to report, all may have done so by now."""
+        if not self._are_known(group):
+            return None
         reported = self._waiting[group, place]
         for name in list(reported):
             is_due = name in reported and self._is_complete(reported, name)
@@ -112,14 +135,18 @@ class Agreement:
                 return found
         return None
 
-    def _is_complete(self, reported: Mapping[str, Event], worker: str) -> bool:
+    def _are_known(self, group: str) -> bool:
+        """Whether all have told their devices: one that has not may be an equal of any."""
+        return all(name in self._said for name, of in self._groups.items() if of == group)
+
+    def _is_complete(self, reported: Mapping[str, Told], worker: str) -> bool:
         """Whether all equals of this worker that are still to report have done so."""
         return reported.keys() >= set(self.equals(worker)) - self._left
 
     def _settle(self, group: str, place: "_Place", worker: str) -> Disagreement | None:
         reported = self._waiting[group, place]
         names = [name for name in self.equals(worker) if name in reported]
-        difference = compare({name: reported[name] for name in names})
+        difference = _compare({name: reported[name] for name in names})
         if difference is None:
             self._agree(group, place, names)
         return difference
@@ -131,10 +158,17 @@ class Agreement:
 
     def overdue(self, now: float) -> Disagreement | None:
         """A difference whose group had its time."""
-        for group, (place, since) in self._doubts.items():
+        for group, (place, since) in list(self._doubts.items()):
             if now >= since + PATIENCE_S:
-                return self._compare_equals(self._waiting[group, place])
+                if found := self._compare_equals(self._waiting[group, place]):
+                    return found
+                del self._doubts[group]  # a failed trial, which no other worker has passed by now
         return None
+
+    @property
+    def awaits_trials(self) -> bool:
+        """Whether a worker failed the trial of a kernel, and not all equals have told theirs."""
+        return any(place < _FIRST for place, _ in self._doubts.values())
 
     def unsettled(self) -> Disagreement | None:
         """For the end of a run: the first difference among reports whose group was never
@@ -155,12 +189,14 @@ class Agreement:
             self._agreed[name] += is_step and len(equals) > 1
         if not reported:
             del self._waiting[group, place]
+            if self._doubts.get(group, (None, 0))[0] == place:  # all failed the same trial
+                del self._doubts[group]
 
-    def _compare_equals(self, reported: Mapping[str, Event]) -> Disagreement | None:
+    def _compare_equals(self, reported: Mapping[str, Told]) -> Disagreement | None:
         """The first difference between workers of one kind, among those that have reported."""
         names = sorted(reported, key=lambda name: str(self._kind(name)))
         for _, alike in groupby(names, self._kind):
-            difference = compare({name: reported[name] for name in sorted(alike)})
+            difference = _compare({name: reported[name] for name in sorted(alike)})
             if difference is not None:
                 return difference
         return None
@@ -168,13 +204,23 @@ class Agreement:
 
 _OF_ALL = ("loss", "grad_norms", "grad_norm")
 _Place = tuple[int, int, str]
-"""Of an event in a run: an evaluation comes before the step of its number."""
+"""Of an event in a run: an evaluation comes before the step of its number, trials before all."""
+_FIRST: _Place = (0, 0, "")
 
 
-def _place(event: Event) -> _Place:
+def _place(event: Told) -> _Place:
+    if isinstance(event, Phase):
+        return -1, 0, event.name
     if isinstance(event, Step):
         return event.step, 1, ""
     return event.step, 0, event.split
+
+
+def _compare(reported: Mapping[str, Told]) -> Disagreement | None:
+    """Of one place: all are trials, or none is."""
+    if trials := {name: each for name, each in reported.items() if isinstance(each, Phase)}:
+        return compare_trials(trials)
+    return compare({n: each for n, each in reported.items() if not isinstance(each, Phase)})
 
 
 def compare(reported: Mapping[str, Event]) -> Disagreement | None:
@@ -182,13 +228,13 @@ def compare(reported: Mapping[str, Event]) -> Disagreement | None:
     of those that were equal so far in any."""
     found: Disagreement | None = None
     voters = dict(sorted(reported.items()))
-    for quantity in _quantities(voters):
-        bits = {name: str(_bits(event, quantity)) for name, event in voters.items()}
+    for quantity, names in _comparisons(voters):
+        bits = {name: str(_bits(voters[name], quantity)) for name in names if name in voters}
         if len(set(bits.values())) < 2:
             continue
         odd = minority(bits)
         if found is None:
-            found = Disagreement(next(iter(voters.values())).step, quantity, bits)
+            found = Disagreement(voters[next(iter(bits))].step, quantity, bits)
         else:
             found = replace(found, others=(*found.others, *sorted(odd)))
         if not odd:
@@ -197,15 +243,17 @@ def compare(reported: Mapping[str, Event]) -> Disagreement | None:
     return found
 
 
-def _quantities(reported: Mapping[str, Event]) -> list[str]:
-    """Those that all have, causes before effects."""
-    event = next(iter(reported.values()))
+def _comparisons(reported: Mapping[str, Event]) -> list[tuple[str, list[str]]]:
+    """Quantities, causes before effects, and who can be compared in each: all, or those that took
+    it of the same tensors, as ranks do that hold the same shard of a model."""
+    names, event = list(reported), next(iter(reported.values()))
     if isinstance(event, Evaluation):
-        return [f"validation loss of {event.split}"]
-    # Of other tensors a roll-up is another one; these three are always of all.
-    steps = (event for event in reported.values() if isinstance(event, Step))
-    names = QUANTITIES if len({step.taken for step in steps}) == 1 else _OF_ALL
-    return [q for q in names if all(_bits(event, q) for event in reported.values())]
+        return [(f"validation loss of {event.split}", names)]
+    takers: dict[str, list[str]] = {}
+    for name, each in reported.items():
+        takers.setdefault(each.taken if isinstance(each, Step) else "", []).append(name)
+    found = [(q, who) for q in QUANTITIES for who in ([names] if q in _OF_ALL else takers.values())]
+    return [(q, who) for q, who in found if all(_bits(reported[name], q) for name in who)]
 
 
 def _bits(event: Event, quantity: str) -> str | None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from launcher.verdict.severity import Repeat
 from model_check.events import Scalar, Vectors
 from model_check.utils.fingerprint import describe_flip, flipped, label
+from model_check.utils.trials import PASSED, TRIAL_OF
 from model_check.utils.words import listed
 
 _NAMES = {
@@ -38,22 +39,30 @@ class Tensor(Struct, frozen=True):
 
 
 class Disagreement(Struct, frozen=True):
-    """The first step at which the bits of one group differ."""
+    """The first step at which the bits of one group differ; or the trial of a kernel before it."""
 
     step: int
     quantity: str
-    """The first that differs, of utils.fingerprint.QUANTITIES; or `validation loss of SPLIT`."""
+    """The first that differs, of utils.fingerprint.QUANTITIES; or `validation loss of SPLIT`, or
+    `trial of KERNEL`."""
     bits: Annotated[Mapping[str, str], Meta(min_length=2)]
-    """Worker -> exact value: a loss or norm as `float.hex()`, else the roll-up of fingerprints."""
+    """Worker -> exact value: a loss or norm as `float.hex()`, of a trial `passed` or what the
+    kernel did, else the roll-up of fingerprints."""
     others: tuple[str, ...] = ()
-    """The workers that differ from the rest in a later quantity of this step alone."""
+    """The workers that differ from the rest in a later quantity of this step alone, or in a later
+    trial."""
     tensor: Tensor | None = None
 
     @property
     def odd(self) -> tuple[str, ...]:
         """The workers that differ from a strict majority; none when no value has one."""
-        odd = minority(self.bits)
+        odd = _failed_alone(self.bits) if self.is_of_trial else minority(self.bits)
         return tuple(name for name in self.bits if name in odd or name in self.others)
+
+    @property
+    def is_of_trial(self) -> bool:
+        """Kernels were tried before the first step, and workers have no bits yet."""
+        return self.quantity.startswith(TRIAL_OF)
 
     @property
     def two_that_differ(self) -> tuple[str, ...]:
@@ -74,12 +83,27 @@ class Disagreement(Struct, frozen=True):
         return f"{label(self.quantity, self.tensor.name)}{flips}{more}"
 
     def __str__(self) -> str:
+        if self.is_of_trial:
+            return self._of_trial()
         where = self.place if self.tensor else f"the {self.place}"
         if not self.odd:
             what = f"workers differ in {where}, and no majority tells which is right"
         else:
             what = f"{listed(self.odd)} differ{'s' if len(self.odd) == 1 else ''} in {where}"
         return f"step {self.step}: {what}: {self.values}"
+
+    def _of_trial(self) -> str:
+        failed = {name: shown for name, shown in self.bits.items() if shown != PASSED}
+        passed = [name for name in self.bits if name not in failed]
+        kernel = self.quantity.removeprefix(TRIAL_OF)
+        what = "; ".join(f"{name}: its {kernel} {shown}" for name, shown in failed.items())
+        later = [name for name in self.others if name in passed]
+        further = f"; {listed(later)} failed a later trial" if later else ""
+        if self.odd:
+            count = f"{len(passed)} equals" if len(passed) > 1 else listed(passed)
+            return f"{what}; {count} passed{further}"
+        why = "no majority of equals passed, so nothing tells whether it is a GPU or the kernel"
+        return f"{what}; {listed(passed)} passed; {why}"
 
     @property
     def values(self) -> str:
@@ -91,7 +115,7 @@ class Disagreement(Struct, frozen=True):
 
 
 def _shown(bits: str) -> str:
-    is_float = "p" in bits or bits in ("nan", "inf", "-inf")
+    is_float = bits.lstrip("-").startswith("0x") or bits in ("nan", "inf", "-inf")
     return f"{float.fromhex(bits):.9g} ({bits})" if is_float else bits
 
 
@@ -135,6 +159,13 @@ def minority(bits: Mapping[str, str]) -> Set[str]:
     if votes * 2 <= len(bits):
         return set()
     return {worker for worker, each in bits.items() if each != value}
+
+
+def _failed_alone(shown: Mapping[str, str]) -> Set[str]:
+    """The workers that failed a trial which a strict majority passed. One that passes where most
+    fail is not odd: its kernel may vary."""
+    failed = {worker for worker, each in shown.items() if each != PASSED}
+    return failed if len(failed) * 2 < len(shown) else set()
 
 
 def explain(found: Disagreement, vectors: Mapping[str, Vectors]) -> Disagreement:

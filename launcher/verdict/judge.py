@@ -1,20 +1,21 @@
 """A run that is over -> a verdict for each worker and for the run. Pure."""
 
 from collections.abc import Sequence
-from enum import Enum, unique
 from signal import Signals
 from typing import Any
 
 from msgspec import convert
 from msgspec.structs import replace
 
+from launcher.verdict.causes import Cause
 from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Case, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, SplitResult, Verdict, WorkerResult
-from launcher.verdict.severity import CauseClass, Repeat, Severity
+from launcher.verdict.severity import Repeat
 from launcher.verdict.shared import Peers, is_equal, peers_at, shared_failure
 from launcher.verdict.steps import History
 from launcher.verdict.summary import born, summary
+from launcher.verdict.trials import what_its_trial_showed
 from model_check.errors import (
     EXIT_DISAGREEMENT,
     EXIT_INTERNAL,
@@ -32,105 +33,6 @@ ENOUGH_STEPS = 10
 _ERROR = "error: "
 """How our programs begin the line that says why they end."""
 _INNOCENT = (Verdict.PASS, Verdict.STOPPED)
-_HARDWARE = CauseClass.HARDWARE, Severity.ISOLATE
-_SOFTWARE = CauseClass.SOFTWARE, Severity.IGNORE
-_USER = CauseClass.USER, Severity.IGNORE
-_HOST = CauseClass.HOST, Severity.IGNORE
-_UNKNOWN = CauseClass.UNKNOWN, Severity.MONITOR
-_SUSPICIOUS = CauseClass.HARDWARE, Severity.MONITOR
-
-
-@unique
-class Cause(Enum):
-    """What decides a worker's row: its verdict, its sentence; how it is classed, and how grave it
-    is, where that is known. Of several causes the first decides.
-
-    A FAIL becomes INCONCLUSIVE where it is unknown whether the worker failed by itself.
-    """
-
-    NOT_STARTED = Verdict.FAIL, "could not be started: {spawn_error}"
-    NO_PROCESS = Verdict.INCONCLUSIVE, "could not be started: {spawn_error}{whose}", *_HOST
-    """The host had no process or no descriptor for it."""
-    NO_HOST_MEMORY = Verdict.INCONCLUSIVE, "{how}{oom}{whose}", *_HOST
-    """The kernel killed it for want of memory: of the host, or of the limit that the host set."""
-    HANG = Verdict.FAIL, "{reason}", *_UNKNOWN
-    NON_FINITE = Verdict.FAIL, "non-finite {where} at step {step}{born}", *_HARDWARE
-    """Here, and finite at another worker of its kind."""
-    NON_FINITE_EVERYWHERE = (
-        Verdict.INCONCLUSIVE,
-        "non-finite {where} at step {step}{born}",
-        *_SOFTWARE,
-    )
-    """Or in all of its kind; or at the only worker, and again when the step was computed again."""
-    NON_FINITE_ONCE = Verdict.SUSPECT, "non-finite {where} at step {step}{born}", *_UNKNOWN
-    """At the only worker, and not again."""
-    NON_FINITE_UNSETTLED = Verdict.FAIL, "non-finite {where} at step {step}{born}", *_UNKNOWN
-    """No other of its kind came so far, or it is the only one, or their bits may differ."""
-    FAILED_ALIKE = Verdict.INCONCLUSIVE, "{how}{said}", *_SOFTWARE
-    """Every worker ended so, or every one of its kind, and said the same."""
-    REFUSED_ALIKE = Verdict.INCONCLUSIVE, "{how}{said}", *_USER
-    """The same, for what somebody has set."""
-    FOLLOWED = Verdict.STOPPED, "a rank without the others: {said}"
-    """It lost another rank of its job, and could not go on."""
-    FAILED = Verdict.FAIL, "{how}{said}{oom}"
-    """It ended with an exit code of failure, or announced one before our signal reached it."""
-    BROKEN = Verdict.SUSPECT, "{what}", *_UNKNOWN
-    """What it keeps from one update to the next has changed by itself."""
-    BROKEN_ONCE = Verdict.SUSPECT, "{what}, not again in its replay", *_SUSPICIOUS
-    BROKEN_AGAIN = Verdict.FAIL, "{what}, again in its replay", *_HARDWARE
-    UNREPEATABLE = (
-        Verdict.INVALID,
-        (
-            "the two passes of its first step gave other bits when they were computed twice: its "
-            "kernels vary, so no difference would prove anything"
-        ),
-        *_SOFTWARE,
-    )
-    NOT_COMPARABLE = Verdict.INVALID, "{mismatch}", *_USER
-    VARIES = Verdict.INVALID, "{said}", *_SOFTWARE
-    """A healthy worker gave other bits when its steps were computed again."""
-    ODD = Verdict.SUSPECT, "differs from {whom} at {place}", *_UNKNOWN
-    """From the majority of its equals, or from a golden file."""
-    ODD_ONCE = (
-        Verdict.SUSPECT,
-        "differs from {whom} at {place}, not again in its replay",
-        *_SUSPICIOUS,
-    )
-    ODD_AGAIN = (
-        Verdict.FAIL,
-        "differs from {whom} at {place}, again in its replay",
-        *_HARDWARE,
-    )
-    DIFFERS = Verdict.INCONCLUSIVE, "differs from its peer at {place}", *_UNKNOWN
-    """Workers differ, and there is no majority; or a golden file contradicts it."""
-    UNLIKE_GOLDEN = Verdict.INVALID, "differs from {whom} at {place}, as all do", *_SOFTWARE
-    NEVER_STARTED = Verdict.STOPPED, "never started"
-    """The run was stopped before its turn came."""
-    END_UNSEEN = Verdict.INCONCLUSIVE, "its end was not seen"
-    REQUESTED = Verdict.STOPPED, "ended by {signal}", *_USER
-    """It ended by a signal that we got, too."""
-    STOPPED_ON_REQUEST = Verdict.STOPPED, "stopped by us", *_USER
-    """We were asked to end."""
-    STOPPED = Verdict.STOPPED, "stopped by us"
-    ENDED_EARLY = Verdict.STOPPED, "{why}"
-    """It was asked to end early, or had nothing left to do."""
-    TOO_SOON = (
-        Verdict.INCONCLUSIVE,
-        "{done} steps compared, {enough} are enough",
-        CauseClass.UNKNOWN,
-        Severity.IGNORE,
-    )
-    NO_GOLDEN = (
-        Verdict.INCONCLUSIVE,
-        "could not be compared with {whom}: {reasons}",
-        CauseClass.UNKNOWN,
-        Severity.IGNORE,
-    )
-    """It passed else, and what was asked for could not be answered."""
-    TOO_FEW_STEPS = Verdict.INCONCLUSIVE, "ended with exit code 0 after {done} of {to_do} steps"
-    NONE = Verdict.PASS, ""
-
-
 _BESIDE = {
     Peers.FINITE: Cause.NON_FINITE,
     Peers.NOT_FINITE: Cause.NON_FINITE_EVERYWHERE,
@@ -158,7 +60,7 @@ _OF_BITS = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
 """How a run ends whose workers differ, or one of which is no more what it was."""
 _OF_NO_GPU = (
     *(Cause.NON_FINITE_EVERYWHERE, Cause.FAILED_ALIKE, Cause.REFUSED_ALIKE),
-    *(Cause.VARIES, Cause.UNREPEATABLE, Cause.DIFFERS),
+    *(Cause.VARIES, Cause.UNREPEATABLE, Cause.DIFFERS, Cause.TRIALS_DIFFER),
 )
 Found = tuple[Cause, dict[str, Any]]
 """A cause, and the values that its sentence needs."""
@@ -191,6 +93,7 @@ def judge(case: Case) -> Judgement:
         dropped_lines=end.dropped_lines,
         run=case.record.asked,
         golden=case.record.golden,
+        elsewhere=end.elsewhere,
     )
     quoted = {
         worker.name
@@ -215,7 +118,7 @@ def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
     verdict, sentence, cause_class, severity = (*cause.value, None, None)[:4]
     if verdict is Verdict.FAIL and _is_unordered(case, worker, history):
         verdict = Verdict.INCONCLUSIVE
-    is_by_bits = cause in (*_ODD.values(), *_BROKEN.values())
+    is_by_bits = cause in (*_ODD.values(), *_BROKEN.values(), Cause.FAILED_TRIAL)
     ended_by_itself = verdict is Verdict.FAIL or cause is Cause.NO_HOST_MEMORY
     tells_last_lines = (ended_by_itself and not is_by_bits) or worker.name in case.end.tied
     done = history.done
@@ -240,6 +143,7 @@ def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
         cause_class=cause_class,
         severity=severity,
         repeat=facts.get("repeat"),
+        trace=history.tracer.trace,
     )
 
 
@@ -248,6 +152,12 @@ def _cause(case: Case, worker: WorkerEnd) -> Found:
     request = _request(case, worker, history)
     if (said := _variation(case, worker.name)) and (history.broken or difference):
         return Cause.VARIES, {"said": said}
+    if (
+        difference
+        and case.end.exit_code in _OF_BITS
+        and (by := _by_trial(case, worker, difference))
+    ):
+        return by
     odd = _odd(case, worker, difference)
     if odd and history.broken is None and case.end.exit_code in _OF_BITS:
         return odd
@@ -346,10 +256,27 @@ def _odd(case: Case, worker: WorkerEnd, difference: Disagreement | None) -> Foun
     golden, cause = case.record.golden, _ODD[_repeat_of(case, worker)]
     if difference is not None and worker.name in difference.odd:
         return cause, _facts(case, worker, difference) | {"whom": "the majority"}
+    if worker.name == case.odd_among_nodes and case.end.elsewhere is not None:
+        facts = {"place": f"step {case.end.elsewhere.step}", "repeat": Repeat.NOT_REPLAYED}
+        return cause, facts | {"whom": "the other nodes"}
     standing = None if golden is None else golden.of(worker.name)
     if golden is None or standing is None or standing.disagreement is None:
         return None
     return cause, _facts(case, worker, standing.disagreement) | {"whom": golden.label}
+
+
+def _by_trial(case: Case, worker: WorkerEnd, difference: Disagreement) -> Found | None:
+    """However it ended: one that may take no other kernel ends by itself. None: no trial is known
+    against it."""
+    if not difference.is_of_trial:
+        return None
+    told = case.histories[worker.name].detail
+    facts = {"shown": what_its_trial_showed(worker.name, difference, told)}
+    if not difference.odd:
+        return Cause.TRIALS_DIFFER, facts
+    if worker.name in difference.odd:
+        return Cause.FAILED_TRIAL, facts | {"repeat": Repeat.NOT_REPLAYED}
+    return None
 
 
 def _facts(case: Case, worker: WorkerEnd, difference: Disagreement) -> dict[str, Any]:
@@ -429,12 +356,15 @@ def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
     if end.exit_code not in _OF_BITS:
         if any(row.name in end.culprits and row.verdict is Verdict.SUSPECT for row in rows):
             return Verdict.SUSPECT
-        return Verdict.FAIL if end.culprits else Verdict.INCONCLUSIVE
+        is_blamed = end.culprits or (end.elsewhere is not None and end.elsewhere.worker)
+        return Verdict.FAIL if is_blamed else Verdict.INCONCLUSIVE
     if end.disagreement or case.suspects:
         if any(row.verdict is Verdict.FAIL for row in rows if row.name in case.suspects):
             return Verdict.FAIL
         return Verdict.SUSPECT if case.suspects else Verdict.INCONCLUSIVE
     failed = any(row.verdict is Verdict.FAIL for row in rows)
+    if end.elsewhere is not None and end.exit_code in (EXIT_DISAGREEMENT, EXIT_UNNAMED):
+        return Verdict.SUSPECT if end.elsewhere.worker else Verdict.INCONCLUSIVE
     # A worker said so, or a foreign command ended with its own 21.
     if failed or end.exit_code != EXIT_PASS:
         return Verdict.FAIL

@@ -26,6 +26,7 @@ from model_check.events import (
     Step,
     Vectors,
 )
+from model_check.utils.trials import trials_in
 from model_check.utils.words import listed
 
 
@@ -69,7 +70,7 @@ class Watch(Observer):
         self._goes_on = goes_on
         self._dismissed: dict[str, Dismissal] = {}
         self._news: list[str] = []
-        self._later: list[tuple[str, Step | Evaluation]] = []
+        self._later: list[tuple[str, Step | Evaluation | Phase]] = []
         """What was told while a fault was settled; compared when the others go on."""
         self._dumps: list[tuple[str, Dump]] = []
         # Of each other kind the latest: where a report is rebuilt, nobody takes them.
@@ -99,7 +100,9 @@ class Watch(Observer):
 
     @property
     def holds_run(self) -> bool:
-        return self._settling is not None and self._settling.holds_run
+        if self._settling is None:
+            return self.agreement.awaits_trials
+        return self._settling.holds_run
 
     def on_event(self, worker: str, event: Event) -> Stop | None:
         """Take one event; a Stop when all is told and kept of a fault."""
@@ -115,6 +118,8 @@ class Watch(Observer):
                 self.slowness.record(worker, event)
                 self._compare(worker, event)
             case Evaluation():
+                self._compare(worker, event)
+            case Phase() if trials_in(event.detail):
                 self._compare(worker, event)
             case Vectors():
                 self._take(worker, event)
@@ -168,14 +173,14 @@ class Watch(Observer):
     def _judge_alone(self, worker: str, event: Event) -> Stop | None:
         """What ends the run whatever the others say."""
         match event:
-            case Phase(name="build"):
+            case Phase(name="build" | "train") if event.detail:
                 self.mismatch = self.mismatch or self.agreement.identify(worker, event.detail)
                 return Stop(str(self.mismatch), EXIT_USAGE) if self.mismatch else None
             case Step(repeated=False):
                 return Stop(f"{worker}: {UNREPEATABLE}", EXIT_USAGE, (worker,))
         return None
 
-    def _compare(self, worker: str, event: Step | Evaluation) -> None:
+    def _compare(self, worker: str, event: Step | Evaluation | Phase) -> None:
         if self._settling is None:
             if (found := self.agreement.record(worker, event)) is not None:
                 self._settle(found)
@@ -190,7 +195,10 @@ class Watch(Observer):
     def _settle(self, found: Disagreement) -> None:
         pace = self._paces[next(iter(found.bits))]
         self._settling = self._settling_of(pace)
-        self._settling.begin_with_difference(found, self.last_vectors)
+        if found.is_of_trial:
+            self._settling.begin_with_trial(found)
+        else:
+            self._settling.begin_with_difference(found, self.last_vectors)
         self._name(found.odd)
 
     def _keep_broken(self, worker: str, event: Break) -> None:
@@ -247,6 +255,8 @@ class Watch(Observer):
         if self._may_go_on_without(settling.suspects, settling.pace):
             self._settling = None
             self._put_aside(settling)
+            if stop is not None:  # they have nothing to keep
+                self._let_suspects_go(settling)
             self._compare_later()
             stop = self._advance(now)
             self._guide(settling.pace)  # unless a fault behind this one holds it

@@ -6,7 +6,7 @@ so far, its launcher was killed, or an older version wrote the file.
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -14,9 +14,11 @@ from msgspec import Meta, Struct
 from launcher.verdict.disagreement import Disagreement, Mismatch, Replay
 from launcher.verdict.golden import GoldenResult
 from launcher.verdict.health import Health
+from launcher.verdict.nodes import Elsewhere, JobPart
 from launcher.verdict.past import EarlierFaults
 from launcher.verdict.steps import History
-from model_check.errors import EXIT_SIGNAL_BASE
+from model_check.config.ranks import JOBS
+from model_check.errors import EXIT_DISAGREEMENT, EXIT_SIGNAL_BASE
 from model_check.events import MonotonicNs
 
 FAULT_OF_HOST = " (a fault of this host; `run.sh doctor` looks at its limits)"
@@ -64,6 +66,10 @@ class Stop(Struct, frozen=True):
     tied: tuple[str, ...] = ()
     """Names of the workers that failed together: it is unknown which was first, so none is
     blamed."""
+    elsewhere: Elsewhere | None = None
+    """It ends for what another node told, or for a node that is not heard any more."""
+    outlasts_deaths: bool = False
+    """Also where nobody is named, a worker that has died meanwhile died of this."""
 
 
 class RunEnd(Stop, frozen=True, kw_only=True):
@@ -112,6 +118,10 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The launcher's."""
     cwd: str
     host: str
+    scheduler: Literal["slurm", "kubernetes"] | None = None
+    """What started it; None: neither."""
+    node: str | None = None
+    """What the scheduler calls this machine; None: it has not told."""
     kernel: str
     python: str
     run_dir: str | None = None
@@ -135,6 +145,8 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpus: dict[str, dict[str, Any]]
     """Worker -> its GPU as NVML described it."""
     notes: list[str] | None = None
+    part: JobPart | None = None
+    """Its part of a job of several nodes; None: of no such job."""
     data: dict[str, Any] | None = None
     """What the preparer said of the token cache."""
     duration_s: Seconds | None = None
@@ -147,6 +159,10 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     is made again, maybe elsewhere, says the same."""
     golden: GoldenResult | None = None
     """How its workers stand to a golden file; None: no file was asked for."""
+
+    def called(self, worker: str) -> str:
+        """Of several nodes, each may have a GPU3."""
+        return worker if self.part is None else self.part.called(worker)
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -171,7 +187,7 @@ class Case(Struct, frozen=True):
     @property
     def is_job(self) -> bool:
         """Whether the workers were the ranks of one."""
-        return self.record.mode == "ddp"
+        return self.record.mode in JOBS
 
     @property
     def broken(self) -> list[str]:
@@ -184,7 +200,16 @@ class Case(Struct, frozen=True):
         odd = [name for found in self.end.disagreements for name in found.odd]
         if self.contradiction:
             odd = []
+        odd += filter(None, [self.odd_among_nodes])
         return list(dict.fromkeys([*self.broken, *odd, *self.odd_by_golden]))
+
+    @property
+    def odd_among_nodes(self) -> str | None:
+        """The worker here that the comparison of several nodes names."""
+        node, found = self.record.part, self.end.elsewhere
+        if found is None or node is None or found.exit_code != EXIT_DISAGREEMENT:
+            return None
+        return found.worker if found.node == node.name else None
 
     @property
     def odd_by_golden(self) -> list[str]:

@@ -19,6 +19,7 @@ from launcher.verdict.observer import NEVER, Observer
 from launcher.verdict.record import RunEnd, Stop
 from launcher.verdict.severity import Repeat
 from launcher.verdict.steps import History
+from launcher.verdict.trials import outcomes
 from model_check.errors import EXIT_HANG, EXIT_USAGE
 from model_check.events import Break, Command, Event, Phase, Step
 from model_check.utils.fingerprint import BEFORE
@@ -148,7 +149,7 @@ class ReplayWatch(Observer):
 
     def on_event(self, worker: str, event: Event) -> Stop | None:
         stop = self._watch.on_event(worker, event)
-        if isinstance(event, Phase) and event.name == "build":
+        if isinstance(event, Phase) and event.name in ("build", "train"):
             self._compare_what_it_is(worker, event)
         if isinstance(event, Step) and event.step in self._records[worker]:
             self._hold_against_record(worker, event)
@@ -195,6 +196,9 @@ class ReplayWatch(Observer):
             was, now = said.get(key), event.detail.get(key)
             if key in said and key in event.detail and was != now:
                 self._is_not_comparable(f"{key} {was} in the run, {now} now")
+        before, again = outcomes(said), outcomes(event.detail)
+        if any(before[trial] != again[trial] for trial in before.keys() & again.keys()):
+            self._is_not_comparable(f"trials of {worker}'s kernels went otherwise than in the run")
 
     def _hold_against_record(self, worker: str, step: Step) -> None:
         recorded = self._records[worker][step.step]

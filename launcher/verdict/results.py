@@ -9,8 +9,10 @@ from msgspec import Struct
 from launcher.verdict.disagreement import Disagreement, Replay
 from launcher.verdict.golden import GoldenResult
 from launcher.verdict.health import Health
+from launcher.verdict.nodes import Elsewhere
 from launcher.verdict.severity import CauseClass, Repeat, Severity
 from launcher.verdict.slow import Slow
+from launcher.verdict.trace import Trace
 from model_check.events import Scalar
 
 
@@ -79,6 +81,9 @@ class WorkerResult(Struct, frozen=True, kw_only=True):
     """Of other bits and of a NaN: whether they came again when the step was computed again."""
     symptoms: list[str] = []
     """What condemns its GPU, and what to do. The run's summary tells it, too."""
+    trace: Trace | None = None
+    """All its steps as a few numbers, for a comparison with other runs (`run.sh report DIR ...`);
+    null: it told no step, or an older version wrote this."""
 
 
 class LastStep(Struct, frozen=True, kw_only=True):
@@ -141,6 +146,8 @@ class RunResult(Struct, frozen=True, kw_only=True):
     """None: it did not pass, or trained nothing."""
     golden: GoldenResult | None = None
     """How its workers stand to a golden file; None: no file was asked for."""
+    elsewhere: Elsewhere | None = None
+    """What ended the job on another node; None: it ended here, or is no job of several nodes."""
 
 
 class Judgement(Struct, frozen=True):

@@ -66,6 +66,8 @@ def what_was_equal(
 ) -> str:
     """Of several workers without a difference. `count`: `9 of 9 steps`. `is_job`: they are ranks,
     which read different batches."""
+    if any(history.shard for history in histories):
+        return _what_shards_showed(histories, f"{whose} equal bit for bit in {count}")
     how, equal = fingerprints_of(histories), f"{whose} equal bit for bit in {count}"
     state = _STATE if is_job else _STATE_AND_FLOW
     if how == "full":
@@ -76,9 +78,22 @@ def what_was_equal(
     return f"loss and gradient norms{equal}, a part of {state} in each, all in {whole}"
 
 
-def what_one_showed(history: History, golden: GoldenResult | None) -> str:
-    """Of a worker that has no other to be compared with."""
-    parts = ["one worker, so nothing to compare it with"]
+def _what_shards_showed(histories: Sequence[History], equal: str) -> str:
+    """Of ranks that share a model: its state exists once, or once in each copy."""
+    how = fingerprints_of(histories)
+    parts = [f"loss and gradient norm{'' if how == 'off' else 's'}{equal}"]
+    if how != "off":
+        part = "" if how == "full" else "a part of "
+        if len({history.shard for history in histories}) < len(histories):
+            verb = "was" if part else "were"
+            parts.append(f"so {verb} {part}{_STATE} on ranks with equal shards")
+        parts.append(f"{part}each shard stayed as each update left it")
+    return "; ".join(parts)
+
+
+def what_one_showed(history: History, golden: GoldenResult | None, *, is_part: bool = False) -> str:
+    """Of a worker that has no other to be compared with. `is_part`: other nodes have some."""
+    parts = ["one worker here" if is_part else "one worker, so nothing to compare it with"]
     how = fingerprints_of([history])
     if golden is not None and golden.equal:
         (of_one,) = golden.workers
@@ -95,6 +110,8 @@ def what_one_showed(history: History, golden: GoldenResult | None) -> str:
 def _what_spreads(case: Case) -> str:
     """By the sum of gradients, to all ranks alike, so that no comparison of them shows it."""
     wrong = "what one rank computes wrong before gradients are summed"
+    if any(history.shard for history in case.histories.values()):
+        return f"{wrong}, or sums wrong (--mode replicate looks for it)"
     asked_for = case.record.asked_for or {}
     if (interval := asked_for.get("launch.audit_interval")) is not None:
         return f"{wrong}, but for audits every {interval} steps"
@@ -105,6 +122,8 @@ def _compared_steps(case: Case) -> int:
     """Of the worker that was compared least, with its equals or a golden file; 0: none was."""
     golden = case.record.golden
     counts = {} if golden is None else {e.name: e.equal_steps for e in golden.workers}
+    if case.record.part is not None and case.record.part.agreed_steps:
+        counts = dict.fromkeys(case.histories, case.record.part.agreed_steps)
     for name, steps in case.agreed_steps.items():
         counts[name] = max(steps, counts.get(name, 0))
     return min(counts.values(), default=0)

@@ -12,6 +12,7 @@ from launcher.verdict.pace import Pace
 from launcher.verdict.record import Stop
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_UNNAMED
 from model_check.events import AskVectors, Break, Command, Dump, Vectors
+from model_check.utils.evidence import EVIDENCE_BYTES_PER_S, EVIDENCE_S
 from model_check.utils.fingerprint import BEFORE, QUANTITIES
 
 SETTLE_S = 2.0
@@ -20,9 +21,6 @@ they answer between two steps. Two seconds are for a busy machine."""
 SETTLE_STEPS = 2
 GO_S = 10.0
 """No worker stays longer after the last of its group has finished."""
-KEEP_S = 60.0
-"""Who keeps evidence has so long, for the steps that are under way, and for its bytes."""
-KEPT_BYTES_PER_S = 50e6
 _MAX_GUILTY = 64
 _KEPT_AS = {"weights": "weights", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"} | dict.fromkeys(
     ("gradients", "grad_norms"), "gradients"
@@ -87,6 +85,12 @@ class Settling:
         ask = AskVectors(step=found.step)
         missing = self.pace.here - self.vectors.keys()
         self._commands += [(name, ask) for name in sorted(missing)]
+
+    def begin_with_trial(self, found: Disagreement) -> None:
+        """Before its first step no state could show it: nobody keeps any."""
+        self.difference, self._stage = found, _Stage.KEEPING
+        code = EXIT_DISAGREEMENT if found.odd else EXIT_UNNAMED
+        self._stop = Stop(str(found), code, found.odd, outlasts_deaths=True)
 
     def begin_with_break(self, worker: str, found: Break) -> None:
         """It and a healthy one are asked to keep their state; without equals it does by itself."""
@@ -162,8 +166,8 @@ class Settling:
         step_s = median(self.step_s.values()) if self.step_s else 0.0
         if self._stage is _Stage.KEEPING:
             num_steps = 0 if self.pace is None else self.pace.lead + 1
-            bytes_s = (self._dossier_bytes or 0.0) / KEPT_BYTES_PER_S
-            return KEEP_S + SETTLE_STEPS * num_steps * step_s + bytes_s
+            bytes_s = (self._dossier_bytes or 0.0) / EVIDENCE_BYTES_PER_S
+            return EVIDENCE_S + SETTLE_STEPS * num_steps * step_s + bytes_s
         patience_s = max(SETTLE_S, SETTLE_STEPS * step_s)
         return min(GO_S, patience_s) if self.pace and self.pace.is_finished else patience_s
 

@@ -2,6 +2,7 @@
 
 from msgspec import Struct, field
 
+from launcher.verdict.trace import Tracer
 from model_check.events import (
     Break,
     Done,
@@ -54,6 +55,13 @@ class History(Struct):
     evidence: list[Evidence] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     done: Done | None = None
+    tracer: Tracer = field(default_factory=Tracer)
+    """What of its steps is compared with other runs."""
+
+    @property
+    def shard(self) -> str:
+        """`1 of 2`: which part of the model this rank holds; empty: all of it."""
+        return str(self.detail.get("shard", ""))
 
     @property
     def first_step(self) -> int:
@@ -73,6 +81,7 @@ class History(Struct):
         return int(number) if number.isdigit() else None
 
     def record(self, event: Event) -> None:
+        self.tracer.record(event)
         match event:
             case Step():
                 self._step(event)

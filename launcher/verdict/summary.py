@@ -27,7 +27,8 @@ class Summary(NamedTuple):
 def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Summary:
     if verdict is Verdict.PASS:
         until = f"; {_DEADLINE} all {case.record.steps:,} steps" if case.end.is_deadline else ""
-        return Summary(f"{_what_passed(case, results)}{_as_golden(case)}{until}")
+        passed = f"{_where(case)}{_what_passed(case, results)}{_among_nodes(case)}"
+        return Summary(f"{passed}{_as_golden(case)}{until}")
     reason, explained = _why_not(case, results)
     parts = [reason]
     if case.end.exit_code not in _OF_DIFFERENCES:
@@ -39,6 +40,25 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
         pids = ", ".join(map(str, case.end.leftovers))
         parts.append(f"could not be killed, and may still hold a GPU: pid {pids}")
     return Summary("; ".join(filter(None, parts)), explained)
+
+
+def _where(case: Case) -> str:
+    """For the beginning of the sentence about a part of a job that passed."""
+    if (node := case.record.part) is None:
+        return ""
+    return f"{node.name}, node {node.number + 1} of {len(node.hosts)}: "
+
+
+def _among_nodes(case: Case) -> str:
+    """For the end of the same sentence."""
+    if (node := case.record.part) is None:
+        return ""
+    first = next(iter(node.hosts))
+    if node.agreed_steps is None:
+        return f"; {first} has compared its bits with those of the other nodes"
+    if node.agreed_steps == 0:
+        return "; no two nodes are alike, so none was compared with another"
+    return f"; nodes equal bit for bit at {node.agreed_steps} steps"
 
 
 def born(bad: NonFinite) -> str:
@@ -67,6 +87,8 @@ def called(names: Sequence[str], everyone: Sequence[str]) -> str:
 
 def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
     end = case.end
+    if end.elsewhere is not None:
+        return Summary(end.reason or "")
     if (shared := _what_was_shared(case)) is not None:
         return shared
     if end.exit_code in _OF_DIFFERENCES and (told := _what_golden_tells(case)) is not None:
@@ -91,8 +113,9 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
     blamed = end.culprits or {row.name for row in results if row.verdict is Verdict.FAIL}
     failed = [row for row in results if row.name in blamed and row.cause]
     if len(failed) == 1 and not end.is_hang:
-        first = " first" if len(results) > 1 else ""
-        return Summary(f"{failed[0].name} failed{first}: {failed[0].cause}", [failed[0].name])
+        first = " first" if len(results) > 1 or case.record.part is not None else ""
+        who = case.record.called(failed[0].name)
+        return Summary(f"{who} failed{first}: {failed[0].cause}", [failed[0].name])
     if end.is_deadline:
         missing = _what_is_missing(case, results)
         return Summary(f"{_DEADLINE} enough was compared: {missing}", [r.name for r in results])
@@ -232,7 +255,8 @@ def _what_ran(case: Case, row: WorkerResult) -> str:
 def _what_was_compared(case: Case, names: Sequence[str], steps: str) -> str:
     if len(names) == 1:
         golden = case.record.golden
-        return what_one_showed(case.histories[names[0]], golden)
+        is_part = case.record.part is not None
+        return what_one_showed(case.histories[names[0]], golden, is_part=is_part)
     if case.record.not_compared is not None:
         return f"not compared: {case.record.not_compared}"
     compared = [name for name in names if name in case.agreed_steps]

@@ -81,11 +81,9 @@ _BY_TORCHRUN = (
     "is an option of torchrun: `bash run.sh --mode ddp` starts the ranks itself, and "
     "`torchrun --nproc-per-node=N pretrain_main.py` works, too"
 )
-_LARGER_THAN_A_GPU = (
-    "a model that is sharded over GPUs does not exist yet; --mode ddp trains a whole one on each"
-)
 _SEVERAL_MACHINES = (
-    "one job on several machines does not exist yet; `bash run.sh` on each trains alone"
+    "Slurm says which machines make one job: `srun --ntasks-per-node=1 bash run.sh --mode ddp`, or "
+    "it is an option of torchrun: `torchrun --nnodes=N ... pretrain_main.py` (docs/nodes.md)"
 )
 _NOTES = (
     "what a record of notes holds is for examples/midi/make_tasks.py (--notes N), which makes the "
@@ -113,7 +111,6 @@ ABSENT_VALUES: dict[str, dict[str, str]] = {
         word: f"it is true or false; training.precision={word} names the type"
         for word in ("bf16", "fp16", "fp32", "bfloat16", "float16", "float32")
     },
-    "launch.mode": {"fsdp": _LARGER_THAN_A_GPU},
 }
 """Setting -> its values that are known and refused, and why."""
 

@@ -20,6 +20,7 @@ from model_check.config.load import Request, preset_names
 from model_check.config.prepared_dir import read_metadata
 from model_check.errors import UsageError
 from model_check.utils.project_files import version
+from model_check.utils.standard_streams import put
 
 DEFAULT_OUTPUT_DIR = "preprocessed_data"
 _AGAIN = "data.force_preprocess"
@@ -75,9 +76,22 @@ class Parser(argparse.ArgumentParser):
         if why := why_absent(option):
             return UsageError(f"{option}: {why}")
         known = [name for action in self._actions for name in action.option_strings]
-        near = nearest(option, [*known, *(f"--{name}" for name in _setting_options())])
+        if self.takes_settings:
+            known += [f"--{name}" for name in _setting_options()]
+        near = nearest(option, known)
         hint = f"; did you mean {near}?" if near else ""
         return UsageError(f"{argument}: no such option{hint} (--help lists them)")
+
+    def _check_value(self, action: argparse.Action, value: str) -> None:
+        if action.choices is not None and value not in action.choices:
+            near = nearest(value, action.choices)
+            hint = f"; did you mean {near}?" if near else ""
+            known = ", ".join(action.choices)
+            raise UsageError(f"{value!r}: none of {known}{hint} (--help lists the options)")
+
+    def _print_message(self, message: str, _: object = None) -> None:
+        """The help: argparse hides that it could not be written."""
+        put(message, end="")
 
     def format_help(self) -> str:
         self.description, self.epilog = map(_filled, (self.description, self.epilog))
@@ -88,13 +102,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def _filled(text: str | None) -> str | None:
-    """Paragraphs that are wider than a terminal of 80 columns, anew; others as they are."""
+    """Paragraphs that are wider than a terminal of 80 columns, anew; others, and those with
+    indented lines (examples), as they are."""
     import textwrap
 
     paragraphs = (text or "").split("\n\n")
     return "\n\n".join(
         p
-        if max(map(len, p.split("\n"))) <= _COLUMNS
+        if "\n " in p or max(map(len, p.split("\n"))) <= _COLUMNS
         else textwrap.fill(" ".join(p.split()), _COLUMNS)
         for p in paragraphs
     )
@@ -133,7 +148,7 @@ class _PrintVersion(argparse.Action):
     """argparse's own action wants the text before anybody asked for it."""
 
     def __call__(self, *_: object) -> NoReturn:
-        print(f"model-check {version()}")
+        put(f"model-check {version()}")
         raise SystemExit(0)
 
 

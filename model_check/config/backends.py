@@ -25,15 +25,11 @@ _INSTALL = {
 FLASH = "flash_attn"
 """The newest of them that can be had, else sdpa."""
 
-_VARYING = {
-    "cudnn": "cudnn's backward pass is not deterministic",
-    "flash_attn_3": "flash_attn_3 is not known to be deterministic",
-    "flash_attn_4": "flash_attn_4 is not known to be deterministic",
-}
-"""Attention kernels that may give other bits each time: a healthy GPU would be a suspect.
-FlashAttention 3 and 4 have accepted `deterministic=True` and ignored it (flash-attention #1596: a
-Hopper build with the flag compiled out; #2510: grouped heads, fixed 2026-04), so a parameter of
-that name proves nothing."""
+UNKNOWN, AMPERE, HOPPER, BLACKWELL = (0, 0), (8, 0), (9, 0), (10, 0)
+"""Compute capabilities."""
+_VARYING = {"cudnn": "cudnn's backward pass is not deterministic"}
+"""Attention kernels that torch itself refuses where determinism is asked for. Of others a trial at
+the start decides (`models.attention_trial`)."""
 
 
 def backend_conflict(
@@ -51,6 +47,19 @@ def backend_conflict(
         return f"{name} takes no mask (data.document_masking=true); sdpa and eager do"
     if deterministic and name in _VARYING:
         return f"{_VARYING[name]} (system.deterministic=false allows it)"
+    return None
+
+
+def generation_obstacle(name: str, capability: tuple[int, int]) -> str | None:
+    """Why the attention backend `name` cannot act on a GPU of that compute capability; None: it
+    can."""
+    major_minor = ".".join(map(str, capability))
+    if name in ("cudnn", "flash_attn_2") and UNKNOWN < capability < AMPERE:
+        return f"{name} needs compute capability 8.0 or newer, not {major_minor}"
+    if name == "flash_attn_3" and not HOPPER <= capability < BLACKWELL:
+        return f"flash_attn_3 needs a Hopper GPU (9.0), not compute capability {major_minor}"
+    if name == "flash_attn_4" and capability < HOPPER:
+        return f"flash_attn_4 needs compute capability 9.0 or newer, not {major_minor}"
     return None
 
 

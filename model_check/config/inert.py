@@ -8,8 +8,11 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from model_check.config.derived import wants_copies
 from model_check.config.fields import all_fields, given_by, setting_text, value_of
-from model_check.config.schema import Settings
+from model_check.config.places import FALLBACK
+from model_check.config.ranks import JOBS
+from model_check.config.schema import FsdpSettings, Settings
 from model_check.errors import ConfigError
 
 T = TypeVar("T", bound=Struct)
@@ -20,7 +23,7 @@ COMPARE = "(compare)"
 
 def nobody_gave(source: str) -> bool:
     """Whether no person gave a value of that source; a settings file may have any name."""
-    return source in ("default", COMPARE) or source.startswith("preset ")
+    return source in ("default", FALLBACK, COMPARE) or source.startswith("preset ")
 
 
 class Rule(NamedTuple):
@@ -44,6 +47,12 @@ def _saves(settings: Settings) -> bool:
 def _is_from_hub(settings: Settings) -> bool:
     name = settings.data.dataset
     return name != "embedded" and not os.path.exists(os.path.expanduser(name))
+
+
+def _accumulates(settings: Settings) -> bool:
+    training = settings.training
+    given = (training.global_batch_size, training.global_grad_accum_nums)
+    return training.grad_accum_nums > 1 or any(total is not None for total in given)
 
 
 RULES = (
@@ -82,6 +91,12 @@ RULES = (
         _SAVING,
         _saves,
         "training.save_interval, save_last, save_best or save_on_signal",
+    ),
+    Rule(
+        ("training.bf16_copies",),
+        ("training.precision", "training.use_amp", "launch.mode"),
+        wants_copies,
+        "training.precision=bf16, and no launch.mode=fsdp, which gathers weights in bf16 itself",
     ),
     Rule(
         ("training.resume_anyway",),
@@ -152,8 +167,20 @@ RULES = (
     Rule(
         ("launch.max_restarts",),
         ("launch.mode",),
-        lambda s: s.launch.mode == "ddp",
-        "launch.mode=ddp",
+        lambda s: s.launch.mode in JOBS,
+        "launch.mode=ddp or fsdp",
+    ),
+    Rule(
+        tuple(f"launch.fsdp.{name}" for name in FsdpSettings.__struct_fields__),
+        ("launch.mode",),
+        lambda s: s.launch.mode == "fsdp",
+        "launch.mode=fsdp",
+    ),
+    Rule(
+        ("launch.fsdp.sync_micro_batches",),
+        ("training.grad_accum_nums", "training.global_batch_size"),
+        _accumulates,
+        "several micro-batches in a step (training.grad_accum_nums)",
     ),
     Rule(
         ("launch.seeds", "launch.replicas"),

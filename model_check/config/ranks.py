@@ -1,8 +1,10 @@
 """What the ranks of a job share: a step, which must divide; and how long they wait for others."""
 
-from model_check.config.schema import LaunchSettings, Settings
+from model_check.config.schema import FsdpSettings, LaunchSettings, Settings
 from model_check.errors import ConfigError
 
+JOBS = ("ddp", "fsdp")
+"""The launch.mode whose workers are the ranks of one job."""
 FIRST_TIMEOUT_S = 600.0
 """Before a step shows how long steps take."""
 LEAST_TIMEOUT_S = 60.0
@@ -27,12 +29,33 @@ def rank_timeout_s(launch: LaunchSettings, is_supervised: bool, step_s: float | 
 
 
 def check_ranks(settings: Settings, num_ranks: int) -> None:
-    """Raises ConfigError where what a step of the job has cannot be divided by its ranks."""
+    """Raises ConfigError where what a step of the job has cannot be divided by its ranks, or the
+    ranks cannot share the model as they should."""
+    if settings.launch.mode == "fsdp":
+        _check_shards(settings, num_ranks)
     training = settings.training
     if (total := training.global_batch_size) is not None:
         _divide("global_batch_size", total, training.batch_size, num_ranks)
     if (total := training.global_grad_accum_nums) is not None:
         _divide("global_grad_accum_nums", total, 1, num_ranks)
+
+
+def _check_shards(settings: Settings, num_ranks: int) -> None:
+    fsdp = settings.launch.fsdp
+    if num_ranks == 1 and fsdp != FsdpSettings():
+        raise ConfigError(
+            "launch.fsdp.*: one rank holds the whole model, and shares it with nobody"
+        )
+    if fsdp.shard_size is not None and num_ranks % fsdp.shard_size:
+        raise ConfigError(
+            f"launch.fsdp.shard_size = {fsdp.shard_size}: {num_ranks} ranks are no whole number of "
+            "copies of the model"
+        )
+    if num_ranks > 1 and settings.training.sample_interval is not None:
+        raise ConfigError(
+            "training.sample_interval: no rank of launch.mode=fsdp holds the model whole, to "
+            "sample from it; leave it out (training.sample_interval=null)"
+        )
 
 
 def sequences_of_step(training: dict[str, int | None], num_ranks: int) -> int:

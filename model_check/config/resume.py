@@ -18,9 +18,10 @@ from model_check.config.ranks import sequences_of_step
 from model_check.config.schema import InfiniSettings, ModelSettings, Settings
 from model_check.config.shape import geometry
 from model_check.errors import ConfigError
+from model_check.utils.checkpoint_names import is_sharded
 
 AUTO = "auto"
-_RESUMABLE = re.compile(r"(last|best|step_[0-9]+)\.pt")
+_RESUMABLE = re.compile(r"(last|best|step_[0-9]+)(\.pt)?")
 _NUM_NAMED = 3
 KEYS = tuple(
     dict.fromkeys(
@@ -66,9 +67,9 @@ def check_resume(resume: str | None) -> None:
 def _those_beside(path: Path) -> str:
     """`; there are checkpoints/gpu0/last.pt, ...`: what could be resumed in its directory and in
     those of workers below it, the newest first; empty where nothing could."""
-    files = [file for at in ("", "*/") for file in path.parent.glob(f"{at}*.pt")]
-    files = [file for file in files if _RESUMABLE.fullmatch(file.name)]
-    names = [str(file) for file in sorted(files, key=os.path.getmtime, reverse=True)]
+    found = [file for at in ("", "*/") for file in path.parent.glob(f"{at}*")]
+    found = [at for at in found if _RESUMABLE.fullmatch(at.name) and (at.suffix or is_sharded(at))]
+    names = [str(at) for at in sorted(found, key=os.path.getmtime, reverse=True)]
     more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
     return f"; there are {', '.join(names[:_NUM_NAMED])}{more}" if names else ""
 

@@ -23,6 +23,8 @@ Helpers = Annotated[int, Meta(ge=0, le=256)]
 ByteVocabulary = Annotated[int, Meta(ge=300)]
 # Each worker is a process of its own.
 Workers = Annotated[int, Meta(ge=1, le=1024)]
+# One alone would share nothing.
+Shards = Annotated[int, Meta(ge=2, le=1 << 20)]
 Interval = Annotated[float, Meta(ge=0, le=3600)]
 # The supervisor keeps no more.
 TailLines = Annotated[int, Meta(ge=0, le=50)]
@@ -103,8 +105,8 @@ class ModelSettings(_Section, frozen=True):
     medium, large, xl), a local directory or config.json, or a hub id. It overrides presets; a key
     that a file or the command line gives overrides it."""
     init_from: Annotated[str | None, SILENT] = None
-    """Initial weights: a checkpoint of ours (.pt), a local directory with safetensors, or a hub id;
-    null (scratch): random, drawn with init_std."""
+    """Initial weights: a checkpoint of ours (step_N.pt, or a sharded step_N), a local directory
+    with safetensors, or a hub id; null (scratch): random, drawn with init_std."""
     num_layers: Annotated[Count, MUST_EQUAL] = 4
     """Transformer blocks."""
     hidden_size: Annotated[Size, MUST_EQUAL] = 4096
@@ -136,10 +138,10 @@ class ModelSettings(_Section, frozen=True):
     those, and through a gate a memory of fixed size of the earlier segments (arXiv 2404.07143)."""
     infini: InfiniSettings = InfiniSettings()
     attention_backend: Annotated[AttentionBackend, TELL] = "auto"
-    """auto: sdpa with system.deterministic=true, else the fastest that package, device and dtype
-    allow (FlashAttention 4 or 3, cuDNN, FlashAttention 2, sdpa). flash_attn: the newest
-    FlashAttention that is installed; with system.deterministic=true that is 2, since 3 and 4 are
-    not known to be deterministic; sdpa, with a line, where there is none. Any other name: that
+    """auto: the fastest that package, device and dtype allow (FlashAttention 4 or 3, cuDNN,
+    FlashAttention 2, sdpa, eager) and that passes a trial at the start: finite, right, and with
+    system.deterministic=true the same bits in three calls. flash_attn: the same of the
+    FlashAttentions, the newest first; sdpa, with a line, where there is none. Any other name: that
     kernel or an error."""
 
 
@@ -192,15 +194,21 @@ class TrainingSettings(_Section, frozen=True):
     """Type of matrix products: bf16, fp16 (with dynamic loss scaling) or fp32; torch's names mean
     the same. null: bf16 where use_amp, else fp32. Given, it replaces use_amp."""
     compile: Annotated[bool, TELL] = False
-    """Compile each block with torch.compile before the first step; false: eager."""
+    """Compile blocks, last norm and loss with torch.compile before the first step, and take the
+    compiled code where a trial shows that it computes what eager code does; false: eager."""
+    bf16_copies: Annotated[bool, TELL] = False
+    """Cast the float32 matrices to bf16 once a step, for all its micro-batches, where a trial shows
+    that steps are what they are under autocast; false: autocast casts them where they are used,
+    which compiled code does in each micro-batch. Checkpoints and updates know float32 alone."""
     gradient_checkpointing: Annotated[bool, TELL] = False
     """Recompute each block in the backward pass: less memory, a third more work."""
     loss_chunk_rows: Annotated[Count | None, TELL] = None
-    """Tokens whose logits exist at once; null: 2048 on a GPU, on a CPU as many as fit 8 MiB."""
+    """Tokens whose logits exist at once; null: on a GPU 2048, 8192 with compile and 16 bits; on a
+    CPU as many as fit 8 MiB."""
     num_workers: Annotated[Helpers, SILENT] = 1
     """Background threads that prepare batches ahead; 0: none."""
     save_interval: Annotated[Count | None, SILENT] = None
-    """Write step_N.pt every so many steps; null: never."""
+    """Write step_N.pt every so many steps (launch.mode=fsdp: a directory step_N); null: never."""
     keep_last: Annotated[Count | None, SILENT] = None
     """Keep only so many step_N.pt of this run, the newest; null: all."""
     save_last: Annotated[bool, SILENT] = False
@@ -372,6 +380,24 @@ class DebugSettings(_Section, frozen=True):
     beside the checkpoints; null: none. Example: 3-5"""
 
 
+class FsdpSettings(_Section, frozen=True):
+    """How the ranks of launch.mode=fsdp share a model (torch's FSDP2)."""
+
+    shard_size: Annotated[Shards | None, SILENT] = None
+    """Ranks that hold one copy of the model together; null: all ranks. A smaller number, which
+    divides that of the ranks: so many hold a copy, and copies sum their gradients (HSDP). Example:
+    the GPUs of a machine."""
+    reshard_after_forward: Annotated[bool, SILENT] = True
+    """Free a block's gathered weights after its forward pass and gather them again for the backward
+    pass; false: keep them, which takes their memory and saves a third of the communication."""
+    sync_micro_batches: Annotated[bool, SILENT] = True
+    """Sum gradients over the ranks after each micro-batch, so that a rank keeps its shard of them
+    alone; false: once a step, and each rank keeps whole gradients meanwhile."""
+    cpu_offload: Annotated[bool, SILENT] = False
+    """Weights, gradients and moments lie in the host's memory, and the optimizer runs there; a GPU
+    holds what it computes with."""
+
+
 class LaunchSettings(_Section, frozen=True):
     """How the supervisor runs its workers."""
 
@@ -382,10 +408,12 @@ class LaunchSettings(_Section, frozen=True):
     does not tell; false: say so and share."""
     workers: Annotated[Workers, SILENT] = 2
     """CPU workers, where no GPU is used."""
-    mode: Annotated[Literal["replicate", "ddp", "compare"], SILENT] = "replicate"
+    mode: Annotated[Literal["replicate", "ddp", "fsdp", "compare"], SILENT] = "replicate"
     """replicate: one isolated, identical run a worker; ddp: one job, whose ranks are the workers:
-    they share the batches of each step; compare: arms (--arm NAME key=value ...), each with other
-    settings, side by side."""
+    they share the batches of each step; fsdp: such a job whose ranks share the model, too, for one
+    that no GPU holds alone; compare: arms (--arm NAME key=value ...), each with other settings,
+    side by side."""
+    fsdp: FsdpSettings = FsdpSettings()
     seeds: Annotated[Seeds, SILENT] = 1
     """How often each arm of a comparison is trained: with system.seed, with the next one, ..."""
     replicas: Annotated[Count, SILENT] = 1

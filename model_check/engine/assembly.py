@@ -1,14 +1,16 @@
 """Settings -> a trainer: every part of a run is made here, once."""
 
 import torch
+from torch import Tensor
 
-from model_check.config.derived import num_micro_batches
+from model_check.config.derived import num_micro_batches, wants_copies
+from model_check.config.flops import flops_per_token
 from model_check.config.resume import settings_digest
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry, geometry
 from model_check.engine.alarm import Alarm
 from model_check.engine.batches import BatchSource
-from model_check.engine.compile import compile_blocks
+from model_check.engine.compile import compile_model
 from model_check.engine.device import compute_dtype, describe_device
 from model_check.engine.evaluation import Evaluator
 from model_check.engine.fingerprint_log import FingerprintLog
@@ -16,10 +18,15 @@ from model_check.engine.fingerprints import Fingerprints
 from model_check.engine.in_step import InStep
 from model_check.engine.inject import Injector
 from model_check.engine.keeper import Keeper
+from model_check.engine.kernels import (
+    Kernels,
+    choose_kernels,
+    device_of_state,
+    refuse_different,
+)
 from model_check.engine.loss_scale import loss_scale
 from model_check.engine.memory import explained
 from model_check.engine.observe.gates import tell_limits
-from model_check.engine.observe.mfu import flops_per_token
 from model_check.engine.observe.observers import run_observers
 from model_check.engine.optim import AdamW
 from model_check.engine.overflow import Overflow
@@ -29,16 +36,21 @@ from model_check.engine.sampling import SampleMaker
 from model_check.engine.saving.initial_weights import take_initial_weights
 from model_check.engine.saving.resume import resume
 from model_check.engine.saving.saver import Saver
+from model_check.engine.start import refuse_other_starts
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan
 from model_check.engine.trainer import Trainer
 from model_check.engine.watch import Watch
+from model_check.engine.weight_copies import take_copies
 from model_check.errors import ConfigError
-from model_check.events import Phase
+from model_check.events import Phase, Scalar
 from model_check.forensics.fingerprint_kernel import Kernel, fingerprint_for
-from model_check.models.attention import BACKENDS, AttentionFn
-from model_check.models.backends import resolve_backend
-from model_check.models.build_model import build_model
+from model_check.forensics.shard import first_of, own_values
+from model_check.models.attention import AttentionFn
+from model_check.models.backends import DeviceLost, NoKernel
+from model_check.models.basic_llama import BasicLlama
+from model_check.models.build_model import build_model, build_shared
+from model_check.models.loss import can_add_in_float32
 from model_check.utils.fingerprint import SCHEMA as FINGERPRINTS
 
 FLOPS_PER_BYTE = {"cuda": 15_000, "cpu": 1_500}
@@ -66,22 +78,26 @@ def build_trainer(
     _check_vocabulary(shape, tokenizer_vocab_size)
     dtype = compute_dtype(training, context.device)
     kernel, how = _choose_fingerprints(settings, context)
-    attend = _choose_attention(settings, shape, dtype, how, context)
-    state = _make_state(settings, shape, dtype, attend, log, context)
+    kernels = _choose_kernels(settings, shape, dtype, how, context)
+    state = _make_state(settings, shape, dtype, kernels, log, context)
     tell_limits(settings, context.channels.say)
     plan = _make_plan(state, dtype, kernel, how)
+    if wants_copies(settings):
+        with explained(settings, context):
+            plan = take_copies(state, plan)
     reader = _make_reader(state, lag)
     worker, model = context.identity.worker, state.model
     injector = Injector(context.drill, worker, model, state.optimizer, context.world)
-    evaluator, saver, keeper = Evaluator(state, plan), Saver(training, context), Keeper(state)
+    evaluator, saver, keeper = Evaluator(state, plan), Saver(training, state, kernel), Keeper(state)
     alarm = Alarm(state, plan, injector, keeper, recomputes=reader.lag > 0)
     if training.resume is not None:
         resume(state, training.resume, saver)
         if context.replay_to is None:
             injector.check_reached(from_step=state.progress.step)
+    refuse_other_starts(state, kernel)
     if training.compile:  # last: it takes long, and every other mistake is known before
         with explained(settings, context):
-            compile_blocks(state, plan)
+            compile_model(state, plan)
     context.world.join(model, context.device)
     return Trainer(
         state,
@@ -104,19 +120,54 @@ def _make_state(
     settings: Settings,
     shape: Geometry,
     dtype: torch.dtype,
-    attend: AttentionFn,
+    kernels: Kernels,
     log: FingerprintLog,
     context: RunContext,
 ) -> TrainingState:
     """The model with its first weights, its optimizer, and who is told of its steps."""
     with explained(settings, context):
-        model = build_model(settings, shape, attend, context.device)
+        model = _make_model(settings, shape, dtype, kernels.attention.attend, context)
         take_initial_weights(model, settings, context)
+        model.loss.adds_in_float32 = _adds_in_float32(dtype, context)
         scale, gate_lr = loss_scale(dtype, context.device), settings.model.infini.gate_lr
-        optimizer = AdamW(model.named_parameters(), settings.training, scale, gate_lr)
+        parameters, world = model.named_parameters(), context.world
+        optimizer = AdamW(parameters, settings.training, scale, gate_lr, world)
+        optimizer.update = kernels.update
     names = [name for name, _ in model.named_parameters()]
     observers = run_observers(settings, shape, dtype, context, log, names)
     return TrainingState(settings, shape, context, model, optimizer, observers)
+
+
+def _make_model(
+    settings: Settings,
+    shape: Geometry,
+    dtype: torch.dtype,
+    attend: AttentionFn,
+    context: RunContext,
+) -> BasicLlama:
+    """With its first weights, of which this rank may hold a part."""
+    world = context.world
+    if not world.is_sharded:
+        return build_model(settings, shape, attend, context.device)
+
+    def share(model: BasicLlama) -> None:
+        world.shard(model, list(model.layers), dtype)
+
+    def lies_here(parameter: Tensor) -> tuple[Tensor, int]:
+        return own_values(parameter), first_of(parameter)
+
+    return build_shared(settings, shape, attend, context.device, share, lies_here)
+
+
+def _adds_in_float32(dtype: torch.dtype, context: RunContext) -> bool:
+    """Of the head's gradient; a line says it where a GPU must round its products first."""
+    can = can_add_in_float32(context.device, dtype)
+    if not can and context.device.type == "cuda" and dtype != torch.float32:
+        context.channels.say(
+            f"head: torch {torch.__version__} adds no 16-bit product to a float32 sum here: each "
+            "is rounded, and then added"
+        )
+    return can
 
 
 def _make_plan(state: TrainingState, dtype: torch.dtype, kernel: Kernel, how: str) -> StepPlan:
@@ -138,6 +189,7 @@ def _make_fingerprints(state: TrainingState, kernel: Kernel, how: str) -> Finger
         budget_bytes=_fingerprint_budget(settings, shape, how, kernel, state.context),
         site_bytes=4 * _tokens_per_step(settings, world.size) * shape.hidden_size,
         sees_sites=world.is_alone,
+        shard=world.shard_name,
     )
 
 
@@ -162,7 +214,7 @@ def _make_in_step(state: TrainingState, log: FingerprintLog, keeper: Keeper) -> 
 def _choose_fingerprints(settings: Settings, context: RunContext) -> tuple[Kernel, str]:
     """Their kernel, and debug.fingerprints where `auto` is decided; a line says it where a slow
     kernel leaves less than is usual here."""
-    kernel, how = fingerprint_for(context.device), settings.debug.fingerprints
+    kernel, how = fingerprint_for(device_of_state(context)), settings.debug.fingerprints
     if how != "auto":
         return kernel, how
     if kernel.name == "eager":
@@ -197,33 +249,42 @@ def _check_vocabulary(shape: Geometry, tokenizer_vocab_size: int) -> None:
         )
 
 
-def _choose_attention(
-    settings: Settings,
-    shape: Geometry,
-    dtype: torch.dtype,
-    fingerprints: str,
-    context: RunContext,
-) -> AttentionFn:
-    """The attention to build with. The `build` phase and a line say which it is, and why."""
-    masked = settings.data.document_masking
-    backend, reason = resolve_backend(
-        settings.model.attention_backend, context.device, dtype, documents=masked
-    )
+def _choose_kernels(
+    settings: Settings, shape: Geometry, dtype: torch.dtype, fingerprints: str, context: RunContext
+) -> Kernels:
+    """Those that pass their trials. The `build` phase and lines say which they are, and what trials
+    showed; where none passes, before the error is raised. `fingerprints`: debug.fingerprints,
+    decided."""
     detail = describe_device(context.device) | {
-        "attention_backend": backend,
-        "attention_reason": reason,
         "num_parameters": shape.num_parameters,
         "flops_per_token": flops_per_token(settings, shape).causal,
         "dtype": str(dtype).removeprefix("torch."),
         "settings": settings_digest(settings),
         "data": context.identity.data.get("content"),
         "fingerprints": f"{fingerprints}, schema {FINGERPRINTS}",
+        **({"shard": context.world.shard_name} if context.world.is_sharded else {}),
     }
+    with explained(settings, context):
+        try:
+            kernels = choose_kernels(settings, shape, dtype, context)
+        except (NoKernel, DeviceLost) as error:
+            context.channels.sink.emit(Phase(name="build", detail=detail | dict(error.trials)))
+            raise
+    detail |= kernels.detail
     context.channels.sink.emit(Phase(name="build", detail=detail))
-    kind = settings.model.attention
-    named = backend if kind == "full" else f"{kind} by {backend}"
+    _say_what_computes(kernels, detail, settings, context)
+    refuse_different(kernels, context)
+    return kernels
+
+
+def _say_what_computes(
+    kernels: Kernels, detail: dict[str, Scalar], settings: Settings, context: RunContext
+) -> None:
+    for failure in kernels.failures:
+        context.channels.note(failure)
+    attention, kind = kernels.attention, settings.model.attention
+    named = attention.name if kind == "full" else f"{kind} by {attention.name}"
     context.channels.say(
         f"{detail['device_name']}, torch {detail['torch']}: {detail['num_parameters']:,} "
-        f"parameters, {detail['dtype']}, attention {named} ({reason})"
+        f"parameters, {detail['dtype']}, attention {named} ({attention.reason})"
     )
-    return BACKENDS[backend]

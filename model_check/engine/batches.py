@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model_check.data.read.loader import Batch
 from model_check.engine.busy import Busy
-from model_check.engine.world import ALONE, World
+from model_check.engine.distributed.world import ALONE, World, refuse_repeat
 from model_check.models.loss import IGNORED
 
 Splits = Mapping[str, Callable[[], Iterable[Batch]]]
@@ -70,7 +70,9 @@ def gather(
     offer = world.offer(*counts)
     micro_batches = [on_device(batch, device) for batch in batches]
     offered = time.perf_counter()
-    num_positions, num_targets, num_asked = map(sum, zip(*offer.take(meanwhile), strict=True))
+    told = offer.take(meanwhile)
+    refuse_repeat(told)
+    num_positions, num_targets, num_asked = map(sum, zip(*told, strict=True))
     return StepData(
         step=step,
         micro_batches=micro_batches,

@@ -3,6 +3,7 @@ decides what is in them."""
 
 import errno
 import fcntl
+import os
 import pickle
 import shutil
 import zlib
@@ -17,18 +18,17 @@ import torch
 from torch import Tensor
 
 from model_check.config.schema import Settings
-from model_check.errors import ConfigError, StorageError, UsageError
+from model_check.engine.sharded.shards import Shards
+from model_check.errors import CheckpointError, ConfigError, StorageError
 from model_check.forensics.scan import bad_tensors
-from model_check.utils.archive import DAMAGE, damage_of
-from model_check.utils.files import replacing
+from model_check.utils.archive import DAMAGE, checksums_of, damage_of
+from model_check.utils.checkpoint_names import COMMON, LONGEST, MANIFEST
+from model_check.utils.files import read_whole, replacing
 from model_check.utils.held import hold_unlinked
 from model_check.utils.words import few, first_line
 
 SCHEMA = 2
-
-
-class CheckpointError(UsageError):
-    """A checkpoint cannot be resumed from."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
@@ -50,13 +50,77 @@ class Weights(msgspec.Struct):
     settings: dict[str, dict[str, Any]]
 
 
-def read_checkpoint(path: Path, layout: type[Weights] = Weights) -> dict[str, Any]:
-    """The state in `path`: tensors on the CPU, mapped from the file; all that `layout` names is in
-    it, and its weights are finite. Raises CheckpointError."""
+def read_checkpoint(
+    path: Path,
+    layout: type[Weights] = Weights,
+    *,
+    hollow: bool = False,
+    share: tuple[int, int] = (0, 1),
+) -> dict[str, Any]:
+    """The state in `path`, a file or a sharded checkpoint: tensors on the CPU, those of a file
+    mapped from it; all that `layout` names is in it, and its weights are finite. Raises
+    CheckpointError.
+
+    Of a sharded one the optimizer's moments are there where `layout` names them; `hollow`: weights
+    and moments have no values, which `shards.load` then fills in, in place. `share`: this rank and
+    how many there are; each verifies a part of the files.
+    """
+    if os.path.isdir(path):  # of Path's own, a directory that we may not enter raises
+        return _read_sharded(path, layout, hollow, share)
     _verify(path)
+    state: dict[str, Any] = _load(path)
+    _check(path, state, layout)
+    _refuse_spoilt(path, state)
+    return state
+
+
+def content_of(path: Path) -> str:
+    """A name of what is in it, by the checksums that it holds: of two files with one name it tells
+    which is which. Empty where that cannot be told: to read it will say why."""
+    with suppress(OSError, *DAMAGE):
+        if path.is_dir():
+            return f"{zlib.crc32(read_whole(path / MANIFEST, LONGEST)):08x}"
+        return f"{checksums_of(path):08x}"
+    return ""
+
+
+def _read_sharded(
+    path: Path, layout: type[Weights], hollow: bool, share: tuple[int, int]
+) -> dict[str, Any]:
+    shards = Shards.at(path)
+    if problems := shards.problems(*share):
+        raise CheckpointError(f"{path}: {few(problems)}")
+    common = _load(shards.directory / COMMON)
+    if not isinstance(common, dict) or not isinstance(common.get("optimizer"), dict):
+        raise not_ours(path, f"{COMMON} is none of a sharded checkpoint")
+    has_moments = "optimizer" in layout.__struct_fields__
+    kinds = ("weights", *MOMENTS) if has_moments else ("weights",)
+    found = shards.hollow() if hollow else shards.whole(kinds)
+    moments = _by_number(common["optimizer"].get("step"), found) if has_moments else {}
+    state = common | {
+        "model": found.get("weights", {}),
+        "optimizer": common["optimizer"] | {"state": moments},
+        "shards": shards,
+    }
+    _check(path, state, layout)
+    return state
+
+
+def _by_number(
+    step: object, found: Mapping[str, Mapping[str, Tensor]]
+) -> dict[int, dict[str, object]]:
+    """Moments in the form of torch.optim.AdamW."""
+    first, second = (found.get(kind, {}) for kind in MOMENTS)
+    return {
+        number: {"step": step, "exp_avg": moment, "exp_avg_sq": second.get(name)}
+        for number, (name, moment) in enumerate(first.items())
+    }
+
+
+def _load(path: Path) -> Any:
+    """Tensors and plain values. Raises CheckpointError."""
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        schema = state.get("schema") if isinstance(state, dict) else None
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         # torch's own text says how to load it all the same, which would run its author's code.
         raise CheckpointError(
@@ -65,6 +129,11 @@ def read_checkpoint(path: Path, layout: type[Weights] = Weights) -> dict[str, An
         ) from error
     except (OSError, AttributeError, *DAMAGE) as error:
         raise not_ours(path, error) from error
+
+
+def _check(path: Path, state: Any, layout: type[Weights]) -> None:
+    """Raises CheckpointError where it is not what `layout` names."""
+    schema = state.get("schema") if isinstance(state, dict) else None
     if schema is None:
         raise not_ours(path, _what_is_missing(state, layout))
     if schema != SCHEMA:
@@ -79,8 +148,6 @@ def read_checkpoint(path: Path, layout: type[Weights] = Weights) -> dict[str, An
         raise not_ours(path, "its settings have no [model]")
     if others := [name for name, tensor in known.model.items() if not tensor.is_floating_point()]:
         raise not_ours(path, f"weights that are no floats: {few(others)}")
-    _refuse_spoilt(path, state)
-    return state
 
 
 def packed(tokenizer: bytes) -> Tensor:
@@ -159,15 +226,26 @@ def set_earlier_aside(path: Path) -> None:
 @contextmanager
 def storing(path: Path, setting: str = "system.checkpoint_dir") -> Iterator[None]:
     """Turn a failure to write `path` into a StorageError that names `setting`, which decides where
-    it lies. The failure of a GPU stays as it is: a copy to the host may be the first to meet it."""
+    it lies. The failure of a GPU stays as it is: a copy to the host may be the first to meet it.
+    So does a RuntimeError that is no error of a file: it is a fault of ours."""
     try:
         yield
     except torch.AcceleratorError:
         raise
     except (OSError, RuntimeError) as error:
+        if not _is_of_file(error):
+            raise
         raise StorageError(
             f"{path}: cannot be written: {_why(error, path)}; free space there, or set {setting}"
         ) from error
+
+
+def _is_of_file(error: BaseException | None) -> bool:
+    """torch's writer raises RuntimeError where the file failed."""
+    if error is None or isinstance(error, OSError):
+        return error is not None
+    is_of_writer = any(word in str(error) for word in ("unexpected pos", "PytorchStreamWriter"))
+    return is_of_writer or _is_of_file(error.__context__)
 
 
 def _why(error: Exception, path: Path) -> str:

@@ -1,24 +1,31 @@
-"""torch.compile, a block at a time: all blocks share one compiled graph, and parameters keep their
-names."""
+"""torch.compile of everything between the products: the blocks, which share one graph, the last
+norm, and the loss of a chunk of logits. Parameters keep their names.
+
+Compiled code is taken after a trial: it must compute what eager code computes. Where it fails, the
+run is eager, and a line says so.
+"""
 
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor
 
-from model_check.config.schema import Settings
+from model_check.config.derived import EAGER_CHUNK_ROWS
 from model_check.engine.batches import StepData
+from model_check.engine.compile_trial import Pass, obstacle_of, random_steps
+from model_check.engine.evaluation import untouched
 from model_check.engine.rng import kept_rng
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan, accumulate
-from model_check.errors import ConfigError
+from model_check.engine.uncompiled import uncompiled
+from model_check.errors import ConfigError, PeerLost
 from model_check.events import Phase
+from model_check.models.basic_llama import BasicLlama
+from model_check.models.loss import ChunkLoss, loss_and_gradient
 from model_check.utils.held import hold_own
 from model_check.utils.words import first_line
 
@@ -26,55 +33,98 @@ _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _COMPILERS = ("g++", "c++", "clang++", "gcc", "cc", "clang")
 
 
-def compile_blocks(state: TrainingState, plan: StepPlan) -> None:
-    """Compile forward and backward pass now, on a micro-batch of zeros: the wait has a phase of its
-    own, and no step pays for it.
+def compile_model(state: TrainingState, plan: StepPlan) -> None:
+    """Compile training and evaluation now, and try them: the wait has a phase of its own, and no
+    step pays for it.
 
     Leaves weights, gradients and random states as they were. Raises ConfigError where nothing can
     be compiled.
     """
-    model, optimizer, channels = state.model, state.optimizer, state.context.channels
+    channels = state.context.channels
     _refuse_without_compiler()
     take_cache()
     channels.sink.emit(Phase(name="compile"))
     channels.say(
-        f"Compiling {len(model.layers)} blocks (training.compile=false trains without) ..."
+        f"Compiling {len(state.model.layers)} blocks (training.compile=false trains without) ..."
     )
     started = time.monotonic()
     _make_compiler_deterministic()
-    for block in model.layers:
-        block.compile()
-    try:
-        with kept_rng():
-            accumulate(model, _step_of_zeros(state.settings, plan.device), optimizer, plan)
-    except torch._dynamo.exc.TorchDynamoException as error:
-        raise ConfigError(
-            f"training.compile = true: {first_line(error)}; set training.compile=false"
-        ) from error
-    optimizer.zero_grad()
+    _wrap(state.model)
+    with kept_rng():
+        obstacles = state.context.world.gathered(_obstacle(state, plan))
+    state.optimizer.zero_grad()
+    if found := next(filter(None, obstacles), None):
+        _unwrap(state)
+        channels.note(f"training.compile = true: not taken, this run is eager: {found}")
+        return
     channels.say(f"Compiled in {time.monotonic() - started:.0f} s")
 
 
-@contextmanager
-def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Compiled modules are called without their compiled code, which hooks cannot look into."""
-    compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
-    calls = [module._compiled_call_impl for module in compiled]
-    for module in compiled:
-        module._compiled_call_impl = None
+def _wrap(model: BasicLlama) -> None:
+    """Nothing is compiled before it is called. Hooks of a module stay outside: those of a shared
+    block gather its weights, and no graph holds them."""
+    for module in (*model.layers, model.norm):
+        vars(module)["forward"] = torch.compile(module.forward, fullgraph=True)
+    model.loss.chunk_loss = _compiled_chunk_loss()
+
+
+def _unwrap(state: TrainingState) -> None:
+    model = state.model
+    for module in (*model.layers, model.norm):
+        vars(module).pop("forward", None)
+    model.loss.chunk_loss = None
+    if state.settings.training.loss_chunk_rows is None:
+        model.loss.chunk_rows = min(model.loss.chunk_rows, EAGER_CHUNK_ROWS)
+
+
+def _compiled_chunk_loss() -> ChunkLoss:
+    """One graph for any number of rows: the last chunk has fewer."""
+    compiled = torch.compile(loss_and_gradient, fullgraph=True)
+
+    def call(
+        logits_NV: Tensor, targets_N: Tensor, factor: Tensor | None, with_gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        for tensor in (logits_NV, targets_N):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return compiled(logits_NV, targets_N, factor, with_gradient)
+
+    return call
+
+
+def _obstacle(state: TrainingState, plan: StepPlan) -> str | None:
+    """Why compiled code is not taken; None: it is. Compiles it first. Raises ConfigError where the
+    compiler fails and ranks share the model: the others wait for this one's weights."""
+    model, settings, device = state.model, state.settings, plan.device
+
+    def run(data: StepData) -> Pass:
+        loss = accumulate(model, data, state.optimizer, plan)
+        return Pass(loss, state.optimizer.gradients())
+
+    def run_eagerly(data: StepData) -> Pass:
+        with uncompiled(model):
+            return run(data)
+
+    steps = random_steps(settings, state.shape.vocab_size, device)
     try:
-        yield
-    finally:
-        for module, call in zip(compiled, calls, strict=True):
-            module._compiled_call_impl = call
-
-
-def _step_of_zeros(settings: Settings, device: torch.device) -> StepData:
-    """One micro-batch, of the shapes and kinds of tensors that every step will have."""
-    shape = (settings.training.batch_size, settings.training.context_length)
-    tokens_BT = torch.zeros(shape, dtype=torch.long, device=device)
-    num_tensors = 3 if settings.data.document_masking else 2  # inputs, targets, documents
-    return StepData(-1, [(tokens_BT,) * num_tensors], tokens_BT.numel(), tokens_BT.numel())
+        if state.context.splits:
+            with untouched(model), plan.forward_context():
+                model(*steps[0].micro_batches[0])
+        return obstacle_of(
+            run,
+            run_eagerly,
+            steps,
+            list(state.optimizer.named),
+            plan.dtype,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+    except (torch.OutOfMemoryError, torch.AcceleratorError, PeerLost):
+        raise
+    except Exception as error:  # compilers raise what they like
+        why = f"{type(error).__name__}: {first_line(error)}"
+        if not plan.world.is_sharded:
+            return why
+        text = f"training.compile = true: {why}; set training.compile=false"
+        raise ConfigError(text) from error
 
 
 def _refuse_without_compiler() -> None:
@@ -87,15 +137,17 @@ def _refuse_without_compiler() -> None:
 
 
 def take_cache() -> None:
-    """Make the directory from which torch runs code that it compiled earlier, unless the
-    environment names one. By torch's default its name in /tmp can be foreseen: who makes it first
-    has code of theirs run. Raises ConfigError where another user did."""
-    if _CACHE in os.environ:
-        return
-    directory = Path(tempfile.gettempdir(), f"torchinductor_uid{os.geteuid()}")
+    """Make the directory from which torch runs code that it compiled earlier: the one that the
+    environment names, else torch's own. Its name in /tmp can be foreseen: who makes it first has
+    code of theirs run. Raises ConfigError where another user did, or where there can be none: torch
+    makes it while it is imported."""
+    named = os.environ.get(_CACHE)
+    own = Path(tempfile.gettempdir(), f"torchinductor_uid{os.geteuid()}")
+    directory = Path(named) if named else own
     try:
-        directory.mkdir(0o700, exist_ok=True)
-        hold_own(directory).close()
+        directory.mkdir(0o700, parents=bool(named), exist_ok=True)
+        if not named:
+            hold_own(directory).close()
     except OSError as error:
         raise ConfigError(
             f"training.compile = true: {directory}: {error.strerror}; torch runs compiled code out "

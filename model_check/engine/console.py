@@ -2,8 +2,8 @@
 
 import sys
 from io import TextIOWrapper
-from typing import TextIO
 
+from model_check.utils.standard_streams import complain, put
 from model_check.utils.words import printable_lines
 
 
@@ -20,7 +20,9 @@ class Console:
                 stream.reconfigure(line_buffering=True, errors="backslashreplace")
 
     def say(self, text: str) -> None:
-        self._write(text, sys.stdout)
+        """Raises BrokenPipeError; StorageError where the disk of standard output is full."""
+        for line in printable_lines(text).split("\n"):
+            put(f"{self.prefix}{line}")
 
     def say_for_all(self, text: str) -> None:
         """What is true of all ranks of a job."""
@@ -28,8 +30,5 @@ class Console:
             self.say(text)
 
     def complain(self, text: str) -> None:
-        self._write(text, sys.stderr)
-
-    def _write(self, text: str, stream: TextIO) -> None:
         for line in printable_lines(text).split("\n"):
-            print(f"{self.prefix}{line}", file=stream, flush=True)
+            complain(f"{self.prefix}{line}")

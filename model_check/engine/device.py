@@ -14,17 +14,30 @@ from model_check.events import Scalar
 from model_check.utils.cores import usable_cores
 from model_check.utils.worker_env import RankEnv, WorkerEnv
 
+CUBLAS_WORKSPACE, DETERMINISTIC = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+_DECIDE_BITS = (
+    *(CUBLAS_WORKSPACE, "CUBLASLT_WORKSPACE_SIZE", "NVIDIA_TF32_OVERRIDE"),
+    *("TORCH_BLAS_PREFER_CUBLASLT", "PYTORCH_TUNABLEOP_ENABLED"),
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
+    *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"),
+)
+"""Variables by which cuBLAS, MKL and oneDNN choose kernels, so that their sums round otherwise."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Names of glibc's mallopt."""
 
 
-def set_up_process(system: SystemSettings, num_workers: int, environ: Mapping[str, str]) -> None:
-    """Threads and determinism. Call it before the GPU is used and before any operator runs."""
+def set_up_process(
+    system: SystemSettings, num_workers: int, environ: Mapping[str, str]
+) -> str | None:
+    """Threads and determinism. Call it before the GPU is used and before any operator runs. What of
+    the environment it had to replace, for people; None: nothing."""
     torch.set_num_threads(system.num_threads or default_num_threads(num_workers, environ))
     torch.set_float32_matmul_precision("highest")  # no TF32: float32 means float32
-    if system.deterministic:
-        _be_deterministic()
+    if not system.deterministic:
+        return None
+    _be_deterministic()
+    return _take_workspace()
 
 
 def default_num_threads(num_workers: int, environ: Mapping[str, str]) -> int:
@@ -118,13 +131,16 @@ def compute_dtype(training: TrainingSettings, device: torch.device) -> torch.dty
     return dtype
 
 
-def describe_device(device: torch.device) -> dict[str, Scalar]:
+def describe_device(
+    device: torch.device, environ: Mapping[str, str] = os.environ
+) -> dict[str, Scalar]:
     """For the detail of the `build` phase: only workers that agree in it can have equal bits."""
     common: dict[str, Scalar] = {
         "device": str(device),
         "torch": str(torch.__version__),  # of a subclass of str that the encoder refuses
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "device_name": device_name(device),
+        "math_environ": _math_environ(environ),
     }
     if device.type == "cpu":
         isa = torch.backends.cpu.get_cpu_capability()  # its kernels are others
@@ -134,6 +150,7 @@ def describe_device(device: torch.device) -> dict[str, Scalar]:
         "uuid": str(properties.uuid),
         "num_sms": properties.multi_processor_count,
         "memory_bytes": properties.total_memory,
+        "sums_in_16_bits": _adds_in_16_bits(),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
     }
@@ -144,16 +161,44 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
 
 
+def _math_environ(environ: Mapping[str, str]) -> str | None:
+    """`MKL_CBWR=COMPATIBLE`. None: nothing but what this program sets itself."""
+    named = [f"{name}={environ[name]}" for name in _DECIDE_BITS if environ.get(name)]
+    return ", ".join(v for v in named if v != f"{CUBLAS_WORKSPACE}={DETERMINISTIC}") or None
+
+
+def _adds_in_16_bits() -> bool:
+    """Whether cuBLAS may add partial sums of bfloat16 products in bfloat16."""
+    return bool(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction)
+
+
 def _be_deterministic() -> None:
-    # cuBLAS reads it once, when its first handle is made.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # An operator that varies raises. use_deterministic_algorithms(True) does the same, and imports
     # torch._inductor to configure it: 1.8 s of a worker's start, where nothing is compiled.
     torch.set_deterministic_debug_mode("error")
     # By default strict mode fills new memory with NaN, which could cause the NaN that we look for.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    # By default cuBLAS may add partial sums of a long product in 16 bits.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
+
+
+def _take_workspace() -> str | None:
+    """cuBLAS reads the variable once, when its first handle is made. With any other value than
+    these two torch refused every product on a GPU (until pytorch #161749), and no kernel passed its
+    trial."""
+    given = os.environ.get(CUBLAS_WORKSPACE)
+    if given in (DETERMINISTIC, ":16:8"):
+        return None
+    os.environ[CUBLAS_WORKSPACE] = DETERMINISTIC
+    if not given:
+        return None
+    return (
+        f"{CUBLAS_WORKSPACE} = {given!r} is replaced by {DETERMINISTIC}: where results must "
+        "repeat, torch takes that or :16:8"
+    )
 
 
 def _bare(uuid: str) -> str:

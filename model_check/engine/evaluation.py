@@ -15,6 +15,7 @@ from model_check.engine.batches import on_device
 from model_check.engine.rng import kept_rng
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan
+from model_check.engine.uncompiled import is_compiled
 from model_check.events import Beat, Evaluation
 from model_check.models.loss import IGNORED
 
@@ -50,26 +51,45 @@ class Evaluator:
         now = self._state.context.meter.now
         started = beaten = now()
         counts = _Counts(torch.zeros((), dtype=torch.float64, device=self._plan.device))
-        with untouched(self._state.model):
-            for batch in batches:
+        world, model = self._plan.world, self._state.model
+        # One forward context for all batches: no weight changes, and none is cast again.
+        with untouched(model), world.computing(), self._plan.forward_context():
+            for batch in world.in_step(batches):
                 between()
-                counts.add(self._of_batch(batch))
+                found = self._of_batch(batch or self._empty_batch())
+                if batch is not None:
+                    counts.add(found)
                 if now() - beaten >= BEAT_S:
                     self._state.context.channels.sink.emit(Beat())
                     beaten = now()
-        self._plan.world.meet(between)
-        sums = self._plan.world.summed(counts.told())
+        world.settle(model)
+        world.meet(between)
+        sums = world.summed(counts.told())
         return _evaluation(num_done, name, sums, now() - started)
+
+    def _empty_batch(self) -> Batch:
+        """Of no targets: for a rank that has no more, and computes with those that have."""
+        tokens = torch.zeros(1, self._state.settings.training.context_length, dtype=torch.int64)
+        return Batch(tokens, torch.full_like(tokens, IGNORED))
 
     def _of_batch(self, batch: Batch) -> "_Counts":
         num_targets = int((batch.targets != IGNORED).sum())
-        tensors = on_device(batch, self._plan.device)
-        with self._plan.forward_context():
-            if not self._has_examples:
-                return _Counts(self._state.model(*tensors), num_targets)
-            loss, hits = self._state.model.scored(*tensors)
+        tensors = self._whole(on_device(batch, self._plan.device))
+        if not self._has_examples:
+            return _Counts(self._state.model(*tensors), num_targets)
+        loss, hits = self._state.model.scored(*tensors)
+        hits = hits[: len(batch.inputs)]
         num_examples, num_exact = _examples_of(batch, hits.cpu())
         return _Counts(loss, num_targets, int(hits.sum()), num_examples, num_exact)
+
+    def _whole(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Filled up with rows that do not count, where another number of rows would be compiled
+        again."""
+        missing = self._state.settings.training.batch_size - len(tensors[0])
+        if not is_compiled(self._state.model) or missing <= 0:
+            return tensors
+        fills = zip(tensors, (0, IGNORED, 0), strict=False)
+        return tuple(torch.cat([t, t.new_full((missing, t.shape[1]), f)]) for t, f in fills)
 
     def _noted(self, evaluation: Evaluation) -> Evaluation:
         """Remember it, marked where it is the best so far. A loss that is not finite never is."""

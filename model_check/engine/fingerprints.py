@@ -11,6 +11,7 @@ from torch import Tensor
 
 from model_check.engine.optim import AdamW, Block
 from model_check.forensics.fingerprint import Fingerprint, as_int64, num_rows, sent
+from model_check.forensics.shard import first_of, is_shared, own_values
 from model_check.models.basic_llama import BasicLlama
 from model_check.utils.fingerprint import BEFORE, NUM_COLUMNS, weight
 
@@ -236,22 +237,25 @@ class Fingerprints:
         budget_bytes: float | None = None,
         site_bytes: int = 0,
         sees_sites: bool = True,
+        shard: str = "",
     ) -> None:
         """`budget_bytes`: what one step may read; None: all, 0: nothing. The first step and
         `last_step` take all whatever they read. `site_bytes`: what flows at one site in a step.
-        `sees_sites`: whether that is taken: ranks read different batches."""
+        `sees_sites`: whether that is taken: ranks read different batches. `shard`: which one of the
+        model this rank holds; those of others are other tensors."""
+        self._shard = shard
         self._blocks = optimizer.blocks
         self._fingerprint = fingerprint
-        self._device = optimizer.parameters[0].device
+        self._device = optimizer.weights[0].device
         sites = ["tok_embed", *(f"layers.{n}" for n in range(len(model.layers))), "norm"]
         self._sites = sites if sees_sites else []
         units = [*_units_of_state(model, optimizer)]
         units += [_Selection(sites={n}, num_bytes=2 * site_bytes) for n in range(len(self._sites))]
         self._all = _merged(units) if budget_bytes != 0 else _Selection()
         self._slots = _slots(units, budget_bytes) if budget_bytes else [self._all]
-        names = [name for name, _ in model.named_parameters()] if self.are_taken else []
+        names = list(optimizer.named) if self.are_taken else []
         self._norms = Layout(tuple(Entry("grad_norms", name, 1, 0) for name in names))
-        self._named = list(model.named_parameters())
+        self._named = optimizer.named
         self._last_step = last_step
         self._step: int | None = None
         self._held: _Selection | None = None
@@ -314,9 +318,12 @@ class Fingerprints:
         self._left = self._selection
         before, after = self._before.found(), self._after.found()
         norms = grad_norms.detach().view(torch.int32).long()[: len(self._norms.entries)]
+        norms = norms.to(self._device)
         joined = _joined(self._of_flow(), before, Prints(self._norms, norms), after)
         held = self._held or self._all
         taken = f"{held.name}, {self._left.name} of {self.num_slots}" if self.are_taken else ""
+        if taken and self._shard:
+            taken = f"shard {self._shard}: {taken}"
         return replace(joined, taken=taken)
 
     def of_rehearsal(self) -> Prints:
@@ -331,7 +338,7 @@ class Fingerprints:
         """Of the gradients that are there, all of them, in the order of computation."""
         views = {
             part: owner.grad.view(-1)[values]
-            for name, owner in reversed(self._named)
+            for name, owner in reversed(self._named.items())
             if owner.grad is not None
             for part, values in _parts(name, owner)
         }
@@ -408,13 +415,16 @@ def _layout(entries: tuple[Entry, ...]) -> Layout:
 
 def _units_of_state(model: BasicLlama, optimizer: AdamW) -> Iterator[_Selection]:
     """What may not be divided among slots: a part of a parameter, and all that belongs to it."""
-    others = [("weights", name, buffer) for name, buffer in model.named_buffers()]
+    # Weights may be offloaded; a buffer never is.
+    device = optimizer.weights[0].device
+    buffers = [(n, buffer) for n, buffer in model.named_buffers() if buffer.device == device]
+    others = [("weights", name, buffer) for name, buffer in buffers]
     others += [("exp_avg", name, scalar) for name, scalar in optimizer.scalars.items()]
     state = [_Part(_entry(kind, name, tensor), tensor=tensor) for kind, name, tensor in others]
     yield _Selection(state=state, num_bytes=2 * sum(part.tensor.nbytes for part in state))
-    for number, (name, parameter) in enumerate(model.named_parameters()):
+    for number, (name, parameter) in enumerate(optimizer.named.items()):
         moments = {kind: of_all[number] for kind, of_all in optimizer.moments.items()}
-        tensors = {"weights": parameter.detach()} | moments
+        tensors = {"weights": optimizer.weights[number]} | moments
         for part, values in _parts(name, parameter):
             views = {kind: tensor.view(-1)[values] for kind, tensor in tensors.items()}
             gradient = _entry("gradients", part, views["weights"])
@@ -429,11 +439,12 @@ def _units_of_state(model: BasicLlama, optimizer: AdamW) -> Iterator[_Selection]
 
 
 def _parts(name: str, tensor: Tensor) -> Iterator[tuple[str, slice]]:
-    num_values = tensor.numel()
+    """Of its values that lie here: a shard is a part, too."""
+    num_values, place = own_values(tensor).numel(), first_of(tensor)
+    is_whole = num_values <= PART_VALUES and not is_shared(tensor)
     for first in range(0, num_values, PART_VALUES):
         end = min(first + PART_VALUES, num_values)
-        is_whole = num_values <= PART_VALUES
-        yield name if is_whole else f"{name}[{first}:{end}]", slice(first, end)
+        yield name if is_whole else f"{name}[{place + first}:{place + end}]", slice(first, end)
 
 
 def _entry(quantity: str, name: str, tensor: Tensor) -> Entry:

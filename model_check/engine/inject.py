@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cache
 from typing import Any
@@ -25,9 +26,9 @@ from model_check.config.drill import (
 )
 from model_check.engine.batches import StepData
 from model_check.engine.busy import Busy
-from model_check.engine.compile import uncompiled
+from model_check.engine.distributed.world import ALONE, World
 from model_check.engine.optim import AdamW
-from model_check.engine.world import ALONE, World
+from model_check.engine.uncompiled import uncompiled
 from model_check.errors import ConfigError
 from model_check.models.basic_llama import BasicLlama
 
@@ -45,9 +46,11 @@ class Injector:
     ) -> None:
         """Raises ConfigError when the drill names something that `model` lacks."""
         if drill is not None:
-            check_name(drill, [name for name, _ in model.named_parameters()])
-            _check_length(drill, model)
+            check_name(drill, list(optimizer.named))
+            _check_length(drill, dict((*optimizer.named.items(), *model.named_buffers())))
         self._drill = drill if drill and drill.worker in (None, worker) else None
+        if self._drill is not None:
+            _check_lies_here(self._drill, _weights(model, optimizer))
         self._model = model
         self._optimizer = optimizer
         self._world = world
@@ -91,9 +94,9 @@ class Injector:
                 while True:
                     threading.Event().wait(1.0)
             case kind if kind in WEIGHT_KINDS:
-                _spoil_in_place(_weights(self._model)[drill.target].detach(), drill)
+                _spoil_in_place(_weights(self._model, self._optimizer)[drill.target], drill)
             case kind if kind in MOMENT_KINDS:
-                names = [name for name, _ in self._model.named_parameters()]
+                names = list(self._optimizer.named)
                 moments = self._optimizer.moments[drill.moment]
                 _spoil_in_place(moments[names.index(drill.target)], drill)
             case _:
@@ -106,10 +109,12 @@ class Injector:
         if kind == "loss_nan":
             handle = self._model.register_forward_hook(spoiler.loss)
         elif kind == "flip_gradient" and not self._world.is_alone:
-            self._hook_sum(self._model.get_parameter(drill.target), spoiler)
+            self._hook_sum(self._optimizer.named[drill.target], spoiler)
             return
         elif kind in GRADIENT_KINDS:
-            handle = _hook_gradient(self._model.get_parameter(drill.target), spoiler)
+            hooks = {drill.target: spoiler.gradient}
+            self._hooks.enter_context(self._world.hooked(self._model, hooks))
+            return
         elif kind in MODULE_KINDS:
             # Compiled code was traced without the hook.
             self._hooks.enter_context(uncompiled(self._model))
@@ -200,18 +205,31 @@ def _flip(tensor: Tensor, drill: Drill) -> None:
     tensor.view(integer).as_strided((drill.num_values,), (1,)).bitwise_xor_(mask)
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return dict((*model.named_parameters(), *model.named_buffers()))
+def _weights(model: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
+    """What of them lies here, and the buffers."""
+    parameters = zip(optimizer.named, optimizer.weights, strict=True)
+    return dict((*parameters, *model.named_buffers()))
 
 
-def _check_length(drill: Drill, model: nn.Module) -> None:
+def _check_length(drill: Drill, weights: Mapping[str, Tensor]) -> None:
     """Raises ConfigError for a burst that is longer than its tensor."""
-    length = _weights(model)[drill.target].numel() if drill.kind in WEIGHT_KINDS else 1
+    length = weights[drill.target].numel() if drill.kind in WEIGHT_KINDS else 1
     if drill.num_values > length:
         raise ConfigError(
             f"debug.drill: {drill.target} has {length} values, fewer than a burst of "
             f"{drill.num_values}"
         )
+
+
+def _check_lies_here(drill: Drill, weights: Mapping[str, Tensor]) -> None:
+    """Raises ConfigError where this rank holds too little of a tensor that is to be spoilt."""
+    if drill.kind in (*WEIGHT_KINDS, *MOMENT_KINDS):
+        num_here = weights[drill.target].numel()
+        if num_here < drill.num_values:
+            raise ConfigError(
+                f"debug.drill: of {drill.target} this rank holds {num_here} values, fewer than "
+                f"{drill.num_values}"
+            )
 
 
 def _prolong(busy: Busy, factor: float) -> None:

@@ -42,6 +42,11 @@ class Keeper:
     def finite_state(self, path: Path, num_done: int) -> str:
         """What became of a checkpoint of the state after `num_done` steps, in a line. One that an
         update has left half done, or that is not finite, is nothing to go on from."""
+        if self.state.context.world.is_sharded:
+            return (
+                f"Checkpoint not saved: {path.name} would hold the part of this rank alone; "
+                "--resume auto goes on from the newest step_N"
+            )
         if int(self.state.optimizer.num_steps) != num_done:  # sync
             return f"Checkpoint not saved: the update of step {num_done} was not whole"
         if bad_state(self.state.model, self.state.optimizer) is not None:
@@ -51,6 +56,18 @@ class Keeper:
             "Checkpoint",
             path,
             lambda path: write_checkpoint(path, self.state.capture(num_done, loss)),
+        )
+
+    def shards(self, num_done: int) -> str:
+        """What became of the state after `num_done` steps as far as it lies here, in a line: each
+        tensor by its place in the whole, `weights/norm.weight[256:512]`."""
+        world, tensors = self.state.context.world, dict(self.state.tensors())
+        kept = {name: t for name, t in tensors.items() if not name.startswith("gradients/")}
+        about = {"rank": world.rank, "num_ranks": world.size, "step": num_done}
+        return self.file(
+            "Shards of this rank",
+            self.state.context.evidence / f"nan_grad_step_{num_done}.shards.pt",
+            lambda path: write_checkpoint(path, {**about, "shards": kept}),
         )
 
     def dossier(

@@ -38,7 +38,7 @@ def _explanation(settings: Settings, context: RunContext, error: BaseException) 
     # The CPU allocator quotes its source at length; the size follows "DefaultCPUAllocator:".
     words = str(error).partition("DefaultCPUAllocator: ")[2] or str(error)
     why = words.splitlines()[0] if words else type(error).__name__
-    needed = estimate_memory(settings, context.device.type)
+    needed = estimate_memory(settings, context.device.type, context.world.size)
     return OutOfMemory(
         f"out of memory on {context.device}, where this run needs about {needed.describe()}; "
         f"{advice(settings)}. {why}{_snapshot(context)}"

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 from model_check.config.schema import TrainingSettings
 from model_check.config.shape import Group, parameter
+from model_check.engine.adamw_trial import Update
+from model_check.engine.distributed.world import ALONE, World
 from model_check.engine.loss_scale import LossScale
+from model_check.forensics.shard import own_values
 
 BLOCK_VALUES = 1 << 18
 """Of an update on a CPU: its cache keeps them, with their moments and gradients, for who looks at
@@ -23,7 +26,7 @@ them before and after."""
 
 @dataclass(frozen=True)
 class Part:
-    """Of a parameter: values `first` to `end` - 1."""
+    """Of a parameter, or of this rank's shard of it: values `first` to `end` - 1."""
 
     owner: int
     """Its number, in the order of the model."""
@@ -32,7 +35,7 @@ class Part:
 
     def of(self, tensor: Tensor) -> Tensor:
         """The same values of a tensor of the same shape: of the parameter, a gradient, a moment."""
-        whole = tensor.detach()
+        whole = own_values(tensor)
         if self.end - self.first == whole.numel():
             return whole
         return whole.view(-1)[self.first : self.end]
@@ -85,28 +88,37 @@ class AdamW:
         training: TrainingSettings,
         loss_scale: LossScale | None = None,
         gate_lr: float | None = None,
+        world: World = ALONE,
     ) -> None:
         """`parameters`: with their names, in the order of the model. `gate_lr`: the gates' peak
-        rate; None: training.learning_rate."""
-        named = dict(parameters)
-        self.parameters = list(named.values())
+        rate; None: training.learning_rate. `world`: of the ranks that share them."""
+        self.named = dict(parameters)
+        """In the order of the model. What a sharded model shows itself may be whole meanwhile."""
+        self._world = world
+        self.parameters = list(self.named.values())
+        self.weights = [own_values(parameter) for parameter in self.parameters]
+        """Their values that lie here, and so moments."""
         self.loss_scale = loss_scale
         """The factor that gradients carry; None: they carry none."""
+        self.update: Update = torch._fused_adamw_
+        """`adamw_trial` replaces it where it fails its trial."""
         self.betas = (training.adam_beta1, training.adam_beta2)
         self.eps = training.adam_eps
-        self.first_moments = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
-        self.second_moments = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
-        device = self.parameters[0].device
+        self.first_moments = [torch.zeros_like(weights) for weights in self.weights]
+        self.second_moments = [torch.zeros_like(weights) for weights in self.weights]
+        device = self.weights[0].device
         # The kernels read these, and the divisor, as float32, whatever the weights are.
         self.num_steps = torch.zeros((), dtype=torch.float32, device=device)
         self.refusing = torch.zeros((), dtype=torch.float32, device=device)
         """1 from the first bad step on."""
+        self.awaited: list[torch.cuda.Event] = []
+        """What must have come on the device before weights and moments change."""
         gate_share = 1.0 if gate_lr is None else gate_lr / training.learning_rate
-        gates = _of_group(named, Group.GATE)
+        gates = _of_group(self.named, Group.GATE)
         self._gates: list[Tensor] = [self.parameters[number] for number in gates]
         self._groups = [
-            (_of_group(named, Group.MATRIX), GroupOptions(weight_decay=training.weight_decay)),
-            (_of_group(named, Group.VECTOR), GroupOptions()),
+            (_of_group(self.named, Group.MATRIX), GroupOptions(weight_decay=training.weight_decay)),
+            (_of_group(self.named, Group.VECTOR), GroupOptions()),
             (gates, GroupOptions(lr_share=gate_share)),
         ]
         """The numbers of parameters in the order of the model."""
@@ -114,7 +126,7 @@ class AdamW:
         self.blocks = [
             self._block(parts, options)
             for indices, options in self._groups
-            for parts in _parts([(i, self.parameters[i].numel()) for i in indices], size)
+            for parts in _parts([(i, self.weights[i].numel()) for i in indices], size)
         ]
 
     @property
@@ -132,17 +144,20 @@ class AdamW:
             owner.grad = None
 
     def gradients(self) -> list[Tensor]:
-        return [p.grad for p in self.parameters if p.grad is not None]
+        """Their values that lie here."""
+        return [own_values(p.grad) for p in self.parameters if p.grad is not None]
 
     @torch.no_grad()
     def grad_norms(self) -> Tensor:
-        """[parameters with a gradient] float32: the norm of each, in the order of the model."""
-        return torch.stack(torch._foreach_norm(self.gradients()))
+        """[parameters with a gradient] float32: the norm of each, in the order of the model; of a
+        sharded one over all ranks, which all must ask for."""
+        return self._world.norms(torch.stack(torch._foreach_norm(self.gradients())))
 
     @torch.no_grad()
     def gates(self) -> Tensor | None:
-        """[layers, query heads]: a copy of them as they are now; None: the model has none."""
-        return torch.stack(self._gates) if self._gates else None
+        """[layers, query heads]: a copy of them as they are now; None: the model has none. All
+        ranks must ask for them."""
+        return self._world.whole(self._gates) if self._gates else None
 
     @torch.no_grad()
     def step(
@@ -159,8 +174,12 @@ class AdamW:
         All of them stay on the device. `.grad` holds the divided gradients afterwards, or the
         gradients as they were where the step was refused.
         """
-        torch.maximum(self.refusing, bad.float(), out=self.refusing)
-        gate = self.refusing if skip is None else torch.maximum(self.refusing, skip.float())
+        while self.awaited:
+            torch.cuda.current_stream().wait_event(self.awaited.pop())
+        torch.maximum(self.refusing, bad.to(self.refusing), out=self.refusing)
+        gate = (
+            self.refusing if skip is None else torch.maximum(self.refusing, skip.to(self.refusing))
+        )
         self.num_steps += 1 - gate
         for number, block in enumerate(self.blocks):
             gradients = block.gradients()
@@ -205,7 +224,7 @@ class AdamW:
         owners = [self.parameters[part.owner] for part in parts]
         views = (
             [part.of(tensors[part.owner]) for part in parts]
-            for tensors in (self.parameters, self.first_moments, self.second_moments)
+            for tensors in (self.weights, self.first_moments, self.second_moments)
         )
         return Block(parts, options, owners, *views)
 
@@ -217,7 +236,7 @@ class AdamW:
         divisor: Tensor | None,
         gate: Tensor,
     ) -> None:
-        torch._fused_adamw_(
+        self.update(
             block.weights,
             gradients,
             block.first_moments,
@@ -231,7 +250,7 @@ class AdamW:
             eps=self.eps,
             amsgrad=False,
             maximize=False,
-            grad_scale=None if divisor is None else divisor.float(),
+            grad_scale=None if divisor is None else divisor.to(gate),
             found_inf=gate,
         )
 
@@ -241,7 +260,7 @@ def _parts(sizes: Sequence[tuple[int, int]], size: int | None) -> Iterator[tuple
     parameter is divided at multiples of it. None: all in one."""
     block: list[Part] = []
     for owner, num_values in sizes:
-        for first in range(0, num_values, size or num_values):
+        for first in range(0, num_values, size or max(1, num_values)):
             block.append(Part(owner, first, min(first + (size or num_values), num_values)))
             if size and sum(part.end - part.first for part in block) >= size:
                 yield tuple(block)

@@ -135,7 +135,8 @@ def _start_copy(data: StepData, lr: float, result: StepResult) -> _Pending:
     gates = None if gates is None else _on_host(gates)
     if prints is not None:
         prints = replace(prints, values=_on_host(prints.values))
-    ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    # Not blocking, it would be waited for by spinning: a whole core of each worker.
+    ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     ready.record()
     return _Pending(data, lr, values, gates, prints, result.own, ready)
 

@@ -3,15 +3,17 @@ it is computed again, eagerly and with hooks, from the weights before it."""
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from model_check.engine.compile import uncompiled
+from model_check.engine.distributed.world import World
 from model_check.engine.optim import AdamW, total_norm
 from model_check.engine.reading import StepMetrics
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan, backward
+from model_check.engine.uncompiled import uncompiled
 from model_check.events import Origin
 from model_check.forensics.origin import (
     INPUT_GRADIENT,
@@ -62,15 +64,24 @@ def repeated_origin(
     the gradients of this second computation afterwards."""
     optimizer.zero_grad()
     plan.watch.begin()
-    with uncompiled(model), searched(model) as search, plan.forward_context():
-        losses = []
-        for micro_batch in metrics.data.micro_batches:
-            losses.append(backward(model, micro_batch, metrics.data, optimizer, plan))
+    micro_batches, losses = metrics.data.micro_batches, []
+    searching = searched(model, plan.world.hooked)
+    with uncompiled(model), searching as search, plan.forward_context(), plan.world.computing():
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            with _summing(plan.world, is_last=number == len(micro_batches)):
+                losses.append(backward(model, micro_batch, metrics.data, optimizer, plan))
             search.conclude()
     loss = float(torch.stack(losses).sum())  # sync
     of_loss = None if math.isfinite(loss) else Found(_of_loss(loss))
-    found = search.found or of_loss or _bad_sum(model)
-    return found, found is not None or not is_finite(total_norm(optimizer.grad_norms()))
+    found = search.found or of_loss or _bad_sum(optimizer)
+    # By all ranks, also by one that has found it: those that share a model sum their norms.
+    norm = total_norm(optimizer.grad_norms())
+    return found, found is not None or not is_finite(norm)
+
+
+def _summing(world: World, is_last: bool) -> AbstractContextManager[object]:
+    """Replicas sum nothing: the gradients of this rank alone are of interest."""
+    return world.reducing(is_last) if world.is_sharded else nullcontext()
 
 
 def _of_loss(loss: float) -> Origin:
@@ -80,7 +91,7 @@ def _of_loss(loss: float) -> Origin:
 
 def _noted_gradient(state: TrainingState, numbers: list[int]) -> Origin | None:
     """The gradient that was computed first: the backward pass ends with the model's beginning."""
-    named = [(name, p) for name, p in state.model.named_parameters() if p.grad is not None]
+    named = [(name, p) for name, p in state.optimizer.named.items() if p.grad is not None]
     if not numbers:
         return None
     name, parameter = named[numbers[-1]]
@@ -93,9 +104,9 @@ def _noted_gradient(state: TrainingState, numbers: list[int]) -> Origin | None:
     return origin_of("backward", module, BadTensor(f"gradient of {leaf}", shape, 0, 0, ()))
 
 
-def _bad_sum(model: nn.Module) -> Found | None:
+def _bad_sum(optimizer: AdamW) -> Found | None:
     """Gradients that are finite in each micro-batch, and whose sum is not."""
-    for name, parameter in reversed(list(model.named_parameters())):
+    for name, parameter in reversed(optimizer.named.items()):
         if parameter.grad is not None and not is_finite(parameter.grad):
             return of_gradient(name, parameter.grad)
     return None
@@ -103,7 +114,6 @@ def _bad_sum(model: nn.Module) -> Found | None:
 
 def _kept(model: nn.Module, optimizer: AdamW) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
-    names = [name for name, _ in model.named_parameters()]
     for kind, moments in optimizer.moments.items():
-        yield from ((f"{kind} of {n}", m) for n, m in zip(names, moments, strict=True))
-    yield from ((name, parameter.detach()) for name, parameter in model.named_parameters())
+        yield from ((f"{kind} of {n}", m) for n, m in zip(optimizer.named, moments, strict=True))
+    yield from ((name, parameter.detach()) for name, parameter in optimizer.named.items())

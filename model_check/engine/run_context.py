@@ -10,10 +10,10 @@ import torch
 from model_check.config.drill import Drill
 from model_check.config.schema import TrainingSettings
 from model_check.engine.batches import Splits
+from model_check.engine.distributed.world import ALONE, World
 from model_check.engine.metrics import Meter
 from model_check.engine.observer import RunObserver
 from model_check.engine.stop import StopSignal
-from model_check.engine.world import ALONE, World
 from model_check.events import EventSink, Note, Scalar
 from model_check.models.basic_llama import BasicLlama
 from model_check.utils.words import Say
@@ -106,6 +106,8 @@ class RunContext:
         further rank's in a directory of its own."""
         if self.world.is_first:
             return self.directory
+        if self.world.node > 0:  # which has a worker of the same name
+            return self.directory / f"node_{self.world.node}" / self.identity.worker.lower()
         return self.directory / self.identity.worker.lower()
 
     @property

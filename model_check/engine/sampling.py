@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from model_check.engine.evaluation import BEAT_S, untouched
 from model_check.engine.state import TrainingState
+from model_check.engine.uncompiled import uncompiled
 from model_check.events import Beat, Sample
 
 
@@ -34,7 +35,7 @@ class SampleMaker:
     def _sample(self, prompt: str, num_done: int, between: Callable[[], None]) -> Sample:
         assert self._prompts is not None
         model = self._state.model
-        with untouched(model):
+        with untouched(model), uncompiled(model):  # each token has a shape of its own
             text = self._prompts.answer(model, prompt, self._beating(between))
         return Sample(step=num_done, prompt=prompt, text=text)
 

@@ -23,12 +23,16 @@ from torch import Tensor
 from model_check.config.derived import num_micro_batches
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
-from model_check.engine.checkpoint import SCHEMA, Weights, packed
+from model_check.engine.checkpoint import MOMENTS, SCHEMA, Weights, packed
 from model_check.engine.observer import RunObserver
 from model_check.engine.optim import AdamW
 from model_check.engine.rng import rng_states, set_rng_states
 from model_check.engine.run_context import RunContext
+from model_check.engine.sharded.parts import like
+from model_check.engine.sharded.shards import own_sums
 from model_check.events import Natural, Scalar
+from model_check.forensics.fingerprint_kernel import fingerprint_for
+from model_check.forensics.shard import fill, is_shared, named_part, own_values
 from model_check.models.basic_llama import BasicLlama
 
 
@@ -121,16 +125,17 @@ class TrainingState:
     def capture(
         self, step: int, loss: float | None, rng_of_ranks: Sequence[dict[str, Any]] = ()
     ) -> dict[str, Any]:
-        """The state after `step` steps. Its tensors are the live ones. `rng_of_ranks`: the random
-        states of each rank; none: those of this process."""
+        """The state after `step` steps. Its tensors are the live ones; those that are sharded are
+        left out (`sharded`). `rng_of_ranks`: the random states of each rank; none: those of this
+        process."""
         progress, training = self.progress, self.settings.training
         num_ranks = self.context.world.size
         a_step = num_micro_batches(self.settings, num_ranks) * num_ranks * training.batch_size
         return {
             "schema": SCHEMA,
             "step": step,
-            "model": dict(self.model.state_dict()),
-            "optimizer": self.optimizer.state_dict(),
+            "model": {} if self.sharded else dict(self.model.state_dict()),
+            "optimizer": self._optimizer_state(),
             "rng": rng_of_ranks[0] if rng_of_ranks else rng_states(),
             "num_ranks": num_ranks,
             "rng_of_ranks": list(rng_of_ranks) if num_ranks > 1 else [],
@@ -148,27 +153,47 @@ class TrainingState:
         }
 
     @cached_property
+    def sharded(self) -> dict[str, Tensor]:
+        """Weights and moments, the live ones, by their names in a sharded checkpoint, where ranks
+        share them; empty: each has all of them."""
+        tensors = self._weights_and_moments()
+        return tensors if any(map(is_shared, tensors.values())) else {}
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        state = self.optimizer.state_dict()
+        return state | {"state": {}, "step": self.optimizer.num_steps} if self.sharded else state
+
+    def _weights_and_moments(self) -> dict[str, Tensor]:
+        """Kind by kind, in the order of the model."""
+        kinds = {"weights": self.optimizer.weights} | self.optimizer.moments
+        return {
+            f"{kind}/{name}": like(parameter, values)
+            for kind, tensors in kinds.items()
+            for (name, parameter), values in zip(self.optimizer.named.items(), tensors, strict=True)
+        }
+
+    @cached_property
     def _tokenizer(self) -> Tensor | None:
         """Packed once, for the first checkpoint."""
         return None if self.context.tokenizer is None else packed(self.context.tokenizer)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All that a step reads and writes, by its name in a dossier: `weights/norm.weight`, a
-        buffer too, `gradients/`, `exp_avg/`, `exp_avg_sq/`. The live ones."""
-        named = list(self.model.named_parameters())
+        buffer too, `gradients/`, `exp_avg/`, `exp_avg_sq/`. The live ones. Of a sharded model those
+        values that lie here: `weights/norm.weight[256:512]`."""
+        named = [(named_part(name, p), p) for name, p in self.optimizer.named.items()]
         for name, tensor in (*named, *self.model.named_buffers()):
-            yield f"weights/{name}", tensor.detach()
+            yield f"weights/{name}", own_values(tensor)
         for name, parameter in named:
             if parameter.grad is not None:
-                yield f"gradients/{name}", parameter.grad
+                yield f"gradients/{name}", own_values(parameter.grad)
         for kind, moments in self.optimizer.moments.items():
             for (name, _), moment in zip(named, moments, strict=True):
                 yield f"{kind}/{name}", moment
 
     def restore(self, state: dict[str, Any]) -> None:
         """Put back what `capture` gave, in place. It must fit; `resume` checks that."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self._put_tensors(state)
         self.context.meter.total_tokens = state["total_tokens"]
         world, num_ranks = self.context.world, state.get("num_ranks", 1)
         is_same = world.size == num_ranks
@@ -185,25 +210,36 @@ class TrainingState:
         own = of_ranks[world.rank] if is_same and of_ranks else state["rng"]
         set_rng_states(own)  # last: nothing above may draw from it
 
+    def _put_tensors(self, state: dict[str, Any]) -> None:
+        optimizer = state["optimizer"]
+        if (shards := state.get("shards")) is not None:
+            tensors = self._weights_and_moments()
+            shards.load(tensors)
+            kernel = fingerprint_for(self.optimizer.weights[0].device)
+            own = own_sums(tensors, kernel)
+            shards.refuse_other_bits(self.context.world.gathered(own))
+            optimizer = optimizer | {"state": {}}
+            self.optimizer.num_steps.copy_(optimizer["step"])
+        elif self.sharded:
+            self._put_rows(state)
+            optimizer = optimizer | {"state": {}}
+            self.optimizer.num_steps.copy_(state["optimizer"]["state"][0]["step"])
+        else:
+            self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(optimizer)
+
+    @torch.no_grad()
+    def _put_rows(self, state: dict[str, Any]) -> None:
+        """What this rank has of tensors that the checkpoint has whole."""
+        for number, name in enumerate(self.optimizer.named):
+            moments = state["optimizer"]["state"][number]
+            fill(self.sharded[f"weights/{name}"], state["model"][name])
+            for kind in MOMENTS:
+                fill(self.sharded[f"{kind}/{name}"], moments[kind])
+
 
 def _sequences_read(state: Mapping[str, Any]) -> int:
     loader = state["loader"]
     if "sequences" in loader:
         return int(loader["sequences"])
     return int(loader["position"] * state["settings"]["training"]["batch_size"])
-
-
-def snapshot(value: Any, copies: dict[tuple[object, ...], Tensor] | None = None) -> Any:
-    """A copy on the CPU that training does not change; tensors that share memory still do.
-    `copies`: those that were made already."""
-    copies = {} if copies is None else copies
-    if isinstance(value, dict):
-        return {name: snapshot(inner, copies) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(snapshot(inner, copies) for inner in value)
-    if not isinstance(value, Tensor):
-        return value
-    place = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
-    if place not in copies:
-        copies[place] = value.detach().to("cpu", copy=True)
-    return copies[place]

@@ -1,6 +1,7 @@
 """One optimizer step. Its numbers stay on the device; the caller decides when to wait for them."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,11 +9,14 @@ from torch import Tensor, nn
 
 from model_check.engine.batches import StepData
 from model_check.engine.busy import Waited
+from model_check.engine.distributed.world import ALONE, World
 from model_check.engine.fingerprints import Fingerprints, Prints
 from model_check.engine.loss_scale import LossScale
 from model_check.engine.optim import AdamW, clip_divisor, total_norm
 from model_check.engine.watch import Watch
-from model_check.engine.world import ALONE, World
+from model_check.models.basic_llama import BasicLlama
+from model_check.models.loss import root
+from model_check.models.weight_copies import holding_copies
 
 
 @dataclass(frozen=True)
@@ -63,12 +67,19 @@ class StepPlan:
     watch: Watch
     fingerprints: Fingerprints
     world: World = ALONE
+    copies_of: BasicLlama | None = None
+    """The model whose matrices are cast where a forward context begins; None: autocast casts each
+    where it is used, and eager code keeps what it has cast."""
 
-    def forward_context(self) -> AbstractContextManager[object]:
-        """Autocast. It keeps the weights' 16-bit copies until it ends."""
-        if self.dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+    @contextmanager
+    def forward_context(self) -> Iterator[None]:
+        """Autocast, with 16-bit copies of the weights until it ends: none may change inside."""
+        with ExitStack() as stack:
+            if self.dtype != torch.float32:
+                stack.enter_context(torch.autocast(self.device.type, dtype=self.dtype))
+            if self.copies_of is not None:
+                stack.enter_context(holding_copies(self.copies_of.multiplied, self.dtype))
+            yield
 
 
 def train_step(
@@ -160,11 +171,15 @@ def backward(
     plan: StepPlan,
 ) -> Tensor:
     """Add one micro-batch's gradients; its share of the step's mean loss."""
-    loss: Tensor = model(*micro_batch) / max(1, data.num_targets)
+    num_targets, scale = max(1, data.num_targets), optimizer.loss_scale
+    total_grad = (
+        torch.ones((), device=plan.device) if scale is None else scale.value
+    ) / num_targets
+    total = model(*micro_batch, expected_grad=total_grad)
     # Within the forward context: the products have their dtypes already.
     with torch.autocast(plan.device.type, enabled=False):
-        scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale.value
-        scaled.backward()  # type: ignore[no-untyped-call]
+        root(total, total_grad).backward()  # type: ignore[no-untyped-call]
     plan.watch.end_micro_batch()
     plan.fingerprints.end_micro_batch()
-    return loss.detach()
+    loss: Tensor = total.detach() / num_targets
+    return loss

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from model_check.config.derived import num_micro_batches
+from model_check.config.derived import num_micro_batches, wants_copies
+from model_check.config.ranks import JOBS
 from model_check.data.read.loader import Batch
 from model_check.engine.alarm import Alarm
 from model_check.engine.batches import BatchSource, StepData, gather
+from model_check.engine.distributed.world import ALONE
 from model_check.engine.evaluation import Evaluator
 from model_check.engine.fingerprint_log import FingerprintLog
 from model_check.engine.fingerprints import Prints, with_audit
@@ -24,15 +26,16 @@ from model_check.engine.reading import Reader, StepMetrics
 from model_check.engine.repeat import bad_state
 from model_check.engine.rng import kept_rng, rng_states
 from model_check.engine.sampling import SampleMaker
-from model_check.engine.saving.checkpoint_files import BEST, ERROR, LAST, step_name
+from model_check.engine.saving.checkpoint_files import step_name
 from model_check.engine.saving.saver import Saver
 from model_check.engine.schedule import learning_rate
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan, accumulate, train_step
 from model_check.engine.stop import EndedEarly
-from model_check.engine.world import ALONE
+from model_check.engine.uncompiled import is_compiled
 from model_check.errors import BrokenStateError, NonFiniteError, PeerLost
 from model_check.events import Beat, Break, Dump, Kept, Phase, PhaseName, Scalar
+from model_check.utils.checkpoint_names import BEST, ERROR, LAST
 from model_check.utils.words import first_line
 
 
@@ -59,7 +62,7 @@ class Trainer:
         StorageError."""
         channels, stop = self.state.context.channels, self.state.context.stop
         first, num_steps = self.state.progress.step, self.state.num_steps
-        channels.sink.emit(Phase(name="train", detail=_beginning(self.state)))
+        channels.sink.emit(Phase(name="train", detail=_beginning(self.state, self.plan)))
         if first >= num_steps:
             raise EndedEarly(f"had nothing left to train: {first} steps were done before")
         with (
@@ -203,15 +206,22 @@ class Trainer:
         for metrics in map(self.overflow.settle, steps):
             self.fingerprints.take(metrics)
             if metrics.bad:
-                # A finite weight that changed may be the cause; one that is not, the alarm names.
-                if bad_state(self.state.model, self.state.optimizer) is None:
-                    self._heed(self.fingerprints.check())
+                self._heed_what_changed()
                 self.alarm.raise_for(metrics)
             seconds = self.state.context.meter.finish_step(metrics.loss, metrics.data.num_positions)
             self.plan.world.expect(self.state.context.meter.step_s)
             for observer in self.state.observers:
                 observer.on_step(metrics, seconds)
             self._heed(self.fingerprints.check())
+
+    def _heed_what_changed(self) -> None:
+        """A finite weight that changed may be the cause of a step that is not; one that is not
+        finite, the alarm names."""
+        if bad_state(self.state.model, self.state.optimizer) is not None:
+            return
+        if (found := self.fingerprints.check()) is not None and self.plan.world.is_sharded:
+            self.alarm.tell_changed()
+        self._heed(found)
 
     def _between_steps(self, num_done: int) -> None:
         """What is due now; first the evaluation, so that a checkpoint knows the best loss."""
@@ -283,13 +293,13 @@ class Trainer:
         self.in_step.serve()
 
     def _save(self, name: str, num_done: int, *, wait: bool = False) -> None:
-        """One rank writes for all."""
+        """One rank writes for all; where they share weights, each its part."""
         self._check_state()
         world = self.plan.world
         with self._phase("save"):
             self.in_step.serve()
             states = world.gathered(rng_states())
-            if world.is_first:
+            if world.is_first or self.state.sharded:
                 captured = self.state.capture(num_done, self.state.context.meter.loss_last, states)
                 self.saver.save(name, captured, wait=wait)
             world.meet(self._wait_for_ranks)
@@ -305,7 +315,9 @@ class Trainer:
             return
         self.alarm.check_weights(self.reader.last)
         self.state.context.channels.sink.emit(found)
-        raise _Broken(found)
+        broken = _Broken(found)
+        self.plan.world.tell_saving(broken, self.in_step.num_done, self.keeper.dossier_bytes)
+        raise broken
 
     @contextmanager
     def _kept_if_broken(self, stream: Iterator[Batch]) -> Iterator[None]:
@@ -360,12 +372,17 @@ class _Broken(BrokenStateError):
         self.found = found
 
 
-def _beginning(state: TrainingState) -> dict[str, Scalar]:
-    """What the phase says of a run that is resumed, and of a job, which may be restarted."""
+def _beginning(state: TrainingState, plan: StepPlan) -> dict[str, Scalar]:
+    """What the phase says of a run that is resumed, and of a job, which may be restarted; and what
+    was asked for and depends on a trial."""
     progress, context = state.progress, state.context
     detail: dict[str, Scalar] = {}
-    if state.settings.launch.mode == "ddp":
+    if state.settings.launch.mode in JOBS:
         detail["checkpoints"] = str(context.directory.absolute())
+    if state.settings.training.compile:
+        detail["compiled"] = is_compiled(state.model)
+    if wants_copies(state.settings):
+        detail["bf16_copies"] = plan.copies_of is not None
     if progress.resumed is not None:
         detail |= {"first_step": progress.step, "resumed": str(progress.resumed)}
     return detail

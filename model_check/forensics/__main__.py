@@ -2,7 +2,7 @@
 whole; and, beside that of a healthy worker, which bits differ."""
 
 import io
-import os
+import signal
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from model_check.config.arguments import Parser
-from model_check.errors import EXIT_PASS, EXIT_USAGE, ModelCheckError
+from model_check.errors import EXIT_PASS, EXIT_SIGNAL_BASE, EXIT_USAGE, ModelCheckError
 from model_check.events import Break, NonFinite, again
 from model_check.forensics.compare import Difference, TensorDifference, Value, compared
 from model_check.forensics.manifest import (
@@ -30,7 +30,9 @@ from model_check.forensics.manifest import (
     tensors_path,
     verify,
 )
+from model_check.utils.garbage import leave
 from model_check.utils.project_files import COMMAND
+from model_check.utils.standard_streams import complain, put
 from model_check.utils.words import few, listed, printable_lines
 
 EXIT_DAMAGED = 1
@@ -60,14 +62,12 @@ def main(argv: Sequence[str]) -> int:
         for peer in peers:
             for line in beside(compared(directory, peer, manifest)):
                 _print(line)
-        sys.stdout.flush()
     except ModelCheckError as error:
-        print(printable_lines(f"error: {error}"), file=sys.stderr)
+        complain(f"error: {error}")
         return EXIT_USAGE
     # `| head` has read enough.
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        return EXIT_PASS
+        return EXIT_SIGNAL_BASE + signal.SIGPIPE
     return EXIT_PASS if is_sound else EXIT_DAMAGED
 
 
@@ -180,7 +180,7 @@ def _print(line: str) -> None:
     """At most _COLUMNS wide; nothing of a manifest moves the cursor."""
     text = printable_lines(line).replace("\n", " ")
     indent = " " * (len(text) - len(text.lstrip()) + 4)
-    print(textwrap.fill(text, _COLUMNS, subsequent_indent=indent, break_on_hyphens=False))
+    put(textwrap.fill(text, _COLUMNS, subsequent_indent=indent, break_on_hyphens=False))
 
 
 def _finding(manifest: Manifest) -> list[str]:
@@ -294,4 +294,4 @@ def _value(value: Value) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

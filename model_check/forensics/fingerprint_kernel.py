@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -31,13 +32,19 @@ class Kernel:
 
 def fingerprint_for(device: torch.device) -> Kernel:
     """The fastest that can be had here and gives the sums of torch's own operators; these, where
-    none can. For the start of a worker: it compiles, and waits for the device."""
+    none can. For the start of a worker: the first call compiles, and waits for the device."""
     try:
-        kernel = _triton() if device.type == "cuda" else _c(device)
-        _refuse_other_sums(kernel, device)
-        return kernel
+        return _fast(device)
     except NoKernelError as error:
         return Kernel("eager", eager_fingerprint, str(error))
+
+
+@cache
+def _fast(device: torch.device) -> Kernel:
+    """One for all trainers of this process. Raises NoKernelError."""
+    kernel = _triton() if device.type == "cuda" else _c(device)
+    _refuse_other_sums(kernel, device)
+    return kernel
 
 
 def _c(device: torch.device) -> Kernel:

@@ -1,7 +1,7 @@
 """Where a NaN or Inf was born: the first module, in the order of computation, that made one out of
 finite inputs. Found by hooks while a step is computed again."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from model_check.events import Origin
 from model_check.forensics.manifest import unraveled
 from model_check.forensics.scan import BadTensor, counted, is_finite
+from model_check.forensics.shard import own_values
 
 HEAD, LOSS = "output", "loss"
 """The head is no module that is called: the loss reads its weight."""
@@ -52,7 +53,7 @@ def of_state(named: Iterable[tuple[str, Tensor]]) -> Found | None:
             what, _, path = name.rpartition(" ")
             module, _, leaf = path.rpartition(".")
             bad = counted(f"{what} {leaf}".strip(), tensor)
-            return Found(origin_of("state", module or "the model", bad), {bad.name: tensor})
+            return Found(origin_of("state", module or "the model", bad), _lying_here(bad, tensor))
     return None
 
 
@@ -60,7 +61,12 @@ def of_gradient(name: str, gradient: Tensor) -> Found:
     """The gradient of the parameter `name`, which is not finite."""
     module, _, leaf = name.rpartition(".")
     bad = counted(f"gradient of {leaf}", gradient)
-    return Found(origin_of("backward", module, bad), {bad.name: gradient})
+    return Found(origin_of("backward", module, bad), _lying_here(bad, gradient))
+
+
+def _lying_here(bad: BadTensor, tensor: Tensor) -> dict[str, Tensor]:
+    """Of a tensor that ranks share, this rank's part: only all together can read the whole."""
+    return {bad.name: own_values(tensor)}
 
 
 @dataclass
@@ -130,8 +136,22 @@ class Search:
         self.after_backward(name, None, (), (gradient,))
 
 
+Hook = Callable[[Tensor], Tensor | None]
+Hooked = Callable[[nn.Module, Mapping[str, Hook]], ExitStack]
+"""Has hooks called with the gradients of the parameters of these names, until it is closed."""
+
+
+def hooked(model: nn.Module, hooks: Mapping[str, Hook]) -> ExitStack:
+    """As `Hooked`, of a model that is whole."""
+    stack = ExitStack()
+    for name, hook in hooks.items():
+        handle = model.get_parameter(name).register_hook(hook)  # type: ignore[no-untyped-call]
+        stack.callback(handle.remove)
+    return stack
+
+
 @contextmanager
-def searched(model: nn.Module) -> Iterator[Search]:
+def searched(model: nn.Module, hooked: Hooked = hooked) -> Iterator[Search]:
     """Hooks on every module and parameter of `model`; `conclude` follows each micro-batch. A
     compiled module must be called eagerly meanwhile."""
     search = Search()
@@ -139,9 +159,9 @@ def searched(model: nn.Module) -> Iterator[Search]:
         for name, module in model.named_modules():
             for handle in _hooks(search, name, module):
                 stack.callback(handle.remove)
-        for name, parameter in model.named_parameters():
-            hook = partial(search.after_weight, name)
-            stack.callback(parameter.register_hook(hook).remove)  # type: ignore[no-untyped-call]
+        names = [name for name, _ in model.named_parameters()]
+        hooks = {name: partial(search.after_weight, name) for name in names}
+        stack.enter_context(hooked(model, hooks))
         yield search
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from model_check.events import Origin, again
 from model_check.forensics.scan import NUM_SHOWN, BadTensor
+from model_check.utils.words import few
 
 _WIDE = "=" * 80
 _NARROW = "=" * 40
@@ -39,6 +40,8 @@ class BadStep:
     origin: Origin | None = None
     repeated: bool | None = None
     """Whether it came again when the step was computed again; None: not tried."""
+    elsewhere: Sequence[str] = ()
+    """Parameters whose gradients are not finite in the shards of other ranks alone."""
 
     @property
     def where(self) -> Literal["loss", "gradient", "weight"]:
@@ -107,8 +110,13 @@ def _problems(bad: BadStep) -> list[str]:
     return [
         *_section(bad.gradients, "Gradient", "Grad"),
         *_section(bad.parameters, "Parameter", "Param"),
-        *([] if bad.gradients else [_why_no_gradient(bad)]),
+        *([_in_other_shards(bad.elsewhere)] if bad.elsewhere else []),
+        *([] if bad.gradients or bad.elsewhere else [_why_no_gradient(bad)]),
     ]
+
+
+def _in_other_shards(names: Sequence[str]) -> str:
+    return f"Gradients not finite in the shards of other ranks alone: {few(names)}"
 
 
 def _why_no_gradient(bad: BadStep) -> str:

@@ -27,12 +27,14 @@ from model_check.generate.generate import Piece, generate
 from model_check.generate.music import check_music, prompt_with, write_music
 from model_check.generate.sampling import Sampling
 from model_check.generate.text_model import read_text_model
+from model_check.utils.garbage import leave
+from model_check.utils.standard_streams import complain, put
 from model_check.utils.words import printable_lines
 
 _EXAMPLES = """\
 examples:
   bash run.sh generate .checkpoints/cpu0/last.pt --prompt "Once upon a time"
-  bash run.sh generate .checkpoints --temperature 0 --max-tokens 50 --prompt "def "
+  bash run.sh generate .checkpoints --temperature 0 --prompt "def "
   bash run.sh generate EXPORTED_DIR --prompts prompts.txt > texts.jsonl
   bash run.sh generate MUSIC.pt --prompt-midi begins.mid --midi goes_on.mid
 
@@ -81,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
             text_model = replace(text_model, chat=None)
         elif text_model.chat is not None:
             how = "asked by the model's chat template (--raw: the prompt as it is)"
-            print(how, file=sys.stderr)
+            complain(how)
         if names.midi is not None or names.prompt_midi is not None:
             check_music(text_model)
         for prompt in prompts:
@@ -91,9 +93,9 @@ def main(argv: Sequence[str]) -> int:
             as_json = names.json or names.prompts is not None
             text = _print_json(prompt, pieces) if as_json else _stream(pieces)
             if names.midi is not None:
-                print(printable_lines(write_music(names.midi, prompt, text)), file=sys.stderr)
+                complain(write_music(names.midi, prompt, text))
     except ModelCheckError as error:
-        print(printable_lines(f"error: {error}"), file=sys.stderr)
+        complain(f"error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_SIGNAL_BASE + signal.SIGINT
@@ -106,11 +108,11 @@ def _stream(pieces: Iterator[Piece]) -> str:
     for piece in pieces:
         whole += piece.text
         text = printable_lines(piece.text) if is_seen else piece.text
-        print(text, end="", flush=True)
-    print(flush=True)
+        put(text, end="")
+    put("")
     took_s = time.monotonic() - began
     rate = f"{piece.num_tokens / took_s:,.0f} tokens/s" if took_s > 0 else ""
-    print(f"{piece.num_tokens} tokens, {piece.ended}; {rate}", file=sys.stderr)
+    complain(f"{piece.num_tokens} tokens, {piece.ended}; {rate}")
     return whole
 
 
@@ -119,7 +121,7 @@ def _print_json(prompt: str, pieces: Iterator[Piece]) -> str:
     for piece in pieces:
         text += piece.text
     document = {"prompt": prompt, "text": text, "tokens": piece.num_tokens, "ended": piece.ended}
-    print(json.dumps(document, ensure_ascii=False), flush=True)
+    put(json.dumps(document, ensure_ascii=False))
     return text
 
 
@@ -171,4 +173,4 @@ if __name__ == "__main__":
     # `| head`: its reader is gone. Not in `main`, whose caller may have pipes of its own.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -1,6 +1,7 @@
 """A model and its tokenizer: from a checkpoint of ours, or from a directory that transformers would
 load."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +23,7 @@ from model_check.library import model_of
 from model_check.models.attention import BACKENDS
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.build_model import unfilled_model
+from model_check.utils.checkpoint_names import NONE_THERE, is_sharded, was_begun
 from model_check.utils.files import SETTINGS_BYTES, read_whole
 
 _CONFIG = "config.json"
@@ -63,16 +65,26 @@ def read_text_model(source: Path, device: torch.device, tokenizer: Path | None) 
     """`source`: a checkpoint, a directory of checkpoints (the newest), or one with config.json.
     `tokenizer`: a tokenizer.json; None: the one there. Raises ConfigError, CheckpointError,
     DataError."""
-    if source.is_dir() and (source / _CONFIG).is_file():
+    if os.path.isfile(source / _CONFIG):
         return _of_directory(source, device, tokenizer)
-    if not source.exists():
-        raise ConfigError(f"{source}: no such checkpoint, and no such directory")
-    if source.is_dir():
-        checkpoints = newest_first(source)
-        if not checkpoints:
-            raise ConfigError(f"{source}: holds no last.pt, no step_N.pt, and no {_CONFIG}")
-        source = checkpoints[0]
+    try:
+        source = _newest_in(source)
+    except OSError as error:
+        raise ConfigError(f"{source}: cannot be read: {error.strerror}") from error
     return _of_checkpoint(source, device, tokenizer)
+
+
+def _newest_in(source: Path) -> Path:
+    """Of a directory of checkpoints; else `source`. Raises OSError, ConfigError."""
+    if not os.path.lexists(source):
+        raise ConfigError(f"{source}: no such checkpoint, and no such directory")
+    source.stat()
+    if not source.is_dir() or is_sharded(source):
+        return source
+    checkpoints = newest_first(source)
+    if not checkpoints and not was_begun(source):
+        raise ConfigError(f"{source}: {NONE_THERE}, and no {_CONFIG}")
+    return next(iter(checkpoints), source)
 
 
 def _of_checkpoint(path: Path, device: torch.device, given: Path | None) -> TextModel:
@@ -132,7 +144,8 @@ def _read_config(path: Path) -> _Config:
     """Raises ConfigError."""
     try:
         return msgspec.json.decode(read_whole(path, SETTINGS_BYTES), type=_Config)
-    except (OSError, msgspec.MsgspecError) as error:
+    # What is not UTF-8 is a ValueError, as is every error of msgspec.
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not the config.json of a model: {error}") from error
 
 

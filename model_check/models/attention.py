@@ -10,7 +10,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +24,9 @@ AttentionFn = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 `visible` says which earlier positions each position sees, itself always among them; None: all.
 """
+HALF = (torch.bfloat16, torch.float16)
+_WIDEST = 256
+"""Of a head that fused kernels take."""
 
 
 def visible_within(documents_BT: Tensor) -> Tensor:
@@ -49,15 +52,26 @@ def sdpa(
     q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, visible_B1TT: Tensor | None = None
 ) -> Tensor:
     """torch's own choice of kernel; under strict determinism it refuses those that vary."""
-    if visible_B1TT is None:
+    if visible_B1TT is None and _takes_groups(q_BHTD):
         grouped = q_BHTD.shape[1] != k_BGTD.shape[1]
         return F.scaled_dot_product_attention(
             q_BHTD, k_BGTD, v_BGTD, is_causal=True, enable_gqa=grouped
         )
-    # Groups are written out for the memory-efficient kernel, which takes a mask, keeps no T x T
-    # scores, and knows no groups. (We have read that, and not run it on a GPU.)
+    # Groups are written out for the memory-efficient kernel, which takes a mask and float32, keeps
+    # no T x T scores, and knows groups only since torch 2.14. (We have read that, not run it.)
     k_BHTD, v_BHTD = _repeated(k_BGTD, q_BHTD), _repeated(v_BGTD, q_BHTD)
-    return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=visible_B1TT)
+    is_causal = visible_B1TT is None
+    return F.scaled_dot_product_attention(
+        q_BHTD, k_BHTD, v_BHTD, attn_mask=visible_B1TT, is_causal=is_causal
+    )
+
+
+def _takes_groups(q_BHTD: Tensor) -> bool:
+    """Whether a fused kernel of torch takes fewer key/value heads than query heads. On a GPU those
+    in 16 bits alone: else torch takes its math kernel without a word, which keeps all scores
+    (pytorch #181528)."""
+    is_fused = q_BHTD.dtype in HALF and q_BHTD.shape[-1] <= _WIDEST
+    return is_fused or not q_BHTD.is_cuda
 
 
 def resumed(q_BHTD: Tensor, k_BGND: Tensor, v_BGND: Tensor) -> Tensor:
@@ -71,19 +85,6 @@ def resumed(q_BHTD: Tensor, k_BGND: Tensor, v_BGND: Tensor) -> Tensor:
     return sdpa(q_BHTD, k_BGND, v_BGND, visible_TN.tril(num_all - num_new)[None, None])
 
 
-def cudnn(
-    q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, visible_B1TT: Tensor | None = None
-) -> Tensor:
-    """cuDNN's kernel through torch, asked for by name: whether torch itself prefers it depends on
-    the version. Flash takes what cuDNN has no execution plan for. We have never run it on a GPU."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
-    with sdpa_kernel(order, set_priority=True):
-        return sdpa(q_BHTD, k_BGTD, v_BGTD, visible_B1TT)
-
-
-@cache
 def flash_function(name: str) -> tuple[Callable[..., Any], bool]:
     """The package's function, and whether it takes `deterministic`. Raises ImportError, and
     whatever a package raises that was built for another torch."""
@@ -91,27 +92,51 @@ def flash_function(name: str) -> tuple[Callable[..., Any], bool]:
     return function, "deterministic" in inspect.signature(function).parameters
 
 
-def _flash(name: str, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
+def bound(name: str, *, deterministic: bool = False, with_cudnn: bool = True) -> AttentionFn:
+    """The backend with all that it needs, so that a compiled block calls a plain function. Raises
+    as `flash_function`. `with_cudnn`: whether torch may take it for sdpa, where it would: not with
+    a mask, where it gives NaN in dq (pytorch #196678: torch 2.11 to 2.13, Hopper).
+
+    Which kernels torch may take is a switch of the process: a context manager within a compiled
+    block would bypass the cache of compiled code (pytorch #194007).
+    """
+    if not with_cudnn:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    if name in FLASH_MODULES:
+        function, can_be_deterministic = flash_function(name)
+        options = {"deterministic": deterministic} if can_be_deterministic else {}
+        return partial(_flash, partial(function, causal=True, **options))
+    if name == "cudnn":
+        _prefer_cudnn()
+        return sdpa
+    return BACKENDS[name]
+
+
+def _prefer_cudnn() -> None:
+    """Whether torch itself prefers it depends on its version and the GPU. Flash takes what cuDNN
+    has no execution plan for. We have never run it."""
+    from torch.nn.attention import SDPBackend
+
+    order = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
+    named = [int(getattr(SDPBackend, name)) for name in order]
+    others = [kernel for kernel in torch._C._get_sdp_priority_order() if kernel not in named]
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    torch._C._set_sdp_priority_order([*named, *others])
+
+
+def _flash(
+    function: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None
+) -> Tensor:
     """One of FLASH_MODULES: 2 from Ampere on, 3 on Hopper, 4 on Hopper and Blackwell. We have never
     run them on a GPU."""
     assert visible is None, "flash_attn is never chosen where documents are masked"
-    function, can_be_deterministic = flash_function(name)
-    options = {"deterministic": torch.are_deterministic_algorithms_enabled()}
-    out = function(
-        *(x.transpose(1, 2) for x in (q, k, v)),  # it takes [B, T, H, D]
-        causal=True,
-        **(options if can_be_deterministic else {}),
-    )
+    out = function(*(x.transpose(1, 2) for x in (q, k, v)))  # it takes [B, T, H, D]
     out_BTHD: Tensor = out[0] if isinstance(out, tuple) else out  # 3 and 4 may add row sums
     return out_BTHD.transpose(1, 2)
 
 
-BACKENDS: dict[str, AttentionFn] = {
-    "eager": eager,
-    "sdpa": sdpa,
-    "cudnn": cudnn,
-    **{name: partial(_flash, name) for name in FLASH_MODULES},
-}
+BACKENDS: dict[str, AttentionFn] = {"eager": eager, "sdpa": sdpa}
+"""Those of torch alone; `bound` knows the others."""
 
 
 def _repeated(x_BGTD: Tensor, q_BHTD: Tensor) -> Tensor:

@@ -23,13 +23,27 @@ from model_check.models.attention_layers import (
     folded_documents,
 )
 from model_check.models.compressive_memory import spans
-from model_check.models.loss import are_likeliest, compute_dtype, linear_cross_entropy
+from model_check.models.loss import (
+    ChunkLoss,
+    are_likeliest,
+    compute_dtype,
+    linear_cross_entropy,
+)
 from model_check.models.rope import positions_within
+from model_check.models.weight_copies import Multiplier
 
 
 class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
         """As in Linear."""
+
+
+class RmsNorm(nn.RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        """In the wider type of its input and its weight: a sharded block has a weight of 16 bits,
+        and torch's fused kernels take two types that are equal."""
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, x.dtype))
+        return nn.functional.rms_norm(x, self.normalized_shape, weight, self.eps)
 
 
 class FeedForward(nn.Module):
@@ -54,9 +68,9 @@ class Block(nn.Module):
 
     def __init__(self, geometry: Geometry, attention: FullAttention, norm_eps: float) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(geometry.hidden_size, eps=norm_eps)
+        self.attention_norm = RmsNorm(geometry.hidden_size, eps=norm_eps)
         self.attention = attention
-        self.ffn_norm = nn.RMSNorm(geometry.hidden_size, eps=norm_eps)
+        self.ffn_norm = RmsNorm(geometry.hidden_size, eps=norm_eps)
         self.feed_forward = FeedForward(geometry)
 
     def forward(self, x_BTE: Tensor, positions: Positions) -> Tensor:
@@ -73,16 +87,34 @@ class Block(nn.Module):
         return out
 
 
-class HeadLoss(nn.Module):
+class HeadLoss(Multiplier):
     """The head and its cross entropy in one. It owns no weight: a tied head has the embedding's."""
 
     def __init__(self, chunk_rows: int) -> None:
         super().__init__()
         self.chunk_rows = chunk_rows
+        self.chunk_loss: ChunkLoss | None = None
+        """Compiled code of loss_and_gradient; None: eager."""
+        self.adds_in_float32 = False
 
-    def forward(self, hidden_BTE: Tensor, weight_VE: Tensor, targets_BT: Tensor) -> Tensor:
-        rows = hidden_BTE.flatten(0, 1), weight_VE, targets_BT.flatten()
-        return linear_cross_entropy(*rows, self.chunk_rows)
+    def forward(
+        self,
+        hidden_BTE: Tensor,
+        weight_VE: Tensor,
+        targets_BT: Tensor,
+        *,
+        expected_grad: Tensor | None = None,
+    ) -> Tensor:
+        return linear_cross_entropy(
+            hidden_BTE.flatten(0, 1),
+            weight_VE,
+            targets_BT.flatten(),
+            self.chunk_rows,
+            expected_grad,
+            self.chunk_loss,
+            weight_copy=self.weight_copy,
+            adds_in_float32=self.adds_in_float32,
+        )
 
 
 class BasicLlama(nn.Module):
@@ -114,7 +146,7 @@ class BasicLlama(nn.Module):
         blocks = [Block(geometry, make_attention(), norm_eps) for _ in layers]
         self.layers = nn.ModuleList(blocks)
         self.remembers = any(block.attention.remembers for block in blocks)
-        self.norm = nn.RMSNorm(geometry.hidden_size, eps=norm_eps)
+        self.norm = RmsNorm(geometry.hidden_size, eps=norm_eps)
         if not geometry.tie_word_embeddings:
             self.output = Linear(geometry.hidden_size, geometry.vocab_size, bias=False)
         self.tied = geometry.tie_word_embeddings
@@ -125,6 +157,12 @@ class BasicLlama(nn.Module):
         """[V, E]"""
         return self.tok_embed.weight if self.tied else self.output.weight
 
+    @property
+    def multiplied(self) -> list[tuple[Multiplier, Tensor]]:
+        """What multiplies by a matrix, and that matrix."""
+        linears = [module for module in self.layers.modules() if isinstance(module, Linear)]
+        return [*((linear, linear.weight) for linear in linears), (self.loss, self.head_weight)]
+
     def set_rope(self, cos_TD: Tensor, sin_TD: Tensor) -> None:
         """The tables limit the context length. They follow from the settings, so checkpoints leave
         them out."""
@@ -132,16 +170,24 @@ class BasicLlama(nn.Module):
         self.register_buffer("rope_sin", sin_TD, persistent=False)
 
     def forward(
-        self, tokens_BT: Tensor, targets_BT: Tensor, documents_BT: Tensor | None = None
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor,
+        documents_BT: Tensor | None = None,
+        *,
+        expected_grad: Tensor | None = None,
     ) -> Tensor:
         """Summed cross entropy, a float32 scalar. `targets` are the next tokens already: position t
         is scored against targets[t].
 
         `documents`, int64: attention stays among neighbours of equal number, and positions start
-        again with each document.
+        again with each document. `expected_grad`: what backward will be called with, if that is
+        known: see `loss.linear_cross_entropy`.
         """
         hidden_BTE = self.hidden(tokens_BT, documents_BT)
-        total: Tensor = self.loss(hidden_BTE, self.head_weight, targets_BT)
+        total: Tensor = self.loss(
+            hidden_BTE, self.head_weight, targets_BT, expected_grad=expected_grad
+        )
         return total
 
     def scored(

@@ -1,9 +1,11 @@
 """Settings -> a model on its device, with the same first weights on every device and machine."""
 
 import hashlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import repeat
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,12 +37,18 @@ def unfilled_model(
 ) -> BasicLlama:
     """The same with its rotary tables, for weights from elsewhere."""
     model = empty_model(settings, geometry, attend, device)
+    _set_tables(model, settings, geometry, device)
+    return model
+
+
+def _set_tables(
+    model: BasicLlama, settings: Settings, geometry: Geometry, device: torch.device
+) -> None:
     frequencies = inverse_frequencies(
         geometry.head_dim, settings.model.rope_theta, settings.model.rope_scaling
     )
     tables = rope_tables(frequencies, settings.training.context_length)
     model.set_rope(*(table.to(device) for table in tables))
-    return model
 
 
 def empty_model(
@@ -59,29 +67,78 @@ def empty_model(
         )
 
 
+def build_shared(
+    settings: Settings,
+    geometry: Geometry,
+    attend: AttentionFn,
+    device: torch.device,
+    share: Callable[[BasicLlama], None],
+    lies_here: Callable[[Tensor], tuple[Tensor, int]],
+) -> BasicLlama:
+    """As build_model, of which only a part lies here: `share` gets it on device `meta` and leaves
+    that part, undefined; `lies_here`: its values of a parameter, and the number of the first."""
+    model = empty_model(settings, geometry, attend, torch.device("meta"))
+    share(model)
+    _set_tables(model, settings, geometry, device)
+    initialise(model, settings.model, settings.system.seed, lies_here=lies_here)
+    return model
+
+
+def _all_lies_here(parameter: Tensor) -> tuple[Tensor, int]:
+    return parameter.detach(), 0
+
+
 @torch.no_grad()
 def initialise(
-    model: torch.nn.Module, settings: ModelSettings, seed: int, piece_numel: int = PIECE_NUMEL
+    model: torch.nn.Module,
+    settings: ModelSettings,
+    seed: int,
+    piece_numel: int = PIECE_NUMEL,
+    lies_here: Callable[[Tensor], tuple[Tensor, int]] = _all_lies_here,
 ) -> None:
-    """Overwrite every parameter. All values are drawn on the CPU: the generator of a GPU could
+    """Overwrite every parameter: the values that lie here, and they are the same wherever others
+    lie. All values are drawn on the CPU: the generator of a GPU could
     differ.
 
     `normal_` runs on one thread and takes 5 to 12 ns an element (2 billion: 10 to 20 s), so threads
     draw pieces in parallel. Each piece has a generator seeded by (seed, name, piece): values do not
     depend on the number of threads.
     """
-    pieces: dict[str, Tensor] = {}
+    pieces: list[_Piece] = []
     for name, parameter in model.named_parameters():
+        own, first = lies_here(parameter)
         if (value := shape.parameter(name).initial(settings)) is not None:
-            parameter.fill_(value)
-        else:
-            parts = torch.split(parameter.detach().view(-1), piece_numel)
-            pieces |= {f"{seed}:{name}:{n}": part for n, part in enumerate(parts)}
+            own.fill_(value)
+        elif own.numel():
+            pieces += _pieces(f"{seed}:{name}", own.view(-1), first, parameter.numel(), piece_numel)
     with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-        list(pool.map(_draw, pieces, pieces.values(), repeat(settings.init_std)))
+        list(pool.map(_draw, pieces, repeat(settings.init_std)))
 
 
-def _draw(key: str, target: Tensor, std: float) -> None:
-    digest = hashlib.sha256(key.encode()).digest()
+class _Piece(NamedTuple):
+    """What one generator draws, and what of it lies here."""
+
+    key: str
+    num_values: int
+    first: int
+    """Of those that lie here."""
+    target: Tensor
+
+
+def _pieces(
+    key: str, own: Tensor, first: int, num_values: int, piece_numel: int
+) -> Iterator[_Piece]:
+    """`own`: values `first` and the next ones, of `num_values`."""
+    end = first + own.numel()
+    for begin in range(first - first % piece_numel, end, piece_numel):
+        size = min(piece_numel, num_values - begin)
+        low, high = max(first, begin), min(end, begin + size)
+        target = own[low - first : high - first]
+        yield _Piece(f"{key}:{begin // piece_numel}", size, low - begin, target)
+
+
+def _draw(piece: _Piece, std: float) -> None:
+    digest = hashlib.sha256(piece.key.encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    target.copy_(torch.empty(target.shape).normal_(0.0, std, generator=generator))
+    drawn = torch.empty(piece.num_values).normal_(0.0, std, generator=generator)
+    piece.target.copy_(drawn[piece.first : piece.first + piece.target.numel()])

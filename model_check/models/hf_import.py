@@ -2,7 +2,8 @@
 file or in shards."""
 
 import json
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,17 @@ from model_check.models.vocabulary import with_rows
 from model_check.utils.words import few
 
 _BY_TOKEN = (str(EMBEDDING.hf_name), str(HEAD.hf_name))
+Fill = Callable[[Tensor, Tensor], object]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, settings: ModelSettings, directory: Path) -> int:
+def load_weights(
+    model: nn.Module, settings: ModelSettings, directory: Path, fill: Fill = Tensor.copy_
+) -> int:
     """Fill `model` from safetensors, one tensor at a time, in the model's own dtype. Where the
     model knows more tokens than the directory, see `vocabulary.with_rows`; returns the directory's
-    number of them.
+    number of them. `fill`: copies a whole tensor into a parameter, of which a part may lie here.
 
     Raises ConfigError when the directory holds another geometry; the model is then as it was.
     """
@@ -47,8 +51,19 @@ def load_weights(model: nn.Module, settings: ModelSettings, directory: Path) -> 
         )
     for name, parameter in parameters.items():
         tensor = _tensor(files[name], name)
-        parameter.copy_(with_rows(tensor, len(parameter)) if name in _BY_TOKEN else tensor)
+        fill(parameter, with_rows(tensor, len(parameter)) if name in _BY_TOKEN else tensor)
     return _shape(files[_BY_TOKEN[0]], _BY_TOKEN[0])[0]
+
+
+def sample_of(directory: Path) -> str:
+    """A name of the weights in it, by the first row of each tensor: what is trained differs there,
+    and to read all of a large model would take minutes. Raises ConfigError."""
+    checksum = 0
+    for name, file in sorted(_files_of_tensors(directory).items()):
+        with _opened(file, name) as tensors:
+            row: Tensor = tensors.get_slice(name)[:1]
+        checksum = zlib.crc32(row.contiguous().view(torch.uint8).numpy().tobytes(), checksum)
+    return f"{checksum:08x}"
 
 
 def _refuse_other_settings(settings: ModelSettings, file: Path) -> None:

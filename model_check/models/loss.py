@@ -7,8 +7,9 @@ chunk's logits exist at a time, and nothing is computed twice.
 Shapes: N rows (tokens), H hidden width, V vocabulary.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from torch.autograd.function import once_differentiable
 
 IGNORED = -100
 """The target of a position that does not count."""
+ChunkLoss = Callable[[Tensor, Tensor, Tensor | None, bool], tuple[Tensor, Tensor | None]]
+"""As `loss_and_gradient`."""
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -32,21 +35,43 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 
 def linear_cross_entropy(
-    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, chunk_rows: int
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    targets_N: Tensor,
+    chunk_rows: int,
+    expected_grad: Tensor | None = None,
+    chunk_loss: ChunkLoss | None = None,
+    *,
+    weight_copy: Tensor | None = None,
+    adds_in_float32: bool = False,
 ) -> Tensor:
     """Summed cross entropy of `hidden @ weight.T` against `targets`, a float32 scalar (float64 for
     float64 inputs).
 
     Products are in autocast's dtype where it is on; softmax and accumulation are in float32.
-    `chunk_rows`: see model_check.config.derived.loss_chunk_rows.
+    `chunk_rows`: see model_check.config.derived.loss_chunk_rows. `chunk_loss`: compiled code of
+    loss_and_gradient. `weight_copy`: of the weight, in the type of products. `adds_in_float32`: see
+    can_add_in_float32.
+
+    `expected_grad`: what backward will be called with. 16-bit gradients are multiplied by it where
+    they are rounded, and backward has nothing left to do; not by eager code of a CPU, where it
+    costs more than it saves. Another gradient is right, too, and takes a pass.
+
+    A second backward pass through the result raises RuntimeError.
     """
     dtype = compute_dtype(weight_VH)
     # A parameter asks for its gradient even where gradients are off.
     if not torch.is_grad_enabled():
         weight_VH = weight_VH.detach()
+    if weight_copy is not None:  # the weight gets its gradient in float32, unrounded
+        weight_copy = weight_copy.detach()
+    is_eager = chunk_loss is None and not torch.compiler.is_compiling()
+    if dtype == weight_VH.dtype or (is_eager and hidden_NH.device.type == "cpu"):
+        expected_grad = None
+    way = _Way(dtype, chunk_rows, adds_in_float32, chunk_loss or loss_and_gradient)
     with without_autocast(hidden_NH):
         total: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden_NH, weight_VH, targets_N, dtype, chunk_rows
+            hidden_NH, weight_VH, weight_copy, targets_N, expected_grad, way
         )
     return total
 
@@ -65,47 +90,83 @@ def are_likeliest(
     return found_N
 
 
+def root(total: Tensor, grad: Tensor) -> Tensor:
+    """`total * grad`, to call backward on, without an argument: `total` gets `grad` itself. (Where
+    torch is handed a gradient it imports sympy: 35 MiB and 0.4 s.)"""
+    result: Tensor = _Root.apply(total, grad)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Root(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, grad: Tensor) -> Tensor:
+        ctx.grad = grad
+        return total * grad
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _one: Tensor) -> tuple[Tensor, None]:
+        return ctx.grad, None
+
+
+class _Way(NamedTuple):
+    """How the head is computed."""
+
+    dtype: torch.dtype
+    """Of its products."""
+    chunk_rows: int
+    adds_in_float32: bool
+    chunk_loss: ChunkLoss
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         hidden_NH: Tensor,
         weight_VH: Tensor,
+        weight_copy: Tensor | None,
         targets_N: Tensor,
-        dtype: torch.dtype,
-        chunk_rows: int,
+        factor: Tensor | None,
+        way: _Way,
     ) -> Tensor:
         with_gradient = any(ctx.needs_input_grad)
-        weight = weight_VH.to(dtype)
+        weight = weight_VH.to(way.dtype) if weight_copy is None else weight_copy
         hidden_grad = torch.empty_like(hidden_NH) if with_gradient else None
         total, weight_grad = None, None
-        for start in range(0, len(targets_N), chunk_rows):
-            rows = slice(start, start + chunk_rows)
-            hidden, targets = hidden_NH[rows].to(dtype), targets_N[rows]
-            loss, logits_grad = _loss_and_gradient(hidden @ weight.T, targets, with_gradient)
+        for start in range(0, len(targets_N), way.chunk_rows):
+            rows = slice(start, start + way.chunk_rows)
+            hidden, targets = hidden_NH[rows].to(way.dtype), targets_N[rows]
+            # No name keeps the logits: eager code frees them before it is done.
+            loss, logits_grad = way.chunk_loss(hidden @ weight.T, targets, factor, with_gradient)
             total = loss if total is None else total + loss
             if hidden_grad is not None and logits_grad is not None:
                 ignored = (targets == IGNORED)[:, None]  # masked here: H is narrower than V
                 hidden_grad[rows] = (logits_grad @ weight).masked_fill_(ignored, 0.0)
                 hidden = hidden.masked_fill(ignored, 0.0)
-                weight_grad = _add_product(weight_grad, logits_grad, hidden, weight_VH.dtype)
-        ctx.hidden_grad, ctx.weight_grad = hidden_grad, weight_grad
+                weight_grad = _add_product(weight_grad, logits_grad, hidden, weight_VH.dtype, way)
+        ctx.hidden_grad, ctx.weight_grad, ctx.factor = hidden_grad, weight_grad, factor
         assert total is not None, "a batch has rows"
         return total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, total_grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        hidden_grad = ctx.hidden_grad.mul_(total_grad)
-        weight_grad = ctx.weight_grad.mul_(total_grad)
+    def backward(ctx: Any, total_grad: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        hidden_grad, weight_grad = ctx.hidden_grad, ctx.weight_grad
+        if weight_grad is None:
+            raise RuntimeError("linear_cross_entropy has no second backward pass: call it again")
+        if total_grad is not ctx.factor:  # the very tensor: to compare values would wait for them
+            rest = total_grad if ctx.factor is None else total_grad / ctx.factor
+            hidden_grad, weight_grad = hidden_grad.mul_(rest), weight_grad.mul_(rest)
         ctx.hidden_grad = ctx.weight_grad = None  # scaled in place: this graph is spent
-        return hidden_grad, weight_grad, None, None, None
+        return hidden_grad, weight_grad, None, None, None, None
 
 
-def _loss_and_gradient(
-    logits_NV: Tensor, targets_N: Tensor, with_gradient: bool
+def loss_and_gradient(
+    logits_NV: Tensor, targets_N: Tensor, factor: Tensor | None, with_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Summed loss of one chunk; `with_gradient`: also its gradient by the logits, in their dtype.
+    """Summed loss of one chunk; `with_gradient`: also its gradient by the logits, times `factor`,
+    in their dtype. It may take their memory.
 
     Written out: autograd would keep the log-probabilities, fill a second [N, V] with zeros and
     write a third (one CPU thread, V 8192: the head's step 279 ms with it, 165 ms without).
@@ -113,24 +174,58 @@ def _loss_and_gradient(
     exact = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     log_p_NV = exact.log_softmax(dim=-1)
     del exact
-    places_N = targets_N.masked_fill(targets_N == IGNORED, 0)
-    index = torch.arange(len(targets_N), device=targets_N.device), places_N
+    places_N1 = targets_N.masked_fill(targets_N == IGNORED, 0)[:, None]
     # Not by the index, which counts a negative label from the end.
-    chosen_N = log_p_NV.gather(1, places_N[:, None])[:, 0]
+    chosen_N = log_p_NV.gather(1, places_N1)[:, 0]
     loss = -chosen_N.masked_fill(targets_N == IGNORED, 0.0).sum()
     if not with_gradient:
         return loss, None
+    if torch.compiler.is_compiling():  # one kernel, with nothing but the logits in memory
+        vocabulary = torch.arange(logits_NV.shape[1], device=logits_NV.device)
+        gradient_NV = log_p_NV.exp() - (vocabulary == places_N1).to(log_p_NV.dtype)
+        return loss, logits_NV.copy_(gradient_NV if factor is None else gradient_NV * factor)
+    rows = torch.arange(len(targets_N), device=targets_N.device)
     minus_one = torch.full_like(log_p_NV[0, :1], -1.0)
-    gradient_NV = log_p_NV.exp_().index_put_(index, minus_one, accumulate=True)
+    gradient_NV = log_p_NV.exp_().index_put_((rows, places_N1[:, 0]), minus_one, accumulate=True)
+    if factor is not None:
+        return loss, torch.mul(gradient_NV, factor, out=logits_NV)  # one kernel, which also rounds
     return loss, gradient_NV.to(logits_NV.dtype)
 
 
 def _add_product(
-    total_VH: Tensor | None, logits_grad_NV: Tensor, hidden_NH: Tensor, dtype: torch.dtype
+    total_VH: Tensor | None,
+    logits_grad_NV: Tensor,
+    hidden_NH: Tensor,
+    dtype: torch.dtype,
+    way: _Way,
 ) -> Tensor:
-    """total + logits_grad.T @ hidden in `dtype`, in place; one kernel if the dtypes are equal."""
+    """total + logits_grad.T @ hidden in `dtype`, in place; one kernel where there is one."""
+    factors = logits_grad_NV.T, hidden_NH
+    if way.adds_in_float32:
+        if total_VH is None:
+            return torch.mm(*factors, out_dtype=torch.float32)
+        return torch.addmm(total_VH, *factors, out_dtype=torch.float32, out=total_VH)
     if total_VH is None:
-        return (logits_grad_NV.T @ hidden_NH).to(dtype)
+        return (factors[0] @ factors[1]).to(dtype)
     if logits_grad_NV.dtype == dtype:
-        return total_VH.addmm_(logits_grad_NV.T, hidden_NH)
-    return total_VH.add_(logits_grad_NV.T @ hidden_NH)
+        return total_VH.addmm_(*factors)
+    return total_VH.add_(factors[0] @ factors[1])
+
+
+def can_add_in_float32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a product of 16-bit matrices is added to a float32 sum by one kernel, unrounded.
+    torch has one on GPUs alone, from 2.12 on. Waits for the device once. Raises
+    torch.OutOfMemoryError, torch.AcceleratorError."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return False
+    try:
+        ones = torch.ones(16, 16, dtype=dtype, device=device)
+        # In 16 bits the sum would be another.
+        total = torch.full((16, 16), 4097.0, device=device)
+        torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
+        fresh = torch.mm(ones, ones, out_dtype=torch.float32)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except (RuntimeError, TypeError):  # NotImplementedError is a RuntimeError
+        return False
+    return bool((total == 4097.0 + 16).all() & (fresh == 16).all())

@@ -3,6 +3,7 @@ each kind to repeat a key that noise surrounds, and tells how often they do, by 
 
 import json
 import os
+import signal
 import statistics
 import sys
 from collections.abc import Sequence
@@ -10,11 +11,12 @@ from dataclasses import asdict
 
 from model_check.config.arguments import Parser
 from model_check.config.schema import Settings
-from model_check.errors import ConfigError, ModelCheckError
+from model_check.errors import EXIT_PASS, EXIT_SIGNAL_BASE, ConfigError, ModelCheckError
 from model_check.passkey.pool import results_of
 from model_check.passkey.task import ARMS, DEPTHS, VOCABULARY, Result, settings_of
 from model_check.utils.cores import usable_cores
-from model_check.utils.words import printable_lines
+from model_check.utils.garbage import leave
+from model_check.utils.standard_streams import complain, put
 
 _EXAMPLES = """\
 examples:
@@ -69,24 +71,29 @@ def main(argv: Sequence[str]) -> int:
         for result in results_of(arms, range(names.seeds), names.settings, names.rows, jobs):
             results.append(result)
             told = f"{result.arm}, seed {result.seed}: loss {result.loss:.4f}, {result.seconds} s"
-            print(told, file=sys.stderr, flush=True)
+            complain(told)
+        results.sort(key=lambda result: (arms.index(result.arm), result.seed))
+        if names.json:
+            put(json.dumps([asdict(result) for result in results], indent=2))
+        else:
+            put("\n".join([*table(results, arms), _about(settings)]))
     except ModelCheckError as error:
-        print(printable_lines(f"error: {error}"), file=sys.stderr)
+        complain(f"error: {error}")
         return error.exit_code
+    except BrokenPipeError:
+        return EXIT_SIGNAL_BASE + signal.SIGPIPE
     except KeyboardInterrupt:
-        print("stopped by SIGINT", file=sys.stderr)
-        return 130
-    results.sort(key=lambda result: (arms.index(result.arm), result.seed))
-    if names.json:
-        print(json.dumps([asdict(result) for result in results], indent=2))
-        return 0
-    print("\n".join(table(results, arms)))
-    print(
+        complain("stopped by SIGINT")
+        return EXIT_SIGNAL_BASE + signal.SIGINT
+    return EXIT_PASS
+
+
+def _about(settings: Settings) -> str:
+    return (
         f"share of right digits, guessing: 0.10; one key in {settings.training.context_length} "
         f"tokens of {VOCABULARY} kinds. At 8 billion parameters others did not get Infini-attention"
         " to work (Hugging Face blog, A failed experiment)"
     )
-    return 0
 
 
 def _arms(text: str) -> list[str]:
@@ -100,9 +107,9 @@ def _arms(text: str) -> list[str]:
 def _tell(settings: Settings, arms: Sequence[str], num_seeds: int) -> None:
     training = settings.training
     count = f"{len(arms) * num_seeds} models of {training.max_steps} steps"
-    print(f"passkey: {', '.join(arms)}, {num_seeds} seeds: {count}", file=sys.stderr, flush=True)
+    complain(f"passkey: {', '.join(arms)}, {num_seeds} seeds: {count}")
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

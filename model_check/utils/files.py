@@ -5,7 +5,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedWriter
 from pathlib import Path
 
@@ -40,6 +40,17 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     """Replace `path` by a file that holds `data`. See `replacing`."""
     with replacing(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises OSError where a person's FILE is, or leads to, something else than a plain file: it
+    would be replaced (/dev/null, a pipe that somebody reads)."""
+    with suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "is no plain file", str(path))
 
 
 @contextmanager

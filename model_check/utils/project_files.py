@@ -19,7 +19,7 @@ COMMAND = "run.sh" if PROJECT == PACKAGES else "model-check"
 
 def version() -> str:
     """The version in pyproject.toml."""
-    import tomllib  # 10 ms that only --version pays
+    import tomllib  # 10 ms that the verbs need not pay
 
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     return str(project["version"])

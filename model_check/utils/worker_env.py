@@ -2,12 +2,14 @@
 directory, and its place in a job of several ranks."""
 
 import os
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
 from model_check.errors import ConfigError
+from model_check.utils.slurm import first_address, step_key, step_port, tasks_on_node
 
 EVENTS_FD = "MODEL_CHECK_EVENTS_FD"
 RUN_DIR = "MODEL_CHECK_RUN_DIR"
@@ -24,14 +26,17 @@ GPU_RANK = "GPU_RANK"
 RANK, LOCAL_RANK, WORLD_SIZE = "RANK", "LOCAL_RANK", "WORLD_SIZE"
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
 MASTER_ADDR, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
-RANK_VARIABLES = (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
+GROUP_RANK = "GROUP_RANK"
+RANK_VARIABLES = (
+    GROUP_RANK,
+    RANK,
+    LOCAL_RANK,
+    WORLD_SIZE,
+    LOCAL_WORLD_SIZE,
+    MASTER_ADDR,
+    MASTER_PORT,
+)
 """What torchrun tells a rank, and our launcher, too."""
-_SLURM_PORTS = (20_000, 12_000)
-"""The first port that ranks of srun meet at, and how many there are: below those that Linux gives
-to outgoing connections."""
-_PORTS_OF_STEPS = 7417
-"""From the port of a step of a Slurm job to that of the next: neither jobs nor steps that run at
-once, whose numbers are close to each other, get the same."""
 
 
 class RankEnv(Struct, frozen=True):
@@ -50,6 +55,11 @@ class RankEnv(Struct, frozen=True):
     """torchrun itself listens at `port`."""
     attempt: int = 0
     """torchrun's count of its restarts, which share that port."""
+    node: str = ""
+    """Its machine, in words: `n2`, as Slurm calls it; `1 (host7)`, as torchrun counts them."""
+    node_number: int = 0
+    has_launcher: bool = False
+    """One of ours hears it."""
     job: str = ""
     """`4711.0`, the step of Slurm: another one's ranks may listen at the same port."""
 
@@ -75,13 +85,25 @@ class RankEnv(Struct, frozen=True):
             store_fd=int(store_fd) if store_fd.isdigit() else None,
             is_by_torchrun=told.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             attempt=_natural(told, "TORCHELASTIC_RESTART_COUNT", 0),
-            job="" if is_told else _slurm_step(environ),
+            node=_node(told),
+            node_number=_natural(told, _node_variable(told), 0),
+            has_launcher=EVENTS_FD in environ,
+            job="" if is_told else step_key(environ),
         )
 
 
 def num_ranks(environ: Mapping[str, str] = os.environ) -> int:
     """Of the job that this process is of, or works for; 1: it trains alone."""
-    return _positive_int(environ.get(WORLD_SIZE), default=1)
+    is_by_srun = WORLD_SIZE not in environ and RUN_DIR not in environ
+    name = "SLURM_STEP_NUM_TASKS" if is_by_srun else WORLD_SIZE
+    return _positive_int(environ.get(name), default=1)
+
+
+ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+"""Of GPU memory: freed blocks of other sizes serve again. By its older name: torch before 2.12
+may not heed PYTORCH_ALLOC_CONF in it (pytorch #183387)."""
+ALLOCATOR_VARIABLES = frozenset(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
+"""Where a person sets one of them, it stays."""
 
 
 class WorkerEnv(Struct, frozen=True):
@@ -181,34 +203,35 @@ def _by_srun(environ: Mapping[str, str]) -> Mapping[str, str]:
     size = environ.get("SLURM_STEP_NUM_TASKS", "")
     if size in ("", "1") or EVENTS_FD in environ:
         return environ
+    told: dict[str, str] = {}
     if environ.get("SLURM_STEP_NUM_NODES", "1") != "1" and MASTER_ADDR not in environ:
-        raise ConfigError(
-            f"SLURM_STEP_NUM_NODES = {environ['SLURM_STEP_NUM_NODES']}: ranks on several machines "
-            f"need {MASTER_ADDR}, the first one's address"
-        )
+        told[MASTER_ADDR] = first_address(environ) or ""
+        if not told[MASTER_ADDR]:
+            raise ConfigError(
+                f"SLURM_STEP_NUM_NODES = {environ['SLURM_STEP_NUM_NODES']}: ranks on several "
+                f"machines need {MASTER_ADDR}, the first one's address"
+            )
     return {
-        MASTER_PORT: str(_slurm_port(environ)),
+        MASTER_PORT: str(step_port(environ)),
         **environ,
+        **told,
         WORLD_SIZE: size,
         RANK: environ.get("SLURM_PROCID", ""),
         LOCAL_RANK: environ.get("SLURM_LOCALID", ""),
+        LOCAL_WORLD_SIZE: str(tasks_on_node(environ) or ""),
     }
 
 
-def _slurm_port(environ: Mapping[str, str]) -> int:
-    """Of a step: a job may run several at once."""
-    first, count = _SLURM_PORTS
-    job, step = (
-        int(text) if (text := environ.get(name, "")).isdigit() else 0
-        for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
-    )
-    return first + (job + _PORTS_OF_STEPS * step) % count
+def _node_variable(environ: Mapping[str, str]) -> str:
+    """torchrun, and our launcher, tell it by another name than Slurm."""
+    return GROUP_RANK if GROUP_RANK in environ else "SLURM_NODEID"
 
 
-def _slurm_step(environ: Mapping[str, str]) -> str:
-    if "SLURM_STEP_ID" not in environ:
-        return ""
-    return f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}"
+def _node(environ: Mapping[str, str]) -> str:
+    if name := environ.get("SLURMD_NODENAME"):
+        return name
+    number = environ.get(_node_variable(environ), "")
+    return f"{number} ({platform.node()})" if number else platform.node()
 
 
 def _natural(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

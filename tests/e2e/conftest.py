@@ -131,11 +131,15 @@ def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("token_cache")
 
 
+def launcher_in(directory: Path, token_cache: Path) -> Launcher:
+    config = directory / "tiny.json"
+    config.write_text(json.dumps(TINY))
+    return Launcher(directory, token_cache, config)
+
+
 @pytest.fixture
 def launcher(tmp_path: Path, token_cache: Path) -> Iterator[Launcher]:
-    config = tmp_path / "tiny.json"
-    config.write_text(json.dumps(TINY))
-    launcher = Launcher(tmp_path, token_cache, config)
+    launcher = launcher_in(tmp_path, token_cache)
     yield launcher
     for process in launcher.started:  # one that a failed test left would fail another one
         with process:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.trl.make_labels import TOKENIZER
-from tests.e2e.conftest import Launcher
+from tests.e2e.conftest import Launcher, launcher_in
 
 CHAT = (
     "training.stage=prompt_target",
@@ -35,13 +35,22 @@ def write_rows(directory: Path) -> None:
     (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.fixture
-def tuned(launcher: Launcher) -> Launcher:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, token_cache: Path) -> Path:
+    """Where a chat model was trained; its tokenizer is gone."""
+    launcher = launcher_in(tmp_path_factory.mktemp("chat"), token_cache)
     write_rows(launcher.cwd)
     shutil.copytree(TOKENIZER, launcher.cwd / "tokenizer")
     run = launcher(*CHAT, "data.tokenizer=tokenizer")
     assert run.exit_code == 0, run.output
     shutil.rmtree(launcher.cwd / "tokenizer")
+    return launcher.cwd
+
+
+@pytest.fixture
+def tuned(launcher: Launcher, trained: Path) -> Launcher:
+    """A copy of that place."""
+    shutil.copytree(trained, launcher.cwd, dirs_exist_ok=True, symlinks=True)
     return launcher
 
 

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from launcher.plan import THREAD_VARIABLES
+from launcher.report.rebuild import rebuild
 from model_check.utils.cores import usable_cores
-from tests.e2e.conftest import DEADLINE_S, Launcher, Run
+from tests.e2e.conftest import DEADLINE_S, Launcher, Run, launcher_in
+from tests.e2e.test_deadline import RESTING
 from tests.e2e.test_gpus import EIGHT, box, library  # noqa: F401
 from tests.e2e.test_run import read_until
 from tests.nvml_fake.build import fake_gpu
@@ -44,9 +46,16 @@ def arms_of(run: Run) -> dict[str, Any]:
     return {arm["name"]: arm for arm in run.report()["arms"]}
 
 
-def test_both_models_train_side_by_side_and_differ_in_attention_alone(launcher: Launcher) -> None:
+@pytest.fixture(scope="module")
+def both_models(tmp_path_factory: pytest.TempPathFactory, token_cache: Path) -> Run:
+    launcher = launcher_in(tmp_path_factory.mktemp("both_models"), token_cache)
     run = launcher("--run-both-models", "--tensorboard-dir=tb", "training.save_last=true")
     assert run.exit_code == 0, run.output
+    return run
+
+
+def test_both_models_train_side_by_side_and_differ_in_attention_alone(both_models: Run) -> None:
+    run = both_models
     assert "2 trainings side by side on CPU0 and CPU1" in run.output
     assert all(PREFIX.match(line) for line in run.output.splitlines() if line.strip())
     assert any(line.startswith("[CPU1] [infini] Step [0/4]") for line in run.output.splitlines())
@@ -60,11 +69,15 @@ def test_both_models_train_side_by_side_and_differ_in_attention_alone(launcher: 
         assert (run.cwd / ".checkpoints" / arm / "last.pt").is_file()
         assert list((run.cwd / "tb" / "run" / arm / worker).glob("events.*"))
     assert (run.cwd / ".logs/latest").resolve() == run.directory
+    # An arm needs no peer in another run.
+    figures = run.cwd / "figures.prom"
+    assert rebuild([str(run.directory), "--prometheus", str(figures)], lambda line: None) == 0
+    told = figures.read_text().splitlines()
+    assert {"model_check_exit_code 0", 'model_check_verdict{verdict="PASS"} 1'} <= {*told}
 
 
-def test_a_gate_is_in_the_arm_of_infini_alone(launcher: Launcher) -> None:
-    run = launcher("--run-both-models", "training.save_last=true")
-    assert run.exit_code == 0, run.output
+def test_a_gate_is_in_the_arm_of_infini_alone(both_models: Run) -> None:
+    run = both_models
     import torch
 
     names = {}
@@ -322,7 +335,7 @@ def test_a_request_in_its_first_moment_is_answered_too(launcher: Launcher) -> No
 
 def test_a_deadline_is_shared_by_the_turns(launcher: Launcher) -> None:
     options = ("--workers=1", "--deadline=50", "--max-steps=1000000")
-    run = launcher(*options, "--arm", "a", "--arm", "b")
+    run = launcher(*options, "--arm", "a", "--arm", "b", **RESTING)
     assert run.exit_code == 0, run.output
     assert run.report()["summary"].endswith("; the deadline came before all steps")
     assert all(arm["figures"]["end_loss"]["count"] == 1 for arm in run.report()["arms"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Launcher, Run, pid_of
+from tests.e2e.conftest import ROOT, Launcher, Run, launcher_in, pid_of
 from tests.e2e.test_in_step import events
 from tests.e2e.test_run import read_until
 
@@ -26,6 +26,23 @@ SLEEPS = ("35", "230")
 def losses(directory: Path, worker: str = "cpu0") -> dict[int, str]:
     found = events(directory / f"{worker}.events.jsonl")
     return {e["step"]: e["loss"] for e in found if e["kind"] == "step"}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, token_cache: Path) -> Run:
+    """A job of 4 steps, for tests that read what it did."""
+    run = launcher_in(tmp_path_factory.mktemp("undisturbed"), token_cache)(*JOB)
+    assert run.exit_code == 0, run.output
+    return run
+
+
+@pytest.fixture(scope="module")
+def undisturbed_8(tmp_path_factory: pytest.TempPathFactory, token_cache: Path) -> Run:
+    """The same, of 8: another schedule."""
+    launcher = launcher_in(tmp_path_factory.mktemp("undisturbed_8"), token_cache)
+    run = launcher(*JOB, "training.max_steps=8")
+    assert run.exit_code == 0, run.output
+    return run
 
 
 def named(run: Run) -> list[str]:
@@ -117,11 +134,10 @@ def test_what_spreads_by_the_sum_is_found_by_an_audit(
     assert " in an audit " in run.output
 
 
-def test_an_audit_changes_no_bit(launcher: Launcher) -> None:
-    plain = launcher(*JOB)
-    audited = launcher(*JOB, "launch.audit_interval=1", "--run-dir", "audited")
+def test_an_audit_changes_no_bit(launcher: Launcher, undisturbed: Run) -> None:
+    audited = launcher(*JOB, "launch.audit_interval=1")
     assert audited.exit_code == 0, audited.output
-    assert losses(plain.directory) == losses(launcher.cwd / "audited")
+    assert losses(undisturbed.directory) == losses(audited.directory)
     assert "but for audits every 1 steps" in audited.output
 
 
@@ -132,7 +148,7 @@ def test_a_rank_that_hangs_is_the_one_that_did_not_come(launcher: Launcher) -> N
     told = "CPU1 did not come where the others waited (CPU0: another rank did not come in 3 s), in "
     assert told in run.output
     assert "inject.py" in (run.directory / "cpu1.stacks.txt").read_text()
-    assert "world.py" in (run.directory / "cpu0.stacks.txt").read_text()
+    assert "distributed" in (run.directory / "cpu0.stacks.txt").read_text()
 
 
 def test_a_rank_that_is_stopped_is_named(launcher: Launcher) -> None:
@@ -171,21 +187,22 @@ def test_a_notice_ends_all_ranks_after_the_same_step_and_saves(launcher: Launche
     assert list(losses(launcher.cwd / "again")) == [len(first)]
 
 
-def test_a_job_that_was_killed_goes_on_to_the_same_bits(launcher: Launcher) -> None:
-    whole = launcher(*JOB, "training.max_steps=8")
-    undisturbed = losses(whole.directory)
+def test_a_job_that_was_killed_goes_on_to_the_same_bits(
+    launcher: Launcher, undisturbed_8: Run
+) -> None:
+    whole = losses(undisturbed_8.directory)
     saves = ("training.save_interval=2", "training.max_steps=8")
     killed = launcher(*JOB, *saves, "debug.drill=kill@5:CPU0", "--run-dir", "killed")
     assert killed.exit_code == 137
     rest = launcher(*JOB, *saves, "--resume", "auto", "--run-dir", "rest")
     assert rest.exit_code == 0, rest.output
     found = losses(launcher.cwd / "rest")
-    assert found == {step: loss for step, loss in undisturbed.items() if step >= 4}
+    assert found == {step: loss for step, loss in whole.items() if step >= 4}
 
 
-def test_a_failed_job_goes_on_from_its_newest_checkpoint(launcher: Launcher) -> None:
-    whole = launcher(*JOB, "training.max_steps=8")
-    undisturbed = losses(whole.directory)
+def test_a_failed_job_goes_on_from_its_newest_checkpoint(
+    launcher: Launcher, undisturbed_8: Run
+) -> None:
     stale = launcher.cwd / ".checkpoints" / "step_6.pt"
     stale.parent.mkdir(exist_ok=True)
     stale.write_bytes(b"of an earlier run")
@@ -203,7 +220,7 @@ def test_a_failed_job_goes_on_from_its_newest_checkpoint(launcher: Launcher) -> 
     report = json.loads((again / "restart_1/report.json").read_text())
     assert report["verdict"] == "PASS"
     first, second = losses(again), losses(again / "restart_1")
-    assert first | second == undisturbed
+    assert first | second == losses(undisturbed_8.directory)
     assert list(second) == [4, 5, 6, 7]
     listed = json.loads(launcher.verb("runs", "--parent", "jobs", "--json").stdout)
     assert [each["verdict"] for each in listed["runs"]] == ["PASS"]
@@ -260,7 +277,15 @@ def test_two_jobs_at_once_do_not_meet(launcher: Launcher) -> None:
 
 def by_torchrun(launcher: Launcher, options: tuple[str, ...], *settings: str) -> str:
     """What two ranks print that torchrun starts."""
-    done = subprocess.run(
+    done = started_by_torchrun(launcher, options, *settings)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def started_by_torchrun(
+    launcher: Launcher, options: tuple[str, ...], *settings: str
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *options),
             *(str(ROOT / "pretrain_main.py"), "--config", str(launcher.config), *settings),
@@ -270,30 +295,29 @@ def by_torchrun(launcher: Launcher, options: tuple[str, ...], *settings: str) ->
         capture_output=True,
         text=True,
         timeout=110,
+        check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def without_eta(lines: list[str]) -> list[str]:
     return [line.partition(" | ETA")[0] for line in lines]
 
 
-def test_torchrun_starts_the_same_job(launcher: Launcher) -> None:
-    ours = launcher(*JOB)
+def test_torchrun_starts_the_same_job(launcher: Launcher, undisturbed: Run) -> None:
     output = by_torchrun(launcher, ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"))
     steps = [line for line in output.splitlines() if " Step [" in line]
-    assert without_eta(steps) == without_eta(ours.lines("[CPU0] Step ["))
+    assert without_eta(steps) == without_eta(undisturbed.lines("[CPU0] Step ["))
 
 
-def test_a_job_that_torchrun_restarts_goes_on_to_the_same_bits(launcher: Launcher) -> None:
-    ours = launcher(*JOB, "training.max_steps=8")
+def test_a_job_that_torchrun_restarts_goes_on_to_the_same_bits(
+    launcher: Launcher, undisturbed_8: Run
+) -> None:
     saves = ("training.max_steps=8", "training.save_interval=2", "training.resume=auto")
     restarts = ("--standalone", "--max-restarts=1")
     output = by_torchrun(launcher, restarts, *saves, "debug.drill=kill@5:CPU1")
     before, resumed, after = output.partition("Resumed from .checkpoints/step_4.pt")
     assert resumed
-    steps = without_eta(ours.lines("[CPU0] Step ["))
+    steps = without_eta(undisturbed_8.lines("[CPU0] Step ["))
     assert all(step in before for step in steps[:4])
     assert all(step in after for step in steps[4:])
 
@@ -398,14 +422,13 @@ def test_a_short_limit_of_silence_still_names_the_rank_that_is_stopped(
     ("drill", "file"), [("raise@2:CPU0", "error.pt"), ("nan@2:CPU1", "cpu1/nan_grad_step_2.pt")]
 )
 def test_what_a_failure_has_saved_goes_on_as_a_job(
-    launcher: Launcher, drill: str, file: str
+    launcher: Launcher, undisturbed: Run, drill: str, file: str
 ) -> None:
-    whole = launcher(*JOB)
     launcher(*JOB, f"debug.drill={drill}", "--run-dir", "failed")
     run = launcher(*JOB, "--resume", f".checkpoints/{file}", "--run-dir", "rest")
     assert run.exit_code == 0, run.output
-    undisturbed = losses(whole.directory)
-    assert losses(launcher.cwd / "rest") == {s: undisturbed[s] for s in (2, 3)}
+    whole = losses(undisturbed.directory)
+    assert losses(launcher.cwd / "rest") == {s: whole[s] for s in (2, 3)}
 
 
 def test_a_job_of_one_rank_goes_on_from_its_checkpoint_too(launcher: Launcher) -> None:
@@ -443,6 +466,14 @@ def test_a_port_that_somebody_has_is_told_with_exit_code_2(launcher: Launcher) -
     assert process.returncode == 2, output
     assert f"error: MASTER_PORT = {port}: rank 0 cannot listen there" in output
     assert "Traceback" not in output
+
+
+def test_a_name_that_nobody_knows_is_told_and_not_waited_for(launcher: Launcher) -> None:
+    launcher.environ["MASTER_ADDR"] = "no-such-node.invalid"
+    (rank,) = tasks_of(launcher, str(os.getpid()), ranks=range(1, 2))
+    output, _ = rank.communicate(timeout=100)
+    assert rank.returncode == 2, output
+    assert "MASTER_ADDR = no-such-node.invalid: this machine cannot resolve it" in output
 
 
 @pytest.mark.parametrize("rank", [0, 1])

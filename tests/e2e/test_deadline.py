@@ -10,11 +10,15 @@ import pytest
 from tests.e2e.conftest import IN_WORKERS, ROOT, Launcher
 from tests.e2e.test_run import read_until
 
+HOOKS = {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}"}
+RESTING = HOOKS | {"RESTS": "0.1"}
+"""Steps until the deadline: hundreds, not thousands."""
+
 
 def test_with_enough_steps_it_passes(
     launcher: Launcher, alive: Callable[[Path], list[str]]
 ) -> None:
-    run = launcher("--max-steps=100000", "--deadline=20")
+    run = launcher("--max-steps=100000", "--deadline=20", **RESTING)
     assert run.exit_code == 0, run.output
     assert set(run.verdicts().values()) <= {"PASS", "WARN"}  # one may be slow, on a busy machine
     assert "the deadline came before all 100,000 steps" in run.output
@@ -35,15 +39,14 @@ def test_with_too_few_it_is_inconclusive(launcher: Launcher, drill: str) -> None
 
 
 def test_before_anything_was_trained(launcher: Launcher, tmp_path: Path) -> None:
-    env = {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}", "PREPARES_WHEN": str(tmp_path / "never")}
-    run = launcher("--deadline=3", **env)
+    run = launcher("--deadline=3", **HOOKS, PREPARES_WHEN=str(tmp_path / "never"))
     assert run.exit_code == 75, run.output
     assert run.report()["verdict"] == "INCONCLUSIVE"
     assert "starting the training" not in run.output
 
 
 def test_workers_that_heed_no_signal_are_killed_in_time(launcher: Launcher) -> None:
-    env = {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}", "LINGERS": "CPU1"}
+    env = RESTING | {"LINGERS": "CPU1"}
     began = time.monotonic()
     run = launcher("--max-steps=100000", "--deadline=20", "--grace=600", **env)
     took_s = time.monotonic() - began
@@ -60,7 +63,7 @@ def test_a_failure_before_it_is_what_it_was(launcher: Launcher) -> None:
 
 def test_a_nan_that_is_still_settled_then_is_that_workers(launcher: Launcher) -> None:
     """Its peer stands still before that step, and would have had 5 s."""
-    env = {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}", "STOPS_AFTER": "CPU0 1"}
+    env = HOOKS | {"STOPS_AFTER": "CPU0 1"}
     run = launcher("debug.drill=nan@3:CPU1", "launch.max_lead=6", "--deadline=12", **env)
     assert run.exit_code == 20, run.output
     assert run.report()["culprits"] == ["CPU1"]
@@ -79,7 +82,7 @@ def test_one_that_is_no_time_is_refused(launcher: Launcher) -> None:
 
 
 def test_a_report_made_again_says_the_same(launcher: Launcher) -> None:
-    process = launcher.start("--max-steps=100000", "--deadline=15")
+    process = launcher.start("--max-steps=100000", "--deadline=15", **RESTING)
     seen = read_until(process, "the deadline of 15 s is near")
     run = launcher.finish(process, seen)
     before = run.report()["summary"]

@@ -8,8 +8,11 @@ import pytest
 
 from benchmarks import page as written
 from benchmarks.page import Case
+from launcher.report.fleet.report import write_fleet
+from launcher.verdict.results import Verdict
 from tests.conftest import CAPABILITIES
 from tests.e2e.conftest import Launcher
+from tests.launcher.verdict.test_fleet import Fleet, steps
 
 pytestmark = pytest.mark.browser
 
@@ -102,6 +105,33 @@ def test_big_runs(browser: Any, case: Case, tmp_path: Path) -> None:
     report = directory / "report.html"
     assert report.stat().st_size <= 300_000
     assert "steps" in check(browser, report)
+
+
+def test_a_fleet_of_a_thousand_nodes(browser: Any, tmp_path: Path) -> None:
+    """Which node is told first, and its tile stands out and opens its own page."""
+    fleet, healthy = Fleet(), steps()
+    for number in range(1000):
+        odd = [steps(odd_at=9)] if number == 617 else []
+        fleet.add(*odd, *[healthy] * (8 - len(odd)), drill=HOSTILE if number == 3 else None)
+    fleet.add(is_dead=True, exit_code=75, summary="it is empty", verdict=Verdict.INCONCLUSIVE)
+    write_fleet(fleet.result(), tmp_path)
+    report = tmp_path / "fleet.html"
+    assert report.stat().st_size <= 1_000_000
+    assert check(browser, report).index("node617") < 100
+    with browser.new_page(viewport={"width": 1280, "height": 800}) as tab:
+        tab.goto(report.as_uri())
+        tile = tab.locator(".fleet .SUSPECT")
+        assert tile.count() == 1
+        assert tile.inner_text().split() == ["S", "node617"]
+        assert tile.get_attribute("title").startswith("node617: SUSPECT: GPU0: other bits than")
+        assert tile.locator("a").get_attribute("href") == "617/report.html"
+        colour = "e => getComputedStyle(e).backgroundColor"
+        others = tab.locator(".fleet .PASS a")
+        assert others.count() == 999
+        assert tile.locator("a").evaluate(colour) != others.first.evaluate(colour)
+        assert tab.locator(".findings tbody tr").first.locator("td").nth(3).inner_text() == (
+            "GPU0\nGPU-617-0\n0000:0a:00.0\nserial 1320"
+        )
 
 
 @pytest.mark.parametrize(

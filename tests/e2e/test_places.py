@@ -21,10 +21,20 @@ def launcher(
     where: Path, home: Path, *arguments: str, environ: dict[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
     """A launcher whose working directory is mounted read-only."""
+    return in_read_only(where, home, ("-P", "-m", "launcher"), *arguments, environ=environ)
+
+
+def in_read_only(
+    where: Path,
+    home: Path,
+    program: tuple[str, ...],
+    *arguments: str,
+    environ: dict[str, str] | None = None,
+) -> "subprocess.CompletedProcess[str]":
     shell = ("unshare", "--mount", "sh", "-c", READ_ONLY, "sh", str(where))
     tiny = home.parent / "tiny.json"
     tiny.write_text(json.dumps(TINY))
-    ours = (sys.executable, "-P", "-m", "launcher", *arguments, "--config", str(tiny))
+    ours = (sys.executable, *program, *arguments, "--config", str(tiny))
     env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), **(environ or {})}
     return subprocess.run((*shell, *ours), env=env, capture_output=True, text=True, timeout=120)
 
@@ -54,6 +64,17 @@ def test_where_the_working_directory_is_read_only_a_run_keeps_its_data_at_home(
     assert list((ours / "datasets").glob("*/manifest.json"))
     (note,) = [line for line in run.stdout.splitlines() if "cannot be written" in line]
     assert f"data.cache_dir = {ours}/datasets, system.checkpoint_dir = {checkpoints}" in note
+    # A person who named no place for checkpoints is not told how to fill it.
+    assert "written to after a NaN alone" not in launcher(where, home, "--dry-run").stdout
+
+
+def test_a_trainer_without_a_launcher_says_where_it_writes_instead(where: Path, home: Path) -> None:
+    trainer = (str(ROOT / "pretrain_main.py"),)
+    run = in_read_only(where, home, trainer, f"data.dataset={home}/none")
+    assert run.returncode == 2
+    ours = home / ".cache" / "model_check"
+    (note,) = [line for line in run.stdout.splitlines() if "cannot be written" in line]
+    assert f"data.cache_dir = {ours}/datasets, system.checkpoint_dir = {ours}/checkpoints" in note
 
 
 def test_checkpoints_that_another_user_keeps_there_are_not_written_to(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,7 @@ def test_each_of_two_suspects_in_one_step_is_asked_by_itself(launcher: Launcher)
 
 def test_the_replay_of_a_resumed_run_begins_where_that_began(launcher: Launcher) -> None:
     launcher("--workers=3", "--max-steps=2", "training.save_last=true", "--run-dir", "first")
+    last_ns = (launcher.cwd / ".checkpoints" / "cpu0" / "last.pt").stat().st_mtime_ns
     run = replayed(
         launcher,
         *("--max-steps=5", "--resume", "auto", "training.save_interval=4"),
@@ -155,6 +157,11 @@ def test_the_replay_of_a_resumed_run_begins_where_that_began(launcher: Launcher)
     )
     assert run.exit_code == 21, run.output
     assert said(run) == "replayed once (steps 2 to 3): CPU1 gave the right bits"
+    # Told in whole seconds, the start of a run would come before what was written just before it.
+    started_at = datetime.fromisoformat(
+        json.loads((run.directory / "run.json").read_text())["started_at"]
+    )
+    assert started_at.timestamp() > last_ns / 1e9
 
 
 def test_a_replay_that_would_take_too_long_is_told_and_not_begun(launcher: Launcher) -> None:
@@ -355,7 +362,7 @@ def test_a_worker_that_passed_gives_its_bits_again_or_is_told(launcher: Launcher
         (["run", "CPU7"], "replay: this run has no CPU7 (it has CPU0, CPU1)"),
         (["run", "--gpu", "3"], "replay: this run has no GPU3 (it has CPU0, CPU1)"),
         (["run", "CPU0", "CPU1"], "replay: CPU0 and CPU1: name one worker"),
-        (["run"], "replay: this run names no worker: say which (--gpu N)"),
+        (["run"], "names no worker: say which (it has CPU0, CPU1)"),
         (["run", "CPU0", "launch.replay=3"], "launch.replay: "),
     ],
 )

@@ -80,10 +80,10 @@ def assert_directory_is_whole(run: Run) -> None:
 
 
 def test_the_second_run_finds_the_cache_of_the_first(launcher: Launcher, token_cache: Path) -> None:
-    launcher()
+    launcher("--workers=1")
     entries = {path: path.stat().st_mtime_ns for path in token_cache.rglob("manifest.json")}
     shutil.rmtree(launcher.cwd / "run")
-    second = launcher()
+    second = launcher("--workers=1")
     assert second.exit_code == 0, second.output
     assert json.loads((second.directory / "run.json").read_text())["data"]["hit"] is True
     after = {path: path.stat().st_mtime_ns for path in token_cache.rglob("manifest.json")}
@@ -210,7 +210,7 @@ def test_ctrl_c_stops_everything_and_still_reports(launcher: Launcher, alive: Al
 def test_a_config_file_with_comments_acts(launcher: Launcher) -> None:
     text = launcher.config.read_text()
     launcher.config.write_text(f"// a comment\n{text[:-1]}, /* and */ \n}}")
-    run = launcher("--max-steps", "2")
+    run = launcher("--max-steps", "2", "--workers=1")
     assert run.exit_code == 0, run.output
     assert {worker["steps"] for worker in run.report()["workers"]} == {2}
 
@@ -260,6 +260,22 @@ def test_a_disk_that_is_full_before_the_start_is_one_clear_line(
     assert run.exit_code == 2, run.output
     assert "No space left on device" in run.output
     assert "Traceback" not in run.output
+
+
+def test_a_disk_that_fills_before_a_fault_is_replayed_hides_no_verdict(
+    launcher: Launcher, small_disk: Path
+) -> None:
+    env = {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}", "STOPS_AFTER": "CPU1 4"}
+    asked = ("--workers=3", "--max-steps=8", "debug.drill=flip@6:CPU1", "launch.replay_s=100")
+    process = launcher.start("--run-dir", str(small_disk / "run"), *asked, **env)
+    seen = read_until(process, "[CPU1] Step [3/")
+    wait_until_stopped(slow := pid_of("CPU1", small_disk / "run"))
+    fill(small_disk)
+    os.kill(slow, signal.SIGCONT)
+    run = launcher.finish(process, seen)
+    assert run.exit_code == 21, run.output
+    assert run.lines("[launcher] no report: ")
+    assert run.lines("[launcher] SUSPECT: CPU1: ")
 
 
 def test_a_disk_that_fills_during_the_run_changes_no_verdict(
@@ -357,7 +373,7 @@ def test_a_drill_that_could_not_act_is_refused_before_anything_starts(
 
 
 def test_the_settings_of_a_run_can_be_run_again(launcher: Launcher) -> None:
-    first = launcher("--max-steps", "2", "--workers", "3")
+    first = launcher("--max-steps", "2", "--workers", "1")
     again = launcher("--config", f"{first.directory}/config.json", "--run-dir", "again")
     assert again.exit_code == 0, again.output
     other = launcher.cwd / "again" / "config.json"
@@ -402,7 +418,7 @@ def test_secrets_reach_no_file_of_a_run(launcher: Launcher) -> None:
     assert run.exit_code == 0, run.output
     assert secret not in run.output
     run.directory.rename(run.cwd / "command")
-    run = launcher("--max-steps", "1", "training.save_last=true", HF_TOKEN=secret)
+    run = launcher("--max-steps=1", "--workers=1", "training.save_last=true", HF_TOKEN=secret)
     assert run.exit_code == 0, run.output
     files = [path for path in run.cwd.rglob("*") if path.is_file()]
     assert [path for path in files if secret.encode() in path.read_bytes()] == []

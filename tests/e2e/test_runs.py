@@ -179,7 +179,9 @@ def test_clear_leaves_what_is_not_the_users_or_not_known(runs: Runs, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("foo",), "invalid choice: 'foo' (choose from"),
+        (("foo",), "'foo': none of list, open, clear (--help"),
+        (("opne",), "did you mean open?"),
+        (("clear", "--older", "1"), "--older: no such option (--help"),
         (("clear", "--days", "-1"), "invalid days value: '-1'"),
         (("clear", "--dayz", "1"), "--dayz: no such option; did you mean --days?"),
         (("open", "/etc"), "/etc: no run of yours that has a report"),

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from model_check.config.ranks import rank_timeout_s
 from model_check.engine.assembly import build_trainer
+from model_check.engine.distributed.job import joined
+from model_check.engine.distributed.world import World
 from model_check.engine.run_context import Channels
-from model_check.engine.world import World, joined
+from model_check.events import Evaluation
+from model_check.forensics.shard import is_shared
 from model_check.models.loss import IGNORED
 from model_check.utils.worker_env import RankEnv
 from tests.engine.conftest import (
@@ -48,18 +52,34 @@ class Shared(FakeSource):
             yield FakeBatch(batch.inputs, targets)
 
 
+def validation(world: World) -> list[FakeBatch]:
+    """Five batches, divided among the ranks: not each has as many."""
+    source = FakeSource(batch_size=2)
+    return [source.random(number) for number in range(world.rank, 5, world.size)]
+
+
+def whole(parameter: Tensor) -> Tensor:
+    """Of a sharded model: gathered, which all ranks ask for."""
+    shared: Any = parameter.detach()
+    return shared.full_tensor() if is_shared(shared) else shared
+
+
 def main(plan: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(getattr(torch, plan["dtype"]))
     settings = make_settings(**plan["changes"])
     kept = Kept()
     limit = partial(rank_timeout_s, settings.launch, False)
-    with joined(RankEnv.from_environ(os.environ), torch.device("cpu"), limit) as world:
+    with joined(
+        RankEnv.from_environ(os.environ), torch.device("cpu"), limit, settings.launch
+    ) as world:
         training = settings.training
         source = Shared(training.batch_size, training.context_length, world)
+        splits = {"val": partial(validation, world)} if training.eval_interval else {}
         context = replace(
             bare_context(kept, Path(plan["out"]).parent / "checkpoints"),
             world=world,
+            splits=splits,
             channels=Channels(kept.say, kept, is_quiet=not world.is_first),
         )
         trainer = build_trainer(settings, source, VOCABULARY, context)
@@ -72,7 +92,8 @@ def main(plan: dict[str, Any]) -> None:
             "prints": [step.fp for step in kept.steps()],
             "repeated": [step.repeated for step in kept.steps()],
             "lines": kept.lines,
-            "weights": {n: p.detach() for n, p in trainer.state.model.named_parameters()},
+            "evaluations": [e.loss for e in kept.events if isinstance(e, Evaluation)],
+            "weights": {n: whole(p) for n, p in trainer.state.model.named_parameters()},
         }
         torch.save(found, f"{plan['out']}.{world.rank}.pt")
 

@@ -13,18 +13,17 @@ import torch
 from launcher.doctor.storage import try_to_write
 from model_check.engine.checkpoint import (
     SCHEMA,
-    CheckpointError,
     read_checkpoint,
     write_checkpoint,
 )
 from model_check.engine.saving.checkpoint_files import (
     keep_earlier,
     newest_first,
-    steps_of,
     sweep_leftovers,
 )
-from model_check.errors import EXIT_USAGE, StorageError
+from model_check.errors import EXIT_USAGE, CheckpointError, StorageError
 from model_check.forensics.dump import dump_tensors
+from model_check.utils.checkpoint_names import steps_of
 from tests.data.canary import make_private, untouched
 
 

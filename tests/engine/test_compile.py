@@ -1,20 +1,29 @@
-"""torch.compile by block: the same training, within its rounding; parameters keep their names."""
+"""torch.compile between the products: the same training, within its rounding; parameters keep their
+names; what fails its trial is not taken."""
 
+import itertools
 import os
+import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from model_check.engine.checkpoint import CheckpointError
+from model_check.engine import compile as compile_module
+from model_check.engine.batches import StepData
 from model_check.engine.compile import take_cache
-from model_check.errors import ConfigError
-from model_check.events import Phase
+from model_check.engine.compile_trial import Pass, obstacle_of
+from model_check.engine.uncompiled import is_compiled
+from model_check.errors import CheckpointError, ConfigError
+from model_check.events import Evaluation, Phase
+from model_check.models.basic_llama import BasicLlama
+from model_check.models.loss import ChunkLoss, loss_and_gradient
 from tests.engine.conftest import FakeBatch, FakeSource, Run, Worker
 
 MakeRun = Callable[..., Run]
@@ -50,23 +59,133 @@ def test_compiled_blocks_train_as_eager_ones(
     assert phases == ["build", "compile", "train"]
 
 
+def losses_of(run: Run) -> list[float]:
+    """Of its evaluations."""
+    events = [event for event in run.kept.events if isinstance(event, Evaluation)]
+    return [float.fromhex(event.loss) for event in events]
+
+
 def with_documents(number: int) -> FakeBatch:
     batch = FakeSource().random(number)
     return FakeBatch(batch.inputs, batch.targets, torch.arange(16).repeat(2, 1) // 5)
 
 
+def batches_of(*sizes: int) -> Iterator[FakeBatch]:
+    """A split whose last batch is smaller."""
+    for number, size in enumerate(sizes):
+        batch = with_documents(100 + number)
+        assert batch.documents is not None
+        yield FakeBatch(batch.inputs[:size], batch.targets[:size], batch.documents[:size])
+
+
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(400)
-def test_no_step_compiles_again_where_documents_are_masked(tiny_run: MakeRun) -> None:
-    run = tiny_run(
-        FakeSource(make=with_documents),
-        data__document_masking="true",
-        training__compile="true",
-    )
+def test_nothing_breaks_or_compiles_again_in_50_steps_and_a_resumed_run_has_their_bits(
+    tiny_run: MakeRun, tmp_path: Path
+) -> None:
+    """With accumulation, documents, evaluation with a smaller last batch, samples and saves."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+
+    def run(**changes: Any) -> Run:
+        return tiny_run(
+            FakeSource(make=with_documents),
+            splits={"val": lambda: batches_of(2, 2, 1)},
+            data__document_masking="true",
+            training__grad_accum_nums=2,
+            training__loss_chunk_rows=24,
+            training__eval_interval=10,
+            training__save_interval=25,
+            training__max_steps=50,
+            **{"training__compile": "true"} | changes,
+        )
+
+    whole = run()
+    assert is_compiled(whole.trainer.state.model), whole.kept.lines
+    before = counters["stats"]["unique_graphs"]
+    assert before >= 5  # block, norm and loss, with and without gradients
     with torch._dynamo.config.patch(error_on_recompile=True):
-        run()
-    assert len(run.bits()) == 4
+        whole()
+        assert counters["stats"]["unique_graphs"] == before
+        assert not counters["graph_break"]
+    assert len(whole.bits()) == 50
+    resumed = run(training__resume=tmp_path / "checkpoints" / "step_25.pt")
+    assert is_compiled(resumed.trainer.state.model)
+    assert resumed().bits() == whole.bits()[25:]
+    eager = run(training__compile="false")()
+    assert losses_of(whole) == pytest.approx(losses_of(eager), rel=1e-3)
+
+
+def spoilt(kind: str) -> ChunkLoss:
+    """Compiled code that is not to be trusted."""
+    calls = itertools.count(1)
+
+    def call(
+        logits: Tensor, targets: Tensor, factor: Tensor | None, with_gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        loss, gradient = loss_and_gradient(logits, targets, factor, with_gradient)
+        if gradient is not None and kind == "varies":
+            gradient[0, 0] += 1e-6 * next(calls)
+        if gradient is not None and kind == "wrong":
+            gradient *= 1.2
+        if gradient is not None and kind == "nan":
+            gradient[0, 0] = float("nan")
+        if kind == "raises" and with_gradient:
+            raise AssertionError("no plan")
+        return loss * 1.1 if kind == "other loss" else loss, gradient
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("varies", r"3 equal steps give other bits of the gradient of tok_embed\.weight"),
+        ("wrong", r"the gradient of tok_embed\.weight is off by 0\.2 of its size"),
+        ("nan", r"the gradient of tok_embed\.weight is off by nan of its size"),
+        ("raises", "AssertionError: no plan"),
+        ("other loss", r"its loss is 3\.\d+, and 3\.\d+ by eager code"),
+    ],
+)
+def test_compiled_code_that_fails_its_trial_is_not_taken(
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch, kind: str, said: str
+) -> None:
+    def wrap(model: BasicLlama) -> None:
+        model.loss.chunk_loss = spoilt(kind)
+
+    monkeypatch.setattr(compile_module, "_wrap", wrap)
+    monkeypatch.setattr(compile_module, "_refuse_without_compiler", lambda: None)
+    eager = tiny_run()()
+    mode = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("error")
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        run = tiny_run(training__compile="true")()
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+    assert not is_compiled(run.trainer.state.model)
+    (told,) = [line for line in run.kept.lines if "not taken" in line]
+    assert re.fullmatch(rf"training\.compile = true: not taken, this run is eager: {said}.*", told)
+    assert run.bits() == eager.bits()
+    train = next(e for e in run.kept.events if isinstance(e, Phase) and e.name == "train")
+    assert train.detail["compiled"] is False
+
+
+@pytest.mark.parametrize(("value", "is_rounding"), [(3e-8, True), (0.0, True), (1e-3, False)])
+def test_a_gradient_of_nothing_but_rounding_is_held_against_all_of_them(
+    value: float, is_rounding: bool
+) -> None:
+    """Where each position sees itself alone, that of a query's weights."""
+
+    def passes(of_query: float) -> Callable[[StepData], Pass]:
+        return lambda _: Pass(torch.ones(()), [torch.ones(8), torch.full((8,), of_query)])
+
+    data = StepData(0, [], 1, 1)
+    options = {"deterministic": True}
+    found = obstacle_of(passes(value), passes(1e-8), [data], ["a", "wq"], torch.float32, **options)
+    assert (found is None) is is_rounding, found
 
 
 def test_a_checkpoint_that_cannot_be_resumed_is_refused_before_the_wait(
@@ -103,9 +222,7 @@ def test_compiled_code_is_run_from_a_directory_of_ones_own_alone(
 ) -> None:
     tmp_path.chmod(0o1777)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "named")
-    take_cache()
-    assert os.environ.pop("TORCHINDUCTOR_CACHE_DIR") == "named"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     directory = tmp_path / "torchinductor_uid0"
     if taken_by == "nobody":
         take_cache()
@@ -121,3 +238,24 @@ def test_compiled_code_is_run_from_a_directory_of_ones_own_alone(
     os.chown(directory, 4711, 4711, follow_symlinks=False)
     with pytest.raises(ConfigError, match=r"another user.* set TORCHINDUCTOR_CACHE_DIR"):
         take_cache()
+
+
+@pytest.mark.parametrize(
+    ("named", "refusal"),
+    [("new/deep", None), ("", None), ("file/below", "Not a directory"), ("file", "File exists")],
+)
+def test_a_directory_that_the_environment_names_is_made_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, refusal: str | None
+) -> None:
+    """torch makes it while it is imported, and would raise there."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    directory = str(tmp_path / named) if named else ""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", directory)
+    if refusal is not None:
+        with pytest.raises(ConfigError, match=rf"{directory}: {refusal}.* set TORCHINDUCTOR_CACHE"):
+            take_cache()
+        return
+    take_cache()
+    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_dir()
+    assert not named or os.environ["TORCHINDUCTOR_CACHE_DIR"] == directory

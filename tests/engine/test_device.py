@@ -1,5 +1,6 @@
 """Which device, how many threads, and whether it is the GPU that was meant."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_check.engine.device import check_uuid, default_num_threads, describe_device, pick_device
+from launcher.verdict.agreement import MUST_MATCH
+from model_check.config.schema import SystemSettings
+from model_check.engine.device import (
+    check_uuid,
+    default_num_threads,
+    describe_device,
+    pick_device,
+    set_up_process,
+)
 from model_check.errors import NoGpuError
 from model_check.utils.worker_env import WorkerEnv
 
@@ -36,6 +45,26 @@ def test_another_gpu_than_meant_is_refused_with_both_names() -> None:
         check_uuid("GPU-aaaa", UUID)
 
 
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [(None, ":4096:8"), ("", ":4096:8"), (":4096:2:16:8", ":4096:8"), (":16:8", ":16:8")],
+)
+def test_a_workspace_of_cublas_that_torch_refuses_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, left: str
+) -> None:
+    variable = "CUBLAS_WORKSPACE_CONFIG"
+    monkeypatch.setenv(variable, given or "")
+    if given is None:
+        monkeypatch.delenv(variable)
+    mode = torch.get_deterministic_debug_mode()
+    try:
+        told = set_up_process(SystemSettings(num_threads=torch.get_num_threads()), 1, {})
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+    assert os.environ[variable] == left
+    assert (told is not None) == bool(given and given != left)
+
+
 def test_threads_are_those_of_the_environment_else_a_share_of_the_cores() -> None:
     assert default_num_threads(2, {"OMP_NUM_THREADS": "3"}) == 3
     alone = default_num_threads(1, {"OMP_NUM_THREADS": ""})
@@ -50,9 +79,35 @@ def test_a_device_is_described_for_the_comparison_of_workers() -> None:
     assert detail["device_name"]
 
 
+def test_variables_that_decide_bits_are_told_and_others_are_not() -> None:
+    """MKL_CBWR=COMPATIBLE gives a product of float32 other bits, ONEDNN_MAX_CPU_ISA one of
+    bfloat16."""
+    cpu = torch.device("cpu")
+    ours = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "MKL_CBWR": "", "HOME": "/root"}
+    assert describe_device(cpu, ours)["math_environ"] is None
+    theirs = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "MKL_CBWR": "COMPATIBLE"}
+    said = describe_device(cpu, theirs)["math_environ"]
+    assert said == "CUBLAS_WORKSPACE_CONFIG=:16:8, MKL_CBWR=COMPATIBLE"
+    assert "math_environ" in MUST_MATCH
+
+
+def test_where_bits_are_compared_no_sum_is_in_sixteen_bits() -> None:
+    code = (
+        "import torch; from model_check.engine.device import set_up_process;"
+        "from model_check.config.schema import SystemSettings;"
+        "set_up_process(SystemSettings(deterministic={}), 1, {{}});"
+        "print(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction)"
+    )
+    for deterministic in (True, False):
+        command = [sys.executable, "-c", code.format(deterministic)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+        assert done.stdout.strip() == str(not deterministic), done.stderr
+
+
 TAKE_AND_FREE = """
 import resource
 import torch
+from launcher.verdict.agreement import MUST_MATCH
 from model_check.engine.device import keep_freed_memory
 torch.set_num_threads(2)
 keep_freed_memory()

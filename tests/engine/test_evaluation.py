@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model_check.engine.evaluation import perplexity
+from model_check.engine.evaluation import perplexity, untouched
 from model_check.engine.rng import rng_states
 from model_check.engine.stop import Terminated
 from model_check.events import Beat, Evaluation, Note, Phase
@@ -33,6 +33,18 @@ def test_training_goes_on_as_if_nobody_had_looked(tiny_run: MakeRun) -> None:
     assert watched.bits() == plain.bits()
     assert all(torch.equal(w, plain.weights()[n]) for n, w in watched.weights().items())
     assert len(evaluations(watched)) == 6 * len(SPLITS)
+
+
+def test_casting_weights_once_for_all_batches_changes_no_bit(tiny_run: MakeRun) -> None:
+    batches = [FakeSource().random(number) for number in (100, 101, 102)]
+    splits = {"val": lambda: iter(batches)}
+    run = tiny_run(training__use_amp="true", training__eval_interval=4, splits=splits)()
+    model, total = run.trainer.state.model, torch.zeros((), dtype=torch.float64)
+    for batch in batches:
+        with untouched(model), run.trainer.plan.forward_context():
+            total += model(batch.inputs, batch.targets)
+    (evaluation,) = evaluations(run)
+    assert evaluation.loss == (float(total) / evaluation.tokens).hex()
 
 
 def test_no_state_is_touched(tiny_run: MakeRun) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import model_check
-from model_check.engine.checkpoint import CheckpointError
+from model_check.errors import CheckpointError
 from model_check.utils.project_files import version
 from tests.engine.conftest import ROOT, VOCABULARY, Run
 

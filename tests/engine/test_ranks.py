@@ -1,11 +1,7 @@
 """The ranks of a job, each in a process of its own, beside one process with all their batches."""
 
-import json
-import os
 import socket
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,53 +9,45 @@ import pytest
 import torch
 
 from model_check.utils import worker_env
-from tests.engine.conftest import DEADLINE_S, ROOT
+from tests.engine.nursery import Nursery
 
 NUM_STEPS = 20
 Found = dict[str, Any]
 Job = Callable[..., list[Found]]
 
 
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path, nursery: Nursery) -> Job:
     """Train in so many ranks; what each of them found."""
 
     def train(
         num_ranks: int, dtype: str = "float64", where: str = "", **changes: Any
     ) -> list[Found]:
-        place = socket.socket()
-        place.bind(("127.0.0.1", 0))
         directory = tmp_path / (where or f"job{len(list(tmp_path.iterdir()))}")
         directory.mkdir(exist_ok=True)
-        plan = json.dumps({"dtype": dtype, "changes": changes, "out": str(directory / "found")})
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(ROOT / "tests/engine/ranks.py"), plan],
-                env=os.environ | _place(rank, num_ranks, place),
-                pass_fds=[place.fileno()] if rank == 0 else [],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(num_ranks)
-        ]
-        place.close()
-        try:
-            outputs = [process.communicate(timeout=DEADLINE_S)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        assert [process.returncode for process in processes] == [0] * num_ranks, outputs
+        plan = {"dtype": dtype, "changes": changes, "out": str(directory / "found")}
+        outputs = [directory / f"output.{rank}.txt" for rank in range(num_ranks)]
+        with socket.socket() as place:
+            place.bind(("127.0.0.1", 0))
+            environments = [_place(rank, num_ranks, place) for rank in range(num_ranks)]
+            codes = nursery.train(plan, environments, place, outputs)
+        assert codes == [0] * num_ranks, [output.read_text() for output in outputs]
         return [torch.load(directory / f"found.{rank}.pt") for rank in range(num_ranks)]
 
     return train
 
 
 def _place(rank: int, num_ranks: int, place: socket.socket) -> dict[str, str]:
-    own = {"PYTHONPATH": str(ROOT)}
     if num_ranks == 1:
-        return own
-    return own | {
+        return {}
+    return {
         worker_env.RANK: str(rank),
         worker_env.LOCAL_RANK: str(rank),
         worker_env.WORLD_SIZE: str(num_ranks),
@@ -122,6 +110,28 @@ def test_ranks_agree_to_the_bit_and_say_what_is_their_own(job: Job) -> None:
     assert own[0] != own[1]
     for step, loss in enumerate(first["losses"]):
         assert own[0][step] + own[1][step] == pytest.approx(loss, rel=1e-6)
+
+
+def test_ranks_that_cast_once_a_step_have_the_bits_of_autocast(job: Job) -> None:
+    changes = {
+        "training__max_steps": 6,
+        "training__use_amp": "true",
+        "training__grad_accum_nums": 2,
+        "training__max_grad_norm": 0.5,
+        "training__eval_interval": 3,
+        "data__validation": "val=0.1",
+        "launch__mode": "ddp",
+        "launch__audit_interval": 2,
+        "debug__fingerprints": "full",
+    }
+    plain, copies = (
+        job(2, "float32", training__bf16_copies=how, **changes) for how in ("false", "true")
+    )
+    for one, other in zip(plain, copies, strict=True):
+        assert not any("not taken" in line for line in other["lines"])
+        assert furthest(one, other) == 0.0
+        assert one["prints"] == other["prints"]
+        assert one["evaluations"] == other["evaluations"]
 
 
 def test_the_last_bits_do_not_hang_on_where_a_run_was_resumed(job: Job) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from model_check.config.flops import flops_per_token
 from model_check.engine import assembly
 from model_check.engine.batches import StepData
 from model_check.engine.memory import OutOfMemory
-from model_check.engine.observe.mfu import flops_per_token
 from model_check.engine.reading import Reader
 from model_check.engine.step import StepResult
 from model_check.engine.stop import Terminated

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_check.forensics import fingerprint_c
+from model_check.forensics import fingerprint_c, fingerprint_kernel
 from model_check.forensics.fingerprint import Fingerprint, eager_fingerprint
 from model_check.forensics.fingerprint_c import c_fingerprint
 from model_check.forensics.fingerprint_kernel import fingerprint_for
@@ -35,6 +35,14 @@ def by_the_formula(tensor: Tensor, first_row: int) -> int:
         row, column = divmod(n, NUM_COLUMNS)
         total += int(bits) * row_weight(first_row + row) * column_weight(column)
     return total % (1 << 64)
+
+
+@pytest.fixture(autouse=True)
+def _chosen_anew() -> Iterator[None]:
+    """No test has the kernel that an earlier one has made, nor leaves its own."""
+    fingerprint_kernel._fast.cache_clear()
+    yield
+    fingerprint_kernel._fast.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +252,16 @@ def test_a_place_for_temporary_files_that_is_gone_is_told(
 def test_a_device_without_a_kernel_of_ours_has_that_of_torch() -> None:
     kernel = fingerprint_for(torch.device("meta"))
     assert (kernel.name, kernel.obstacle) == ("eager", "there is no faster kernel for meta")
+
+
+@needs_compiler
+def test_a_process_compiles_once(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_torch_does_it("no C compiler")  # which is looked for again
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    kernel = fingerprint_for(CPU)
+    monkeypatch.setenv("PATH", str(machine))
+    assert fingerprint_for(CPU) is kernel
+    assert kernel.name == "c"
 
 
 def test_to_choose_a_kernel_takes_no_random_number() -> None:

@@ -254,9 +254,19 @@ def test_a_place_without_a_model_is_told(capfd: pytest.CaptureFixture[str], tmp_
     (tmp_path / "torn" / "config.json").write_text("{")
     (tmp_path / "empty").mkdir()
     (tmp_path / "x.pt").write_text("x")
+    (tmp_path / "step_4" / ("0" * 16)).mkdir(parents=True)
+    for name, content in (("not_text", b'{"a":"\xff"}'), ("endless", b'{"a":' + b"[" * 100_000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_bytes(content)
     for name, told in (
+        ("step_4", "step_4: not a checkpoint: its save was not finished"),
+        ("not_text", "config.json"),
+        ("endless", "config.json"),
         ("nowhere", "no such checkpoint"),
-        ("empty", "holds no last.pt, no step_N.pt, and no config.json"),
+        (
+            "empty",
+            "holds no last.pt or step_N.pt, nor a sharded last or step_N, and no config.json",
+        ),
         ("torn", "config.json"),
         ("x.pt", "x.pt"),
     ):

@@ -57,14 +57,53 @@ def test_a_reader_who_is_gone_ends_it_as_sigpipe_would(
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_an_error_that_nobody_reads_keeps_its_exit_code(tmp_path: Path) -> None:
-    pipe = nobody()
-    command = [sys.executable, "-m", "launcher", "--no-such-option"]
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("prepare", "--gc"),
+        ("watch", "run"),
+        ("export", "--help"),
+        ("forensics", "--version"),
+        ("train", "--help"),
+        ("--version",),
+    ],
+    ids=" ".join,
+)
+def test_programs_that_the_launcher_becomes_end_as_it_does(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """And what it draws with a library."""
+    (tmp_path / ".cache/datasets").mkdir(parents=True)
+    assert start(tmp_path, "--device", "cpu", "--run-dir", "run", "--", "true").returncode == 0
+    for stream, code in ((os.open("/dev/full", os.O_WRONLY), 2), (nobody(), 141)):
+        done = start(tmp_path, *arguments, stdout=stream)
+        os.close(stream)
+        told = b"error: standard output: No space left on device\n" if code == 2 else b""
+        assert (done.returncode, done.stderr.removeprefix(b"[launcher] ")) == (code, told)
+
+
+def test_nothing_is_told_of_the_phase_of_a_command(tmp_path: Path) -> None:
+    assert start(tmp_path, "--device", "cpu", "--run-dir", "run", "--", "true").returncode == 0
+    assert b"waiting" not in start(tmp_path, "watch", "run").stdout
+
+
+@pytest.mark.parametrize("verb", [(), ("prepare",), ("forensics",)])
+def test_an_error_that_nobody_reads_keeps_its_exit_code(
+    tmp_path: Path, verb: tuple[str, ...]
+) -> None:
+    command = [sys.executable, "-m", "launcher", *verb, "--no-such-option"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for stream in (pipe, os.open("/dev/full", os.O_WRONLY)):
+    for stream in (nobody(), os.open("/dev/full", os.O_WRONLY)):
         done = subprocess.run(command, cwd=tmp_path, env=env, stderr=stream, timeout=110)
         os.close(stream)
         assert done.returncode == 2
+
+
+def test_config_has_help_under_each_of_its_names(tmp_path: Path) -> None:
+    asked = (("config", "--help"), ("help", "config"), ("config", "show", "-h"))
+    shown = {start(tmp_path, *arguments).stdout for arguments in asked}
+    assert len(shown) == 1
+    assert shown.pop().startswith(b"usage: run.sh config show ")
 
 
 def test_a_command_of_any_bytes_runs_and_is_kept_readably(tmp_path: Path) -> None:

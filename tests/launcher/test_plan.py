@@ -132,3 +132,15 @@ def test_isolated_workers_do_not_inherit_a_rank() -> None:
         assert not of_a_job.keys() & spec.env.keys()
     (command,) = plan_command(cpu_places(1), ["tool"], context(**of_a_job))
     assert of_a_job.items() <= command.env.items()
+
+
+def test_a_worker_compiles_with_its_share_of_the_cores_and_grows_its_segments() -> None:
+    (one, *_) = plan_training(gpu_places([H100]), context())
+    share = one.env["OMP_NUM_THREADS"]
+    assert one.env["TORCHINDUCTOR_COMPILE_THREADS"] == share
+    assert one.env["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    theirs = context(PYTORCH_ALLOC_CONF="max_split_size_mb:64", TORCHINDUCTOR_COMPILE_THREADS="2")
+    (own, *_) = plan_training(gpu_places([H100]), theirs)
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in own.env
+    assert own.env["TORCHINDUCTOR_COMPILE_THREADS"] == "2"
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in plan_training(cpu_places(1), context())[0].env

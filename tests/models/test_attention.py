@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from model_check.errors import ConfigError
-from model_check.models.attention import BACKENDS, FLASH_MODULES, eager, resumed
-from model_check.models.backends import resolve_backend
+from model_check.models.attention import BACKENDS, FLASH_MODULES, bound, eager, resumed
+from model_check.models.backends import candidates_for, needs_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NO_FLASH_ATTN = importlib.util.find_spec("flash_attn") is None
@@ -60,45 +60,45 @@ def test_eager_attends_to_itself_at_the_first_position() -> None:
 
 
 def test_auto_on_a_cpu_is_sdpa_and_says_why() -> None:
-    name, reason = resolve_backend("auto", CPU, torch.bfloat16)
-    assert (name, "CUDA" in reason) == ("sdpa", True)
+    names, reason = candidates_for("auto", needs_of(CPU, torch.bfloat16))
+    assert (names, "CUDA" in reason) == (["sdpa", "eager"], True)
 
 
 @pytest.mark.parametrize("name", ["eager", "sdpa"])
 def test_a_named_backend_is_taken(name: str) -> None:
-    assert resolve_backend(name, CPU, torch.float32)[0] == name  # type: ignore[arg-type]
+    assert candidates_for(name, needs_of(CPU, torch.float32))[0] == [name]
 
 
 def test_flash_attn_2_on_a_cpu_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.attention_backend = 'flash_attn_2'.*CUDA GPU"):
-        resolve_backend("flash_attn_2", CPU, torch.bfloat16)
+        candidates_for("flash_attn_2", needs_of(CPU, torch.bfloat16))
 
 
 def test_flash_attn_2_in_float32_names_the_setting() -> None:
     with pytest.raises(ConfigError, match="use_amp=true"):
-        resolve_backend("flash_attn_2", CUDA, torch.float32)
+        candidates_for("flash_attn_2", needs_of(CUDA, torch.float32))
 
 
 @pytest.mark.skipif(not NO_FLASH_ATTN, reason="flash_attn is installed")
 def test_a_missing_package_tells_how_to_install_it() -> None:
     with pytest.raises(ConfigError, match="pip install flash-attn --no-build-isolation"):
-        resolve_backend("flash_attn_2", CUDA, torch.bfloat16)
+        candidates_for("flash_attn_2", needs_of(CUDA, torch.bfloat16))
 
 
 @pytest.mark.skipif(not NO_FLASH_ATTN, reason="flash_attn is installed")
 def test_auto_without_a_package_is_a_kernel_of_torch() -> None:
-    assert resolve_backend("auto", CUDA, torch.bfloat16)[0] in ("cudnn", "sdpa")
+    assert candidates_for("auto", needs_of(CUDA, torch.bfloat16))[0][0] in ("cudnn", "sdpa")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FLASH_MODULES)
 def test_flash_attn_equals_eager_within_its_precision(name: str) -> None:
     try:
-        resolve_backend(name, CUDA, torch.bfloat16)
+        candidates_for(name, needs_of(CUDA, torch.bfloat16))
     except ConfigError as error:
         pytest.skip(str(error))
     q, k, v = (x.detach().bfloat16().cuda() for x in inputs(2))
     exact = eager(q.double(), k.double(), v.double())
-    error = (BACKENDS[name](q, k, v, None).double() - exact).abs().max()
+    error = (bound(name)(q, k, v, None).double() - exact).abs().max()
     torch_error = (BACKENDS["sdpa"](q, k, v, None).double() - exact).abs().max()
     assert error <= 2 * torch_error + 1e-3

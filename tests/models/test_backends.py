@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from launcher.doctor.preflight import check_training
-from model_check.config.backends import flash_fallback
+from model_check.config.backends import flash_fallback, generation_obstacle
 from model_check.config.load import Request, load
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
-from model_check.models.attention import BACKENDS, FLASH_MODULES, eager, flash_function
+from model_check.models.attention import FLASH_MODULES, bound, eager
 from model_check.models.backends import (
     KernelNeeds,
     _best,
-    _generation_obstacle,
     _newest_flash,
     _obstacle,
-    resolve_backend,
+    candidates_for,
+    needs_of,
 )
 from pretrain_main import refuse_impossible
 
@@ -44,9 +44,7 @@ def flash_attn_func(q, k, v, softmax_scale=None, causal=False{extra}):
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
-    flash_function.cache_clear()
     yield tmp_path
-    flash_function.cache_clear()
     for module in [name for name in sys.modules if name.split(".")[0].startswith("flash_attn")]:
         del sys.modules[module]
 
@@ -85,10 +83,10 @@ def test_every_generation_is_called_in_its_own_way(
     (packages / "flash_attn" / "__init__.py").touch()
     write(packages / file, deterministic=deterministic, result=result)
     q, k, v = torch.randn(2, 4, 8, 16), torch.randn(2, 2, 8, 16), torch.randn(2, 2, 8, 16)
-    assert torch.equal(BACKENDS[name](q, k, v, None), eager(q, k, v))
+    assert torch.equal(bound(name, deterministic=True)(q, k, v, None), eager(q, k, v))
     call = sys.modules[FLASH_MODULES[name]].calls[-1]
     expected = {"shape": (2, 8, 4, 16), "causal": True}
-    assert call == (expected | {"deterministic": False} if deterministic else expected)
+    assert call == (expected | {"deterministic": True} if deterministic else expected)
 
 
 def test_a_package_that_cannot_be_deterministic_is_refused_where_bits_count(
@@ -105,32 +103,30 @@ class OnHopper(KernelNeeds):
     capability = HOPPER
 
 
-@pytest.mark.parametrize("documents", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_where_bits_are_compared_auto_is_sdpa_whatever_is_installed(
-    every_flash_attention: Path, dtype: torch.dtype, documents: bool
-) -> None:
-    name, reason = _best(OnHopper(CUDA, dtype, deterministic=True, documents=documents))
-    assert name == "sdpa"
-    assert "bits are compared" in reason
-
-
-def test_flash_attention_3_and_4_are_not_believed_deterministic(
+def test_where_bits_are_compared_a_trial_decides_on_flash_attention_3_and_4(
     every_flash_attention: Path,
 ) -> None:
-    compared = OnHopper(CUDA, torch.bfloat16, deterministic=True, documents=False)
-    for name in ("flash_attn_3", "flash_attn_4"):
-        assert "not known to be deterministic (system.determ" in str(_obstacle(name, compared))
-    assert _newest_flash(compared)[0] == "flash_attn_2"
-    quick = OnHopper(CUDA, torch.bfloat16, deterministic=False, documents=False)
-    assert _newest_flash(quick)[0] == _best(quick)[0] == "flash_attn_4"
+    for deterministic in (False, True):
+        needs = OnHopper(CUDA, torch.bfloat16, deterministic=deterministic, documents=False)
+        flash = ["flash_attn_4", "flash_attn_3", "flash_attn_2"]
+        assert _newest_flash(needs)[0] == _best(needs)[0] == flash
+        assert candidates_for("auto", needs)[0] == [*flash, "sdpa", "eager"]
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_float32_and_documents_leave_kernels_of_torch_alone(
+    every_flash_attention: Path, documents: bool
+) -> None:
+    dtype = torch.bfloat16 if documents else torch.float32
+    needs = OnHopper(CUDA, dtype, deterministic=True, documents=documents)
+    assert candidates_for("auto", needs)[0] == ["sdpa", "eager"]
 
 
 def test_a_broken_package_is_no_missing_one(packages: Path) -> None:
     (packages / "flash_attn").mkdir()
     (packages / "flash_attn" / "__init__.py").write_text("raise ImportError('undefined symbol: x')")
     with pytest.raises(ConfigError, match="installed but broken: undefined symbol: x"):
-        resolve_backend("flash_attn_2", CUDA, torch.bfloat16)
+        candidates_for("flash_attn_2", needs_of(CUDA, torch.bfloat16))
 
 
 @pytest.mark.parametrize(
@@ -146,15 +142,12 @@ def test_each_is_chosen_only_on_gpus_that_have_its_kernels(
     name: str, runs_on: set[tuple[int, int]]
 ) -> None:
     every = {TURING, AMPERE, HOPPER, BLACKWELL}
-    assert {c for c in every if _generation_obstacle(name, c) is None} == runs_on
-    assert "7.5" in str(_generation_obstacle(name, TURING))
+    assert {c for c in every if generation_obstacle(name, c) is None} == runs_on
+    assert "7.5" in str(generation_obstacle(name, TURING))
 
 
-@pytest.mark.parametrize("name", ["flash_attn_3", "flash_attn_4", "cudnn"])
-def test_a_kernel_that_varies_is_refused_where_bits_are_compared_before_anything_starts(
-    name: str,
-) -> None:
-    request = Request(preset="production", overrides=(f"model.attention_backend={name}",))
+def test_cudnn_is_refused_where_bits_are_compared_before_anything_starts() -> None:
+    request = Request(preset="production", overrides=("model.attention_backend=cudnn",))
     with pytest.raises(ConfigError, match=r"deterministic \(system\.deterministic=false allows it"):
         load(request, lambda: True)
 
@@ -171,7 +164,8 @@ def test_flash_attention_takes_no_documents() -> None:
     overrides = ("model.attention_backend=flash_attn_2", "data.document_masking=true")
     with pytest.raises(ConfigError, match=r"data\.document_masking=true.*sdpa and eager do"):
         load(Request(preset="production", overrides=overrides), lambda: True)
-    assert resolve_backend("auto", CUDA, torch.bfloat16, documents=True)[0] == "sdpa"
+    needs = needs_of(CUDA, torch.bfloat16, documents=True)
+    assert candidates_for("auto", needs)[0] == ["sdpa", "eager"]
 
 
 DOCUMENTED = {
@@ -192,7 +186,7 @@ def test_the_documented_file_trains_where_no_flash_attention_is_installed(tmp_pa
     missing = "flash_attn_2 is not installed (pip install flash-attn --no-build-isolation)"
     assert flash_fallback(settings, "cuda") == missing
     needs = OnHopper(CUDA, torch.bfloat16, deterministic=True, documents=False)
-    assert _newest_flash(needs) == ("sdpa", f"instead of flash_attn: {missing}")
+    assert _newest_flash(needs) == (["sdpa"], f"instead of flash_attn: {missing}")
 
 
 @pytest.mark.parametrize(
@@ -211,11 +205,11 @@ def test_what_flash_attention_cannot_do_falls_back_too(
     assert flash_fallback(documented(tmp_path), "cuda") is None
 
 
-def test_flash_attention_3_alone_serves_where_bits_are_not_compared(
+def test_the_launcher_knows_a_flash_attention_without_its_import(
     tmp_path: Path, packages: Path
 ) -> None:
     write(packages / "flash_attn_interface.py", deterministic=True)
-    assert flash_fallback(documented(tmp_path), "cuda") is not None
+    assert flash_fallback(documented(tmp_path), "cuda") is None
     assert flash_fallback(documented(tmp_path, "deterministic=false"), "cuda") is None
     assert "flash_attn_interface" not in sys.modules, "it would bring torch to the launcher"
 
@@ -238,8 +232,8 @@ def test_a_generation_by_name_is_refused_before_data_is_prepared(
 
 
 def test_float32_leaves_only_sdpa_to_auto() -> None:
-    name, reason = resolve_backend("auto", CUDA, torch.float32)
-    assert name == "sdpa"
+    names, reason = candidates_for("auto", needs_of(CUDA, torch.float32))
+    assert names == ["sdpa", "eager"]
     assert "use_amp=true" in reason
 
 
@@ -263,4 +257,4 @@ def test_kernels_of_the_gpu_equal_eager_within_their_precision(name: str) -> Non
     shapes = [(2, 4, 256, 64), (2, 2, 256, 64), (2, 2, 256, 64)]
     q, k, v = (torch.randn(s, generator=generator).bfloat16().cuda() for s in shapes)
     exact = eager(q.double(), k.double(), v.double())
-    assert (BACKENDS[name](q, k, v, None).double() - exact).abs().max() <= 0.03
+    assert (bound(name)(q, k, v, None).double() - exact).abs().max() <= 0.03

@@ -1,6 +1,7 @@
 """First weights: the same whatever the thread count, as wide as init_std says."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,32 @@ def test_the_same_seed_gives_the_same_bits_on_any_number_of_threads(
         initialise(model, ModelSettings(), seed=7, piece_numel=1000)
     weights = together.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in alone.state_dict().items())
+
+
+@pytest.mark.parametrize("num_shards", [2, 3, 7])
+def test_a_shard_has_the_bits_of_the_whole(tiny: Tiny, num_shards: int) -> None:
+    """Each draws the pieces that it lies in; some lie in several, and some hold nothing."""
+    whole = dict(tiny().named_parameters())
+    settings = ModelSettings()
+    initialise(tiny_whole := tiny(), settings, seed=7, piece_numel=1000)
+    wanted = {name: value.detach().flatten() for name, value in tiny_whole.named_parameters()}
+    for number in range(num_shards):
+        parts: dict[int, torch.Tensor] = {}
+
+        def lies_here(
+            parameter: torch.Tensor, number: int = number, parts: Any = parts
+        ) -> tuple[torch.Tensor, int]:
+            rows = -(-len(parameter) // num_shards)
+            first = min(len(parameter), number * rows)
+            own = torch.full_like(parameter[first : first + rows], torch.nan)
+            parts[len(parts)] = own
+            return own, first * (parameter.numel() // len(parameter))
+
+        initialise(tiny(), settings, seed=7, piece_numel=1000, lies_here=lies_here)
+        for own, (name, parameter) in zip(parts.values(), whole.items(), strict=True):
+            rows = -(-len(parameter) // num_shards) * (parameter.numel() // len(parameter))
+            first = min(parameter.numel(), number * rows)
+            assert torch.equal(own.flatten(), wanted[name][first : first + own.numel()])
 
 
 def test_another_seed_gives_other_weights(tiny: Tiny) -> None:

@@ -15,8 +15,8 @@ from model_check.config.geometry import geometry_values
 from model_check.config.schema import ModelSettings, RopeScaling, Settings
 from model_check.config.shape import geometry
 from model_check.data.read.manifest import ViewManifest, hash_of, short, to_bytes
-from model_check.engine.checkpoint import CheckpointError, packed, tokenizer_of
-from model_check.errors import ConfigError, StorageError
+from model_check.engine.checkpoint import packed, tokenizer_of
+from model_check.errors import CheckpointError, ConfigError, StorageError
 from model_check.export import export, main
 from model_check.models.attention import sdpa
 from model_check.models.basic_llama import BasicLlama

@@ -18,8 +18,16 @@ from model_check.config.memory import (
     advice,
     block_activations,
     estimate_memory,
+    state_bytes,
 )
-from model_check.config.schema import InfiniSettings, Settings, TrainingSettings
+from model_check.config.schema import (
+    DataSettings,
+    FsdpSettings,
+    InfiniSettings,
+    LaunchSettings,
+    Settings,
+    TrainingSettings,
+)
 from model_check.config.shape import geometry
 from model_check.data.build.prepare import prepare
 from model_check.events import Done, decode
@@ -50,7 +58,8 @@ def kept_bytes(settings: Settings) -> int:
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=half),
     ):
-        model(batch, batch)
+        documents = (torch.arange(batch.shape[1]) > 50).long().expand_as(batch)
+        model(batch, batch, documents if settings.data.document_masking else None)
     return sum(t.untyped_storage().nbytes() for place, t in held.items() if place not in own)
 
 
@@ -70,19 +79,22 @@ DELTA = {"attention": "infini", "infini": InfiniSettings(segment_length=16, upda
     ],
     ids=str,
 )
+@pytest.mark.parametrize("masked", [False, True], ids=["", "documents"])
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
-def test_a_block_keeps_what_is_estimated_within_two_percent(
-    settings: Make, model: dict[str, Any], half: bool
+def test_a_block_keeps_what_is_estimated_within_three_percent(
+    settings: Make, model: dict[str, Any], half: bool, masked: bool
 ) -> None:
     training = {"use_amp": half, "batch_size": 2, "context_length": 128}
     one, two = (settings(training=training, num_layers=n, **model) for n in (1, 2))
+    data = DataSettings(document_masking=masked)
+    one, two = (msgspec.structs.replace(each, data=data) for each in (one, two))
     shape, deeper = geometry(one.model, 257), geometry(two.model, 257)
     copies = 2 * (deeper.num_multiplied - shape.num_multiplied) if half else 0
     kept = kept_bytes(two) - kept_bytes(one) - copies
-    assert kept == pytest.approx(block_activations(one, shape, "cpu"), rel=0.02)
+    assert kept == pytest.approx(block_activations(one, shape, "cpu"), rel=0.03)
 
 
-TINY = ("model.geometry=tiny", "training.context_length=512", "training.use_amp=false")
+TINY = ("model.geometry=tiny", "training.use_amp=false")
 
 
 def peak_of_a_worker(settings: Settings, directory: Path) -> int:
@@ -111,15 +123,18 @@ def peak_of_a_worker(settings: Settings, directory: Path) -> int:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("training.context_length=512",),
-        ("training.context_length=512", "training.grad_accum_nums=2"),
+        ("training.grad_accum_nums=2",),
+        ("data.document_masking=true",),
+        ("model.attention_backend=eager",),
+        ("model.attention=infini", "training.use_amp=true"),
+        ("training.use_amp=true", "training.bf16_copies=true", "training.grad_accum_nums=2"),
         (*TINY, "training.batch_size=8"),
         (*TINY, "training.batch_size=8", "training.gradient_checkpointing=true"),
     ],
-    ids=["one micro-batch", "two", "tiny", "recomputed"],
+    ids=["two micro-batches", "documents", "eager", "infini", "cast once", "tiny", "recomputed"],
 )
-@pytest.mark.timeout(600)  # 40 s where nothing else runs
-def test_a_worker_takes_what_is_estimated_within_a_sixth(
+@pytest.mark.timeout(600)  # 50 s where nothing else runs
+def test_a_worker_takes_what_is_estimated_within_a_tenth(
     tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
     text = tmp_path / "text.txt"
@@ -127,11 +142,15 @@ def test_a_worker_takes_what_is_estimated_within_a_sixth(
     asked = (
         *("data.tokenizer=bpe", "data.bpe_vocab_size=400", "model.vocab_size=8192"),
         *(f"data.dataset={text}", f"data.cache_dir={tmp_path}/cache"),
-        *("training.max_steps=3", "system.num_threads=1", *overrides),
+        *("training.max_steps=3", "system.num_threads=1", "training.context_length=512"),
+        *overrides,
     )
     settings = load(Request(preset="cpu", overrides=asked), lambda: False).settings
     ratio = estimate_memory(settings, "cpu").total / peak_of_a_worker(settings, tmp_path)
-    assert ratio == pytest.approx(1.0, abs=1 / 6)
+    # Of eager attention 0.88 was seen beside two other processes of tests, 0.99 where nothing else
+    # ran; why is not known.
+    tenth = 0.15 if "model.attention_backend=eager" in overrides else 0.1
+    assert ratio == pytest.approx(1.0, abs=tenth)
 
 
 def test_the_default_workload_fits_an_80_gib_gpu_and_its_parts_add_up() -> None:
@@ -143,6 +162,21 @@ def test_the_default_workload_fits_an_80_gib_gpu_and_its_parts_add_up() -> None:
     assert estimate.unused == 0
     assert 30 < estimate.total / 2**30 < 50
     assert estimate.describe().startswith(f"{estimate.total / 2**30:.1f} GiB: weights ")
+
+
+def test_a_rank_that_shares_the_model_takes_its_shard_and_what_it_gathers() -> None:
+    launch = msgspec.structs.replace(LaunchSettings(), mode="fsdp")
+    settings = Settings(launch=launch)
+    whole, shared = (estimate_memory(settings, "cuda", ranks) for ranks in (1, 8))
+    assert shared.moments == whole.moments // 8
+    assert shared.weights == shared.gradients == 4 * 1_923_125_248 // 8
+    assert whole.gathered == 0
+    assert state_bytes(settings, 8) == 2 * 1_923_125_248
+    halves = msgspec.structs.replace(launch, fsdp=FsdpSettings(shard_size=4))
+    assert estimate_memory(Settings(launch=halves), "cuda", 8).weights == 2 * shared.weights
+    offload = msgspec.structs.replace(launch, fsdp=FsdpSettings(cpu_offload=True))
+    assert estimate_memory(Settings(launch=offload), "cuda", 8).moments == 0
+    assert estimate_memory(Settings(launch=offload), "cpu", 8).moments == shared.moments
 
 
 @pytest.mark.parametrize(
@@ -161,6 +195,27 @@ def test_every_way_out_that_is_advised_makes_it_smaller(name: str, less: int, mo
         for value in (less, more)
     )
     assert estimate_memory(small, "cuda").total < estimate_memory(large, "cuda").total
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("rows", [None, 512, 8192])
+@pytest.mark.parametrize("half", ["fp32", "bf16"])
+def test_a_compiled_run_is_counted_with_room_to_turn_eager(
+    half: Any, rows: int | None, device: str
+) -> None:
+    """The trial of compiled code may fail: what was told before the start must hold then, too."""
+    # So narrow that no block's backward pass hides the logits.
+    model = msgspec.structs.replace(Settings().model, intermediate_size=256)
+    training = TrainingSettings(precision=half, loss_chunk_rows=rows, context_length=8192)
+    eager = Settings(model=model, training=training)
+    compiled = msgspec.structs.replace(
+        eager, training=msgspec.structs.replace(training, compile=True)
+    )
+    alone, turned = (estimate_memory(each, device) for each in (eager, compiled))
+    assert turned.temporaries >= alone.temporaries
+    if rows == 8192:
+        logits = rows * 128_256 * (8 if half == "fp32" else 10)
+        assert alone.temporaries == turned.temporaries == logits
 
 
 def test_advice_names_only_what_can_still_be_changed(settings: Make) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -70,25 +71,55 @@ def instructions() -> list[tuple[str, str]]:
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines)]
 
 
-def test_the_image_is_a_cuda_runtime_and_its_user_not_root() -> None:
+def stage(name: str) -> list[tuple[str, str]]:
+    """The instructions of one stage of the image; the last one has no name."""
     given = instructions()
-    assert given[0][0] == "FROM"
-    assert re.fullmatch(r"nvidia/cuda:[0-9.]+-runtime-ubuntu24\.04", given[0][1])
-    users = [rest for word, rest in given if word == "USER"]
+    froms = [n for n, (word, _) in enumerate(given) if word == "FROM"]
+    stages = [given[first:end] for first, end in zip(froms, [*froms[1:], None], strict=True)]
+    return next(s for s in stages if s[0][1].partition(" AS ")[2] == name)
+
+
+def copied(given: list[tuple[str, str]]) -> list[tuple[list[str], str]]:
+    """Of a stage: what is copied out of the tree, and whereto."""
+    words = [rest.split() for word, rest in given if word == "COPY" and "--from" not in rest]
+    return [(names[:-1], names[-1]) for names in words]
+
+
+def test_the_image_is_a_cuda_runtime_unless_told_and_its_user_not_root() -> None:
+    word, base = instructions()[0]
+    assert word == "ARG"
+    assert re.fullmatch(r"BASE=nvidia/cuda:[0-9.]+-runtime-ubuntu24\.04", base)
+    assert stage("base")[0][1] == "${BASE} AS base"
+    users = [rest for word, rest in stage("") if word == "USER"]
     assert users
     assert users[-1] not in ("root", "0")
 
 
-def test_the_image_starts_run_sh_in_a_directory_of_the_users() -> None:
-    given = dict(instructions())  # the last of each
-    assert json.loads(given["ENTRYPOINT"]) == ["bash", "/model_check/run.sh"]
+def test_the_image_starts_run_sh_below_an_init_in_a_directory_of_the_users() -> None:
+    given = dict(stage(""))  # the last of each
+    assert json.loads(given["ENTRYPOINT"]) == ["tini", "-s", "--", "bash", "/model_check/run.sh"]
     assert given["WORKDIR"] == "/workspace"
 
 
 def test_what_the_image_copies_is_there() -> None:
-    for word, rest in instructions():
-        if word == "COPY":
-            assert all((ROOT / source).exists() for source in rest.split()[:-1]), rest
+    for names, _ in copied(instructions()):
+        assert all((ROOT / name).exists() for name in names)
+
+
+def test_the_environment_of_the_image_needs_no_other_file_than_those_copied(
+    tmp_path: Path,
+) -> None:
+    """Else the program's files are copied before it, and each of their changes installs anew."""
+    for names, to in copied(stage("environment")):
+        for name in names:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, tmp_path / to)
+            else:
+                (tmp_path / to).mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, tmp_path / to)
+    code = "import launcher.install.environment, launcher.install.installation as i; i._stamp"
+    command = [sys.executable, "-P", "-c", f"{code}(i.Path(i.sys.prefix))"]
+    subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, check=True)
 
 
 def test_nothing_hidden_goes_into_the_image() -> None:

@@ -1,6 +1,7 @@
 """A start in a ready environment: the launcher's arguments and environment, and its exit code."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.install.requirements import Requirement
-from tests.shell.tree import ROOT, Tree
+from tests.shell.tree import DEADLINE_S, ROOT, Tree
 
 
 def test_arguments_arrive_as_they_were_given(ready: Tree) -> None:
@@ -52,6 +53,19 @@ def test_an_empty_element_of_the_python_path_is_not_the_working_directory(
     (ready.cwd / "types.py").write_text("raise SystemExit('imported')")
     seen = ready.seen(PYTHONPATH=before)
     assert (seen["path"], seen["before"]) == (f"{ready.root}{kept}", before)
+
+
+def test_a_start_without_a_path_gives_its_children_one(ready: Tree) -> None:
+    """As a prolog of Slurm's: a compiler finds its assembler by PATH."""
+    bash = shutil.which("bash")
+    assert bash is not None
+    done = subprocess.run(
+        ["/usr/bin/env", "-i", bash, ready.root / "run.sh", "variable", "PATH"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert "/usr/bin" in done.stdout.split(":"), done.stderr
 
 
 def test_the_exit_code_is_the_launchers(ready: Tree) -> None:

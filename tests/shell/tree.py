@@ -55,6 +55,8 @@ match sys.argv[1:]:
         signal.pause()
     case ["version", name]:
         print(importlib.import_module(name).VERSION)
+    case ["variable", name]:
+        print(os.environ[name])
     case argv:
         env = os.environ.get
         print(json.dumps({"argv": argv, "cwd": os.getcwd(), "prefix": sys.prefix,

@@ -70,7 +70,7 @@ def _run(result: RunResult, story: Story) -> Iterator[str]:
     yield from facts(
         [
             ("host", text(record.host)),
-            ("started", text(record.started_at.isoformat())),
+            ("started", text(record.started_at.isoformat(timespec="seconds"))),
             ("command", text(" ".join(record.command))),
             ("exit code", text(result.exit_code)),
             ("preset", text(record.preset)),

@@ -34,7 +34,8 @@ def _more(told: Sequence[WorkerResult]) -> Iterator[str]:
 
 def _bits_of_all(result: RunResult) -> Iterator[str]:
     for found in filter(None, [result.disagreement, *result.further]):
-        yield f"<h3>Step {found.step}: the bits part</h3><p>{text(found.place)}</p>"
+        head = "Before the first step" if found.is_of_trial else f"Step {found.step}: the bits part"
+        yield f"<h3>{head}</h3><p>{text(found.place)}</p>"
         yield from _side_by_side(found)
     for replay in result.replays:
         if replay.said:
@@ -72,7 +73,7 @@ def _marked(bits: str, usual: str) -> str:
 
 def _decimal(bits: str) -> str:
     """Of a float; fingerprints have none."""
-    is_float = "p" in bits or bits in ("nan", "inf", "-inf")
+    is_float = bits.lstrip("-").startswith("0x") or bits in ("nan", "inf", "-inf")
     return f"{float.fromhex(bits):.9g}" if is_float else ""
 
 

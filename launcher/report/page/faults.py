@@ -17,6 +17,10 @@ _NEW_GOLDEN = (
     "Make a golden file of such a device with this software: run three workers or more, then "
     "bash run.sh report RUN_DIR --write-golden FILE"
 )
+_TRY_AGAIN = (
+    "Run again, with three workers or more: kernels are tried anew. A GPU that fails again where "
+    "its equals pass goes out of service; if another one fails, the kernel varies."
+)
 _OF_CLASS = {
     CauseClass.SOFTWARE: "No GPU is to blame: the same went wrong in more than one. Look at the "
     "settings, the data and the software.",
@@ -92,6 +96,8 @@ def next_step(result: RunResult, directory: str) -> str:
         return told
     if first.cause_class in _OF_CLASS:
         return _OF_CLASS[first.cause_class]
+    if (found_in := difference_of(first.name, result)) is not None and found_in.is_of_trial:
+        return _TRY_AGAIN
     if result.exit_code == EXIT_UNNAMED:
         return f"{_AGAIN.format(directory=directory)}; or run with three workers or more."
     if result.exit_code == EXIT_HANG:

@@ -1,6 +1,7 @@
 """The page of a run of several rounds, which leads to the page of each. Pure."""
 
 from collections.abc import Iterator
+from datetime import datetime
 
 from launcher.report.page.markup import SIGNS, badge, document, facts, section, table, text
 from launcher.verdict.rounds import Round, RoundsResult, WorkerRounds
@@ -31,7 +32,8 @@ def _facts(result: RoundsResult) -> Iterator[tuple[str, str]]:
     if result.max_rate is not None:
         bound = f"errors in fewer than {result.max_rate:.2%} of steps (95 %)"
         yield "not shown", text(f"{bound}: {result.compared_steps:,} were compared")
-    yield "started", text(result.run.get("started_at", ""))
+    if started_at := result.run.get("started_at"):
+        yield "started", text(datetime.fromisoformat(started_at).isoformat(timespec="seconds"))
     yield "command", text(" ".join(result.run.get("command", [])))
     yield "exit code", text(result.exit_code)
 

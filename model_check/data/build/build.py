@@ -91,10 +91,7 @@ def build_tokens(
         task_bytes=options.task_bytes,
         targets=None if layout is None else NOTHING,
     )
-    note = last_note(directory, fresh)
-    if note is not fresh:
-        say(f"data: going on after {note.tokens.num_items:,} tokens, which are on the disk")
-        progress.resume(note.num_bytes, note.tokens.num_items)
+    note = _going_on(directory, fresh, progress, say)
     dtype = dtype_for(tokenizer.vocab_size)
     store = StoreWriter(directory, note, dtype, max_tokens, options.save_every_s)
     try:
@@ -113,6 +110,15 @@ def build_tokens(
     write_synced(directory, MANIFEST, to_bytes(manifest))
     _remove_strays(directory, manifest)
     return manifest
+
+
+def _going_on(directory: HeldDirectory, fresh: Note, progress: BuildProgress, say: Say) -> Note:
+    """The note of what is on the disk of this store; else `fresh`."""
+    note = last_note(directory, fresh)
+    if note is not fresh:
+        say(f"data: going on after {note.tokens.num_items:,} tokens, which are on the disk")
+        progress.resume(note.num_bytes, note.tokens.num_items)
+    return note
 
 
 def encoded_tasks(

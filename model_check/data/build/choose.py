@@ -27,6 +27,7 @@ from model_check.data.tokenizers.tiktoken_tokenizer import DEFAULT_ENCODING, Tik
 from model_check.data.tokenizers.tokenizer import GivenTokenizer, TokenizerChoice
 from model_check.data.tokenizers.trained import TrainedTokenizer, TrainedWordPiece
 from model_check.errors import ConfigError, DataError
+from model_check.utils.checkpoint_names import is_sharded
 from model_check.utils.words import Say
 
 _RUNNING_TEXT = ("auto", "embedded", *KNOWN)
@@ -148,6 +149,7 @@ def _named(name: str, settings: Settings, hub: Hub, memo: Memo, form: RowForm) -
     if (
         name.lower().endswith(SUFFIXES)
         or name.startswith(("/", "./", "../", "~"))
+        or name.endswith("/")
         or name.count("/") > 1
     ):
         raise DataError(f"data.dataset = {name!r}: no such file or directory ({path.absolute()})")
@@ -209,7 +211,7 @@ def _initial_tokenizer(
 ) -> TokenizerChoice:
     """That of the first weights: they know no other. A directory without one has the model's."""
     path = Path(model.init_from or "").expanduser()
-    if path.is_file():
+    if path.is_file() or is_sharded(path):
         return CheckpointTokenizer(path, memo)
     if path.is_dir() and not (path / TOKENIZER).is_file():
         return _model_tokenizer(model.model_path, hub, memo, of_chats=of_chats)

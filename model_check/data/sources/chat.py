@@ -179,7 +179,8 @@ def _config_in(path: Path) -> _Config:
         return _Config()
     try:
         return msgspec.json.decode(read_whole(path, SETTINGS_BYTES), type=_Config)
-    except (OSError, msgspec.MsgspecError) as error:
+    # What is not UTF-8 is a ValueError, as is every error of msgspec.
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not the configuration of a tokenizer: {error}") from error
 
 

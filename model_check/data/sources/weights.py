@@ -5,19 +5,20 @@ from pathlib import Path
 from model_check.config.schema import Settings
 from model_check.data.sources.hub import Hub
 from model_check.errors import DataError
+from model_check.utils.checkpoint_names import is_sharded
 from model_check.utils.words import Say
 
 _PATTERNS = ("config.json", "tokenizer.json", "model.safetensors.index.json", "model*.safetensors")
 
 
 def weights_directory(settings: Settings, say: Say) -> Path | None:
-    """The directory that `model.init_from` names; None where it is a file, or not set. Raises
-    DataError.
+    """The directory that `model.init_from` names; None where it is a checkpoint of ours, or not
+    set. Raises DataError.
 
     Files that are here already are used without a request: eight workers would make eight.
     """
     source = settings.model.init_from
-    if source is None or Path(source).is_file():
+    if source is None or Path(source).is_file() or is_sharded(Path(source)):
         return None
     if Path(source).is_dir():
         return Path(source)

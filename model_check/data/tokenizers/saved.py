@@ -16,6 +16,7 @@ from model_check.data.sources.chat import ChatTemplate, chat_of
 from model_check.data.tokenizers.tokenizer import GivenTokenizer
 from model_check.errors import DataError
 from model_check.utils.archive import DAMAGE
+from model_check.utils.checkpoint_names import common_file, is_sharded
 
 _NAME = "tokenizer"
 _UNREADABLE = (pickle.UnpicklingError, AttributeError, TypeError, IndexError, MemoryError)
@@ -25,7 +26,12 @@ class CheckpointTokenizer(GivenTokenizer):
     """Of a checkpoint of ours."""
 
     def __init__(self, path: Path, memo: Memo) -> None:
-        super().__init__(path, path.name, memo)
+        """Raises DataError for a sharded one that is damaged."""
+        try:
+            file = common_file(path) if is_sharded(path) else path
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: not a checkpoint of Model Check: {error}") from error
+        super().__init__(file, path.name, memo)
 
     def chat(self) -> ChatTemplate | None:
         """The template of the messages that its model was taught; None: it was taught none. Raises

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
+from model_check.config.flops import flops_per_token
 from model_check.config.profile import parse_steps
 from model_check.config.schema import LoggingSettings, Settings
 from model_check.config.shape import Geometry
 from model_check.engine.device import device_name
 from model_check.engine.fingerprint_log import FingerprintLog
 from model_check.engine.observe.detail_log import DetailLog
-from model_check.engine.observe.mfu import Utilisation, flops_per_token, peak_flops
+from model_check.engine.observe.mfu import Utilisation, peak_flops
 from model_check.engine.observe.profiler import Profiler
 from model_check.engine.observe.scalars import ScalarLog, Writer
 from model_check.engine.observe.step_log import StepLog

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -13,6 +14,7 @@ from model_check.engine.checkpoint import read_checkpoint, shapes, tokenizer_of
 from model_check.engine.run_context import RunContext
 from model_check.errors import ConfigError
 from model_check.forensics.scan import bad_parameters
+from model_check.forensics.shard import fill
 from model_check.models.mismatch import mismatch
 from model_check.models.vocabulary import grown, growth
 from model_check.utils.files import read_whole
@@ -32,7 +34,7 @@ def take_initial_weights(model: nn.Module, settings: Settings, context: RunConte
         from model_check.models.hf_import import load_weights  # safetensors, for these runs alone
 
         _refuse_other_directory(context.tokenizer, context.weights)
-        num_before = load_weights(model, settings.model, context.weights)
+        num_before = load_weights(model, settings.model, context.weights, fill)
     else:
         num_before = _take_checkpoint(model, settings.model, Path(source), context.tokenizer)
     if spoilt := [tensor.name for tensor in bad_parameters(model)]:
@@ -46,7 +48,7 @@ def _take_checkpoint(
     model: nn.Module, settings: ModelSettings, path: Path, tokenizer: bytes | None
 ) -> int:
     """The tokens that its model knows. `tokenizer`: the data's."""
-    saved = read_checkpoint(path)
+    saved = read_checkpoint(path, hollow=True)
     _refuse_other_tokenizer(tokenizer, tokenizer_of(saved, path, LONGEST), path)
     own = model.state_dict()
     weights = grown(saved["model"], own)
@@ -62,8 +64,22 @@ def _take_checkpoint(
             f"model.init_from: {path} holds the weights of another model: "
             f"{', '.join(map(str, other))}; give these settings of [model] the checkpoint's values"
         )
-    model.load_state_dict(weights, strict=False)  # but for gates, the same names
+    _fill(dict(model.named_parameters()), saved)
     return len(saved["model"][EMBEDDING.name])
+
+
+def _fill(parameters: dict[str, nn.Parameter], saved: dict[str, Any]) -> None:
+    """But for gates, the same names. Of a sharded checkpoint, where nothing grows, only what lies
+    here is read."""
+    weights, shards = saved["model"], saved.get("shards")
+    if shards is not None:
+        targets = {f"weights/{name}": parameters[name].detach() for name in weights}
+        if shards.fits(targets):
+            shards.load(targets)
+            return
+        weights = shards.whole(["weights"])["weights"]
+    for name, weight in grown(weights, parameters).items():
+        fill(parameters[name], weight)
 
 
 def _refuse_other_directory(own: bytes | None, directory: Path) -> None:

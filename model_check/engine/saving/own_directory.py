@@ -7,12 +7,11 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from itertools import count
 from pathlib import Path
 
-from model_check.engine.world import ALONE, World
+from model_check.engine.distributed.world import ALONE, World
+from model_check.utils.checkpoint_names import IN_USE
 from model_check.utils.held import hold_unlinked
-from model_check.utils.words import Say, printable
+from model_check.utils.words import Say, few, printable
 
-IN_USE = ".in_use"
-"""Locked by the run that is in the directory; it says which one that is, or was."""
 _LONGEST = 4096
 
 
@@ -43,7 +42,21 @@ def checkpoint_directory(
         claims = world.is_first
         last = None if has_place else _who(plain)
         mine = _claimed(_in_order(plain, own, worker, last), worker, say, stack) if claims else own
-        yield Path(world.gathered(str(mine))[0])
+        place = Path(world.gathered(str(mine))[0])
+        _tell_unshared(place, world, say)
+        yield place
+
+
+def _tell_unshared(place: Path, world: World, say: Say) -> None:
+    """Now, and not when the job is to go on from there."""
+    seen = world.gathered(os.path.exists(place / IN_USE))
+    blind = [f"rank {rank}" for rank, is_there in enumerate(seen) if not is_there]
+    if seen[0] and blind:
+        do = "does" if len(blind) == 1 else "do"
+        say(
+            f"{place}: {few(blind)} {do} not see it: no job goes on from checkpoints there; "
+            "system.checkpoint_dir must be on a file system that all nodes share"
+        )
 
 
 def _in_order(plain: Path, own: Path, worker: str, last: str | None) -> Iterator[Path]:

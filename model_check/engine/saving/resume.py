@@ -1,20 +1,30 @@
 """Which checkpoint a run resumes, and whether it belongs to this run."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from model_check.config.profile import parse_steps
 from model_check.config.resume import AUTO, architecture_changes, changes, forbidden
 from model_check.config.schema import Settings
-from model_check.engine.checkpoint import CheckpointError, not_ours, read_checkpoint, shapes
+from model_check.engine.checkpoint import content_of, not_ours, read_checkpoint, shapes
+from model_check.engine.distributed.world import World
 from model_check.engine.run_context import RunContext
-from model_check.engine.saving.checkpoint_files import directories_beside, newest_first
+from model_check.engine.saving.place import (
+    NotShared,
+    Place,
+    agreed,
+    refuse_others,
+    refuse_unshared,
+)
 from model_check.engine.saving.saver import Saver
+from model_check.engine.sharded.parts import mesh_of
 from model_check.engine.state import Resumable, TrainingState
+from model_check.errors import CheckpointError
 from model_check.models.mismatch import mismatch
-from model_check.utils.words import Say, first_line
+from model_check.utils.checkpoint_names import NONE_THERE
+from model_check.utils.words import first_line
 
 
 def resume(state: TrainingState, which: str, saver: Saver) -> None:
@@ -34,85 +44,104 @@ def resume(state: TrainingState, which: str, saver: Saver) -> None:
     ranks = _num_ranks(saved, state)
     if other := [*forbidden(before, state.settings, ranks), *changes(before, state.settings)]:
         say(f"Resumed with other settings: {', '.join(other)}")
-    if ranks[0] != ranks[1]:
+    theirs, ours = _layout_of(saved), _layout(ranks[1], mesh_of(state.sharded))
+    if theirs != ours:
         say(
-            f"Resumed with {ranks[1]} rank{'s'[: ranks[1] > 1]} what {ranks[0]} trained: the same "
+            f"Resumed with {ours} what {theirs} trained: weights and moments to the bit, the same "
             "batches, but sums in another order, so not bit for bit"
+            + ("" if ranks[0] == ranks[1] else "; each rank has the first one's random states")
         )
     say(f"Resumed from {path}: {saved['step']} steps done, {saved['total_tokens']:,} tokens")
 
 
+def _layout_of(saved: dict[str, Any]) -> str:
+    num_ranks, shards = saved.get("num_ranks", 1), saved.get("shards")
+    return _layout(num_ranks, {} if shards is None else shards.manifest.world.mesh)
+
+
+def _layout(num_ranks: int, mesh: Mapping[str, int]) -> str:
+    """`4 ranks`; where they share weights `4 ranks (replicate 2, shard 2)`."""
+    sizes = ", ".join(f"{name} {size}" for name, size in mesh.items())
+    return f"{num_ranks} rank{'s'[: num_ranks > 1]}{f' ({sizes})' if sizes else ''}"
+
+
 def find(which: str, context: RunContext) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint that `which` means, verified and read; None: auto, and there is none. Raises
-    CheckpointError."""
-    path, directory, say = Path(which), context.directory, context.channels.say
-    if which == AUTO:
-        if found := _newest_sound(directory, say):
-            return found
-        _refuse_to_leave_others(context)
-        say(f"Nothing to resume in {directory}: starting at step 0")
-        return None
-    if not path.is_dir():
-        return path, _named(path)
-    own = path / directory.name if (path / directory.name).is_dir() else path
-    if found := _newest_sound(own, say):
+    """The checkpoint that `which` means, verified and read; None: auto, and there is none. The
+    weights and moments of a sharded one are still on the disk. All ranks find the same. Raises
+    CheckpointError, NotShared."""
+    say, world = context.channels.say, context.world
+    place = agreed(which, context)
+    if place.directory is None:
+        return place.path, _named(place, world)
+    for path in place.unfinished:
+        say(f"Not resumed: {path}: its save was not finished")
+    if found := _newest_sound(place, context):
         return found
-    raise CheckpointError(f"training.resume = {which}: {own} holds no last.pt or step_N.pt")
+    if which != AUTO:
+        raise CheckpointError(f"training.resume = {which}: {place.why_empty}")
+    _refuse_to_leave_others(place)
+    say(f"Nothing to resume in {place.directory}: starting at step 0")
+    return None
 
 
-def _named(path: Path) -> dict[str, Any]:
+def _read(path: Path, world: World) -> dict[str, Any]:
+    """Read by each rank, and refused by all where one of them cannot, or has another one there.
+    Raises CheckpointError, NotShared."""
+    state, problem, content = {}, None, ""
     try:
-        return read_checkpoint(path, Resumable)
+        content = content_of(path)
+        state = read_checkpoint(path, Resumable, hollow=True, share=(world.rank, world.size))
     except CheckpointError as error:
-        with _reading(path.parent):
-            others = [other for other in newest_first(path.parent) if other.name != path.name]
-        if not others:
+        problem = str(error)
+    told = world.gathered((problem, os.path.exists(path), content))
+    refuse_unshared(path, [is_there for _, is_there, _ in told])
+    if problems := [each for each, _, _ in told if each is not None]:
+        raise CheckpointError("; ".join(dict.fromkeys(problems)))
+    refuse_others(path, [content for _, _, content in told])
+    return state
+
+
+def _named(place: Place, world: World) -> dict[str, Any]:
+    try:
+        return _read(place.path, world)
+    except NotShared:
+        raise
+    except CheckpointError as error:
+        if not place.candidates:
             raise
         raise CheckpointError(
-            f"{error}; `--resume {path.parent}` takes the newest sound last.pt or step_N.pt there"
+            f"{error}; `--resume {place.path.parent}` takes the newest sound last.pt or step_N.pt "
+            "there"
         ) from error
 
 
-def _refuse_to_leave_others(context: RunContext) -> None:
+def _refuse_to_leave_others(place: Place) -> None:
     """Another GPU was chosen than before, or one more: a run that starts at step 0 beside the
     checkpoints of others is not what was asked for."""
-    directory, identity = context.directory, context.identity
-    with _reading(directory):
-        others = directories_beside(directory, identity.worker, identity.started_at)
-    if others:
-        names = ", ".join(str(path) for path in others)
+    if place.beside:
+        names = ", ".join(str(path) for path in place.beside)
         raise CheckpointError(
-            f"training.resume = auto: {directory} holds no last.pt or step_N.pt, but {names} "
-            f"does; `--resume {others[0]}` goes on from there, no --resume starts at step 0"
+            f"training.resume = auto: {place.directory} {NONE_THERE}, but {names} "
+            f"does; `--resume {place.beside[0]}` goes on from there, no --resume starts at step 0"
         )
 
 
-def _newest_sound(directory: Path, say: Say) -> tuple[Path, dict[str, Any]] | None:
-    failures = []
-    with _reading(directory):
-        candidates = newest_first(directory)
-    for path in candidates:
+def _newest_sound(place: Place, context: RunContext) -> tuple[Path, dict[str, Any]] | None:
+    failures, say = [], context.channels.say
+    for path in place.candidates:
         try:
-            return path, read_checkpoint(path, Resumable)
+            return path, _read(path, context.world)
+        except NotShared:
+            raise
         except CheckpointError as error:
             failures.append(str(error))
             say(f"Not resumed: {error}")
     if failures:
         raise CheckpointError(
-            f"training.resume: no sound checkpoint in {directory} ({len(failures)} damaged); move "
-            "them away to start afresh"
+            f"training.resume: no sound checkpoint in {place.directory} ({len(failures)} damaged); "
+            "move them away to start afresh"
         )
     return None
-
-
-@contextmanager
-def _reading(directory: Path) -> Iterator[None]:
-    """Turn the failure to list a directory into CheckpointError."""
-    try:
-        yield
-    except OSError as error:
-        where = error.filename or directory
-        raise CheckpointError(f"{where}: cannot be read: {error.strerror}") from error
 
 
 def _refuse_other_tensors(path: Path, saved: dict[str, Any], state: TrainingState) -> None:
@@ -121,16 +150,16 @@ def _refuse_other_tensors(path: Path, saved: dict[str, Any], state: TrainingStat
     if problem is not None:
         settings = architecture_changes(saved["settings"], state.settings)
         why = f"; settings that differ: {', '.join(settings)}" if settings else ""
-        raise CheckpointError(f"{path}: does not fit this model: {problem}{why}")
+        # The tokenizer decides the size of the vocabulary.
+        data = "".join(f"; {change}" for change in _other_data(saved, state))
+        raise CheckpointError(f"{path}: does not fit this model: {problem}{why}{data}")
 
 
 def _refuse_another_run(path: Path, saved: dict[str, Any], state: TrainingState) -> None:
     """Raises CheckpointError when the checkpoint is of another run, unless
     training.resume_anyway."""
     found = forbidden(saved["settings"], state.settings, _num_ranks(saved, state))
-    if not _same_data(saved["data"], own := dict(state.context.identity.data)):
-        what = "data (another text, tokenizer, context_length or data.validation)"
-        found.append(f"{what}: {_described(saved['data'])} -> {_described(own)}")
+    found += _other_data(saved, state)
     if found and not state.settings.training.resume_anyway:
         raise CheckpointError(
             f"{path}: of another run, which cannot go on exactly: {', '.join(found)} "
@@ -140,6 +169,15 @@ def _refuse_another_run(path: Path, saved: dict[str, Any], state: TrainingState)
 
 def _num_ranks(saved: dict[str, Any], state: TrainingState) -> tuple[int, int]:
     return saved.get("num_ranks", 1), state.context.world.size
+
+
+def _other_data(saved: dict[str, Any], state: TrainingState) -> list[str]:
+    """How the data differ, in words; empty: they do not."""
+    own = dict(state.context.identity.data)
+    if _same_data(saved["data"], own):
+        return []
+    what = "data (another text, tokenizer, context_length or data.validation)"
+    return [f"{what}: {_described(saved['data'])} -> {_described(own)}"]
 
 
 def _same_data(before: dict[str, Any], own: dict[str, Any]) -> bool:

@@ -1,31 +1,82 @@
 """Writes the checkpoints of a run, one at a time, in a thread where asked for; removes old ones of
-this run, and of no other."""
+this run, and of no other. Where ranks share weights each of them writes its part."""
 
+import math
 import threading
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import torch
+from torch import Tensor
+
+from model_check.config.ranks import FIRST_TIMEOUT_S
 from model_check.config.schema import TrainingSettings
 from model_check.engine.checkpoint import storing, write_checkpoint
+from model_check.engine.distributed.peers import BEAT_S
+from model_check.engine.memory import OutOfMemory
 from model_check.engine.run_context import RunContext
-from model_check.engine.saving.checkpoint_files import keep_earlier, steps_of, sweep_leftovers
-from model_check.engine.state import snapshot
-from model_check.errors import StorageError
+from model_check.engine.saving.checkpoint_files import (
+    keep_earlier,
+    remove_checkpoint,
+    sweep_leftovers,
+)
+from model_check.engine.saving.staging import Staging
+from model_check.engine.sharded.parts import like
+from model_check.engine.sharded.shards import Sums, own_sums
+from model_check.engine.state import TrainingState
+from model_check.errors import PeerLost
+from model_check.forensics.fingerprint import Fingerprint
+from model_check.forensics.shard import own_values
+from model_check.utils.checkpoint_names import sharded_name, steps_of
+
+if TYPE_CHECKING:
+    from model_check.engine.sharded.together import Together
+
+PATIENCE = 10
+"""So much longer than for its first step a rank waits for what another one writes: a disk may be
+slow. One that is gone is noticed at once."""
+LAST_WAIT_S = 5.0
+"""For a write that another rank may keep for ever."""
+
+
+class _Content(NamedTuple):
+    """What a checkpoint is written from."""
+
+    state: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    """Those that ranks share, of which this one has a part; else none."""
+    sums: Sums
+    """Of this part."""
 
 
 class Saver:
     """A context for as long as the run lasts. On leaving, it waits for the write under way."""
 
-    def __init__(self, training: TrainingSettings, context: RunContext) -> None:
+    def __init__(
+        self, training: TrainingSettings, state: TrainingState, kernel: Fingerprint
+    ) -> None:
+        """Where ranks share weights, all of them make one at the same time, and `kernel` computes
+        the sums of what they save."""
+        context = state.context
         self.directory = context.directory
+        self._device, self._is_first = context.device, context.world.is_first
+        self._tensors = state.sharded
+        self._together = _together(context) if state.sharded else None
+        self._kernel = kernel
         self._interval, self._keep_last = training.save_interval, training.keep_last
         # On a CPU the copy and its thread cost training as much as they save (docs/log.md).
         on_gpu = context.device.type != "cpu"
         self._in_thread = on_gpu if training.async_save is None else training.async_save
-        self._say = context.channels.say
+        self._say, self._beat = context.channels.say, context.world.beat
+        self._staging, self._optimizer = Staging(context.device), state.optimizer
+        self._staged: tuple[int, Callable[[], _Content]] | None = None
+        """After how many steps it was copied, and what gives the copy."""
         self._thread: threading.Thread | None = None
-        self._failure: StorageError | None = None
+        """The last one: it begins when those before it have ended."""
+        self._failure: BaseException | None = None
         self._kept: list[Path] = []
         """This run's `step_N.pt`, oldest first."""
         self._own: set[Path] = set()
@@ -34,14 +85,16 @@ class Saver:
         """Whether files that were in the directory before are this run's as well."""
 
     def __enter__(self) -> Self:
-        sweep_leftovers(self.directory)
+        self._sweep()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         """Where the run fails for another reason, that reason stays, and a failed write is
         printed."""
-        self.wait()
-        sweep_leftovers(self.directory)  # some were too young when this run began
+        self.wait(LAST_WAIT_S if isinstance(error, PeerLost) else None)
+        self._staged = None
+        self._staging.close()
+        self._sweep()  # some were too young when this run began
         if error is None:
             self.check()
         elif self._failure is not None:
@@ -64,38 +117,99 @@ class Saver:
         return self._interval is not None and num_done % self._interval == 0
 
     def check(self) -> None:
-        """Raises StorageError if a write has failed since the last call."""
+        """Raises the error of a write that has failed since the last call, whatever it is."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
 
     def save(self, name: str, state: dict[str, Any], *, wait: bool = False) -> Path:
-        """Write `state` as `name`. Raises StorageError, also for an earlier write.
+        """Write `state` as `name`; where ranks share weights, as a directory, and all of them call
+        it. Raises StorageError, PeerLost, and whatever ended an earlier write.
 
         `wait`: return when it is written, without a copy of the state: training is over.
         """
-        self.wait()
+        waits = wait or not self._in_thread
+        # Two names may be due after one step: both are written from one copy.
+        is_staged = self._staged is not None and self._staged[0] == state["step"] and not waits
+        if not is_staged:
+            self.wait()
         self.check()
-        path = self.directory / name
-        self._keep_earlier(path)
-        state = state | {"kept": [kept.name for kept in self._kept]}
-        if wait or not self._in_thread:
-            self._write(path, state)
-        else:
-            copy = snapshot(state)
-            # A daemon: a process that must end at once must not wait for a disk.
-            thread = threading.Thread(
-                target=self._write_in_thread, args=(path, copy), name="save", daemon=True
-            )
-            thread.start()
-            self._thread = thread
+        path = self.directory / (sharded_name(name) if self._tensors else name)
+        if self._is_first:
+            self._keep_earlier(path)
+        kept = {"kept": [kept.name for kept in self._kept]}
+        if waits:
+            self._write_now(path, state | kept)
+            return path
+        if not is_staged:
+            self._staged = state["step"], self._stage(path, state)
+        assert self._staged is not None
+        content = self._staged[1]
+        self._begin(path, lambda: self._write(path, content(), kept))
         return path
 
-    def wait(self) -> None:
-        """Return when no write is under way."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+    def _write_now(self, path: Path, state: dict[str, Any]) -> None:
+        content = _Content(state, self._tensors, own_sums(self._tensors, self._kernel))
+        if self._together is None:
+            self._write(path, content, {})
+            return
+        # For other ranks, too: meanwhile signals are heard, which gloo hears none of.
+        self._begin(path, lambda: self._write(path, content, {}))
+        self.wait()
+        self.check()
+
+    def _stage(self, path: Path, state: dict[str, Any]) -> Callable[[], _Content]:
+        """Gives the copy when it is whole."""
+        own = {name: own_values(tensor) for name, tensor in self._tensors.items()}
+        try:
+            staged = self._staging.copy({"state": state, "own": own})
+        except MemoryError as error:
+            raise _no_memory(path, error) from error
+        if staged.done is not None:
+            self._optimizer.awaited.append(staged.done)
+        sums = own_sums(self._tensors, self._kernel)
+
+        def content() -> _Content:
+            copy = staged.wait()
+            placed = {n: like(t, copy["own"][n]) for n, t in self._tensors.items()}
+            return _Content(copy["state"], placed, sums)
+
+        return content
+
+    def wait(self, at_most_s: float | None = None) -> None:
+        """Return when no write is under way, or after so long. A rank that only waits for others
+        says that it does not hang; one whose disk does is silent."""
+        until = math.inf if at_most_s is None else time.monotonic() + at_most_s
+        while self.is_writing and (left_s := until - time.monotonic()) > 0:
+            assert self._thread is not None
+            self._thread.join(min(BEAT_S, left_s))
+            if self._together is not None and self._together.waiting.is_set():
+                self._beat()
+        self._thread = None
+
+    def _begin(self, path: Path, write: Callable[[], None]) -> None:
+        """A daemon: a process that must end at once must not wait for a disk."""
+        before = self._thread
+
+        def run() -> None:
+            if before is not None:
+                before.join()
+            try:
+                if self._device.type == "cuda":  # a new thread begins on the first GPU
+                    torch.cuda.set_device(self._device)
+                write()
+            except MemoryError as error:
+                self._failure = _no_memory(path, error)
+            except BaseException as failure:  # `check` raises it where somebody hears it
+                self._failure = failure
+
+        self._thread = threading.Thread(target=run, name="save", daemon=True)
+        self._thread.start()
+
+    def _sweep(self) -> None:
+        """One rank for all."""
+        if self._is_first:
+            sweep_leftovers(self.directory)
 
     def _keep_earlier(self, path: Path) -> None:
         """An earlier run may have left a file of this name, and this run does not resume it: keep
@@ -108,19 +222,33 @@ class Saver:
             self._say(f"An earlier run's {path.name} is kept as {earlier}")
         self._own.add(path)
 
-    def _write_in_thread(self, path: Path, state: dict[str, Any]) -> None:
-        try:
-            self._write(path, state)
-        except StorageError as failure:
-            self._failure = failure
+    def _write(self, path: Path, content: _Content, kept: Mapping[str, Any]) -> None:
+        state = {**content.state, **kept}
+        if self._together is None:
+            write_checkpoint(path, state)
+        else:
+            from model_check.engine.sharded.writing import write_shards
 
-    def _write(self, path: Path, state: dict[str, Any]) -> None:
-        write_checkpoint(path, state)
-        if steps_of(path) is not None:
+            with storing(path):
+                write_shards(path, state, content.tensors, content.sums, self._together)
+        if steps_of(path) is not None and self._is_first:
             self._kept = [kept for kept in self._kept if kept != path] + [path]
             self._remove_old()
 
     def _remove_old(self) -> None:
         while self._keep_last is not None and len(self._kept) > self._keep_last:
             with suppress(OSError):  # it was removed already
-                self._kept.pop(0).unlink()
+                remove_checkpoint(self._kept.pop(0))
+
+
+def _together(context: RunContext) -> "Together":
+    from model_check.engine.sharded.together import Together
+
+    return Together.new(context.world.rank, context.world.size, PATIENCE * FIRST_TIMEOUT_S)
+
+
+def _no_memory(path: Path, error: MemoryError) -> OutOfMemory:
+    return OutOfMemory(
+        f"{path}: not written: the host is out of memory ({error or 'MemoryError'}); "
+        "training.async_save=false needs no copy of the state"
+    )

@@ -295,3 +295,5 @@ def test_a_path_that_is_not_there_is_not_asked_of_the_hub(lab: Lab) -> None:
     code, output = start_builder(lab.cache, Path("./nowhere.txt")).finish()
     assert code == 2
     assert "data.dataset = 'nowhere.txt': no such file or directory" in output
+    with pytest.raises(DataError, match="'nowhere/': no such file or directory"):
+        choose(settings_for(lab.cache, "nowhere/"), Memo(lab.cache), lab.said.append)

@@ -10,7 +10,10 @@ that step. LATE: `WORKER SECONDS`, that worker tells its NaN, or that its state 
 later. PREPARES_WHEN: a path, and the preparation begins when it is there. OUT_OF_MEMORY: in its
 second step each worker is out of memory, in its own words. DIES_WHEN_KEEPING, HANGS_WHEN_KEEPING:
 the worker that does so when it is to save its state. LINGERS: the worker that tells SIGTERM and
-does not heed it.
+does not heed it. RESTS: seconds that each worker sleeps after each step, so that many of them cost
+no CPU. KERNEL: JSON, worker -> what torch's attention does there in its backward pass:
+`bits`, `nan`, `raise`, `constant`, `hang`, `lose` (the device computes nothing from then on).
+UPDATE: the worker whose fused AdamW heeds no gate.
 """
 
 import json
@@ -23,7 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-WORKER = os.environ.get("MODEL_CHECK_WORKER")
+# torchrun's ranks have a number alone.
+WORKER = os.environ.get("MODEL_CHECK_WORKER", f"CPU{os.environ.get('RANK')}")
 
 
 def main() -> None:
@@ -52,6 +56,62 @@ def main() -> None:
         linger()
     if os.environ.get("OUT_OF_MEMORY"):
         run_out_of_memory()
+    if rest_s := os.environ.get("RESTS"):
+        rest(float(rest_s))
+    if fault := json.loads(os.environ.get("KERNEL", "{}")).get(WORKER):
+        err_in_attention(fault)
+    if os.environ.get("UPDATE") == WORKER:
+        update_always()
+
+
+def err_in_attention(fault: str) -> None:
+    import torch
+
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def erring(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        # Not of the keys themselves: the trial calls it several times with the same ones.
+        seen = k.view_as(k)
+        if seen.requires_grad:
+            seen.register_hook(lambda gradient: spoilt(gradient, fault))
+        return attend(q, seen, v, **options)
+
+    torch.nn.functional.scaled_dot_product_attention = erring
+
+
+def spoilt(gradient: Any, fault: str) -> Any:
+    import torch
+
+    if fault == "raise":
+        raise RuntimeError("no kernel image is available")
+    if fault == "lose":
+        torch.ones = illegal_access
+        illegal_access()
+    if fault == "hang":
+        time.sleep(1000)
+    if fault == "constant":
+        return gradient * 1.01
+    values = gradient.clone(memory_format=torch.contiguous_format).view(-1)
+    place = random.randrange(len(values))
+    values[place] = float("nan") if fault == "nan" else values[place] * 1.001
+    return values.view_as(gradient)
+
+
+def illegal_access(*_: Any, **__: Any) -> Any:
+    import torch
+
+    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+def update_always() -> None:
+    import torch
+
+    update = torch._fused_adamw_
+
+    def deaf(*tensors: Any, found_inf: Any, **options: Any) -> None:
+        update(*tensors, found_inf=None, **options)
+
+    torch._fused_adamw_ = deaf
 
 
 def vary(probability: float, dice: random.Random) -> None:
@@ -125,6 +185,19 @@ def stop_after(step: int) -> None:
         told(sink, event)
         if isinstance(event, Step) and event.step == step:
             os.kill(os.getpid(), signal.SIGSTOP)
+
+    EventSink.emit = emit  # type: ignore[method-assign]
+
+
+def rest(seconds: float) -> None:
+    from model_check.events import Event, EventSink, Step
+
+    told = EventSink.emit
+
+    def emit(sink: EventSink, event: Event) -> None:
+        told(sink, event)
+        if isinstance(event, Step):
+            time.sleep(seconds)
 
     EventSink.emit = emit  # type: ignore[method-assign]
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from model_check.config.flops import FlopsPerToken
 from model_check.engine.batches import StepData
-from model_check.engine.observe.mfu import FlopsPerToken, Utilisation
+from model_check.engine.observe.mfu import Utilisation
 from model_check.engine.observe.scalars import ScalarLog
 from model_check.engine.reading import StepMetrics
 from model_check.engine.run_context import Channels

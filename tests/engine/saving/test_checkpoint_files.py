@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from model_check.engine.saving.checkpoint_files import BEST, ERROR, LAST, directories_beside
+from model_check.engine.saving.checkpoint_files import directories_beside
+from model_check.utils.checkpoint_names import BEST, ERROR, LAST
 
 
 @pytest.mark.parametrize("name", ["gpu3", "gpu3.1", "gpu0.12", "cpu1"])

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from model_check.engine.batches import Splits
-from model_check.engine.checkpoint import CheckpointError, read_checkpoint
+from model_check.engine.checkpoint import read_checkpoint
 from model_check.engine.observer import RunObserver
 from model_check.engine.stop import EndedEarly
-from model_check.errors import ConfigError, NonFiniteError
+from model_check.errors import CheckpointError, ConfigError, NonFiniteError
 from model_check.events import Evaluation, Phase, Scalar
 from tests.engine.conftest import OTHER_ARCHITECTURES, FakeBatch, FakeSource, Run
 
@@ -251,6 +251,16 @@ def test_a_checkpoint_of_another_model_names_tensors_and_settings(tiny_run: Make
     assert "layers.0.feed_forward.w1.weight [64, 32] (here [48, 32])" in text
     assert "settings that differ: model.num_layers 1 -> 2, model.intermediate_size 64 -> 48" in text
     assert "\n" not in text
+
+
+def test_a_checkpoint_of_another_vocabulary_names_the_data(tiny_run: MakeRun) -> None:
+    """Which no setting of the model shows."""
+    tiny_run(training__save_last="true", data={"cache": "abc", "dataset": "embedded"})()
+    other = {"cache": "def", "dataset": "texts"}
+    with pytest.raises(CheckpointError) as caught:
+        tiny_run(training__resume="auto", model__hidden_size=48, data=other)
+    assert "does not fit this model: " in str(caught.value)
+    assert "data.validation): abc embedded -> def texts" in str(caught.value)
 
 
 @pytest.mark.parametrize("key", OTHER_ARCHITECTURES)

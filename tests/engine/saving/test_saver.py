@@ -1,15 +1,23 @@
 """What is written when, what goes, and what a failing disk does."""
 
+import errno
 import os
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from model_check.engine.checkpoint import read_checkpoint, storing, write_checkpoint
-from model_check.engine.state import snapshot
+from model_check.engine.memory import OutOfMemory
+from model_check.engine.observer import RunObserver
+from model_check.engine.saving.staging import Staging
 from model_check.engine.stop import EndedEarly, Terminated
 from model_check.errors import NonFiniteError, StorageError
 from tests.engine.conftest import FakeBatch, FakeSource, Run
@@ -92,13 +100,125 @@ def test_both_ways_of_writing_write_the_same(tiny_run: MakeRun, tmp_path: Path) 
     assert one["step"] == other["step"] == 2
 
 
-def test_a_snapshot_does_not_change_with_the_training_and_keeps_what_is_shared() -> None:
-    weight = torch.ones(3)
-    copy = snapshot({"a": weight, "tied": weight[:], "plain": [1, ("x", weight)]})
+def test_a_copy_does_not_change_with_the_training_and_keeps_what_is_shared(tmp_path: Path) -> None:
+    weight, staging = torch.ones(3), Staging(torch.device("cpu"))
+    kinds = {
+        "a": weight,
+        "tied": weight[:],
+        "plain": [1, ("x", weight)],
+        "step": torch.tensor(7.0),
+        "bytes": torch.arange(5, dtype=torch.uint8),
+        "transposed": torch.arange(6.0).view(2, 3).T,
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "none": torch.empty(0, 4),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+    }
+    copy = staging.copy(kinds).wait()
     weight.add_(1)
     assert copy["a"].tolist() == [1.0, 1.0, 1.0]
     assert copy["tied"] is copy["a"]
     assert copy["plain"] == [1, ("x", copy["a"])]
+    for name in ("step", "bytes", "transposed", "half", "none", "parameter"):
+        assert torch.equal(copy[name], kinds[name].detach())  # type: ignore[attr-defined]
+        assert copy[name].dtype == kinds[name].dtype  # type: ignore[attr-defined]
+    torch.save(copy, tmp_path / "copy.pt")
+    assert (tmp_path / "copy.pt").stat().st_size < 8192  # of the buffer, each its own part
+    places = [tensor.data_ptr() for tensor in (copy["a"], copy["bytes"])]
+    again = staging.copy(kinds | {"a": weight}).wait()
+    assert [tensor.data_ptr() for tensor in (again["a"], again["bytes"])] == places
+    assert again["a"].tolist() == [2.0, 2.0, 2.0]
+    larger = staging.copy({"a": torch.ones(100_000)}).wait()
+    assert larger["a"].sum() == 100_000
+    staging.close()
+
+
+def test_two_names_due_after_one_step_are_written_from_one_copy(
+    tiny_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[int] = []
+    copy = Staging.copy
+
+    def counted(staging: Staging, state: dict[str, Any]) -> Any:
+        copies.append(state["state"]["step"])
+        return copy(staging, state)
+
+    monkeypatch.setattr(Staging, "copy", counted)
+    tiny_run(
+        splits={"val": lambda: [FakeSource().random(77)]},
+        training__save_interval=2,
+        training__eval_interval=2,
+        training__save_best="true",
+        training__async_save="true",
+    )()
+    directory = tmp_path / "checkpoints"
+    assert names(directory) == ["best.pt", "step_2.pt", "step_4.pt"]
+    assert copies == [2, 4]
+    best, last = (read_checkpoint(directory / name) for name in ("best.pt", "step_4.pt"))
+    assert best["step"] == 4  # it learns: each evaluation is the best
+    assert all(torch.equal(w, last["model"][n]) for n, w in best["model"].items())
+    assert (best["kept"], last["kept"]) == (["step_2.pt"], ["step_2.pt"])
+
+
+@dataclass
+class Spoiling(RunObserver):
+    """Something in a checkpoint whose writing fails."""
+
+    act: Callable[[], object]
+
+    def kept(self) -> dict[str, Any]:
+        return {"spoilt": self}
+
+    def __reduce__(self) -> Any:
+        self.act()
+        return str, ("written",)
+
+
+def failing(error: BaseException) -> Callable[[Path], object]:
+    def act(_: Path) -> None:
+        raise error
+
+    return act
+
+
+def vanish(directory: Path) -> None:
+    shutil.rmtree(directory)
+    directory.touch()
+
+
+@pytest.mark.parametrize("beside", ["true", "false"])
+@pytest.mark.parametrize(
+    ("act", "kind", "said"),
+    [
+        (failing(OSError(errno.ENOSPC, "No space left on device")), StorageError, "disk is full"),
+        (failing(PermissionError(errno.EACCES, "Permission denied")), StorageError, "denied"),
+        (failing(MemoryError("no room")), OutOfMemory, "out of memory"),
+        (failing(RuntimeError("a bug")), RuntimeError, "a bug"),
+        (vanish, StorageError, "cannot be written"),
+    ],
+    ids=["full disk", "no permission", "no memory", "a bug", "no directory"],
+)
+def test_a_writer_that_fails_ends_the_run_as_what_it_is(
+    tiny_run: MakeRun,
+    tmp_path: Path,
+    act: Callable[[Path], object],
+    kind: type[Exception],
+    said: str,
+    beside: str,
+) -> None:
+    directory = tmp_path / "checkpoints"
+    directory.mkdir()
+    observer = Spoiling(lambda: act(directory))
+    run = tiny_run(
+        observers=(observer,),
+        training__max_steps=40,
+        training__save_interval=2,
+        training__async_save=beside,
+    )
+    with pytest.raises(kind, match=said) as caught:
+        run()
+    assert type(caught.value) is kind
+    assert len(run.bits()) < 40
+    assert not [thread for thread in threading.enumerate() if thread.name == "save"]
 
 
 @pytest.mark.parametrize("beside", ["true", "false"])
@@ -147,6 +267,43 @@ def test_a_full_disk_does_not_hide_a_nan(tiny_run: MakeRun, small_disk: Path) ->
     told = [line.split(" not saved")[0] for line in run.kept.lines if "not saved" in line]
     assert told == ["Checkpoint", "Debug tensors"]
     assert names(small_disk) == ["debug", "dossier", "others"]
+
+
+class FakeStream:
+    """As torch's streams are entered and wait: no GPU is here to try them."""
+
+    current: "FakeStream"
+
+    def __init__(self, *_: object) -> None:
+        self.waited: list[FakeStream] = []
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        self.waited.append(other)
+
+    def record_event(self) -> str:
+        return "done"
+
+
+@contextmanager
+def entered(stream: FakeStream | None) -> Iterator[None]:
+    before, FakeStream.current = FakeStream.current, stream or FakeStream.current
+    yield
+    FakeStream.current = before
+
+
+def test_the_copy_of_a_gpu_waits_for_what_the_training_has_enqueued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = FakeStream.current = FakeStream()
+    cudart = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
+    fakes = {"Stream": FakeStream, "stream": entered, "cudart": lambda: cudart}
+    for name, fake in {**fakes, "current_stream": lambda *_: FakeStream.current}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    staging = Staging(torch.device("cuda"))
+    staged = staging.copy({"weights": torch.ones(3)})
+    assert vars(staging)["_stream"].waited == [training]
+    assert staged.done == "done"
+    staging.close()
 
 
 def test_a_gpu_that_fails_while_it_is_saved_is_not_called_a_full_disk(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from launcher.contain.memory import Membership
 from launcher.doctor.machine import LOW_SHM_BYTES, check_open_files, check_shared_memory
 from launcher.doctor.preflight import (
     check_checkpoint_dir,
+    check_copies,
     check_gpu_memory,
     check_memory,
     check_training,
@@ -81,6 +82,28 @@ def test_a_gpu_that_may_be_too_small_is_a_note_and_an_unknown_one_is_not_judged(
     assert re.match(r"GPU 0 \(GPU-01234567\) has 29.3 GiB free, and this run takes about \d+", note)
     assert "training.gradient_checkpointing=true" in note
     assert check_gpu_memory(settings(), gpu_places([gpu(80_000), gpu(None)])) == []
+
+
+def test_a_shard_is_that_of_a_rank_among_those_of_all_nodes() -> None:
+    shared, two = settings(launch={"mode": "fsdp"}), gpu_places([gpu(4_000)] * 2)
+    for note in check_gpu_memory(shared, two, num_ranks=64):
+        assert "this run takes about" in note
+    with pytest.raises(ConfigError, match=r"parameters \(a shard of 2\) alone need"):
+        check_gpu_memory(shared, two)
+
+
+def test_copies_to_save_from_that_the_host_cannot_hold_are_a_note() -> None:
+    saving = settings(training={"save_interval": 5})
+    (note,) = check_copies(saving, 1000)
+    assert note.startswith("host memory may not suffice: 1000 copies of weights and moments")
+    wanted = 1000 * 12 * 1_923_125_248 / 2**30
+    assert f"take {wanted:.1f} GiB" in note
+    assert note.endswith("training.async_save=false needs none")
+    for others in ({}, {"save_last": True}, {"save_interval": 5, "async_save": False}):
+        assert check_copies(settings(training=others), 1000) == []
+    assert check_copies(settings(model=TINY, training={"save_best": True}), 2) == []
+    job = settings(training={"save_interval": 5}, launch={"mode": "ddp"})
+    assert all("1 copies" in note for note in check_copies(job, 8))
 
 
 SAVES = [

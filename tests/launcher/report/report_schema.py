@@ -16,12 +16,14 @@ _TYPES = {
 }
 
 
-def faults(value: Any, schema: dict[str, Any] = SCHEMA, where: str = "$") -> list[str]:
+def faults(
+    value: Any, schema: dict[str, Any] = SCHEMA, where: str = "$", root: dict[str, Any] = SCHEMA
+) -> list[str]:
     """What of `value` the schema does not allow; nothing for a document that holds to it."""
     if (name := schema.get("$ref")) is not None:
-        return faults(value, SCHEMA["$defs"][name.rpartition("/")[2]], where)
+        return faults(value, root["$defs"][name.rpartition("/")[2]], where, root)
     if "anyOf" in schema:
-        found = [faults(value, each, where) for each in schema["anyOf"]]
+        found = [faults(value, each, where, root) for each in schema["anyOf"]]
         return [] if [] in found else min(found, key=len)
     allowed = schema.get("enum", [schema["const"]] if "const" in schema else [value])
     kind = _TYPES[schema["type"]] if "type" in schema else object
@@ -30,16 +32,20 @@ def faults(value: Any, schema: dict[str, Any] = SCHEMA, where: str = "$") -> lis
         return [f"{where}: {value!r}"]
     if isinstance(value, list):
         each = schema.get("items", {})
-        return [f for n, item in enumerate(value) for f in faults(item, each, f"{where}[{n}]")]
-    return _faults_of_object(value, schema, where) if isinstance(value, dict) else []
+        return [
+            f for n, item in enumerate(value) for f in faults(item, each, f"{where}[{n}]", root)
+        ]
+    return _faults_of_object(value, schema, where, root) if isinstance(value, dict) else []
 
 
-def _faults_of_object(value: dict[str, Any], schema: dict[str, Any], where: str) -> list[str]:
+def _faults_of_object(
+    value: dict[str, Any], schema: dict[str, Any], where: str, root: dict[str, Any]
+) -> list[str]:
     known, others = schema.get("properties", {}), schema.get("additionalProperties", {})
     found = [f"{where}: no {key}" for key in schema.get("required", []) if key not in value]
     for key, item in value.items():
         if "properties" in schema and key not in known:
             found.append(f"{where}: {key} is not in the schema")
         else:
-            found += faults(item, known.get(key, others), f"{where}.{key}")
+            found += faults(item, known.get(key, others), f"{where}.{key}", root)
     return found

@@ -3,8 +3,6 @@
 import pytest
 
 from launcher.supervise.policy import (
-    EVIDENCE_BYTES_PER_S,
-    EVIDENCE_S,
     FOLLOW_S,
     HOLD_S,
     LINGER_S,
@@ -22,6 +20,7 @@ from launcher.supervise.policy import (
 from launcher.verdict.record import Stop
 from model_check.config.ranks import SILENCE_PATIENCE
 from model_check.errors import EXIT_HANG
+from model_check.utils.evidence import EVIDENCE_BYTES_PER_S, EVIDENCE_S
 from model_check.utils.requests import request_of
 
 NO_LIMIT = Limits(grace_s=10, silence_s=0)
@@ -412,11 +411,19 @@ def test_where_all_ranks_lost_a_peer_none_is_named() -> None:
     assert (stop.exit_code, stop.culprits) == (1, ())
 
 
-def test_a_job_does_not_wait_for_ranks_that_cannot_go_on() -> None:
+def test_ranks_of_a_job_get_a_moment_to_fail_as_the_first_one_and_no_line_tells_it() -> None:
     failed = ended("GPU1", 20, at=4.1, wake=7, confession=Confession(4.0, 20, 4.0, True, step=3))
-    stop = decide([running("GPU0", last_step=2), failed], 4.2, JOB)
+    peer = running("GPU0", last_step=2)
+    assert decide([peer, failed], 4.2, JOB) == Continue(until=4.1 + FOLLOW_S)
+    stop = decide([peer, failed], 4.1 + FOLLOW_S, JOB)
     assert isinstance(stop, Stop)
     assert stop.culprits == ("GPU1",)
+
+
+def test_a_rank_that_lost_the_failed_one_has_nothing_more_to_tell() -> None:
+    failed = ended("GPU1", 20, at=4.1, wake=7, confession=Confession(4.0, 20, 4.0, True, step=3))
+    follower = running("GPU0", last_step=2, confession=lost(4.1))
+    assert isinstance(decide([follower, failed], 4.2, JOB), Stop)
 
 
 def test_ranks_that_leave_do_not_cut_off_the_evidence_of_the_one_that_met_a_nan() -> None:

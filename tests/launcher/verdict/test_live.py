@@ -5,7 +5,7 @@ import pytest
 from launcher.verdict.live import Watch
 from launcher.verdict.observer import NEVER, Dismissal
 from launcher.verdict.record import Stop
-from launcher.verdict.settling import GO_S, KEEP_S, KEPT_BYTES_PER_S, SETTLE_S, SETTLE_STEPS
+from launcher.verdict.settling import GO_S, SETTLE_S, SETTLE_STEPS
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_UNNAMED, EXIT_USAGE
 from model_check.events import (
     AskVectors,
@@ -22,6 +22,7 @@ from model_check.events import (
     Step,
     Vectors,
 )
+from model_check.utils.evidence import EVIDENCE_BYTES_PER_S, EVIDENCE_S
 
 SAME, OTHER = (0.5).hex(), (0.5000001).hex()
 
@@ -257,7 +258,7 @@ def test_of_two_that_differ_both_keep_theirs_and_a_death_is_not_held_back() -> N
 def test_who_keeps_too_long_is_not_waited_for() -> None:
     seen = keeping()
     assert seen.tick(100.0) is None
-    patience_s = KEEP_S + SETTLE_STEPS * 3 * 0.001 + 1e9 / KEPT_BYTES_PER_S
+    patience_s = EVIDENCE_S + SETTLE_STEPS * 3 * 0.001 + 1e9 / EVIDENCE_BYTES_PER_S
     assert seen.due == pytest.approx(100.0 + patience_s)
     assert seen.tick(seen.due - 0.1) is None
     assert seen.tick(seen.due) is not None

@@ -287,7 +287,7 @@ def test_a_replay_begins_before_the_fault_can_have_been(
     assert (question.to_step, question.begin_by) == (8, begin_by)
 
 
-@pytest.mark.parametrize("key", ["torch", "isa", "cudnn", "settings"])
+@pytest.mark.parametrize("key", ["torch", "isa", "cudnn", "math_environ", "settings"])
 def test_a_replay_on_other_software_proves_nothing(key: str) -> None:
     run = {name: History(detail={key: "old"}) for name in "ab"}
     watch = ReplayWatch(QUESTION, RECORDS, run, 100)
@@ -296,6 +296,18 @@ def test_a_replay_on_other_software_proves_nothing(key: str) -> None:
     found = watch.attempt(RunEnd(exit_code=stop.exit_code, reason=stop.reason))
     said = answer(QUESTION, [found], 0).said
     assert said == f"not replayed: not comparable: {key} old in the run, new now"
+
+
+def test_a_replay_whose_kernel_fails_a_trial_that_the_run_passed_proves_nothing() -> None:
+    trial = "trial of attention kernel sdpa"
+    run = {name: History(detail={trial: "passed"}) for name in "ab"}
+    watch = ReplayWatch(QUESTION, RECORDS, run, 100)
+    assert watch.on_event("b", Phase(name="build", detail={trial: "passed"})) is None
+    stop = watch.on_event("a", Phase(name="build", detail={trial: "gave NaN"}))
+    assert isinstance(stop, Stop)
+    found = watch.attempt(RunEnd(exit_code=stop.exit_code, reason=stop.reason))
+    said = "not comparable: trials of a's kernels went otherwise than in the run"
+    assert answer(QUESTION, [found], 0).said == f"not replayed: {said}"
 
 
 def test_the_first_reason_why_it_proves_nothing_stays() -> None:

@@ -1,0 +1,1 @@
+"""The launchers of one job on several nodes, one on each."""

@@ -1,0 +1,42 @@
+"""How a job of several nodes ends before its ranks begin; and how long a node may be silent. Cheap
+to import: every run does."""
+
+import signal
+
+from launcher.verdict.record import Stop
+from model_check.errors import EXIT_PEER_LOST, EXIT_SIGNAL_BASE, ModelCheckError
+
+SILENCE_S = 30.0
+"""A node that is not heard for so long is gone; for launch.rank_timeout_s, where that is less."""
+LEAST_SILENCE_S = 3.0
+TELL_S = 10.0
+"""Who leaves before all have come stays so long, to tell the late ones why. Slurm starts tasks
+within seconds of each other, and its KillWait is 30 s."""
+
+
+class NodeLost(ModelCheckError):
+    """Another node did not come, or is not heard any more: nothing is known against a GPU."""
+
+    exit_code = EXIT_PEER_LOST
+
+
+class Asked(ModelCheckError):
+    """A signal asked us to end while we waited for other nodes."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"{signal.Signals(signum).name} received")
+        self.signum = signum
+        self.exit_code = EXIT_SIGNAL_BASE + signum
+
+
+class EndedElsewhere(ModelCheckError):
+    """The job has ended on another node before it began here."""
+
+    def __init__(self, stop: Stop) -> None:
+        super().__init__(str(stop.reason))
+        self.elsewhere, self.exit_code = stop.elsewhere, stop.exit_code
+
+
+def silence_limit_s(rank_timeout_s: float | None) -> float:
+    """How long another node may be silent."""
+    return max(LEAST_SILENCE_S, min(SILENCE_S, rank_timeout_s or SILENCE_S))

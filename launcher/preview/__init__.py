@@ -1,0 +1,1 @@
+"""What would run, printed; nothing starts."""

@@ -1,0 +1,98 @@
+"""The plan in words or JSON: what would be started, where, with which environment."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from launcher.compare.comparison import Comparison, Trial, seat_of
+from launcher.devices import Hold
+from launcher.gpus.probe import GpuProbe
+from launcher.launch import Launch, make_launch
+from launcher.plan import WorkerSpec, plan_prepare
+from model_check.config.memory import describe_size
+from model_check.utils.secrets import masked_argv, masked_values
+
+
+def describe(launch: Launch, *, as_json: bool) -> str:
+    """Every process that a run would start. Starts, makes and reserves nothing."""
+    rows = _rows(launch)
+    if as_json:
+        return json.dumps(_document(launch, rows), indent=2)
+    lines = [f"device {launch.loaded.device} ({launch.picked.why}); would start:"]
+    if not launch.arguments.command:
+        loaded, num_ranks = launch.loaded, launch.context.num_ranks or 1
+        size = describe_size(loaded.settings, loaded.device, num_ranks)
+        lines.insert(0, f"model: {size}")
+    lines[:0] = launch.picked.notes
+    for row in rows:
+        env = " ".join(f"{name}={shlex.quote(value)}" for name, value in row["env"].items())
+        lines += [
+            f"{row['name']}:",
+            f"  {env}",
+            f"  {shlex.join(row['argv'])}",
+            f"  > {row['log']}",
+        ]
+    return "\n".join(f"[launcher] {launch.context.tag}{line}" for line in lines)
+
+
+def describe_comparison(comparison: Comparison, probe: GpuProbe, *, as_json: bool) -> str:
+    """`describe` for each training, in the order in which they would begin."""
+    turns = [[_launch(trial, comparison, probe) for trial in turn] for turn in comparison.turns]
+    if as_json:
+        plan = {
+            "schema": 1,
+            "arms": list(comparison.loaded),
+            "seeds": comparison.seeds,
+            "differing": msgspec.to_builtins(comparison.differing),
+            "notes": list(comparison.picked.notes),
+            "turns": [[_document(each, _rows(each)) for each in turn] for turn in turns],
+        }
+        return json.dumps(masked_values(plan), indent=2)
+    notes = [f"[launcher] {note}" for note in comparison.picked.notes]
+    told = [describe(each, as_json=False) for turn in turns for each in turn]
+    return "\n".join([*notes, f"[launcher] {comparison.order}", *told])
+
+
+def _launch(trial: Trial, comparison: Comparison, probe: GpuProbe) -> Launch:
+    seat = seat_of(trial, comparison, comparison.common.settings.launch.deadline_s or None)
+    arguments = replace(comparison.arguments, arms=(trial.arm,)).seated(seat)
+    return make_launch(arguments, probe, comparison.environ, Hold.ABOVE)
+
+
+def _document(launch: Launch, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    plan = {
+        "schema": 1,
+        "device": launch.loaded.device,
+        "why": launch.picked.why,
+        "notes": list(launch.picked.notes),
+        "preset": launch.loaded.preset,
+        "run_dir": str(launch.context.run_dir),
+        "grace_s": launch.limits.grace_s,
+        "hang_timeout_s": launch.limits.silence_s,
+        "repeat": launch.loaded.settings.launch.repeat,
+        "soak_s": launch.loaded.settings.launch.soak_s,
+        "processes": list(rows),
+    }
+    return dict(masked_values(plan))
+
+
+def _rows(launch: Launch) -> list[dict[str, Any]]:
+    """Every process."""
+    specs = [] if launch.arguments.command else [plan_prepare(launch.context)]
+    return [_row(spec, launch) for spec in (*specs, *launch.specs)]
+
+
+def _row(spec: WorkerSpec, launch: Launch) -> dict[str, Any]:
+    inherited = launch.context.environ
+    changed = {n: v for n, v in sorted(spec.env.items()) if inherited.get(n) != v}
+    return {
+        "name": spec.name,
+        "argv": masked_argv(spec.argv),
+        "env": changed,
+        "log": str(spec.log_path),
+        "cpus": sorted(spec.cpus),
+    }

@@ -1,0 +1,1 @@
+"""Many runs, of many machines, as one report."""

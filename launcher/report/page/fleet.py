@@ -1,0 +1,187 @@
+"""The page of a fleet: what is wrong first, then a tile for each run, which opens its page. Pure.
+
+A tile has no words of its own but a letter and a name: a thousand of them fit a screen or two, and
+the page stays below 1 MB.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from urllib.parse import quote
+
+from launcher.report.page.markup import SIGNS, badge, document, facts, section, table, text
+from launcher.verdict.fleet import Finding, FleetResult, FleetRun, Group
+from launcher.verdict.fleet_merge import name_of
+from launcher.verdict.results import Verdict
+from model_check.utils.words import printable
+
+_COLUMNS = ("node", "verdict", "severity", "GPU", "since", "what", "run")
+_GROUP_COLUMNS = ("group", "workers", "runs", "GPUs", "steps", "compared", "differs in")
+_MOST = 300
+"""Findings on the page."""
+_LONGEST = 160
+"""Characters of what is said of one; its own page has the rest."""
+_NUM_IN_HEAD = 6
+_NARROW = 10
+"""Characters of a name that fit a tile."""
+_LETTERS = {
+    Verdict.PASS: "P",
+    Verdict.WARN: "W",
+    Verdict.FAIL: "F",
+    Verdict.SUSPECT: "S",
+    Verdict.INCONCLUSIVE: "?",
+    Verdict.INVALID: "I",
+    Verdict.STOPPED: "■",
+}
+_DEAD = "D"
+_SHOWN = (
+    "device_name",
+    "torch",
+    "cuda",
+    "driver",
+    "attention_backend",
+    "dtype",
+    "settings",
+    "data",
+)
+"""Of a group's key."""
+
+
+def fleet_page(result: FleetResult) -> str:
+    """The whole document."""
+    title = f"{result.verdict}: {len(result.runs):,} runs"
+    return document(title, _parts(result, title))
+
+
+def _parts(result: FleetResult, title: str) -> Iterator[str]:
+    bad = [run for run in result.runs if run.verdict is not Verdict.PASS]
+    head = f"{result.verdict}: {names}" if (names := _names(result)) else title
+    yield f'<header class="{result.verdict}"><h1>{SIGNS[result.verdict]} {text(head)}</h1>'
+    if drills := _short(", ".join(sorted({run.drill for run in result.runs if run.drill})), 90):
+        yield f'<p class="drill">DRILL: {text(drills)} was injected; such faults are not real</p>'
+    yield from facts(
+        [
+            ("what", text(result.summary)),
+            ("exit code", text(result.exit_code)),
+            *(("note", text(note)) for note in result.notes),
+        ]
+    )
+    yield "</header>"
+    yield from section("What is wrong", _findings(result))
+    yield from section(f"Runs ({len(bad):,} of {len(result.runs):,} not PASS)", _tiles(result))
+    yield from section("Groups", _groups(result.groups))
+
+
+def _names(result: FleetResult) -> str:
+    """`13 nodes: node0049, node0074, ...`: those with the findings that decide, the gravest first;
+    empty: there are none."""
+    names = [name_of(result.runs[each.run]) for each in result.findings if each.exit_code]
+    names = list(dict.fromkeys(names))
+    count = f"{len(names):,} nodes: " if len(names) > 1 else ""
+    more = ", ..." if len(names) > _NUM_IN_HEAD else ""
+    return f"{count}{', '.join(names[:_NUM_IN_HEAD])}{more}"
+
+
+def _findings(result: FleetResult) -> Iterator[str]:
+    if not result.findings:
+        return
+    heads = "".join(f'<th scope="col">{column}</th>' for column in _COLUMNS)
+    yield '<div class="scroll" tabindex="0"><table class="findings">'
+    yield f"<thead><tr>{heads}</tr></thead><tbody>"
+    for finding in result.findings[:_MOST]:
+        yield _row(finding, result.runs[finding.run])
+    yield "</tbody></table></div>"
+    if (more := len(result.findings) - _MOST) > 0:
+        yield f"<p>and {more:,} more: fleet.json</p>"
+
+
+def _row(finding: Finding, run: FleetRun) -> str:
+    device = finding.device
+    drill = f"DRILL {finding.drill}: " if finding.drill else ""
+    serial = f"serial {device.serial}" if device.serial else ""
+    parts = [finding.worker, device.uuid, device.pci_bus_id, serial]
+    who = "<br>".join(text(printable(part)) for part in parts if part)
+    cells = [
+        _link(run, text(name_of(finding))),
+        badge(finding.verdict),
+        text(finding.severity or ""),
+        who,
+        text("" if finding.step is None else f"step {finding.step:,}"),
+        text(printable(_short(drill + finding.what, _LONGEST))),
+        text(printable(run.directory.rstrip("/").rpartition("/")[2])),
+    ]
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _tiles(result: FleetResult) -> Iterator[str]:
+    """In the order of the runs; what all names begin with is said once."""
+    names = [name_of(run) for run in result.runs]
+    twice = {name for name, count in Counter(names).items() if count > 1}
+    labels = [
+        f"{name} {printable(run.directory.rpartition('/')[2])}" if name in twice else name
+        for name, run in zip(names, result.runs, strict=True)
+    ]
+    shared = _num_shared(labels) if len(labels) > 1 else 0
+    first = {finding.run: finding for finding in reversed(result.findings)}
+    yield f'<p class="key">{_key(result.runs)}</p>'
+    yield '<ul class="fleet">'
+    for at, (label, run) in enumerate(zip(labels, result.runs, strict=True)):
+        yield _tile(run, label, _cut(label, shared), first.get(at))
+    yield "</ul>"
+
+
+def _num_shared(labels: Sequence[str]) -> int:
+    """Characters that all of them begin with: those of the first and the last by alphabet."""
+    low, high = min(labels), max(labels)
+    return next((n for n, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
+
+
+def _cut(label: str, shared: int) -> str:
+    """A long one without what all have in common, but for digits: ...-node0017 keeps 0017."""
+    if len(label) <= _NARROW:
+        return label
+    while shared and (label[shared - 1].isdigit() or shared >= len(label)):
+        shared -= 1
+    return label[shared:]
+
+
+def _tile(run: FleetRun, label: str, short: str, finding: Finding | None) -> str:
+    who = "" if finding is None or finding.worker is None else f"{finding.worker}: "
+    what = "" if finding is None else f": {who}{_short(finding.what, 80)}"
+    title = f' title="{text(printable(f"{label}: {run.verdict}{what}"))}"'
+    letter = _DEAD if run.is_dead else _LETTERS[run.verdict]
+    inner = f"<b>{letter}</b> {text(_short(short, 24))}"
+    return f'<li class="{run.verdict}"{title}>{_link(run, inner)}</li>'
+
+
+def _link(run: FleetRun, inner: str) -> str:
+    if run.page is None:
+        return f"<span>{inner}</span>"
+    return f'<a href="{text(quote(run.page, errors="surrogateescape"))}">{inner}</a>'
+
+
+def _key(runs: Sequence[FleetRun]) -> str:
+    """`P 982 PASS · S 10 SUSPECT`"""
+    dead = sum(run.is_dead for run in runs)
+    counts = Counter(run.verdict for run in runs if not run.is_dead)
+    parts = [f"<b>{_LETTERS[v]}</b> {counts[v]:,} {v}" for v in Verdict if counts[v]]
+    parts += [f"<b>{_DEAD}</b> {dead:,} dead"] if dead else []
+    return " · ".join(parts)
+
+
+def _groups(groups: Sequence[Group]) -> Iterator[str]:
+    if not groups:
+        return
+    rows = [_group_row(at, group) for at, group in enumerate(groups[:_MOST])]
+    yield from table(_GROUP_COLUMNS, rows, "groups")
+
+
+def _group_row(number: int, group: Group) -> tuple[str, ...]:
+    why = "; ".join(map(str, group.others))
+    if number == 0:
+        why = ", ".join(f"{name} {group.key[name]}" for name in _SHOWN if group.key.get(name))
+    counts = (group.workers, group.runs, group.devices, group.steps, group.compared_steps)
+    return (f"{number + 1}", *(f"{count:,}" for count in counts), _short(printable(why), 240))
+
+
+def _short(value: str, longest: int) -> str:
+    return value if len(value) <= longest else f"{value[: longest - 1]}…"

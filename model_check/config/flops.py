@@ -1,0 +1,41 @@
+"""Floating point operations of the model's own arithmetic.
+
+They count the matrix products of forward and backward pass, 6 a parameter and token (Kaplan et al.
+2020, section 2.1), without the embedding, which is a lookup, and the two products of attention.
+Work that is done twice (checkpointing) counts once. There are two conventions, always named:
+
+- full: attention as if every token saw every other, 12 L H D T a token (Chowdhery et al. 2022,
+  PaLM, appendix B); what most published figures use. Of local and Infini-attention T is a segment.
+- causal: half of that; what a causal kernel has to do.
+"""
+
+from msgspec import Struct
+
+from model_check.config.derived import segment_length
+from model_check.config.schema import Settings
+from model_check.config.shape import Geometry
+
+
+class FlopsPerToken(Struct, frozen=True):
+    """Of one training step's forward and backward pass."""
+
+    full: float
+    causal: float
+
+
+def flops_per_token(settings: Settings, shape: Geometry) -> FlopsPerToken:
+    """9.997e9 and 9.192e9 for the default geometry and context."""
+    products = 6 * shape.num_multiplied + memory_flops(settings, shape)
+    span = segment_length(settings) or settings.training.context_length
+    attention = 12 * shape.num_layers * shape.query_width * span
+    return FlopsPerToken(full=products + attention, causal=products + attention / 2)
+
+
+def memory_flops(settings: Settings, shape: Geometry) -> int:
+    """Of Infini-attention, a token: each query reads a [D, D] matrix, each key is written to one,
+    and by the delta rule reads it before. Not counted: divisors and the sums over segments."""
+    if shape.attention != "infini":
+        return 0
+    times = 2 if settings.model.infini.update == "delta" else 1
+    width = shape.query_width + times * shape.key_width
+    return 6 * shape.num_layers * shape.head_dim * width

@@ -1,0 +1,162 @@
+"""What our loop asks of the ranks of one training job. A process that trains alone is a world of
+one, and asks nobody."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from enum import IntEnum
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from model_check.engine.busy import Waited
+from model_check.errors import PeerLost
+from model_check.forensics.origin import Hook, hooked
+
+T = TypeVar("T")
+
+
+BAD_STEP = -1
+"""What a rank tells first, in the place of what it counts, whose last step was not finite."""
+
+
+class OwnState(IntEnum):
+    """Of the weights that lie on a rank, where its last step was not finite."""
+
+    FINITE = 0
+    NOT_FINITE = 1
+    CHANGED = 2
+    """By itself, and it is finite."""
+
+
+def of_bad_step(state: OwnState = OwnState.FINITE) -> tuple[int, int, int]:
+    """What a rank offers that has such a step."""
+    return BAD_STEP, int(state), 0
+
+
+def refuse_repeat(told: Iterable[Sequence[int]]) -> None:
+    """Raises PeerLost where a rank has a step that is not finite, for this one goes on."""
+    if any(first == BAD_STEP for first, *_ in told):
+        raise PeerLost("another rank has found its last step not finite, and this one has not")
+
+
+class World:
+    """One process, alone."""
+
+    rank = 0
+    size = 1
+    node = 0
+    """The number of its machine among those of the job."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks and writes for all."""
+        return self.rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        return self.size == 1
+
+    beat: Callable[[], None] = staticmethod(lambda: None)
+    """Called each BEAT_S of a wait for others that may be long: this rank does not hang."""
+
+    on_summed: Callable[[Tensor, Tensor], None] | None = None
+    """Called with each parameter and its gradient when that is summed."""
+
+    is_sharded = False
+    """Whether each rank holds a part of the model, and computes nothing without the others."""
+
+    is_offloaded = False
+    """Whether weights, gradients and moments lie in the host's memory."""
+    shard_name = ""
+    """`1 of 2`; the same on ranks with equal shards. Empty: it holds the model whole."""
+
+    def shard(self, model: nn.Module, blocks: Sequence[nn.Module], dtype: torch.dtype) -> None:
+        """Divide a model on device `meta` among the ranks. Its values are undefined then."""
+
+    def join(self, model: nn.Module, device: torch.device) -> None:
+        """From now on the gradients of `model` are those of all ranks."""
+
+    def called(self, model: nn.Module) -> nn.Module:
+        """What to call for the forward pass of `model`."""
+        return model
+
+    def computing(self) -> AbstractContextManager[object]:
+        """Around passes of no step, or of several micro-batches."""
+        return nullcontext()
+
+    def reducing(self, is_last: bool) -> AbstractContextManager[object]:
+        """Around both passes of a micro-batch. In the last one of a step gradients are summed over
+        the ranks."""
+        return nullcontext()
+
+    @property
+    def waited(self) -> Waited | None:
+        """In the latest step, from its own last gradient to the sum of all; None: alone."""
+        return None
+
+    def own_bad(self) -> Tensor | None:
+        """A bool scalar: whether this rank's own gradients of the step were not finite, before they
+        were summed. None: nothing was summed."""
+        return None
+
+    def norms(self, norms: Tensor) -> Tensor:
+        """[parameters]: those of whole tensors, from those of what lies here."""
+        return norms
+
+    def whole(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Parameters of one shape, stacked."""
+        return torch.stack(list(tensors))
+
+    def hooked(self, model: nn.Module, hooks: Mapping[str, Hook]) -> ExitStack:
+        """As forensics.origin.Hooked: of gradients before they are summed."""
+        return hooked(model, hooks)
+
+    def in_step(self, batches: Iterable[T]) -> Iterator[T | None]:
+        """Batches that ranks compute together, where none can do it without the others; None: this
+        rank has no more, and others have."""
+        yield from batches
+
+    def settle(self, model: nn.Module) -> None:
+        """Passes without a step are over."""
+
+    def tell_saving(self, error: BaseException, steps: int, num_bytes: int) -> None:
+        """This rank is about to end of that, after so many steps, and saves so many bytes of
+        evidence first."""
+
+    def summed(self, value: Tensor) -> Tensor:
+        """Over the ranks, in place."""
+        return value
+
+    def of_first(self, value: Tensor) -> Tensor:
+        """That of the first rank; all give tensors of one shape."""
+        return value
+
+    def offer(self, *numbers: int) -> "Offer":
+        """Tell all ranks these numbers, now; what they tell is known later."""
+        return Offer([list(numbers)])
+
+    def gathered(self, value: Any) -> list[Any]:
+        """What each rank gives, in their order. Raises PeerLost."""
+        return [value]
+
+    def meet(self, meanwhile: Callable[[], None]) -> None:
+        """Return when every rank is here: they may have written a checkpoint. Raises PeerLost."""
+
+    def expect(self, step_s: float) -> None:
+        """Steps take about so long: who waits longer for a peer gives it up."""
+
+
+ALONE = World()
+
+
+class Offer:
+    """Numbers on their way to all ranks."""
+
+    def __init__(self, told: list[list[int]]) -> None:
+        self._told = told
+
+    def take(self, meanwhile: Callable[[], None]) -> list[list[int]]:
+        """What each rank has offered, in their order. `meanwhile` is called each BEAT_S of a long
+        wait. Raises PeerLost."""
+        return self._told

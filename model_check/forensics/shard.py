@@ -1,0 +1,43 @@
+"""A tensor that ranks share: what of it lies here, and where in the whole. Any other tensor lies
+here, all of it. Torch's DTensor is known by its methods: to import it takes two seconds."""
+
+from typing import Any
+
+from torch import Tensor
+
+
+def own_values(tensor: Tensor) -> Tensor:
+    """Its values that lie here: the memory itself, without a gradient. None may do."""
+    shared: Any = tensor.detach()
+    return shared.to_local() if is_shared(tensor) else shared  # type: ignore[no-any-return]
+
+
+def is_shared(tensor: Tensor) -> bool:
+    return hasattr(tensor, "placements")
+
+
+def first_of(tensor: Tensor) -> int:
+    """The number of its first value that lies here, in memory order of the whole. Rows are divided
+    as torch.chunk does."""
+    shared: Any = tensor
+    for dim, placement in enumerate(shared.placements if is_shared(tensor) else ()):
+        if placement.is_shard():
+            rows, mesh = tensor.shape[0], shared.device_mesh
+            rows_each = -(-rows // mesh.size(dim))
+            first_row = min(rows, rows_each * mesh.get_local_rank(dim))
+            return first_row * (tensor.numel() // rows) if rows else 0
+    return 0
+
+
+def fill(tensor: Tensor, whole: Tensor) -> None:
+    """Copy what of `whole` lies here."""
+    values, first = own_values(tensor), first_of(tensor)
+    values.copy_(whole.reshape(-1)[first : first + values.numel()].view_as(values))
+
+
+def named_part(name: str, tensor: Tensor) -> str:
+    """`norm.weight[256:512]`: its values that lie here; its name where all of them do."""
+    if not is_shared(tensor):
+        return name
+    first = first_of(tensor)
+    return f"{name}[{first}:{first + own_values(tensor).numel()}]"

@@ -1,0 +1,335 @@
+"""The launchers of a job tell each other what they know: real sockets on loopback, and threads."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from msgspec.structs import replace
+
+from launcher.nodes.first_node import MAX_STRANGERS, FirstNode, places_to_listen
+from launcher.nodes.further_node import FurtherNode
+from launcher.nodes.link import Link
+from launcher.nodes.messages import (
+    MAX_LINE_BYTES,
+    Beat,
+    Bits,
+    Broken,
+    Failure,
+    Gone,
+    Hello,
+    Message,
+    Over,
+    Ready,
+    Refusal,
+    Refused,
+    decode,
+    encode,
+)
+from model_check.errors import ConfigError
+
+NAMES = ("n1", "n2", "n3")
+DEADLINE_S = 20
+
+
+def hello(node: int, job: str = "1.0") -> Hello:
+    return Hello(node, job, NAMES[node], "host", ["CPU0"], "cpu", "2.13", {})
+
+
+class Lab:
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.links: list[Link] = []
+
+    def link(
+        self,
+        node: int,
+        job: str = "1.0",
+        limit_s: float = 5.0,
+        patience_s: float = 10,
+        first: Hello | Refused | None = None,
+    ) -> Link:
+        make = FirstNode if node == 0 else FurtherNode
+        link = make(first or hello(node, job), NAMES, "127.0.0.1", self.port)
+        link.start(limit_s, time.monotonic() + DEADLINE_S)
+        self.links.append(link)
+        return link
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    lab = Lab()
+    yield lab
+    for link in lab.links:
+        link.close()
+
+
+def said(link: Link, kind: type[Message], count: int = 1) -> list[Message]:
+    """When it is there."""
+
+    def found() -> list[Message]:
+        return [message for message in [*link.log] if isinstance(message, kind)]
+
+    assert link.wait(lambda: len(found()) >= count, DEADLINE_S), link.log
+    return found()
+
+
+def failure(node: int) -> Failure:
+    return Failure(node, "CPU0", 3, "exit code 7", 7)
+
+
+def test_all_have_one_log_in_one_order(lab: Lab) -> None:
+    links = [lab.link(node) for node in range(3)]
+    for link in links:
+        said(link, Hello, 3)
+    for node, link in enumerate(links):
+        link.say(failure(node))
+    orders = [said(link, Failure, 3) for link in links]
+    assert orders[0] == orders[1] == orders[2]
+
+
+def test_who_comes_late_reads_what_was_said(lab: Lab) -> None:
+    first, second = lab.link(0), lab.link(1)
+    second.say(failure(1))
+    said(first, Failure)
+    third = lab.link(2)
+    assert said(third, Failure) == [failure(1)]
+
+
+def test_who_leaves_without_a_word_is_gone_for_all(lab: Lab) -> None:
+    links = [lab.link(node) for node in range(3)]
+    for link in links:
+        said(link, Hello, 3)
+    links[2].close()
+    for link in links[:2]:
+        (gone,) = said(link, Gone)
+        assert gone == Gone(2, "node n3 is gone: its launcher ended without a word", has_ended=True)
+
+
+def test_a_node_that_is_silent_is_named_with_its_seconds(lab: Lab) -> None:
+    """It says hello, and then nothing."""
+    first = lab.link(0, limit_s=0.5)
+    with socket.create_connection(("127.0.0.1", lab.port)) as mute:
+        mute.sendall(encode(hello(1)))
+        (gone,) = said(first, Gone)
+    assert isinstance(gone, Gone)
+    assert gone.why.startswith("node n2 not heard for ")
+
+
+DEEP = encode(hello(1)).replace(b'"settings":{}', b'"settings":{"a":' + b"[" * 100_000)
+"""A line that only looks like one of ours."""
+NOISES = {
+    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+    "JSON": b"{}\n",
+    "a long line": b"x" * (MAX_LINE_BYTES + 2),
+    "no greeting, twice": encode(Beat()) * 2,
+    "greetings of another job": encode(hello(1, job="2.0")) * 3,
+    "a node that is none": encode(Hello(7, "1.0", "n8", "h", [], None, None, {})) * 2,
+    "a node by another name": encode(Hello(1, "1.0", "n8", "h", [], None, None, {})),
+    "deep": DEEP,
+    "no UTF-8": b"\xff\xfe\x00\n",
+}
+
+
+@pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
+def test_strangers_change_nothing(lab: Lab, noise: bytes) -> None:
+    first = lab.link(0)
+    with socket.create_connection(("127.0.0.1", lab.port)) as stranger:
+        stranger.sendall(noise)
+        stranger.settimeout(DEADLINE_S)
+        try:
+            while stranger.recv(1 << 16):
+                pass
+        except ConnectionResetError:
+            pass
+    second = lab.link(1)
+    said(second, Hello, 2)
+    assert not [message for message in first.log if isinstance(message, Gone)]
+
+
+def test_a_crowd_of_strangers_keeps_no_node_out(lab: Lab) -> None:
+    """Each has begun a line, and does not end it."""
+    first = lab.link(0)
+    with ExitStack() as crowd:
+        strangers = []
+        for _ in range(MAX_STRANGERS + len(NAMES) + 20):
+            stranger = socket.create_connection(("127.0.0.1", lab.port))
+            strangers.append(crowd.enter_context(stranger))
+            stranger.sendall(b'{"type":')
+        second = lab.link(1)
+        said(second, Hello, 2)
+        strangers[0].settimeout(2)
+        assert strangers[0].recv(1) == b"", "the oldest makes place, long before it is due"
+    assert [type(message) for message in first.log] == [Hello, Hello]
+
+
+def test_strangers_that_make_place_while_they_talk_change_nothing(lab: Lab) -> None:
+    """In one reading: a connection too many, and a word of the oldest, which has to go."""
+    first = lab.link(0)
+    place = ("127.0.0.1", lab.port)
+    with ExitStack() as crowd:
+
+        def connect() -> socket.socket:
+            return crowd.enter_context(socket.create_connection(place))
+
+        node = connect()
+        node.sendall(encode(hello(1)))
+        said(first, Hello, 2)
+        oldest, *strangers = [connect() for _ in range(MAX_STRANGERS + len(NAMES) + 1)]
+        assert oldest.recv(1) == b"", "all are there"
+
+        def held_up() -> bool:
+            """The thread cannot record this word as long as we look at its log."""
+            node.sendall(encode(Ready(1, "data")))
+            time.sleep(0.5)
+            strangers.append(connect())
+            for stranger in strangers:
+                stranger.send(b"x")
+            return True
+
+        assert first.wait(held_up, DEADLINE_S)
+        third = lab.link(2)
+        said(third, Hello, 3)
+    assert [type(message) for message in first.log] == [Hello, Hello, Ready, Hello]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        failure(2),
+        Gone(0, "so it says"),
+        Bits(9, 1, {"loss": "0"}),
+        Over(77),
+        Refusal("go away"),
+        Refused(1, "1.0", "n2", "I go", 2),
+        Broken("I am broken"),
+        hello(1),
+    ],
+    ids=lambda lie: type(lie).__name__,
+)
+def test_a_node_speaks_for_itself_alone(lab: Lab, lie: Message) -> None:
+    first = lab.link(0)
+    with socket.create_connection(("127.0.0.1", lab.port)) as liar:
+        liar.sendall(encode(hello(1)) + encode(lie))
+        (gone,) = said(first, Gone)
+    assert gone == Gone(1, "node n2 is gone: it said what no launcher says", has_ended=True)
+    assert [type(message) for message in first.log] == [Hello, Hello, Gone]
+
+
+def test_a_node_that_never_stops_talking_is_cut_off(lab: Lab) -> None:
+    first = lab.link(0)
+    with socket.create_connection(("127.0.0.1", lab.port)) as chatty:
+        chatty.sendall(encode(hello(1)) + encode(Ready(1, "data")) * 1000)
+        (gone,) = said(first, Gone)
+    assert isinstance(gone, Gone)
+    assert gone.node == 1
+    assert len(first.log) < 50
+
+
+def test_a_first_node_whose_name_means_loopback_to_itself_is_heard_elsewhere() -> None:
+    """As on Debian, whose /etc/hosts has 127.0.1.1 for the name of the machine."""
+    assert places_to_listen("n1", "127.0.1.1") == [""]
+    assert places_to_listen("n1", "::1") == ["::"]
+    assert places_to_listen("n1", "10.0.0.1") == ["n1", ""]
+    assert places_to_listen("127.0.0.1", "127.0.0.1") == ["127.0.0.1", ""]
+    assert places_to_listen("127.0.1.1", "127.0.1.1") == ["127.0.1.1", ""]
+    assert places_to_listen("localhost", "127.0.0.1") == ["localhost", ""]
+
+
+def test_an_address_that_nobody_knows_is_one_line() -> None:
+    link = FirstNode(hello(0), NAMES, "no-such-node.invalid", 29_500)
+    with pytest.raises(ConfigError, match="MASTER_ADDR"):
+        link.start(5.0, time.monotonic() + DEADLINE_S)
+
+
+def test_a_launcher_of_another_job_is_refused(lab: Lab) -> None:
+    lab.link(0)
+    other = lab.link(1, job="2.0")
+    assert other.wait(lambda: other.refused is not None, DEADLINE_S)
+    assert "the nodes of job 1.0 meet there, this is 2.0; set MASTER_PORT" in str(other.refused)
+
+
+def test_a_port_that_is_taken_is_one_line(lab: Lab) -> None:
+    with (
+        socket.create_server(("127.0.0.1", lab.port)),
+        pytest.raises(ConfigError, match="free port"),
+    ):
+        lab.link(0)
+
+
+def refused(node: int, job: str = "1.0") -> Refused:
+    return Refused(node, job, NAMES[node], "batch_size = 0", 2)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_that_does_not_come_tells_why_and_is_not_waited_for(lab: Lab, node: int) -> None:
+    links = [lab.link(each, first=refused(each) if each == node else None) for each in range(3)]
+    for link in links:
+        (failure,) = said(link, Failure)
+        assert failure == Failure(node, None, None, "batch_size = 0", 2)
+        assert Over(node) in said(link, Over)
+    assert not any(isinstance(message, Gone) for message in links[0].log)
+
+
+def test_nobody_says_twice_that_it_does_not_come(lab: Lab) -> None:
+    first = lab.link(0)
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", lab.port)) as refused_one:
+            refused_one.sendall(encode(refused(1)))
+            assert refused_one.makefile().readline()
+    assert [type(message) for message in first.log] == [Hello, Failure, Over]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"type":"Hello","node":1,"job":"1.0","name":"n2","version":"0.1","new":[1]}',
+        b'{"type":"Greetings","node":1,"job":"1.0","name":"n2"}',
+        encode(replace(hello(1), version="0.1")).strip(),
+    ],
+    ids=["fewer fields", "another word", "another version"],
+)
+def test_a_launcher_of_another_version_ends_the_job_on_both_sides(lab: Lab, line: bytes) -> None:
+    first = lab.link(0)
+    with socket.create_connection(("127.0.0.1", lab.port)) as other:
+        other.sendall(line + b"\n")
+        answer = decode(other.makefile("rb").readline())
+    assert isinstance(answer, Refusal)
+    assert answer.is_final
+    assert answer.why.startswith("n1 runs Model Check another version, and n2 ")
+    (failure,) = said(first, Failure)
+    assert isinstance(failure, Failure)
+    assert (failure.node, failure.cause, failure.exit_code) == (1, answer.why, 2)
+
+
+def test_a_node_that_may_not_come_heeds_it_at_once(lab: Lab) -> None:
+    lab.link(0)
+    other = lab.link(1, first=replace(hello(1), version="0.1"))
+    assert other.wait(lambda: other.refused is not None, DEADLINE_S)
+    assert (
+        other.refused
+        == "n1 runs Model Check another version, and n2 0.1: install the same on all nodes"
+    )
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_fault_in_the_thread_is_told_here_and_there(lab: Lab, node: int) -> None:
+    links = [lab.link(0), lab.link(1)]
+    for link in links:
+        said(link, Hello, 2)
+
+    def fail(_: float) -> None:
+        raise KeyError("odd")
+
+    links[node]._turn = fail  # type: ignore[method-assign]
+    (broken,) = said(links[node], Broken)
+    assert isinstance(broken, Broken)
+    assert broken.why.endswith("in the link between the launchers: KeyError: 'odd'")
+    assert "Traceback" in str(links[node].fault)
+    (failure,) = said(links[1 - node], Failure)
+    assert failure == Failure(node, None, None, broken.why, 70)
+    if node == 0:
+        said(links[1], Gone)

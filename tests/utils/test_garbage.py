@@ -1,0 +1,32 @@
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import atexit, gc, weakref
+gc.disable()
+from model_check.utils.garbage import keep_imports, leave
+keep_imports()
+assert gc.isenabled()
+assert gc.get_freeze_count() > 1000
+class Held:
+    pass
+held = Held()
+weakref.finalize(held, print, "finalized")
+held.itself = held
+atexit.register(print, "left")
+print("not flushed", end=" ")
+try:
+    leave(7)
+finally:
+    print("unwound")
+"""
+
+
+def test_a_program_leaves_as_by_sys_exit() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env={"PYTHONPATH": str(ROOT)}, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (7, b"")
+    assert done.stdout.split() == [b"not", b"flushed", b"unwound", b"left", b"finalized"]
