@@ -4,9 +4,11 @@ reason."""
 import gc
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -123,6 +125,14 @@ def _no_default_history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     assert default is not None
     is_told = default.exists() and ours in default.read_text()
     assert not is_told, f"{default}: a test started a launcher without {HISTORY_FILE}="
+
+
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    """A test draws the same numbers whatever ran before it, and in whichever process."""
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture

