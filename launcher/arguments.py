@@ -1,8 +1,9 @@
 """argv -> what was asked for. Parses only; `launch` decides whether it can be done."""
 
 import re
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from argparse import SUPPRESS, ArgumentTypeError, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -100,6 +101,8 @@ _ABOUT = {
     ),
 }
 """Verb -> what its help says above and below the options."""
+_ABOUT_RUN = ("doctor", "config show")
+"""Verbs that start no run: their help leaves out what they refuse."""
 
 VERBS = (
     "doctor",
@@ -228,16 +231,18 @@ def _parser(verb: str) -> Parser:
     modes = "replicate: one isolated, identical run a GPU; ddp: one job on all; fsdp: one whose "
     modes += "model they share; compare: arms"
     setting(_MODE, "--mode", metavar="MODE", help=modes)
+    of_run: Callable[[str], str] = str if verb not in _ABOUT_RUN else lambda _: SUPPRESS
     # `split_arms` has taken these out: here they are for --help.
-    add("--arm", nargs="+", metavar="NAME key=value", help="an arm of --mode compare; two or more")
-    add(BOTH, action="store_true", help="arms full and infini (model.attention)")
+    arm = of_run("an arm of --mode compare; two or more")
+    add("--arm", nargs="+", metavar="NAME key=value", help=arm)
+    add(BOTH, action="store_true", help=of_run("arms full and infini (model.attention)"))
     often = "how often each arm is trained, each time with another system.seed (1)"
     setting("launch.seeds", "--seeds", metavar="N", help=often)
     again = "a job (ddp, fsdp) that failed goes on so often (0)"
     setting("launch.max_restarts", "--max-restarts", metavar="N", help=again)
     peer = "hold the workers against a golden file (report RUN --write-golden FILE)"
     setting("launch.golden", "--golden", metavar="FILE", help=peer)
-    add("--run-dir", metavar="DIR", type=Path, help="exactly this run directory")
+    add("--run-dir", metavar="DIR", type=Path, help=of_run("exactly this run directory"))
     setting("launch.grace_s", "--grace", metavar="S", help="seconds from SIGTERM to SIGKILL (10)")
     deadline = "the run is over by then, start-up included; 0: none (0)"
     setting("launch.deadline_s", "--deadline", metavar="S", type=_seconds, help=deadline)
@@ -249,19 +254,22 @@ def _parser(verb: str) -> Parser:
     if verb == "doctor":
         quick = "NVML and the history of the GPUs alone, in 10 s at most"
         add("--quick", action="store_true", help=quick)
-    add("--dry-run", action="store_true", help="print the plan, start nothing")
+    add("--dry-run", action="store_true", help=of_run("print the plan, start nothing"))
     elsewhere = "with --dry-run: memory, time and MFU on a GPU that is not here (H100, A100, ...)"
-    add("--gpu-model", metavar="NAME", help=elsewhere)
+    add("--gpu-model", metavar="NAME", help=of_run(elsewhere))
     add("--json", action="store_true", help="the plan (or a verb's answer) for machines")
     return parser
 
 
 def _seconds(text: str) -> str:
-    """`90s`, `30m`, `8h` -> the setting, in seconds. What is none stays, to be refused by the
-    setting's own message."""
-    if (match := _TIME.fullmatch(text)) is None:
+    """`90s`, `30m`, `8h` -> the setting, in seconds. A number stays, to be judged as a setting.
+    Raises ArgumentTypeError."""
+    if (match := _TIME.fullmatch(text)) is not None:
+        return str(float(match["number"]) * _UNITS_S[match["unit"]])
+    with suppress(ValueError):
+        float(text)
         return text
-    return str(float(match["number"]) * _UNITS_S[match["unit"]])
+    raise ArgumentTypeError(f"{text!r} is no time: give seconds, or 90s, 30m, 8h")
 
 
 def _split_command(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

@@ -52,7 +52,8 @@ def rounds_lines(result: RoundsResult, directory: Path) -> Iterator[str]:
     yield from (f"{each.name}: {each.verdict}: {each.summary}" for each in bad[:_MAX_TOLD])
     if len(bad) > _MAX_TOLD:
         yield f"{len(bad) - _MAX_TOLD} more rounds did not pass"
-    rates = names_by_text((worker.name, _rate(worker)) for worker in result.workers)
+    seen = [worker for worker in result.workers if worker.rounds]
+    rates = names_by_text((worker.name, _rate(worker)) for worker in seen)
     everyone = [worker.name for worker in result.workers]
     yield from (f"{called(names, everyone)}: {text}" for text, names in rates.items())
     if result.max_rate is not None:

@@ -40,6 +40,7 @@ class Parser(argparse.ArgumentParser):
         )
         self.takes_settings = False
         """Whether a setting is an option (`add_settings_options`)."""
+        self.register("type", Path, _path)
         self.add_argument("--version", action=_PrintVersion, nargs=0, help="print it and leave")
 
     def setting(self, name: str, *options: str, **more: Any) -> None:
@@ -99,6 +100,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (--help lists the options)")
+
+
+def _path(text: str) -> Path:
+    """An empty one is a variable of a script that is not set: not the working directory, which Path
+    makes of it. Raises ArgumentTypeError."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
 
 
 def _filled(text: str | None) -> str | None:

@@ -69,6 +69,14 @@ def test_a_nan_that_is_still_settled_then_is_that_workers(launcher: Launcher) ->
     assert run.report()["culprits"] == ["CPU1"]
 
 
+def test_rounds_that_end_in_the_preparation_give_no_rate(launcher: Launcher, tmp_path: Path) -> None:
+    never = {**HOOKS, "PREPARES_WHEN": str(tmp_path / "never")}
+    run = launcher("--repeat=2", "--deadline=3", **never)
+    assert run.exit_code == 75, run.output
+    assert "rounds and report: " in run.output
+    assert "of 0 rounds" not in run.output
+
+
 def test_a_command_of_ones_own_that_is_not_done_by_then(launcher: Launcher) -> None:
     run = launcher("--deadline=2", "--", "sleep", "1000")
     assert run.exit_code == 75, run.output
@@ -78,7 +86,7 @@ def test_a_command_of_ones_own_that_is_not_done_by_then(launcher: Launcher) -> N
 def test_one_that_is_no_time_is_refused(launcher: Launcher) -> None:
     run = launcher("--deadline=soon")
     assert run.exit_code == 2
-    assert "--deadline" in run.output
+    assert "--deadline: 'soon' is no time: give seconds, or 90s, 30m, 8h" in run.output
 
 
 def test_a_report_made_again_says_the_same(launcher: Launcher) -> None:

@@ -51,6 +51,9 @@ def test_everything_after_two_dashes_is_the_command_to_the_letter() -> None:
         (["--pre", "debug"], "no such option"),
         (["--preset", "debug", "config", "show"], "a verb comes first: run.sh config"),
         (["dokter"], "did you mean doctor"),
+        (["--run-dir", ""], "--run-dir: the path is empty"),
+        (["--config="], "--config: the path is empty"),
+        (["--soak", "5x"], "--soak: '5x' is no time: give seconds, or 90s, 30m, 8h"),
     ],
 )
 def test_what_is_not_understood_is_one_message(argv: list[str], message: str) -> None:
@@ -89,3 +92,15 @@ def test_a_setting_in_that_way_needs_its_value_behind_an_equals_sign() -> None:
 def test_a_word_that_is_no_verb_is_told_so(word: str, told: str) -> None:
     with pytest.raises(UsageError, match=re.escape(told)):
         parse(word)
+
+
+@pytest.mark.parametrize(("verb", "is_listed"), [("", True), ("doctor", False)])
+def test_the_help_of_a_verb_lists_nothing_that_it_refuses(
+    verb: str, is_listed: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_run(["--help"], {}, verb)
+    told = capfd.readouterr().out
+    for option in ("--dry-run", "--gpu-model", "--run-dir", "--arm", "--run-both-models"):
+        assert (f"  {option} " in told or f"  {option}\n" in told) is is_listed, option
+    assert "--gpus WHICH" in told
