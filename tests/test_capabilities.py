@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import DEADLINE_S
+
 ROOT = Path(__file__).parents[1]
 
 Outcome = Callable[[str], str]
@@ -35,7 +37,7 @@ def outcome(tmp_path: Path) -> Outcome:
         command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-q", str(tmp_path)]
         env = {**os.environ, "MODEL_CHECK_REQUIRE": required, "PATH": str(tmp_path)}
         done = subprocess.run(
-            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100
+            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=DEADLINE_S
         )
         return done.stdout + done.stderr
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import DEADLINE_S
+
 ROOT = Path(__file__).parents[1]
 FLOOR = {"model_check.config", "model_check.errors", "model_check.events", "model_check.utils"}
 
@@ -237,7 +239,7 @@ def fresh(code: str) -> str:
         env=env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=True,
     )
     return done.stdout

@@ -16,9 +16,9 @@ from typing import Any
 from model_check.config.load import Request, load
 from model_check.config.schema import Settings
 from model_check.data.build.prepare import Prepared, prepare
+from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 60.0
 COMMIT = "a" * 40
 WORDS = "the model checks every GPU of a box and says which one cannot train "
 _PLACES = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", "DATASET_CACHE_DIR", "HTTP_PROXY")

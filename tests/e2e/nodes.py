@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.e2e.conftest import DEADLINE_S, ROOT, Launcher, Run
+from tests.deadline import DEADLINE_S
+from tests.e2e.conftest import ROOT, Launcher, Run
 
 NETWORK = "10.213.7"
 PORT = 29_511
@@ -19,7 +20,7 @@ _NOBODY = "02:00:00:00:00:01"
 
 
 def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=30)
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=DEADLINE_S)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def cable() -> Iterator[tuple[Node, Node]]:
         yield one, two
     finally:
         for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=DEADLINE_S)
 
 
 @dataclass

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import Launcher, Run
 from tests.e2e.nodes import Job, Node, cable, pids_on
 from tests.e2e.test_ddp import LONG, SOON, losses, without_eta
@@ -111,7 +112,7 @@ def test_a_node_that_is_not_heard_any_more_ends_the_other(apart: Job, fault: Fau
     if fault is freeze:
         (run,) = apart.finish(processes[:1], seen)
         signal_all(second, signal.SIGCONT)
-        processes[1].communicate(timeout=100)
+        processes[1].communicate(timeout=DEADLINE_S)
         runs = [run]
     else:
         runs = apart.finish(processes, seen)

@@ -15,6 +15,7 @@ from launcher.arguments import parse_run
 from model_check.config.load import Loaded, load
 from model_check.config.shape import geometry
 from model_check.errors import ModelCheckError
+from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT
 from tests.nvml_fake.build import build, environment, fake_gpu, scenario
 
@@ -42,7 +43,6 @@ READY = (
 )
 """Prepared directories that the pages name."""
 Place = tuple[Path, dict[str, str]]
-DEADLINE_S = 110  # only a hang takes as long
 SMALL = (
     "num_layers=1 hidden_size=32 num_heads=2 model.vocab_size=null batch_size=1 context_length=32 "
     "grad_accum_nums=1 max_steps=1 dataset=embedded tokenizer=bpe bpe_vocab_size=512 num_samples=8"

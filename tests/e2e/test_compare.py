@@ -16,7 +16,8 @@ import pytest
 from launcher.plan import THREAD_VARIABLES
 from launcher.report.rebuild import rebuild
 from model_check.utils.cores import usable_cores
-from tests.e2e.conftest import DEADLINE_S, Launcher, Run, launcher_in
+from tests.deadline import DEADLINE_S
+from tests.e2e.conftest import Launcher, Run, launcher_in
 from tests.e2e.test_deadline import RESTING
 from tests.e2e.test_gpus import EIGHT, box, library  # noqa: F401
 from tests.e2e.test_run import read_until

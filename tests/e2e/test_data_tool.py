@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import DEADLINE_S, ROOT, Launcher
+from tests.deadline import DEADLINE_S
+from tests.e2e.conftest import ROOT, Launcher
 
 WORDS = "the model checks every GPU of a box and says which one cannot train "
 

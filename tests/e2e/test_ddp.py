@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT, Launcher, Run, launcher_in, pid_of
 from tests.e2e.test_in_step import events
 from tests.e2e.test_run import read_until
@@ -294,7 +295,7 @@ def started_by_torchrun(
         env=launcher.env | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=DEADLINE_S,
         check=False,
     )
 
@@ -345,7 +346,7 @@ def tasks_of(
 
 def test_srun_tells_its_tasks_their_ranks(launcher: Launcher) -> None:
     tasks = tasks_of(launcher, str(os.getpid()), ranks=range(2))
-    outputs = [task.communicate(timeout=110)[0] for task in tasks]
+    outputs = [task.communicate(timeout=DEADLINE_S)[0] for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0], outputs
     assert "[CPU0] Step [3/4]" in outputs[0]
     assert "Step [" not in outputs[1]
@@ -358,7 +359,7 @@ def test_a_rank_that_meets_another_job_is_told_so_and_does_not_join_it(launcher:
     first = tasks_of(launcher, str(job), LONG, ranks=range(2))
     read_until(first[0], "Step [3/")
     (other,) = tasks_of(launcher, str(job + 1), ranks=range(1, 2))
-    output, _ = other.communicate(timeout=60)
+    output, _ = other.communicate(timeout=DEADLINE_S)
     assert other.returncode == 2, output
     assert "the ranks of another job meet there" in output
     assert [task.poll() for task in first] == [None, None]
@@ -390,7 +391,7 @@ def test_a_restart_takes_no_checkpoint_of_another_job_in_the_same_place(
         "debug.drill=kill@3:CPU1",
     )
     first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=110)
+    first.communicate(timeout=DEADLINE_S)
     assert run.exit_code == 0, run.output
     (line,) = run.lines("[launcher] restart ")
     assert line.endswith(".checkpoints/cpu0/step_2.pt")
@@ -462,7 +463,7 @@ def by_hand(launcher: Launcher, rank: int, port: int, size: int = 2) -> "subproc
 def test_a_port_that_somebody_has_is_told_with_exit_code_2(launcher: Launcher) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         process = by_hand(launcher, 0, port := other.getsockname()[1])
-        output, _ = process.communicate(timeout=110)
+        output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 2, output
     assert f"error: MASTER_PORT = {port}: rank 0 cannot listen there" in output
     assert "Traceback" not in output
@@ -471,7 +472,7 @@ def test_a_port_that_somebody_has_is_told_with_exit_code_2(launcher: Launcher) -
 def test_a_name_that_nobody_knows_is_told_and_not_waited_for(launcher: Launcher) -> None:
     launcher.environ["MASTER_ADDR"] = "no-such-node.invalid"
     (rank,) = tasks_of(launcher, str(os.getpid()), ranks=range(1, 2))
-    output, _ = rank.communicate(timeout=100)
+    output, _ = rank.communicate(timeout=DEADLINE_S)
     assert rank.returncode == 2, output
     assert "MASTER_ADDR = no-such-node.invalid: this machine cannot resolve it" in output
 
@@ -484,13 +485,13 @@ def test_a_rank_that_is_alone_hears_a_request_to_end(launcher: Launcher, rank: i
     process = by_hand(launcher, rank, port)
     wait_until_it_looks(process.pid)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 143, output
 
 
 def wait_until_it_looks(pid: int) -> None:
     """For the others: it sleeps between two looks, which it does nowhere before."""
-    until = time.monotonic() + 100
+    until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
         if Path(f"/proc/{pid}/syscall").read_text().split()[0] in SLEEPS:
             return

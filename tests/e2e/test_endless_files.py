@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT
 from tests.launcher.report.test_rebuild import written
 
@@ -25,7 +26,7 @@ def start(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
 
 

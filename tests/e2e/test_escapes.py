@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from launcher import run_dir
 from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
 from model_check.events import Done, Evidence, Note, encode
+from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT, TINY
 
 # ESC [ 2 J clears the screen; CSI in one character; OSC 52 writes the clipboard; overwriting by a
@@ -136,7 +137,7 @@ def test_no_control_character_reaches_the_terminal(place: Path, case: str) -> No
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=110,
+        timeout=DEADLINE_S,
     )
     shown = done.stdout.decode()
     assert "Traceback" not in shown

@@ -4,6 +4,7 @@ and `--drain` the node that is to go."""
 import json
 import subprocess
 
+from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import Launcher
 
 NODES = {
@@ -42,7 +43,7 @@ def test_runs_are_each_others_peers(launcher: Launcher) -> None:
         env=launcher.env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
     )
     commands = [line for line in drained.stdout.splitlines() if not line.startswith("#")]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from model_check.engine.saving.checkpoint_files import newest_first, unfinished
-from tests.e2e.conftest import DEADLINE_S, Launcher, pid_of
+from tests.deadline import DEADLINE_S
+from tests.e2e.conftest import Launcher, pid_of
 from tests.e2e.test_ddp import losses, named
 from tests.e2e.test_run import read_until
 

@@ -3,7 +3,8 @@
 import subprocess
 import sys
 
-from tests.e2e.conftest import DEADLINE_S, Launcher
+from tests.deadline import DEADLINE_S
+from tests.e2e.conftest import Launcher
 
 
 def test_a_trained_model_says_something_and_a_reader_may_leave(launcher: Launcher) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT
 from tests.launcher.supervise.cgroups import limited
 from tests.nvml_fake.build import (
@@ -24,7 +25,6 @@ from tests.nvml_fake.build import (
     scenario,
 )
 
-DEADLINE_S = 60
 LAUNCHER = (sys.executable, "-m", "launcher")
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import IN_WORKERS, ROOT, Launcher, pid_of
 from tests.e2e.test_signals import read_until_both_step
 from tests.launcher.supervise.lab import wait_until_stopped
 
 NUM_STEPS = 20
-WAIT_S = 60  # only a hang takes as long
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -23,7 +23,7 @@ def events(path: Path) -> list[dict[str, Any]]:
 
 def wait_until_it_waited(path: Path, after_step: int, num_beats: int = 3) -> None:
     """So many beats, since that step. A worker that waits beats once a second."""
-    until = time.monotonic() + WAIT_S
+    until = time.monotonic() + DEADLINE_S
     while True:
         seen = events(path)
         steps = [event["step"] for event in seen if event["kind"] == "step"]

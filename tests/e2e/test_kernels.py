@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from tests.e2e.conftest import DEADLINE_S, IN_WORKERS, ROOT, Launcher, Run
+from tests.deadline import DEADLINE_S
+from tests.e2e.conftest import IN_WORKERS, ROOT, Launcher, Run
 
 FAILED = "attention kernel sdpa failed its trial: it "
 SAID = {

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import Launcher, Run
 from tests.e2e.nodes import LOOPBACK, Job, Node, cable, hooked
 from tests.e2e.test_ddp import LONG, SOON, losses, named
@@ -240,7 +241,7 @@ def test_jobs_of_other_steps_do_not_meet(job: Job) -> None:
     other = Job(job.launcher, step="1")
     (stranger,) = other.finish(other.start("--run-dir", "other", only=SECOND, MASTER_PORT=port))
     waiting[0].send_signal(signal.SIGTERM)
-    waiting[0].communicate(timeout=60)
+    waiting[0].communicate(timeout=DEADLINE_S)
     assert stranger.exit_code == 2, stranger.output
     assert f"the nodes of job {job.number}.0 meet there" in stranger.output
 

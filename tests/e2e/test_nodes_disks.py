@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import DEADLINE_S, ROOT, Launcher, launcher_in
+from tests.deadline import DEADLINE_S
+from tests.e2e.conftest import ROOT, Launcher, launcher_in
 from tests.e2e.nodes import Job, Node
 
 pytestmark = pytest.mark.root

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT, TINY
 
 pytestmark = pytest.mark.root
@@ -36,7 +37,9 @@ def in_read_only(
     tiny.write_text(json.dumps(TINY))
     ours = (sys.executable, *program, *arguments, "--config", str(tiny))
     env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), **(environ or {})}
-    return subprocess.run((*shell, *ours), env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        (*shell, *ours), env=env, capture_output=True, text=True, timeout=DEADLINE_S
+    )
 
 
 @pytest.fixture

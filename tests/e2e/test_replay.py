@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import DEADLINE_S, TINY, Launcher, Run
+from tests.deadline import DEADLINE_S
+from tests.e2e.conftest import TINY, Launcher, Run
 from tests.e2e.test_run import read_until
 from tests.e2e.test_verdict import NORM, env_of
 

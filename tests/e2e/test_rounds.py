@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from launcher import run_dir
+from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import IN_WORKERS, ROOT, Launcher
 from tests.e2e.test_run import read_until
 from tests.e2e.test_watch import Terminal
@@ -139,9 +140,9 @@ def test_a_running_one_is_watched_and_not_cleared(launcher: Launcher, tmp_path: 
     terminal = Terminal(launcher, str(directory))
     assert "round_002" in terminal.until("round_002")
     os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(timeout=60) == 143
+    assert process.wait(timeout=DEADLINE_S) == 143
     terminal.until("exit code 143")
-    assert terminal.process.wait(timeout=60) == 0
+    assert terminal.process.wait(timeout=DEADLINE_S) == 0
     assert "round_002" in launcher.verb("replay", str(directory)).stdout
 
 
@@ -151,7 +152,7 @@ def test_rounds_of_a_killed_launcher_have_a_report(launcher: Launcher) -> None:
     read_until(process, "[CPU0] here")
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + DEADLINE_S
     while "still going" in (again := launcher.verb("report", "run")).stdout:
         assert time.monotonic() < deadline
     assert again.returncode == 70, again.stdout

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.e2e.conftest import DEADLINE_S, IN_WORKERS, ROOT, Launcher, Run, pid_of
+from tests.deadline import DEADLINE_S
+from tests.e2e.conftest import IN_WORKERS, ROOT, Launcher, Run, pid_of
 from tests.launcher.report.report_schema import faults
 from tests.launcher.supervise.lab import wait_until_stopped
 
@@ -266,7 +267,7 @@ def test_a_disk_that_fills_before_a_fault_is_replayed_hides_no_verdict(
     launcher: Launcher, small_disk: Path
 ) -> None:
     env = {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}", "STOPS_AFTER": "CPU1 4"}
-    asked = ("--workers=3", "--max-steps=8", "debug.drill=flip@6:CPU1", "launch.replay_s=100")
+    asked = ("--workers=3", "--max-steps=8", "debug.drill=flip@6:CPU1", "launch.replay_s=10")
     process = launcher.start("--run-dir", str(small_disk / "run"), *asked, **env)
     seen = read_until(process, "[CPU1] Step [3/")
     wait_until_stopped(slow := pid_of("CPU1", small_disk / "run"))

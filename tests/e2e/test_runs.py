@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import DEADLINE_S, ROOT
+from tests.deadline import DEADLINE_S
+from tests.e2e.conftest import ROOT
 
 OLD_S = 8 * 86400
 

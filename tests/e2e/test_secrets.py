@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.lab import Answer, FakeHub, write_tokenizer
+from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT, TINY
 
 ARGUMENTS: dict[str, Sequence[str]] = {
@@ -131,7 +132,7 @@ class Lab:
             env=environment() | dict(env or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=110,
+            timeout=DEADLINE_S,
         )
         shown = done.stdout.decode()
         if done.returncode != code or "Traceback" in shown:

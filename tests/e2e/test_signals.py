@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import DEADLINE_S, IN_WORKERS, ROOT, Launcher
+from tests.deadline import DEADLINE_S
+from tests.e2e.conftest import IN_WORKERS, ROOT, Launcher
 
 MANY = "--max-steps=100000"
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from launcher.verdict.settling import SETTLE_S
-from tests.e2e.conftest import DEADLINE_S, Launcher, Run
+from tests.deadline import DEADLINE_S
+from tests.e2e.conftest import Launcher, Run
 from tests.e2e.test_in_step import events, pid_of
 from tests.e2e.test_replay import REPLAYS, row
 from tests.e2e.test_run import read_until

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from model_check.events import decode_gpu
+from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT
 from tests.nvml_fake.build import (
     FakeGpu,
@@ -28,7 +29,6 @@ from tests.nvml_fake.build import (
     xid,
 )
 
-DEADLINE_S = 60
 WELL: dict[str, int | str] = {
     "power_mw": 690_000,
     "power_limit_mw": 700_000,

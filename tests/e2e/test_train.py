@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import DEADLINE_S
+
 ROOT = Path(__file__).parents[2]
 TINY = (
     *("--device", "cpu", "training.max_steps=24", "training.batch_size=1"),
@@ -23,7 +25,7 @@ def train(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=DEADLINE_S,
         check=False,
     )
 

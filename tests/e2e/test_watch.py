@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import DEADLINE_S, Launcher
+from tests.deadline import DEADLINE_S
+from tests.e2e.conftest import Launcher
 from tests.e2e.test_run import read_until
 
 

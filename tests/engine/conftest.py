@@ -37,9 +37,9 @@ from model_check.events import (
     encode,
     encode_command,
 )
+from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 100  # only a hang takes as long
 VOCABULARY = 31
 
 TINY: dict[str, Any] = {

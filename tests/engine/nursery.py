@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from model_check.utils.worker_env import STORE_FD
-from tests.engine.conftest import DEADLINE_S, ROOT
+from tests.deadline import DEADLINE_S
+from tests.engine.conftest import ROOT
 
 _MAX_MESSAGE = 1 << 16
 

@@ -25,6 +25,7 @@ from model_check.errors import EXIT_USAGE, CheckpointError, StorageError
 from model_check.forensics.dump import dump_tensors
 from model_check.utils.checkpoint_names import steps_of
 from tests.data.canary import make_private, untouched
+from tests.deadline import DEADLINE_S
 
 
 def write_dump(path: Path, state: dict[str, Any]) -> None:
@@ -221,6 +222,6 @@ def test_a_file_that_somebody_is_writing_stays(tmp_path: Path) -> None:
         assert writer.stdout.readline() == b"locked\n"
         sweep_leftovers(tmp_path)
         assert path.exists()
-        writer.communicate(timeout=60)
+        writer.communicate(timeout=DEADLINE_S)
     sweep_leftovers(tmp_path)
     assert not path.exists()

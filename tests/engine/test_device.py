@@ -19,6 +19,7 @@ from model_check.engine.device import (
 )
 from model_check.errors import NoGpuError
 from model_check.utils.worker_env import WorkerEnv
+from tests.deadline import DEADLINE_S
 
 UUID = "7f3b1c1e-0d5c-4a1b-9a55-0123456789ab"
 ROOT = Path(__file__).parents[2]
@@ -100,7 +101,7 @@ def test_where_bits_are_compared_no_sum_is_in_sixteen_bits() -> None:
     )
     for deterministic in (True, False):
         command = [sys.executable, "-c", code.format(deterministic)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S)
         assert done.stdout.strip() == str(not deterministic), done.stderr
 
 
@@ -122,7 +123,7 @@ for _ in range(5):
 def test_memory_that_was_freed_is_taken_again_without_the_kernel() -> None:
     command = [sys.executable, "-c", TAKE_AND_FREE]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True
+        command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
     faults = [int(line) for line in done.stdout.splitlines()]
     assert faults[-1] < faults[0] / 4, faults

@@ -32,7 +32,8 @@ from model_check.events import (
     decode,
     encode_command,
 )
-from tests.engine.conftest import DEADLINE_S, Run, Worker
+from tests.deadline import DEADLINE_S
+from tests.engine.conftest import Run, Worker
 
 
 @dataclass

@@ -11,6 +11,7 @@ import torch
 import model_check
 from model_check.errors import CheckpointError
 from model_check.utils.project_files import version
+from tests.deadline import DEADLINE_S
 from tests.engine.conftest import ROOT, VOCABULARY, Run
 
 MakeRun = Callable[..., Run]
@@ -20,7 +21,9 @@ def test_it_has_a_version_and_costs_nothing() -> None:
     assert model_check.__version__ == version()
     code = "import sys, model_check; print(model_check.__version__, 'torch' in sys.modules)"
     command = (sys.executable, "-c", code)
-    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
+    out = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S
+    ).stdout
     assert out.split() == [version(), "False"]
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         model_check.nonsense  # noqa: B018

@@ -22,10 +22,10 @@ from model_check.engine.stop import StopSignal
 from model_check.events import Done, Evidence, NonFinite, Phase, Step
 from model_check.utils.worker_env import WorkerEnv
 from pretrain_main import Process, ending_of
+from tests.deadline import DEADLINE_S
 from tests.engine.conftest import Kept, Worker
 
 Start = Callable[..., Worker]
-DEADLINE_S = 110  # only a hang takes as long
 WQ = "layers.0.attention.wq.weight"
 
 
@@ -242,7 +242,7 @@ def test_a_reader_that_leaves_ends_it_without_a_traceback(start: Start) -> None:
     worker.process.stdout.close()
     for _ in worker.listen():
         pass
-    assert worker.process.wait(timeout=60) == 141
+    assert worker.process.wait(timeout=DEADLINE_S) == 141
     assert last_word(worker).exit_code == 141
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from model_check.engine.stacks import SIGNAL, offer_stacks
 from model_check.events import STACKS_SIGNAL
 from model_check.utils.worker_env import WorkerEnv
+from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -34,7 +35,7 @@ def test_every_thread_is_written_and_the_process_goes_on(tmp_path: Path) -> None
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{{'{STACKS_SIGNAL}': {int(SIGNAL)}}}\n"

@@ -16,6 +16,7 @@ from examples.midi.tasks import TASKS
 from examples.midi.velocity_error import velocity_error
 from model_check.data.sources.midi import NOTE, notes_of, read_notes
 from model_check.generate.__main__ import main as generate_main
+from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
 NOTES = np.array(
@@ -101,7 +102,9 @@ def train(place: Path, name: str, *overrides: str) -> tuple[Path, str]:
     """The checkpoint of a short training, and what it said."""
     command = [sys.executable, str(ROOT / "pretrain_main.py"), "--preset", "cpu", *TINY]
     command += [f"data.cache_dir={place / 'cache'}", f"system.checkpoint_dir={place / name}"]
-    done = subprocess.run([*command, *overrides], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [*command, *overrides], capture_output=True, text=True, timeout=DEADLINE_S
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return place / name / "last.pt", done.stdout
 

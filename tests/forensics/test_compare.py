@@ -17,6 +17,7 @@ from torch import Tensor
 from model_check.forensics.__main__ import main
 from model_check.forensics.compare import write_difference
 from model_check.forensics.dossier import write_dossier
+from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
 SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -312,6 +313,6 @@ def test_a_pipe_in_place_of_a_file_blocks_nobody(tmp_path: Path, name: str) -> N
     (odd / name).unlink()
     os.mkfifo(odd / name)
     command = [sys.executable, "-m", "model_check.forensics", str(odd)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == {"tensors.safetensors": 1, "manifest.json": 2}[name]
     assert "Traceback" not in done.stderr

@@ -25,6 +25,7 @@ from model_check.forensics.manifest import (
     read_manifest,
     verify,
 )
+from tests.deadline import DEADLINE_S
 
 ABOUT = {
     "worker": "GPU3",
@@ -247,7 +248,7 @@ write_dossier(Path(sys.argv[1]), {}, tensors.items(), guilty=[], most_bytes=1 <<
 
 
 def test_a_worker_that_is_killed_leaves_no_manifest(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=100)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=DEADLINE_S)
     assert done.returncode == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".tensors.safetensors.")
@@ -289,7 +290,10 @@ write_dossier(Path(sys.argv[1]) / "all", {}, tensors, guilty=[], most_bytes=1 <<
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
     )
     assert (tmp_path / "all" / "tensors.safetensors").stat().st_size > 512 << 20
     assert int(done.stdout) < 64 << 10, done.stderr  # KiB

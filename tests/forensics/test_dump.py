@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from model_check.forensics.dump import dump_tensors
+from tests.deadline import DEADLINE_S
 
 SAMPLE = """
 import pickle
@@ -42,6 +43,6 @@ def test_it_loads_without_torch_as_the_documented_sample_does(
     path = tmp_path / "debug" / "nan_debug_step_0.pkl"
     dump_tensors(path, model)
     command = [sys.executable, "-c", SAMPLE, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     assert done.stdout.splitlines() == ["weight: 50.0% NaN", "{'float32'}", "False"]
     assert [p.name for p in path.parent.iterdir()] == [path.name]

@@ -19,6 +19,7 @@ from model_check.forensics.fingerprint import Fingerprint, eager_fingerprint
 from model_check.forensics.fingerprint_c import c_fingerprint
 from model_check.forensics.fingerprint_kernel import fingerprint_for
 from model_check.utils.fingerprint import NUM_COLUMNS, column_weight, row_weight
+from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -203,7 +204,7 @@ def test_a_compiler_that_hangs_is_ended_with_what_it_started(
 
 def await_end(pid: int) -> None:
     """A killed process is a zombie until the first of its namespace takes it."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
@@ -286,7 +287,7 @@ def test_workers_that_start_at_once_agree() -> None:
         subprocess.Popen((sys.executable, "-c", WORKER), env=env, stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    said = {process.communicate(timeout=100)[0] for process in started}
+    said = {process.communicate(timeout=DEADLINE_S)[0] for process in started}
     (expected,) = eager_fingerprint([torch.arange(1_000_000, dtype=torch.float32)]).tolist()
     assert said == {f"c {expected}\n"}
 
@@ -328,7 +329,11 @@ def test_the_gpu_kernel_gives_the_sums_of_torch_in_tritons_interpreter() -> None
         "TRITON_INTERPRET": "1",
     }
     done = subprocess.run(
-        (sys.executable, "-c", INTERPRETED), env=env, capture_output=True, text=True, timeout=100
+        (sys.executable, "-c", INTERPRETED),
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import DEADLINE_S
+
 ROOT = Path(__file__).parents[2]
 VERBS = [
     ("config", "show", "--device", "cpu"),
@@ -26,7 +28,7 @@ def start(
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
         stdout=stdout,
         stderr=subprocess.PIPE,
-        timeout=110,
+        timeout=DEADLINE_S,
         check=False,
     )
 
@@ -94,7 +96,7 @@ def test_an_error_that_nobody_reads_keeps_its_exit_code(
     command = [sys.executable, "-m", "launcher", *verb, "--no-such-option"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     for stream in (nobody(), os.open("/dev/full", os.O_WRONLY)):
-        done = subprocess.run(command, cwd=tmp_path, env=env, stderr=stream, timeout=110)
+        done = subprocess.run(command, cwd=tmp_path, env=env, stderr=stream, timeout=DEADLINE_S)
         os.close(stream)
         assert done.returncode == 2
 
@@ -148,7 +150,7 @@ def test_a_working_directory_that_is_gone_is_told(tmp_path: Path, verb: tuple[st
         cwd=gone,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
-        timeout=110,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == 2

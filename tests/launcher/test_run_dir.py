@@ -13,6 +13,7 @@ import pytest
 from launcher import run_dir
 from launcher.output.append_file import AppendFile
 from model_check.errors import StorageError
+from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
@@ -54,7 +55,7 @@ def test_what_we_make_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) 
 def test_another_user_reads_nothing_of_a_run(tmp_path: Path) -> None:
     command = (sys.executable, "-m", "launcher", *ONE, "--", "echo", "hello")
     umask = {"umask": 0, "cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, **umask)  # type: ignore[call-overload]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, **umask)  # type: ignore[call-overload]
     assert run.returncode == 0, run.stdout
     (directory,) = re.findall(r"run directory (/tmp/\S+)", run.stdout)
     try:
@@ -230,7 +231,7 @@ def test_a_run_whose_default_names_were_all_taken_goes_on(tmp_path: Path) -> Non
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     (directory,) = re.findall(r"run directory (\S+)", run.stdout)

@@ -34,10 +34,10 @@ from model_check.events import Done, decode
 from model_check.models.attention import BACKENDS
 from model_check.models.build_model import build_model
 from model_check.utils.worker_env import EVENTS_FD, TOKEN_CACHE
+from tests.deadline import DEADLINE_S
 
 Make = Callable[..., Settings]
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 300
 
 
 def kept_bytes(settings: Settings) -> int:

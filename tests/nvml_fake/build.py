@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.deadline import DEADLINE_S
+
 SOURCE = Path(__file__).with_name("nvml_fake.c")
 SONAME = "libnvidia-ml.so.1"
 FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
@@ -24,7 +26,7 @@ def build(target_dir: Path) -> Path:
     assert compiler, "the NVML tests need a C compiler (gcc or cc)"
     command = [compiler, *FLAGS, "-fvisibility=hidden", f"-Wl,-soname,{SONAME}"]
     command += ["-o", str(target_dir / SONAME), str(SOURCE)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr
     return target_dir
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from tests.deadline import DEADLINE_S
 from tests.nvml_fake.build import (
     SONAME,
     build,
@@ -31,7 +32,7 @@ def run(library_dir: Path, scenario_file: Path, code: str) -> list[str]:
         env=environment(library_dir, scenario_file),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -105,7 +106,7 @@ def test_a_scenario_with_a_typo_is_refused_loudly(library_dir: Path, tmp_path: P
         env=environment(library_dir, file),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == 97

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.deadline import DEADLINE_S
 from tests.nvml_fake.build import build, environment, fake_gpu, fault, scenario
 from tests.nvml_fake.record import scenario_of
 
@@ -21,7 +22,7 @@ def record(library: Path, scenario_file: Path, text: str) -> dict[str, Any]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -30,9 +30,9 @@ from model_check.passkey.task import (
     last_place,
     settings_of,
 )
+from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 100
 SHORT = ("training.max_steps=2",)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.deadline import DEADLINE_S
 from tests.shell.tree import BASE_PYTHON, LAUNCHER, ROOT, Tree
 
 PROGRAMS = ("pretrain_main.py", "prepare_dataset.py")
@@ -89,7 +90,7 @@ def test_the_exit_code_and_the_signals_are_the_programs(ready: Tree) -> None:
     assert int(process.stdout.readline()) == process.pid
     os.kill(process.pid, signal.SIGUSR1)  # blocked since its first line: no notice kills it
     os.kill(process.pid, signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=DEADLINE_S)
     assert process.returncode == -signal.SIGTERM
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.deadline import DEADLINE_S
+
 pytestmark = [
     pytest.mark.root,
     pytest.mark.image,
@@ -24,7 +26,6 @@ pytestmark = [
     pytest.mark.timeout(3600),
 ]
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 100  # only a hang takes as long
 ROUNDS = 20
 BASE = "localhost/model-check-base"
 # What a runtime does before it becomes the program: namespaces, /proc, /dev/shm, user, environment.

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell.tree import BASE_PYTHON, DEADLINE_S, WHEELS, FirstStart, Tree, write_constraints
+from tests.deadline import DEADLINE_S
+from tests.shell.tree import BASE_PYTHON, WHEELS, FirstStart, Tree, write_constraints
 
 
 def test_the_first_start_installs_and_then_runs(first_start: FirstStart) -> None:
@@ -48,9 +49,9 @@ def test_a_killed_installation_is_repaired_by_the_next_start(bare: Tree) -> None
     with index_that_never_answers() as (address, asked):
         index = {"PIP_NO_INDEX": "0", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": address}
         process = bare.popen(**index)
-        assert asked.wait(60)
+        assert asked.wait(DEADLINE_S)
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=DEADLINE_S)
     assert process.returncode == -signal.SIGKILL
     assert not (bare.venv / "ready-run").exists()
     assert bare("version", "alpha").stdout == "1.0\n"
@@ -74,7 +75,7 @@ def test_an_environment_whose_interpreter_is_gone_is_made_anew(ready: Tree) -> N
 
 def test_of_two_starts_at_once_one_installs(bare: Tree) -> None:
     both = [bare.popen("x"), bare.popen("x")]
-    said = [process.communicate(timeout=100)[1] for process in both]
+    said = [process.communicate(timeout=DEADLINE_S)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert sum(text.count("installing into") for text in said) == 1
 
@@ -92,7 +93,7 @@ def test_a_start_that_waits_says_for_whom(ready: Tree) -> None:
             "[launcher] waiting for pid 4711 on node7 (since 12:00:00), "
             f"which installs into {ready.venv}\n"
         )
-    process.communicate(timeout=60)
+    process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from launcher.install.requirements import Requirement
-from tests.shell.tree import DEADLINE_S, ROOT, Tree
+from tests.deadline import DEADLINE_S
+from tests.shell.tree import ROOT, Tree
 
 
 def test_arguments_arrive_as_they_were_given(ready: Tree) -> None:
@@ -77,7 +78,7 @@ def test_a_signal_goes_to_the_launcher_itself(ready: Tree) -> None:
     assert process.stdout is not None
     assert int(process.stdout.readline()) == process.pid  # no process of ours in between
     os.kill(process.pid, signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=DEADLINE_S)
     assert process.returncode == -signal.SIGTERM
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.deadline import DEADLINE_S
+
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 100  # only a hang takes as long
 BASE_PYTHON = Path(sys.executable).resolve()  # not of a venv, so without our requirements
 
 COPIED = (

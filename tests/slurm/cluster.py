@@ -17,7 +17,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-DEADLINE_S = 200  # only a hang takes as long
+from tests.deadline import DEADLINE_S
+
 CONTROL = "control"
 PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "unshare")
 MACHINE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import DEADLINE_S, Cluster
+from tests.deadline import DEADLINE_S
+from tests.slurm.cluster import Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import DEADLINE_S
 from tests.nvml_fake.build import build, fake_gpu, scenario
 from tests.slurm.cluster import Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "slurm"
-DEADLINE_S = 200  # only a hang takes as long
 LIMIT_S = 15
 """Of a prolog."""
 OWN = "/etc/slurm/own"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.deadline import DEADLINE_S
 from tests.slurm.cluster import Cluster
 
 pytestmark = pytest.mark.slurm
@@ -24,7 +25,6 @@ TINY = {
     "system": {"device": "cpu"},
     "launch": {"workers": 1, "replay_s": 0, "rank_timeout_s": 5},
 }
-DEADLINE_S = 110  # only a hang takes as long
 Reports = Callable[[], list[dict[str, Any]]]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from model_check.config.fields import all_fields
 from model_check.utils.secrets import masked, masked_argv, masked_values
+from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,7 +92,7 @@ def told(code: str, *argv: str, **environ: str) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     return done.stdout + done.stderr
 

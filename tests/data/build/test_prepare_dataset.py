@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from model_check.data.sources.midi import NOTE, write_notes
-from tests.data.lab import DEADLINE_S, ROOT, Lab, start_builder
+from tests.data.lab import ROOT, Lab, start_builder
+from tests.deadline import DEADLINE_S
 
 
 def test_the_result_file_says_what_was_built_and_then_found(lab: Lab) -> None:

@@ -19,7 +19,8 @@ from model_check.data.cache import publish
 from model_check.data.cache.publish import UNFINISHED, BrokenOffError
 from model_check.data.sources.text import Repairs
 from tests.data.gated_builder import ONE_DOCUMENT_A_TASK, Choice, wanted
-from tests.data.lab import DEADLINE_S, ROOT, WORDS, Lab, ends_with_the_test, write_tokenizer
+from tests.data.lab import ROOT, WORDS, Lab, ends_with_the_test, write_tokenizer
+from tests.deadline import DEADLINE_S
 
 NUM_DOCUMENTS = 20
 

@@ -17,6 +17,7 @@ from model_check.data.read.manifest import DOCUMENTS, ViewManifest, strangers_of
 from model_check.errors import DataError
 from model_check.utils.held import HeldDirectory
 from tests.data.lab import ROOT, WORDS, Builder, Lab, start_builder
+from tests.deadline import DEADLINE_S
 
 NOBODY = "65534"
 AS_NOBODY = ("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups")
@@ -235,7 +236,7 @@ def test_gc_leaves_an_entry_that_it_may_not_remove_in_its_place(shared: Lab) -> 
         env={**os.environ, "HOME": "/tmp"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=DEADLINE_S,
     )
     assert "belongs to another user" in done.stdout, done.stdout + done.stderr
     assert (shared.views(), shared.stores()) == before

@@ -10,6 +10,7 @@ import pytest
 
 from model_check.data.read.number_file import NumberFile
 from model_check.errors import DataError
+from tests.deadline import DEADLINE_S
 
 READER = """
 import os, sys, threading
@@ -68,6 +69,6 @@ def test_a_reader_lives_whenever_its_file_is_cut_off(tmp_path: Path) -> None:
         assert reader.stdout is not None
         assert reader.stdout.readline() == "reads\n"
         os.truncate(path, 0)
-        told, _ = reader.communicate(timeout=60)
+        told, _ = reader.communicate(timeout=DEADLINE_S)
         assert reader.returncode == 0
         assert "was cut off while in use: 0 of 20,000 bytes" in told

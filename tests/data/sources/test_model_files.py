@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.lab import Answer, FakeHub
+from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
 CONFIG = b"""{"model_type": "llama", "hidden_size": 96, "intermediate_size": 200,
@@ -44,7 +45,7 @@ def python(*arguments: str, cwd: Path, environ: Mapping[str, str]) -> tuple[int,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
+        timeout=DEADLINE_S,
     )
     return done.returncode, done.stdout
 

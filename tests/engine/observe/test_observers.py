@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+from tests.deadline import DEADLINE_S
 from tests.engine.conftest import ROOT
 
 
@@ -18,7 +19,7 @@ def test_a_plain_run_imports_no_logger_profiler_or_compiler() -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=DEADLINE_S,
         check=True,
     )
     assert done.stdout.strip() == "[]"

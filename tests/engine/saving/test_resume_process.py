@@ -15,7 +15,8 @@ import torch
 
 from model_check.engine.checkpoint import read_checkpoint
 from model_check.events import Done, Evaluation, Step
-from tests.engine.conftest import DEADLINE_S, Run, Worker
+from tests.deadline import DEADLINE_S
+from tests.engine.conftest import Run, Worker
 
 MakeRun = Callable[..., Run]
 Start = Callable[..., Worker]

@@ -373,7 +373,6 @@ def test_a_directory_that_may_not_be_entered_is_told_and_never_passed_over(
         read_checkpoint(place / "last.earlier2")
 
 
-@pytest.mark.timeout(60)
 def test_each_rank_looks_at_the_file_that_all_of_them_read(
     saved: Callable[[int], Path],
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.contain import linux
+from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
 OLD_PYTHON = (
@@ -51,7 +52,7 @@ def test_a_run_ends_as_ever_under_a_python_that_lacks_them(tmp_path: Path) -> No
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 7, done.stdout + done.stderr
     assert "CPU1 failed first" in done.stdout

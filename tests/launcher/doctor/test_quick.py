@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.history.gpu_history import GpuHistory
+from tests.deadline import DEADLINE_S
 from tests.launcher.gpus.conftest import ROOT, Box, box, nvml_dir
 from tests.launcher.supervise import stuck_disk
 from tests.launcher.verdict.test_past import past
@@ -21,8 +22,6 @@ from tests.nvml_fake.build import HANG, FakeGpu, crash, delay, fake_gpu, fake_mi
 
 __all__ = ["box", "nvml_dir"]
 
-DEADLINE_S = 60
-"""Of a test; what is asked itself promises 10."""
 WELL: dict[str, int | str] = {
     "event_types": 31,
     "ecc_uncorrected": 0,

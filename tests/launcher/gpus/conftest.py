@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.gpus.probe import START_DEADLINES
+from tests.deadline import DEADLINE_S
 from tests.nvml_fake.build import FakeGpu, build, environment, scenario
 
 ROOT = Path(__file__).parents[3]
@@ -64,7 +65,7 @@ class Box:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=DEADLINE_S,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -25,10 +25,10 @@ from launcher.gpus.reservation import (
     reserve_auto,
 )
 from model_check.errors import NoGpuError, StorageError
+from tests.deadline import DEADLINE_S
 from tests.launcher.gpus.conftest import ROOT, Box
 from tests.nvml_fake.build import fake_gpu
 
-DEADLINE_S = 30
 NOBODY = 65534
 
 HOLD = """

@@ -18,11 +18,11 @@ from launcher.history import gpu_history
 from launcher.history.gpu_history import GpuHistory, path_of, remember
 from launcher.verdict.severity import Severity
 from model_check.errors import StorageError
+from tests.deadline import DEADLINE_S
 from tests.launcher.verdict.test_past import UUID, judgement, past
 
 ROOT = Path(__file__).parents[3]
 THEIRS = 4711
-DEADLINE_S = 100
 LAUNCHER = (sys.executable, "-P", "-m", "launcher")
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]

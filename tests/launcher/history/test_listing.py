@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.history.gpu_history import GpuHistory
+from tests.deadline import DEADLINE_S
 from tests.launcher.verdict.test_past import UUID, past
 
 ROOT = Path(__file__).parents[3]
@@ -26,7 +27,7 @@ def verb(*arguments: str, code: int = 0, **env: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == code, done.stdout
     assert "Traceback" not in done.stdout

@@ -28,9 +28,9 @@ from launcher.nodes.messages import (
     encode,
 )
 from model_check.errors import ConfigError
+from tests.deadline import DEADLINE_S
 
 NAMES = ("n1", "n2", "n3")
-DEADLINE_S = 20
 
 
 def hello(node: int, job: str = "1.0") -> Hello:

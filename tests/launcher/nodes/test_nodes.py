@@ -9,7 +9,8 @@ from launcher.nodes.messages import Hello
 from launcher.nodes.nodes import Nodes
 from launcher.verdict.record import RunEnd
 from model_check.utils.slurm import SlurmStep
-from tests.launcher.nodes.test_link import DEADLINE_S, Lab
+from tests.deadline import DEADLINE_S
+from tests.launcher.nodes.test_link import Lab
 
 NAMES = ("n1", "n2")
 

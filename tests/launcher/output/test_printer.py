@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.output.printer import Printer
+from tests.deadline import DEADLINE_S
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(reader)
     for thread in threading.enumerate():
         if thread.name == "printer":  # its write now fails; the next test may get its fd's number
-            thread.join(60)
+            thread.join(DEADLINE_S)
     os.close(writer)
 
 

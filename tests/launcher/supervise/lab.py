@@ -19,11 +19,10 @@ from launcher.supervise.supervisor import Supervisor
 from launcher.verdict.observer import Observer
 from launcher.verdict.record import Stop
 from model_check.events import Event
+from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
 Observe = Callable[[str, Event], Stop | None]
-DEADLINE_S = 60
-"""For hangs only: nothing here is timed."""
 MOMENT_S = 0.75
 
 

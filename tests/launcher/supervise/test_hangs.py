@@ -18,8 +18,8 @@ from launcher.supervise.policy import Limits
 from launcher.supervise.stacks import Work, work_of, work_since
 from launcher.supervise.supervisor import Supervisor
 from model_check.events import Event, NonFinite, Phase, Scalar, Step, encode
+from tests.deadline import DEADLINE_S
 from tests.launcher.supervise.lab import (
-    DEADLINE_S,
     Clock,
     Hears,
     Lab,

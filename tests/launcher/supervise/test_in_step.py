@@ -12,8 +12,8 @@ from launcher.verdict import settling
 from launcher.verdict.live import Watch
 from launcher.verdict.record import Stop
 from model_check.events import Beat, Event, Step, encode
+from tests.deadline import DEADLINE_S
 from tests.launcher.supervise.lab import (
-    DEADLINE_S,
     Lab,
     Launch,
     OwnProcess,

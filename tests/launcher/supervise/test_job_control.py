@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from launcher.contain import processes
+from tests.deadline import DEADLINE_S
 from tests.launcher.supervise.lab import (
-    DEADLINE_S,
     Lab,
     Launch,
     OwnProcess,

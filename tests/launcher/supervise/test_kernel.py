@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from launcher.contain import cgroup, processes
+from tests.deadline import DEADLINE_S
 from tests.launcher.supervise.cgroups import limited
 from tests.launcher.supervise.lab import (
-    DEADLINE_S,
     ROOT,
     Lab,
     Launch,

@@ -7,8 +7,8 @@ import pytest
 
 from launcher.supervise.policy import SETTLE_S
 from model_check.events import Done, encode
+from tests.deadline import DEADLINE_S
 from tests.launcher.supervise.lab import (
-    DEADLINE_S,
     Lab,
     Launch,
     OwnProcess,

@@ -11,7 +11,7 @@ from launcher.supervise.supervisor import Supervisor
 from launcher.verdict.record import RunEnd, Stop
 from model_check.errors import EXIT_NON_FINITE, EXIT_PEER_LOST
 from model_check.events import Done, encode
-from tests.launcher.nodes.test_link import DEADLINE_S
+from tests.deadline import DEADLINE_S
 from tests.launcher.nodes.test_link import Lab as Ports
 from tests.launcher.nodes.test_nodes import nodes_at
 from tests.launcher.supervise.lab import Lab, python

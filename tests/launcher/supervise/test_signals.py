@@ -8,6 +8,7 @@ from pathlib import Path
 from signal import Signals
 
 from launcher.supervise.signals import SignalInbox
+from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
 TSTP, CONT, USR1, INT = Signals.SIGTSTP, Signals.SIGCONT, Signals.SIGUSR1, Signals.SIGINT
@@ -42,7 +43,7 @@ def is_asked_to_stop(*sent: Signals) -> bool:
     """Whether an inbox says so when its process has got all of these. A process of its own: here
     pytest's threads do not block the signal."""
     command = [sys.executable, "-c", ASK, *(str(int(signum)) for signum in sent)]
-    return bool(subprocess.run(command, cwd=ROOT, timeout=60).returncode)
+    return bool(subprocess.run(command, cwd=ROOT, timeout=DEADLINE_S).returncode)
 
 
 def test_a_stop_that_a_later_cont_takes_back_never_happened() -> None:

@@ -21,6 +21,7 @@ from launcher.contain import processes
 from launcher.contain.processes import wait_for_any
 from launcher.telemetry.sampler import field_value
 from model_check.events import Counters, GpuEvent, Telemetry, Trouble, Watched, Xid, decode_gpu
+from tests.deadline import DEADLINE_S
 from tests.launcher.gpus.conftest import ROOT, Box
 from tests.launcher.telemetry.conftest import SUPERVISE, Supervise
 from tests.nvml_fake.build import (
@@ -35,7 +36,6 @@ from tests.nvml_fake.build import (
 )
 
 MakeBox = Callable[..., Box]
-DEADLINE_S = 60
 UUIDS = {"GPU0": fake_uuid(0), "GPU1": fake_uuid(1)}
 BLIND = (
     "GPU0: it tells neither memory errors nor Xids: its health is not known: "

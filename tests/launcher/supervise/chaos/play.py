@@ -20,11 +20,10 @@ from typing import IO, Any
 
 from launcher.contain import processes
 from launcher.contain.processes import Process
+from tests.deadline import DEADLINE_S
 from tests.launcher.supervise.chaos.plan import Injection, Round
 from tests.launcher.supervise.lab import ROOT
 
-DEADLINE_S = 60.0
-"""For hangs only: the slowest honest round takes a few seconds."""
 DRIVER = Path(__file__).with_name("driver.py")
 _RETRY_S = 0.3
 _GLANCE_S = 0.001
