@@ -31,7 +31,8 @@ HOLD_S = 0.2
 own copy before we blame the worker."""
 SETTLE_S = 5.0
 """When a worker has told its failure, the others have so long, or SETTLE_STEPS of their steps, to
-pass the step in which it failed, or to fail in it, too: then it is no fault of one GPU."""
+pass the step in which it failed, or to fail in it, too: then it is no fault of one GPU. One that
+has not made a step yet has as long again as the first took from its start: it may begin late."""
 SETTLE_STEPS = 2
 FOLLOW_S = 2.0
 """A rank that lost another one may tell so before we see what became of that one. Ranks of a job
@@ -316,7 +317,8 @@ def _settle(first: WorkerView, workers: Sequence[WorkerView], limits: Limits) ->
     if said is None or not _may_be_shared(said.exit_code):
         return Continue(until=-NEVER)
     others = [w for w in workers if w is not first]
-    return _settling(first.name, said.step, _known_at(first), others, limits)
+    took_s = _known_at(first) - (first.started_at or 0.0)
+    return _settling(first.name, said.step, _known_at(first), others, limits, took_s)
 
 
 def _may_be_shared(exit_code: int) -> bool:
@@ -324,10 +326,16 @@ def _may_be_shared(exit_code: int) -> bool:
 
 
 def _settling(
-    name: str, step: int | None, known_at: float, others: Sequence[WorkerView], limits: Limits
+    name: str,
+    step: int | None,
+    known_at: float,
+    others: Sequence[WorkerView],
+    limits: Limits,
+    took_s: float = 0.0,
 ) -> Continue:
-    """Until all others have shown whether they share what `name` has told; who saves evidence of
-    the same may end that. A rank that lost another one has shown it."""
+    """Until all others have shown whether they share what `name` has told, `took_s` after its
+    start; who saves evidence of the same may end that. A rank that lost another one has shown
+    it."""
     running = [w for w in others if _is_running(w)]
     saving = [_evidence_deadline(w, limits) for w in running if _saves_evidence(w)]
     unsettled = [w for w in running if w.confession is None and not _has_passed(w, step)]
@@ -335,7 +343,8 @@ def _settling(
         return Continue(until=max(saving, default=-NEVER))
     if limits.is_job:  # over in less time than it takes to read a line about it
         return Continue(max([*saving, known_at + FOLLOW_S]))
-    patience_s = max(SETTLE_S, *(SETTLE_STEPS * w.step_s for w in unsettled))
+    needed_s = (took_s if w.last_step is None else SETTLE_STEPS * w.step_s for w in unsettled)
+    patience_s = max(SETTLE_S, *needed_s)
     where = "before its first step" if step is None else f"in step {step}"
     why = (
         f"{name} failed {where}: {patience_s:.0f} s at most for "

@@ -15,6 +15,7 @@ from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT, Launcher, Run, launcher_in, pid_of
 from tests.e2e.test_in_step import events
 from tests.e2e.test_run import read_until
+from tests.ports import free_port
 
 JOB = ("--mode", "ddp")
 SOON = "launch.rank_timeout_s=3"
@@ -479,10 +480,7 @@ def test_a_name_that_nobody_knows_is_told_and_not_waited_for(launcher: Launcher)
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_alone_hears_a_request_to_end(launcher: Launcher, rank: int) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = by_hand(launcher, rank, port)
+    process = by_hand(launcher, rank, free_port())
     wait_until_it_looks(process.pid)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=DEADLINE_S)

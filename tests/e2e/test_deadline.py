@@ -74,11 +74,11 @@ def test_a_failure_before_it_is_what_it_was(launcher: Launcher) -> None:
 
 
 def test_a_nan_that_is_still_settled_then_is_that_workers(launcher: Launcher) -> None:
-    """Its peer stands still before that step, and would have had 5 s."""
-    env = HOOKS | {"STOPS_AFTER": "CPU0 1"}
+    """Its peer stands still before that step, and would have had its time."""
+    env = HOOKS | {"STOPS_AFTER": "CPU0 1", "SETTLES": "600"}
 
     def is_settled(run: Run) -> bool:
-        return "CPU1 failed in step 3: 5 s at most for CPU0" in run.output
+        return "CPU1 failed in step 3: 600 s at most for CPU0" in run.output
 
     run = run_until(launcher, is_settled, "debug.drill=nan@3:CPU1", "launch.max_lead=6", **env)
     assert run.exit_code == 20, run.output

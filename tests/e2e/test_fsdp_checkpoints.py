@@ -14,7 +14,7 @@ from tests.e2e.conftest import Launcher, pid_of
 from tests.e2e.test_ddp import losses, named
 from tests.e2e.test_run import read_until
 
-JOB = ("--mode", "fsdp", "training.max_steps=24")
+JOB = ("--mode", "fsdp", "training.max_steps=60")
 SAVES = ("training.save_interval=1", "training.keep_last=3")
 
 
@@ -64,7 +64,7 @@ def test_a_rank_killed_in_a_save_is_named_and_the_job_goes_on_to_the_same_bits(
 
 
 def test_a_rank_that_stops_in_a_save_is_the_one_that_is_silent(launcher: Launcher) -> None:
-    process = launcher.start(*JOB, "training.max_steps=100000", *SAVES, "--hang-timeout", "3")
+    process = launcher.start(*JOB, "training.max_steps=100000", *SAVES, "--hang-timeout", "8")
     seen = read_until(process, "Step [3/")
     stopped = pid_of("CPU1", launcher.cwd / "run")
     wait_for_a_save(launcher.cwd / ".checkpoints")

@@ -177,7 +177,7 @@ def test_ranks_that_torchrun_starts_say_which_of_them_takes_other_kernels(
 def test_a_rank_whose_trial_never_ends_is_the_one_that_is_silent(
     launcher: Launcher, mode: str
 ) -> None:
-    run = start(launcher, {"CPU1": "hang"}, "--mode", mode, "--hang-timeout", "2")
+    run = start(launcher, {"CPU1": "hang"}, "--mode", mode, "--hang-timeout", "4")
     assert run.exit_code == 124, run.output
     assert run.report()["culprits"] == ["CPU1"]
     assert "Traceback" not in run.output
@@ -185,7 +185,7 @@ def test_a_rank_whose_trial_never_ends_is_the_one_that_is_silent(
 
 
 def test_a_kernel_that_never_returns_ends_at_the_limit_of_silence(launcher: Launcher) -> None:
-    run = start(launcher, {"CPU0": "hang"}, "--workers", "1", "--hang-timeout", "2")
+    run = start(launcher, {"CPU0": "hang"}, "--workers", "1", "--hang-timeout", "4")
     assert run.exit_code == 124, run.output
     assert "silent" in run.output
     assert "spoilt (sitecustomize.py" in run.output

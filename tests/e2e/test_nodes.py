@@ -14,6 +14,7 @@ from tests.e2e.conftest import Launcher, Run
 from tests.e2e.nodes import LOOPBACK, Job, Node, cable, hooked
 from tests.e2e.test_ddp import LONG, SOON, losses, named
 from tests.e2e.test_run import read_until
+from tests.ports import free_port
 
 FIRST, SECOND = LOOPBACK
 ONE = "system.num_threads=1"
@@ -123,7 +124,7 @@ def test_bits_that_differ_name_a_node_where_most_others_agree(launcher: Launcher
     job = Job(launcher, (FIRST, SECOND, Node(2)))
     processes = [
         *job.start(only=FIRST),
-        *job.start("debug.drill=flip@2:CPU0", only=SECOND),
+        *job.start("debug.drill=flip_gradient@2:CPU0", only=SECOND),
         *job.start(only=job.nodes[2]),
     ]
     runs = job.finish(processes)
@@ -233,9 +234,7 @@ def test_a_port_that_another_program_has_is_told_on_every_node(job: Job) -> None
 
 def test_jobs_of_other_steps_do_not_meet(job: Job) -> None:
     """Even at one port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     waiting = job.start(only=FIRST, MASTER_PORT=port)
     read_until(waiting[0], "waiting for the launchers of the other nodes")
     other = Job(job.launcher, step="1")

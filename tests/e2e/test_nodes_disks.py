@@ -2,7 +2,6 @@
 from one checkpoint, or are told that they cannot."""
 
 import shutil
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import pytest
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT, Launcher, launcher_in
 from tests.e2e.nodes import Job, Node
+from tests.ports import free_port
 
 pytestmark = pytest.mark.root
 FIND = Path(__file__).parent / "in_ranks" / "find_each.py"
@@ -65,10 +65,8 @@ def lay(disk: Path, files: dict[str, str], made: Path) -> None:
 
 def ranks(job: Job, program: Path, *arguments: str) -> list[tuple[int, str]]:
     """Exit code and output of each: one on each node, without a launcher."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     processes = []
     for node in job.nodes:
         process = subprocess.Popen(

@@ -38,7 +38,7 @@ COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("changes", "tolerance"),
     [({}, 1e-4), (HALF_AND_RECOMPUTED, 2e-2), (DELTA, 1e-4)],
@@ -80,7 +80,7 @@ def batches_of(*sizes: int) -> Iterator[FakeBatch]:
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_nothing_breaks_or_compiles_again_in_50_steps_and_a_resumed_run_has_their_bits(
     tiny_run: MakeRun, tmp_path: Path
 ) -> None:

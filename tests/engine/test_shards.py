@@ -113,7 +113,7 @@ def test_ranks_tell_which_shard_they_took_fingerprints_of(job: Job) -> None:  # 
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="needs a C++ compiler")
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_compiled_ranks_train_as_eager_ones(job: Job, mode: str) -> None:  # noqa: F811
     steps = {"training__max_steps": 3, "training__eval_interval": 2}

@@ -324,7 +324,7 @@ def test_copies_that_fail_their_trial_are_not_taken(
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_compiled_code_casts_no_weight_and_nothing_breaks_or_compiles_again(
     tiny_run: MakeRun, watched: Watched
 ) -> None:

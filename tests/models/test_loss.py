@@ -135,7 +135,7 @@ def test_16_bit_logits_become_their_scaled_gradient_in_place() -> None:
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_it_is_one_graph_to_the_compiler_with_nothing_but_the_logits_in_memory(
     dtype: torch.dtype,

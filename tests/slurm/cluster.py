@@ -9,7 +9,6 @@ it (`n1`) as /etc/slurm/own; ports are free ones.
 
 import os
 import secrets
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.deadline import DEADLINE_S
+from tests.ports import free_port
 
 CONTROL = "control"
 PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "unshare")
@@ -220,7 +220,7 @@ def started(
 ) -> Iterator[Cluster]:
     """A cluster whose nodes are idle. It is gone, with all that ran in it, at the end."""
     names = [control.name, *(node.name for node in nodes)]
-    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    ports = {name: free_port() for name in names}
     cluster = Cluster(directory, nodes, control, ports)
     for name in ("state", "own", *names):
         (directory / name).mkdir()
@@ -235,15 +235,6 @@ def started(
         cluster.wait_for("a controller", lambda: cluster.run("sinfo").returncode == 0)
         cluster.wait_until_idle()
         yield cluster
-
-
-def free_ports(count: int) -> list[int]:
-    """Different ones, of TCP, that nobody listens at."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def _children(pid: int) -> list[int]:

@@ -13,7 +13,8 @@ the worker that does so when it is to save its state. LINGERS: the worker that t
 does not heed it. RESTS: seconds that each worker sleeps after each step, so that many of them cost
 no CPU. KERNEL: JSON, worker -> what torch's attention does there in its backward pass:
 `bits`, `nan`, `raise`, `constant`, `hang`, `lose` (the device computes nothing from then on).
-UPDATE: the worker whose fused AdamW heeds no gate.
+UPDATE: the worker whose fused AdamW heeds no gate. SETTLES: so many seconds the launcher gives the
+others, when one has told its failure.
 """
 
 import json
@@ -45,7 +46,8 @@ def main() -> None:
         vary(float(probability), random.Random(f"{seed} {WORKER} {again}"))
     if os.environ.get("DIES_WHEN_ASKED") == WORKER:
         die_when_asked()
-    if (stops := os.environ.get("STOPS_AFTER", "").split()) and stops[0] == WORKER:
+    stops = os.environ.get("STOPS_AFTER", "").split()
+    if stops[:1] == [WORKER] and "--replay-to" not in sys.argv:
         stop_after(int(stops[1]))
     if (late := os.environ.get("LATE", "").split()) and late[0] == WORKER:
         tell_late(float(late[1]))
@@ -147,10 +149,22 @@ def die_when_asked() -> None:
     def commands(sink: EventSink) -> list[Command]:
         found = heard(sink)
         if any(isinstance(command, AskVectors) for command in found):
+            wait_for_answers()
             os.kill(os.getpid(), signal.SIGKILL)
         return found
 
     EventSink.commands = commands  # type: ignore[method-assign]
+
+
+def wait_for_answers() -> None:
+    """Of the others, which were asked, too: for less than their launcher waits."""
+    until = time.monotonic() + 1.5
+    logs = [p for p in Path(os.environ["MODEL_CHECK_RUN_DIR"]).glob("*.events.jsonl")]
+    others = [p for p in logs if p.name.partition(".")[0].upper() != WORKER]
+    while time.monotonic() < until:
+        if all('"kind":"vectors"' in p.read_text() for p in others):
+            return
+        time.sleep(0.01)
 
 
 def die() -> None:
@@ -238,6 +252,10 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
+if settle_s := os.environ.get("SETTLES"):
+    from launcher.supervise import policy
+
+    policy.SETTLE_S = float(settle_s)
 if WORKER and Path(sys.argv[0]).name == "pretrain_main.py":
     main()
 if (go := os.environ.get("PREPARES_WHEN")) and Path(sys.argv[0]).name == "prepare_dataset.py":

@@ -29,6 +29,7 @@ from launcher.nodes.messages import (
 )
 from model_check.errors import ConfigError
 from tests.deadline import DEADLINE_S
+from tests.ports import free_port
 
 NAMES = ("n1", "n2", "n3")
 
@@ -39,9 +40,7 @@ def hello(node: int, job: str = "1.0") -> Hello:
 
 class Lab:
     def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self.links: list[Link] = []
 
     def link(

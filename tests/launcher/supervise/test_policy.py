@@ -336,6 +336,18 @@ def test_slow_peers_get_two_steps() -> None:
     assert (going_on.until, "60 s at most for GPU1 to" in going_on.why) == (until, True)
 
 
+@pytest.mark.parametrize("step", [0, None])
+def test_one_that_has_not_begun_gets_as_long_again_as_the_first_took(step: int | None) -> None:
+    peers = [running("GPU1", last_step=0), running("GPU2")]
+    first = failed_in(step, code=2, at=40.0)
+    going_on = decide([first, *peers], 40.1, NO_LIMIT)
+    assert isinstance(going_on, Continue)
+    assert going_on.until == pytest.approx(80.2)
+    assert "40 s at most for GPU2 to" in going_on.why
+    peers[1].confession = Confession(at=70.0, exit_code=2, heard_at=70.0, final=True, step=step)
+    assert isinstance(decide([first, *peers], 70.0, NO_LIMIT), Stop)
+
+
 @pytest.mark.parametrize("how", ["failed too", "ended well", "not started"])
 def test_nobody_waits_for_a_worker_that_has_nothing_to_show(how: str) -> None:
     said = Confession(at=5.0, exit_code=1, heard_at=5.0, final=True)
