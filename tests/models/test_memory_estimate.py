@@ -130,7 +130,7 @@ def peak_of_a_worker(settings: Settings, directory: Path) -> int:
         ("training.grad_accum_nums=2",),
         ("data.document_masking=true",),
         ("model.attention_backend=eager",),
-        ("model.attention=infini", "training.use_amp=true"),
+        ("model.attention=infini",),
         # Of few tokens: a processor without products in 16 bits takes 100 times as long.
         ("training.use_amp=true", "training.bf16_copies=true", "training.context_length=128"),
         (*TINY, "training.batch_size=8"),
