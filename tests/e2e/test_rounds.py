@@ -163,7 +163,7 @@ def test_rounds_of_a_killed_launcher_have_a_report(launcher: Launcher) -> None:
     ("argument", "message"),
     [
         ("--repeat=0", "launch.repeat"),
-        ("--soak=soon", "launch.soak_s"),
+        ("--soak=soon", "is no time"),
         ("--soak=-3m", "--soak"),
     ],
 )
