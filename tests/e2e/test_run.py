@@ -176,10 +176,10 @@ def test_a_slow_worker_is_warned_of_with_the_step_from_which_on_it_was(
     assert run.verdicts() == {"CPU0": "PASS", "CPU1": "WARN", "CPU2": "PASS"}
     slow = {worker["name"]: worker["slow"] for worker in run.report()["workers"]}
     assert [name for name, how in slow.items() if how] == ["CPU1"]
-    # A noisy step beside the first may belong to it; a later one interrupts it: ten more follow.
-    assert 10 <= slow["CPU1"]["since_step"] <= 50
+    # Noisy steps beside the first may belong to it; a later one interrupts it: ten more follow.
+    assert 5 <= slow["CPU1"]["since_step"] <= 50
     assert slow["CPU1"]["ratio"] > 1.5
-    told = "slow: [0-9.]+ x its equals (since step|in steps) [1-5]"
+    told = "slow: [0-9.]+ x its equals (since step|in steps) [1-9]"
     assert any(re.search(f"warning: CPU1: {told}", line) for line in run.lines("[launcher] "))
     assert re.search(told, (run.directory / "report.html").read_text())
 
