@@ -89,6 +89,11 @@ def test_the_rank_that_failed_first_is_named_and_no_other(
     launcher: Launcher, kind: str, worker: str, code: int
 ) -> None:
     run = launcher(*JOB, f"debug.drill={kind}@2:{worker}")
+    assert_named_alone(run, worker, code)
+
+
+def assert_named_alone(run: Run, worker: str, code: int) -> None:
+    """Of a job of two, and the other one says nothing of a fault."""
     assert run.exit_code == code, run.output
     assert named(run) == [worker]
     other = "CPU1" if worker == "CPU0" else "CPU0"

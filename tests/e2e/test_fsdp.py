@@ -11,6 +11,7 @@ from tests.e2e.conftest import Launcher, pid_of
 from tests.e2e.test_ddp import (
     LONG,
     SOON,
+    assert_named_alone,
     by_torchrun,
     losses,
     named,
@@ -61,11 +62,7 @@ def test_the_rank_that_failed_first_is_named_and_no_other(
     launcher: Launcher, kind: str, worker: str, code: int, said: str
 ) -> None:
     run = launcher(*JOB, f"debug.drill={kind}@2:{worker}")
-    assert run.exit_code == code, run.output
-    assert named(run) == [worker]
-    other = "CPU1" if worker == "CPU0" else "CPU0"
-    assert run.verdicts()[other] == "STOPPED"
-    assert "Traceback" not in "\n".join(run.lines(f"[{other}]"))
+    assert_named_alone(run, worker, code)
     assert said in run.output
 
 

@@ -6,8 +6,6 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
-
 from model_check.engine.saving.checkpoint_files import newest_first, unfinished
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import Launcher, pid_of
@@ -24,7 +22,6 @@ def wait_for_a_save(directory: Path) -> None:
         assert time.monotonic() < until, "nothing was saved"
 
 
-@pytest.mark.timeout(300)  # three jobs and four commands
 def test_a_rank_killed_in_a_save_is_named_and_the_job_goes_on_to_the_same_bits(
     launcher: Launcher,
 ) -> None:

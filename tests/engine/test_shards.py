@@ -41,7 +41,6 @@ def agree(alone: Found, ranks: list[Found], most: float) -> None:
             assert float.fromhex(mine) == pytest.approx(float.fromhex(theirs), abs=max(most, 1e-6))
 
 
-@pytest.mark.timeout(300)  # eleven processes; 30 s where nothing else runs
 def test_ranks_that_share_a_model_train_what_one_process_trains(job: Job) -> None:  # noqa: F811
     """With fewer rows of a tensor than ranks, too: there is one key head."""
     (alone,) = job(1, **COMMON)

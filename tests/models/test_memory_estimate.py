@@ -138,7 +138,6 @@ def peak_of_a_worker(settings: Settings, directory: Path) -> int:
     ],
     ids=["two micro-batches", "documents", "eager", "infini", "cast once", "tiny", "recomputed"],
 )
-@pytest.mark.timeout(600)  # 50 s where nothing else runs
 def test_a_worker_takes_about_what_is_estimated(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     text = tmp_path / "text.txt"
     text.write_text(" ".join(map(str, range(20_000))))

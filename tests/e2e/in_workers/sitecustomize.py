@@ -159,7 +159,7 @@ def die_when_asked() -> None:
 def wait_for_answers() -> None:
     """Of the others, which were asked, too: for less than their launcher waits."""
     until = time.monotonic() + 1.5
-    logs = [p for p in Path(os.environ["MODEL_CHECK_RUN_DIR"]).glob("*.events.jsonl")]
+    logs = Path(os.environ["MODEL_CHECK_RUN_DIR"]).glob("*.events.jsonl")
     others = [p for p in logs if p.name.partition(".")[0].upper() != WORKER]
     while time.monotonic() < until:
         if all('"kind":"vectors"' in p.read_text() for p in others):
