@@ -2,8 +2,8 @@
 
 It blocks on a lifeline pipe: the supervisor writes the pid of every worker into it, and `bye` when
 all are gone; the end of file without `bye` means that the supervisor was killed. The supervisor's
-side is `lifeline`. Where it may make a cgroup, it moves the workers into it: that holds the
-processes that nothing else tells as ours, too. Standard library only.
+side is `lifeline`. It also clears the run's cgroup, if there is one, which holds the processes that
+nothing else identifies. Standard library only.
 """
 
 import os
@@ -26,34 +26,20 @@ is missed by one scan, but not by all of them."""
 
 
 def main(arguments: list[str]) -> None:
-    """`TAG SINCE_TICKS SUPERVISOR_PID`; the lifeline is standard input."""
-    tag, since_ticks, supervisor = arguments[0], int(arguments[1]), int(arguments[2])
+    """`TAG SINCE_TICKS CGROUP` (its directory, or ``); the lifeline is standard input."""
+    tag, since_ticks, directory = arguments
     ignore_requests()
-    groups, is_orphaned = set(), False
-    shared = cgroup.make(tag)
+    groups, empty_wait_s = set(), cgroup.EMPTY_WAIT_S
     for line in sys.stdin.buffer:
         if line.strip() == BYE:
             break
         if line.endswith(b"\n"):  # a torn last line is no pid
             groups.add(int(line))
-            if shared is not None and is_worker(int(line), supervisor, since_ticks):
-                shared.add(int(line))
     else:
-        is_orphaned = True
-        if shared is not None:
-            shared.kill()
-        kill_all(Family(tag, since_ticks, None, 0, frozenset({os.getpid()})), groups)
-    if shared is not None:
-        cgroup.remove(shared.directory, _EMPTY_WAIT_S if is_orphaned else cgroup.EMPTY_WAIT_S)
-
-
-def is_worker(pid: int, supervisor: int, since_ticks: int) -> bool:
-    """Whether this is a worker still: when we read its pid late, the worker may be gone and the pid
-    a stranger's."""
-    row = processes.read_process(pid)
-    if row is None or row.started_ticks < since_ticks:
-        return False
-    return row.ppid == supervisor and row.session == pid
+        empty_wait_s = _EMPTY_WAIT_S
+        cgroup.clear(directory, wait_s=0)
+        kill_all(Family(tag, int(since_ticks), None, 0, frozenset({os.getpid()})), groups)
+    cgroup.clear(directory, empty_wait_s)
 
 
 def kill_all(family: Family, groups: Iterable[int]) -> None:

@@ -1,4 +1,8 @@
-"""The supervisor's end of the pipe on which the guardian waits for its death."""
+"""The supervisor's end of the pipe on which the guardian waits for its death, and their cgroup.
+
+The supervisor makes the cgroup before the first worker, and the guardian clears it. Both hold it:
+while one of them lives, no other run takes it for a leftover.
+"""
 
 import os
 import signal
@@ -19,9 +23,14 @@ class Lifeline:
     """A running guardian. Raises OSError when it cannot be started."""
 
     def __init__(self, family: Family) -> None:
-        self._tag = family.tag
-        arguments = (family.tag, str(family.since_ticks), str(os.getpid()))
+        cgroup.clear_leftovers()
+        self.cgroup = made = cgroup.make(family.tag)
+        """Each worker enters it; None: none can be made here."""
+        self._directory, inherited = (made.directory, [made.lock_fd]) if made else ("", [])
+        arguments = (family.tag, str(family.since_ticks), self._directory)
         with requests_held(), ExitStack() as otherwise:
+            otherwise.callback(self._close_cgroup)
+            otherwise.callback(cgroup.clear, self._directory)
             self._guardian = subprocess.Popen(
                 child_command("launcher.contain.guardian", *arguments),
                 bufsize=0,
@@ -30,6 +39,7 @@ class Lifeline:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
                 cwd="/",
+                pass_fds=inherited,
             )
             otherwise.callback(self._guardian.wait)
             otherwise.callback(self._guardian.kill)  # before that: the last callback is the first
@@ -51,8 +61,8 @@ class Lifeline:
         if self._guardian.returncode is None:
             self._guardian.kill()
             self._close(_KILL_WAIT_S)
-        if self._guardian.returncode != 0:  # it was killed, so it did not remove its cgroup
-            cgroup.remove_of(self._tag)
+        if self._guardian.returncode != 0:  # it was killed, so it did not clear the cgroup
+            cgroup.clear(self._directory)
         self._let_go()
 
     def cut(self) -> None:
@@ -69,8 +79,13 @@ class Lifeline:
 
     def _let_go(self) -> None:
         os.close(self.pidfd)
+        self._close_cgroup()
         if self._guardian.returncode is None:
             self._guardian.returncode = -signal.SIGKILL  # Popen must not warn that nobody waited
+
+    def _close_cgroup(self) -> None:
+        if self.cgroup is not None:
+            self.cgroup.close()
 
     def _write(self, word: bytes) -> None:
         # When somebody killed the guardian, the workers' PDEATHSIG is what is left.

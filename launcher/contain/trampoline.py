@@ -1,7 +1,8 @@
 """What a worker's process runs for a few milliseconds before it becomes the worker's command.
 
-Ties its life to the supervisor's, resets signals and limits, then execs. Not a `preexec_fn`, which
-is unsafe in a process that has threads. Imports little: every worker's start waits for it.
+Ties its life to the supervisor's, enters the run's cgroup, so that whatever the command starts is
+inside, resets signals and limits, then execs. Not a `preexec_fn`, which is unsafe in a process that
+has threads. Imports little: every worker's start waits for it.
 """
 
 import errno
@@ -15,16 +16,18 @@ EXIT_NOT_FOUND = 127
 
 
 def main(arguments: list[str]) -> None:
-    """`PARENT_PID REPORT_FD CPUS DROP_LC_CTYPE BLOCKED COMMAND ARG...` (CPUS and BLOCKED, the
-    signals that stay blocked: `10,12` or ``): become COMMAND.
+    """`PARENT_PID REPORT_FD CGROUP_FD CPUS DROP_LC_CTYPE BLOCKED COMMAND ARG...` (CGROUP_FD: a
+    number or ``; CPUS and BLOCKED, the signals that stay blocked: `10,12` or ``): become COMMAND.
 
     Never returns. When that fails, REPORT_FD gets the errno and the reason. When it succeeds, the
     exec closes REPORT_FD: an empty report says that the command's own code runs.
     """
-    parent_pid, report_fd, cpus, drop_lc_ctype, blocked, *command = arguments
+    parent_pid, report_fd, cgroup_fd, cpus, drop_lc_ctype, blocked, *command = arguments
     os.set_inheritable(int(report_fd), False)
     try:
         die_with_parent(int(parent_pid))
+        if cgroup_fd:
+            enter(int(cgroup_fd))
         if cpus:
             os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
         raise_file_limit()
@@ -35,6 +38,18 @@ def main(arguments: list[str]) -> None:
         os.execvpe(command[0], command, os.environ)
     except (OSError, ValueError) as error:
         _report(int(report_fd), error, command[0])
+
+
+def enter(cgroup_fd: int) -> None:
+    """Move this process into the run's cgroup and close the descriptor, which the command must not
+    have. Raises OSError (ENODEV) when the guardian has removed the cgroup: the run is over."""
+    try:
+        os.write(cgroup_fd, b"0")
+    except OSError as error:
+        if error.errno == errno.ENODEV:
+            raise
+        os.write(2, f"not in the run's cgroup: {error.strerror}\n".encode())
+    os.close(cgroup_fd)
 
 
 def raise_file_limit() -> None:
@@ -52,6 +67,8 @@ def _report(report_fd: int, error: OSError | ValueError, program: str) -> None:
         why += " (the file exists: the interpreter that its #! line names does not)"
     elif number == errno.ENOEXEC:
         why += " (neither a program for this machine nor a script with a #! line)"
+    elif number == errno.ENODEV:
+        why = "the run's cgroup was removed"
     text = f"{errno.errorcode.get(number, number)}: {program}: {why}"
     os.write(report_fd, text.encode(errors="surrogateescape"))
     os._exit(EXIT_NOT_FOUND if number == errno.ENOENT else EXIT_CANNOT_EXECUTE)

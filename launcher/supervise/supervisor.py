@@ -171,8 +171,9 @@ class Supervisor:
                 self._start_companion(companion)
 
     def _start(self, worker: Worker) -> None:
+        shared = self._lifeline.cgroup if self._lifeline is not None else None
         try:
-            spawned = self._spawn(worker.spec, self._tag)
+            spawned = self._spawn(worker.spec, self._tag, shared.entry_fd if shared else None)
         except SpawnError as error:
             worker.cannot_start(error, self._clock(), self._wake)
             return

@@ -67,8 +67,8 @@ class Spawned(Struct, frozen=True):
     """Our end of its event socket; non-blocking. None: it has none."""
 
 
-Spawn = Callable[[WorkerSpec, str], Spawned]
-"""Start a worker with this run tag. Raises SpawnError."""
+Spawn = Callable[[WorkerSpec, str, int | None], Spawned]
+"""Start a worker with this run tag, in the cgroup of this descriptor. Raises SpawnError."""
 
 
 class Worker(WorkerView, eq=False, kw_only=True):
@@ -259,8 +259,9 @@ def _real_time_signal(detail: Mapping[str, Scalar]) -> int | None:
     return None
 
 
-def spawn(spec: WorkerSpec, run_tag: str) -> Spawned:
-    """Start a worker. Call it from the main thread: its death would take the worker along."""
+def spawn(spec: WorkerSpec, run_tag: str, cgroup_fd: int | None = None) -> Spawned:
+    """Start a worker. Call it from the main thread: its death would take the worker along.
+    `cgroup_fd`: where the worker enters the run's cgroup; None: the run has none."""
     with ExitStack() as ours, ExitStack() as theirs:
         try:
             output_fd, output_end = _connect(os.pipe2(os.O_CLOEXEC), ours, theirs)
@@ -270,7 +271,7 @@ def spawn(spec: WorkerSpec, run_tag: str) -> Spawned:
                 pair = socket.socketpair()
                 ends = pair[0].detach(), pair[1].detach()
                 events_fd, events_end = _connect(ends, ours, theirs)
-            process = _popen(spec, run_tag, output_end, report_end, events_end)
+            process = _popen(spec, run_tag, output_end, report_end, events_end, cgroup_fd)
             ours.callback(process.wait)
             ours.callback(process.kill)  # before that: the last callback is the first
             pidfd = pidfd_open(process.pid)
@@ -289,14 +290,21 @@ def _connect(pair: tuple[int, int], ours: ExitStack, theirs: ExitStack) -> tuple
 
 
 def _popen(
-    spec: WorkerSpec, run_tag: str, output: int, report: int, events: int | None
+    spec: WorkerSpec,
+    run_tag: str,
+    output: int,
+    report: int,
+    events: int | None,
+    cgroup_fd: int | None,
 ) -> "subprocess.Popen[bytes]":
     cpus = ",".join(map(str, sorted(spec.cpus & os.sched_getaffinity(0))))
     drop_lc_ctype = "0" if "LC_CTYPE" in spec.env else "1"
     # A launcher looks for them as soon as it can answer; until then they would kill or stop it.
     blocked = (*TO_FORWARD, signal.SIGTSTP) if spec.is_launcher else ()
     numbers = ",".join(str(int(signum)) for signum in blocked)
-    ours = (str(os.getpid()), str(report), cpus, drop_lc_ctype, numbers)
+    inherited = [fd for fd in (events, cgroup_fd) if fd is not None]
+    entry = "" if cgroup_fd is None else str(cgroup_fd)
+    ours = (str(os.getpid()), str(report), entry, cpus, drop_lc_ctype, numbers)
     return subprocess.Popen(
         child_command("launcher.contain.trampoline", *ours, *spec.argv),
         env=_environment(spec, run_tag, events),
@@ -304,7 +312,7 @@ def _popen(
         stdout=output,
         stderr=output,
         start_new_session=True,
-        pass_fds=(report, *spec.inherited_fds, *([] if events is None else [events])),
+        pass_fds=(report, *spec.inherited_fds, *inherited),
     )
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.contain import cgroup
+from launcher.contain.cgroup import Cgroup
+
 _ROOT = Path("/sys/fs/cgroup")
 
 
@@ -25,9 +28,44 @@ def limited(controller: str, limits: dict[str, str]) -> Iterator[tuple[str, ...]
             pytest.skip(f"the {controller} controller is not delegated to {directory.parent}")
         for name in found:
             (directory / name).write_text(limits[name])
-        yield ("/bin/sh", "-c", f'echo $$ > {directory}/cgroup.procs; exec "$@"', "sh")
+        yield inside(directory)
     finally:
         directory.rmdir()  # EBUSY: somebody is left in it
+
+
+@contextmanager
+def new_cgroup() -> Iterator[Cgroup]:
+    """A cgroup of version 2, cleared at the end. Skips the test where none can be made."""
+    if (made := cgroup.make(os.urandom(16).hex())) is None:
+        pytest.skip("no cgroup of version 2 can be made here (needs root or delegation)")
+    try:
+        yield made
+    finally:
+        cgroup.clear(made.directory)
+        made.close()
+
+
+@contextmanager
+def threaded(directory: str) -> Iterator[None]:
+    """Make it a threaded domain: processes may be in it, and cannot enter a new one below it."""
+    child = Path(directory, "threads")
+    child.mkdir()
+    (child / "cgroup.type").write_text("threaded")
+    yield
+    child.rmdir()
+
+
+def inside(directory: str | Path) -> tuple[str, ...]:
+    """What goes before a command line so that it runs in this cgroup."""
+    return ("/bin/sh", "-c", f'echo $$ > {directory}/cgroup.procs; exec "$@"', "sh")
+
+
+def cgroups_of(pid: int) -> list[Path]:
+    """The directory of its cgroup of version 2, if the cgroup is a run's."""
+    lines = (Path("/proc") / str(pid) / "cgroup").read_text().splitlines()
+    names = [line[3:] for line in lines if line.startswith("0::") and "/model_check_" in line]
+    places = [Path(mount + name) for mount in cgroup.MOUNTS for name in names]
+    return [place for place in places if place.is_dir()]
 
 
 def _own(controller: str) -> Path:

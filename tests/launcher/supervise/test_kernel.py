@@ -9,14 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from launcher.contain import cgroup, processes
 from tests.deadline import DEADLINE_S
-from tests.launcher.supervise.cgroups import limited
+from tests.launcher.supervise.cgroups import cgroups_of, limited
 from tests.launcher.supervise.lab import (
     ROOT,
     Lab,
@@ -86,90 +85,6 @@ def test_a_guardian_that_cannot_be_watched_is_none_and_leaves_no_process() -> No
     assert (done.stdout, done.stderr) == (b"[]\n", b"")
 
 
-@pytest.fixture
-def delegated() -> None:
-    if (made := cgroup.make("test")) is None:
-        pytest.skip("no cgroup of version 2 can be made here (needs root or delegation)")
-    cgroup.remove(made.directory)
-    os.close(made.lock_fd)
-
-
-IN_ITS_CGROUP = "until grep -q model_check_ /proc/self/cgroup; do sleep 0.02; done"
-
-
-@pytest.mark.usefixtures("delegated")
-def test_a_cgroup_tells_who_is_ours_when_nothing_else_does(lab: Lab, launch: Launch) -> None:
-    """No environment, no session of ours, and the supervisor is killed: no descent either."""
-    hides = sh(
-        f"{IN_ITS_CGROUP}; "
-        "env -i LAB=$LAB setsid sh -c 'echo $$ > $LAB/bare.pid; sleep 1000 & wait' & "
-        "until [ -s $LAB/bare.pid ]; do sleep 0.02; done; echo up; exec sleep 1000"
-    )
-    run = launch(hides)
-    run.wait_for("[W0] up")
-    made = cgroups_of(lab.pids()["bare"])
-    run.process.kill()
-    wait_until_dead(list(lab.pids().values()))
-    while any(path.exists() for path in made):
-        os.sched_yield()  # the guardian takes it away last
-
-
-@pytest.mark.usefixtures("delegated")
-def test_an_empty_cgroup_that_nobody_was_left_to_remove_goes_with_the_next_run(
-    lab: Lab, launch: Launch
-) -> None:
-    run = launch(sh(f"{IN_ITS_CGROUP}; echo $$ > $LAB/up.pid; echo up; exec sleep 1000"))
-    run.wait_for("[W0] up")
-    (made,) = cgroups_of(lab.pids()["up"])
-    guardian = run.guardian
-    os.kill(guardian, signal.SIGKILL)
-    run.process.kill()
-    wait_until_dead([guardian, *lab.pids().values()])
-    with suppress(FileNotFoundError):  # the next run may be one beside this test
-        while "populated 1" in (made / "cgroup.events").read_text():
-            os.sched_yield()  # the dead leave it a little later than they die
-    assert str(made) in cgroup.leftovers(str(made.parent)) or not made.exists()
-    assert lab.run(sh("true")).end.exit_code == 0
-    assert not made.exists()
-
-
-@pytest.mark.usefixtures("delegated")
-def test_the_cgroup_goes_with_its_run_though_the_guardian_was_killed(
-    lab: Lab, launch: Launch
-) -> None:
-    """A batch system could not remove its own around it."""
-    waits = "until [ -e $LAB/go ]; do sleep 0.02; done"
-    run = launch(sh(f"{IN_ITS_CGROUP}; echo $$ > $LAB/up.pid; echo up; {waits}"))
-    run.wait_for("[W0] up")
-    (made,) = cgroups_of(lab.pids()["up"])
-    guardian = run.guardian
-    os.kill(guardian, signal.SIGKILL)
-    wait_until_dead([guardian])
-    (lab.dir / "go").touch()
-    assert run.wait() == 0
-    assert not made.exists()
-
-
-@pytest.mark.usefixtures("delegated")
-def test_a_cgroup_of_a_run_that_lives_is_nobodys_to_remove(lab: Lab, launch: Launch) -> None:
-    """It is empty for the moment before the first worker is moved into it."""
-    held = cgroup.make("a0" * 16)
-    assert held is not None
-    assert lab.run(sh("true")).end.exit_code == 0
-    assert os.path.exists(held.directory)
-    cgroup.remove(held.directory)
-    os.close(held.lock_fd)
-    assert not os.path.exists(held.directory)
-
-
-def cgroups_of(pid: int) -> list[Path]:
-    """The directory of its cgroup of version 2, if it is one that we made."""
-    lines = (Path("/proc") / str(pid) / "cgroup").read_text().splitlines()
-    names = [line[3:] for line in lines if line.startswith("0::") and "/model_check_" in line]
-    places = [Path(mount + name) for mount in cgroup.MOUNTS for name in names]
-    return [place for place in places if place.is_dir()]
-
-
 # -- a disk that hangs
 
 
@@ -186,7 +101,7 @@ def hung_disk(lab: Lab) -> Iterator[tuple[str, ...]]:
         os.kill(pids["disk"], signal.SIGKILL)
     wait_until_dead(list(pids.values()))
     for directory in left_in:
-        cgroup.remove(str(directory))
+        cgroup.clear(str(directory))
 
 
 IT_HANGS = "until [ -s $LAB/disk.asked ]; do sleep 0.02; done"

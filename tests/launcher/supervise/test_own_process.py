@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from launcher.contain import processes
-from launcher.contain.guardian import is_worker
 from model_check.utils.requests import TO_STOP
 from model_check.utils.worker_env import RUN_TAG
 from tests.launcher.supervise.lab import (
@@ -178,22 +177,6 @@ def test_what_a_whole_job_is_sent_does_not_end_the_guardian(
     os.kill(run.guardian, signum)
     run.process.kill()
     wait_until_dead(list(lab.pids().values()))
-
-
-def test_only_a_worker_is_moved_by_the_guardian(lab: Lab) -> None:
-    """The number of one that is gone may be a stranger's."""
-    me, now = os.getpid(), processes.now_ticks()
-    with (
-        subprocess.Popen(["sleep", "1000"], start_new_session=True) as worker,
-        subprocess.Popen(["sleep", "1000"]) as other,
-    ):
-        assert is_worker(worker.pid, me, now - 1)
-        assert not is_worker(other.pid, me, now - 1)
-        assert not is_worker(worker.pid, os.getppid(), now - 1)
-        assert not is_worker(worker.pid, me, now + 1_000_000)
-        worker.kill()
-        other.kill()
-    assert not is_worker(worker.pid, me, now - 1)
 
 
 @pytest.fixture(params=["led", "leaderless"])

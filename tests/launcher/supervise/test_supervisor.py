@@ -263,10 +263,10 @@ def test_a_missing_interpreter_is_told_apart_from_a_missing_script(lab: Lab) -> 
 
 
 def test_a_process_that_cannot_be_made_is_70_and_takes_the_others_down(lab: Lab) -> None:
-    def spawn_once(spec: WorkerSpec, run_tag: str) -> Spawned:
+    def spawn_once(spec: WorkerSpec, run_tag: str, cgroup_fd: int | None) -> Spawned:
         if spec.name == "W1":
             raise SpawnError("no process for it", OSError(errno.EAGAIN, "no more of them"))
-        return spawn(spec, run_tag)
+        return spawn(spec, run_tag, cgroup_fd)
 
     fd = os.open(lab.dir / "terminal", os.O_WRONLY | os.O_CREAT)
     printer = Printer(fd)

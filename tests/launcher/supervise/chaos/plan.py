@@ -63,8 +63,10 @@ class Round:
 
     @property
     def needs_cgroup(self) -> bool:
-        """Whether nothing but a cgroup of version 2 holds everybody."""
-        return self.theme == "escape"
+        """Whether only a cgroup of version 2 holds everybody: a child that has left its session and
+        its environment or its user, when nothing descends from the supervisor any more."""
+        actions = "+".join(action for name in self.commands for action in self.actions(name))
+        return _kills_supervisor(self.injections) and any(way in actions for way in _HIDING)
 
     @property
     def mischief(self) -> tuple[str, ...]:
@@ -105,21 +107,15 @@ def draw(seed: str) -> Round:
 
 
 def _storm(dice: random.Random, seed: str, names: Sequence[str]) -> Round:
-    injections = _injections(dice)
-    # Whoever has left its session AND its environment or its user is known by its descent alone,
-    # and when the supervisor is dead there is nothing to descend from: docs/supervisor.md, Limits.
-    ways = WAYS
-    if _kills_supervisor(injections):
-        ways = tuple(way for way in WAYS if way not in _HIDING)
     return Round(
         seed=seed,
         theme="any",
-        commands={name: _command(dice, name, ways) for name in names},
+        commands={name: _command(dice, name) for name in names},
         with_events=_some(dice, names),
         grace_s=dice.choice((0.05, 0.2, 0.4)),
         silence_s=dice.choice((0.0, 0.0, 0.0, 0.0, 0.4)),
         terminal=dice.choice(("file", "file", "file", "blocked", "closed")),
-        injections=injections,
+        injections=_injections(dice),
     )
 
 
@@ -134,7 +130,7 @@ def _peaceful(
     commands = {name: [_harmless(dice) for _ in range(dice.randint(0, 3))] for name in names}
     for actions in commands.values():
         if theme == "escape":
-            actions[:] = ["contained", *(_hidden(dice) for _ in range(dice.randint(1, 2)))]
+            actions[:] = [_hidden(dice) for _ in range(dice.randint(1, 2))]
         elif theme == "job" and dice.random() < 0.5:
             actions.insert(0, "courteous")
         actions.append("stay")
@@ -190,7 +186,7 @@ def _mischief(name: str, actions: Iterable[str]) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", MISCHIEF, name, *actions)
 
 
-def _command(dice: random.Random, name: str, ways: Sequence[str]) -> tuple[str, ...]:
+def _command(dice: random.Random, name: str) -> tuple[str, ...]:
     kind = dice.random()
     if kind < 0.03:
         return ("no-such-command", "x")
@@ -198,7 +194,7 @@ def _command(dice: random.Random, name: str, ways: Sequence[str]) -> tuple[str, 
         return ("/etc/passwd",)
     if kind < 0.15:
         return ("/bin/sh", "-c", _shell(dice))
-    actions = [_action(dice, ways) for _ in range(dice.randint(0, 5))]
+    actions = [_action(dice) for _ in range(dice.randint(0, 5))]
     return _mischief(name, (*actions, *_ending(dice)))
 
 
@@ -216,7 +212,7 @@ def _shell(dice: random.Random) -> str:
     )
 
 
-def _action(dice: random.Random, ways: Sequence[str]) -> str:
+def _action(dice: random.Random) -> str:
     return dice.choice(
         (
             *(f"say:{dice.randint(1, 60)}", f"bars:{dice.randint(2, 40)}", "half"),
@@ -224,7 +220,7 @@ def _action(dice: random.Random, ways: Sequence[str]) -> str:
             *("close", "deaf", "stop", f"polite:{dice.choice((0, 0, 5))}"),
             *("courteous", f"nuls:{dice.randint(1, 8)}"),
             *(f"nap:{dice.randint(1, 60)}", f"events:{_event_kind(dice)}"),
-            *(_child(dice, ways) for _ in range(4)),
+            *(_child(dice) for _ in range(4)),
         )
     )
 
@@ -233,8 +229,8 @@ def _event_kind(dice: random.Random) -> str:
     return dice.choice(("beats", "beats", "garbage", "torn", "huge", "nan", "0", "20"))
 
 
-def _child(dice: random.Random, ways: Sequence[str]) -> str:
-    return "child:" + "+".join(sorted(dice.sample(ways, dice.randint(1, 4))))
+def _child(dice: random.Random) -> str:
+    return "child:" + "+".join(sorted(dice.sample(WAYS, dice.randint(1, 4))))
 
 
 def _ending(dice: random.Random) -> tuple[str, ...]:

@@ -42,8 +42,8 @@ def has_cgroups() -> bool:
     session and its user or environment when the supervisor is killed."""
     if (made := cgroup.make(os.urandom(16).hex())) is None:
         return False
-    cgroup.remove(made.directory)
-    os.close(made.lock_fd)
+    cgroup.clear(made.directory)
+    made.close()
     return True
 
 
