@@ -7,6 +7,7 @@ every start waits for it.
 import os
 import platform
 import resource
+import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,14 @@ _OWN_FILES = 32
 _UNLIMITED = float("inf")
 _MORE_SHM = "start the container with --shm-size=8g or --ipc=host"
 _MAX_NAMED = 8
+_SURVIVES = (
+    "a child that leaves its session and empties its environment, or changes its user, survives a "
+    "SIGKILL of the launcher"
+)
+_DELEGATE = (
+    "needs cgroups of version 2 and the right to make one: root, or "
+    "`systemd-run --user --scope -p Delegate=yes`; in a container, a writable /sys/fs/cgroup"
+)
 
 
 def check_machine() -> list[Finding]:
@@ -39,6 +48,7 @@ def check_machine() -> list[Finding]:
         _shared_memory(),
         _open_files(),
         _processes(),
+        check_containment(),
         check_cgroups(),
     ]
 
@@ -86,10 +96,25 @@ def _processes() -> Finding:
     return warn_if(allowed < LOW_PROCESSES, "processes", found, advice)
 
 
+def check_containment() -> Finding:
+    """Whether a process can enter a cgroup that a run would make here: it tries."""
+    name, made = "containment", cgroup.make(os.urandom(16).hex())
+    if made is None:
+        return warn(name, f"no cgroup of version 2 can be made: {_SURVIVES}", _DELEGATE)
+    # sh writes it by itself, so it is sh that enters.
+    enters = subprocess.run(
+        ("/bin/sh", "-c", "echo 0"), stdout=made.entry_fd, stderr=subprocess.DEVNULL
+    )
+    cgroup.clear(made.directory)
+    made.close()
+    if enters.returncode != 0:
+        return warn(name, f"workers cannot enter a cgroup: {_SURVIVES}", _DELEGATE)
+    return ok(name, "a cgroup holds all that workers start")
+
+
 def check_cgroups(mounts: Sequence[str] = cgroup.MOUNTS) -> Finding:
     """Cgroups of runs whose launcher and guardian were both killed, or that could not end a
-    process. Reads only: the next run from the same cgroup removes the empty ones, or a person
-    does."""
+    process. Reads only: the next run from the same cgroup clears them, or a person does."""
     places = (parent for mount in mounts for parent, _, _ in os.walk(mount))
     left = sorted({directory for parent in places for directory in cgroup.leftovers(parent)})
     name, found = "cgroups of runs", f"{len(left)} left behind"
@@ -101,7 +126,9 @@ def check_cgroups(mounts: Sequence[str] = cgroup.MOUNTS) -> Finding:
             pids += map(int, Path(directory, "cgroup.procs").read_text().split())
     if pids:
         named = ", ".join(map(describe_stuck, pids[:_MAX_NAMED]))
-        return warn(name, f"{found}; in them {named}", "SIGKILL did not end it: reboot, if need be")
+        return warn(
+            name, f"{found}; in them {named}", "the next run ends them; reboot if SIGKILL cannot"
+        )
     advice = f"to remove them: rmdir {' '.join(left[:_MAX_NAMED])}"
     return Finding("ok", name, f"{found}, empty", advice)
 
