@@ -10,6 +10,10 @@ Orders: the workers 30 ms before the rest; the launcher before all others; all i
 5 ms apart; the launcher first and short of CPU (nice 19, for 0.1 s on one core with four busy
 processes); the launcher first and stopped (SIGSTOP) until 50 ms after all got the signal.
 `--trainer N`: N more rounds of random order with the real trainer on the CPU.
+`--killed N`: N rounds of SIGKILL to the launcher alone, at a random moment of its first half second
+and beside two busy processes. Each of four workers forks at once, into a session of its own without
+an environment; none of the children may outlive the guardian. With `--before CHECKOUT`, the
+launcher of another checkout instead.
 """
 
 import argparse
@@ -46,6 +50,10 @@ print("up", flush=True)
 while True: signal.pause()
 """
 NUM_BURNERS = 4
+HIDES = 'env -i setsid cat "$0" & exec cat "$0"'
+"""Of a pipe with a name, which nobody opens at the other end."""
+NUM_HIDING = 4
+KILLED_WITHIN_S = 0.5
 
 
 @dataclass
@@ -85,10 +93,17 @@ def main() -> None:
     parser.add_argument("rounds", nargs="?", type=int, default=100, help="of each order (100)")
     parser.add_argument("--trainer", type=int, default=0, help="rounds with the real trainer (0)")
     parser.add_argument("--seed", type=int, default=2026)
+    parser.add_argument("--killed", type=int, default=0, help="rounds of SIGKILL (0)")
+    parser.add_argument("--before", type=Path, default=ROOT, help="the launcher to kill (ours)")
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for signum in SIGNALS:  # ignored in a job of a shell's background, and inherited
         signal.signal(signum, signal.SIG_DFL)
+    if options.killed:
+        with tempfile.TemporaryDirectory() as name:
+            play_killed(Path(name), options.before, options.killed, random.Random(options.seed))
+    if not options.rounds:
+        return
     print("| order | rounds | nobody blamed | exit code 128+N | processes left | longest end, s |")
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
@@ -175,6 +190,59 @@ class Stage:
         return Job(launcher, directory / "run", workers, others)
 
 
+def play_killed(directory: Path, checkout: Path, rounds: int, dice: random.Random) -> None:
+    """Prints how many rounds left a process alive."""
+    num_hidden, left = 0, []
+    with burnt(None, 2):
+        for index in range(rounds):
+            was_hidden, found = killed_round(directory / str(index), checkout, dice)
+            num_hidden += was_hidden
+            left += [len(found)] if found else []
+    print(
+        f"{rounds} SIGKILLs of the launcher, {num_hidden} when a child was hidden already: "
+        f"{len(left)} left {sum(left)} processes",
+        flush=True,
+    )
+
+
+def killed_round(directory: Path, checkout: Path, dice: random.Random) -> tuple[bool, list[int]]:
+    """Whether a child was hidden when the launcher was killed, and who outlived the guardian."""
+    directory.mkdir()
+    held, mark = directory / "held", f"KILLED_ROUND={directory}"
+    os.mkfifo(held)
+    command = (sys.executable, "-m", "launcher", "--device", "cpu", "--workers", str(NUM_HIDING))
+    launcher = subprocess.Popen(
+        (*command, "--run-dir", str(directory / "run"), "--", "sh", "-c", HIDES, str(held)),
+        env={**os.environ, "PYTHONPATH": str(checkout), "KILLED_ROUND": str(directory)},
+        cwd=directory,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    wait_until(lambda: bool(processes.children(launcher.pid)), directory)
+    time.sleep(dice.uniform(0, KILLED_WITHIN_S))
+    was_hidden = any(row.session == row.pid and row.ppid != launcher.pid for row in holders(held))
+    launcher.kill()
+    launcher.wait()
+    wait_until(  # the guardian and the workers have the launcher's environment
+        lambda: not any(processes.is_tagged(pid, mark) for pid in processes.listed_pids()),
+        directory,
+    )
+    left = [row.pid for row in holders(held)]
+    send(left, signal.SIGKILL)
+    return was_hidden, left
+
+
+def holders(held: Path) -> list[processes.Process]:
+    """The living processes that wait for this pipe."""
+    rows = [
+        row
+        for row in processes.process_table()
+        if os.fsencode(held) in processes.read_proc(row.pid, "cmdline")
+    ]
+    return [row for row in rows if b"launcher" not in processes.read_proc(row.pid, "cmdline")]
+
+
 def wait_until(is_so: Callable[[], bool], directory: Path) -> None:
     until = time.monotonic() + DEADLINE_S
     while not is_so():
@@ -253,12 +321,12 @@ def send(pids: Sequence[int], signum: signal.Signals) -> None:
 
 
 @contextmanager
-def burnt(core: int) -> Iterator[None]:
-    """Processes that keep this core busy. Each has a session of its own: the kernel may divide a
-    core among sessions."""
+def burnt(core: int | None, count: int = NUM_BURNERS) -> Iterator[None]:
+    """Processes that keep this core, or any core, busy. Each has a session of its own: the kernel
+    may divide a core among sessions."""
     command = (sys.executable, "-I", "-S", "-c", "while True: pass")
-    burners = [subprocess.Popen(command, start_new_session=True) for _ in range(NUM_BURNERS)]
-    for burner in burners:
+    burners = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
+    for burner in burners if core is not None else ():
         os.sched_setaffinity(burner.pid, {core})
     try:
         yield
