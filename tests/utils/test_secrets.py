@@ -1,15 +1,21 @@
 """What looks like a secret is masked, and nothing else. The forms in real runs:
 `tests/e2e/test_secrets.py`."""
 
+import json
 import os
 import subprocess
 import sys
+import textwrap
+import time
+from base64 import b64encode, encodebytes
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from model_check.config.fields import all_fields
-from model_check.utils.secrets import masked, masked_argv, masked_values
+from model_check.utils.secrets import look_again, masked, masked_argv, masked_values
 from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +54,11 @@ def test_secrets_of_a_command_line_are_masked(argv: list[str], kept: list[str]) 
         "https://host:8080/@user/a@b",
         "mkdir -p /data/out && ssh -p 2222 host",
         "monkey=3 num_tokens=4096",
+        "bypass=true compass=north OLDPWD=/x is_bypass=1 num_passes=3 bandpass=3 lowpass=1",
+        "8fb11198539f8a6d032ae8fb11198539f8a6d032 6fa459ea-ee8a-3ca4-894e-db77e160355e",
+        "/home/AUser/projects/LanguageModels/OpenWebTextCorpus2/shards/train/Part0001",
+        "0x1.91eb851eb851fp+1 GPU-8f2c41aa 0000:3b:00.0 12:30:45:123:4 fe80:1234:ab:cd:ef",
+        b64encode(b"-----BEGIN CERTIFICATE-----\n" + bytes(range(60))).decode(),
     ],
 )
 def test_what_is_no_secret_stays(argument: str) -> None:
@@ -68,10 +79,176 @@ def test_options_that_only_look_like_secrets_stay() -> None:
         "my.json: training.api_key: no such setting; did you mean 'training.max_steps'?",
         "HF_TOKEN  not set -> only gated models need it",
         "basic training, bearer of news",
+        "PASS: equal",
+        "PASS: 8 GPUs agree bit for bit in 60 of 60 steps (exit code 0)",
+        "num_tokens: 4096\ntokenizer: bpe\nkey: 3",
+        "-----BEGIN CERTIFICATE-----\nMIIC\n-----END CERTIFICATE-----",
     ],
 )
 def test_messages_about_secrets_stay_readable(message: str) -> None:
     assert masked(message) == message
+
+
+def private_key(kind: str = "RSA PRIVATE KEY", num_lines: int = 3) -> str:
+    lines = [f"Line{n}OfTheKey{'+/Ab' * 12}" for n in range(num_lines)]
+    return "\n".join([f"-----BEGIN {kind}-----", *lines, "Last3==", f"-----END {kind}-----"])
+
+
+KEY = private_key()
+_, _, KEY_WITHOUT_BEGIN = KEY.partition("\n")
+KEY_WITHOUT_END, _, _ = KEY.rpartition("\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        *(
+            (private_key(kind), "***")
+            for kind in (
+                "PRIVATE KEY",
+                "EC PRIVATE KEY",
+                "OPENSSH PRIVATE KEY",
+                "ENCRYPTED PRIVATE KEY",
+                "PGP PRIVATE KEY BLOCK",
+                "OpenVPN Static key V1",
+            )
+        ),
+        (f"TLS={KEY}", "TLS=***"),
+        (f"TLS_KEY={KEY}", "TLS_KEY=***"),
+        (f"tls_key: |\n{textwrap.indent(KEY, '  ')}\nport: 1", "tls_key: ***\nport: 1"),
+        (json.dumps({"private_key": KEY, "a": "b"}), '{"private_key": ***, "a": "b"}'),
+        (json.dumps({"pem": KEY, "a": "b"}), '{"pem": "***", "a": "b"}'),
+        (json.dumps(json.dumps({"pem": KEY})), r'"{\"pem\": \"***\"}"'),
+        (repr(KEY.splitlines()), "['***']"),
+        ("\n".join(map(repr, KEY.splitlines())), "'***'"),
+        (textwrap.indent(KEY, "    "), "    ***"),
+        (textwrap.indent(KEY, "INFO: the key "), "INFO: the key ***"),
+        (KEY.replace("\n", "\r\n"), "***"),
+        (KEY.replace("\n", " "), "***"),
+        ("\n".join(KEY.split()), "***"),
+        (repr(KEY.split()), "['***']"),
+        (KEY_WITHOUT_BEGIN, "***"),
+        (textwrap.indent(KEY_WITHOUT_BEGIN, "  "), "  ***"),
+        (KEY_WITHOUT_BEGIN.replace("\n", "\\n"), "***"),
+        (KEY_WITHOUT_END, "***"),
+        (KEY_WITHOUT_END.replace("\n", "\\n"), "***"),
+        (KEY[:-40].replace("\n", " "), "***"),
+        (KEY.replace("---\nL", "---\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES,0\n\nL")[:-40], "***"),
+        (f"client-key-data: {b64encode(KEY.encode()).decode()}", "client-key-data: ***"),
+        (encodebytes(KEY.encode()).decode(), "***\n"),
+        ("Private-Lines: 2\nShort1\nShort2==\nPrivate-MAC: 1", "***\nPrivate-MAC: 1"),
+        (f"{KEY} and {KEY}", "*** and ***"),
+        (f"{KEY_WITHOUT_END}\n{KEY}", "***\n***"),
+        ("no -----BEGIN PRIVATE KEY----- in the file", "no *** in the file"),
+    ],
+)
+def test_a_private_key_is_masked_whole_also_where_an_end_of_it_is_missing(
+    text: str, shown: str
+) -> None:
+    assert masked(f"it said:\n{text}\nand went on") == f"it said:\n{shown}\nand went on"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "PGPASS=a SMTPPASS=b userPwd=c dbpwd=d ROOTPW=e RUBYPASS=f SSHKEY=g A_TOKEN_B64=h",
+            "PGPASS=*** SMTPPASS=*** userPwd=*** dbpwd=*** ROOTPW=*** RUBYPASS=*** SSHKEY=***"
+            " A_TOKEN_B64=***",
+        ),
+        ("a:\n  password: |\n    b c\n\n    d\n  port: 1", "a:\n  password: ***\n  port: 1"),
+        ("- password: >-\n    b c\n    d\nport: 1", "- password: ***\nport: 1"),
+        ("user: a\npassword: b\nport: 1", "user: a\npassword: ***\nport: 1"),
+        ('password: "a\n  b"\nport: 1', "password: ***\nport: 1"),
+        ('password = """\na\nb"""', "password = ***"),
+        ("[x]\r\nsecret_access_key = a\r\ny = 1", "[x]\r\nsecret_access_key = ***\r\ny = 1"),
+        ("machine a\nlogin b\npassword c", "machine a\nlogin b\npassword ***"),
+        ("db.host:5432:base:me:a-b", "db.host:5432:base:me:***"),
+        ("- name: DB_PASSWORD\n  value: a", "- name: DB_PASSWORD\n  value: ***"),
+        ('{"name": "DB_PASSWORD",\n "value": "a"}', '{"name": "DB_PASSWORD",\n "value": ***}'),
+        (r'"{\"password\": \"it\'s a\"}"', r'"{\"password\": ***}"'),
+        (r"{'password': 'it\'s a'}", "{'password': ***}"),
+        ("AGE-SECRET-KEY-1QQQQQQ", "***"),
+    ],
+)
+def test_a_value_is_masked_after_its_name_also_on_lines_of_its_own(text: str, shown: str) -> None:
+    assert masked(text) == shown
+
+
+def masked_beside(variable: str, value: str, text: str) -> str:
+    """What a process with this variable shows of `text`."""
+    with mock.patch.dict(os.environ, {variable: value}):
+        look_again()
+        shown = masked(text)
+    look_again()
+    return shown
+
+
+QUOTED = """it's "qu\u00f6ted" x7y8z9"""
+SERVICE = json.dumps({"type": "service", "private_key": KEY, "client_secret": "x7y8z9"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "text", "shown"),
+    [
+        ("A_SECRET", "first line\nsecond line\n", "a: first line", "a: ***"),
+        ("A_SECRET", "first line\nsecond line\n", "second line.", "***."),
+        ("A_SECRET", "first line\r\nb\r\nthird", "first line\nb\nthird", "***"),
+        ("A_SECRET", "first line\\nsecond line", "second line", "***"),
+        ("A_SECRET", "first line\nb", repr(["first line\nb"]), "['***']"),
+        ("A_SECRET", "first line\nb", json.dumps("first line\nb"), '"***"'),
+        ("A_SECRET", "  padded\t\n", "a padded.", "a ***."),
+        ("A_SECRET", '"in quotes"', "in quotes", "***"),
+        ("A_SECRET", "tab\tinside", "tab\tinside", "***"),
+        ("A_SECRET", QUOTED, QUOTED, "***"),
+        ("A_SECRET", QUOTED, repr([QUOTED]), "['***']"),
+        ("A_SECRET", QUOTED, json.dumps(QUOTED), '"***"'),
+        ("A_SECRET", QUOTED, json.dumps(QUOTED, ensure_ascii=False), '"***"'),
+        ("A_SECRET", QUOTED, "'" + QUOTED.replace("'", "'\\''") + "'", "'***'"),
+        ("A_SECRET", "b\udcfcrger", "b\ufffdrger", "***"),
+        ("A_SECRET", "a/b+c d=", "GET /?x=a%2Fb%2Bc%20d%3D&y", "GET /?x=***&y"),
+        ("A_SECRET", "x7y8z9", b64encode(b"x7y8z9\n").decode(), "***=="),
+        ("PGPASS", "x7y8z9", "x7y8z9", "***"),
+        ("SSH_KEY", KEY, KEY.splitlines()[2], "***"),
+        ("IDENTITY", KEY, KEY.splitlines()[2], "***"),
+        ("SSH_KEY", KEY.replace("\n", " "), KEY.splitlines()[2], "***"),
+        ("SSH_KEY", KEY, private_key("RSA PRIVATE KEY", 5), "***"),
+        ("GOOGLE_CREDENTIALS", SERVICE, KEY.splitlines()[2], "***"),
+        ("APPLICATION", SERVICE, "x7y8z9", "***"),
+        ("OPTIONS", "-Dx=y -Ddb.password=x7y8z9", "y x7y8z9", "y ***"),
+    ],
+)
+def test_a_secret_of_the_environment_is_masked_by_its_lines_and_as_texts_quote_it(
+    variable: str, value: str, text: str, shown: str
+) -> None:
+    assert masked_beside(variable, value, text) == shown
+
+
+def test_a_key_that_a_shell_split_into_arguments_is_masked() -> None:
+    argv = ["tool", "--key", *KEY.split(), "--port", "1"]
+    assert set(masked_argv(argv)) == {"tool", "--key", "***", "--port", "1"}
+    assert masked_argv(["-d", f"a: {KEY}", ""]) == ["-d", "a: ***", ""]
+
+
+HOSTILE = [
+    *("a", "-", " ", "\n", '"', "\\", "a.", "a:", "abc ", "-a", "a-", " -p", " -u", "://", "://a:"),
+    *("token", "pass=", "pass='", 'pass="\\', 'password":"', "password: ", "password: |\n\n"),
+    *("password: |\n  a\n", 'x"\\', "bearer ", "login a password ", "host:5432:", "Authorization:"),
+    *("eyJ-", "eyJaaaaa.", "sk-", "hf-", "xoxb-", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----"),
+    *("-----END PRIVATE KEY-----", "-----END PRIVATE KEY-----\naaaa\n", "LS0tLS1CRUdJTi"),
+]
+
+
+@pytest.mark.parametrize("mask", [masked, lambda text: masked_argv([text])])
+@pytest.mark.parametrize("part", HOSTILE)
+def test_the_time_grows_with_the_length_of_a_text_and_no_faster(
+    part: str, mask: Callable[[str], object]
+) -> None:
+    """A second at the very most: at a quadratic one these 128 KiB take half a minute."""
+    text = part * ((1 << 17) // len(part))
+    before = time.process_time()
+    mask(text)
+    assert time.process_time() - before < 5
 
 
 def test_no_setting_of_ours_has_a_secret_name() -> None:
@@ -82,6 +259,8 @@ def test_no_setting_of_ours_has_a_secret_name() -> None:
 def test_in_a_document_the_key_names_the_secret() -> None:
     document = {"env": {"API_KEY": "a", "PATH": "b"}, "list": ["TOKEN=c", 4, None]}
     masked_document = {"env": {"API_KEY": "***", "PATH": "b"}, "list": ["TOKEN=***", 4, None]}
+    document |= {"passwords": ["a", ["b"]], "hf_ABCDEFGHIJKLMN": 1, "pass": {"PASS": 3}}
+    masked_document |= {"passwords": ["***", ["***"]], "***": 1, "pass": {"PASS": 3}}
     assert masked_values(document) == masked_document
 
 
