@@ -215,7 +215,7 @@ def tell_where_it_waited(failure: PeerLost, process: Process) -> None:
     with suppress(OSError):
         if path is not None and path.exists():
             with path.open("a") as file:
-                file.write("".join(traceback.format_exception(failure)))
+                file.write(masked("".join(traceback.format_exception(failure))))
 
 
 def stopped(signum: int, process: Process) -> Ending:

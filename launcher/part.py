@@ -21,6 +21,7 @@ from model_check.config.load import to_json
 from model_check.config.ranks import check_ranks, rank_timeout_s
 from model_check.config.resume import AUTO
 from model_check.errors import EXIT_INTERNAL, CheckpointError, ModelCheckError
+from model_check.utils.secrets import masked
 from model_check.utils.words import first_line
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Part:
         if self.nodes is not None:
             return self.nodes.leave(goes_on=goes_on)
         # It was refused before it could join.
-        self._launch.absence.tell(why, exit_code, self._printer.say)
+        self._launch.absence.tell(masked(why), exit_code, self._printer.say)
         return goes_on
 
     def break_off(self, error: BaseException) -> None:
@@ -127,10 +128,12 @@ class Part:
 
 
 def reason(error: BaseException) -> tuple[str, int]:
-    """For the other nodes: why this launcher leaves, in a line, and its exit code."""
+    """Why this launcher leaves, in a line for the other nodes, and its exit code. Masked here: they
+    do not know the secrets of this environment."""
+    why = masked(first_line(error))
     if isinstance(error, ModelCheckError):
-        return first_line(error), error.exit_code
-    fault = f"{type(error).__name__}: {first_line(error)}"
+        return why, error.exit_code
+    fault = f"{type(error).__name__}: {why}"
     return f"a fault of Model Check itself: {fault}", EXIT_INTERNAL
 
 

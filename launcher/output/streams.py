@@ -13,6 +13,7 @@ from launcher.output.append_file import AppendFile
 from launcher.output.printer import Printer
 from launcher.output.view import View
 from model_check.events import Event, decode
+from model_check.utils.secrets import masked
 
 READ_BYTES = 1 << 16  # the capacity of a pipe
 MAX_EVENT_BYTES = 1 << 20
@@ -136,7 +137,9 @@ class Events:
         try:
             event = decode(line)
         except msgspec.DecodeError as error:
-            self._complain_once(f"an event line can't be read: {error}: {line[:200]!r}")
+            # Masked before it is cut: half a secret is none to the printer.
+            quoted = masked(repr(line))[:200]
+            self._complain_once(f"an event line can't be read: {error}: {quoted}")
             return
         self._hear(event)
 

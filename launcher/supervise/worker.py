@@ -12,6 +12,7 @@ from enum import Enum
 from statistics import median
 
 from msgspec import Struct, convert, field
+from msgspec.structs import replace
 
 from launcher.contain import processes, trampoline
 from launcher.contain.linux import P_PIDFD, pidfd_open, thread_send_signal
@@ -24,11 +25,14 @@ from model_check.errors import EXIT_INTERNAL, EXIT_NON_FINITE, ModelCheckError, 
 from model_check.events import STACKS_SIGNAL, Done, Event, NonFinite, Phase, Scalar, Step
 from model_check.utils.child import child_command
 from model_check.utils.requests import TO_FORWARD
+from model_check.utils.secrets import masked
 from model_check.utils.worker_env import EVENTS_FD, RUN_TAG
 
 _NUM_STEPS = 9
 _NUM_LAST_LINES = 50
 _LAST_LINE_CHARS = 2000
+_KEPT_LINE_CHARS = 8000
+"""More than is quoted, so that a secret that is cut off there is known by its whole."""
 _START = "start, before its first event"
 
 
@@ -98,7 +102,10 @@ class Worker(WorkerView, eq=False, kw_only=True):
         return self._stopped_with is not None
 
     def end(self) -> WorkerEnd:
-        return convert(self, WorkerEnd, from_attributes=True)
+        """Its last lines are masked as one text: a secret may have several."""
+        lines = masked("\n".join(self.last_lines)).split("\n") if self.last_lines else ()
+        quoted = tuple(line[:_LAST_LINE_CHARS] for line in lines)
+        return replace(convert(self, WorkerEnd, from_attributes=True), last_lines=quoted)
 
     def has_started(self, spawned: Spawned, now: float) -> None:
         self.spawned, self.pid = spawned, spawned.process.pid
@@ -215,7 +222,7 @@ class Worker(WorkerView, eq=False, kw_only=True):
 
     def remember(self, lines: list[str]) -> None:
         """Keep the end of its output."""
-        newest = (line[:_LAST_LINE_CHARS] for line in lines)
+        newest = (line[:_KEPT_LINE_CHARS] for line in lines)
         self.last_lines = last_lines((*self.last_lines, *newest), _NUM_LAST_LINES)
 
     def release(self) -> None:

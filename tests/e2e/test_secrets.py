@@ -94,17 +94,41 @@ FILES = {
     "url.json": '{{"data": {{"dataset": "https://somebody:{}@host/texts"}}}}',
 }
 HUB = ("endpoint", ".env", "key in .env")
+PEM = "-----BEGIN EC PRIVATE KEY-----\n{}\nOf{}\n-----END EC PRIVATE KEY-----"
+LINES_IN_ENVIRONMENT = {
+    "SSH_KEY": PEM,
+    "IDENTITY": PEM,
+    "GOOGLE_CREDENTIALS": '{{"private_key": "' + PEM.replace("\n", "\\n") + '"}}',
+    "PGPASS": "{}",
+    "A_SECRET": "  {}\r\nline of {}\r\n",
+    "B_SECRET": 'it\'s "q\u00fcoted" {}',
+}
+LINES_IN_ARGUMENTS: dict[str, Sequence[str]] = {
+    "PEM as a value": ("--identity", PEM),
+    "PEM with escaped line ends": ("--identity", PEM.replace("\n", "\\n")),
+    "PEM that a shell split": PEM.split(),
+}
+LINES_IN_OUTPUT = {
+    "PEM without its begin": "\n".join([*["{}"] * 60, "-----END PRIVATE KEY-----"]),
+    "PEM in JSON": '{{"pem": "' + PEM.replace("\n", "\\n") + '", "n": 1}}',
+    "PEM without its end": PEM.rpartition("\n")[0],
+    "block of YAML": "password: |\n  {}\n  of {}\nport: 1",
+    ".netrc": "machine host\n login somebody\n password {}",
+    ".pgpass": "host:5432:base:somebody:{}",
+    "container": "- name: DB_PASSWORD\n  value: {}",
+}
+LINES = (*LINES_IN_ENVIRONMENT, *LINES_IN_ARGUMENTS, *LINES_IN_OUTPUT)
 
 
 def canary(form: str) -> str:
     """Told apart from every other one, and from a word."""
-    forms = [*ARGUMENTS, *ENVIRONMENT, *SETTINGS, *FILES, *HUB]
+    forms = [*ARGUMENTS, *ENVIRONMENT, *SETTINGS, *FILES, *HUB, *LINES]
     return f"Cnry{forms.index(form):03}Xq"
 
 
 def filled(form: str, text: str, **more: str) -> str:
     value = canary(form)
-    return text.format(value, value, upper=value.upper() + "A" * 8, **more)
+    return text.format(*[value] * 60, upper=value.upper() + "A" * 8, **more)
 
 
 def environment() -> dict[str, str]:
@@ -138,7 +162,7 @@ class Lab:
         if done.returncode != code or "Traceback" in shown:
             self.unexpected.append(f"{arguments}: {done.returncode}, not {code}: {shown}")
         self.terminal += "".join(
-            line for line in shown.splitlines(keepends=True) if not line.startswith("[CPU0] ")
+            line for line in shown.splitlines(keepends=True) if not line.startswith("[CPU")
         )
         return shown
 
@@ -166,6 +190,39 @@ def run_a_command(lab: Lab) -> None:
     for form in [*ARGUMENTS, *ENVIRONMENT]:
         assert canary(form) in own or canary(form).upper() in own, "written byte for byte"
     (lab.dir / "command" / "cpu0.log").unlink()
+
+
+def run_a_command_that_says_lines(lab: Lab) -> None:
+    """Each line of a secret is a last line of its own; the first ones are too many to be kept."""
+    said = [filled(form, text) for form, text in LINES_IN_OUTPUT.items()]
+    (lab.dir / "said.txt").write_text("\n".join(said) + "\n")
+    environ = {name: filled(name, text) for name, text in LINES_IN_ENVIRONMENT.items()}
+    arguments = [filled(form, t) for form, texts in LINES_IN_ARGUMENTS.items() for t in texts]
+    (lab.dir / "say.py").write_text(
+        "import json, os, sys\n"
+        "print(open('said.txt').read(), end='')\n"
+        f"texts = [os.environ[name] for name in {list(environ)}]\n"
+        "print(*texts[:2], json.loads(texts[2])['private_key'].splitlines()[1], *texts[3:],\n"
+        "    sys.argv[2].splitlines()[1], *sys.argv[3:], repr(texts[5]), json.dumps(texts[5]),\n"
+        "    sep='\\n')\n"
+        "sys.exit(3)\n"
+    )
+    two = ("--device", "cpu", "--workers", "2", "--run-dir", "said")
+    history = lab.dir / "history.jsonl"
+    kept = f"launch.history_file={history}"
+    lab.run(*two, kept, "--", sys.executable, "say.py", *arguments, env=environ, code=3)
+    lab.run("report", "said", code=3)
+    lab.run("history", "--file", str(history), code=0)
+    own = [lab.dir / "said" / f"cpu{number}.log" for number in range(2)]
+    said = "".join(log.read_text() for log in own)  # the first that ends has the other one stopped
+    assert all(canary(form) in said for form in LINES), "written byte for byte"
+    report = json.loads((lab.dir / "said" / "report.json").read_text())
+    assert any("port: 1" in worker["last_lines"] for worker in report["workers"])
+    assert history.stat().st_size > 0
+    for log in own:
+        log.unlink()
+    for name in ("say.py", "said.txt"):
+        (lab.dir / name).unlink()
 
 
 def run_refused(lab: Lab) -> None:
@@ -219,6 +276,7 @@ def run_a_training(lab: Lab, hub: FakeHub) -> None:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     lab = Lab(tmp_path_factory.mktemp("secrets"))
     run_a_command(lab)
+    run_a_command_that_says_lines(lab)
     run_refused(lab)
     hub = TiredHub()
     try:
@@ -231,7 +289,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     return lab
 
 
-@pytest.mark.parametrize("form", [*ARGUMENTS, *ENVIRONMENT, *SETTINGS, *FILES, *HUB])
+@pytest.mark.parametrize("form", [*ARGUMENTS, *ENVIRONMENT, *SETTINGS, *FILES, *HUB, *LINES])
 def test_no_text_of_ours_holds_a_secret(lab: Lab, form: str) -> None:
     for value in (canary(form), canary(form).upper()):
         at = lab.found.find(value.encode())

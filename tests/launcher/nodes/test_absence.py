@@ -1,12 +1,17 @@
 """Whether a run that cannot be understood looks like a job on several nodes."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from launcher.nodes.absence import Absence
+from launcher.part import reason
+from model_check.errors import EXIT_USAGE, UsageError
+from model_check.utils import secrets
 
 ENVIRON = {
     "SLURM_JOB_ID": "7",
@@ -49,3 +54,11 @@ def test_a_file_without_one_does_not(tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
     path.write_text("training:\n  max_steps: 3\n  resume: old_ddp_run/last.pt\n")
     assert not Absence().guess(["--config", str(path)], ENVIRON)
+
+
+def test_the_other_nodes_hear_no_secret_of_this_environment() -> None:
+    with mock.patch.dict(os.environ, {"A_PASS": "line one\nline two"}):
+        secrets.look_again()
+        told = reason(UsageError("not a name: line two"))
+    secrets.look_again()
+    assert told == ("not a name: ***", EXIT_USAGE)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from launcher.supervise.supervisor import Supervisor
 from launcher.supervise.worker import Spawned, SpawnError, Worker, spawn
 from launcher.verdict.record import RunEnd, Stop
 from model_check.events import Beat, Done, Event, NonFinite, Phase, Step, encode
+from model_check.utils import secrets
 from tests.launcher.supervise.lab import (
     Lab,
     Launch,
@@ -383,6 +385,20 @@ def test_an_event_that_no_worker_of_ours_would_send_ends_no_run(lab: Lab, line: 
     assert outcome.end.exit_code == 0
     assert (lab.dir / "w0.events.jsonl").read_bytes().endswith(line + b"\n")
     assert sum("can't be read" in line for line in lab.shown) == 1
+
+
+def test_what_is_quoted_of_a_worker_is_masked_before_it_is_cut(lab: Lab) -> None:
+    secret, room = "in the middle of it", "x" * 1994
+    code = SAYS + f"print({room + secret!r}); print('one two\\nthree')"
+    garbage = b"y" * 190 + secret.encode() + b"\n"
+    with mock.patch.dict(os.environ, {"A_PASS": secret, "B_PASS": "one two\nthree"}):
+        secrets.look_again()
+        outcome = lab.run(python(code, repr(garbage)), events=True)
+    secrets.look_again()
+    assert outcome.workers[0].last_lines == (f"{room}***", "***")
+    assert f"{room}{secret}" in (lab.dir / "w0.log").read_text()
+    (complaint,) = [line for line in lab.shown if "can't be read" in line]
+    assert "y***'; it stays" in complaint
 
 
 def test_an_observer_can_end_a_run(lab: Lab, stop_on_first_event: Observe) -> None:
