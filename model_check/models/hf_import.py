@@ -18,11 +18,12 @@ from model_check.config.schema import ModelSettings
 from model_check.config.shape import EMBEDDING, HEAD, hf_name
 from model_check.errors import ConfigError
 from model_check.models.mismatch import mismatch
-from model_check.models.vocabulary import with_rows
+from model_check.models.vocabulary import lacks_rows, with_rows
 from model_check.utils.words import few
 
 _BY_TOKEN = (str(EMBEDDING.hf_name), str(HEAD.hf_name))
 Fill = Callable[[Tensor, Tensor], object]
+FLOATS = ("F64", "F32", "F16", "BF16")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -52,7 +53,7 @@ def load_weights(
     for name, parameter in parameters.items():
         tensor = _tensor(files[name], name)
         fill(parameter, with_rows(tensor, len(parameter)) if name in _BY_TOKEN else tensor)
-    return _shape(files[_BY_TOKEN[0]], _BY_TOKEN[0])[0]
+    return _form(files[_BY_TOKEN[0]], _BY_TOKEN[0])[0][0]
 
 
 def sample_of(directory: Path) -> str:
@@ -83,9 +84,14 @@ def _refuse_other_tensors(
     known = {name for name in files if not name.endswith("rotary_emb.inv_freq")}  # older exports
     if head in known and head not in parameters and _head_is_embedding(files):
         known -= {head}
-    saved = {name: _shape(files[name], name) for name in known}
-    for name in _BY_TOKEN:
-        if name in saved and name in parameters and 0 < saved[name][0] < len(parameters[name]):
+    forms = {name: _form(files[name], name) for name in known}
+    if others := [f"{name} ({dtype})" for name, (_, dtype) in forms.items() if dtype not in FLOATS]:
+        raise ConfigError(
+            f"model.init_from: {directory}: weights that are no floats: {few(others)}"
+        )
+    saved = {name: shape for name, (shape, _) in forms.items()}
+    for name in saved.keys() & parameters.keys() & {*_BY_TOKEN}:
+        if lacks_rows(saved[name], len(parameters[name])):
             saved[name][0] = len(parameters[name])
     if problem := mismatch(saved, {name: p.shape for name, p in parameters.items()}):
         untied = head in parameters.keys() - known
@@ -127,9 +133,11 @@ def _files_of_tensors(directory: Path) -> dict[str, Path]:
     return files
 
 
-def _shape(file: Path, name: str) -> list[int]:
+def _form(file: Path, name: str) -> tuple[list[int], str]:
+    """Shape and dtype, `BF16`."""
     with _opened(file, name) as tensors:
-        return list(tensors.get_slice(name).get_shape())
+        part = tensors.get_slice(name)
+        return list(part.get_shape()), part.get_dtype()
 
 
 def _tensor(file: Path, name: str) -> Tensor:

@@ -1,6 +1,6 @@
 """Weights of a model whose vocabulary grows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -32,7 +32,12 @@ def grown(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str,
 
 
 def _has_fewer_rows(name: str, weight: Tensor, own: Mapping[str, Tensor]) -> bool:
-    return name in BY_TOKEN and name in own and 0 < len(weight) < len(own[name])
+    return name in BY_TOKEN and name in own and lacks_rows(weight.shape, len(own[name]))
+
+
+def lacks_rows(shape: Sequence[int], num_rows: int) -> bool:
+    """Whether a matrix of this shape can grow to so many rows."""
+    return len(shape) == 2 and 0 < shape[0] < num_rows
 
 
 def growth(num_before: int, num_now: int) -> str | None:

@@ -1,10 +1,13 @@
 """First weights from `model.init_from`: a checkpoint of ours, or safetensors of transformers."""
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from model_check.config.resume import differences, full
 from model_check.config.schema import ModelSettings, Settings
@@ -27,27 +30,43 @@ def take_initial_weights(model: nn.Module, settings: Settings, context: RunConte
 
     Raises ConfigError or CheckpointError for what does not fit, or cannot be read.
     """
-    source = settings.model.init_from
+    source, say = settings.model.init_from, context.channels.say
     if source is None:
         return
+    casts: Counter[tuple[torch.dtype, torch.dtype]] = Counter()
+
+    def fill_and_count(parameter: Tensor, whole: Tensor) -> None:
+        fill(parameter, whole)
+        casts[whole.dtype, parameter.dtype] += 1
+
     if context.weights is not None:
         from model_check.models.hf_import import load_weights  # safetensors, for these runs alone
 
         _refuse_other_directory(context.tokenizer, context.weights)
-        num_before = load_weights(model, settings.model, context.weights, fill)
+        num_before = load_weights(model, settings.model, context.weights, fill_and_count)
     else:
-        num_before = _take_checkpoint(model, settings.model, Path(source), context.tokenizer)
+        num_before = _take_checkpoint(
+            model, settings.model, Path(source), context.tokenizer, fill_and_count
+        )
     if spoilt := [tensor.name for tensor in bad_parameters(model)]:
         raise ConfigError(f"model.init_from: {source}: weights not finite: {few(spoilt)}")
-    context.channels.say(f"weights: taken from {source}")
+    say(f"weights: taken from {source}")
+    for (theirs, ours), number in casts.items():
+        if theirs != ours:
+            say(f"weights: {number} tensors cast from {theirs} to {ours}".replace("torch.", ""))
     if line := growth(num_before, len(model.get_parameter(EMBEDDING.name))):
-        context.channels.say(line)
+        say(line)
 
 
 def _take_checkpoint(
-    model: nn.Module, settings: ModelSettings, path: Path, tokenizer: bytes | None
+    model: nn.Module,
+    settings: ModelSettings,
+    path: Path,
+    tokenizer: bytes | None,
+    fill: Callable[[Tensor, Tensor], None],
 ) -> int:
-    """The tokens that its model knows. `tokenizer`: the data's."""
+    """Returns how many tokens its model knows. `tokenizer`: the data's. `fill`: copies a whole
+    tensor into a parameter, whose dtype may be another one."""
     saved = read_checkpoint(path, hollow=True)
     _refuse_other_tokenizer(tokenizer, tokenizer_of(saved, path, LONGEST), path)
     own = model.state_dict()
@@ -64,11 +83,15 @@ def _take_checkpoint(
             f"model.init_from: {path} holds the weights of another model: "
             f"{', '.join(map(str, other))}; give these settings of [model] the checkpoint's values"
         )
-    _fill(dict(model.named_parameters()), saved)
+    _fill(dict(model.named_parameters()), saved, fill)
     return len(saved["model"][EMBEDDING.name])
 
 
-def _fill(parameters: dict[str, nn.Parameter], saved: dict[str, Any]) -> None:
+def _fill(
+    parameters: dict[str, nn.Parameter],
+    saved: dict[str, Any],
+    fill: Callable[[Tensor, Tensor], None],
+) -> None:
     """But for gates, the same names. Of a sharded checkpoint, where nothing grows, only what lies
     here is read."""
     weights, shards = saved["model"], saved.get("shards")

@@ -67,7 +67,7 @@ def test_a_checkpoint_of_another_architecture_with_equal_shapes_is_refused(
             r"not a checkpoint of Model Check: its settings have no \[model\]",
         ),
         (lambda state: state["settings"]["model"].update(num_heads=None), "settings .* damaged"),
-        (lambda state: state["settings"]["model"].update(num_heads=0), "settings .* are damaged"),
+        (lambda state: state["settings"]["model"].update(num_heads=0), "settings .*damaged"),
     ],
 )
 @pytest.mark.parametrize("setting", ["model__init_from", "training__resume"])
@@ -119,3 +119,69 @@ def test_safetensors_that_are_not_finite_are_refused_by_name(
         ConfigError, match=r"init_from: .*exported: weights not finite: norm\.weight"
     ):
         tiny_run(model__init_from=tmp_path / "exported", model__vocab_size=31)
+
+
+Change = Callable[[dict[str, torch.Tensor]], object]
+
+
+@pytest.fixture(params=["checkpoint", "safetensors"])
+def with_changed(
+    request: pytest.FixtureRequest, trained: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
+) -> Callable[[Change], tuple[Path, str]]:
+    """Change the weights of a checkpoint, or of a directory of safetensors; where they are, and
+    what their embedding is called there."""
+
+    def change_them(change: Change) -> tuple[Path, str]:
+        if request.param == "checkpoint":
+            state = torch.load(trained[0], weights_only=True)
+            change(state["model"])
+            torch.save(state, trained[0])
+            return trained[0], "tok_embed.weight"
+        source = tmp_path / "exported"
+        export(trained[0], source)
+        tensors = load_file(source / "model.safetensors")
+        change(tensors)
+        save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+        return source, "model.embed_tokens.weight"
+
+    return change_them
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_another_dtype_are_cast_and_a_line_says_so(
+    tiny_run: MakeRun,
+    with_changed: Callable[[Change], tuple[Path, str]],
+    trained: tuple[Path, dict[str, torch.Tensor]],
+    dtype: torch.dtype,
+) -> None:
+    source, _ = with_changed(lambda own: own.update({n: t.to(dtype) for n, t in own.items()}))
+    run = tiny_run(model__init_from=source, model__vocab_size=31)
+    name = str(dtype).removeprefix("torch.")
+    assert f"weights: 12 tensors cast from {name} to float32" in run.kept.lines
+    for name, weight in run.weights().items():
+        assert torch.equal(weight, trained[1][name].to(dtype).float())
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (31,), (1, 1), (31, 1), (1, 31, 32)])
+def test_an_embedding_that_would_be_broadcast_is_refused_by_name(
+    tiny_run: MakeRun, with_changed: Callable[[Change], tuple[Path, str]], shape: tuple[int, ...]
+) -> None:
+    def reshape(own: dict[str, torch.Tensor]) -> None:
+        own[next(name for name in own if "embed" in name)] = torch.ones(shape)
+
+    source, name = with_changed(reshape)
+    with pytest.raises(ConfigError, match=rf"{name} \[.*\] \(here \[31, 32\]\) of another shape"):
+        tiny_run(model__init_from=source, model__vocab_size=31)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn])
+def test_weights_that_no_run_computes_with_are_refused_by_name(
+    tiny_run: MakeRun, with_changed: Callable[[Change], tuple[Path, str]], dtype: torch.dtype
+) -> None:
+    def cast(own: dict[str, torch.Tensor]) -> None:
+        name = next(name for name in own if "embed" in name)
+        own[name] = own[name].to(dtype)
+
+    source, name = with_changed(cast)
+    with pytest.raises(UsageError, match=rf"{name} \("):
+        tiny_run(model__init_from=source, model__vocab_size=31)
