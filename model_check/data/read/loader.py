@@ -90,6 +90,8 @@ class BatchLoader:
         return np.array([self._order(epoch)[offset] for epoch, offset in places], np.int64)
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
+        if epoch > _SEED_WORD:
+            raise DataError(f"{self.split}: epoch {epoch:,} has no order of its own")
         # RandomState: numpy promises that its numbers stay the same in all versions.
         words = [self.seed & _SEED_WORD, self.seed >> 32 & _SEED_WORD, epoch]
         return np.random.RandomState(words).permutation(self.split.num_sequences)

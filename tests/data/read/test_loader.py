@@ -64,6 +64,11 @@ def test_a_run_resumes_by_the_number_of_its_next_sequence(cache: TokenCache, sta
     assert torch.equal(rest, whole[start : start + 15])
 
 
+def test_an_epoch_that_no_order_exists_for_is_told(cache: TokenCache) -> None:
+    with pytest.raises(DataError, match=r"epoch [\d,]+ has no order of its own"):
+        next(loader(cache).batches(10**15))
+
+
 def test_another_seed_is_another_order(cache: TokenCache) -> None:
     assert not torch.equal(first(loader(cache), 4), first(loader(cache, seed=43), 4))
     assert not torch.equal(first(loader(cache), 4), first(loader(cache, seed=42 + 2**32), 4))
