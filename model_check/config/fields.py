@@ -4,7 +4,7 @@ near misses."""
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from operator import ne
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -104,6 +104,18 @@ def flatten(values: dict[str, Any], where: str, *, text: bool = False) -> dict[s
         given_as[canonical] = name
         flat[canonical] = _checked(canonical, _our_value(name, value), where, text)
     return flat
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree of values by dotted names."""
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        *parents, leaf = name.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    return tree
 
 
 def full_name(name: str) -> str:

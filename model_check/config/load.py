@@ -24,6 +24,7 @@ from model_check.config.fields import (
     all_fields,
     did_you_mean,
     flatten,
+    nested,
     sections,
     value_of,
 )
@@ -109,7 +110,7 @@ def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
         _lay_over(values, sources, layer, label)
     if prepared is not None:
         check_fits(*prepared, values, sources)
-    settings = msgspec.convert(_nest(values), Settings)
+    settings = msgspec.convert(nested(values), Settings)
     check_together(settings, sources)
     file = str(request.config_file or "") or None
     of_arm = {name for _, layer in request.arm for name in layer} if request.arm else None
@@ -231,14 +232,3 @@ def _lay_over(
             sources.update(dict.fromkeys(fresh, "default"))
         values[name] = value
         sources[name] = label
-
-
-def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for name, value in flat.items():
-        *parents, leaf = name.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = value
-    return tree

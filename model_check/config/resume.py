@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from model_check.config.fields import all_fields, sections, setting_text
+from model_check.config.fields import all_fields, nested, sections, setting_text
 from model_check.config.ranks import sequences_of_step
 from model_check.config.schema import InfiniSettings, ModelSettings, Settings
 from model_check.config.shape import geometry
@@ -120,12 +120,24 @@ def _changed(
             yield name, f"{name} {setting_text(old)} -> {setting_text(new)}"
 
 
+def known_settings(saved: Mapping[str, Any]) -> Settings:
+    """The settings of a checkpoint that decide its steps. Those that it lacks have their defaults;
+    those that this version does not know are left out. Raises ConfigError for a damaged value."""
+    known = all_fields().keys() | sections().keys()
+    acting = {name: value for name, value in acting_settings(saved).items() if name in known}
+    try:
+        return msgspec.convert(nested(acting), Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"its settings are damaged: {error}") from error
+
+
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """By the names of all_fields(); a section that is null by its own."""
+    """By the names of all_fields(). A section that is null, or no section, has its own name."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        flat |= _flat(value, f"{name}.") if name in sections() and value else {name: value}
+        is_section = name in sections() and isinstance(value, Mapping)
+        flat |= _flat(value, f"{name}.") if is_section else {name: value}
     return flat
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from model_check.config.schema import Settings
+from model_check.engine.sharded.manifest import QUANTITIES, VALUE_BYTES
 from model_check.engine.sharded.shards import Shards
 from model_check.errors import CheckpointError, ConfigError, StorageError
 from model_check.forensics.scan import bad_tensors
@@ -28,7 +29,7 @@ from model_check.utils.held import hold_unlinked
 from model_check.utils.words import few, first_line
 
 SCHEMA = 2
-MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = QUANTITIES[1:]
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
@@ -70,6 +71,8 @@ def read_checkpoint(
     _verify(path)
     state: dict[str, Any] = _load(path)
     _check(path, state, layout)
+    if "shards" in state:
+        raise not_ours(path, "it names shards, which a directory has")
     _refuse_spoilt(path, state)
     return state
 
@@ -93,8 +96,11 @@ def _read_sharded(
     common = _load(shards.directory / COMMON)
     if not isinstance(common, dict) or not isinstance(common.get("optimizer"), dict):
         raise not_ours(path, f"{COMMON} is none of a sharded checkpoint")
+    own = {"model": common.get("model"), "optimizer.state": common["optimizer"].get("state")}
+    if hidden := [name for name, tensors in own.items() if tensors != {}]:
+        raise not_ours(path, f"{COMMON} has tensors beside the shards: {few(hidden)}")
     has_moments = "optimizer" in layout.__struct_fields__
-    kinds = ("weights", *MOMENTS) if has_moments else ("weights",)
+    kinds = QUANTITIES if has_moments else QUANTITIES[:1]
     found = shards.hollow() if hollow else shards.whole(kinds)
     moments = _by_number(common["optimizer"].get("step"), found) if has_moments else {}
     state = common | {
@@ -109,11 +115,11 @@ def _read_sharded(
 def _by_number(
     step: object, found: Mapping[str, Mapping[str, Tensor]]
 ) -> dict[int, dict[str, object]]:
-    """Moments in the form of torch.optim.AdamW."""
+    """Moments in the form of torch.optim.AdamW, of the weights that have both."""
     first, second = (found.get(kind, {}) for kind in MOMENTS)
     return {
-        number: {"step": step, "exp_avg": moment, "exp_avg_sq": second.get(name)}
-        for number, (name, moment) in enumerate(first.items())
+        number: {"step": step, "exp_avg": first[name], "exp_avg_sq": second[name]}
+        for number, name in enumerate(name for name in first if name in second)
     }
 
 
@@ -136,18 +142,21 @@ def _check(path: Path, state: Any, layout: type[Weights]) -> None:
     schema = state.get("schema") if isinstance(state, dict) else None
     if schema is None:
         raise not_ours(path, _what_is_missing(state, layout))
-    if schema != SCHEMA:
+    if type(schema) is not int or schema != SCHEMA:
+        named = schema if type(schema) is int else type(schema).__name__
         raise CheckpointError(
-            f"{path}: written by another version (schema {schema}, this one reads {SCHEMA})"
+            f"{path}: written by another version (schema {named}, this one reads {SCHEMA})"
         )
     try:
         known = msgspec.convert(state, layout)
-    except msgspec.ValidationError as error:
+        tensors = list(_weights_and_moments(state))
+    # A tensor instead of a dict makes msgspec raise an AttributeError.
+    except (msgspec.ValidationError, AttributeError, RecursionError) as error:
         raise not_ours(path, error) from error
     if "model" not in known.settings:
         raise not_ours(path, "its settings have no [model]")
-    if others := [name for name, tensor in known.model.items() if not tensor.is_floating_point()]:
-        raise not_ours(path, f"weights that are no floats: {few(others)}")
+    if others := [f"{name} ({what})" for name, t in tensors if (what := _unusual(t, state))]:
+        raise not_ours(path, f"tensors that no checkpoint has: {few(others)}")
 
 
 def packed(tokenizer: bytes) -> Tensor:
@@ -194,11 +203,25 @@ def _what_is_missing(state: Any, layout: type[Weights]) -> str:
 
 def _refuse_spoilt(path: Path, state: dict[str, Any]) -> None:
     """Raises CheckpointError for weights or moments that are not finite: no step repairs them."""
-    tensors = {name: state[name] for name in ("model", "optimizer") if name in state}
-    if spoilt := [tensor.name for tensor in bad_tensors(_tensors_in(tensors))]:
+    if spoilt := [tensor.name for tensor in bad_tensors(_weights_and_moments(state))]:
         raise CheckpointError(
             f"{path}: not finite: {few(spoilt)}; go on from an earlier checkpoint"
         )
+
+
+def _weights_and_moments(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    return _tensors_in({name: state[name] for name in ("model", "optimizer") if name in state})
+
+
+def _unusual(tensor: Tensor, state: Mapping[str, Any]) -> str:
+    """Why nobody may compute with the tensor; empty: there is no reason."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in VALUE_BYTES:
+        return dtype
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return "sparse or nested"
+    is_hollow = "shards" in state
+    return "" if tensor.device.type == "cpu" or is_hollow else f"on {tensor.device.type}"
 
 
 def _tensors_in(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

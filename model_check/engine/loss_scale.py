@@ -6,6 +6,7 @@ doubled after many steps without an overflow (Micikevicius et al. 2018, Mixed Pr
 section 3.2). There the step is left out; here it is repeated (`overflow`).
 """
 
+import math
 from typing import Any
 
 import torch
@@ -58,6 +59,12 @@ class LossScale:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.value.copy_(state["value"])
         self.num_good.copy_(state["num_good"])
+
+
+def is_value(value: Tensor) -> bool:
+    """Whether a run can have this scale: a power of two within the limits."""
+    mantissa, _ = math.frexp(float(value))
+    return mantissa == 0.5 and SMALLEST_SCALE <= float(value) <= LARGEST_SCALE
 
 
 def loss_scale(dtype: torch.dtype, device: torch.device) -> LossScale | None:

@@ -64,8 +64,6 @@ class Meter:
     num_steps: int = 0
     loss_first: float | None = None
     loss_last: float | None = None
-    total_tokens: int = 0
-    """Tokens trained on, with those of the run that this one resumes."""
     _since: float = field(default=0.0, init=False)
     _first_s: float = field(default=0.0, init=False)
     _seconds: float = field(default=0.0, init=False)
@@ -86,7 +84,6 @@ class Meter:
             self._seconds += seconds
             self._tokens += num_tokens
         self.loss_last = loss
-        self.total_tokens += num_tokens
         self.num_steps += 1
         return seconds
 

@@ -114,18 +114,19 @@ class AdamW:
         self.awaited: list[torch.cuda.Event] = []
         """What must have come on the device before weights and moments change."""
         gate_share = 1.0 if gate_lr is None else gate_lr / training.learning_rate
-        gates = _of_group(self.named, Group.GATE)
-        self._gates: list[Tensor] = [self.parameters[number] for number in gates]
-        self._groups = [
-            (_of_group(self.named, Group.MATRIX), GroupOptions(weight_decay=training.weight_decay)),
-            (_of_group(self.named, Group.VECTOR), GroupOptions()),
-            (gates, GroupOptions(lr_share=gate_share)),
-        ]
-        """The numbers of parameters in the order of the model."""
+        self._training = training
+        self._numbers = {group: _of_group(self.named, group) for group in Group}
+        """The numbers of each group's parameters, in the order of the model."""
+        self._gates: list[Tensor] = [self.parameters[i] for i in self._numbers[Group.GATE]]
+        options = {
+            Group.MATRIX: GroupOptions(weight_decay=training.weight_decay),
+            Group.VECTOR: GroupOptions(),
+            Group.GATE: GroupOptions(lr_share=gate_share),
+        }
         size = BLOCK_VALUES if device.type == "cpu" else None
         self.blocks = [
-            self._block(parts, options)
-            for indices, options in self._groups
+            self._block(parts, options[group])
+            for group, indices in self._numbers.items()
             for parts in _parts([(i, self.weights[i].numel()) for i in indices], size)
         ]
 
@@ -197,22 +198,27 @@ class AdamW:
                 i: {"step": self.num_steps, "exp_avg": first, "exp_avg_sq": second}
                 for i, (first, second) in enumerate(moments)
             },
-            "param_groups": [
-                {
-                    "params": indices,
-                    "weight_decay": options.weight_decay,
-                    "betas": self.betas,
-                    "eps": self.eps,
-                }
-                for indices, options in self._groups
-                if indices
-            ],
+            "param_groups": self.param_groups(self._training),
             "loss_scale": self.loss_scale.state_dict() if self.loss_scale else None,
         }
 
+    def param_groups(self, training: TrainingSettings) -> list[dict[str, Any]]:
+        """What `state_dict` says of the parameters when they are trained with these settings."""
+        return [
+            {
+                "params": indices,
+                "weight_decay": training.weight_decay if group is Group.MATRIX else 0.0,
+                "betas": (training.adam_beta1, training.adam_beta2),
+                "eps": training.adam_eps,
+            }
+            for group, indices in self._numbers.items()
+            if indices
+        ]
+
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over moments and step count of `state_dict`'s form, of the same parameters."""
+        """Copy moments and step count from what `state_dict` gives. The caller has checked that
+        names, shapes and dtypes are the same."""
         for i, entry in state["state"].items():
             self.first_moments[i].copy_(entry["exp_avg"])
             self.second_moments[i].copy_(entry["exp_avg_sq"])

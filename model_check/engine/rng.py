@@ -1,6 +1,7 @@
 """Every random state that a training step could draw from. Checkpoints hold them, a resumed run
 gets them back, and evaluation leaves them as they were."""
 
+import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,10 +39,24 @@ def set_rng_states(states: dict[str, Any]) -> None:
     random.setstate((version, tuple(internal), gauss))
     key, position = states["numpy"]["state"]["key"], states["numpy"]["state"]["pos"]
     keys = key.numpy().astype(np.uint32)
+    # The libraries do not check these, and numpy would read behind its keys.
+    normals = (0.0 if gauss is None else gauss, states["numpy"]["gauss"])
+    if not (0 <= position <= len(keys) and all(map(math.isfinite, normals))):
+        raise ValueError(f"position {position} of {len(keys)}, next normals {normals}")
+    if states["numpy"]["has_gauss"] not in (0, 1):
+        raise ValueError("has_gauss is neither 0 nor 1")
     np.random.set_state(states["numpy"] | {"state": {"key": keys, "pos": position}})
     torch.set_rng_state(states["torch"])
     if states["cuda"] and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.set_rng_state(states["cuda"][0])
+
+
+def put_back(states: dict[str, Any]) -> dict[str, Any]:
+    """What `rng_states` gives after `states` were set. The present states stay. Raises whatever the
+    libraries raise for states that are none."""
+    with kept_rng():
+        set_rng_states(states)
+        return rng_states()
 
 
 @contextmanager

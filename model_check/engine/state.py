@@ -2,12 +2,12 @@
 
 `schema`, `step` (optimizer steps done), `model`, `optimizer`, `rng`, `num_ranks` (of the job),
 `rng_of_ranks` (of a checkpoint of several), `num_threads` (of the CPU: a resumed run takes as many,
-unless system.num_threads says another), `loader` (`sequences` consumed),
-`loss` (of the last step), `val_loss` (split -> the latest), `best_split`, `best_val_loss`,
-`best_step`, `total_tokens`, `settings`, `model_cfg` (the geometry), `data` (token cache, dataset,
-tokenizer), `tokenizer` (its tokenizer.json, packed), `chat` (the chat template of its messages),
-`logging` (what observers keep, a W&B run's id for one), `kept` (the `step_N.pt` of its run that
-were there; the saver adds it).
+unless system.num_threads says another), `loader` (`sequences` consumed), `since` (`Counts`: from
+there on each step read as many), `loss` (of the last step), `val_loss` (split -> the latest),
+`best_split`, `best_val_loss`, `best_step`, `total_tokens`, `settings`, `model_cfg` (the geometry),
+`data` (token cache, dataset, tokenizer), `tokenizer` (its tokenizer.json, packed), `chat` (the chat
+template of its messages), `logging` (what observers keep, a W&B run's id for one), `kept` (the
+`step_N.pt` of its run that were there; the saver adds it).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +20,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from model_check.config.derived import num_micro_batches
-from model_check.config.schema import Settings
+from model_check.config.ranks import sequences_of_step
+from model_check.config.schema import Settings, Threads
 from model_check.config.shape import Geometry
 from model_check.engine.checkpoint import MOMENTS, SCHEMA, Weights, packed
 from model_check.engine.observer import RunObserver
@@ -30,10 +30,12 @@ from model_check.engine.rng import rng_states, set_rng_states
 from model_check.engine.run_context import RunContext
 from model_check.engine.sharded.parts import like
 from model_check.engine.sharded.shards import own_sums
-from model_check.events import Natural, Scalar
+from model_check.events import Scalar
 from model_check.forensics.fingerprint_kernel import fingerprint_for
 from model_check.forensics.shard import fill, is_shared, named_part, own_values
 from model_check.models.basic_llama import BasicLlama
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 @dataclass
@@ -59,9 +61,25 @@ class _Optimizer(msgspec.Struct):
     loss_scale: dict[str, Tensor] | None = None
 
 
+class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a run is."""
+
+    step: Count
+    sequences: Count
+    tokens: Count
+
+    def after(self, step: int, num_sequences: int, context_length: int) -> "Counts":
+        """The counts after `step` steps, if each step from here on reads `num_sequences`."""
+        read = (step - self.step) * num_sequences
+        return Counts(step, self.sequences + read, self.tokens + read * context_length)
+
+
+NO_STEPS = Counts(0, 0, 0)
+
+
 class _Loader(msgspec.Struct):
-    sequences: Natural | None = None
-    position: Natural | None = None
+    sequences: Count | None = None
+    position: Count | None = None
     """An older checkpoint counts batches."""
 
     def __post_init__(self) -> None:
@@ -70,24 +88,29 @@ class _Loader(msgspec.Struct):
 
 
 class Resumable(Weights):
-    """What a checkpoint must hold to be resumed, as `capture` gives it. What is inside a random
-    state, and whether moments fit their weights, shows when they are put back."""
+    """The types of what a checkpoint must hold to be resumed, as `capture` gives it. Whether the
+    values fit each other and a run, `saving.fit` decides."""
 
-    step: Natural
+    step: Count
     optimizer: _Optimizer
     rng: dict[str, Any]
     loader: _Loader
     val_loss: dict[str, float]
     best_split: str | None
     best_val_loss: float | None
-    best_step: Natural | None
-    total_tokens: Natural
+    best_step: Count | None
+    total_tokens: Count
     data: dict[str, Scalar]
     logging: dict[str, Scalar]
+    model_cfg: Geometry | None = None
+    loss: float | None = None
+    tokenizer: Tensor | None = None
+    chat: dict[str, str | None] | None = None
     kept: list[str] = msgspec.field(default_factory=list)
     """An alarm's checkpoint names no others."""
-    num_threads: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """An older checkpoint does not know it, nor the next two."""
+    num_threads: Threads | None = None
+    """Older checkpoints lack this field and the next three."""
+    since: Counts | None = None
     num_ranks: Annotated[int, msgspec.Meta(ge=1)] = 1
     rng_of_ranks: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
@@ -100,6 +123,9 @@ class RunProgress:
     """Optimizer steps done before this process's first."""
     sequences: int = 0
     """Sequences consumed before it."""
+    since: Counts = NO_STEPS
+    """The counts from which on each step reads as many tokens as now: zeros, unless a resume
+    changed that."""
     validation: Validation = field(default_factory=Validation)
     resumed: Path | None = None
     """The checkpoint that it goes on from."""
@@ -128,9 +154,8 @@ class TrainingState:
         """The state after `step` steps. Its tensors are the live ones; those that are sharded are
         left out (`sharded`). `rng_of_ranks`: the random states of each rank; none: those of this
         process."""
-        progress, training = self.progress, self.settings.training
-        num_ranks = self.context.world.size
-        a_step = num_micro_batches(self.settings, num_ranks) * num_ranks * training.batch_size
+        progress, num_ranks = self.progress, self.context.world.size
+        counts = self._counts(progress.since, step)
         return {
             "schema": SCHEMA,
             "step": step,
@@ -140,10 +165,11 @@ class TrainingState:
             "num_ranks": num_ranks,
             "rng_of_ranks": list(rng_of_ranks) if num_ranks > 1 else [],
             "num_threads": torch.get_num_threads(),
-            "loader": {"sequences": progress.sequences + (step - progress.step) * a_step},
+            "loader": {"sequences": counts.sequences},
+            "since": msgspec.to_builtins(progress.since),
             "loss": loss,
             **asdict(progress.validation),
-            "total_tokens": self.context.meter.total_tokens,
+            "total_tokens": counts.tokens,
             "settings": msgspec.to_builtins(self.settings),
             "model_cfg": msgspec.to_builtins(self.shape),
             "data": dict(self.context.identity.data),
@@ -152,19 +178,25 @@ class TrainingState:
             "logging": {name: value for o in self.observers for name, value in o.kept().items()},
         }
 
+    def _counts(self, since: Counts, step: int) -> Counts:
+        training = self.settings.training
+        num_sequences = sequences_of_step(msgspec.to_builtins(training), self.context.world.size)
+        return since.after(step, num_sequences, training.context_length)
+
     @cached_property
     def sharded(self) -> dict[str, Tensor]:
         """Weights and moments, the live ones, by their names in a sharded checkpoint, where ranks
         share them; empty: each has all of them."""
-        tensors = self._weights_and_moments()
+        tensors = self.weights_and_moments()
         return tensors if any(map(is_shared, tensors.values())) else {}
 
     def _optimizer_state(self) -> dict[str, Any]:
         state = self.optimizer.state_dict()
         return state | {"state": {}, "step": self.optimizer.num_steps} if self.sharded else state
 
-    def _weights_and_moments(self) -> dict[str, Tensor]:
-        """Kind by kind, in the order of the model."""
+    def weights_and_moments(self) -> dict[str, Tensor]:
+        """The live ones by their names in a sharded checkpoint: kind by kind, in the order of the
+        model."""
         kinds = {"weights": self.optimizer.weights} | self.optimizer.moments
         return {
             f"{kind}/{name}": like(parameter, values)
@@ -192,9 +224,8 @@ class TrainingState:
                 yield f"{kind}/{name}", moment
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Put back what `capture` gave, in place. It must fit; `resume` checks that."""
+        """Put back what `capture` gave, in place. `saving.fit` has checked it."""
         self._put_tensors(state)
-        self.context.meter.total_tokens = state["total_tokens"]
         world, num_ranks = self.context.world, state.get("num_ranks", 1)
         is_same = world.size == num_ranks
         before = state.get("num_threads")
@@ -202,18 +233,27 @@ class TrainingState:
             # The order of sums on a CPU depends on it.
             torch.set_num_threads(before)
         progress = self.progress
-        progress.step, progress.sequences = state["step"], _sequences_read(state)
-        progress.validation = Validation(**{f.name: state[f.name] for f in fields(Validation)})
+        now, since = counts_of(state)
+        progress.step, progress.sequences = now.step, now.sequences
+        progress.since = since if self._counts(since, now.step) == now else now
+        progress.validation = self._validation(state)
         for observer in self.observers:
             observer.restore(state["logging"])
         of_ranks = state.get("rng_of_ranks") or []  # evidence holds those of its own rank alone
         own = of_ranks[world.rank] if is_same and of_ranks else state["rng"]
         set_rng_states(own)  # last: nothing above may draw from it
 
+    def _validation(self, state: Mapping[str, Any]) -> Validation:
+        """The losses of splits that this run has, where it evaluates any."""
+        known = self.context.splits or state["val_loss"]
+        val_loss = {name: loss for name, loss in state["val_loss"].items() if name in known}
+        best = [f.name for f in fields(Validation)][1:] if state["best_split"] in val_loss else []
+        return Validation(val_loss, **{name: state[name] for name in best})
+
     def _put_tensors(self, state: dict[str, Any]) -> None:
         optimizer = state["optimizer"]
         if (shards := state.get("shards")) is not None:
-            tensors = self._weights_and_moments()
+            tensors = self.weights_and_moments()
             shards.load(tensors)
             kernel = fingerprint_for(self.optimizer.weights[0].device)
             own = own_sums(tensors, kernel)
@@ -238,8 +278,11 @@ class TrainingState:
                 fill(self.sharded[f"{kind}/{name}"], moments[kind])
 
 
-def _sequences_read(state: Mapping[str, Any]) -> int:
+def counts_of(state: Mapping[str, Any]) -> tuple[Counts, Counts]:
+    """How far the run of a checkpoint was, and the counts from which on its steps were equal."""
     loader = state["loader"]
-    if "sequences" in loader:
-        return int(loader["sequences"])
-    return int(loader["position"] * state["settings"]["training"]["batch_size"])
+    sequences = loader.get("sequences")
+    if sequences is None:
+        sequences = loader["position"] * state["settings"]["training"]["batch_size"]
+    since = Counts(**state["since"]) if state.get("since") else NO_STEPS
+    return Counts(state["step"], sequences, state["total_tokens"]), since

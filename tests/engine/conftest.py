@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -161,39 +162,42 @@ class Run:
         return {name: p.detach().clone() for name, p in self.trainer.state.model.named_parameters()}
 
 
+def make_run(
+    place: Path,
+    source: FakeSource | None = None,
+    lag: int | None = None,
+    worker: str = "GPU6",
+    directory: Path | None = None,
+    splits: Splits | None = None,
+    data: Mapping[str, Scalar] | None = None,
+    observers: tuple[RunObserver, ...] = (),
+    sink: EventSink | None = None,
+    prompts: Prompts | None = None,
+    **changes: Any,
+) -> Run:
+    """A run whose checkpoints go to `place`, or to `directory`."""
+    if splits:
+        changes["data__validation"] = ",".join(f"{name}=0.1" for name in splits)
+    settings = make_settings(**changes)
+    training, drill = settings.training, settings.debug.drill
+    source = source or FakeSource(training.batch_size, training.context_length)
+    kept = Kept()
+    context = replace(
+        bare_context(kept, directory or place),
+        identity=Identity(worker, data=data or {}),
+        channels=Channels(kept.say, sink or kept, observers),
+        drill=parse_drill(drill, training.max_steps) if drill else None,
+        splits=splits or {},
+        prompts=prompts,
+        weights=weights_directory(settings, kept.say),
+    )
+    trainer = build_trainer(settings, source, VOCABULARY, context, lag)
+    return Run(trainer, kept, source, context.meter, context.stop)
+
+
 @pytest.fixture
 def tiny_run(tmp_path: Path) -> Callable[..., Run]:
-    def make(
-        source: FakeSource | None = None,
-        lag: int | None = None,
-        worker: str = "GPU6",
-        directory: Path | None = None,
-        splits: Splits | None = None,
-        data: Mapping[str, Scalar] | None = None,
-        observers: tuple[RunObserver, ...] = (),
-        sink: EventSink | None = None,
-        prompts: Prompts | None = None,
-        **changes: Any,
-    ) -> Run:
-        if splits:
-            changes["data__validation"] = ",".join(f"{name}=0.1" for name in splits)
-        settings = make_settings(**changes)
-        training, drill = settings.training, settings.debug.drill
-        source = source or FakeSource(training.batch_size, training.context_length)
-        kept = Kept()
-        context = replace(
-            bare_context(kept, directory or tmp_path / "checkpoints"),
-            identity=Identity(worker, data=data or {}),
-            channels=Channels(kept.say, sink or kept, observers),
-            drill=parse_drill(drill, training.max_steps) if drill else None,
-            splits=splits or {},
-            prompts=prompts,
-            weights=weights_directory(settings, kept.say),
-        )
-        trainer = build_trainer(settings, source, VOCABULARY, context, lag)
-        return Run(trainer, kept, source, context.meter, context.stop)
-
-    return make
+    return partial(make_run, tmp_path / "checkpoints")
 
 
 @dataclass

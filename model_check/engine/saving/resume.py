@@ -5,12 +5,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from model_check.config.profile import parse_steps
-from model_check.config.resume import AUTO, architecture_changes, changes, forbidden
+from model_check.config.resume import (
+    AUTO,
+    architecture_changes,
+    changes,
+    forbidden,
+    known_settings,
+)
 from model_check.config.schema import Settings
-from model_check.engine.checkpoint import content_of, not_ours, read_checkpoint, shapes
+from model_check.engine.checkpoint import content_of, not_ours, read_checkpoint
 from model_check.engine.distributed.world import World
 from model_check.engine.run_context import RunContext
+from model_check.engine.saving.fit import has_since, other_counts, refuse_misfits
 from model_check.engine.saving.place import (
     NotShared,
     Place,
@@ -21,10 +30,9 @@ from model_check.engine.saving.place import (
 from model_check.engine.saving.saver import Saver
 from model_check.engine.sharded.parts import mesh_of
 from model_check.engine.state import Resumable, TrainingState
-from model_check.errors import CheckpointError
-from model_check.models.mismatch import mismatch
+from model_check.errors import CheckpointError, ConfigError
 from model_check.utils.checkpoint_names import NONE_THERE
-from model_check.utils.words import first_line
+from model_check.utils.words import few
 
 
 def resume(state: TrainingState, which: str, saver: Saver) -> None:
@@ -34,10 +42,11 @@ def resume(state: TrainingState, which: str, saver: Saver) -> None:
     if (found := find(which, state.context)) is None:
         return
     path, saved = found
-    _refuse_other_tensors(path, saved, state)
+    saved["settings"] = _settings_of(path, saved)
+    refuse_misfits(path, saved, state, _difference(saved, state))
     _refuse_another_run(path, saved, state)
     _refuse_to_profile_the_past(saved["step"], state.settings)
-    _restore(path, saved, state)
+    state.restore(saved)
     state.progress.resumed = path.absolute()
     saver.adopt(path, saved.get("kept", []))  # an alarm's checkpoint names no others
     before = saved["settings"]
@@ -144,15 +153,21 @@ def _newest_sound(place: Place, context: RunContext) -> tuple[Path, dict[str, An
     return None
 
 
-def _refuse_other_tensors(path: Path, saved: dict[str, Any], state: TrainingState) -> None:
-    """Raises CheckpointError with the tensors, and the settings that made them differ."""
-    problem = mismatch(shapes(saved["model"]), shapes(state.model.state_dict()))
-    if problem is not None:
-        settings = architecture_changes(saved["settings"], state.settings)
-        why = f"; settings that differ: {', '.join(settings)}" if settings else ""
-        # The tokenizer decides the size of the vocabulary.
-        data = "".join(f"; {change}" for change in _other_data(saved, state))
-        raise CheckpointError(f"{path}: does not fit this model: {problem}{why}{data}")
+def _settings_of(path: Path, saved: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the checkpoint, complete. Raises CheckpointError."""
+    try:
+        settings: dict[str, Any] = msgspec.to_builtins(known_settings(saved["settings"]))
+    except ConfigError as error:
+        raise not_ours(path, error) from error
+    return settings
+
+
+def _difference(saved: dict[str, Any], state: TrainingState) -> str:
+    """What may be the reason that the checkpoint does not fit."""
+    settings = architecture_changes(saved["settings"], state.settings)
+    why = f"; settings that differ: {', '.join(settings)}" if settings else ""
+    # The tokenizer decides the size of the vocabulary.
+    return why + "".join(f"; {change}" for change in _other_data(saved, state))
 
 
 def _refuse_another_run(path: Path, saved: dict[str, Any], state: TrainingState) -> None:
@@ -160,6 +175,9 @@ def _refuse_another_run(path: Path, saved: dict[str, Any], state: TrainingState)
     training.resume_anyway."""
     found = forbidden(saved["settings"], state.settings, _num_ranks(saved, state))
     found += _other_data(saved, state)
+    found += [] if has_since(saved) else other_counts(saved)
+    if splits := state.context.splits and sorted(saved["val_loss"].keys() - state.context.splits):
+        found.append(f"val_loss of {few(splits)}, which this run does not evaluate")
     if found and not state.settings.training.resume_anyway:
         raise CheckpointError(
             f"{path}: of another run, which cannot go on exactly: {', '.join(found)} "
@@ -184,16 +202,6 @@ def _same_data(before: dict[str, Any], own: dict[str, Any]) -> bool:
     """The content decides. An older checkpoint knows only the key of its cache."""
     decisive = "content" if "content" in before else "cache"
     return bool(before.get(decisive) == own.get(decisive))
-
-
-def _restore(path: Path, saved: dict[str, Any], state: TrainingState) -> None:
-    """Raises CheckpointError for moments of other tensors, and for damaged random states."""
-    try:
-        if saved["optimizer"]["state"].keys() != state.optimizer.state_dict()["state"].keys():
-            raise not_ours(path, "its optimizer has no moments, or others, of some weights")
-        state.restore(saved)
-    except (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError) as error:
-        raise not_ours(path, f"{type(error).__name__}: {first_line(error)}") from error
 
 
 def _refuse_to_profile_the_past(step: int, settings: Settings) -> None:

@@ -33,6 +33,8 @@ SHARD = re.compile(r"shard-0*(\d+)-model-\d+-of-\d+\.safetensors")
 """A file of rank N - 1, as torch.distributed.checkpoint names it."""
 
 VALUE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+QUANTITIES = ("weights", "exp_avg", "exp_avg_sq")
+"""A tensor is `QUANTITY/NAME`."""
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[\w./]+\Z")]
@@ -86,7 +88,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     fingerprints: int = FINGERPRINTS
     """The schema of the sums."""
     tensors: dict[Name, TensorEntry]
-    """`weights/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`, in the order of the model."""
+    """Those of each of QUANTITIES in the order of the model."""
 
     def of_file(self, file: str) -> Iterator[tuple[str, TensorEntry, Chunk]]:
         """What lies in it, by the name of the tensor."""
@@ -121,6 +123,15 @@ def _contradiction(manifest: Manifest) -> str | None:
             return f"it names the file {name!r}"
     if COMMON not in manifest.files:
         return f"it names no {COMMON}"
+    for name in manifest.tensors:
+        if name.partition("/")[0] not in QUANTITIES:
+            return f"it names the tensor {name}"
+    world = manifest.world
+    files = (SHARD.fullmatch(name) for name in manifest.files)
+    if max((int(file[1]) for file in files if file), default=0) > world.ranks:
+        return f"it names files of more ranks than {world.ranks}"
+    if world.mesh and math.prod(world.mesh.values()) != world.ranks:
+        return f"a mesh {world.mesh} is not one of {world.ranks} ranks"
     return next(filter(None, map(_gap, manifest.tensors.items())), None) or _overfull(manifest)
 
 

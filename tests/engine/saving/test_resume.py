@@ -246,9 +246,9 @@ def test_a_checkpoint_of_another_model_names_tensors_and_settings(tiny_run: Make
     with pytest.raises(CheckpointError) as caught:
         tiny_run(training__resume="auto", model__num_layers=2, model__intermediate_size=48)
     text = str(caught.value)
-    assert "does not fit this model: layers.1.attention.wk.weight, " in text
-    assert "and 5 more missing; " in text
-    assert "layers.0.feed_forward.w1.weight [64, 32] (here [48, 32])" in text
+    assert "does not fit this run: weights/layers.1.attention_norm.weight, " in text
+    assert " more missing; " in text
+    assert "layers.0.feed_forward.w1.weight is float32 [64, 32], not float32 [48, 32]; " in text
     assert "settings that differ: model.num_layers 1 -> 2, model.intermediate_size 64 -> 48" in text
     assert "\n" not in text
 
@@ -259,7 +259,7 @@ def test_a_checkpoint_of_another_vocabulary_names_the_data(tiny_run: MakeRun) ->
     other = {"cache": "def", "dataset": "texts"}
     with pytest.raises(CheckpointError) as caught:
         tiny_run(training__resume="auto", model__hidden_size=48, data=other)
-    assert "does not fit this model: " in str(caught.value)
+    assert "does not fit this run: weights/" in str(caught.value)
     assert "data.validation): abc embedded -> def texts" in str(caught.value)
 
 
@@ -437,30 +437,9 @@ OTHER_CONTENTS: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-DEEP_INSIDE: dict[str, Callable[[dict[str, Any]], object]] = {
-    "no moments of a parameter": pop("optimizer", "state", 0),
-    "a moment of another shape": put(torch.zeros(3), "optimizer", "state", 0, "exp_avg"),
-    "moments of a parameter too many": put(
-        {name: torch.zeros(()) for name in ("step", "exp_avg", "exp_avg_sq")},
-        *("optimizer", "state", 99),
-    ),
-    "no python rng": pop("rng", "python"),
-    "short python rng": put([3, [1, 2], None], "rng", "python"),
-    "a torch rng of floats": put(torch.zeros(3), "rng", "torch"),
-    "a numpy rng of words": put("x", "rng", "numpy"),
-}
-
-
-@pytest.mark.parametrize(
-    ("change", "passed_over"),
-    [(c, True) for c in OTHER_CONTENTS.values()] + [(c, False) for c in DEEP_INSIDE.values()],
-    ids=[*OTHER_CONTENTS, *DEEP_INSIDE],
-)
+@pytest.mark.parametrize("change", OTHER_CONTENTS.values(), ids=list(OTHER_CONTENTS))
 def test_a_whole_file_with_other_contents_is_told_in_one_line(
-    tiny_run: MakeRun,
-    tmp_path: Path,
-    change: Callable[[dict[str, Any]], object],
-    passed_over: bool,
+    tiny_run: MakeRun, tmp_path: Path, change: Callable[[dict[str, Any]], object]
 ) -> None:
     tiny_run(training__save_interval=1, training__max_steps=2)()
     newest = tmp_path / "checkpoints" / "step_2.pt"
@@ -471,10 +450,9 @@ def test_a_whole_file_with_other_contents_is_told_in_one_line(
         tiny_run(training__resume=newest, training__max_steps=3)
     assert str(caught.value).startswith(f"{newest}: not a checkpoint of Model Check: ")
     assert "\n" not in str(caught.value)
-    if passed_over:
-        run = tiny_run(training__resume="auto", training__max_steps=3)
-        assert run.trainer.state.progress.step == 1
-        assert any(line.startswith(f"Not resumed: {newest}: not a ch") for line in run.kept.lines)
+    run = tiny_run(training__resume="auto", training__max_steps=3)
+    assert run.trainer.state.progress.step == 1
+    assert any(line.startswith(f"Not resumed: {newest}: not a ch") for line in run.kept.lines)
 
 
 def test_a_directory_is_named_only_where_a_checkpoint_of_ours_lies_in_it(

@@ -187,6 +187,28 @@ def test_what_cannot_be_resumed_is_one_line_and_exit_code_2(
     assert "Traceback" not in worker.output
 
 
+def test_what_does_not_fit_is_one_line_and_exit_code_2(start: Start, tmp_path: Path) -> None:
+    """Moments that torch would broadcast, and a position that the loader cannot read from."""
+    train(start, "training.save_last=true", "--max-steps=2")
+    sound = torch.load(tmp_path / ".checkpoints" / "last.pt", weights_only=True)
+    optimizer = sound["optimizer"]
+    state = optimizer["state"] | {0: optimizer["state"][0] | {"exp_avg": torch.ones(1)}}
+    misfits = {
+        "exp_avg/tok_embed.weight is float32 [1], not ": {
+            "optimizer": optimizer | {"state": state}
+        },
+        "loader.sequences is 1000000000000000, not 4": {
+            "loader": sound["loader"] | {"sequences": 10**15}
+        },
+    }
+    for words, parts in misfits.items():
+        torch.save(sound | parts, tmp_path / "odd.pt")
+        worker = train(start, "--resume", "odd.pt", "--max-steps=3", code=2)
+        assert f"odd.pt: does not fit this run: {words}" in worker.output.splitlines()[-1]
+        assert "Traceback" not in worker.output
+        assert bits(worker) == {}
+
+
 def test_validation_splits_of_the_data_are_evaluated(start: Start, tmp_path: Path) -> None:
     worker = train(
         start,

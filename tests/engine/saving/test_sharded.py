@@ -63,7 +63,7 @@ def save(alone: Together) -> Callable[[Run, Path], Path]:
         captured = state.capture(num_done, 0.0)
         common = captured | {"model": {}, "kept": []}
         common["optimizer"] |= {"state": {}, "step": state.optimizer.num_steps}
-        tensors = state._weights_and_moments()
+        tensors = state.weights_and_moments()
         sums = own_sums(tensors, fingerprint_for(CPU))
         write_shards(path, common, tensors, sums, alone)
         return path
