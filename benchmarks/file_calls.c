@@ -1,7 +1,8 @@
 /* Preloaded into a worker (LD_PRELOAD): counts the calls that change files below CALLS_DIR, and
  * does something at one of them.
  *
- * CALLS_LOG   each call is appended: "RANK PID CALL done PATH [-> PATH]"; "hit" before the act
+ * CALLS_LOG   each call is appended: "RANK PID CALL done PATH [-> PATH]"; E28 and not done
+ *             where it failed with that errno; "hit" before the act
  * CALLS_AT    create:3, write:12, sync:1, rename:2, remove:1, mkdir:1: the third of its kind in a
  *             process, from the first call on that concerns a checkpoint (step_N or last)
  * CALLS_RANK  only the process with this RANK acts; unset: each
@@ -136,7 +137,9 @@ static int begin(struct call *call, enum kind kind)
 static long end(struct call *call, long result, const char *to)
 {
     int number, saved = errno;
-    note(NAMES[call->kind], result < 0 ? "failed" : "done", call->path, to);
+    char error[16];
+    snprintf(error, sizeof error, "E%d", saved);
+    note(NAMES[call->kind], result < 0 ? error : "done", call->path, to);
     if (call->is_hit && does("signal", "after", &number)) {
         note("hit", NAMES[call->kind], call->path, to);
         send_signal(number);
