@@ -263,23 +263,30 @@ class Undisturbed(NamedTuple):
 
 
 def checkpoints_below(directory: Path) -> Iterator[Path]:
-    """Files and sharded checkpoints by whatever name, but no temporary ones."""
+    """Files and sharded checkpoints by whatever name, but no hidden ones: those are temporary."""
     for path in sorted(directory.rglob("*")):
         is_file = path.suffix == ".pt" and not _ATTEMPT.fullmatch(path.parent.name)
-        if (is_file and path.name[0] != ".") or (path / MANIFEST).is_file():
+        is_hidden = any(part[0] == "." for part in path.relative_to(directory).parts)
+        if (is_file or (path / MANIFEST).is_file()) and not is_hidden:
             yield path
 
 
 def leftovers_below(directory: Path) -> list[Path]:
-    """Temporary files, and directories of sharded saves that no manifest names."""
+    """Temporary files, hidden directories, and those of sharded saves that no manifest names."""
     found = list(directory.rglob(".*.tmp"))
     for path in directory.rglob("*"):
-        if path.is_dir() and _ATTEMPT.fullmatch(path.name):
-            with suppress(OSError, ValueError):
-                if json.loads((path.parent / MANIFEST).read_text())["directory"] == path.name:
-                    continue
+        is_attempt = bool(_ATTEMPT.fullmatch(path.name)) and not _is_named(path)
+        if path.is_dir() and (is_attempt or path.name[0] == "."):
             found.append(path)
     return found
+
+
+def _is_named(attempt: Path) -> bool:
+    """By the manifest beside it."""
+    with suppress(OSError, ValueError):
+        manifest = json.loads((attempt.parent / MANIFEST).read_text())
+        return bool(manifest["directory"] == attempt.name)
+    return False
 
 
 def read(path: Path) -> Saved:

@@ -34,6 +34,7 @@ directory of its own state.
 import argparse
 import os
 import random
+import re
 import tempfile
 import time
 from collections import Counter
@@ -324,7 +325,8 @@ class Game:
         told = f"{plan.name}, {run.calls.stem}: its {done} steps are in {' and '.join(own)}: "
         source = self.known.get(self.place / run.resumed) if run.resumed else None
         if run.code != 0:
-            is_told = run.code == REFUSED and any(_names_directory(run, each) for each in own)
+            files = {str(saved.path.relative_to(self.place)) for saved in before}
+            is_told = run.code == REFUSED and _names_one_of(run, {*own, *files})
             is_early = run.first_step is None
             kind = "told where" if is_told and is_early else "refused" if is_early else "exit"
             yield Fault(kind, told + run.error)
@@ -346,11 +348,11 @@ def _wait_until_held(runs: Sequence[Running]) -> None:
         time.sleep(0.01)
 
 
-def _names_directory(run: Done, directory: str) -> bool:
+def _names_one_of(run: Done, paths: set[str]) -> bool:
     """In a message about what it refuses, and not as a part of another path."""
-    errors = [line for line in run.output.splitlines() if "error: " in line]
-    words = {word.strip(".,;:`'()") for line in errors for word in line.split()}
-    return directory in words or any(Path(word).parent == Path(directory) for word in words)
+    text = run.output.replace(f"{run.run_dir.parent}/", "")
+    errors = [line for line in text.splitlines() if "error: " in line]
+    return not paths.isdisjoint(re.split(r"[\s,;:`'()]+|\.\s", " ".join(errors)))
 
 
 def _names(names: set[str]) -> str:
