@@ -152,7 +152,12 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, metavar="N", help="repeat this round alone")
+    parser.add_argument(
+        "--only",
+        type=int,
+        metavar="N",
+        help="repeat this round alone; with the same --seed and other options",
+    )
     parser.add_argument("--tree", type=lambda text: Path(text).resolve(), default=ROOT)
     for name, words in (("kinds", KINDS), ("formats", FORMATS), ("priors", PRIORS)):
         parser.add_argument(f"--{name}", type=lambda text: text.split(","), default=list(words))

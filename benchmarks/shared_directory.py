@@ -142,7 +142,12 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, metavar="N", help="repeat this round alone")
+    parser.add_argument(
+        "--only",
+        type=int,
+        metavar="N",
+        help="repeat this round alone; with the same --seed and other options",
+    )
     parser.add_argument("--tree", type=lambda text: Path(text).resolve(), default=ROOT)
     parser.add_argument("--differ", choices=["seed", "rate"], help="default: drawn")
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
