@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from model_check.data.read.token_cache import TokenCache
     from model_check.engine.batches import Splits
     from model_check.engine.distributed.world import World
-    from model_check.engine.run_context import Prompts, RunContext
+    from model_check.engine.run_context import Claim, Prompts, RunContext
 
 EXIT_UNEXPECTED = 1
 FINISH_STEP_OF_RANK_S = 0.05
@@ -262,7 +262,8 @@ def train(task: Task, process: Process) -> None:
     )
     from model_check.engine.distributed.job import joined
     from model_check.engine.rng import seed_everything
-    from model_check.engine.saving.own_directory import checkpoint_directory
+    from model_check.engine.run_context import Claim
+    from model_check.engine.saving.own_directory import Seeker, checkpoint_directory
 
     keep_imports()
     settings, ranks, worker = task.settings, task.ranks, task.worker
@@ -273,7 +274,7 @@ def train(task: Task, process: Process) -> None:
     seed_everything(settings.system.seed)
     device = pick_device(task.device, own_device_id(settings.system, ranks), process.env)
     is_isolated = process.env.is_isolated and settings.launch.mode not in JOBS
-    where = (settings.system.checkpoint_dir, is_isolated, worker)
+    seeker = Seeker(settings, worker, is_isolated, process.env.has_place)
     limit = partial(rank_timeout_s, settings.launch, process.env.supervised)
     with ExitStack() as stack:
         world = stack.enter_context(
@@ -281,11 +282,12 @@ def train(task: Task, process: Process) -> None:
         )
         if not world.is_alone:
             world.beat = partial(process.sink.emit, Beat())
-        directory = stack.enter_context(
-            checkpoint_directory(*where, say, world, has_place=process.env.has_place)
-        )
+        parent = Path(settings.system.checkpoint_dir)
+        claim = Claim(parent)
+        if task.replay_to is None:  # a replay writes nothing there
+            claim = stack.enter_context(checkpoint_directory(seeker, say, world))
         cache = open_tokens(settings, process, say)
-        context = run_context(task, process, cache, world, device, directory)
+        context = run_context(task, process, cache, world, device, claim)
         if device.type == "cpu":
             keep_freed_memory()
         source = batch_source(cache, settings, world, pin=device.type == "cuda")
@@ -298,7 +300,7 @@ def run_context(
     cache: "TokenCache",
     world: "World",
     device: "torch.device",
-    directory: Path,
+    claim: "Claim",
 ) -> "RunContext":
     from model_check.data.read.manifest import read_tokenizer
     from model_check.data.sources.weights import weights_directory
@@ -310,7 +312,7 @@ def run_context(
         identity=Identity(task.worker, env.run_name, process.started_at, data_identity(cache)),
         channels=Channels(console.say, process.sink, is_quiet=console.is_quiet),
         device=device,
-        directory=directory,
+        claim=claim,
         meter=process.meter,
         stop=process.stop,
         drill=task.drill,

@@ -20,7 +20,7 @@ from model_check.config.load import Request, load
 from model_check.engine.assembly import build_trainer
 from model_check.engine.checkpoint import read_checkpoint
 from model_check.engine.metrics import Meter
-from model_check.engine.run_context import Channels, Identity, RunContext
+from model_check.engine.run_context import Channels, Claim, Identity, RunContext
 from model_check.engine.stop import StopSignal
 from model_check.events import EventSink
 
@@ -59,7 +59,7 @@ def run_s(way: str, preset: str, directory: Path) -> float:
         identity=Identity("CPU0"),
         channels=Channels(lambda _text: None, EventSink(None)),
         device=torch.device("cpu"),
-        directory=directory,
+        claim=Claim(directory),
         meter=Meter(),
         stop=StopSignal(),
     )

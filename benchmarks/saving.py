@@ -107,7 +107,7 @@ def make_trainer(hidden: int, directory: Path) -> Any:
     from model_check.config.schema import ModelSettings, Settings, SystemSettings, TrainingSettings
     from model_check.engine.assembly import build_trainer
     from model_check.engine.metrics import Meter
-    from model_check.engine.run_context import Channels, Identity, RunContext
+    from model_check.engine.run_context import Channels, Claim, Identity, RunContext
     from model_check.engine.stop import StopSignal
     from model_check.events import EventSink
 
@@ -134,7 +134,7 @@ def make_trainer(hidden: int, directory: Path) -> Any:
         identity=Identity("CPU0"),
         channels=Channels(lambda text: None, EventSink(None)),
         device=torch.device("cpu"),
-        directory=directory,
+        claim=Claim(directory),
         meter=Meter(),
         stop=StopSignal(),
     )

@@ -178,6 +178,8 @@ def draw_round(number: int, options: argparse.Namespace) -> Round:
         keep = None if interval is None else keep
         plans.append(Plan("abc"[index], kind, owner, interval, keep, has_last, steps))
     hold_at = [draw.choice((1, 1, 2)) for _ in plans]
+    # A run that saves only at its end creates one file: it would be over before the next begins.
+    hold_at = [1 if p.interval is None else at for p, at in zip(plans, hold_at, strict=True)]
     order = draw.sample(range(num_runs), num_runs)
     return Round(plans, draw.random() < 0.5, hold_at, draw.choice(RELEASES), order)
 

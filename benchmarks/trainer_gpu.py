@@ -40,7 +40,7 @@ from model_check.engine.metrics import Meter, peak_memory_bytes  # noqa: E402
 from model_check.engine.observe.mfu import Utilisation, peak_flops  # noqa: E402
 from model_check.engine.observer import RunObserver  # noqa: E402
 from model_check.engine.reading import StepMetrics  # noqa: E402
-from model_check.engine.run_context import Channels, Identity, RunContext  # noqa: E402
+from model_check.engine.run_context import Channels, Claim, Identity, RunContext  # noqa: E402
 from model_check.engine.stop import StopSignal  # noqa: E402
 from model_check.errors import ModelCheckError  # noqa: E402
 from model_check.events import Event, EventSink, Phase  # noqa: E402
@@ -260,7 +260,7 @@ def run_ours(settings: Settings, device: torch.device) -> Outcome:
         identity=Identity("GPU0"),
         channels=Channels(lambda text: print(text, file=sys.stderr), sink, (clock,)),
         device=device,
-        directory=Path(),
+        claim=Claim(Path()),
         meter=Meter(),
         stop=StopSignal(),
     )

@@ -94,17 +94,6 @@ class Launch(Struct, frozen=True):
         return {p.name: p.kind if is_compared else p.name for p in self.picked.places}
 
     @property
-    def checkpoint_places(self) -> dict[str, Path]:
-        """Who writes checkpoints -> where."""
-        parent = Path(self.loaded.settings.system.checkpoint_dir)
-        if self.is_job:  # one rank writes for all
-            return {"the job": parent}
-        names = [place.name for place in self.picked.places]
-        if self.context.is_trial and len(names) == 1:
-            return {names[0]: parent}
-        return {name: parent / name.lower() for name in names}
-
-    @property
     def history(self) -> GpuHistory | None:
         """Of its GPUs; None: the settings ask for none."""
         path = path_of(self.loaded.settings.launch.history_file, self.context.environ)

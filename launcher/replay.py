@@ -2,8 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from signal import Signals
@@ -15,7 +14,7 @@ from msgspec.structs import replace
 from launcher.launch import Launch
 from launcher.output.printer import Printer
 from launcher.plan import Place, ReplayPlan, plan_replay
-from launcher.report.files import lines_of
+from launcher.report.files import intact, lines_of
 from launcher.supervise.outcome import Outcome
 from launcher.supervise.supervisor import Supervisor
 from launcher.verdict.disagreement import Replay
@@ -32,13 +31,11 @@ from launcher.verdict.replay import (
 )
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_UNNAMED
 from model_check.events import Step, decode
-from model_check.utils.checkpoint_names import checkpoints_in, steps_of, written_ns
+from model_check.utils.checkpoint_names import content_of
 from model_check.utils.requests import TO_STOP
 from model_check.utils.words import listed
 
 _OF_BITS = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
-_ROUNDING_S = 2.0
-"""A file system may round times."""
 
 
 def questions_to(launch: Launch, record: RunRecord, watch: Watch) -> list[Question]:
@@ -108,10 +105,8 @@ class Replayer:
         self._told = told
         self.signum: int | None = None
         """The signal to us that ended it."""
-        parent = Path(record.cwd, launch.loaded.settings.system.checkpoint_dir)
-        written = _while_running(record)
-        self._begin = _begin(question, watch, parent, written)
-        self._lost = _lost(self._begin, written)
+        self._begin = _begin(question, watch)
+        self._lost = _lost(self._begin)
         cache = Path(record.data["path"]) if record.data else None
         held = frozenset(question.workers if len(question.workers) > 1 else ())
         self._context = replace(launch.context, token_cache=cache, held=held)
@@ -166,69 +161,41 @@ class Replayer:
         return f"{num_steps:,} steps need about {need_s:.0f} s, and {left}"
 
 
-class Written(Struct, frozen=True):
-    """When the files of a run were written, seconds since the epoch."""
-
-    since: float
-    until: float
-
-    def holds(self, path: Path) -> bool:
-        return self.since <= written_ns(path) / 1e9 <= self.until
-
-
-def _while_running(record: RunRecord) -> Written:
-    since = record.started_at.timestamp()
-    until = time.time() if record.duration_s is None else since + record.duration_s + _ROUNDING_S
-    return Written(since, until)
-
-
 class Begin(Struct, frozen=True):
     """Where a replay begins."""
 
     step: int = 0
     checkpoint: Path | None = None
     """None: at the start of training."""
+    content: str | None = None
+    """What was in it when the run wrote it, or began with it; None: an older run did not say."""
 
 
-def _begin(question: Question, watch: Watch, parent: Path, written: Written) -> Begin:
+def _begin(question: Question, watch: Watch) -> Begin:
     """From the newest checkpoint of the run that is older than the fault: the healthy worker's,
     since that of a suspect may hold its fault. Else from where the run began."""
     source = question.healthy or question.suspects[0]
     history = watch.histories[source]
-    resumed = history.detail.get("resumed")
-    begun = Begin(history.first_step, Path(str(resumed))) if resumed else Begin()
+    resumed, content = (history.detail.get(key) for key in ("resumed", "resumed_content"))
+    begun = Begin()
+    if resumed:
+        begun = Begin(history.first_step, Path(str(resumed)), None if not content else str(content))
     if question.healthy is None and not question.is_named:
         return begun
-    found = _checkpoints(parent / source.lower(), written)
-    sound = (each for each in found if begun.step < each.step <= question.begin_by)
-    return max(sound, key=_step_of, default=begun)
+    for event in reversed(intact(history.saved)):
+        if begun.step < event.step <= question.begin_by:
+            return Begin(event.step, Path(event.path), event.content)
+    return begun
 
 
-def _checkpoints(directory: Path, written: Written) -> Iterator[Begin]:
-    """Those of the run."""
-    with suppress(OSError):
-        for _, step, path in checkpoints_in(directory):
-            if steps_of(path) is not None and written.holds(path):
-                yield Begin(step, path.absolute())
-
-
-def _lost(begin: Begin, written: Written) -> str | None:
+def _lost(begin: Begin) -> str | None:
     """Why a replay cannot begin there: the checkpoint that the run itself began with is not what it
     was then; None: it can."""
     path = begin.checkpoint
-    if path is None:
+    if path is None or begin.content in (None, content_of(path)):
         return None
-    try:
-        is_old = written_ns(path) / 1e9 < written.since
-    except OSError:
-        return f"{path}, with which the run began, is gone"
-    # One that a step names is of that step whoever wrote it.
-    is_same = is_old or steps_of(path) is not None
-    return None if is_same else f"{path}, with which the run began, was written over"
-
-
-def _step_of(begin: Begin) -> int:
-    return begin.step
+    what = "was written over" if path.exists() else "is gone"
+    return f"{path}, with which the run began, {what}"
 
 
 def _told(directory: Path, worker: str, to_step: int) -> Told:

@@ -30,6 +30,7 @@ from launcher.plan import WorkerSpec, plan_prepare
 from launcher.replay import questions_to, replay
 from launcher.report.closing import closing_lines, resume_line
 from launcher.report.conclude import conclude, held_against_golden, write
+from launcher.report.files import intact
 from launcher.supervise.outcome import Outcome
 from launcher.supervise.supervisor import Supervisor
 from launcher.verdict.golden_watch import GoldenWatch
@@ -145,6 +146,12 @@ class Run:
     def end(self) -> RunEnd:
         assert self._record.end is not None, "it was carried out"
         return self._record.end
+
+    @property
+    def newest_checkpoint(self) -> Path | None:
+        """The last that its workers have saved, as far as this machine has heard of it."""
+        saved = [event for each in self._watch.histories.values() for event in each.saved]
+        return next((Path(event.path) for event in reversed(intact(saved))), None)
 
     def carry_out(self, goes_on: Callable[[RunEnd, int], bool] = lambda *_: False) -> RunResult:
         """`goes_on`: whether the job would be tried again, by its end and its exit code."""
@@ -297,7 +304,10 @@ class Run:
         is_training = not self._launch.arguments.command
         if is_training and self._record.end is not None and self._record.end.is_by_signal:
             launch = self._launch
-            if line := resume_line(launch.loaded.settings.training, launch.checkpoint_places):
+            saved = {name: each.saved for name, each in self._watch.histories.items()}
+            if launch.is_job:  # one rank writes for all
+                saved = {"the job": [event for each in saved.values() for event in each]}
+            if line := resume_line(launch.loaded.settings.training, saved):
                 self._printer.say(line)
 
 

@@ -265,6 +265,16 @@ class Evidence(_Event, frozen=True, kw_only=True, tag="evidence"):
     what: str
 
 
+class Saved(_Event, frozen=True, kw_only=True, tag="saved"):
+    """A checkpoint is whole, under its name."""
+
+    step: Natural
+    """Optimizer steps that were done."""
+    path: str
+    content: str
+    """What `utils.checkpoint_names.content_of` gives as long as the same checkpoint is there."""
+
+
 class Kept(_Event, frozen=True, kw_only=True, tag="kept"):
     """The state is saved as evidence, as far as it could be; where it is, `evidence` has said."""
 
@@ -315,6 +325,7 @@ Event = (
     | Beat
     | NonFinite
     | Evidence
+    | Saved
     | Kept
     | Note
     | Finished

@@ -29,7 +29,7 @@ from model_check.engine.device import keep_freed_memory, set_up_process
 from model_check.engine.metrics import Meter
 from model_check.engine.observer import RunObserver
 from model_check.engine.reading import StepMetrics
-from model_check.engine.run_context import Channels, Identity, RunContext
+from model_check.engine.run_context import Channels, Claim, Identity, RunContext
 from model_check.engine.stop import StopSignal
 from model_check.engine.trainer import Trainer
 from model_check.events import EventSink
@@ -123,7 +123,7 @@ def build_from(
         identity=Identity("CPU0"),
         channels=Channels(lambda text: print(text, file=sys.stderr), sink, (observer,)),
         device=CPU,
-        directory=Path(),
+        claim=Claim(Path()),
         meter=Meter(),
         stop=StopSignal(),
     )

@@ -26,13 +26,14 @@ from model_check.config.memory import (
     num_shards,
     state_bytes,
 )
+from model_check.config.places import refuse_unwritable
 from model_check.config.prompts import given_prompts
 from model_check.config.ranks import JOBS
 from model_check.config.resume import check_resume
 from model_check.config.schema import Settings
 from model_check.config.shape import parameters
 from model_check.config.wandb import check_wandb
-from model_check.errors import ConfigError, StorageError
+from model_check.errors import ConfigError
 from model_check.utils.host_memory import available_memory_bytes, host_memory_bytes
 
 COPY_BYTES = 12
@@ -53,7 +54,7 @@ def check_training(
     device = "cuda" if any(place.gpu for place in places) else "cpu"
     num_ranks = num_ranks or len(places)
     notes = check_drill(settings, names, others, num_ranks)
-    notes += check_checkpoint_dir(settings, names)
+    check_checkpoint_dir(settings, names)
     if obstacle := flash_fallback(settings, device):
         notes.append(f"flash_attn falls back to sdpa: {obstacle}")
     notes += check_open_files(len(places))
@@ -184,23 +185,12 @@ def check_copies(settings: Settings, num_workers: int, membership: Membership = 
     ]
 
 
-def check_checkpoint_dir(settings: Settings, workers: Sequence[str]) -> list[str]:
-    """Refuse a directory that cannot be written if the settings say that something will be; else
-    only note it."""
-    training, parent = settings.training, Path(settings.system.checkpoint_dir)
-    try:
-        for directory in (parent, *(parent / worker.lower() for worker in workers)):
+def check_checkpoint_dir(settings: Settings, workers: Sequence[str]) -> None:
+    """Raises StorageError where checkpoints are asked for and their directory cannot be written.
+    Each worker looks for itself, too, when it has started."""
+    parent = Path(settings.system.checkpoint_dir)
+    for directory in (parent, *(parent / worker.lower() for worker in workers)):
+        try:
             try_to_write(directory)
-    except OSError as error:
-        why = f"system.checkpoint_dir = {settings.system.checkpoint_dir}: {error.strerror}"
-        saves = {
-            "training.save_interval": training.save_interval is not None,
-            "training.save_last": training.save_last,
-            "training.save_best": training.save_best,
-            "training.save_on_signal": training.save_on_signal,
-            "debug.dump_tensors": settings.debug.dump_tensors,
-        }
-        if names := ", ".join(name for name, is_on in saves.items() if is_on):
-            raise StorageError(f"{why}; {names} would write there: give another one") from error
-        return [f"{why}; after a NaN there would be no checkpoint to look at"]
-    return []
+        except OSError as error:
+            refuse_unwritable(settings, directory, error)

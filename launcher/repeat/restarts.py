@@ -3,7 +3,6 @@ is a run in a directory of its own below the first one's. On several nodes all o
 none; the first one chooses the checkpoint, for it alone knows what its ranks have written."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -23,7 +22,6 @@ from model_check.errors import (
     EXIT_UNPROVEN,
     EXIT_USAGE,
 )
-from model_check.utils.checkpoint_names import IN_USE, checkpoints_in
 
 _FINAL = (EXIT_PASS, EXIT_USAGE, EXIT_HEALTH, EXIT_NO_GPU, EXIT_INTERNAL, EXIT_UNPROVEN)
 """A restart would change nothing of what these tell."""
@@ -33,7 +31,7 @@ def run_with_restarts(launch: Launch, argv: Sequence[str], printer_out: int) -> 
     """Do it. Returns the exit code of the last attempt. Raises ModelCheckError."""
     launch = begin(launch)
     directory, most = launch.context.run_dir, launch.loaded.settings.launch.max_restarts
-    written = _Written(launch.started_at)
+    newest: Path | None = None
     for number in range(most + 1):
         with printing(printer_out, launch.context.run_dir) as printer:
             if number:
@@ -45,7 +43,8 @@ def run_with_restarts(launch: Launch, argv: Sequence[str], printer_out: int) -> 
             if not run.all_go_on:
                 _tell_why_not(run.end, result, number < most, printer)
                 break
-        launch = _again(launch, directory, number + 1, written.newest(result))
+        newest = run.newest_checkpoint or newest
+        launch = _again(launch, directory, number + 1, newest)
     return result.exit_code
 
 
@@ -75,31 +74,3 @@ def _again(launch: Launch, directory: Path, number: int, checkpoint: Path | None
     settings = replace(settings, debug=replace(settings.debug, drill=None))
     launch = replace(launch, loaded=replace(launch.loaded, settings=settings))
     return launch if checkpoint is None else resumed_from(launch, str(checkpoint))
-
-
-class _Written:
-    """The checkpoints of this job, among those of earlier ones. By the clock of their file system
-    alone, where it tells when the job began to write there."""
-
-    def __init__(self, started_at: float) -> None:
-        self._started_ns = int(started_at * 1e9)
-        self._since: dict[Path, int] = {}
-        """Directory -> when the first attempt that wrote there took it."""
-
-    def newest(self, result: RunResult) -> Path | None:
-        """The last that the job has written since its first attempt began, in the directory that
-        its ranks have told; another job may be in the usual one."""
-        told = [worker.detail.get("checkpoints") for worker in result.workers]
-        if (place := next(filter(None, told), None)) is None:
-            return None
-        directory = Path(str(place)).absolute()
-        with suppress(OSError):
-            since = self._since.setdefault(directory, self._taken_ns(directory))
-            own = [each for each in checkpoints_in(directory) if each.ns >= since]
-            return max(own).path if own else None
-        return None
-
-    def _taken_ns(self, directory: Path) -> int:
-        with suppress(OSError):
-            return (directory / IN_USE).stat().st_mtime_ns
-        return self._started_ns

@@ -3,8 +3,10 @@ the verdict. And what a stopped training can go on from. Writes nothing."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from launcher.report.files import intact
 from launcher.report.table import number, table
 from launcher.verdict.golden import golden_lines
 from launcher.verdict.last_lines import last_lines
@@ -12,7 +14,7 @@ from launcher.verdict.results import Judgement, Verdict, WorkerResult
 from launcher.verdict.scope import scope_lines
 from launcher.verdict.summary import called, names_by_text
 from model_check.config.schema import TrainingSettings
-from model_check.utils.checkpoint_names import checkpoints_in
+from model_check.events import Saved
 
 
 def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Iterator[str]:
@@ -114,19 +116,22 @@ def _warnings(workers: Sequence[WorkerResult]) -> Iterator[str]:
     yield from (f"warning: {who}: {text}" for who, text in _told(pairs, workers))
 
 
-def resume_line(training: TrainingSettings, places: Mapping[str, Path]) -> str | None:
+def resume_line(training: TrainingSettings, saved: Mapping[str, Sequence[Saved]]) -> str | None:
     """Which checkpoints `--resume auto` would find, or that there is none; None where the settings
-    ask for none. `places`: who writes them -> where."""
+    ask for none. `saved`: who writes them -> what was written."""
     if training.save_interval is None and not training.save_last:
         return None
-    workers, newest = list(places), {name: _newest(place) for name, place in places.items()}
-    parent = os.path.commonpath(places.values())
+    newest = {worker: [Path(event.path) for event in intact(own)] for worker, own in saved.items()}
     if any(newest.values()):
-        sharing = names_by_text((worker, name or "none") for worker, name in newest.items())
-        found = ", ".join(f"{name} ({_whose(names, workers)})" for name, names in sharing.items())
+        parent = os.path.commonpath([paths[-1].parent for paths in newest.values() if paths])
+        with suppress(ValueError):  # as a person gave it
+            parent = str(Path(parent).relative_to(Path.cwd()))
+        names = ((worker, paths[-1].name if paths else "none") for worker, paths in newest.items())
+        whose = {name: _whose(who, list(saved)) for name, who in names_by_text(names).items()}
+        found = ", ".join(f"{name} ({who})" for name, who in whose.items())
         text = f"checkpoints in {parent}: {found}; --resume auto goes on from there"
     else:
-        text = f"no checkpoint in {parent} yet"
+        text = "this run saved no checkpoint"
     if training.save_on_signal:
         return f"{text} (a SIGUSR1 instead would have saved first)"
     return f"{text} (with training.save_on_signal=true a SIGUSR1 saves, then ends the run)"
@@ -135,12 +140,3 @@ def resume_line(training: TrainingSettings, places: Mapping[str, Path]) -> str |
 def _whose(names: Sequence[str], everyone: Sequence[str]) -> str:
     are_all = _are_all(names, everyone)
     return f"all {called(names, everyone)}" if are_all else ", ".join(names)
-
-
-def _newest(directory: Path) -> str | None:
-    """The name of the checkpoint in `directory` that was written last."""
-    try:
-        newest = max(checkpoints_in(directory), default=None)
-    except OSError:
-        return None
-    return None if newest is None else newest.path.name

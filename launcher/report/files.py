@@ -1,6 +1,6 @@
 """What a run left in its directory, read again."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -8,6 +8,9 @@ from typing import TypeVar
 import msgspec
 
 from model_check.errors import UsageError
+from model_check.events import Saved
+from model_check.utils.checkpoint_names import content_of as checkpoint_content
+from model_check.utils.checkpoint_names import is_resumable
 from model_check.utils.held import hold_unlinked
 
 T = TypeVar("T")
@@ -20,6 +23,18 @@ def content_of(path: Path) -> bytes:
     something else. Raises OSError."""
     with hold_unlinked(path.parent) as directory:
         return directory.read(path.name, _LONGEST)
+
+
+def intact(saved: Iterable[Saved]) -> list[Saved]:
+    """The checkpoints that a run can go on from and that are there as they were saved, the newest
+    last."""
+    last = {event.path: event for event in saved}  # a later save under the same name counts
+    found = [
+        event
+        for event in last.values()
+        if is_resumable(Path(event.path)) and checkpoint_content(Path(event.path)) == event.content
+    ]
+    return sorted(found, key=lambda event: event.step)
 
 
 def lines_of(path: Path, decode: Callable[[bytes], T]) -> Iterator[T]:

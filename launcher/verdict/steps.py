@@ -13,6 +13,7 @@ from model_check.events import (
     NonFinite,
     Note,
     Phase,
+    Saved,
     Scalar,
     Step,
 )
@@ -53,6 +54,7 @@ class History(Struct):
     is_finished: bool = False
     """It did its last step."""
     evidence: list[Evidence] = field(default_factory=list)
+    saved: list[Saved] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     done: Done | None = None
     tracer: Tracer = field(default_factory=Tracer)
@@ -96,6 +98,8 @@ class History(Struct):
                 self.broken = self.broken or event
             case Evidence():
                 self.evidence.append(event)
+            case Saved():
+                self.saved.append(event)
             case Note():
                 self.notes.append(event.text)
             case Finished():

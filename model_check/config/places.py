@@ -9,6 +9,7 @@ from pathlib import Path
 
 from model_check.config.fields import all_fields, value_of
 from model_check.config.schema import Settings
+from model_check.errors import StorageError
 
 FALLBACK = "default (working directory cannot be written)"
 """The source of a setting that `fallbacks` gives."""
@@ -42,9 +43,30 @@ def fallback_note(sources: Mapping[str, str], settings: Settings) -> list[str]:
     return [f"the working directory cannot be written: {places}"] if names else []
 
 
+def refuse_unwritable(settings: Settings, place: Path, error: OSError) -> str:
+    """A note that `place`, of checkpoints, cannot be written, where a run would write there only if
+    it failed. Raises StorageError where its settings ask for files there."""
+    training = settings.training
+    asked = {
+        "training.save_interval": training.save_interval is not None,
+        "training.save_last": training.save_last,
+        "training.save_best": training.save_best,
+        "training.save_on_signal": training.save_on_signal,
+        "debug.dump_tensors": settings.debug.dump_tensors,
+    }
+    why = f"{place}: cannot be written: {error.strerror or error}"
+    if names := ", ".join(name for name, is_on in asked.items() if is_on):
+        raise StorageError(
+            f"{why}; {names} would write there: name another system.checkpoint_dir"
+        ) from error
+    return f"{why}; a failure would leave no checkpoint to look at"
+
+
 def _can_serve(name: str, directory: Path) -> bool:
-    is_written = name == "system.checkpoint_dir" and directory.exists()
-    return _can_be_made(directory) and (not is_written or os.access(directory, os.W_OK | os.X_OK))
+    if name == "system.checkpoint_dir" and os.path.exists(directory):
+        # Who cannot write there learns it, but for a working directory that is another user's.
+        return any(os.access(place, os.W_OK | os.X_OK) for place in (directory, "."))
+    return _can_be_made(directory)
 
 
 def _can_be_made(directory: Path) -> bool:

@@ -48,6 +48,14 @@ def settings_digest(settings: Settings) -> str:
     return hashlib.sha256(msgspec.json.encode(acting, order="sorted")).hexdigest()[:16]
 
 
+def digest_of_run(tree: Mapping[str, Any]) -> str:
+    """A digest of the settings that a run never changes. `tree`: all settings, as plain types."""
+    values = _flat(msgspec.to_builtins(Settings())) | _flat(tree)
+    fixed = [n for n, field in all_fields().items() if field.on_resume == "must_equal"]
+    text = msgspec.json.encode([(name, values.get(name)) for name in fixed])
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
 def acting_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Name -> value of those. `tree`: all settings, as plain types."""
     silent = {name for name, field in all_fields().items() if field.on_resume == "silent"}
@@ -56,12 +64,18 @@ def acting_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_resume(resume: str | None) -> None:
-    """Raises ConfigError for a path that does not exist."""
-    if resume is not None and resume != AUTO and not os.path.exists(resume):
+    """Raises ConfigError for a path where nothing is, or that may not be looked at."""
+    if resume is None or resume == AUTO:
+        return
+    try:
+        os.stat(resume)
+    except OSError as error:
+        is_absent = isinstance(error, FileNotFoundError | NotADirectoryError)
+        why = "no such file or directory" if is_absent else error.strerror
+        there = _those_beside(Path(resume)) if is_absent else ""
         raise ConfigError(
-            f"training.resume = {resume}: no such file or directory{_those_beside(Path(resume))} "
-            "(auto: the newest of system.checkpoint_dir)"
-        )
+            f"training.resume = {resume}: {why}{there} (auto: the newest of system.checkpoint_dir)"
+        ) from error
 
 
 def _those_beside(path: Path) -> str:
@@ -83,7 +97,7 @@ def forbidden(
     before, now = num_ranks
     others = [
         text
-        for name, text in _changed(saved, settings, "must_equal")
+        for name, text in changed(saved, settings, "must_equal")
         if not name.startswith("model.") and (before == now or name not in BATCH)
     ]
     if before != now:
@@ -104,19 +118,17 @@ def architecture_changes(saved: Mapping[str, Any], settings: Settings) -> list[s
 
 def changes(saved: Mapping[str, Any], settings: Settings) -> list[str]:
     """The same for settings that change the steps, and that a person may change on purpose."""
-    return [text for _, text in _changed(saved, settings, "tell")]
+    return [text for _, text in changed(saved, settings, "tell")]
 
 
-def _changed(
-    saved: Mapping[str, Any], settings: Settings, on_resume: str
-) -> Iterator[tuple[str, str]]:
-    """Name and `name old -> new` of each changed setting with the rule `on_resume`. A setting that
-    an older checkpoint does not hold had its default."""
+def changed(saved: Mapping[str, Any], settings: Settings, *rules: str) -> Iterator[tuple[str, str]]:
+    """Name and `name old -> new` of each changed setting whose `on_resume` is one of `rules`. A
+    setting that an older checkpoint does not hold had its default."""
     before = _flat(msgspec.to_builtins(Settings())) | _flat(saved)
     now = _flat(msgspec.to_builtins(settings))
     for name, field in all_fields().items():
         old, new = before.get(name), now.get(name)
-        if field.on_resume == on_resume and old != new:
+        if field.on_resume in rules and old != new:
             yield name, f"{name} {setting_text(old)} -> {setting_text(new)}"
 
 

@@ -222,7 +222,7 @@ class TrainingSettings(_Section, frozen=True):
     """On SIGUSR1 (and on SIGTERM, for a run by hand) finish the step, write last.pt and end with
     exit code 0; false: SIGUSR1 is ignored, SIGTERM ends the run unsaved."""
     resume: Annotated[str | None, SILENT] = None
-    """Go on from a checkpoint: auto (the newest sound last.pt or step_N.pt of
+    """Go on from a checkpoint: auto (the newest sound last.pt or step_N.pt of this run in
     system.checkpoint_dir; without one: start at step 0), a file, or a checkpoint directory."""
     resume_anyway: Annotated[bool, SILENT] = False
     """Resume although architecture, batch, seed or data differ from the checkpoint's; the run is

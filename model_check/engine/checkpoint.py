@@ -5,9 +5,8 @@ import errno
 import fcntl
 import os
 import pickle
-import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -22,9 +21,9 @@ from model_check.engine.sharded.manifest import QUANTITIES, VALUE_BYTES
 from model_check.engine.sharded.shards import Shards
 from model_check.errors import CheckpointError, ConfigError, StorageError
 from model_check.forensics.scan import bad_tensors
-from model_check.utils.archive import DAMAGE, checksums_of, damage_of
-from model_check.utils.checkpoint_names import COMMON, LONGEST, MANIFEST
-from model_check.utils.files import read_whole, replacing
+from model_check.utils.archive import DAMAGE, damage_of
+from model_check.utils.checkpoint_names import COMMON
+from model_check.utils.files import replacing
 from model_check.utils.held import hold_unlinked
 from model_check.utils.words import few, first_line
 
@@ -32,13 +31,16 @@ SCHEMA = 2
 MOMENTS = QUANTITIES[1:]
 
 
-def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Tensors and plain types only: it loads with weights_only=True.
+def write_checkpoint(
+    path: Path, state: dict[str, Any], before: Callable[[], None] | None = None
+) -> None:
+    """Tensors and plain types only: it loads with weights_only=True. `before`: called when the new
+    file is whole, just before it takes the name.
 
     Raises StorageError; an older file of that name then stays. The file is locked while it is
     written: an unlocked leftover is one of a dead writer.
     """
-    with storing(path), replacing(path) as file:
+    with storing(path), replacing(path, before) as file:
         with suppress(OSError):  # a file system without locks: a leftover then stays
             fcntl.flock(file, fcntl.LOCK_EX)
         torch.save(state, file)
@@ -69,22 +71,12 @@ def read_checkpoint(
     if os.path.isdir(path):  # of Path's own, a directory that we may not enter raises
         return _read_sharded(path, layout, hollow, share)
     _verify(path)
-    state: dict[str, Any] = _load(path)
+    state: dict[str, Any] = load_plain(path)
     _check(path, state, layout)
     if "shards" in state:
         raise not_ours(path, "it names shards, which a directory has")
     _refuse_spoilt(path, state)
     return state
-
-
-def content_of(path: Path) -> str:
-    """A name of what is in it, by the checksums that it holds: of two files with one name it tells
-    which is which. Empty where that cannot be told: to read it will say why."""
-    with suppress(OSError, *DAMAGE):
-        if path.is_dir():
-            return f"{zlib.crc32(read_whole(path / MANIFEST, LONGEST)):08x}"
-        return f"{checksums_of(path):08x}"
-    return ""
 
 
 def _read_sharded(
@@ -93,7 +85,7 @@ def _read_sharded(
     shards = Shards.at(path)
     if problems := shards.problems(*share):
         raise CheckpointError(f"{path}: {few(problems)}")
-    common = _load(shards.directory / COMMON)
+    common = load_plain(shards.directory / COMMON)
     if not isinstance(common, dict) or not isinstance(common.get("optimizer"), dict):
         raise not_ours(path, f"{COMMON} is none of a sharded checkpoint")
     own = {"model": common.get("model"), "optimizer.state": common["optimizer"].get("state")}
@@ -123,7 +115,7 @@ def _by_number(
     }
 
 
-def _load(path: Path) -> Any:
+def load_plain(path: Path) -> Any:
     """Tensors and plain values. Raises CheckpointError."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -272,16 +264,17 @@ def _is_of_file(error: BaseException | None) -> bool:
 
 
 def _why(error: Exception, path: Path) -> str:
-    """torch's writer raises an error of its own (`unexpected pos 143680 vs 143568`) where the one
-    of the file system came within its own lines."""
-    if not any(_is_full_disk(each) for each in (error, error.__context__)):
+    """The reason that the system gave. torch's writer raises an error of its own (`unexpected pos
+    143680 vs 143568`) where that of the file system came within its own lines."""
+    causes = [each for each in (error, error.__context__) if isinstance(each, OSError)]
+    if not causes or causes[0].strerror is None:
         return first_line(error)
-    free_mib = shutil.disk_usage(path.parent).free / 2**20
-    return f"the disk is full ({free_mib:,.1f} MiB free)"
-
-
-def _is_full_disk(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    why = causes[0].strerror
+    if causes[0].errno == errno.ENOSPC:
+        space = os.statvfs(path.parent)
+        free_mib = space.f_bavail * space.f_frsize / 2**20
+        why += f" ({free_mib:,.1f} MiB and {space.f_favail:,} inodes free)"
+    return why
 
 
 def _verify(path: Path) -> None:

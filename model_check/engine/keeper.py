@@ -103,9 +103,11 @@ class Keeper:
 
     def _keep(self, what: str, path: Path, write: Callable[[Path], object]) -> str:
         context = self.state.context
-        setting = "--run-dir" if context.run_dir in path.parents else "system.checkpoint_dir"
+        is_in_run = context.run_dir in path.parents
         try:
-            with storing(path, setting):
+            with storing(path, "--run-dir" if is_in_run else "system.checkpoint_dir"):
+                if not is_in_run:
+                    context.claim.check()
                 write(path)
         except (StorageError, torch.AcceleratorError, MemoryError) as error:
             return f"{what} not saved: {error}"

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -67,6 +68,17 @@ class Prompts:
     last argument between tokens, which may raise."""
 
 
+class Claim(NamedTuple):
+    """Where a run writes its checkpoints, and the files of a failure that people are told of."""
+
+    directory: Path
+    """Of checkpoints; all ranks of a job have the same one."""
+    of_rank: Path | None = None
+    """Where a further rank leaves evidence, beside the checkpoints; None: among them."""
+    check: Callable[[], None] = lambda: None
+    """Raises StorageError when another run has taken the directory."""
+
+
 @dataclass(frozen=True)
 class RunContext:
     """Everything that a run needs besides its settings and its batches."""
@@ -74,8 +86,7 @@ class RunContext:
     identity: Identity
     channels: Channels
     device: torch.device
-    directory: Path
-    """Of checkpoints; all ranks of a job have the same one."""
+    claim: Claim
     meter: Meter
     stop: StopSignal
     drill: Drill | None = None
@@ -101,14 +112,12 @@ class RunContext:
         return training.max_steps if self.replay_to is None else self.replay_to + 1
 
     @property
+    def directory(self) -> Path:
+        return self.claim.directory
+
+    @property
     def evidence(self) -> Path:
-        """Where the files of a failure go, that people are told of: beside the checkpoints, each
-        further rank's in a directory of its own."""
-        if self.world.is_first:
-            return self.directory
-        if self.world.node > 0:  # which has a worker of the same name
-            return self.directory / f"node_{self.world.node}" / self.identity.worker.lower()
-        return self.directory / self.identity.worker.lower()
+        return self.claim.of_rank or self.claim.directory
 
     @property
     def dossier(self) -> Path:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from model_check.engine.checkpoint import content_of
 from model_check.engine.state import TrainingState
 from model_check.errors import ConfigError
 from model_check.forensics.fingerprint import Fingerprint
+from model_check.utils.checkpoint_names import content_of
 from model_check.utils.words import few
 
 _ADVICE = {

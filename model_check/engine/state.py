@@ -6,10 +6,12 @@ unless system.num_threads says another), `loader` (`sequences` consumed), `since
 there on each step read as many), `loss` (of the last step), `val_loss` (split -> the latest),
 `best_split`, `best_val_loss`, `best_step`, `total_tokens`, `settings`, `model_cfg` (the geometry),
 `data` (token cache, dataset, tokenizer), `tokenizer` (its tokenizer.json, packed), `chat` (the chat
-template of its messages), `logging` (what observers keep, a W&B run's id for one), `kept` (the
-`step_N.pt` of its run that were there; the saver adds it).
+template of its messages), `logging` (what observers keep, a W&B run's id for one), `launch` (the
+name that the workers of one launch share), `run_id`, and, which the saver adds, `attempt`
+(saving/lineage.py) and `kept` (the `step_N.pt` of its run that were there).
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -109,10 +111,13 @@ class Resumable(Weights):
     kept: list[str] = msgspec.field(default_factory=list)
     """An alarm's checkpoint names no others."""
     num_threads: Threads | None = None
-    """Older checkpoints lack this field and the next three."""
+    """Older checkpoints lack this field and the next ones."""
     since: Counts | None = None
     num_ranks: Annotated[int, msgspec.Meta(ge=1)] = 1
     rng_of_ranks: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    run_id: str = ""
+    attempt: Count = 0
+    launch: str | None = None
 
 
 @dataclass
@@ -129,6 +134,11 @@ class RunProgress:
     validation: Validation = field(default_factory=Validation)
     resumed: Path | None = None
     """The checkpoint that it goes on from."""
+    resumed_content: str = ""
+    """What is in it (`utils.checkpoint_names.content_of`)."""
+    run_id: str = field(default_factory=lambda: os.urandom(8).hex())
+    resumed_at: tuple[int, int] = (0, 0)
+    """The number of the attempt that wrote that checkpoint, and its step."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +183,8 @@ class TrainingState:
             "settings": msgspec.to_builtins(self.settings),
             "model_cfg": msgspec.to_builtins(self.shape),
             "data": dict(self.context.identity.data),
+            "launch": self.context.identity.run_name,
+            "run_id": progress.run_id,
             "tokenizer": self._tokenizer,
             "chat": self.context.chat,
             "logging": {name: value for o in self.observers for name, value in o.kept().items()},

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from model_check.config.derived import num_micro_batches, wants_copies
-from model_check.config.ranks import JOBS
 from model_check.data.read.loader import Batch
 from model_check.engine.alarm import Alarm
 from model_check.engine.batches import BatchSource, StepData, gather
@@ -375,16 +374,15 @@ class _Broken(BrokenStateError):
 def _beginning(state: TrainingState, plan: StepPlan) -> dict[str, Scalar]:
     """What the phase says of a run that is resumed, and of a job, which may be restarted; and what
     was asked for and depends on a trial."""
-    progress, context = state.progress, state.context
+    progress = state.progress
     detail: dict[str, Scalar] = {}
-    if state.settings.launch.mode in JOBS:
-        detail["checkpoints"] = str(context.directory.absolute())
     if state.settings.training.compile:
         detail["compiled"] = is_compiled(state.model)
     if wants_copies(state.settings):
         detail["bf16_copies"] = plan.copies_of is not None
     if progress.resumed is not None:
         detail |= {"first_step": progress.step, "resumed": str(progress.resumed)}
+        detail["resumed_content"] = progress.resumed_content
     return detail
 
 

@@ -17,7 +17,7 @@ from model_check.data.sources.chat import ChatTemplate, chat_of, template_of
 from model_check.data.tokenizers.marks import ends_of_answers, marks_of
 from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
 from model_check.engine.checkpoint import read_checkpoint, settings_of, tokenizer_of
-from model_check.engine.saving.checkpoint_files import newest_first
+from model_check.engine.saving.lineage import newest_first
 from model_check.errors import ConfigError
 from model_check.library import model_of
 from model_check.models.attention import BACKENDS

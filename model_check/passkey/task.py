@@ -22,7 +22,7 @@ from model_check.data.read.loader import Batch
 from model_check.engine.assembly import build_trainer
 from model_check.engine.metrics import Meter
 from model_check.engine.rng import seed_everything
-from model_check.engine.run_context import Channels, Identity, RunContext
+from model_check.engine.run_context import Channels, Claim, Identity, RunContext
 from model_check.engine.stop import StopSignal
 from model_check.errors import ConfigError
 from model_check.events import EventSink
@@ -146,7 +146,7 @@ def train_and_test(arm: str, seed: int, overrides: Sequence[str], num_rows: int)
         identity=Identity(arm),
         channels=Channels(lambda _: None, sink),
         device=torch.device("cpu"),
-        directory=Path(settings.system.checkpoint_dir),
+        claim=Claim(Path(settings.system.checkpoint_dir)),
         meter=meter,
         stop=StopSignal(),
     )

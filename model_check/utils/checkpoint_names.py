@@ -4,13 +4,14 @@ directories that count once they hold a manifest."""
 import os
 import re
 import stat
-from collections.abc import Iterator
+import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 
+from model_check.utils.archive import DAMAGE, checksums_of
 from model_check.utils.files import read_whole
 
 LAST = "last.pt"
@@ -26,23 +27,15 @@ IN_USE = ".in_use"
 """Locked by the run that is in a directory of checkpoints, and written when it comes; it says which
 one that is, or was."""
 NONE_THERE = "holds no last.pt or step_N.pt, nor a sharded last or step_N"
-_STEP = re.compile(r"step_(0|[1-9]\d*)(\.pt)?")
-
-
-class Written(NamedTuple):
-    """A checkpoint that a run can go on from; the greatest is the newest."""
-
-    ns: int
-    """When it was written, since the epoch."""
-    step: int
-    """Of `last` 0."""
-    path: Path
+_NAME = re.compile(
+    r"(?P<name>last|best|step_(?P<step>0|[1-9]\d*))(?P<earlier>\.earlier\d*)?(\.pt)?"
+)
 
 
 def steps_of(path: Path) -> int | None:
     """The N of `step_N.pt` and `step_N`; None for every other name."""
-    match = _STEP.fullmatch(path.name)
-    return int(match[1]) if match else None
+    match = _NAME.fullmatch(path.name)
+    return int(match["step"]) if match and match["step"] and not match["earlier"] else None
 
 
 def sharded_name(name: str) -> str:
@@ -84,21 +77,32 @@ class _Place(msgspec.Struct):
     directory: Annotated[str, msgspec.Meta(pattern=ATTEMPT)]
 
 
-def written_ns(path: Path) -> int:
-    """When the checkpoint was written; a broken link: when that was made, so that it is reported
-    and not skipped in silence. Raises FileNotFoundError where nothing is there."""
-    try:
-        return (path / MANIFEST if is_sharded(path) else path).stat().st_mtime_ns
-    except OSError:
-        return path.lstat().st_mtime_ns
+def paths_in(directory: Path) -> list[Path]:
+    """`last.pt` and every `step_N.pt`, sharded or not, and those kept from earlier runs
+    (`last.earlier.pt`). `best.pt` is not among them: no run ended there. Raises OSError where the
+    directory cannot be listed."""
+    paths = directory.iterdir() if os.path.isdir(directory) else ()
+    named = [p for p in paths if (match := _NAME.fullmatch(p.name)) and match["name"] != "best"]
+    return [path for path in named if path.suffix == ".pt" or is_sharded(path)]
 
 
-def checkpoints_in(directory: Path) -> Iterator[Written]:
-    """`last.pt` and every `step_N.pt`, sharded or not. `best.pt` is not among them: no run ended
-    there. Raises OSError where the directory cannot be listed."""
-    for path in directory.iterdir() if os.path.isdir(directory) else ():
-        if path.name not in (LAST, sharded_name(LAST)) and steps_of(path) is None:
-            continue
-        if path.suffix or is_sharded(path):
-            with suppress(FileNotFoundError):  # another process has just removed it (keep_last)
-                yield Written(written_ns(path), steps_of(path) or 0, path)
+def is_resumable(path: Path) -> bool:
+    """Whether it has the name of a checkpoint that `training.resume = auto` looks for."""
+    match = _NAME.fullmatch(path.name)
+    return match is not None and match["name"] != "best" and not match["earlier"]
+
+
+def is_earlier(path: Path) -> bool:
+    """Whether it was kept from an earlier run."""
+    match = _NAME.fullmatch(path.name)
+    return match is not None and match["earlier"] is not None
+
+
+def content_of(path: Path) -> str:
+    """A name of what is in a checkpoint, by the checksums that it holds: of two files with one name
+    it tells which is which. Empty where that cannot be told: to read it will say why."""
+    with suppress(OSError, *DAMAGE):
+        if path.is_dir():
+            return f"{zlib.crc32(read_whole(path / MANIFEST, LONGEST)):08x}"
+        return f"{checksums_of(path):08x}"
+    return ""

@@ -4,7 +4,7 @@ files that a person names: read whole, if they have an end."""
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedWriter
 from pathlib import Path
@@ -54,14 +54,17 @@ def check_replaceable(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BufferedWriter]:
+def replacing(path: Path, before: Callable[[], object] | None = None) -> Iterator[BufferedWriter]:
     """Yield a new file, which becomes `path` when it is whole and synced: a reader sees the old
-    content or the new, never a part.
+    content or the new, never a part. `before`: called when it is whole, just before that.
 
     Raises OSError (disk full, no permission, another user's link in place of the directory); then
     the old file stays as it was.
     """
-    with hold_unlinked(path.parent, make=True) as directory, directory.replacing(path.name) as file:
+    with (
+        hold_unlinked(path.parent, make=True) as directory,
+        directory.replacing(path.name, before) as file,
+    ):
         yield file
 
 

@@ -11,7 +11,7 @@ import errno
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
@@ -225,15 +225,20 @@ class HeldDirectory:
             file.write(content)
 
     @contextmanager
-    def replacing(self, name: str) -> Iterator[BufferedWriter]:
+    def replacing(
+        self, name: str, before: Callable[[], object] | None = None
+    ) -> Iterator[BufferedWriter]:
         """A new file to write to, which takes the name when it is whole and synced: a reader sees
-        the old content or the new, never a part. Nothing is left of it after an error."""
+        the old content or the new, never a part. Nothing is left of it after an error. `before`:
+        called when it is whole, just before it takes the name."""
         temporary = f".{name}.{os.urandom(8).hex()}.tmp"
         try:
             with self.create_first(temporary) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
+            if before is not None:
+                before()
             self.rename(temporary, self, name)
             self.sync()
         except BaseException:
@@ -284,6 +289,12 @@ class HeldDirectory:
         """Of a link, the link itself."""
         names = _component(name), _component(new)
         os.rename(*names, src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
+
+    def link(self, name: str, new: str) -> None:
+        """A second name for a file here; of a link, for the link itself."""
+        here = self.descriptor
+        names = _component(name), _component(new)
+        os.link(*names, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
 
     def sync(self) -> None:
         os.fsync(self.descriptor)

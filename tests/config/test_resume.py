@@ -182,6 +182,8 @@ def test_a_path_at_which_there_is_nothing_is_refused(tmp_path: Path) -> None:
         check_resume(fine)
     with pytest.raises(ConfigError, match=r"training\.resume = .*gone\.pt: no such file"):
         check_resume(str(tmp_path / "gone.pt"))
+    with pytest.raises(ConfigError, match=r"training\.resume = x+: File name too long"):
+        check_resume("x" * 300)
 
 
 def test_a_checkpoint_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import signal
 import time
 from pathlib import Path
 
-from model_check.engine.saving.checkpoint_files import newest_first, unfinished
+from model_check.engine.saving.checkpoint_files import unfinished
+from model_check.engine.saving.lineage import newest_first
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import Launcher, pid_of
 from tests.e2e.test_ddp import losses, named

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from model_check.config.places import fallbacks
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT, TINY
 
@@ -88,6 +89,15 @@ def test_checkpoints_that_another_user_keeps_there_are_not_written_to(
     assert run.returncode == 0, run.stdout
     (checkpoints,) = (home / ".cache" / "model_check" / "checkpoints").glob("where-*")
     assert (checkpoints / "cpu0" / "last.pt").exists()
+
+
+def test_a_place_that_cannot_be_used_in_a_directory_of_ones_own_is_not_left_in_silence(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--resume auto` began at step 0 elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    Path(".checkpoints").touch()
+    assert "system.checkpoint_dir" not in fallbacks({"HOME": str(home)})
 
 
 def test_a_place_that_somebody_named_is_never_another(where: Path, home: Path) -> None:

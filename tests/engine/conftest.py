@@ -25,7 +25,7 @@ from model_check.engine.assembly import build_trainer
 from model_check.engine.batches import Splits
 from model_check.engine.metrics import Meter
 from model_check.engine.observer import RunObserver
-from model_check.engine.run_context import Channels, Identity, Prompts, RunContext
+from model_check.engine.run_context import Channels, Claim, Identity, Prompts, RunContext
 from model_check.engine.stop import StopSignal
 from model_check.engine.trainer import Trainer
 from model_check.events import (
@@ -135,7 +135,7 @@ def bare_context(kept: Kept, directory: Path = Path("nowhere"), worker: str = "C
         identity=Identity(worker),
         channels=Channels(kept.say, kept),
         device=torch.device("cpu"),
-        directory=directory,
+        claim=Claim(directory),
         meter=Meter(),
         stop=StopSignal(),
     )
@@ -163,11 +163,13 @@ class Run:
 
 
 def make_run(
-    place: Path,
+    usual: Path,
     source: FakeSource | None = None,
     lag: int | None = None,
     worker: str = "GPU6",
     directory: Path | None = None,
+    claim: Claim | None = None,
+    launch: str | None = None,
     splits: Splits | None = None,
     data: Mapping[str, Scalar] | None = None,
     observers: tuple[RunObserver, ...] = (),
@@ -175,7 +177,7 @@ def make_run(
     prompts: Prompts | None = None,
     **changes: Any,
 ) -> Run:
-    """A run whose checkpoints go to `place`, or to `directory`."""
+    """A run whose checkpoints go to `usual`, or to `directory` or `place`."""
     if splits:
         changes["data__validation"] = ",".join(f"{name}=0.1" for name in splits)
     settings = make_settings(**changes)
@@ -183,8 +185,9 @@ def make_run(
     source = source or FakeSource(training.batch_size, training.context_length)
     kept = Kept()
     context = replace(
-        bare_context(kept, directory or place),
-        identity=Identity(worker, data=data or {}),
+        bare_context(kept),
+        claim=claim or Claim(directory or usual),
+        identity=Identity(worker, launch, data=data or {}),
         channels=Channels(kept.say, sink or kept, observers),
         drill=parse_drill(drill, training.max_steps) if drill else None,
         splits=splits or {},

@@ -211,6 +211,12 @@ def _initial_tokenizer(
 ) -> TokenizerChoice:
     """That of the first weights: they know no other. A directory without one has the model's."""
     path = Path(model.init_from or "").expanduser()
+    try:
+        path.stat()
+    except PermissionError as error:
+        raise ConfigError(f"model.init_from = {path}: {error.strerror}") from error
+    except OSError:  # a model of the hub
+        pass
     if path.is_file() or is_sharded(path):
         return CheckpointTokenizer(path, memo)
     if path.is_dir() and not (path / TOKENIZER).is_file():

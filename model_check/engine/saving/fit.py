@@ -4,7 +4,6 @@ this run would have saved after as many steps. No value of a weight or a moment 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +34,17 @@ _LONGEST = 80
 
 @dataclass(frozen=True)
 class Form:
-    """Everything about a tensor but its values."""
+    """What a tensor must have to take the place of another one."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    flaw: str = ""
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Form":
-        flaw = "" if tensor.is_contiguous() else ", not contiguous"
-        flaw += ", with a gradient" if tensor.requires_grad else ""
-        return cls(tensor.dtype, tuple(tensor.shape), flaw)
+        return cls(tensor.dtype, tuple(tensor.shape))
 
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}{self.flaw}"
+        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ def refuse_misfits(path: Path, saved: Mapping[str, Any], state: TrainingState, w
     """Raises CheckpointError with the names of what does not fit. `saved`: with settings that are
     complete. `why`: how the runs differ, for the message."""
     found, wanted = _found(saved, state), _wanted(path, saved, state)
-    all_misfits = [*misfits(found, wanted), *_sharing_memory(found)]
+    all_misfits = list(misfits(found, wanted))
     if has_since(saved):
         all_misfits += other_counts(saved)
     tokenizer_of(saved, path, LONGEST)
@@ -231,19 +227,6 @@ def _are_of_gpu(found: Any) -> bool:
     return is_list and all(
         isinstance(each, Tensor) and each.dtype == torch.uint8 and each.dim() == 1 for each in found
     )
-
-
-def _sharing_memory(found: Mapping[str, Any]) -> Iterator[str]:
-    """Weights and moments that overlap in memory, as no run saves them."""
-    own = {
-        name: tensor
-        for name, tensor in found.items()
-        if isinstance(tensor, Tensor) and not name.startswith("step/")
-    }
-    placed = sorted((t.data_ptr(), t.data_ptr() + t.nbytes, name) for name, t in own.items())
-    for (_, end, one), (first, _, other) in pairwise(placed):
-        if first < end:
-            yield f"{one} and {other} share memory"
 
 
 def misfits(found: Any, wanted: Any, name: str = "") -> Iterator[str]:

@@ -2,23 +2,25 @@
 they see: nodes whose directories are not shared would go on from different steps."""
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 
-from model_check.config.resume import AUTO
+from model_check.config.resume import AUTO, changed
+from model_check.config.schema import Settings
 from model_check.engine.run_context import RunContext
-from model_check.engine.saving.checkpoint_files import (
-    directories_beside,
-    newest_first,
-    unfinished,
-)
+from model_check.engine.saving.checkpoint_files import unfinished
+from model_check.engine.saving.lineage import Header, Lineage, contents_of
+from model_check.engine.saving.own_directory import is_in_use
 from model_check.errors import CheckpointError
-from model_check.utils.checkpoint_names import NONE_THERE, is_sharded
+from model_check.utils.checkpoint_names import NONE_THERE, is_earlier, is_sharded, paths_in
 from model_check.utils.words import few
 
+_WORKER = re.compile(r"[cg]pu\d+[\w.]*")
+"""`gpu3`, of a MIG slice `gpu3.1`."""
 SHARE = "system.checkpoint_dir must be on a file system that all nodes share"
 
 
@@ -34,7 +36,10 @@ class Place(Struct, frozen=True, kw_only=True):
     directory: Path | None
     """The newest in it counts; None: `path` is a checkpoint."""
     candidates: list[Path] = []
-    """In `directory`, or beside `path`, the newest first."""
+    """In `directory`: those of the run that fits best, the newest first, and what cannot be read;
+    else beside `path`."""
+    passed_over: list[str] = []
+    """Newer ones there, of other runs, and why."""
     unfinished: list[Path] = []
     """Sharded ones in `directory` whose saves were cut short."""
     beside: list[Path] = []
@@ -44,9 +49,9 @@ class Place(Struct, frozen=True, kw_only=True):
     """Why it could not look."""
 
 
-def agreed(which: str, context: RunContext) -> Place:
+def agreed(which: str, settings: Settings, context: RunContext) -> Place:
     """What the first rank sees, where the others see it, too. Raises CheckpointError, NotShared."""
-    told: list[Place] = context.world.gathered(_looked(which, context))
+    told: list[Place] = context.world.gathered(_looked(which, settings, context))
     if problems := [place.problem for place in told if place.problem is not None]:
         raise CheckpointError("; ".join(dict.fromkeys(problems)))
     first = told[0]
@@ -80,17 +85,18 @@ def refuse_others(path: Path, seen: Sequence[object]) -> None:
         raise NotShared(f"{path}: {few(odd)} {does} another one there than rank 0: {SHARE}")
 
 
-def _looked(which: str, context: RunContext) -> Place:
+def _looked(which: str, settings: Settings, context: RunContext) -> Place:
     path, directory = Path(which), context.directory
     try:
         if which == AUTO:
-            return _in(directory, directory, context)
+            return _in(which, directory, directory, settings, context)
         if os.path.isdir(path) and not is_sharded(path):
-            own = path / directory.name
-            return _in(path, own if os.path.isdir(own) else path, None)
+            names = (directory.name, context.identity.worker.lower(), ".")
+            own = next((own for name in names if paths_in(own := path / name)), path)
+            return _in(which, path, own, settings, context)
         others: list[Path] = []
         with suppress(OSError):  # its directory may be closed to us, and the file is not
-            others = [other for other in newest_first(path.parent) if other.name != path.name]
+            others = [p for p in paths_in(path.parent) if p.name != path.name and not is_earlier(p)]
         return Place(path=path, is_there=os.path.exists(path), directory=None, candidates=others)
     except OSError as error:
         where = error.filename or directory
@@ -98,21 +104,51 @@ def _looked(which: str, context: RunContext) -> Place:
         return Place(path=path, is_there=True, directory=None, problem=problem)
 
 
-def _in(path: Path, directory: Path, asked_for: RunContext | None) -> Place:
-    """`asked_for`: by nobody but training.resume = auto, which leaves no others behind. Raises
-    OSError."""
-    found, beside = newest_first(directory), []
-    if asked_for is not None and not found:
-        identity = asked_for.identity
-        beside = directories_beside(directory, identity.worker, identity.started_at)
-    is_named = asked_for is None
-    is_cut_short = is_named and not found and directory in unfinished(directory.parent)
+def _in(which: str, path: Path, directory: Path, settings: Settings, context: RunContext) -> Place:
+    """Raises OSError."""
+    contents = contents_of(directory)
+    lineages = contents.lineages(settings, context.world.size)
+    own = lineages[0].headers if lineages else []
+    candidates, is_named = contents.to_try(own), which != AUTO
+    is_cut_short = is_named and not candidates and directory in unfinished(directory.parent)
     return Place(
         path=path,
         is_there=True,
         directory=directory,
-        candidates=found,
+        candidates=candidates,
+        passed_over=[text for each in lineages[1:] for text in _passed_over(each, own, settings)],
         unfinished=unfinished(directory),
-        beside=beside,
+        # Whoever names a directory leaves no others behind.
+        beside=[] if candidates or is_named else _beside(directory, context),
         why_empty="its save was not finished" if is_cut_short else f"{directory} {NONE_THERE}",
     )
+
+
+def _passed_over(other: Lineage, own: Sequence[Header], settings: Settings) -> Iterator[str]:
+    newest = other.headers[0]
+    if newest.attempt > own[0].attempt:
+        differ = [text for _, text in changed(newest.settings, settings, "must_equal", "tell")]
+        yield f"{newest.path}: of another run: {few(differ)}"
+
+
+def _beside(directory: Path, context: RunContext) -> list[Path]:
+    """Directories of other workers with checkpoints of earlier launches. The workers of one launch
+    do not wait for each other; a run by hand that is in its directory is no earlier one."""
+    worker, launch = context.identity.worker.lower(), context.identity.run_name
+    is_own = re.fullmatch(rf"{re.escape(worker)}(_\d+)?", directory.name)
+    parent = directory.parent if is_own else directory
+    others = sorted(
+        path
+        for path in (parent.iterdir() if parent.is_dir() else ())
+        if _WORKER.fullmatch(path.name) and path.name != directory.name and path.is_dir()
+    )
+    if is_own:  # a job's, or those of a run by hand
+        others.append(parent)
+    return [path for path in others if _is_left_behind(path, launch, path == parent)]
+
+
+def _is_left_behind(directory: Path, launch: str | None, is_of_job: bool) -> bool:
+    headers = contents_of(directory).headers
+    if launch is None or is_of_job:
+        return bool(headers) and not is_in_use(directory)
+    return any(header.launch != launch for header in headers)

@@ -1,7 +1,7 @@
 """Which checkpoint a run resumes, and whether it belongs to this run."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from model_check.config.resume import (
     known_settings,
 )
 from model_check.config.schema import Settings
-from model_check.engine.checkpoint import content_of, not_ours, read_checkpoint
+from model_check.engine.checkpoint import not_ours, read_checkpoint
 from model_check.engine.distributed.world import World
 from model_check.engine.run_context import RunContext
 from model_check.engine.saving.fit import has_since, other_counts, refuse_misfits
+from model_check.engine.saving.lineage import fit_of, header_of, state_sum
 from model_check.engine.saving.place import (
     NotShared,
     Place,
@@ -31,15 +32,15 @@ from model_check.engine.saving.saver import Saver
 from model_check.engine.sharded.parts import mesh_of
 from model_check.engine.state import Resumable, TrainingState
 from model_check.errors import CheckpointError, ConfigError
-from model_check.utils.checkpoint_names import NONE_THERE
-from model_check.utils.words import few
+from model_check.utils.checkpoint_names import NONE_THERE, content_of, steps_of
+from model_check.utils.words import Say, few
 
 
 def resume(state: TrainingState, which: str, saver: Saver) -> None:
     """Put `state` where the checkpoint left off that `which` (training.resume) means; leave it as
     it is where there is none. Raises CheckpointError."""
     say = state.context.channels.say
-    if (found := find(which, state.context)) is None:
+    if (found := find(which, state)) is None:
         return
     path, saved = found
     saved["settings"] = _settings_of(path, saved)
@@ -47,8 +48,8 @@ def resume(state: TrainingState, which: str, saver: Saver) -> None:
     _refuse_another_run(path, saved, state)
     _refuse_to_profile_the_past(saved["step"], state.settings)
     state.restore(saved)
-    state.progress.resumed = path.absolute()
-    saver.adopt(path, saved.get("kept", []))  # an alarm's checkpoint names no others
+    state.progress.resumed, state.progress.resumed_content = path.absolute(), content_of(path)
+    _go_on_with(path, saved, state, saver)
     before = saved["settings"]
     ranks = _num_ranks(saved, state)
     if other := [*forbidden(before, state.settings, ranks), *changes(before, state.settings)]:
@@ -74,17 +75,31 @@ def _layout(num_ranks: int, mesh: Mapping[str, int]) -> str:
     return f"{num_ranks} rank{'s'[: num_ranks > 1]}{f' ({sizes})' if sizes else ''}"
 
 
-def find(which: str, context: RunContext) -> tuple[Path, dict[str, Any]] | None:
+def _go_on_with(path: Path, saved: dict[str, Any], state: TrainingState, saver: Saver) -> None:
+    """The run of the checkpoint; with other settings, but for more steps, it is a new one."""
+    progress = state.progress
+    progress.resumed_at = saved.get("attempt", 0), saved["step"]
+    header = header_of(path)
+    if header and fit_of(header, state.settings, state.context.world.size)[:2] == (False, 0):
+        progress.run_id = header.run_id
+    saver.adopt([*saved.get("kept", []), path.name])  # an alarm's checkpoint names no others
+
+
+def find(which: str, state: TrainingState) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint that `which` means, verified and read; None: auto, and there is none. The
     weights and moments of a sharded one are still on the disk. All ranks find the same. Raises
     CheckpointError, NotShared."""
+    context = state.context
     say, world = context.channels.say, context.world
-    place = agreed(which, context)
+    place = agreed(which, state.settings, context)
     if place.directory is None:
         return place.path, _named(place, world)
     for path in place.unfinished:
         say(f"Not resumed: {path}: its save was not finished")
+    for text in place.passed_over:
+        say(f"Not resumed: {text}")
     if found := _newest_sound(place, context):
+        _tell_other_states(found[0], found[1]["step"], place.candidates, say)
         return found
     if which != AUTO:
         raise CheckpointError(f"training.resume = {which}: {place.why_empty}")
@@ -151,6 +166,16 @@ def _newest_sound(place: Place, context: RunContext) -> tuple[Path, dict[str, An
             "move them away to start afresh"
         )
     return None
+
+
+def _tell_other_states(path: Path, step: int, candidates: Sequence[Path], say: Say) -> None:
+    """Of the same step in the same run: two branches of it, or a file that somebody copied."""
+    named = (other for other in candidates if steps_of(other) in (None, step))
+    headers = [header for other in named if (header := header_of(other)) is not None]
+    own = state_sum(path)
+    same_step = (header.path for header in headers if header.step == step)
+    if others := [str(other) for other in same_step if state_sum(other) != own]:
+        say(f"{path} is resumed; another state of the same step is in {few(others)}")
 
 
 def _settings_of(path: Path, saved: dict[str, Any]) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 this run, and of no other. Where ranks share weights each of them writes its part."""
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -18,19 +20,23 @@ from model_check.engine.checkpoint import storing, write_checkpoint
 from model_check.engine.distributed.peers import BEAT_S
 from model_check.engine.memory import OutOfMemory
 from model_check.engine.run_context import RunContext
-from model_check.engine.saving.checkpoint_files import (
-    keep_earlier,
+from model_check.engine.saving.checkpoint_files import sweep_leftovers
+from model_check.engine.saving.earlier import (
+    keep_file,
+    keeping_shards,
+    move_closed,
     remove_checkpoint,
-    sweep_leftovers,
 )
+from model_check.engine.saving.lineage import contents_of, header_of
 from model_check.engine.saving.staging import Staging
 from model_check.engine.sharded.parts import like
 from model_check.engine.sharded.shards import Sums, own_sums
 from model_check.engine.state import TrainingState
 from model_check.errors import PeerLost
+from model_check.events import Saved
 from model_check.forensics.fingerprint import Fingerprint
 from model_check.forensics.shard import own_values
-from model_check.utils.checkpoint_names import sharded_name, steps_of
+from model_check.utils.checkpoint_names import content_of, sharded_name, steps_of
 
 if TYPE_CHECKING:
     from model_check.engine.sharded.together import Together
@@ -61,7 +67,9 @@ class Saver:
         """Where ranks share weights, all of them make one at the same time, and `kernel` computes
         the sums of what they save."""
         context = state.context
-        self.directory = context.directory
+        self.directory, self._check_place = context.directory, context.claim.check
+        self._progress, self._sink = state.progress, context.channels.sink
+        self._is_claimed = context.replay_to is None
         self._device, self._is_first = context.device, context.world.is_first
         self._tensors = state.sharded
         self._together = _together(context) if state.sharded else None
@@ -80,12 +88,15 @@ class Saver:
         self._kept: list[Path] = []
         """This run's `step_N.pt`, oldest first."""
         self._own: set[Path] = set()
-        """What this run has written."""
-        self._goes_on = False
-        """Whether files that were in the directory before are this run's as well."""
+        """What this process has written."""
+        self._attempt: int | None = None
+        """The number of this process among those that saved here; None: it has not saved."""
+        self._news: list[str | Saved] = []
+        """What the thread has done, for the one that trains to report."""
 
     def __enter__(self) -> Self:
-        self._sweep()
+        if self._is_first and self._is_claimed:  # one rank for all
+            sweep_leftovers(self.directory)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
@@ -94,7 +105,7 @@ class Saver:
         self.wait(LAST_WAIT_S if isinstance(error, PeerLost) else None)
         self._staged = None
         self._staging.close()
-        self._sweep()  # some were too young when this run began
+        self._report()
         if error is None:
             self.check()
         elif self._failure is not None:
@@ -104,20 +115,18 @@ class Saver:
     def is_writing(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def adopt(self, resumed: Path, kept: list[str]) -> None:
-        """Count the resumed checkpoint, and those that its run had kept, as this run's, if they are
-        in this directory. Every other file here belongs to another run."""
-        if resumed.parent.absolute() == self.directory.absolute():
-            self._goes_on = True
-            names = [name for name in (*kept, resumed.name) if Path(name).name == name]
-            paths = [self.directory / name for name in dict.fromkeys(names)]
-            self._kept = [path for path in paths if steps_of(path) is not None and path.exists()]
+    def adopt(self, kept: list[str]) -> None:
+        """Count those of the files that the resumed run had kept as this run's that lie here and
+        are still its own."""
+        paths = [self.directory / name for name in dict.fromkeys(kept) if Path(name).name == name]
+        self._kept = [path for path in paths if steps_of(path) is not None and self._is_own(path)]
 
     def due(self, num_done: int) -> bool:
         return self._interval is not None and num_done % self._interval == 0
 
     def check(self) -> None:
         """Raises the error of a write that has failed since the last call, whatever it is."""
+        self._report()
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -135,11 +144,11 @@ class Saver:
             self.wait()
         self.check()
         path = self.directory / (sharded_name(name) if self._tensors else name)
-        if self._is_first:
-            self._keep_earlier(path)
-        kept = {"kept": [kept.name for kept in self._kept]}
+        self._check_place()
+        kept = {"kept": [kept.name for kept in self._kept], "attempt": self._number()}
         if waits:
             self._write_now(path, state | kept)
+            self.check()
             return path
         if not is_staged:
             self._staged = state["step"], self._stage(path, state)
@@ -156,7 +165,6 @@ class Saver:
         # For other ranks, too: meanwhile signals are heard, which gloo hears none of.
         self._begin(path, lambda: self._write(path, content, {}))
         self.wait()
-        self.check()
 
     def _stage(self, path: Path, state: dict[str, Any]) -> Callable[[], _Content]:
         """Gives the copy when it is whole."""
@@ -206,32 +214,55 @@ class Saver:
         self._thread = threading.Thread(target=run, name="save", daemon=True)
         self._thread.start()
 
-    def _sweep(self) -> None:
-        """One rank for all."""
-        if self._is_first:
-            sweep_leftovers(self.directory)
+    def _report(self) -> None:
+        while self._news:
+            match self._news.pop(0):
+                case Saved() as event:
+                    self._sink.emit(event)
+                case line:
+                    self._say(line)
 
-    def _keep_earlier(self, path: Path) -> None:
-        """An earlier run may have left a file of this name, and this run does not resume it: keep
-        it under another name."""
-        if self._goes_on or path in self._own:
-            return
-        with storing(path):
-            earlier = keep_earlier(path)
-        if earlier is not None:
-            self._say(f"An earlier run's {path.name} is kept as {earlier}")
-        self._own.add(path)
+    def _number(self) -> int:
+        """Of this attempt. The first rank's counts."""
+        if self._attempt is None:
+            with storing(self.directory):
+                found = contents_of(self.directory).headers if self._is_first else []
+            numbers = [self._progress.resumed_at[0], *(header.attempt for header in found)]
+            self._attempt = 1 + max(numbers)
+        return self._attempt
+
+    def _is_own(self, path: Path) -> bool:
+        """Whether this process has written it, or it is of the past that this run goes on from: a
+        later state is of another branch."""
+        header, progress = header_of(path), self._progress
+        if path in self._own or header is None:
+            return path in self._own
+        return header.run_id == progress.run_id and header.progress <= progress.resumed_at
 
     def _write(self, path: Path, content: _Content, kept: Mapping[str, Any]) -> None:
         state = {**content.state, **kept}
+        is_others = self._is_first and os.path.lexists(path) and not self._is_own(path)
         if self._together is None:
-            write_checkpoint(path, state)
+            earlier: list[Path | None] = []
+            keep = (lambda: earlier.append(keep_file(path))) if is_others else None
+            write_checkpoint(path, state, before=keep)
         else:
             from model_check.engine.sharded.writing import write_shards
 
             with storing(path):
-                write_shards(path, state, content.tensors, content.sums, self._together)
-        if steps_of(path) is not None and self._is_first:
+                earlier = [move_closed(path)] if is_others else []
+                keep_shards = partial(keeping_shards, path) if is_others else None
+                shards = (content.tensors, content.sums, self._together)
+                kept_as = write_shards(path, state, *shards, keep=keep_shards)
+                earlier.append(kept_as)
+        for place in filter(None, earlier):
+            self._news.append(f"An earlier run's {path.name} is kept as {place}")
+        self._own.add(path)
+        if not self._is_first:
+            return
+        sums = content_of(path)
+        self._news.append(Saved(step=state["step"], path=str(path.absolute()), content=sums))
+        if steps_of(path) is not None:
             self._kept = [kept for kept in self._kept if kept != path] + [path]
             self._remove_old()
 

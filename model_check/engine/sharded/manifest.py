@@ -96,11 +96,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             yield from ((name, tensor, chunk) for chunk in tensor.chunks if chunk.file == file)
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path, name: str = MANIFEST) -> Manifest:
     """Of the checkpoint in the directory `path`. Raises CheckpointError."""
     try:
         with hold_unlinked(path) as held:
-            manifest = msgspec.json.decode(held.read(MANIFEST, LONGEST), type=Manifest)
+            manifest = msgspec.json.decode(held.read(name, LONGEST), type=Manifest)
     except FileNotFoundError as error:
         lacks = "its save was not finished" if was_begun(path) else f"it has no {MANIFEST}"
         raise CheckpointError(f"{path}: not a checkpoint: {lacks}") from error

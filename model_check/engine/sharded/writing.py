@@ -4,8 +4,8 @@ where it fails on one."""
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,14 @@ from model_check.engine.sharded.manifest import (
     Manifest,
     TensorEntry,
     World,
+    read_manifest,
     remove_empty,
     remove_unfinished,
 )
 from model_check.engine.sharded.parts import mesh_of, place_of
 from model_check.engine.sharded.shards import Sums, path_of
 from model_check.engine.sharded.together import Together
-from model_check.errors import PeerLost, StorageError
+from model_check.errors import CheckpointError, PeerLost, StorageError
 from model_check.utils.checkpoint_names import COMMON, MANIFEST
 from model_check.utils.files import sync
 from model_check.utils.held import HeldDirectory, hold_unlinked
@@ -38,6 +39,10 @@ _FILE_BYTES = 1 << 28
 """Of a rank: torch makes two copies of a file in memory before it writes it."""
 
 _SHARE = "the machines of a job must share system.checkpoint_dir"
+
+
+Keep = Callable[[str], AbstractContextManager[Path | None]]
+"""Entered while the manifest of the save in a directory of that name replaces another one."""
 
 
 class Written(msgspec.Struct):
@@ -53,9 +58,12 @@ def write_shards(
     tensors: Mapping[str, Tensor],
     sums: Sums,
     together: Together,
-) -> None:
+    *,
+    keep: Keep | None = None,
+) -> Path | None:
     """All ranks call it. `tensors`: DTensors, or the same on each rank; `sums`: of what this rank
-    has of them; `common`: all else, of the first rank. Raises OSError, PeerLost.
+    has of them; `common`: all else, of the first rank. `keep`, of the first rank: moves what is
+    there, another run's. Returns where; None: nothing was moved. Raises OSError, PeerLost.
 
     A kill leaves no manifest, or the one that was there before with its files; an error leaves
     nothing else.
@@ -65,8 +73,9 @@ def write_shards(
         _mark_in_use(held, together)
         _write_tensors(held, tensors, together)
         found = together.each("read back", lambda: _inventory(held, tensors, sums, together.rank))
-        together.first_does(
-            "write the manifest", lambda: _finish(path, held, common, tensors, found, together)
+        return together.first_does(
+            "write the manifest",
+            lambda: _finish(path, held, common, tensors, found, together, keep),
         )
 
 
@@ -75,7 +84,11 @@ def _begin(path: Path) -> str:
     name = os.urandom(8).hex()
     with hold_unlinked(path, make=True) as held:
         held.make_directory(name)
-        held.sync()
+        try:
+            held.sync()
+        except OSError:
+            _discard(path, name)
+            raise
     return name
 
 
@@ -94,12 +107,23 @@ def _discarded_on_error(path: Path, attempt: str, together: Together) -> Iterato
     try:
         yield
     except BaseException:
-        if together.is_first:
-            with suppress(OSError), hold_unlinked(path.parent) as parent:
-                with parent.directory(path.name) as held:
-                    held.remove(attempt)
-                remove_empty(parent, path.name)
+        if together.is_first and not _is_published(path, attempt):
+            _discard(path, attempt)
         raise
+
+
+def _discard(path: Path, attempt: str) -> None:
+    with suppress(OSError), hold_unlinked(path.parent) as parent:
+        with parent.directory(path.name) as held:
+            held.remove(attempt)
+        remove_empty(parent, path.name)
+
+
+def _is_published(path: Path, attempt: str) -> bool:
+    """Whether the manifest names these files: an error after that must not take them away."""
+    with suppress(CheckpointError):
+        return read_manifest(path).directory == attempt
+    return False
 
 
 def _mark_in_use(held: HeldDirectory, together: Together) -> None:
@@ -175,8 +199,10 @@ def _finish(
     tensors: Mapping[str, Tensor],
     found: list[Written],
     together: Together,
-) -> None:
-    """Of the first rank, when all others are done."""
+    keep: Keep | None,
+) -> Path | None:
+    """The first rank's last part, when all others are done. Returns where an earlier run's save was
+    moved."""
     with held.create_first(COMMON) as file:
         torch.save(dict(common), file)
         file.flush()
@@ -194,10 +220,13 @@ def _finish(
         tensors={name: _tensor_entry(name, tensor, found) for name, tensor in tensors.items()},
     )
     with hold_unlinked(path) as parent:
-        parent.replace(MANIFEST, msgspec.json.encode(manifest))
+        keeping = nullcontext() if keep is None else keep(manifest.directory)
+        with keeping as earlier:
+            parent.replace(MANIFEST, msgspec.json.encode(manifest))
         with suppress(OSError):  # the checkpoint is whole, whatever lies beside it
             remove_unfinished(parent, keep=manifest.directory)
     sync(path.absolute().parent)  # its own name may be new there
+    return earlier
 
 
 def _refuse_unseen(held: HeldDirectory, written: Written, rank: int) -> None:

@@ -8,9 +8,11 @@ from typing import Any, cast
 
 import torch
 
+from model_check.config.schema import Settings
 from model_check.engine.distributed.job import joined
-from model_check.engine.run_context import Identity, RunContext
+from model_check.engine.run_context import Identity
 from model_check.engine.saving.resume import find
+from model_check.engine.state import TrainingState
 from model_check.errors import CheckpointError
 from model_check.utils.worker_env import RankEnv
 
@@ -22,7 +24,8 @@ with joined(RankEnv.from_environ(), torch.device("cpu"), lambda _: 60.0) as worl
             directory=place, channels=channels, world=world, identity=Identity("CPU0")
         )
         try:
-            found = find(which, cast(RunContext, context))
+            state = SimpleNamespace(context=context, settings=Settings())
+            found = find(which, cast(TrainingState, state))
             print("nothing" if found is None else f"{found[0]} {found[1]['step']}")
         except CheckpointError as error:
             print(error)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from model_check.engine.checkpoint import read_checkpoint
-from model_check.events import Done, Evaluation, Step
+from model_check.events import Done, Evaluation, Saved, Step
 from tests.deadline import DEADLINE_S
 from tests.engine.conftest import Run, Worker
 
@@ -124,19 +124,27 @@ def test_another_batch_size_goes_on_at_the_next_sequence(
     assert "training.batch_size 2 -> 6" in large.output
 
 
-def test_two_processes_in_one_directory_leave_only_whole_files(
+def test_two_workers_of_one_name_in_one_directory_have_their_own_files(
     start: Start, tmp_path: Path
 ) -> None:
-    """Workers of two launchers that have the same name."""
+    """Of two launchers. They took each other's files for their own, and removed them."""
     saving = ("training.save_interval=1", "training.keep_last=2", "training.save_last=true")
     environ = {"OMP_NUM_THREADS": "1", "MODEL_CHECK_WORKER": "CPU0"}
-    workers = [start(*saving, "--max-steps=25", **environ) for _ in range(2)]
-    for worker in workers:
-        assert worker.finish() == 0, worker.output
-    directory = tmp_path / ".checkpoints" / "cpu0"
-    left = list(directory.iterdir())
-    assert directory / "last.pt" in left
-    assert all(path.suffix == ".pt" and read_checkpoint(path) for path in left), left
+    first = start(*saving, "--max-steps=100000", "system.seed=1", **environ)
+    assert any(isinstance(event, Saved) for event in first.listen()), first.output
+    second = start("training.save_interval=2", "--max-steps=8", "system.seed=2", **environ)
+    assert second.finish() == 0, second.output
+    first.process.send_signal(signal.SIGTERM)
+    first.finish()
+    found = {
+        name: [read_checkpoint(path) for path in (tmp_path / ".checkpoints" / name).glob("*.pt")]
+        for name in ("cpu0", "cpu0_2")
+    }
+    assert [saved["settings"]["system"]["seed"] for saved in found["cpu0"]] == [1, 1]
+    assert sorted(saved["step"] for saved in found["cpu0_2"]) == [2, 4, 6, 8]
+    assert {saved["settings"]["system"]["seed"] for saved in found["cpu0_2"]} == {2}
+    in_use = f".checkpoints/cpu0 is in use by CPU0 (process {first.process.pid} on "
+    assert in_use in second.output.partition("Step [0/")[0]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGTERM], ids=["USR1", "TERM"])

@@ -1,12 +1,15 @@
 """A checkpoint of ranks that share a model: what is written, what is noticed, what goes on from it.
 Here one process writes it, in a group of one; tests/engine/test_shards.py has several."""
 
+import errno
+import fcntl
 import json
 import os
 import pickle
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -20,13 +23,14 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from model_check.data.sources.chat import template_of
 from model_check.engine.checkpoint import read_checkpoint
-from model_check.engine.saving.checkpoint_files import (
-    keep_earlier,
-    newest_first,
+from model_check.engine.saving.checkpoint_files import sweep_leftovers, unfinished
+from model_check.engine.saving.earlier import (
+    keep_file,
+    keeping_shards,
+    move_closed,
     remove_checkpoint,
-    sweep_leftovers,
-    unfinished,
 )
+from model_check.engine.saving.lineage import newest_first
 from model_check.engine.sharded.manifest import read_manifest
 from model_check.engine.sharded.parts import part_of
 from model_check.engine.sharded.shards import own_sums
@@ -39,7 +43,8 @@ from model_check.forensics.fingerprint import Fingerprint, eager_fingerprint
 from model_check.forensics.fingerprint_kernel import fingerprint_for
 from model_check.generate.text_model import read_text_model
 from model_check.library import load_model
-from model_check.utils.checkpoint_names import MANIFEST, common_file
+from model_check.utils.checkpoint_names import MANIFEST, common_file, is_sharded
+from model_check.utils.held import HeldDirectory, hold
 from tests.engine.conftest import Run
 
 MakeRun = Callable[..., Run]
@@ -77,6 +82,7 @@ def saved(
 ) -> Callable[[int], Path]:
     def at(num_steps: int) -> Path:
         run = tiny_run(training__max_steps=num_steps)()
+        run.trainer.state.progress.run_id = "one run"
         return save(run, tmp_path / "checkpoints" / f"step_{num_steps}")
 
     return at
@@ -193,8 +199,7 @@ class _Bomb:
 def test_damage_is_named_and_the_save_before_it_taken(
     tiny_run: MakeRun, saved: Callable[[int], Path], tmp_path: Path
 ) -> None:
-    earlier, path = saved(1), saved(2)
-    os.utime(earlier / MANIFEST, (1, 1))
+    _, path = saved(1), saved(2)
     sound = tmp_path / "sound"
     shutil.copytree(path, sound)
     for kind in damages(path):
@@ -367,7 +372,7 @@ def test_a_directory_that_may_not_be_entered_is_told_and_never_passed_over(
                     read_text_model(below, CPU, None)
             with pytest.raises(OSError, match=r"not permitted|denied"):
                 remove_checkpoint(closed)
-            assert keep_earlier(closed) == place / "last.earlier2"
+            assert move_closed(closed) == place / "last.earlier2"
         finally:
             os.seteuid(0)
         read_checkpoint(place / "last.earlier2")
@@ -455,12 +460,76 @@ def test_what_an_earlier_run_left_under_the_name_is_kept_once(saved: Callable[[i
     path = saved(1)
     earlier = path.with_name("step_1.earlier")
     for _ in range(2):  # the second replaces the first
-        assert keep_earlier(path) == earlier
+        assert replaced(path) == earlier
         assert read_checkpoint(earlier)["step"] == 1
         saved(1)
     (path / MANIFEST).unlink()
-    assert keep_earlier(path) is None, "it was cut short"
+    assert replaced(path) is None, "it was cut short"
     assert read_checkpoint(earlier)["step"] == 1
+
+
+def replaced(path: Path) -> Path | None:
+    """Keep what is in `path` while a new save takes its place."""
+    with keeping_shards(path, "f" * 16) as earlier:
+        (path / MANIFEST).unlink(missing_ok=True)
+    return earlier
+
+
+@pytest.mark.parametrize("name", ["last", "best", "step_4"])
+@pytest.mark.parametrize("at", ["before the manifest is replaced", "after it"])
+def test_a_kill_while_an_earlier_save_moves_away_loses_neither(
+    saved: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, at: str, name: str
+) -> None:
+    new, path = saved(2), saved(1)
+    path = path.rename(path.with_name(name))
+    (attempt,) = (each for each in new.iterdir() if each.is_dir())
+    shutil.copytree(attempt, path / attempt.name)
+    if (child := os.fork()) == 0:
+        rename = HeldDirectory.rename
+
+        def kill(held: HeldDirectory, name: str, to: HeldDirectory, new: str) -> None:
+            if name == new:  # the files move
+                os._exit(9)
+            rename(held, name, to, new)
+
+        monkeypatch.setattr(HeldDirectory, "rename", kill)
+        with keeping_shards(path, attempt.name):
+            if at == "before the manifest is replaced":
+                os._exit(9)
+            os.replace(new / MANIFEST, path / MANIFEST)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    is_new = at == "after it"
+    assert read_checkpoint(path)["step"] == 1 + is_new
+    earlier = path.with_name(f"{name}.earlier")
+    assert not is_sharded(earlier), "its files are still where they were"
+    sweep_leftovers(path.parent)
+    assert read_checkpoint(path)["step"] == 1 + is_new
+    assert earlier.exists() is is_new
+    assert not is_new or read_checkpoint(earlier)["step"] == 1
+
+
+def test_an_earlier_save_stays_where_its_successor_cannot_be_written(
+    saved: Callable[[int], Path],
+) -> None:
+    path = saved(1)
+    with pytest.raises(OSError, match="full"), keeping_shards(path, "f" * 16):
+        raise OSError(errno.ENOSPC, "full")
+    assert read_checkpoint(path)["step"] == 1
+    assert not path.with_name("step_1.earlier").exists()
+
+
+def test_an_error_behind_the_new_manifest_takes_neither_save_away(
+    saved: Callable[[int], Path],
+) -> None:
+    """The disk failed to sync the directory: the new files went, and the manifest named them."""
+    new, path = saved(2), saved(1)
+    (attempt,) = (each for each in new.iterdir() if each.is_dir())
+    shutil.copytree(attempt, path / attempt.name)
+    with suppress(OSError), keeping_shards(path, attempt.name):
+        os.replace(new / MANIFEST, path / MANIFEST)
+        raise OSError(errno.EIO, "sync")
+    assert read_checkpoint(path)["step"] == 2
+    assert read_checkpoint(path.with_name("step_1.earlier"))["step"] == 1
 
 
 def test_what_is_in_the_way_of_an_earlier_checkpoint_stays_and_so_does_that(
@@ -474,19 +543,18 @@ def test_what_is_in_the_way_of_an_earlier_checkpoint_stays_and_so_does_that(
     shutil.copytree(path, copy)
     older.mkdir()
     (older / "note").write_text("mine")
-    assert keep_earlier(path) == second
-    shutil.copytree(copy, path)
-    assert keep_earlier(path) == second  # it is ours, and gives way
-    shutil.rmtree(second)
-    second.write_text("mine, too")
-    shutil.copytree(copy, path)
-    assert keep_earlier(path) == third
-    read_checkpoint(third)
+    for wanted in (second, second, third):  # the second is ours, and gives way
+        if wanted == third:
+            shutil.rmtree(second)
+            second.write_text("mine, too")
+        assert replaced(path) == wanted
+        read_checkpoint(wanted)
+        shutil.copytree(copy, path, dirs_exist_ok=True)
     assert (older / "note").read_text() + second.read_text() == "minemine, too"
     file = path.with_name("last.pt")
     file.write_text("a file")
     path.with_name("last.earlier.pt").mkdir()
-    assert keep_earlier(file) == path.with_name("last.earlier2.pt")
+    assert keep_file(file) == path.with_name("last.earlier2.pt")
 
 
 def test_a_save_that_was_cut_short_never_counts_and_is_cleared_away(
@@ -506,10 +574,11 @@ def test_a_save_that_was_cut_short_never_counts_and_is_cleared_away(
     assert run.trainer.state.progress.step == 2
     with pytest.raises(CheckpointError, match=r"step_3: its save was not finished"):
         tiny_run(training__resume=str(cut))
-    sweep_leftovers(directory)
-    assert cut.exists(), "its writer may still be at it"
     (attempt,) = cut.iterdir()
-    os.utime(attempt, (1, 1))
+    with hold(attempt) as held:
+        fcntl.flock(held.descriptor, fcntl.LOCK_EX)
+        sweep_leftovers(directory)
+        assert cut.exists(), "its writer is still at it"
     sweep_leftovers(directory)
     assert not cut.exists()
     assert mine.exists()
@@ -522,6 +591,22 @@ def test_a_directory_that_cannot_be_written_is_a_message(
     (tmp_path / "full").write_text("a file where the directory should be")
     with pytest.raises(OSError, match="Not a directory"):
         save(tiny_run(training__max_steps=1)(), tmp_path / "full" / "step_1")
+
+
+def test_a_directory_that_cannot_be_synced_leaves_nothing_of_the_save(
+    tiny_run: MakeRun,
+    save: Callable[[Run, Path], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: HeldDirectory) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    run = tiny_run(training__max_steps=1)()
+    monkeypatch.setattr(HeldDirectory, "sync", fail)
+    with pytest.raises(OSError, match="the disk is broken"):
+        save(run, tmp_path / "step_1")
+    assert not (tmp_path / "step_1").exists()
 
 
 def test_files_that_the_first_rank_does_not_see_are_told_by_their_rank(

@@ -120,21 +120,20 @@ def test_a_checkpoint_directory_that_cannot_be_is_refused_when_it_is_needed(
     (cwd / "taken").write_text("a file")
     wanted = settings(system={"checkpoint_dir": "taken/here"}, **saves)
     name = next(f"{section}.{key}" for section, keys in saves.items() for key in keys)
-    with pytest.raises(StorageError, match=f"taken/here: Not a directory; {name} would write"):
+    with pytest.raises(
+        StorageError, match=f"taken/here: cannot be written: Not a directory; {name}"
+    ):
         check_checkpoint_dir(wanted, ["CPU0"])
-
-
-def test_otherwise_it_is_a_note(cwd: Path) -> None:
-    (cwd / "taken").write_text("a file")
-    (note,) = check_checkpoint_dir(settings(system={"checkpoint_dir": "taken"}), ["CPU0"])
-    assert "after a NaN there would be no checkpoint" in note
 
 
 def test_a_workers_own_directory_counts(cwd: Path) -> None:
     (cwd / ".checkpoints").mkdir()
     (cwd / ".checkpoints" / "gpu3").write_text("a file")
-    assert check_checkpoint_dir(settings(), ["GPU1"]) == []
-    assert len(check_checkpoint_dir(settings(), ["GPU1", "GPU3"])) == 1
+    wanted = settings(training={"save_last": True})
+    check_checkpoint_dir(wanted, ["GPU1"])
+    with pytest.raises(StorageError, match=r"gpu3: cannot be written"):
+        check_checkpoint_dir(wanted, ["GPU1", "GPU3"])
+    check_checkpoint_dir(settings(), ["GPU3"])  # nothing is to be saved
 
 
 def test_looking_makes_no_directory(cwd: Path) -> None:
