@@ -6,6 +6,7 @@ tested with them. `file_calls.c` is preloaded where a run must be held, killed o
 call to the file system.
 """
 
+import argparse
 import hashlib
 import json
 import os
@@ -45,6 +46,24 @@ _TRAINING = {
     "num_workers": 0,
     "save_on_signal": False,
 }
+
+
+def parser_of(description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """The options that programs of rounds share."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--only",
+        type=int,
+        metavar="N",
+        help="repeat this round alone; with the same --seed and other options",
+    )
+    parser.add_argument("--tree", type=lambda text: Path(text).resolve(), default=ROOT)
+    parser.add_argument("--jobs", type=int, default=2, help="rounds at once")
+    return parser
 
 
 class Owner(NamedTuple):

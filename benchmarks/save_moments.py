@@ -53,7 +53,6 @@ from typing import NamedTuple
 from benchmarks.checkpoint_runs import (
     CHECKPOINTS,
     MANIFEST,
-    ROOT,
     Broken,
     Done,
     Lab,
@@ -61,6 +60,7 @@ from benchmarks.checkpoint_runs import (
     Saved,
     checkpoints_below,
     leftovers_below,
+    parser_of,
     read,
 )
 
@@ -147,21 +147,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--only",
-        type=int,
-        metavar="N",
-        help="repeat this round alone; with the same --seed and other options",
-    )
-    parser.add_argument("--tree", type=lambda text: Path(text).resolve(), default=ROOT)
+    parser = parser_of(__doc__, 200)
     for name, words in (("kinds", KINDS), ("formats", FORMATS), ("priors", PRIORS)):
         parser.add_argument(f"--{name}", type=lambda text: text.split(","), default=list(words))
-    parser.add_argument("--jobs", type=int, default=2, help="rounds at once")
     options = parser.parse_args(argv)
     if os.geteuid() != 0:
         print("no real disk is filled: that needs root")

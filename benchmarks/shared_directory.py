@@ -47,7 +47,6 @@ from benchmarks.checkpoint_runs import (
     CHECKPOINTS,
     DEADLINE_S,
     KINDS,
-    ROOT,
     Broken,
     Done,
     Lab,
@@ -56,6 +55,7 @@ from benchmarks.checkpoint_runs import (
     Saved,
     checkpoints_below,
     leftovers_below,
+    parser_of,
     read,
 )
 
@@ -137,21 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--only",
-        type=int,
-        metavar="N",
-        help="repeat this round alone; with the same --seed and other options",
-    )
-    parser.add_argument("--tree", type=lambda text: Path(text).resolve(), default=ROOT)
+    parser = parser_of(__doc__, 30)
     parser.add_argument("--differ", choices=["seed", "rate"], help="default: drawn")
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
-    parser.add_argument("--jobs", type=int, default=2, help="rounds at once")
     parser.add_argument("--keep", type=Path, help="an empty directory, which is left as it is")
     options = parser.parse_args(argv)
     if os.geteuid() != 0 and "node" in options.kinds:

@@ -10,7 +10,6 @@ import msgspec
 from model_check.errors import UsageError
 from model_check.events import Saved
 from model_check.utils.checkpoint_names import content_of as checkpoint_content
-from model_check.utils.checkpoint_names import is_resumable
 from model_check.utils.held import hold_unlinked
 
 T = TypeVar("T")
@@ -32,7 +31,7 @@ def intact(saved: Iterable[Saved]) -> list[Saved]:
     found = [
         event
         for event in last.values()
-        if is_resumable(Path(event.path)) and checkpoint_content(Path(event.path)) == event.content
+        if (path := Path(event.path)).stem != "best" and checkpoint_content(path) == event.content
     ]
     return sorted(found, key=lambda event: event.step)
 

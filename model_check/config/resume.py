@@ -5,7 +5,6 @@ numbers. Pure, but that it looks whether the checkpoint exists."""
 
 import hashlib
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,10 +17,9 @@ from model_check.config.ranks import sequences_of_step
 from model_check.config.schema import InfiniSettings, ModelSettings, Settings
 from model_check.config.shape import geometry
 from model_check.errors import ConfigError
-from model_check.utils.checkpoint_names import is_sharded
+from model_check.utils.checkpoint_names import is_earlier, is_named, is_sharded
 
 AUTO = "auto"
-_RESUMABLE = re.compile(r"(last|best|step_[0-9]+)(\.pt)?")
 _NUM_NAMED = 3
 KEYS = tuple(
     dict.fromkeys(
@@ -82,7 +80,8 @@ def _those_beside(path: Path) -> str:
     """`; there are checkpoints/gpu0/last.pt, ...`: what could be resumed in its directory and in
     those of workers below it, the newest first; empty where nothing could."""
     found = [file for at in ("", "*/") for file in path.parent.glob(f"{at}*")]
-    found = [at for at in found if _RESUMABLE.fullmatch(at.name) and (at.suffix or is_sharded(at))]
+    found = [at for at in found if is_named(at) and not is_earlier(at)]
+    found = [at for at in found if at.suffix or is_sharded(at)]
     names = [str(at) for at in sorted(found, key=os.path.getmtime, reverse=True)]
     more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
     return f"; there are {', '.join(names[:_NUM_NAMED])}{more}" if names else ""

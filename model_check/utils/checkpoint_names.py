@@ -82,14 +82,13 @@ def paths_in(directory: Path) -> list[Path]:
     (`last.earlier.pt`). `best.pt` is not among them: no run ended there. Raises OSError where the
     directory cannot be listed."""
     paths = directory.iterdir() if os.path.isdir(directory) else ()
-    named = [p for p in paths if (match := _NAME.fullmatch(p.name)) and match["name"] != "best"]
+    named = [path for path in paths if is_named(path) and not path.name.startswith("best")]
     return [path for path in named if path.suffix == ".pt" or is_sharded(path)]
 
 
-def is_resumable(path: Path) -> bool:
-    """Whether it has the name of a checkpoint that `training.resume = auto` looks for."""
-    match = _NAME.fullmatch(path.name)
-    return match is not None and match["name"] != "best" and not match["earlier"]
+def is_named(path: Path) -> bool:
+    """Whether it has the name of a checkpoint, sharded or not, kept from an earlier run or not."""
+    return _NAME.fullmatch(path.name) is not None
 
 
 def is_earlier(path: Path) -> bool:

@@ -8,10 +8,9 @@ from pathlib import Path
 from model_check.engine.saving.earlier import finish_moves
 from model_check.engine.sharded.manifest import read_manifest, remove_empty
 from model_check.errors import CheckpointError
-from model_check.utils.checkpoint_names import ATTEMPT, MANIFEST, was_begun
+from model_check.utils.checkpoint_names import ATTEMPT, MANIFEST, is_named, was_begun
 from model_check.utils.held import hold_unlinked
 
-_SHARDED = re.compile(r"(last|best|step_(0|[1-9]\d*))(\.earlier\d*)?")
 _LEFTOVER = re.compile(r"\.(last|best|error|(nan_grad_)?step_\d+)\.pt\.\w+\.tmp")
 _MANIFEST_LEFTOVER = re.compile(rf"\.{re.escape(MANIFEST)}\.\w+\.tmp")
 
@@ -23,18 +22,18 @@ def step_name(num_done: int) -> str:
 def unfinished(directory: Path) -> list[Path]:
     """Sharded checkpoints without a manifest: their saves were cut short."""
     paths = directory.iterdir() if directory.is_dir() else ()
-    return sorted(p for p in paths if _SHARDED.fullmatch(p.name) and was_begun(p))
+    return sorted(path for path in paths if is_named(path) and was_begun(path))
 
 
 def sweep_leftovers(directory: Path) -> None:
-    """Finish what a killed writer left half done in a directory that this run has claimed, and
-    remove its partial files and the directories of its sharded saves."""
+    """Finish a move that a killed writer began, and remove its partial files and the directories of
+    its sharded saves. This run has claimed the directory."""
     finish_moves(directory)
     for path in directory.iterdir() if directory.is_dir() else ():
         with suppress(OSError, CheckpointError):  # a damaged manifest: all stays as it is
             if _LEFTOVER.fullmatch(path.name):
                 _remove_if_dead(path)
-            elif _SHARDED.fullmatch(path.name):
+            elif is_named(path) and path.is_dir():
                 _remove_dead_attempts(path)
 
 

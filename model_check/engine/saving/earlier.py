@@ -75,7 +75,7 @@ def move_closed(path: Path) -> Path | None:
 
 
 def finish_moves(directory: Path) -> None:
-    """What a kill amid `keeping_shards` has left to do in a directory of checkpoints."""
+    """Finish each move in a directory of checkpoints that a kill has cut short."""
     for earlier in directory.iterdir() if directory.is_dir() else ():
         if is_earlier(earlier) and os.path.exists(earlier / _PENDING):
             with suppress(OSError, CheckpointError):  # a damaged manifest: all stays as it is
@@ -109,15 +109,11 @@ def remove_checkpoint(path: Path) -> None:
         path.unlink()
         return
     with hold_unlinked(path.parent) as parent, parent.directory(path.name) as held:
-        _empty(held)
+        with suppress(FileNotFoundError):
+            held.unlink(MANIFEST)
+        held.sync()
+        remove_unfinished(held, keep=None)
         remove_empty(parent, path.name)
-
-
-def _empty(held: HeldDirectory) -> None:
-    with suppress(FileNotFoundError):
-        held.unlink(MANIFEST)
-    held.sync()
-    remove_unfinished(held, keep=None)
 
 
 def _free_directory(path: Path) -> Path:

@@ -35,9 +35,10 @@ from model_check.utils.checkpoint_names import (
 
 _EXTENDED = "training.max_steps"
 """Whoever resumes a run often wants more steps of it: this change says least about whose it is."""
-_UNREADABLE = (CheckpointError, ConfigError, OSError, LookupError, TypeError, ValueError)
-_STRANGE = (AttributeError, RuntimeError)
-"""Where a file holds tensors in place of settings."""
+_UNREADABLE = (
+    *(CheckpointError, ConfigError, OSError, LookupError, TypeError, ValueError),
+    *(AttributeError, RuntimeError),  # a tensor in place of a setting
+)
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +88,7 @@ class Contents(NamedTuple):
     """The checkpoints of a directory."""
 
     headers: list[Header]
-    """Of all that can be read, also those that were kept from earlier runs; the newest first."""
+    """All that can be read, the newest first, with those that were kept from earlier runs."""
     unread: list[Path]
     """The others, without those kept."""
 
@@ -114,7 +115,7 @@ class Contents(NamedTuple):
 
 
 def _named_step(path: Path) -> float:
-    """`last` may be any."""
+    """Returns infinity for `last`, which may hold any step."""
     steps = steps_of(path)
     return math.inf if steps is None else steps
 
@@ -135,12 +136,17 @@ def header_of(path: Path) -> Header | None:
         file = common_file(path) if is_sharded(path) else path
         if not file.is_file():  # a pipe would wait for somebody who writes to it
             return None
-        state = load_plain(file)
-        header = msgspec.convert(state, Header)
+        header = header_in(load_plain(file), path)
         fit_of(header, Settings())  # raises where these are no settings
-        run_id = header.run_id or digest_of_run(header.settings)
-    except (*_UNREADABLE, *_STRANGE):
+    except _UNREADABLE:
         return None
+    return header
+
+
+def header_in(state: Any, path: Path) -> Header:
+    """Raises ValueError, or others where the settings are none."""
+    header = msgspec.convert(state, Header)
+    run_id = header.run_id or digest_of_run(header.settings)
     return msgspec.structs.replace(header, path=path, run_id=run_id)
 
 

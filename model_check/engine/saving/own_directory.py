@@ -23,7 +23,7 @@ from model_check.engine.run_context import Claim
 from model_check.engine.saving.earlier import finish_moves
 from model_check.engine.saving.lineage import contents_of
 from model_check.errors import CheckpointError, StorageError
-from model_check.utils.checkpoint_names import IN_USE
+from model_check.utils.checkpoint_names import IN_USE, paths_in
 from model_check.utils.held import HeldDirectory, hold_unlinked
 from model_check.utils.words import Say, few, printable
 
@@ -100,7 +100,7 @@ def _tell_unshared(place: Path, world: World, say: Say) -> None:
 
 
 def _claimed(seeker: Seeker, num_ranks: int, say: Say, stack: ExitStack) -> Claim:
-    """Raises CheckpointError, StorageError."""
+    """Claims the directory of the first rank. Raises CheckpointError, StorageError."""
     usual, further = _places(seeker)
     fitting = _fitting(usual, seeker.settings, num_ranks)
     holders: dict[Path, str] = {}
@@ -112,7 +112,9 @@ def _claimed(seeker: Seeker, num_ranks: int, say: Say, stack: ExitStack) -> Clai
             "using it: wait until that run has ended, or start without --resume"
         )
     if claim is None:
-        others = (each for each in chain(usual, further) if each not in holders)
+        others = (place for place in chain(usual, further) if place not in holders)
+        if holders:  # no checkpoints of another run in place of those that are in use
+            others = (place for place in others if not paths_in(place))
         claim = _first_free(others, seeker, holders, say, stack)
     assert claim is not None  # `further` has no end
     with suppress(OSError):
@@ -153,8 +155,8 @@ def _places(seeker: Seeker) -> tuple[list[Path], Iterator[Path]]:
 
 
 def _fitting(places: Iterable[Path], settings: Settings, num_ranks: int) -> list[Path]:
-    """Those whose checkpoints `training.resume = auto` would go on from: of several that fit alike,
-    whichever is free."""
+    """Returns the places whose checkpoints `training.resume = auto` would go on from: those that
+    fit best, of which whichever is free will do."""
     found = []
     for place in places if settings.training.resume == AUTO else ():
         with suppress(OSError):
@@ -237,7 +239,7 @@ def _is_over(holder: str) -> bool:
 
 
 def _leave(held: HeldDirectory, descriptor: int, was_there: bool) -> None:
-    """A directory that was made for this run, and in which nothing was saved, goes."""
+    """Removes a directory that was made for this run and in which nothing was saved."""
     with suppress(OSError):
         if was_there or held.names() != [IN_USE]:
             os.write(descriptor, _ENDED.encode())
@@ -249,8 +251,8 @@ def _leave(held: HeldDirectory, descriptor: int, was_there: bool) -> None:
 
 
 def _refuse_if_taken(place: Path, name: str) -> None:
-    """Where the file system keeps no locks two runs may have claimed it at once: the later one has
-    it."""
+    """Raises StorageError when `.in_use` names another run: one that claimed the directory at the
+    same moment on a file system without locks, or after somebody had removed the file."""
     holder = _last_in(place)
     if holder and holder != name:
         raise StorageError(

@@ -20,7 +20,7 @@ from model_check.engine.checkpoint import not_ours, read_checkpoint
 from model_check.engine.distributed.world import World
 from model_check.engine.run_context import RunContext
 from model_check.engine.saving.fit import has_since, other_counts, refuse_misfits
-from model_check.engine.saving.lineage import fit_of, header_of, state_sum
+from model_check.engine.saving.lineage import fit_of, header_in, header_of, state_sum
 from model_check.engine.saving.place import (
     NotShared,
     Place,
@@ -76,11 +76,12 @@ def _layout(num_ranks: int, mesh: Mapping[str, int]) -> str:
 
 
 def _go_on_with(path: Path, saved: dict[str, Any], state: TrainingState, saver: Saver) -> None:
-    """The run of the checkpoint; with other settings, but for more steps, it is a new one."""
+    """Goes on with the run of the checkpoint, or begins a new one if settings other than
+    `training.max_steps` differ."""
     progress = state.progress
-    progress.resumed_at = saved.get("attempt", 0), saved["step"]
-    header = header_of(path)
-    if header and fit_of(header, state.settings, state.context.world.size)[:2] == (False, 0):
+    header = header_in(saved, path)
+    progress.resumed_at = header.progress
+    if fit_of(header, state.settings, state.context.world.size)[:2] == (False, 0):
         progress.run_id = header.run_id
     saver.adopt([*saved.get("kept", []), path.name])  # an alarm's checkpoint names no others
 
@@ -169,7 +170,7 @@ def _newest_sound(place: Place, context: RunContext) -> tuple[Path, dict[str, An
 
 
 def _tell_other_states(path: Path, step: int, candidates: Sequence[Path], say: Say) -> None:
-    """Of the same step in the same run: two branches of it, or a file that somebody copied."""
+    """Says where another state of this step of the run lies: of another branch, or copied there."""
     named = (other for other in candidates if steps_of(other) in (None, step))
     headers = [header for other in named if (header := header_of(other)) is not None]
     own = state_sum(path)
@@ -188,7 +189,7 @@ def _settings_of(path: Path, saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _difference(saved: dict[str, Any], state: TrainingState) -> str:
-    """What may be the reason that the checkpoint does not fit."""
+    """Returns the settings and data that differ, which may be why the checkpoint does not fit."""
     settings = architecture_changes(saved["settings"], state.settings)
     why = f"; settings that differ: {', '.join(settings)}" if settings else ""
     # The tokenizer decides the size of the vocabulary.

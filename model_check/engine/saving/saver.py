@@ -92,7 +92,7 @@ class Saver:
         self._attempt: int | None = None
         """The number of this process among those that saved here; None: it has not saved."""
         self._news: list[str | Saved] = []
-        """What the thread has done, for the one that trains to report."""
+        """The thread's results, which the training thread reports."""
 
     def __enter__(self) -> Self:
         if self._is_first and self._is_claimed:  # one rank for all
@@ -116,8 +116,7 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def adopt(self, kept: list[str]) -> None:
-        """Count those of the files that the resumed run had kept as this run's that lie here and
-        are still its own."""
+        """Take over the files that the resumed run had kept, if they lie here and are its own."""
         paths = [self.directory / name for name in dict.fromkeys(kept) if Path(name).name == name]
         self._kept = [path for path in paths if steps_of(path) is not None and self._is_own(path)]
 
@@ -223,7 +222,7 @@ class Saver:
                     self._say(line)
 
     def _number(self) -> int:
-        """Of this attempt. The first rank's counts."""
+        """Returns the number of this attempt; only the first rank's is used."""
         if self._attempt is None:
             with storing(self.directory):
                 found = contents_of(self.directory).headers if self._is_first else []
@@ -234,10 +233,11 @@ class Saver:
     def _is_own(self, path: Path) -> bool:
         """Whether this process has written it, or it is of the past that this run goes on from: a
         later state is of another branch."""
-        header, progress = header_of(path), self._progress
-        if path in self._own or header is None:
-            return path in self._own
-        return header.run_id == progress.run_id and header.progress <= progress.resumed_at
+        if path in self._own:
+            return True
+        if (header := header_of(path)) is None or header.run_id != self._progress.run_id:
+            return False
+        return header.progress <= self._progress.resumed_at
 
     def _write(self, path: Path, content: _Content, kept: Mapping[str, Any]) -> None:
         state = {**content.state, **kept}

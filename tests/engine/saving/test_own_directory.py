@@ -272,6 +272,11 @@ def test_auto_takes_the_directory_whose_checkpoints_fit_best(
         assert other.directory.name == "gpu3_2"
     with seek(3) as place:  # the usual one: a message will say why it cannot go on from there
         assert place.directory.name == "gpu3"
+    elsewhere = f"GPU3 (process {os.getppid()} on another_machine)"
+    with seek(1):  # on another machine: what lies in the other places is another run's
+        (here / "gpu3" / IN_USE).write_text(elsewhere)
+        with seek(1) as place:
+            assert place.directory.name == "gpu3_4"
 
 
 def test_two_runs_at_once_share_no_file_and_resume_their_own(start: Start, tmp_path: Path) -> None:
