@@ -12,7 +12,7 @@ from model_check.utils.checkpoint_names import ATTEMPT, MANIFEST, is_named, was_
 from model_check.utils.held import hold_unlinked
 
 _LEFTOVER = re.compile(r"\.(last|best|error|(nan_grad_)?step_\d+)\.pt\.\w+\.tmp")
-_MANIFEST_LEFTOVER = re.compile(rf"\.{re.escape(MANIFEST)}\.\w+\.tmp")
+_MANIFEST_LEFTOVER = re.compile(r"\.manifest\.json(\.pending)?\.\w+\.tmp")
 
 
 def step_name(num_done: int) -> str:

@@ -17,11 +17,15 @@ from model_check.config.resume import acting_settings
 from model_check.engine.saving.lineage import header_of
 from model_check.engine.sharded.manifest import read_manifest, remove_empty, remove_unfinished
 from model_check.errors import CheckpointError
-from model_check.utils.checkpoint_names import ATTEMPT, LONGEST, MANIFEST, is_earlier, is_sharded
+from model_check.utils.checkpoint_names import (
+    ATTEMPT,
+    LONGEST,
+    MANIFEST,
+    PENDING,
+    is_earlier,
+    is_sharded,
+)
 from model_check.utils.held import HeldDirectory, hold_unlinked
-
-_PENDING = f".{MANIFEST}.pending"
-"""The manifest of a save whose files have not moved yet."""
 
 
 def keep_file(path: Path) -> Path | None:
@@ -50,12 +54,14 @@ def keeping_shards(path: Path, attempt: str) -> Iterator[Path | None]:
         return
     earlier = _free_directory(path)
     with hold_unlinked(path) as old, hold_unlinked(earlier, make=True) as new:
-        new.replace(_PENDING, old.read(MANIFEST, LONGEST))
         try:
+            new.replace(PENDING, old.read(MANIFEST, LONGEST))
             yield earlier
         except BaseException:
             with suppress(OSError, CheckpointError):  # the manifest may be replaced all the same
                 _finish_move(earlier)
+            with suppress(OSError):
+                os.rmdir(earlier)  # if nothing has come into it
             raise
         for name in old.names():
             if re.fullmatch(ATTEMPT, name) and name != attempt:
@@ -77,7 +83,7 @@ def move_closed(path: Path) -> Path | None:
 def finish_moves(directory: Path) -> None:
     """Finish each move in a directory of checkpoints that a kill has cut short."""
     for earlier in directory.iterdir() if directory.is_dir() else ():
-        if is_earlier(earlier) and os.path.exists(earlier / _PENDING):
+        if is_earlier(earlier) and os.path.exists(earlier / PENDING):
             with suppress(OSError, CheckpointError):  # a damaged manifest: all stays as it is
                 _finish_move(earlier)
 
@@ -85,10 +91,10 @@ def finish_moves(directory: Path) -> None:
 def _finish_move(earlier: Path) -> None:
     """Raises OSError, CheckpointError."""
     path = earlier.with_name(earlier.name.partition(".")[0])
-    attempt = read_manifest(earlier, _PENDING).directory
+    attempt = read_manifest(earlier, PENDING).directory
     with hold_unlinked(path) as old, hold_unlinked(earlier) as new:
         if is_sharded(path) and read_manifest(path).directory == attempt:
-            new.unlink(_PENDING)  # its manifest was not replaced
+            new.unlink(PENDING)  # its manifest was not replaced
             os.rmdir(earlier)
             return
         with suppress(FileNotFoundError):  # it has moved
@@ -97,8 +103,11 @@ def _finish_move(earlier: Path) -> None:
 
 
 def _publish(earlier: HeldDirectory) -> None:
-    earlier.sync()
-    earlier.rename(_PENDING, earlier, MANIFEST)
+    """Raises OSError."""
+    try:
+        earlier.sync()
+    finally:  # the files are here, whether the disk tells or not
+        earlier.rename(PENDING, earlier, MANIFEST)
     earlier.sync()
 
 

@@ -475,8 +475,11 @@ def replaced(path: Path) -> Path | None:
     return earlier
 
 
+BEFORE, BETWEEN, AFTER = "before the old manifest is copied", "before the new one", "after it"
+
+
 @pytest.mark.parametrize("name", ["last", "best", "step_4"])
-@pytest.mark.parametrize("at", ["before the manifest is replaced", "after it"])
+@pytest.mark.parametrize("at", [BEFORE, BETWEEN, AFTER])
 def test_a_kill_while_an_earlier_save_moves_away_loses_neither(
     saved: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, at: str, name: str
 ) -> None:
@@ -488,17 +491,17 @@ def test_a_kill_while_an_earlier_save_moves_away_loses_neither(
         rename = HeldDirectory.rename
 
         def kill(held: HeldDirectory, name: str, to: HeldDirectory, new: str) -> None:
-            if name == new:  # the files move
+            if name == new or at == BEFORE:  # the files move; or the copy takes its name
                 os._exit(9)
             rename(held, name, to, new)
 
         monkeypatch.setattr(HeldDirectory, "rename", kill)
         with keeping_shards(path, attempt.name):
-            if at == "before the manifest is replaced":
+            if at == BETWEEN:
                 os._exit(9)
             os.replace(new / MANIFEST, path / MANIFEST)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    is_new = at == "after it"
+    is_new = at == AFTER
     assert read_checkpoint(path)["step"] == 1 + is_new
     earlier = path.with_name(f"{name}.earlier")
     assert not is_sharded(earlier), "its files are still where they were"
@@ -508,12 +511,35 @@ def test_a_kill_while_an_earlier_save_moves_away_loses_neither(
     assert not is_new or read_checkpoint(earlier)["step"] == 1
 
 
-def test_an_earlier_save_stays_where_its_successor_cannot_be_written(
-    saved: Callable[[int], Path],
+def test_an_earlier_save_has_moved_though_the_disk_does_not_sync_it(
+    saved: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = saved(1)
-    with pytest.raises(OSError, match="full"), keeping_shards(path, "f" * 16):
+    new, path = saved(2), saved(1)
+    (attempt,) = (each for each in new.iterdir() if each.is_dir())
+    shutil.copytree(attempt, path / attempt.name)
+
+    def fail(_: HeldDirectory) -> None:
+        raise OSError(errno.EIO, "sync")
+
+    with suppress(OSError), keeping_shards(path, attempt.name):
+        os.replace(new / MANIFEST, path / MANIFEST)
+        monkeypatch.setattr(HeldDirectory, "sync", fail)
+    steps = [read_checkpoint(each)["step"] for each in (path, path.with_name("step_1.earlier"))]
+    assert steps == [2, 1]
+
+
+@pytest.mark.parametrize("at", ["replace", "the manifest"])
+def test_an_earlier_save_stays_where_its_successor_cannot_be_written(
+    saved: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "full")
+
+    path = saved(1)
+    if at == "replace":
+        monkeypatch.setattr(HeldDirectory, "replace", fail)
+    with pytest.raises(OSError, match="full"), keeping_shards(path, "f" * 16):
+        fail()
     assert read_checkpoint(path)["step"] == 1
     assert not path.with_name("step_1.earlier").exists()
 
