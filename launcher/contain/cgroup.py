@@ -54,7 +54,7 @@ def _made(directory: str) -> Cgroup:
     """Raises OSError."""
     with ExitStack() as otherwise:
         os.mkdir(directory)
-        otherwise.callback(clear, directory, 0)
+        otherwise.callback(os.rmdir, directory)  # not `clear`: it may be no cgroup
         lock_fd = _lock(directory)
         otherwise.callback(os.close, lock_fd)
         os.close(os.open(f"{directory}/cgroup.kill", os.O_WRONLY | os.O_CLOEXEC))

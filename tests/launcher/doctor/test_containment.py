@@ -72,3 +72,16 @@ def test_a_read_only_or_missing_mount_holds_nobody(made: Cgroup, mount: str) -> 
     directory = made.directory
     shell = f'mount --bind {directory} {directory}; mount {mount} {directory}; exec "$@"'
     assert told(made, ("unshare", "--mount", "sh", "-c", shell, "sh")).startswith(NONE)
+
+
+@pytest.mark.root
+def test_a_directory_that_only_looks_like_a_cgroup_stays_as_it_is(made: Cgroup) -> None:
+    """Where version 1 is in use, /sys/fs/cgroup is a tmpfs, in which root can write anything."""
+    directory = made.directory
+    shell = (
+        f"mount -t tmpfs none {directory}; echo 1 > {directory}/cgroup.procs; "
+        f'"$@"; ls {directory}'
+    )
+    lines = told(made, ("unshare", "--mount", "sh", "-c", shell, "sh")).splitlines()
+    assert lines[0].startswith(NONE)
+    assert lines[1:] == ["cgroup.procs"]

@@ -65,7 +65,7 @@ def cgroups_of(pid: int) -> list[Path]:
     lines = (Path("/proc") / str(pid) / "cgroup").read_text().splitlines()
     names = [line[3:] for line in lines if line.startswith("0::") and "/model_check_" in line]
     places = [Path(mount + name) for mount in cgroup.MOUNTS for name in names]
-    return [place for place in places if place.is_dir()]
+    return [place for place in places if (place / "cgroup.kill").exists()]
 
 
 def _own(controller: str) -> Path:
