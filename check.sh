@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# All checks, in the environment that they are pinned to (made once): format, lint, types, tests.
-# With arguments only pytest runs, with them: bash check.sh tests/test_layers.py
+# The checks, in the environment that they are pinned to (made once): format, lint, types, tests.
+# With other arguments only pytest runs, with them: bash check.sh tests/test_layers.py
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@" # started as `sh check.sh`
 set -euo pipefail
 
 if [[ ${1-} == --help || ${1-} == -h ]]; then
-    printf '%s\n' 'usage: bash check.sh [PYTEST ARGUMENTS]' \
+    printf '%s\n' 'usage: bash check.sh [--fast | --all | PYTEST ARGUMENTS]' \
         'Without: ruff format --check, ruff check, mypy, pytest in several processes;' \
         'ends with the first that fails.' \
-        'With: only pytest, with them (bash check.sh tests/test_layers.py -k start).' \
+        '--fast: the same, with the tests that need no torch alone.' \
+        '--all: the same, with the tests that are marked slow, too.' \
+        'PYTEST ARGUMENTS: only pytest, with them (bash check.sh tests/test_layers.py -k start).' \
         'Installs the pinned environment first, where it is missing (.venv, or MODEL_CHECK_VENV).'
     exit 0
 fi
@@ -22,7 +24,7 @@ find_python
 PYTHONPATH=$root "$python" -P -m launcher.install.environment check
 python=$(readlink -f -- "$venv/bin")/python
 cd -- "$root"
-if ((!$#)); then
+if [[ $* == "" || $* == --fast || $* == --all ]]; then
     "$python" -m ruff format --check .
     "$python" -m ruff check .
     "$python" -m mypy
@@ -31,7 +33,12 @@ if ((!$#)); then
     # Many tests wait for processes of their own: one process of tests more than there are cores
     # keeps these busy. A file's tests stay together, for the fixtures that they share. A thread of
     # torch's a core in each of them would only spin. (nproc obeys OMP_NUM_THREADS, too.)
-    set -- -n "$(($(env -u OMP_NUM_THREADS nproc) + 1))" --dist loadfile
+    processes=(-n "$(($(env -u OMP_NUM_THREADS nproc) + 1))" --dist loadfile)
+    case ${1-} in
+    --all) set -- "${processes[@]}" ;;
+    --fast) set -- "${processes[@]}" -m "not slow" tests/test_*.py tests/{config,launcher,utils} ;;
+    *) set -- "${processes[@]}" -m "not slow" ;;
+    esac
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 fi
 exec "$python" -m pytest "$@"

@@ -63,7 +63,6 @@ CAPABILITIES: dict[str, Callable[[], bool]] = {
     "image": lambda: all(map(shutil.which, ("buildah", "debootstrap"))),
     "triton": lambda: importlib.util.find_spec("triton") is not None,
     "midi": has_packages("symusic", "miditok"),
-    "slow": lambda: "slow" in REQUIRED,
 }
 
 
@@ -95,9 +94,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for name, is_here in CAPABILITIES.items():
         if item.get_closest_marker(name) and not is_here():
-            pytest.skip(
-                f"this machine lacks {name}" if name != "slow" else "MODEL_CHECK_REQUIRE=slow"
-            )
+            pytest.skip(f"this machine lacks {name}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -106,8 +103,6 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     asked = [name for name in sorted(REQUIRED) if item.get_closest_marker(name)]
-    if item.get_closest_marker("slow") and "slow" not in REQUIRED:
-        asked = []  # nothing that was required lacks
     if report.skipped and asked and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         why = call.excinfo.value if call.excinfo else "no reason"

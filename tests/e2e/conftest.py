@@ -64,6 +64,10 @@ class Launcher:
     started: list[subprocess.Popen[str]] = field(default_factory=list)
     environ: dict[str, str] = field(default_factory=dict)
     """What its environment has besides."""
+    module: str = "launcher"
+    """`tests.scripted`: with the scripted trainer in place of the real one."""
+    own: dict[str, str] = field(default_factory=dict)
+    """What no test changes in it."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -73,13 +77,13 @@ class Launcher:
 
     def arguments(self, *more: str) -> list[str]:
         base = ["--config", str(self.config), "--run-dir", str(self.cwd / "run")]
-        return [sys.executable, "-m", "launcher", *base, *more]
+        return [sys.executable, "-m", self.module, *base, *more]
 
     def start(self, *more: str, **env: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             self.arguments(*more),
             cwd=self.cwd,
-            env=self.env | env,
+            env=self.env | env | self.own,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -91,7 +95,7 @@ class Launcher:
     def verb(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """`python -m launcher VERB ...`; its output as one terminal would show it."""
         return subprocess.run(
-            [sys.executable, "-m", "launcher", *argv],
+            [sys.executable, "-m", self.module, *argv],
             cwd=self.cwd,
             env=self.env,
             stdout=subprocess.PIPE,
@@ -133,6 +137,7 @@ def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def launcher_in(directory: Path, token_cache: Path) -> Launcher:
+    directory.mkdir(exist_ok=True)
     config = directory / "tiny.json"
     config.write_text(json.dumps(TINY))
     return Launcher(directory, token_cache, config)
@@ -140,8 +145,23 @@ def launcher_in(directory: Path, token_cache: Path) -> Launcher:
 
 @pytest.fixture
 def launcher(tmp_path: Path, token_cache: Path) -> Iterator[Launcher]:
+    """With the real trainer: 2 s of CPU for each worker."""
     launcher = launcher_in(tmp_path, token_cache)
     yield launcher
+    end(launcher)
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, token_cache: Path) -> Iterator[Launcher]:
+    """With the scripted trainer: for what the launcher does with what workers say."""
+    launcher = launcher_in(tmp_path, token_cache)
+    launcher.module = "tests.scripted"
+    launcher.own = {"PYTHONPATH": str(ROOT)}  # without the faults that are put into a real one
+    yield launcher
+    end(launcher)
+
+
+def end(launcher: Launcher) -> None:
     for process in launcher.started:  # one that a failed test left would fail another one
         with process:
             process.kill()

@@ -1,6 +1,6 @@
 """The image, built for real on a base that debootstrap makes, and started as its runtime would.
 
-Takes minutes and a few GB: bash check.sh tests/shell/test_image.py with MODEL_CHECK_REQUIRE=slow.
+Takes minutes and a few GB.
 """
 
 import json

@@ -79,8 +79,7 @@ def test_a_directory_that_only_looks_like_a_cgroup_stays_as_it_is(made: Cgroup) 
     """Where version 1 is in use, /sys/fs/cgroup is a tmpfs, in which root can write anything."""
     directory = made.directory
     shell = (
-        f"mount -t tmpfs none {directory}; echo 1 > {directory}/cgroup.procs; "
-        f'"$@"; ls {directory}'
+        f'mount -t tmpfs none {directory}; echo 1 > {directory}/cgroup.procs; "$@"; ls {directory}'
     )
     lines = told(made, ("unshare", "--mount", "sh", "-c", shell, "sh")).splitlines()
     assert lines[0].startswith(NONE)

@@ -1,0 +1,46 @@
+"""The scripted trainer sends the events of a real one: the same kinds, with the same fields."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_check.events import decode
+from tests.e2e.conftest import Launcher, launcher_in
+
+NORM = "layers.0.attention_norm.weight"
+FAULTS = {
+    "none": "",
+    "other bits": f"flip_gradient@2:CPU1:{NORM}:3",
+    "changed state": f"flip@2:CPU1:{NORM}:3",
+    "not finite": "nan@2:CPU1",
+    "a failure": "raise@2:CPU1",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_tells_what_a_real_trainer_tells(
+    tmp_path: Path, token_cache: Path, scripted: Launcher, fault: str
+) -> None:
+    real = launcher_in(tmp_path / "real", token_cache)
+    arguments = ("--workers=2", "training.save_interval=2", "training.save_last=true")
+    arguments += (f"debug.drill={FAULTS[fault]}",) if FAULTS[fault] else ()
+    told = [told_by(run(*arguments).directory) for run in (real, scripted)]
+    assert told[0] == told[1]
+
+
+def told_by(directory: Path) -> set[str]:
+    """The events of CPU1: of each its kind, its fields, and the fields of what it holds. When an
+    answer comes, and whether a wait lasts a second, is a matter of time: no order, and no beats."""
+    lines = (directory / "cpu1.events.jsonl").read_bytes().splitlines()
+    for line in lines:
+        decode(line)
+    events = [json.loads(line) for line in lines]
+    return {repr(shape(event)) for event in events if event["kind"] != "beat"}
+
+
+def shape(event: dict[str, Any]) -> tuple[Any, ...]:
+    name = event["name"] if event["kind"] == "phase" else None
+    held = {key: sorted(event[key]) for key in ("detail", "origin") if key in event}
+    return event["kind"], name, sorted(event), held, sorted(event.get("fp", {}))
