@@ -23,9 +23,7 @@ def fallbacks(environ: Mapping[str, str]) -> dict[str, str]:
     All working directories share the token caches, whose names tell their content; each has
     checkpoints of its own.
     """
-    home = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '~'}/.cache"
-    # Not Path.expanduser: it raises where nobody knows a home.
-    ours = Path(os.path.expanduser(home)) / "model_check"
+    ours = user_cache(environ)
     if not ours.is_absolute() or not _can_be_made(ours):
         return {}
     instead = {"data.cache_dir": "datasets", "system.checkpoint_dir": f"checkpoints/{_here()}"}
@@ -34,6 +32,13 @@ def fallbacks(environ: Mapping[str, str]) -> dict[str, str]:
         for name, directory in instead.items()
         if not _can_serve(name, Path(all_fields()[name].default))
     }
+
+
+def user_cache(environ: Mapping[str, str]) -> Path:
+    """The user's own cache directory of this project. It is relative where nobody knows a home."""
+    home = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '~'}/.cache"
+    # Not Path.expanduser: it raises where nobody knows a home.
+    return Path(os.path.expanduser(home)) / "model_check"
 
 
 def fallback_note(sources: Mapping[str, str], settings: Settings) -> list[str]:

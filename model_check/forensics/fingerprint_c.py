@@ -1,41 +1,94 @@
-"""Fingerprints on a CPU, by fingerprint.c, which the machine's own compiler makes for this process.
+"""Fingerprints on a CPU, by fingerprint.c, which the machine's own compiler compiles once.
 
-At least 8 times as fast as torch's operators (benchmarks/fingerprint_cost.py)."""
+At least 8 times as fast as torch's operators (benchmarks/fingerprint_cost.py). The library is kept
+in `~/.cache/model_check/kernels` behind its checksum, under a name that depends on all that it is
+made of. No file that another user could have written is loaded."""
 
 import ctypes
+import errno
+import hashlib
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from model_check.forensics.fingerprint import Fingerprint, NoKernelError
+from model_check.config.places import user_cache
+from model_check.forensics.fingerprint import NoKernelError
+from model_check.utils.held import OTHERS_WRITE, HeldDirectory, hold_own
 
 _SOURCE = Path(__file__).with_name("fingerprint.c")
 _COMPILERS = ("cc", "gcc", "clang")
 _OPTIONS = ("-O3", "-march=native", "-shared", "-fPIC")
+_CHECKSUM_BYTES = 32
+"""At the end of a kept file."""
+_LARGEST = 1 << 24
+_OF_PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU ", "Features")
+"""Lines of /proc/cpuinfo, of x86 and ARM, on which -march=native depends."""
 _DEADLINE_S = 10.0
 """gcc takes 0.2 s, 0.5 s on a busy machine."""
 _MIN_BYTES_TO_SHARE = 1 << 18
 """Less is done by one thread."""
 
 
-def c_fingerprint() -> Fingerprint:
-    """Compile the kernel and load it, out of a directory that nobody else can write to and that is
-    gone afterwards: no library that lies anywhere is ever loaded. Raises NoKernelError."""
+def c_fingerprint() -> "CompiledFingerprint":
+    """The kernel, compiled now where it was not kept. Raises NoKernelError."""
+    compiler = _compiler()
+    library = _kept(compiler)
     try:
         with tempfile.TemporaryDirectory(prefix="model-check-") as directory:
-            library = Path(directory, "fingerprint.so")
-            _compile(_compiler(), library)
-            return _Compiled(ctypes.CDLL(str(library)))
+            path = Path(directory, "fingerprint.so")
+            if library is not None:
+                path.write_bytes(library)
+                return CompiledFingerprint(ctypes.CDLL(str(path)))
+            _compile(compiler, path)
+            new = path.read_bytes()
+            return CompiledFingerprint(ctypes.CDLL(str(path)), partial(_keep, compiler, new))
     except (OSError, AttributeError) as error:  # no place for it, noexec, no library, no function
         raise NoKernelError(f"its compiled kernel cannot be loaded: {error}") from error
+
+
+def _kept(compiler: str) -> bytes | None:
+    """The library that an earlier process compiled, if it is whole."""
+    with suppress(OSError), _directory() as directory:
+        content = directory.read_own(_name(compiler), _LARGEST)
+        library, checksum = content[:-_CHECKSUM_BYTES], content[-_CHECKSUM_BYTES:]
+        return library if hashlib.sha256(library).digest() == checksum else None
+    return None
+
+
+def _keep(compiler: str, library: bytes) -> None:
+    """Do without where that cannot be: the next process compiles it again."""
+    with suppress(OSError), _directory() as directory:
+        directory.replace(_name(compiler), library + hashlib.sha256(library).digest())
+
+
+def _directory() -> HeldDirectory:
+    """The directory of kept libraries. Raises OSError where another user could write one there."""
+    place = user_cache(os.environ) / "kernels"
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = hold_own(place)
+    if directory.status().st_mode & OTHERS_WRITE or not directory.is_ours():
+        directory.close()
+        raise PermissionError(errno.EPERM, "others can write there", str(place))
+    return directory
+
+
+def _name(compiler: str) -> str:
+    """Names what the library is made of: source, compiler, options, processor."""
+    made_by = os.stat(os.path.realpath(compiler))
+    cpu = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    processor = [line for line in cpu if line.startswith(_OF_PROCESSOR)]
+    parts = (compiler, made_by.st_size, made_by.st_mtime_ns, _OPTIONS, processor)
+    return f"{hashlib.sha256(_SOURCE.read_bytes() + repr(parts).encode()).hexdigest()}.so"
 
 
 def _compiler() -> str:
@@ -92,10 +145,12 @@ def _torchs_openmp() -> _OpenMP | None:
         return None
 
 
-class _Compiled:
+class CompiledFingerprint:
     """A Fingerprint. ctypes lets other threads of Python run meanwhile."""
 
-    def __init__(self, library: ctypes.CDLL):
+    def __init__(self, library: ctypes.CDLL, keep: Callable[[], None] = lambda: None):
+        self.keep = keep
+        """Keeps the library for later processes, if it is new. For a caller who has tried it."""
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._function = library.fingerprint
         self._function.argtypes = (pointer, number, pointer, pointer, ctypes.c_uint)

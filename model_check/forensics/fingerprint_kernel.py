@@ -42,9 +42,7 @@ def fingerprint_for(device: torch.device) -> Kernel:
 @cache
 def _fast(device: torch.device) -> Kernel:
     """One for all trainers of this process. Raises NoKernelError."""
-    kernel = _triton() if device.type == "cuda" else _c(device)
-    _refuse_other_sums(kernel, device)
-    return kernel
+    return _triton(device) if device.type == "cuda" else _c(device)
 
 
 def _c(device: torch.device) -> Kernel:
@@ -52,15 +50,21 @@ def _c(device: torch.device) -> Kernel:
 
     if device.type != "cpu":
         raise NoKernelError(f"there is no faster kernel for {device.type}")
-    return Kernel("c", c_fingerprint())
+    compiled = c_fingerprint()
+    kernel = Kernel("c", compiled)
+    _refuse_other_sums(kernel, device)
+    compiled.keep()
+    return kernel
 
 
-def _triton() -> Kernel:
+def _triton(device: torch.device) -> Kernel:
     try:
         from model_check.forensics.fingerprint_triton import triton_fingerprint
     except ImportError as error:
         raise NoKernelError(f"Triton cannot be imported: {first_line(error)}") from error
-    return Kernel("triton", triton_fingerprint)
+    kernel = Kernel("triton", triton_fingerprint)
+    _refuse_other_sums(kernel, device)
+    return kernel
 
 
 def _refuse_other_sums(kernel: Kernel, device: torch.device) -> None:

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 CPU = torch.device("cpu")
+NOBODY = 65534
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (1023,), (1024,), (1025,), (40, 1000), (2, 3, 700)]
 WIDTHS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -39,10 +40,12 @@ def by_the_formula(tensor: Tensor, first_row: int) -> int:
 
 
 @pytest.fixture(autouse=True)
-def _chosen_anew() -> Iterator[None]:
-    """No test has the kernel that an earlier one has made, nor leaves its own."""
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where libraries are kept. No test has the kernel that an earlier one has made, nor leaves its
+    own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     fingerprint_kernel._fast.cache_clear()
-    yield
+    yield tmp_path / "cache" / "model_check" / "kernels"
     fingerprint_kernel._fast.cache_clear()
 
 
@@ -146,6 +149,121 @@ def assert_torch_does_it(obstacle: str) -> None:
     assert kernel.name == "eager"
     assert obstacle in kernel.obstacle
     assert torch.equal(kernel([torch.ones(5)]), eager_fingerprint([torch.ones(5)]))
+
+
+# -- what is compiled once
+
+
+COUNTS = f'echo >> {{log}}; exec {COMPILER} -O1 -shared -fPIC -o "$out" "$source"'
+
+
+@pytest.fixture
+def num_compiled(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], int]:
+    """Chooses a kernel, and tells how often the compiler has run by now."""
+    log = tmp_path / "log"
+    log.touch()
+    install(machine, COUNTS.format(log=log))
+    monkeypatch.setenv("PATH", f"{machine}:/usr/bin:/bin")
+
+    def chosen() -> int:
+        fingerprint_kernel._fast.cache_clear()
+        kernel = fingerprint_for(CPU)
+        assert kernel.name == "c"
+        x = torch.randn(3001)
+        assert torch.equal(kernel([x]), eager_fingerprint([x]))
+        return len(log.read_text())
+
+    return chosen
+
+
+@needs_compiler
+def test_the_kernel_is_compiled_once(num_compiled: Callable[[], int], kept: Path) -> None:
+    assert [num_compiled() for _ in range(3)] == [1, 1, 1]
+    assert kept.stat().st_mode & 0o777 == 0o700
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", ["source", "compiler", "options", "processor"])
+def test_another_one_is_compiled_of_other_things(
+    num_compiled: Callable[[], int],
+    machine: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+) -> None:
+    assert num_compiled() == 1
+    source = tmp_path / "other.c"
+    source.write_text(fingerprint_c._SOURCE.read_text() + "\n")
+    match change:
+        case "source":
+            monkeypatch.setattr(fingerprint_c, "_SOURCE", source)
+        case "compiler":
+            os.utime(machine / "cc", ns=(1, 1))
+        case "options":
+            monkeypatch.setattr(fingerprint_c, "_OPTIONS", (*fingerprint_c._OPTIONS, "-g"))
+        case _:
+            monkeypatch.setattr(fingerprint_c, "_OF_PROCESSOR", ("bogomips", "BogoMIPS"))
+    assert [num_compiled(), num_compiled()] == [2, 2]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(path.read_bytes().replace(b"fingerprint", b"footprints!", 1)),
+        lambda path: path.write_bytes(b""),
+        lambda path: (path.unlink(), path.mkdir()),
+        lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+        lambda path: (path.unlink(), os.mkfifo(path)),
+        lambda path: path.parent.chmod(0o777),
+        lambda path: path.parent.chmod(0o770),
+    ],
+    ids=["cut", "changed", "empty", "a directory", "a link", "a pipe", "all write", "group writes"],
+)
+def test_what_is_damaged_or_could_be_anothers_is_not_loaded(
+    num_compiled: Callable[[], int], kept: Path, damage: Callable[[Path], object]
+) -> None:
+    assert num_compiled() == 1
+    (path,) = kept.iterdir()
+    damage(path)
+    assert num_compiled() == 2
+
+
+@needs_compiler
+@pytest.mark.root
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_a_library_of_another_user_is_not_loaded(
+    num_compiled: Callable[[], int], kept: Path, what: str
+) -> None:
+    assert num_compiled() == 1
+    (path,) = kept.iterdir()
+    os.chown(path if what == "file" else kept, NOBODY, NOBODY)
+    assert num_compiled() == 2
+
+
+@needs_compiler
+def test_where_nothing_can_be_kept_each_process_compiles(
+    num_compiled: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/cache")
+    assert [num_compiled(), num_compiled()] == [1, 2]
+
+
+@needs_compiler
+def test_a_library_that_gives_other_sums_is_not_kept(
+    machine: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = "s/0xBF58476D1CE4E5B9/0xBF58476D1CE4E5B7/"
+    install(machine, f'sed "{change}" "$source" | {COMPILER} -shared -fPIC -xc - -o "$out"')
+    monkeypatch.setenv("PATH", f"{machine}:/usr/bin:/bin")
+    assert_torch_does_it("gives other sums than torch")
+    assert not list(kept.iterdir())
+
+
+# -- a compiler, or none
 
 
 @needs_compiler
