@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +20,6 @@ from msgspec.structs import replace
 from launcher import run_dir
 from launcher.arguments import RunArguments
 from launcher.contain.trampoline import raise_file_limit
-from launcher.history.gpu_history import remember
 from launcher.install.versions import versions
 from launcher.launch import Launch
 from launcher.nodes.failures import Asked, EndedElsewhere
@@ -27,13 +27,8 @@ from launcher.nodes.scheduler import started_by
 from launcher.output.printer import Printer
 from launcher.part import Part
 from launcher.plan import WorkerSpec, plan_prepare
-from launcher.replay import questions_to, replay
-from launcher.report.closing import closing_lines, resume_line
-from launcher.report.conclude import conclude, held_against_golden, write
-from launcher.report.files import intact
 from launcher.supervise.outcome import Outcome
 from launcher.supervise.supervisor import Supervisor
-from launcher.verdict.golden_watch import GoldenWatch
 from launcher.verdict.live import Watch
 from launcher.verdict.record import RunEnd, RunRecord
 from launcher.verdict.results import Judgement, RunResult
@@ -49,6 +44,7 @@ from model_check.utils.secrets import masked_argv
 
 if TYPE_CHECKING:
     from launcher.telemetry.monitor import Monitor
+    from launcher.verdict.golden_watch import GoldenWatch
 
 _SHORT_UUID = len("GPU-77aa0b1c")
 """Characters: enough for --gpus."""
@@ -150,6 +146,8 @@ class Run:
     @property
     def newest_checkpoint(self) -> Path | None:
         """The last that its workers have saved, as far as this machine has heard of it."""
+        from launcher.report.files import intact
+
         saved = [event for each in self._watch.histories.values() for event in each.saved]
         return next((Path(event.path) for event in reversed(intact(saved))), None)
 
@@ -169,6 +167,8 @@ class Run:
         run_dir.write(self._directory / "config.json", to_json(self._launch.loaded.settings))
         self._write_record()
         outcome = self._execute()
+        from launcher.report.conclude import conclude, held_against_golden
+
         self._watch.finish()
         found = self._watch.disagreements
         self._record = self._part.agreement(self._record)
@@ -194,6 +194,8 @@ class Run:
         return judgement.result
 
     def _close(self, judgement: Judgement) -> None:
+        from launcher.report.closing import closing_lines
+
         result = judgement.result
         tail = self._launch.loaded.settings.logging.tail_lines
         lines = closing_lines(judgement, self._directory, tail)
@@ -225,6 +227,7 @@ class Run:
     def _prepare_and_train(self) -> Outcome:
         """One child builds or finds the token cache; then every worker opens it."""
         launch = self._launch
+        Thread(target=_import_what_judges, daemon=True).start()
         patient = replace(launch.limits, silence_s=launch.limits.silence_s * SILENCE_PATIENCE)
         preparer = Supervisor(
             [plan_prepare(launch.context)],
@@ -264,6 +267,8 @@ class Run:
 
     def _replay(self, outcome: Outcome) -> None:
         """Where workers differ, or one changed by itself: the steps to there again."""
+        from launcher.replay import questions_to, replay
+
         questions = questions_to(self._launch, self._record, self._watch)
         if not questions or self._record.end is None:
             return
@@ -281,6 +286,8 @@ class Run:
         """Judge by what the history holds of these workers, too, and add to it."""
         if self._history is None:
             return judgement
+        from launcher.history.gpu_history import remember
+
         judgement, faults, problem = remember(judgement, self._history)
         self._record = replace(self._record, earlier_faults=faults or None)
         if problem is not None:
@@ -292,6 +299,8 @@ class Run:
         run_dir.write(self._directory / "run.json", record)
 
     def _write_reports(self, result: RunResult) -> None:
+        from launcher.report.conclude import write
+
         try:
             self._write_record()
             write(result, self._record, self._watch, self._directory)
@@ -301,6 +310,8 @@ class Run:
 
     def _tell_what_is_left(self) -> None:
         """Of a training that a signal stopped."""
+        from launcher.report.closing import resume_line
+
         is_training = not self._launch.arguments.command
         if is_training and self._record.end is not None and self._record.end.is_by_signal:
             launch = self._launch
@@ -309,6 +320,15 @@ class Run:
                 saved = {"the job": [event for each in saved.values() for event in each]}
             if line := resume_line(launch.loaded.settings.training, saved):
                 self._printer.say(line)
+
+
+def _import_what_judges() -> None:
+    """No start waits for it. A training may last for days, and find another version of the program
+    at its end."""
+    import launcher.history.gpu_history
+    import launcher.replay
+    import launcher.report.closing
+    import launcher.report.conclude  # noqa: F401
 
 
 def greet(launch: Launch, printer: Printer) -> None:
@@ -335,10 +355,12 @@ def greet(launch: Launch, printer: Printer) -> None:
         say(f"DRILL: {loaded.settings.debug.drill} will be injected")
 
 
-def _golden_watch(launch: Launch) -> GoldenWatch | None:
+def _golden_watch(launch: Launch) -> "GoldenWatch | None":
     """None: the settings name no golden file."""
     if launch.golden is None:
         return None
+    from launcher.verdict.golden_watch import GoldenWatch
+
     settings = launch.loaded.settings
     acting = acting_settings(msgspec.to_builtins(settings))
     return GoldenWatch(launch.golden, str(settings.launch.golden), launch.groups, acting)
