@@ -49,6 +49,10 @@ def conclude(
     end, workers = record.end, record.ended
     assert end is not None, "a run that is over has an end"
     assert workers is not None
+    before = record.run_dir or str(directory)
+    workers = tuple(
+        replace(each, evidence=_here(each.evidence, before, directory)) for each in workers
+    )
     _compare_dossiers(end, watch, directory)
     histories = {worker.name: watch.histories.get(worker.name, History()) for worker in workers}
     case = Case(record, end, workers, histories, watch.agreement.agreed_steps)
@@ -69,6 +73,15 @@ def held_against_golden(record: RunRecord, watch: Watch) -> RunRecord:
         return record
     golden = watch.golden.result(record, watch.histories, watch.last_vectors)
     return replace(record, golden=golden)
+
+
+def _here(files: Sequence[str], before: str, directory: Path) -> tuple[str, ...]:
+    """Files of a run directory, which may have been moved since."""
+    inside = ((file, Path(file)) for file in files)
+    return tuple(
+        str(directory / path.relative_to(before)) if path.is_relative_to(before) else file
+        for file, path in inside
+    )
 
 
 def _placed(

@@ -130,7 +130,8 @@ def masked_values(value: Any) -> Any:
 def _masked_item(key: Any, item: Any) -> Any:
     if isinstance(item, list | tuple):
         return [_masked_item(key, each) for each in item]
-    is_secret = isinstance(item, str) and _names_a_secret(str(key), item)
+    # A `key` of our own documents is the name of what was compared.
+    is_secret = isinstance(item, str) and key != "key" and _names_a_secret(str(key), item)
     return MASK if is_secret else masked_values(item)
 
 

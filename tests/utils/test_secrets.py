@@ -297,3 +297,9 @@ def test_log_records_and_the_last_traceback_are_masked() -> None:
     assert "GET http://***@host" in shown
     assert "ValueError: TOKEN=***" in shown
     assert "pw@" not in shown
+
+
+def test_a_key_of_our_own_documents_is_a_name() -> None:
+    """Of settings that differ: a report that is made again must say which."""
+    document = {"mismatch": {"key": "settings", "api_key": "sk-live-123456789"}}
+    assert masked_values(document)["mismatch"] == {"key": "settings", "api_key": "***"}
