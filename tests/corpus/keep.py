@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from model_check.utils.project_files import PROJECT
-from tests.corpus.said import DIRECTORY, RUNS, say_again
+from tests.corpus.said import DIRECTORY, FLEET, RUNS, say_again, say_of_fleet
 
 KEPT = re.compile(
     r".*(\.jsonl|\.log|\.html|\.stacks\.txt|"
@@ -38,5 +38,11 @@ def without_machine(text: str) -> str:
     return text
 
 
+def keep_fleet() -> None:
+    """What is said of several runs together."""
+    for file, text in say_of_fleet().items():
+        (FLEET / file).write_text(text)
+
+
 if __name__ == "__main__":
-    keep(sys.argv[1])
+    keep_fleet() if sys.argv[1] == "--fleet" else keep(sys.argv[1])

@@ -72,3 +72,11 @@ run ddp_odd --workers 3 --mode ddp debug.drill=flip_gradient@2:CPU1:$NORM:3
 run arms --mode compare --arm slow training.learning_rate=1e-3 --arm fast training.learning_rate=2e-3
 IN_ROUND='{"round_002": {"CPU1": "flip_gradient@2:CPU1:layers.0.attention_norm.weight:3"}}' \
     each run rounds --workers 3 --repeat 3
+
+# GPUs that NVML has something to say of.
+if wants gpus; then
+    rm -rf gpus
+    "$python" -m tests.corpus.box --run-dir gpus launch.telemetry_interval_s=0.02 >gpus.txt 2>&1 || true
+    "$python" -m tests.corpus.keep gpus
+fi
+"$python" -m tests.corpus.keep --fleet

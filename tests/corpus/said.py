@@ -2,6 +2,8 @@
 
 import shutil
 import tempfile
+from collections.abc import Sequence
+from contextlib import chdir
 from pathlib import Path
 
 from launcher.report.rebuild import rebuild
@@ -9,21 +11,32 @@ from launcher.report.rebuild import rebuild
 RUNS = Path(__file__).with_name("runs")
 DIRECTORY = "/tmp/model_check_corpus"
 """Where the runs were made, as their files say."""
-SAID = ("report.json", "report.html", "said.txt")
+SAID = ("report.json", "report.html", "fleet.json", "fleet.html", "said.txt")
+
+
+FLEET = Path(__file__).with_name("fleet")
+OF_FLEET = ("pass", "odd_transient", "nan_one", "died", "changed")
 
 
 def say_again(name: str) -> dict[str, str]:
     """Each file of SAID as it is made now; `said.txt` holds the lines and the exit code."""
+    return _said([name], Path(name))
+
+
+def say_of_fleet() -> dict[str, str]:
+    """The same of several runs together."""
+    return _said(OF_FLEET, Path("fleet"), "--output", "fleet")
+
+
+def _said(names: Sequence[str], place: Path, *options: str) -> dict[str, str]:
     lines: list[str] = []
-    with tempfile.TemporaryDirectory() as directory:
-        shutil.copytree(RUNS / name, Path(directory, name))
-        for file in SAID:
-            Path(directory, name, file).unlink(missing_ok=True)
-        exit_code = rebuild([str(Path(directory, name))], lines.append, lines.append)
-        said = {
-            file: path.read_text()
-            for file in SAID
-            if (path := Path(directory, name, file)).exists()
-        }
-        said["said.txt"] = "\n".join([*lines, f"exit code {exit_code}", ""])
+    with tempfile.TemporaryDirectory() as directory, chdir(directory):
+        for name in names:
+            without = shutil.ignore_patterns(*SAID)
+            shutil.copytree(RUNS / name, name, ignore=without)
+        runs = [str(Path(directory, name)) for name in names]
+        exit_code = rebuild([*runs, *options], lines.append, lines.append)
+        lines.append(f"exit code {exit_code}\n")
+        said = {path.name: path.read_text() for path in place.iterdir() if path.name in SAID}
+        said["said.txt"] = "\n".join(lines)
         return {file: text.replace(directory, DIRECTORY) for file, text in said.items()}
