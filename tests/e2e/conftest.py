@@ -143,6 +143,13 @@ def launcher_in(directory: Path, token_cache: Path) -> Launcher:
     return Launcher(directory, token_cache, config)
 
 
+def scripted_in(directory: Path, token_cache: Path) -> Launcher:
+    launcher = launcher_in(directory, token_cache)
+    launcher.module = "tests.scripted"
+    launcher.own = {"PYTHONPATH": str(ROOT)}  # without the faults that are put into a real one
+    return launcher
+
+
 @pytest.fixture
 def launcher(tmp_path: Path, token_cache: Path) -> Iterator[Launcher]:
     """With the real trainer: 2 s of CPU for each worker."""
@@ -154,9 +161,7 @@ def launcher(tmp_path: Path, token_cache: Path) -> Iterator[Launcher]:
 @pytest.fixture
 def scripted(tmp_path: Path, token_cache: Path) -> Iterator[Launcher]:
     """With the scripted trainer: for what the launcher does with what workers say."""
-    launcher = launcher_in(tmp_path, token_cache)
-    launcher.module = "tests.scripted"
-    launcher.own = {"PYTHONPATH": str(ROOT)}  # without the faults that are put into a real one
+    launcher = scripted_in(tmp_path, token_cache)
     yield launcher
     end(launcher)
 

@@ -1,4 +1,4 @@
-"""The real trainer, in step with its equals."""
+"""A worker that is in step with its equals."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.deadline import DEADLINE_S
-from tests.e2e.conftest import IN_WORKERS, ROOT, Launcher, pid_of
+from tests.e2e.conftest import Launcher, pid_of
 from tests.e2e.test_signals import read_until_both_step
 from tests.launcher.supervise.lab import wait_until_stopped
 
@@ -34,23 +34,15 @@ def wait_until_it_waited(path: Path, after_step: int, num_beats: int = 3) -> Non
         time.sleep(0.05)
 
 
-def test_a_worker_that_stands_still_holds_its_equal_a_few_steps_ahead(launcher: Launcher) -> None:
-    env = {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}", "STOPS_AFTER": "CPU1 5"}
-    process = launcher.start(f"--max-steps={NUM_STEPS}", "launch.max_lead=3", **env)
+def test_a_worker_that_stands_still_holds_its_equal_a_few_steps_ahead(scripted: Launcher) -> None:
+    steps = (f"--max-steps={NUM_STEPS}", "launch.max_lead=3")
+    process = scripted.start(*steps, STOPS_AFTER="CPU1 5")
     seen = read_until_both_step(process)
-    slow = pid_of("CPU1", launcher.cwd / "run")
+    slow = pid_of("CPU1", scripted.cwd / "run")
     wait_until_stopped(slow)
     assert b"\0MODEL_CHECK_HELD=1\0" in Path(f"/proc/{slow}/environ").read_bytes()
-    wait_until_it_waited(launcher.cwd / "run" / "cpu0.events.jsonl", after_step=5 + 3)
+    wait_until_it_waited(scripted.cwd / "run" / "cpu0.events.jsonl", after_step=5 + 3)
     os.kill(slow, signal.SIGCONT)
-    run = launcher.finish(process, seen)
+    run = scripted.finish(process, seen)
     assert run.exit_code == 0, run.output
     assert f"in {NUM_STEPS} of {NUM_STEPS} steps" in run.report()["summary"]
-
-
-def test_a_worker_without_equals_waits_for_nobody(launcher: Launcher) -> None:
-    run = launcher("--workers=1")
-    assert run.exit_code == 0, run.output
-    kinds = [event["kind"] for event in events(run.directory / "cpu0.events.jsonl")]
-    assert "beat" not in kinds
-    assert kinds.index("finished") < kinds.index("done")

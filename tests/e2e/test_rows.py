@@ -27,10 +27,17 @@ class Row(NamedTuple):
 FLIP = f"debug.drill=flip_gradient@2:CPU1:{NORM}:3"
 NAN = "debug.drill=nan@2"
 NOBODY: list[str] = []
-OF_ALL = env_of({}, OUT_OF_MEMORY="1")
+WORKERS = ("CPU0", "CPU1")
+OF_ALL = env_of(
+    {},
+    ENDS_AFTER=json.dumps(
+        {w: [1, 1, f"out of memory: {n} MiB are free"] for n, w in enumerate(WORKERS)}
+    ),
+)
 VARYING = env_of({}, VARYING="1.0 7")
 MISMATCH = env_of({}, SETTINGS=json.dumps({"CPU1": "training.learning_rate=0.5"}))
-WRONG_SETTING = env_of({}, SETTINGS=json.dumps(dict.fromkeys(("CPU0", "CPU1"), "training.lr=x")))
+REFUSED = [2, "training.learning_rate = x: no number"]
+WRONG_SETTING = env_of({}, ENDS=json.dumps(dict.fromkeys(WORKERS, REFUSED)))
 HEALTHY_STRAYS = env_of({}, IN_REPLAY=json.dumps({"CPU0": f"flip_gradient@1:all:{NORM}:4:always"}))
 OTHER_KIND = "system.num_threads=2"
 """Of the others, which take one thread each."""
@@ -129,31 +136,31 @@ ROWS = {
 
 
 @pytest.mark.parametrize("seen", ROWS)
-def test_each_row_has_its_verdict_class_severity_and_code(launcher: Launcher, seen: str) -> None:
+def test_each_row_has_its_verdict_class_severity_and_code(scripted: Launcher, seen: str) -> None:
     arguments, env, expected = ROWS[seen]
-    assert found(launcher(*arguments, **env)) == expected
+    assert found(scripted(*arguments, **env)) == expected
 
 
-def test_a_run_that_the_user_stopped_has_its_row(launcher: Launcher) -> None:
-    process = launcher.start("--max-steps=100000")
+def test_a_run_that_the_user_stopped_has_its_row(scripted: Launcher) -> None:
+    process = scripted.start("--max-steps=100000", RESTS="0.02")
     seen = read_until(process, "Step [1/")
     process.send_signal(signal.SIGINT)
-    run = launcher.finish(process, seen)
+    run = scripted.finish(process, seen)
     assert found(run) == Row(130, "STOPPED", "user", None, "IGNORE", NOBODY)
     assert run.report()["verdict"] == "INCONCLUSIVE"
 
 
 def test_who_was_named_before_a_death_ends_the_run_is_named_and_may_be_replayed_later(
-    launcher: Launcher,
+    scripted: Launcher,
 ) -> None:
     going_on = ("--workers=4", "--max-steps=100000", "launch.on_suspect=continue")
-    process = launcher.start(*going_on, REPLAYS, FLIP)
+    process = scripted.start(*going_on, REPLAYS, FLIP, RESTS="0.02")
     seen = read_until(process, ": the others go on without CPU1")
-    os.kill(pid_of("CPU2", launcher.cwd / "run"), signal.SIGKILL)
-    run = launcher.finish(process, seen)
+    os.kill(pid_of("CPU2", scripted.cwd / "run"), signal.SIGKILL)
+    run = scripted.finish(process, seen)
     assert found(run) == Row(137, "SUSPECT", "unknown", "not replayed", "MONITOR", ["CPU2", "CPU1"])
     assert "not replayed, since something else ended the run: `run.sh replay" in run.output
-    assert launcher.verb("replay", str(run.directory)).returncode == 137
+    assert scripted.verb("replay", str(run.directory)).returncode == 137
     of_bits = Row(137, "SUSPECT", "hardware", "transient", "MONITOR", ["CPU2", "CPU1"])
     assert found(run) == of_bits
     assert "not replayed" not in run.report()["summary"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launcher.cli import main
 from launcher.verdict.settling import SETTLE_S
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import Launcher, Run
@@ -39,124 +40,101 @@ def evidence(run: Run, worker: str) -> list[str]:
     return paths
 
 
-def test_the_odd_one_and_a_healthy_one_leave_the_same_slice_of_the_same_step(
+def difference(run: Run, worker: str) -> dict[str, Any]:
+    """That of its state and of the healthy one's, which are of the same moment."""
+    dossier = run.directory / "dossier" / worker.lower()
+    paths = [str(dossier / name) for name in ("manifest.json", "difference.json")]
+    assert evidence(run, worker) == paths
+    found: dict[str, Any] = json.loads((dossier / "difference.json").read_text())
+    assert (found["peer"], found["not_comparable"]) == ("CPU0", None)
+    return found
+
+
+def test_a_real_burn_in_names_who_is_odd_and_who_changed_with_the_bits_and_replays_both(
     launcher: Launcher,
 ) -> None:
-    run = launcher("--workers=3", f"debug.drill={FLIP}")
+    """CPU0 keeps its state beside each of them, and its checkpoints are where replays begin."""
+    drills = {"CPU1": f"flip_gradient@1:all:{NORM}:3", "CPU2": f"flip@6:all:{NORM}:3"}
+    going_on = ("--max-steps=8", "launch.max_lead=2", "launch.on_suspect=continue")
+    saves = "training.save_interval=1"
+    run = launcher("--workers=3", REPLAYS, *going_on, saves, **env_of(drills))
     assert run.exit_code == 21, run.output
-    assert kept(run) == ["cpu0", "cpu1"]
-    odd, healthy = manifest(run, "CPU1"), manifest(run, "CPU0")
-    assert (odd["kind"], odd["step"]) == ("difference", 2)
-    assert odd["state_after"] == healthy["state_after"] > odd["step"]
-    assert list(odd["tensors"]) == list(healthy["tensors"])
+    assert sorted(run.report()["culprits"]) == ["CPU1", "CPU2"]
+    assert run.verdicts()["CPU0"] == "PASS"
+    for worker in ("CPU1", "CPU2"):
+        assert row(run, worker) == ("SUSPECT", "hardware", "transient", "MONITOR")
+        assert f"{worker}: MONITOR (hardware, transient)" in run.output
+    tensor = {"name": NORM, "found": {"CPU1": [[0, 3]]}, "num_others": 0}
+    assert run.report()["disagreement"]["tensor"] == tensor
+    assert "replayed once (steps 1 to 1): CPU1 gave the right bits" in run.output
+    assert "replayed once (steps 6 to 6): CPU2 gave the right bits" in run.output
+    assert_it_tells_the_odd_bits(run)
+    assert_it_tells_the_changed_bits(run)
+    assert [Path(path).parent.name for path in evidence(run, "CPU0")] == ["cpu0", "earlier1"]
+    assert all(Path(path).exists() for path in evidence(run, "CPU0"))
+
+
+def assert_it_tells_the_odd_bits(run: Run) -> None:
+    odd = manifest(run, "CPU1")
+    assert (odd["kind"], odd["step"]) == ("difference", 1)
+    assert odd["state_after"] > 1
     assert next(iter(odd["tensors"])) == GUILTY
     assert odd["tensors"][GUILTY]["guilty"]
-    dossier = run.directory / "dossier/cpu1"
-    assert evidence(run, "CPU1") == [str(dossier / n) for n in ("manifest.json", "difference.json")]
-    difference = json.loads((dossier / "difference.json").read_text())
-    assert difference["peer"] == "CPU0"
-    momentum = difference["tensors"][f"exp_avg/{NORM}"]
-    assert momentum["num_differing"] == 1
+    momentum = difference(run, "CPU1")["tensors"][f"exp_avg/{NORM}"]
+    assert (momentum["guilty"], momentum["num_differing"]) == (True, 1)
     assert momentum["first"][0]["index"] == [0]
-    told = launcher.verb("forensics", str(dossier))
-    assert told.returncode == 0, told.stdout
-    assert f"exp_avg/{NORM}" in told.stdout
-    reference = launcher.verb("forensics", str(dossier.with_name("cpu0")))
-    assert "the healthy one beside CPU1" in reference.stdout
-    assert "the healthy one" not in told.stdout
 
 
-def test_of_two_that_differ_both_leave_theirs(launcher: Launcher) -> None:
-    run = launcher("--workers=2", f"debug.drill={FLIP}")
-    assert run.exit_code == 23, run.output
-    assert kept(run) == ["cpu0", "cpu1"]
-    assert manifest(run, "CPU0")["state_after"] == manifest(run, "CPU1")["state_after"]
-
-
-@pytest.mark.parametrize("drill", [CHANGE, f"flip_moment@2:CPU1:exp_avg_sq.{NORM}:3"])
-@pytest.mark.parametrize("then", ["stop", "continue"])
-def test_one_that_changed_and_a_healthy_one_leave_the_same_slice_of_the_same_step(
-    launcher: Launcher, drill: str, then: str
-) -> None:
-    run = launcher("--workers=3", f"debug.drill={drill}", f"launch.on_suspect={then}")
-    difference = of_the_changed_slice(run)
-    value = difference["tensors"][next(iter(manifest(run, "CPU1")["tensors"]))]["first"][0]
+def assert_it_tells_the_changed_bits(run: Run) -> None:
+    changed, healthy = manifest(run, "CPU2"), manifest(run, "CPU0")
+    assert (changed["kind"], changed["step"]) == ("break", healthy["step"])
+    assert changed["state_after"] == healthy["state_after"] > 6
+    assert list(changed["tensors"]) == list(healthy["tensors"])
+    value = difference(run, "CPU2")["tensors"][f"weights/{NORM}"]["first"][0]
     assert value["index"] == [0]
     assert int(value["xor"], 16) == int(value["odd"], 16) ^ int(value["peer"], 16) != 0
+
+
+def test_one_that_changed_and_a_healthy_one_leave_their_states_of_the_same_step(
+    scripted: Launcher,
+) -> None:
+    run = scripted("--workers=3", f"debug.drill=flip_moment@2:CPU1:exp_avg_sq.{NORM}:3")
+    assert_both_kept(run)
     before = evidence(run, "CPU1")
-    assert launcher.verb("report", str(run.directory)).returncode == 21
+    assert main(["report", str(run.directory)]) == 21
     assert evidence(run, "CPU1") == before
 
 
-def of_the_changed_slice(run: Run) -> dict[str, Any]:
-    """CPU1 changed, CPU0 is healthy, and difference.json compares the same slices of theirs."""
+def assert_both_kept(run: Run) -> None:
+    """CPU1, which changed, and CPU0, which is healthy."""
     assert run.exit_code == 21, run.output
     assert kept(run) == ["cpu0", "cpu1"]
     changed, healthy = manifest(run, "CPU1"), manifest(run, "CPU0")
     assert (changed["kind"], changed["step"]) == ("break", healthy["step"])
     assert changed["state_after"] == healthy["state_after"] > 2
-    assert list(changed["tensors"]) == list(healthy["tensors"])
-    dossier = run.directory / "dossier/cpu1"
-    assert evidence(run, "CPU1") == [str(dossier / n) for n in ("manifest.json", "difference.json")]
-    difference: dict[str, Any] = json.loads((dossier / "difference.json").read_text())
-    assert (difference["peer"], difference["not_comparable"]) == ("CPU0", None)
-    return difference
+    assert evidence(run, "CPU1")[-1].endswith("/difference.json")
 
 
-@pytest.mark.parametrize("then", ["stop", "continue"])
-def test_one_that_tells_its_change_when_all_were_asked_leaves_the_same_slice(
-    launcher: Launcher, then: str
+def test_one_that_tells_its_change_when_all_were_asked_leaves_its_state_of_the_same_step(
+    scripted: Launcher,
 ) -> None:
     """By then its fingerprints were waited for in vain, so nobody knows a tensor of the fault."""
     late = env_of({"CPU1": CHANGE}, LATE=f"CPU1 {SETTLE_S + 1}")
-    assert of_the_changed_slice(launcher("--workers=3", f"launch.on_suspect={then}", **late))
+    assert_both_kept(scripted("--workers=3", **late))
 
 
-def test_one_that_changed_in_its_last_step_is_compared_too(launcher: Launcher) -> None:
-    run = launcher("--workers=3", "training.save_last=true", f"debug.drill=flip@3:CPU1:{NORM}:3")
+def test_one_that_changed_in_its_last_step_is_compared_too(scripted: Launcher) -> None:
+    run = scripted("--workers=3", "training.save_last=true", f"debug.drill=flip@3:CPU1:{NORM}:3")
     assert run.exit_code == 21, run.output
     assert manifest(run, "CPU1")["state_after"] == manifest(run, "CPU0")["state_after"] == 4
     assert evidence(run, "CPU1")[-1].endswith("/difference.json")
 
 
-def test_a_worker_alone_that_changed_leaves_its_state_at_once(launcher: Launcher) -> None:
-    run = launcher("--workers=1", f"debug.drill=flip@2:CPU0:{NORM}:3")
-    assert run.exit_code == 21, run.output
-    assert kept(run) == ["cpu0"]
-    found = manifest(run, "CPU0")
-    assert (found["kind"], found["step"], found["state_after"]) == ("break", 2, 3)
-    assert next(iter(found["tensors"])) == f"weights/{NORM}"
-
-
-def test_statistics_alone_are_kept_where_nothing_else_may_be(launcher: Launcher) -> None:
-    run = launcher("--workers=3", "launch.dossier_gib=0", f"debug.drill={FLIP}")
-    assert run.exit_code == 21, run.output
-    found = manifest(run, "CPU1")
-    assert (found["tensors"], found["bytes"]) == ({}, 0)
-    assert found["left_out"][GUILTY]["statistics"]["norm"] > 0
-
-
-def test_a_disk_that_is_full_is_told_and_the_verdict_stands(launcher: Launcher) -> None:
-    directory = launcher.cwd / "run"
-    directory.mkdir(mode=0o700)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=600k,mode=700", "tmpfs", str(directory)]
-    if os.system(" ".join(mount)) != 0:
-        pytest.skip("needs to mount a small file system")
-    try:
-        run = launcher("--workers=3", f"debug.drill={FLIP}", "training.max_steps=6")
-        assert run.exit_code == 21, run.output
-        assert "CPU1 differs in" in run.output
-        told = manifest(run, "CPU1")
-        assert told["shortened"].startswith("disk")
-    finally:
-        os.system(f"umount {directory}")
-
-
 @pytest.mark.parametrize("drill", [FLIP, CHANGE])
 def test_a_culprit_that_is_killed_while_it_keeps_is_named_all_the_same(
-    launcher: Launcher, alive: Callable[[Path], list[str]], drill: str
+    scripted: Launcher, alive: Callable[[Path], list[str]], drill: str
 ) -> None:
-    run = with_drills(launcher, 3, {"CPU1": drill}, DIES_WHEN_KEEPING="CPU1")
+    run = with_drills(scripted, 3, {"CPU1": drill}, DIES_WHEN_KEEPING="CPU1")
     assert run.exit_code == 21, run.output
     assert run.report()["culprits"] == ["CPU1"]
     assert kept(run) == ["cpu0"]
@@ -165,48 +143,48 @@ def test_a_culprit_that_is_killed_while_it_keeps_is_named_all_the_same(
 
 @pytest.mark.parametrize(
     ("drill", "hangs", "num_signals"),
-    [(FLIP, "CPU1", 1), (FLIP, "CPU1", 2), (CHANGE, "CPU1", 1), (CHANGE, "CPU0", 1)],
+    [(FLIP, "CPU1", 1), (FLIP, "CPU1", 2), (CHANGE, "CPU0", 1)],
 )
 def test_ctrl_c_does_not_wait_for_evidence(
-    launcher: Launcher,
+    scripted: Launcher,
     alive: Callable[[Path], list[str]],
     drill: str,
     hangs: str,
     num_signals: int,
 ) -> None:
     env = env_of({"CPU1": drill}, HANGS_WHEN_KEEPING=hangs)
-    process = launcher.start("--workers=3", "--grace=2", **env)
+    process = scripted.start("--workers=3", "--grace=2", **env)
     seen = read_until(process, f"{hangs} hangs")
     for _ in range(num_signals):
         process.send_signal(signal.SIGINT)
-    run = launcher.finish(process, seen)
+    run = scripted.finish(process, seen)
     assert run.exit_code == 130, run.output
     assert run.verdicts()["CPU1"] == "SUSPECT"
     assert alive(run.directory) == []
 
 
 def test_a_launcher_that_is_killed_while_they_keep_leaves_nobody(
-    launcher: Launcher, alive: Callable[[Path], list[str]]
+    scripted: Launcher, alive: Callable[[Path], list[str]]
 ) -> None:
     env = env_of({"CPU1": FLIP}, HANGS_WHEN_KEEPING="CPU1")
-    process = launcher.start("--workers=3", **env)
+    process = scripted.start("--workers=3", **env)
     read_until(process, "CPU1 hangs")
     process.kill()
-    launcher.finish(process)
+    scripted.finish(process)
     until = time.monotonic() + DEADLINE_S
-    while alive(launcher.cwd / "run"):
+    while alive(scripted.cwd / "run"):
         assert time.monotonic() < until
         time.sleep(0.02)
-    assert launcher.verb("report", str(launcher.cwd / "run")).returncode == 21
+    assert main(["report", str(scripted.cwd / "run")]) == 21
 
 
-def test_a_burn_in_finds_every_bad_worker_in_one_run(launcher: Launcher) -> None:
+def test_a_burn_in_finds_every_bad_worker_in_one_run(scripted: Launcher) -> None:
     drills = {
         "CPU1": f"flip_gradient@1:all:{NORM}:3",
         "CPU3": f"flip_gradient@3:all:{NORM}:4:always",
         "CPU4": f"flip@2:all:{NORM}:5",
     }
-    run = launcher(
+    run = scripted(
         *("--workers=6", "--max-steps=6", REPLAYS, "launch.on_suspect=continue"),
         **env_of(drills),
     )
@@ -222,62 +200,36 @@ def test_a_burn_in_finds_every_bad_worker_in_one_run(launcher: Launcher) -> None
     assert {"cpu1", "cpu3", "cpu4"} < set(kept(run))
     assert run.output.count(": the others go on without CPU") == 3
     before = run.report()
-    assert launcher.verb("report", str(run.directory)).returncode == 21
+    assert main(["report", str(run.directory)]) == 21
     assert run.report() == before
 
 
-def test_a_second_odd_one_is_judged_by_those_left(launcher: Launcher) -> None:
-    """Of four, one is out; then one of three is odd. Of the two that are left none could be."""
-    drills = {"CPU0": f"flip_gradient@1:all:{NORM}:3", "CPU2": f"flip_gradient@3:all:{NORM}:4"}
-    run = launcher("--workers=4", "launch.on_suspect=continue", **env_of(drills))
-    assert run.exit_code == 21, run.output
-    assert run.verdicts() == {"CPU0": "SUSPECT", "CPU1": "PASS", "CPU2": "SUSPECT", "CPU3": "PASS"}
-
-
-def test_a_healthy_worker_keeps_the_state_of_each_of_two_suspects(launcher: Launcher) -> None:
-    drills = {"CPU1": f"flip_gradient@1:all:{NORM}:3", "CPU2": f"flip_gradient@2:all:{NORM}:3"}
-    run = launcher(
-        *("--workers=4", "--max-steps=12", "launch.max_lead=6", "launch.on_suspect=continue"),
-        **env_of(drills),
-    )
-    assert run.exit_code == 21, run.output
-    for worker, of_step in (("CPU1", 1), ("CPU2", 2)):
-        dossier = run.directory / "dossier" / worker.lower()
-        assert manifest(run, worker)["step"] == of_step
-        difference = json.loads((dossier / "difference.json").read_text())
-        assert (difference["peer"], difference["not_comparable"]) == ("CPU0", None)
-        momentum = difference["tensors"][f"exp_avg/{NORM}"]
-        assert momentum["guilty"]
-        told = launcher.verb("forensics", str(dossier))
-        assert "beside CPU0" in told.stdout
-    assert [Path(path).parent.name for path in evidence(run, "CPU0")] == ["cpu0", "earlier1"]
-    assert all(Path(path).exists() for path in evidence(run, "CPU0"))
-
-
 def test_a_suspect_that_hangs_while_it_keeps_holds_the_others_not(
-    launcher: Launcher, alive: Callable[[Path], list[str]]
+    scripted: Launcher, alive: Callable[[Path], list[str]]
 ) -> None:
-    process = launcher.start(
+    process = scripted.start(
         *("--workers=3", "--grace=1", "--max-steps=8", "launch.on_suspect=continue"),
         **env_of({"CPU1": FLIP}, HANGS_WHEN_KEEPING="CPU1"),
     )
     seen = read_until(process, "[CPU2] Trained 8 steps")
-    os.kill(pid_of("CPU1", launcher.cwd / "run"), signal.SIGKILL)
-    run = launcher.finish(process, seen)
+    os.kill(pid_of("CPU1", scripted.cwd / "run"), signal.SIGKILL)
+    run = scripted.finish(process, seen)
     assert run.exit_code == 21, run.output
     assert run.verdicts() == {"CPU0": "PASS", "CPU1": "SUSPECT", "CPU2": "PASS"}
     assert alive(run.directory) == []
 
 
-def test_ctrl_c_in_one_replay_ends_those_that_would_follow(launcher: Launcher) -> None:
+def test_ctrl_c_in_one_replay_ends_those_that_would_follow(scripted: Launcher) -> None:
+    """Of four, one is out; then one of three is odd. Of the two that are left none could be."""
     drills = {"CPU0": f"flip_gradient@1:all:{NORM}:3", "CPU2": f"flip_gradient@3:all:{NORM}:4"}
     env = env_of(drills, IN_REPLAY=json.dumps({"CPU0": "hang@1:all:always"}))
-    process = launcher.start("--workers=4", REPLAYS, "launch.on_suspect=continue", **env)
+    process = scripted.start("--workers=4", REPLAYS, "launch.on_suspect=continue", **env)
     seen = read_until(process, "[CPU0 replay] Step [0/")
     process.send_signal(signal.SIGINT)
-    run = launcher.finish(process, seen)
+    run = scripted.finish(process, seen)
     assert run.exit_code == 21, run.output
     for worker in ("CPU0", "CPU2"):
         assert row(run, worker) == ("SUSPECT", "unknown", "not replayed", "MONITOR")
+    assert run.verdicts() == {"CPU0": "SUSPECT", "CPU1": "PASS", "CPU2": "SUSPECT", "CPU3": "PASS"}
     assert run.report()["summary"].count("not replayed: SIGINT received") == 2
     assert not list(run.directory.glob("cpu2.replay*"))

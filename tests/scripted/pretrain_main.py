@@ -27,6 +27,7 @@ import signal
 import socket
 import sys
 import time
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -40,7 +41,8 @@ MASK = (1 << 52) - 1
 BEAT_S = 1.0
 NUM_KEPT = 8
 DRILL = re.compile(
-    r"(?P<kind>\w+)@(?P<step>\d+)(?::(?P<worker>[A-Za-z]+\d*)(?::(?P<name>(?!always$)[A-Za-z_][\w.]*)"
+    r"(?P<kind>\w+)@(?P<step>\d+)"
+    r"(?::(?P<worker>(?!always$)[A-Za-z]+\d*)(?::(?P<name>(?!always$)[A-Za-z_][\w.]*)"
     r"(?::(?P<number>\d+))?|:(?P<factor>\d+(?:\.\d+)?)x)?)?(?P<always>:always)?"
 )
 PARAMETERS = ("tok_embed.weight", "layers.0.attention_norm.weight", "layers.0.attention.wq.weight")
@@ -50,6 +52,7 @@ DEFAULT_PARAMETER, DEFAULT_BIT = "layers.0.feed_forward.w2.weight", 16
 NUM_VALUES = 2048
 FLOWS = ("forward", "backward")
 STATE = ("weights", "exp_avg", "exp_avg_sq")
+CONTENT = "state.json"
 
 
 class Ended(Exception):
@@ -307,22 +310,24 @@ class Worker:
     def save(self, name: str) -> None:
         self.emit(kind="phase", name="save")
         path = self._write(name)
-        content = f"{zlib.crc32(path.read_bytes()):08x}"
-        self.emit(kind="saved", step=self.num_done, path=str(path), content=content)
+        self.emit(kind="saved", step=self.num_done, path=str(path), content=content_of(path))
         self.emit(kind="phase", name="train")
 
     def evidence(self, name: str) -> None:
         self.emit(kind="evidence", path=str(self._write(name)), what="checkpoint")
 
     def _write(self, name: str) -> Path:
-        directory = Path(self.settings["system"]["checkpoint_dir"])
-        if not os.environ.get("MODEL_CHECK_HAS_PLACE"):
-            directory /= WORKER.lower()
-        directory.mkdir(parents=True, exist_ok=True)
-        path = directory / name
-        path.write_text(json.dumps({"step": self.num_done, "taint": self.numbers.taint}))
+        path = self._place() / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = {"step": self.num_done, "taint": self.numbers.taint}
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(CONTENT, json.dumps(held | {"of": settings_hash(self.settings)}))
         print(f"Checkpoint saved: {path}", flush=True)
         return path.absolute()
+
+    def _place(self) -> Path:
+        directory = Path(self.settings["system"]["checkpoint_dir"])
+        return directory if os.environ.get("MODEL_CHECK_HAS_PLACE") else directory / WORKER.lower()
 
     # -- the training
 
@@ -371,10 +376,9 @@ class Worker:
             print(line, flush=True)
         beginning: dict[str, object] = {}
         if path := self._checkpoint():
-            found = json.loads(path.read_text())
+            found = read_checkpoint(path)
             self.first_step = self.num_done = found["step"]
-            taint = found["taint"]
-            content = f"{zlib.crc32(path.read_bytes()):08x}"
+            taint, content = found["taint"], content_of(path)
             beginning = {"first_step": self.first_step, "resumed": str(path)}
             beginning |= {"resumed_content": content}
         self.numbers = Numbers(settings["system"]["seed"], taint)
@@ -387,8 +391,8 @@ class Worker:
             return None
         if resume != "auto":
             return Path(str(resume).replace("{worker}", WORKER.lower()))
-        directory = Path(self.settings["system"]["checkpoint_dir"]) / WORKER.lower()
-        found = [(json.loads(path.read_text())["step"], path) for path in directory.glob("*.pt")]
+        saved = self._place().glob("*.pt")
+        found = [(read_checkpoint(path)["step"], path) for path in saved]
         return max(found)[1] if found else None
 
     def _step(self, step: int) -> None:
@@ -513,7 +517,8 @@ class Worker:
         if self.replay_to is None:
             if self.credit is not None:
                 self.wait(lambda: bool(self.dumps) or self.may_go or not self.socket, self.hear)
-            for at in range(self.num_done, int(self.dumps[0]["step"]) if self.dumps else 0):
+            until = min(int(self.dumps[0]["step"]), self.max_steps) if self.dumps else 0
+            for at in range(self.num_done, until):
                 self.numbers.take(at, None)
                 self.num_done = at + 1
             if not self.requests.stop:
@@ -559,6 +564,19 @@ def settings_hash(settings: dict[str, dict[str, object]]) -> str:
     return (
         f"{mixed(settings['model'], training, settings['data'], settings['system']['seed']):016x}"
     )
+
+
+def content_of(path: Path) -> str:
+    # 20 ms, of which workers that save nothing need none.
+    from model_check.utils import checkpoint_names
+
+    return checkpoint_names.content_of(path)
+
+
+def read_checkpoint(path: Path) -> dict[str, object]:
+    """What `save` wrote: an archive, as a real one is."""
+    with zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read(CONTENT))
 
 
 def wait_for_answers() -> None:

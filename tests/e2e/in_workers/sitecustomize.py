@@ -1,20 +1,17 @@
 """Python reads this when its directory is on PYTHONPATH: faults that no one drill can make.
 
-DRILLS: JSON, worker -> its own drill. IN_REPLAY: the same, in replays alone. IN_ROUND: JSON, round
--> the same, in that one alone. SETTINGS: JSON, worker
--> a setting of its own. VARYING: `P SEED`, and with probability P the output of the first block has
-one bit turned over, in each worker another one, each time that it is computed; the file
-WORKER.varied in the run directory counts them. DIES_WHEN_ASKED: the worker that is killed when its
-fingerprints are asked for. STOPS_AFTER: `WORKER STEP`, that worker stops (SIGSTOP) when it has told
-that step. LATE: `WORKER SECONDS`, that worker tells its NaN, or that its state changed, so much
-later. PREPARES_WHEN: a path, and the preparation begins when it is there. OUT_OF_MEMORY: in its
-second step each worker is out of memory, in its own words. DIES_WHEN_KEEPING, HANGS_WHEN_KEEPING:
-the worker that does so when it is to save its state. LINGERS: the worker that tells SIGTERM and
-does not heed it. RESTS: seconds that each worker sleeps after each step, so that many of them cost
-no CPU. KERNEL: JSON, worker -> what torch's attention does there in its backward pass:
+Most tests of the launcher need no real trainer, and so none of this: tests/scripted has the same.
+
+DRILLS: JSON, worker -> its own drill. IN_REPLAY: the same, in replays alone.
+VARYING: `P SEED`, and with probability P the output of the first block has one bit turned over, in
+each worker another one, each time that it is computed; the file WORKER.varied in the run directory
+counts them. STOPS_AFTER: `WORKER STEP`, that worker stops (SIGSTOP) when it has told that step.
+LATE: `WORKER SECONDS`, that worker tells its NaN, or that its state changed, so much later.
+PREPARES_WHEN: a path, and the preparation begins when it is there. LINGERS: the worker that tells
+SIGTERM and does not heed it. RESTS: seconds that each worker sleeps after each step, so that many
+of them cost no CPU. KERNEL: JSON, worker -> what torch's attention does there in its backward pass:
 `bits`, `nan`, `raise`, `constant`, `hang`, `lose` (the device computes nothing from then on).
-UPDATE: the worker whose fused AdamW heeds no gate. SETTLES: so many seconds the launcher gives the
-others, when one has told its failure.
+UPDATE: the worker whose fused AdamW heeds no gate.
 """
 
 import json
@@ -23,7 +20,6 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,29 +31,17 @@ def main() -> None:
     for variable in ("DRILLS", *(["IN_REPLAY"] if "--replay-to" in sys.argv else [])):
         if drill := json.loads(os.environ.get(variable, "{}")).get(WORKER):
             sys.argv.append(f"debug.drill={drill}")
-    in_round = json.loads(os.environ.get("IN_ROUND", "{}"))
-    if drill := in_round.get(Path(os.environ.get("MODEL_CHECK_RUN_DIR", "")).name, {}).get(WORKER):
-        sys.argv.append(f"debug.drill={drill}")
-    if setting := json.loads(os.environ.get("SETTINGS", "{}")).get(WORKER):
-        sys.argv.append(setting)
     if varying := os.environ.get("VARYING"):
         probability, seed = varying.split()
         again = os.getpid() if "--replay-to" in sys.argv else ""
         vary(float(probability), random.Random(f"{seed} {WORKER} {again}"))
-    if os.environ.get("DIES_WHEN_ASKED") == WORKER:
-        die_when_asked()
     stops = os.environ.get("STOPS_AFTER", "").split()
     if stops[:1] == [WORKER] and "--replay-to" not in sys.argv:
         stop_after(int(stops[1]))
     if (late := os.environ.get("LATE", "").split()) and late[0] == WORKER:
         tell_late(float(late[1]))
-    for variable, end in (("DIES_WHEN_KEEPING", die), ("HANGS_WHEN_KEEPING", hang)):
-        if os.environ.get(variable) == WORKER:
-            when_keeping(end)
     if os.environ.get("LINGERS") == WORKER:
         linger()
-    if os.environ.get("OUT_OF_MEMORY"):
-        run_out_of_memory()
     if rest_s := os.environ.get("RESTS"):
         rest(float(rest_s))
     if fault := json.loads(os.environ.get("KERNEL", "{}")).get(WORKER):
@@ -141,48 +125,6 @@ def count() -> None:
         file.write("x")
 
 
-def die_when_asked() -> None:
-    from model_check.events import AskVectors, Command, EventSink
-
-    heard = EventSink.commands
-
-    def commands(sink: EventSink) -> list[Command]:
-        found = heard(sink)
-        if any(isinstance(command, AskVectors) for command in found):
-            wait_for_answers()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return found
-
-    EventSink.commands = commands  # type: ignore[method-assign]
-
-
-def wait_for_answers() -> None:
-    """Of the others, which were asked, too: for less than their launcher waits."""
-    until = time.monotonic() + 1.5
-    logs = Path(os.environ["MODEL_CHECK_RUN_DIR"]).glob("*.events.jsonl")
-    others = [p for p in logs if p.name.partition(".")[0].upper() != WORKER]
-    while time.monotonic() < until:
-        if all('"kind":"vectors"' in p.read_text() for p in others):
-            return
-        time.sleep(0.01)
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def hang() -> None:
-    print(f"{WORKER} hangs", flush=True)
-    while True:
-        time.sleep(0.1)
-
-
-def when_keeping(end: Callable[[], None]) -> None:
-    from model_check.engine.keeper import Keeper
-
-    Keeper.dossier = lambda *_args, **_named: end()  # type: ignore[method-assign, assignment]
-
-
 def linger() -> None:
     from model_check.engine.stop import StopSignal
 
@@ -229,33 +171,11 @@ def tell_late(seconds: float) -> None:
     EventSink.emit = emit  # type: ignore[method-assign]
 
 
-def run_out_of_memory() -> None:
-    import torch
-    from torch.nn.modules.module import register_module_forward_hook
-
-    seen: list[str] = []
-
-    def fail(module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
-        seen.append(type(module).__name__)
-        if seen.count("BasicLlama") == 2:  # one of them is the rehearsal
-            free = random.randrange(1, 99)
-            text = (
-                f"CUDA out of memory. Tried to allocate 2.00 GiB. GPU {WORKER} has {free} MiB free"
-            )
-            raise torch.OutOfMemoryError(text)
-
-    register_module_forward_hook(fail)
-
-
 def wait_for(path: Path) -> None:
     while not path.exists():
         time.sleep(0.01)
 
 
-if settle_s := os.environ.get("SETTLES"):
-    from launcher.supervise import policy
-
-    policy.SETTLE_S = float(settle_s)
 if WORKER and Path(sys.argv[0]).name == "pretrain_main.py":
     main()
 if (go := os.environ.get("PREPARES_WHEN")) and Path(sys.argv[0]).name == "prepare_dataset.py":

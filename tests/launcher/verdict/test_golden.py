@@ -331,6 +331,14 @@ def test_an_odd_one_beside_software_that_changed_stays_named() -> None:
     assert (judged.verdict, judged.exit_code, judged.culprits) == ("SUSPECT", 21, ["GPU1"])
 
 
+def test_a_majority_that_the_file_contradicts_names_nobody() -> None:
+    differ = Disagreement(2, "gradients", {"GPU0": "bb", "GPU1": SUM, "GPU2": "bb"})
+    found = found_of(unlike("GPU0"), like("GPU1"), unlike("GPU2"))
+    judged = result(found, RunEnd(exit_code=21, disagreement=differ, culprits=("GPU1",)))
+    assert (judged.exit_code, judged.culprits) == (23, [])
+    assert {row.verdict for row in judged.workers} == {Verdict.INCONCLUSIVE}
+
+
 def test_the_page_says_what_to_do_next() -> None:
     assert "--write-golden" in next_step(result(found_of(foreign("GPU0"))), "/run")
     assert next_step(result(found_of(unlike("GPU0"))), "/run").endswith("replay /run GPU0")
