@@ -51,19 +51,6 @@ def num_replays(run: Run, worker: str) -> int:
     return len(list(run.directory.glob(f"{worker.lower()}.replay*.events.jsonl")))
 
 
-def test_a_real_replay_that_meets_a_nan_leaves_what_the_run_kept(launcher: Launcher) -> None:
-    env = in_replay(CPU0="nan@1:all:always")
-    run = launcher("--workers=1", REPLAYS, "launch.dossier_gib=0", f"debug.drill={CHANGED}", **env)
-    assert run.exit_code == 21, run.output
-    assert row(run, "CPU0") == ("SUSPECT", "unknown", "not replayed", "MONITOR")
-    assert said(run).startswith("not replayed: CPU0 failed first: exit code 20")
-    dossier = json.loads((run.directory / "dossier/cpu0/manifest.json").read_text())
-    assert (dossier["kind"], dossier["step"], dossier["state_after"]) == ("break", 2, 3)
-    assert (dossier["tensors"], dossier["bytes"]) == ({}, 0)
-    assert dossier["left_out"][f"weights/{NORM}"]["statistics"]["norm"] > 0
-    assert not list((launcher.cwd / ".checkpoints").rglob("nan_*"))
-
-
 @pytest.mark.slow
 def test_what_a_rotation_sees_late_is_replayed_from_before_it(launcher: Launcher) -> None:
     """Checkpoints lie between the fault and the step that shows it."""
@@ -106,13 +93,12 @@ def test_the_replay_of_a_resumed_run_begins_where_that_began(scripted: Launcher)
 
 def test_checkpoints_of_a_later_run_are_not_begun_with(scripted: Launcher) -> None:
     saves = ("--workers=3", "--max-steps=6", "training.save_interval=1")
-    run = scripted(*saves, f"debug.drill=flip_gradient@4:CPU1:{NORM}:3:always")
+    run = scripted(*saves, f"debug.drill=flip_gradient@4:CPU1:{NORM}:3")
     other = str(scripted.cwd / "other")
     scripted(*saves, "training.learning_rate=0.003", "--run-dir", other)
     again = scripted.verb("replay", str(run.directory), "launch.replay_s=100")
     assert again.returncode == 21, again.stdout
-    assert row(run, "CPU1") == ("FAIL", "hardware", "persistent", "ISOLATE")
-    assert said(run).startswith("replayed twice (steps 0 to 4)")
+    assert said(run) == "replayed once (steps 0 to 4): CPU1 gave the right bits"
 
 
 def test_a_replay_that_would_take_too_long_is_told_and_not_begun(scripted: Launcher) -> None:
@@ -147,17 +133,16 @@ def test_a_replay_that_hangs_has_its_time_and_no_more(
     assert alive(run.directory) == []
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGINT, signal.SIGINT]])
-def test_ctrl_c_ends_the_replay_and_the_verdict_stands(
-    scripted: Launcher, alive: Callable[[Path], list[str]], signals: list[signal.Signals]
+def test_ctrl_c_twice_ends_the_replay_and_the_verdict_stands(
+    scripted: Launcher, alive: Callable[[Path], list[str]]
 ) -> None:
     process = scripted.start(
         *("--workers=3", REPLAYS, f"debug.drill={ONCE}"),
         **in_replay(CPU1="hang@1:all:always"),
     )
     seen = read_until(process, "[CPU1 replay] Step [0/")
-    for signum in signals:
-        process.send_signal(signum)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
     run = scripted.finish(process, seen)
     assert run.exit_code == 21, run.output
     assert row(run, "CPU1") == ("SUSPECT", "unknown", "not replayed", "MONITOR")
@@ -223,20 +208,20 @@ def test_the_second_transient_fault_of_a_worker_takes_it_out_of_service(
 ) -> None:
     """Also when a replay that somebody asks for is what tells of the second one."""
     scripted.environ["MODEL_CHECK_HISTORY_FILE"] = str(scripted.cwd / "history.jsonl")
-    first = replayed(scripted, f"debug.drill={ONCE}")
-    assert row(first, "CPU1") == ("SUSPECT", "hardware", "transient", "MONITOR")
-    asked = ("--run-dir", str(scripted.cwd / "asked"), "--workers=3")
-    assert scripted(*asked, f"debug.drill={ONCE}").exit_code == 21
+    once = ("--workers=1", f"debug.drill={CHANGED}")
+    first = scripted(*once, REPLAYS)
+    assert row(first, "CPU0") == ("SUSPECT", "hardware", "transient", "MONITOR")
+    assert scripted(*once, "--run-dir", str(scripted.cwd / "asked")).exit_code == 21
     again = scripted.verb("replay", "asked", "launch.replay_s=100")
-    third = replayed(scripted, f"debug.drill={ONCE}", "--run-dir", str(scripted.cwd / "third"))
+    third = scripted(*once, REPLAYS, "--run-dir", str(scripted.cwd / "third"))
     for code, output, times in (
         (again.returncode, again.stdout, "the second time"),
         (third.exit_code, third.output, "3 times now"),
     ):
         assert code == 21, output
-        assert "CPU1: ISOLATE (hardware, transient)" in output
+        assert "CPU0: ISOLATE (hardware, transient)" in output
         assert f"; {times}: first " in output
-    listed = scripted.verb("history", "CPU1", "--file", str(scripted.cwd / "history.jsonl"))
+    listed = scripted.verb("history", "CPU0", "--file", str(scripted.cwd / "history.jsonl"))
     assert listed.returncode == 0, listed.stdout
     assert listed.stdout.count("transient") >= 3
 

@@ -56,7 +56,7 @@ def test_the_round_of_one_worker_that_gave_other_bits_is_named(scripted: Launche
 
 def test_rounds_go_on_after_one_that_names_a_worker(scripted: Launcher) -> None:
     drills = in_rounds(round_002={"CPU2": "flip@2:CPU2"})
-    run = scripted("--workers=3", "--max-steps=50", "--repeat=3", **drills)
+    run = scripted("--workers=3", "--max-steps=12", "--repeat=3", **drills)
     assert run.exit_code == 21, run.output
     report = run.report()
     assert rates(report) == {"CPU0": (2, []), "CPU1": (2, []), "CPU2": (3, ["round_002"])}
