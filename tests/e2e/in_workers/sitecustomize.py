@@ -2,7 +2,8 @@
 
 Most tests of the launcher need no real trainer, and so none of this: tests/scripted has the same.
 
-DRILLS: JSON, worker -> its own drill. IN_REPLAY: the same, in replays alone.
+DRILLS: JSON, worker -> its own drill. IN_REPLAY: the same, in replays alone. IN_ROUND: JSON, round
+-> the same, in that one alone. SETTINGS: JSON, worker -> a setting of its own.
 VARYING: `P SEED`, and with probability P the output of the first block has one bit turned over, in
 each worker another one, each time that it is computed; the file WORKER.varied in the run directory
 counts them. STOPS_AFTER: `WORKER STEP`, that worker stops (SIGSTOP) when it has told that step.
@@ -31,6 +32,11 @@ def main() -> None:
     for variable in ("DRILLS", *(["IN_REPLAY"] if "--replay-to" in sys.argv else [])):
         if drill := json.loads(os.environ.get(variable, "{}")).get(WORKER):
             sys.argv.append(f"debug.drill={drill}")
+    in_round = json.loads(os.environ.get("IN_ROUND", "{}"))
+    if drill := in_round.get(Path(os.environ.get("MODEL_CHECK_RUN_DIR", "")).name, {}).get(WORKER):
+        sys.argv.append(f"debug.drill={drill}")
+    if setting := json.loads(os.environ.get("SETTINGS", "{}")).get(WORKER):
+        sys.argv.append(setting)
     if varying := os.environ.get("VARYING"):
         probability, seed = varying.split()
         again = os.getpid() if "--replay-to" in sys.argv else ""
