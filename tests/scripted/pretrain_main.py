@@ -337,7 +337,7 @@ class Worker:
 
     def run(self) -> None:
         faulthandler.register(
-            STACKS_SIGNAL, file=(RUN_DIR / f"{WORKER.lower()}.stacks.txt").open("w")
+            STACKS_SIGNAL, file=(RUN_DIR / f"{WORKER.lower()}.stacks.txt").open("a")
         )
         detail = {"schema": 1, "stacks_signal": STACKS_SIGNAL}
         self.emit(kind="phase", name="import", detail=detail)
