@@ -1,13 +1,13 @@
-"""Resuming, ending early and evaluating a whole run: the launcher, its workers, the verdict."""
+"""Ending early and going on: the launcher, its workers, the verdict."""
 
 import json
-import os
 import signal
+from pathlib import Path
 from typing import Any
 
 from tests.e2e.conftest import Launcher, Run
-
-MANY = "--max-steps=100000"
+from tests.e2e.test_run import read_until
+from tests.e2e.test_signals import MANY, read_until_both_step
 
 
 def steps_of(run: Run, worker: str) -> list[int]:
@@ -16,39 +16,38 @@ def steps_of(run: Run, worker: str) -> list[int]:
     return [event["step"] for event in events if event["kind"] == "step"]
 
 
-def resumed(launcher: Launcher, first: Run, *more: str) -> Run:
-    """A second run beside the first's checkpoints."""
+def test_a_notice_saves_and_the_run_goes_on_from_there(launcher: Launcher) -> None:
+    asked = ("--workers=1", "training.save_on_signal=true")
+    process = launcher.start(MANY, *asked)
+    seen = read_until(process, "Step [1/")
+    process.send_signal(signal.SIGUSR1)
+    first = launcher.finish(process, seen)
     assert first.exit_code == 0, first.output
+    assert (first.report()["verdict"], first.verdicts()) == ("INCONCLUSIVE", {"CPU0": "STOPPED"})
+    assert "ended early by SIGUSR1: " in first.report()["summary"]
+    num_done = len(steps_of(first, "cpu0"))
     first.directory.rename(launcher.cwd / "first")
-    return launcher("--resume", "auto", *more)
+
+    second = launcher("--resume", "auto", "--workers=1", f"--max-steps={num_done + 1}")
+    assert second.exit_code == 0, second.output
+    assert steps_of(second, "cpu0") == [num_done]
+    told = f"[CPU0] Resumed from .checkpoints/cpu0/last.pt: {num_done} steps done"
+    assert second.lines(told)
+    assert "trained 1 step" in second.report()["summary"]
 
 
 def test_each_worker_goes_on_from_its_own_checkpoint_and_they_are_compared(
-    launcher: Launcher,
+    scripted: Launcher,
 ) -> None:
-    first = launcher("training.save_interval=2", "training.keep_last=1", "--max-steps=4")
-    for worker in ("cpu0", "cpu1"):
-        kept = sorted(os.listdir(launcher.cwd / ".checkpoints" / worker))
-        assert kept == [".in_use", "step_4.pt"]
-    second = resumed(launcher, first, "--max-steps=7")
+    first = scripted("training.save_interval=2", "--max-steps=4")
+    assert first.exit_code == 0, first.output
+    first.directory.rename(scripted.cwd / "first")
+    (scripted.cwd / ".checkpoints" / "cpu1" / "step_4.pt").unlink()
+    second = scripted("--resume", "auto", "--max-steps=7")
     assert second.exit_code == 0, second.output
-    for worker in ("cpu0", "cpu1"):
-        assert steps_of(second, worker) == [4, 5, 6]
-        told = f"Resumed from .checkpoints/{worker}/step_4.pt: 4 steps done"
-        assert f"[{worker.upper()}] {told}" in second.output
-    assert "[CPU0] Step [4/7]" in second.output
-    assert "trained 3 steps" in second.report()["summary"]
-    assert "equal bit for bit in 3 of 3 steps" in second.report()["summary"]
-
-
-def test_workers_that_resume_at_different_steps_still_agree(launcher: Launcher) -> None:
-    first = launcher("training.save_interval=2", "--max-steps=4")
-    (launcher.cwd / ".checkpoints" / "cpu1" / "step_4.pt").write_bytes(b"torn")
-    second = resumed(launcher, first, "--max-steps=7")
-    assert second.exit_code == 0, second.output
-    assert "[CPU1] Not resumed: .checkpoints/cpu1/step_4.pt: damaged" in second.output
     assert (steps_of(second, "cpu0"), steps_of(second, "cpu1")) == ([4, 5, 6], [2, 3, 4, 5, 6])
     assert second.report()["verdict"] == "PASS"
+    assert "equal bit for bit in 3 of " in second.report()["summary"]
 
 
 def test_a_path_that_does_not_exist_is_refused_before_anything_starts(launcher: Launcher) -> None:
@@ -61,53 +60,11 @@ def test_a_path_that_does_not_exist_is_refused_before_anything_starts(launcher: 
     assert not run.directory.exists()
 
 
-def test_a_notice_saves_on_every_worker_and_is_told_with_exit_code_0(launcher: Launcher) -> None:
-    process = launcher.start(MANY, "training.save_on_signal=true")
-    assert process.stdout is not None
-    seen = ""
-    waiting = {"[CPU0] Step [1/", "[CPU1] Step [1/"}
-    for line in process.stdout:
-        seen += line
-        waiting = {words for words in waiting if not line.startswith(words)}
-        if not waiting:
-            break
-    process.send_signal(signal.SIGUSR1)
-    run = launcher.finish(process, seen)
-    assert run.exit_code == 0, run.output
-    report = run.report()
-    assert report["verdict"] == "INCONCLUSIVE"
-    assert set(run.verdicts().values()) == {"STOPPED"}
-    assert "ended early by SIGUSR1: " in report["summary"]
-    assert "equal bit for bit in" in report["summary"]
-    for worker in ("cpu0", "cpu1"):
-        assert (launcher.cwd / ".checkpoints" / worker / "last.pt").exists()
-
-
-def test_a_term_to_the_launcher_saves_nothing_and_is_no_pass(launcher: Launcher) -> None:
-    process = launcher.start(MANY, "training.save_on_signal=true")
-    assert process.stdout is not None
-    seen = ""
-    for line in process.stdout:
-        seen += line
-        if line.startswith("[CPU1] Step [1/"):
-            break
+def test_a_term_to_the_launcher_saves_nothing_and_is_no_pass(scripted: Launcher) -> None:
+    process = scripted.start(MANY, "training.save_on_signal=true")
+    seen = read_until_both_step(process)
     process.send_signal(signal.SIGTERM)
-    run = launcher.finish(process, seen)
+    run = scripted.finish(process, seen)
     assert run.exit_code == 143, run.output
     assert set(run.verdicts().values()) == {"STOPPED"}
-    assert not (launcher.cwd / ".checkpoints").exists()
-
-
-def test_validation_is_in_the_report_and_on_the_terminal(launcher: Launcher) -> None:
-    run = launcher(
-        *("data.num_samples=2000", "data.validation=held_out=0.1"),
-        *("training.eval_interval=2", "training.eval_batches=2"),
-    )
-    assert run.exit_code == 0, run.output
-    for worker in run.report()["workers"]:
-        (result,) = worker["validation"]
-        assert (result["split"], result["step"]) == ("held_out", 4)
-        assert result["perplexity"] > 1
-        assert result["tokens_per_s"] > 0
-    assert "[launcher] all 2 CPU workers: validation after 4 steps: held_out " in run.output
-    assert run.lines("[CPU1] Eval [2] held_out | Loss: ")
+    assert not Path(scripted.cwd, ".checkpoints").exists()

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.deadline import DEADLINE_S
-from tests.e2e.conftest import IN_WORKERS, ROOT, Launcher
+from tests.e2e.conftest import ROOT, Launcher
+from tests.e2e.test_run import read_until
 
 MANY = "--max-steps=100000"
 
@@ -41,19 +42,18 @@ def read_until_both_step(process: subprocess.Popen[str]) -> str:
     return seen
 
 
-def test_a_notice_before_there_are_workers_reaches_them_when_they_run(launcher: Launcher) -> None:
-    go = launcher.cwd / "go"
-    env = {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}", "PREPARES_WHEN": str(go)}
-    process = launcher.start(MANY, "training.save_on_signal=true", **env)
+def test_a_notice_before_there_are_workers_reaches_them_when_they_run(scripted: Launcher) -> None:
+    go = scripted.cwd / "go"
+    process = scripted.start(MANY, "training.save_on_signal=true", PREPARES_WHEN=str(go))
     wait_until_held(process.pid, signal.SIGUSR1, "SigBlk")
     process.send_signal(signal.SIGUSR1)
     go.touch()
-    run = launcher.finish(process)
+    run = scripted.finish(process)
     assert run.exit_code == 0, run.output
     assert "[launcher] SIGUSR1 received: it is passed on when the workers run" in run.output
     assert set(run.verdicts().values()) == {"STOPPED"}
     for worker in ("cpu0", "cpu1"):
-        assert (launcher.cwd / ".checkpoints" / worker / "last.pt").exists()
+        assert (scripted.cwd / ".checkpoints" / worker / "last.pt").exists()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
@@ -72,20 +72,32 @@ def test_notices_from_the_first_line_on_kill_no_start(launcher: Launcher, signum
     assert process.wait(DEADLINE_S) == 0
 
 
-def test_who_stops_a_training_that_saves_is_told_how_to_go_on(launcher: Launcher) -> None:
-    process = launcher.start(MANY, "training.save_interval=1", "training.keep_last=1")
-    seen = read_until_both_step(process)
+def test_ctrl_c_stops_a_real_training_that_saves_and_tells_how_to_go_on(
+    launcher: Launcher,
+) -> None:
+    process = launcher.start(MANY, "--workers=1", "training.save_interval=1")
+    seen = read_until(process, "Step [3/")
     process.send_signal(signal.SIGINT)
     run = launcher.finish(process, seen)
     assert run.exit_code == 130, run.output
+    assert "Traceback" not in run.output
     (line,) = [line for line in run.lines("[launcher] ") if "--resume auto" in line]
-    assert line.startswith("[launcher] checkpoints in .checkpoints: step_")
+    assert line.startswith("[launcher] checkpoints in .checkpoints/cpu0: step_")
 
 
-def test_who_stops_a_training_that_saves_nothing_is_told_nothing(launcher: Launcher) -> None:
-    process = launcher.start(MANY)
+def test_who_stops_a_training_that_saves_nothing_is_told_nothing(scripted: Launcher) -> None:
+    process = scripted.start(MANY)
     seen = read_until_both_step(process)
     process.send_signal(signal.SIGTERM)
-    run = launcher.finish(process, seen)
+    run = scripted.finish(process, seen)
     assert run.exit_code == 143, run.output
     assert "checkpoint" not in run.output
+
+
+def test_a_notice_kills_and_blames_no_worker_that_does_not_save_at_one(scripted: Launcher) -> None:
+    process = scripted.start("--max-steps", "400")
+    seen = read_until_both_step(process)
+    process.send_signal(signal.SIGUSR1)
+    run = scripted.finish(process, seen)
+    assert run.exit_code == 0, run.output
+    assert set(run.verdicts().values()) == {"PASS"}
