@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,16 +26,19 @@ def test_the_first_start_installs_and_then_runs(first_start: FirstStart) -> None
     assert done.stderr.splitlines()[-1].startswith("[launcher] installed in ")
 
 
-@pytest.mark.parametrize("script", ["run.sh", "check.sh"])
-def test_the_first_start_imports_nothing_of_the_working_directory(bare: Tree, script: str) -> None:
-    imported = bare.root.parent / "imported"
-    ours = ("launcher", "model_check", "pip", "setuptools", "sitecustomize", "usercustomize")
-    for name in (*sys.stdlib_module_names, *ours):
-        told = f"open({str(imported)!r}, 'a').write({name!r} + '\\n')\n"
-        (bare.cwd / f"{name}.py").write_text(told)
-    done = bare(script=script)
-    assert not imported.exists(), imported.read_text()
-    assert done.returncode == 0, done.stderr
+def test_the_first_start_imports_nothing_of_the_working_directory(first_start: FirstStart) -> None:
+    assert not first_start.imported.exists(), first_start.imported.read_text()
+
+
+@pytest.fixture
+def no_ensurepip(tmp_path: Path) -> dict[str, str]:
+    """An environment for a start whose Python has no ensurepip, as Debian's: its own pip installs.
+    ensurepip takes 4 s, which the first start of these tests has shown."""
+    if subprocess.run([BASE_PYTHON, "-c", "import pip"], stderr=subprocess.DEVNULL).returncode:
+        return {}
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "ensurepip.py").write_text("raise ImportError")
+    return {"PYTHONPATH": str(tmp_path / "hidden")}
 
 
 def test_changed_pins_are_installed(ready: Tree) -> None:
@@ -45,16 +47,18 @@ def test_changed_pins_are_installed(ready: Tree) -> None:
     assert ready("version", "alpha").stderr == ""
 
 
-def test_a_killed_installation_is_repaired_by_the_next_start(bare: Tree) -> None:
+def test_a_killed_installation_is_repaired_by_the_next_start(
+    bare: Tree, no_ensurepip: dict[str, str]
+) -> None:
     with index_that_never_answers() as (address, asked):
         index = {"PIP_NO_INDEX": "0", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": address}
-        process = bare.popen(**index)
+        process = bare.popen(**index, **no_ensurepip)
         assert asked.wait(DEADLINE_S)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=DEADLINE_S)
     assert process.returncode == -signal.SIGKILL
     assert not (bare.venv / "ready-run").exists()
-    assert bare("version", "alpha").stdout == "1.0\n"
+    assert bare("version", "alpha", **no_ensurepip).stdout == "1.0\n"
 
 
 def test_what_a_killed_pip_left_half_installed_is_installed_anew(ready: Tree) -> None:
@@ -66,15 +70,17 @@ def test_what_a_killed_pip_left_half_installed_is_installed_anew(ready: Tree) ->
     assert not (ready.packages / "~orch").exists()
 
 
-def test_an_environment_whose_interpreter_is_gone_is_made_anew(ready: Tree) -> None:
+def test_an_environment_whose_interpreter_is_gone_is_made_anew(
+    ready: Tree, no_ensurepip: dict[str, str]
+) -> None:
     python = ready.venv / "bin" / "python"
     python.unlink()
     python.symlink_to("/nowhere/python")
-    assert ready("version", "alpha").stdout == "1.0\n"
+    assert ready("version", "alpha", **no_ensurepip).stdout == "1.0\n"
 
 
-def test_of_two_starts_at_once_one_installs(bare: Tree) -> None:
-    both = [bare.popen("x"), bare.popen("x")]
+def test_of_two_starts_at_once_one_installs(bare: Tree, no_ensurepip: dict[str, str]) -> None:
+    both = [bare.popen("x", **no_ensurepip), bare.popen("x", **no_ensurepip)]
     said = [process.communicate(timeout=DEADLINE_S)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert sum(text.count("installing into") for text in said) == 1
@@ -120,12 +126,14 @@ def test_a_directory_with_something_else_in_it_is_refused(bare: Tree) -> None:
     assert [path.name for path in photos.iterdir()] == ["one.jpg"]
 
 
-def test_an_environment_that_a_person_made_only_gets_what_it_lacks(bare: Tree) -> None:
-    make = (BASE_PYTHON, "-m", "venv", bare.venv)
+def test_an_environment_that_a_person_made_only_gets_what_it_lacks(
+    bare: Tree, no_ensurepip: dict[str, str]
+) -> None:
+    make = (BASE_PYTHON, "-m", "venv", "--without-pip", bare.venv)
     subprocess.run(make, check=True, timeout=DEADLINE_S)
     kept = bare.venv / "notes.txt"
     kept.write_text("mine")
-    assert bare("version", "alpha").stdout == "1.0\n"
+    assert bare("version", "alpha", **no_ensurepip).stdout == "1.0\n"
     assert kept.read_text() == "mine"
 
 
@@ -150,19 +158,38 @@ def test_a_torch_that_is_here_is_reused_and_not_replaced(bare: Tree) -> None:
     assert {path.name for path in bare.packages.glob("*.dist-info")} == {"alpha-1.0.dist-info"}
 
 
-def test_the_checks_run_in_order_and_the_first_bad_one_ends_them(ready: Tree) -> None:
-    done = ready("-k", "one test", script=".ci/run")
+def test_the_first_checks_import_nothing_of_the_working_directory(
+    first_checks: FirstStart,
+) -> None:
+    assert not first_checks.imported.exists(), first_checks.imported.read_text()
+
+
+PYTEST = f"pytest -n {len(os.sched_getaffinity(0)) + 1} --dist loadfile"
+
+
+def test_the_checks_run_in_order_and_the_first_bad_one_ends_them(
+    first_checks: FirstStart,
+) -> None:
+    tree, done = first_checks.tree, first_checks.done
     assert done.returncode == 0, done.stderr
-    tests = f"pytest -n {len(os.sched_getaffinity(0)) + 1} --dist loadfile"
-    assert done.stdout.splitlines() == ["ruff format --check .", "ruff check .", "mypy", tests]
-    done = ready(script="check.sh", BAD="mypy")
+    checks = ["ruff format --check .", "ruff check .", "mypy"]
+    assert done.stdout.splitlines() == [*checks, f"{PYTEST} -m not slow"]
+    done = tree(script="check.sh", BAD="mypy")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "mypy"
-    assert ready("x").stderr == ""  # the environment of the checks is one to run in, too
+    assert tree("x").stderr == ""  # the environment of the checks is one to run in, too
 
 
-def test_arguments_of_the_checks_are_for_the_tests_alone(ready: Tree) -> None:
-    assert ready("-k", "one test", script="check.sh").stdout == "pytest -k one test\n"
+def test_the_checks_leave_out_slow_tests_unless_all_are_asked_for(first_checks: FirstStart) -> None:
+    asked = {option: first_checks.tree(option, script="check.sh") for option in ("--all", "--fast")}
+    last = {option: done.stdout.splitlines()[-1] for option, done in asked.items()}
+    assert last["--all"] == PYTEST
+    assert last["--fast"].startswith(f"{PYTEST} -m not slow tests/")
+
+
+def test_arguments_of_the_checks_are_for_the_tests_alone(first_checks: FirstStart) -> None:
+    said = first_checks.tree("-k", "one test", script="check.sh").stdout
+    assert said == "pytest -k one test\n"
 
 
 def test_the_checks_explain_themselves_without_installing_anything(bare: Tree) -> None:

@@ -156,8 +156,6 @@ def test_the_scripts_for_one_gpu(
     ("script", "given", "begins", "means"),
     [
         ("train_gpu.sh", "nine", "--gpus nine: 'nine' is not", "--gpu nine"),
-        ("train_gpu.sh", "99", "--gpu: GPUs were asked for", "--gpu 99"),
-        ("train_gpu.sh", "--gpus=1", "--gpu and --gpus are", "--gpu 0"),
         ("train_auto_gpu.sh", "--debug", "--gpus: GPUs were asked for", "--gpus auto"),
         ("train_gpu.sh", "--nonsense", "--nonsense: no such option", None),
         ("run.sh", "--gpus=nine", "--gpus nine: 'nine' is not", None),

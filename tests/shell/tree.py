@@ -170,9 +170,21 @@ def write_constraints(root: Path, versions: Mapping[str, str]) -> None:
     (root / "constraints.txt").write_text("\n".join(lines) + "\n")
 
 
+def lay_traps(tree: Tree) -> Path:
+    """The file that modules in its working directory write to when they are imported."""
+    told = tree.root.parent / "imported"
+    ours = ("launcher", "model_check", "pip", "setuptools", "sitecustomize", "usercustomize")
+    for name in (*sys.stdlib_module_names, *ours):
+        code = f"open({str(told)!r}, 'a').write({name!r} + '\\n')\n"
+        (tree.cwd / f"{name}.py").write_text(code)
+    return told
+
+
 @dataclass(frozen=True)
 class FirstStart:
-    """A tree that was started once, and the result of that start."""
+    """A tree that was started once, what was imported of its working directory (a file that is
+    there if anything was), and the result of that start."""
 
     tree: Tree
+    imported: Path
     done: "subprocess.CompletedProcess[str]"
