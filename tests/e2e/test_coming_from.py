@@ -4,6 +4,7 @@ held beside ours."""
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,16 +15,26 @@ import torch
 from launcher.arguments import parse_run
 from model_check.config.load import Loaded, load
 from model_check.config.shape import geometry
-from model_check.errors import ModelCheckError
+from model_check.engine.console import Console
+from model_check.engine.metrics import Meter
+from model_check.engine.stop import StopSignal
+from model_check.errors import ModelCheckError, NoGpuError
+from model_check.events import EventSink
+from model_check.utils.worker_env import WorkerEnv
+from pretrain_main import Process, task_of
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT
+from tests.e2e.starts import Ended, Start, run_each
+from tests.engine.conftest import make_run
 from tests.nvml_fake.build import build, environment, fake_gpu, scenario
 
 PAGE = (ROOT / "docs" / "coming-from.md").read_text()
 GUIDE = (ROOT / "docs" / "compare.md").read_text()
 PROGRAMS = ("run.sh", "train_gpu.sh", "train_auto_gpu.sh", "pretrain_main.py", "prepare_dataset.py")
 STARTS = ("bash run.sh", "./train_", "python3 ", "CUDA_VISIBLE_DEVICES=")
-VERBS = ("doctor", "prepare")
+VERBS = (["doctor"], ["prepare"])
+WITH_SHELL = ('bash run.sh 2>&1 | grep "GPU2"', "./train_gpu.sh 3 --debug", "./train_auto_gpu.sh")
+"""Those that a shell runs; tests/shell/test_start.py holds what the scripts make of arguments."""
 MADE = (
     ".",
     "tensorboard_logs/",
@@ -97,18 +108,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     for texts in ("texts", "raw_text_data", "path/to/raw/data"):
         (path / texts).mkdir(parents=True)
         (path / texts / "a.txt").write_text("some words of a text " * 500)
-    make = "--tokenizer_type bpe --vocab_size 512 --max_length 32"
     (prepare,) = (c for c in commands() if c.startswith("python3 prepare_dataset.py --input"))
     done = run(prepare, path)
     assert done.returncode == 0, done.stderr
     for ready in READY:
-        source = f"--input_dir raw_text_data --output_dir {ready}"
-        done = run(f"python3 prepare_dataset.py {source} {make}", path)
-        assert done.returncode == 0, done.stderr
-    done = run(f"python3 pretrain_main.py {SMALL} training.save_last=true", path)
-    assert done.returncode == 0, done.stdout
+        shutil.copytree(path / "processed_data", path / ready)
     (path / "checkpoints").mkdir()
-    (path / ".checkpoints" / "last.pt").rename(path / "checkpoints" / "checkpoint_step_50000.pt")
+    make_run(path / "checkpoints", training__max_steps=1, training__save_last="true")()
+    (path / "checkpoints" / "last.pt").rename(path / "checkpoints" / "checkpoint_step_50000.pt")
     file = path / "scenario"
     file.write_text(scenario([fake_gpu(index) for index in range(8)]))
     box = environment(build(path), file)
@@ -150,26 +157,84 @@ def test_the_commands_are_found() -> None:
     assert len(commands()) > 40
 
 
-@pytest.mark.parametrize("command", commands())
-def test_each_command_is_taken(place: Place, command: str) -> None:
+def dry_runs() -> dict[str, list[str]]:
+    """Each start of the launcher that the pages show -> its arguments."""
+    scripts: dict[str, list[str]] = {
+        "bash run.sh": [],
+        "./train_gpu.sh": ["--gpu"],
+        "./train_auto_gpu.sh": ["--gpus", "auto"],
+    }
+    found = {}
+    for command in commands():
+        words = command.partition(" 2>&1")[0].split()
+        script = " ".join(words[: 1 + (words[0] == "bash")])
+        rest = words[len(script.split()) :]
+        if script in scripts and rest[:1] not in VERBS:
+            found[command] = [*scripts[script], *rest, "--dry-run"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def ended(place: Place) -> dict[str, Ended]:
+    """What each of these starts came to."""
     path, box = place
-    if "python3" in command:
-        if "--input_dir" not in command:
-            command += f" {SMALL}"
-        done = run(command, path)
-        if "GPU_RANK=" in command and done.returncode:
-            rank = command.partition("GPU_RANK=")[2][0]
-            assert f"[GPU{rank}] error: " in done.stdout + done.stderr
-    else:
-        program, _, rest = command.partition(" 2>&1")
-        verb = program.split()[-1 if len(program.split()) < 3 else 2]
-        dry = "" if verb in VERBS else " --dry-run"
-        done = run(program + dry + (" 2>&1" + rest if rest else ""), path, **(box if dry else {}))
-        if dry:
-            assert done.returncode == 0, done.stderr
-            assert "GPU" in done.stdout
+    starts = {command: Start(path, arguments) for command, arguments in dry_runs().items()}
+    ours = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    return run_each(starts, {**os.environ, **ours, **box})
+
+
+@pytest.mark.parametrize("command", dry_runs())
+def test_each_start_is_planned(ended: dict[str, Ended], command: str) -> None:
+    code, shown = ended[command]
+    assert code == 0, shown
+    assert "GPU" in shown
+
+
+@pytest.mark.parametrize("command", WITH_SHELL)
+def test_a_shell_takes_what_is_typed(place: Place, command: str) -> None:
+    path, box = place
+    assert command in commands()
+    program, _, rest = command.partition(" 2>&1")
+    done = run(f"{program} --dry-run" + (f" 2>&1{rest}" if rest else ""), path, **box)
+    assert done.returncode == 0, done.stderr
+    assert "GPU" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["bash run.sh doctor", "bash run.sh doctor --quick"])
+def test_each_look_at_the_machine_is_taken(place: Place, command: str) -> None:
+    assert command in commands()
+    done = run(command, place[0])
     assert done.returncode in (0, GPUS_AND_NO_CUDA), done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_preparation_by_hand_is_taken_and_looked_after(place: Place) -> None:
+    """The other one made what many commands train on."""
+    for command, more in (
+        ("python3 prepare_dataset.py", SMALL),
+        ("bash run.sh prepare --verify", ""),
+    ):
+        assert command in commands()
+        done = run(f"{command} {more}", place[0])
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if "pretrain_main.py" in c])
+def test_each_training_by_hand_is_taken(
+    place: Place, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(place[0])
+    variables, _, arguments = command.partition("python3 pretrain_main.py")
+    for variable in variables.split():
+        monkeypatch.setenv(*variable.split("="))
+    argv = [*arguments.split(), *SMALL.split()]
+    process = Process(WorkerEnv.from_environ(), EventSink(None), Console(), StopSignal(), Meter())
+    try:
+        task = task_of(argv, process)
+    except NoGpuError:
+        assert variables or "single_gpu" in command or "custom_config" in command
+        return
+    assert task.settings.training.batch_size == 1
 
 
 def typed(text: str) -> Loaded:
@@ -178,7 +243,8 @@ def typed(text: str) -> Loaded:
 
 def given(loaded: Loaded) -> set[str]:
     """The settings that the preset did not give."""
-    return {name for name, source in loaded.sources.items() if source != typed("").sources[name]}
+    plain = typed("").sources
+    return {name for name, source in loaded.sources.items() if source != plain[name]}
 
 
 @pytest.mark.parametrize(("there", "ours"), rows("name"))

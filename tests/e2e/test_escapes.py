@@ -13,11 +13,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+import prepare_dataset
 from launcher import run_dir
 from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
+from model_check import export
 from model_check.events import Done, Evidence, Note, encode
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT, TINY
+from tests.e2e.starts import Ended, Start, run_each
 
 # ESC [ 2 J clears the screen; CSI in one character; OSC 52 writes the clipboard; overwriting by a
 # backspace and by a carriage return; the right-to-left override; a mark that reorders.
@@ -28,33 +31,39 @@ MARK = "[2J"
 ONE = ("--device", "cpu", "--workers", "1")
 LAUNCHER = (sys.executable, "-P", "-m", "launcher")
 
+STARTS: dict[str, tuple[str, ...]] = {
+    "dry run": (*ONE, "--dry-run", "--", "echo", EVIL),
+    "dry run for machines": (*ONE, "--dry-run", "--json", "--", "echo", EVIL),
+    "config show": ("config", "show", f"data.dataset={EVIL}"),
+    "config show for machines": ("config", "show", "--json", f"data.dataset={EVIL}"),
+    "unknown setting": (f"data.{EVIL}=1",),
+    "wrong value": (f"training.max_steps={EVIL}",),
+    "unknown option": (f"--{EVIL}",),
+    "unknown verb": (f"doctr{EVIL}",),
+    "preset": ("--preset", EVIL),
+    "no settings file": ("--config", f"{EVIL}.json"),
+    "settings file": ("--config", "evil.json"),
+    "YAML": ("--config", "evil.yaml"),
+    "GPUs": ("--gpus", EVIL),
+    "doctor": ("doctor", f"data.cache_dir={EVIL}"),
+    "doctor for machines": ("doctor", "--json", f"data.cache_dir={EVIL}"),
+    "report": ("report", "colleague"),
+    "report, a name": ("report", EVIL),
+    "report, damaged": ("report", "damaged"),
+}
+PREPARATIONS = {
+    "prepare": ("--config", "tiny.json", f"data.dataset={EVIL}"),
+    "prepare --list": ("--list", "data.cache_dir=cache"),
+    "prepare --verify": ("--verify", "data.cache_dir=cache"),
+    "prepare --gc": ("--gc", "data.cache_dir=cache"),
+}
+EXPORTS = {
+    "export": ("export", f"{EVIL}.pt", "out"),
+    "export, unknown option": ("export", "a", "b", f"--{EVIL}"),
+}
 COMMANDS = {
-    "dry run": (*LAUNCHER, *ONE, "--dry-run", "--", "echo", EVIL),
-    "dry run for machines": (*LAUNCHER, *ONE, "--dry-run", "--json", "--", "echo", EVIL),
     "run": (*LAUNCHER, *ONE, "--run-dir", f"run{EVIL}", "--", "printf", EVIL),
     "no such command": (*LAUNCHER, *ONE, "--run-dir", f"run{EVIL}", "--", EVIL),
-    "config show": (*LAUNCHER, "config", "show", f"data.dataset={EVIL}"),
-    "config show for machines": (*LAUNCHER, "config", "show", "--json", f"data.dataset={EVIL}"),
-    "unknown setting": (*LAUNCHER, f"data.{EVIL}=1"),
-    "wrong value": (*LAUNCHER, f"training.max_steps={EVIL}"),
-    "unknown option": (*LAUNCHER, f"--{EVIL}"),
-    "unknown verb": (*LAUNCHER, f"doctr{EVIL}"),
-    "preset": (*LAUNCHER, "--preset", EVIL),
-    "no settings file": (*LAUNCHER, "--config", f"{EVIL}.json"),
-    "settings file": (*LAUNCHER, "--config", "evil.json"),
-    "YAML": (*LAUNCHER, "--config", "evil.yaml"),
-    "GPUs": (*LAUNCHER, "--gpus", EVIL),
-    "doctor": (*LAUNCHER, "doctor", f"data.cache_dir={EVIL}"),
-    "doctor for machines": (*LAUNCHER, "doctor", "--json", f"data.cache_dir={EVIL}"),
-    "report": (*LAUNCHER, "report", "colleague"),
-    "report, a name": (*LAUNCHER, "report", EVIL),
-    "report, damaged": (*LAUNCHER, "report", "damaged"),
-    "prepare": (*LAUNCHER, "prepare", "--config", "tiny.json", f"data.dataset={EVIL}"),
-    "prepare --list": (*LAUNCHER, "prepare", "--list", "data.cache_dir=cache"),
-    "prepare --verify": (*LAUNCHER, "prepare", "--verify", "data.cache_dir=cache"),
-    "prepare --gc": (*LAUNCHER, "prepare", "--gc", "data.cache_dir=cache"),
-    "export": (*LAUNCHER, "export", f"{EVIL}.pt", "out"),
-    "export, unknown option": (*LAUNCHER, "export", "a", "b", f"--{EVIL}"),
     "training": (sys.executable, str(ROOT / "pretrain_main.py"), f"data.dataset={EVIL}"),
     "training, resume": (sys.executable, str(ROOT / "pretrain_main.py"), "--resume", EVIL),
     "no Python": ("bash", str(ROOT / "run.sh"), "--version"),
@@ -109,8 +118,12 @@ def a_run_of_a_colleague(directory: Path) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
+    return make_place(tmp_path)
+
+
+def make_place(directory: Path) -> Path:
     """A working directory whose own name is hostile, and all that lies in it."""
-    here = tmp_path / EVIL
+    here = directory / EVIL
     here.mkdir()
     (here / "evil.json").write_text(json.dumps({EVIL: {EVIL: EVIL}}))
     (here / "evil.yaml").write_text('"\\e[2J": {"\\e[2J": 1}\n')
@@ -125,12 +138,34 @@ def place(tmp_path: Path) -> Path:
     return here
 
 
-@pytest.mark.parametrize("case", COMMANDS)
-def test_no_control_character_reaches_the_terminal(place: Path, case: str) -> None:
+def environment() -> dict[str, str]:
     env = {n: v for n, v in os.environ.items() if not n.startswith("CUDA_")}
-    env |= {"PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8", "CUDA_VISIBLE_DEVICES": EVIL}
-    if case == "no Python":
-        env |= {"MODEL_CHECK_PYTHON": EVIL}
+    return env | {"PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8", "CUDA_VISIBLE_DEVICES": EVIL}
+
+
+def assert_is_harmless(shown: str) -> None:
+    assert "Traceback" not in shown
+    assert ALLOWED.fullmatch(shown), ascii(shown)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """What each start came to."""
+    here = make_place(tmp_path_factory.mktemp("starts"))
+    return run_each({case: Start(here, argv) for case, argv in STARTS.items()}, environment())
+
+
+@pytest.mark.parametrize("case", STARTS)
+def test_no_control_character_of_a_start_reaches_the_terminal(
+    ended: dict[str, Ended], case: str
+) -> None:
+    assert_is_harmless(ended[case].shown)
+    assert MARK in ended[case].shown, "it is shown, escaped"
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_no_control_character_of_a_process_reaches_the_terminal(place: Path, case: str) -> None:
+    env = environment() | ({"MODEL_CHECK_PYTHON": EVIL} if case == "no Python" else {})
     done = subprocess.run(
         COMMANDS[case],
         cwd=place,
@@ -139,8 +174,20 @@ def test_no_control_character_reaches_the_terminal(place: Path, case: str) -> No
         stderr=subprocess.STDOUT,
         timeout=DEADLINE_S,
     )
-    shown = done.stdout.decode()
-    assert "Traceback" not in shown
-    assert ALLOWED.fullmatch(shown), ascii(shown)
-    if not case.startswith("prepare --"):
-        assert MARK in shown, "it is shown, escaped"
+    assert_is_harmless(done.stdout.decode())
+    assert MARK in done.stdout.decode(), "it is shown, escaped"
+
+
+@pytest.mark.parametrize("case", [*PREPARATIONS, *EXPORTS])
+def test_no_control_character_of_a_tool_reaches_the_terminal(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], case: str
+) -> None:
+    monkeypatch.chdir(place)
+    if case in EXPORTS:
+        export.main(EXPORTS[case])
+    else:
+        monkeypatch.setattr(prepare_dataset, "_stop_on_signals", lambda: None)
+        prepare_dataset.main(PREPARATIONS[case])
+    shown = "".join(capfd.readouterr())
+    assert_is_harmless(shown)
+    assert MARK in shown or case.startswith("prepare --"), "it is shown, escaped"

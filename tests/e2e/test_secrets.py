@@ -14,6 +14,7 @@ import pytest
 from tests.data.lab import Answer, FakeHub, write_tokenizer
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT, TINY
+from tests.e2e.starts import Start, run_each
 
 ARGUMENTS: dict[str, Sequence[str]] = {
     "option and value": ("--wandb-key", "{}"),
@@ -148,7 +149,7 @@ class Lab:
     found: bytes = b""
     """All that the runs showed and wrote."""
 
-    def run(self, *arguments: str, env: Mapping[str, str] | None = None, code: int) -> str:
+    def run(self, *arguments: str, env: Mapping[str, str] | None = None, code: int) -> None:
         command = [sys.executable, "-P", "-m", "launcher", *arguments]
         done = subprocess.run(
             command,
@@ -158,13 +159,14 @@ class Lab:
             stderr=subprocess.STDOUT,
             timeout=DEADLINE_S,
         )
-        shown = done.stdout.decode()
-        if done.returncode != code or "Traceback" in shown:
-            self.unexpected.append(f"{arguments}: {done.returncode}, not {code}: {shown}")
+        self.note(str(arguments), done.returncode, code, done.stdout.decode())
+
+    def note(self, what: str, code: int, expected: int, shown: str) -> None:
+        if code != expected or "Traceback" in shown:
+            self.unexpected.append(f"{what}: {code}, not {expected}: {shown}")
         self.terminal += "".join(
             line for line in shown.splitlines(keepends=True) if not line.startswith("[CPU")
         )
-        return shown
 
     def config(self, name: str, text: str) -> str:
         (self.dir / "settings").mkdir(exist_ok=True)
@@ -227,12 +229,17 @@ def run_a_command_that_says_lines(lab: Lab) -> None:
 
 def run_refused(lab: Lab) -> None:
     values = environment()
+    starts = {}
     for form, texts in SETTINGS.items():
-        lab.run(*(filled(form, text, **values) for text in texts), "--dry-run", code=2)
+        argv = [filled(form, text, **values) for text in texts]
+        starts[form] = Start(lab.dir, [*argv, "--dry-run"])
     for form, text in FILES.items():
         path = lab.config(form, filled(form, text))
-        lab.run("--config", path, "--run-dir", "refused", code=2)
-        Path(path).unlink()
+        starts[form] = Start(lab.dir, ["--config", path, "--run-dir", "refused"])
+    for form, (code, shown) in run_each(starts, values).items():
+        lab.note(form, code, 2, shown)
+    for form in FILES:
+        (lab.dir / "settings" / form).unlink()
 
 
 class TiredHub(FakeHub):
