@@ -60,7 +60,10 @@ def home(tmp_path: Path) -> Path:
 def test_where_the_working_directory_is_read_only_a_run_keeps_its_data_at_home(
     where: Path, home: Path, tmp_path: Path
 ) -> None:
-    run = launcher(where, home, "--run-dir", str(tmp_path / "run"), "training.save_last=true")
+    (tmp_path / "a.txt").write_text("some words of a text " * 500)
+    text = (f"data.dataset={tmp_path}/a.txt", "data.tokenizer=bpe")
+    asked = ("--workers=1", "--max-steps=1", "training.save_last=true", *text)
+    run = launcher(where, home, "--run-dir", str(tmp_path / "run"), *asked)
     assert run.returncode == 0, run.stdout
     ours = home / ".cache" / "model_check"
     (checkpoints,) = (ours / "checkpoints").glob("where-*")
@@ -85,7 +88,8 @@ def test_checkpoints_that_another_user_keeps_there_are_not_written_to(
     where: Path, home: Path, tmp_path: Path
 ) -> None:
     (where / ".checkpoints").mkdir()
-    run = launcher(where, home, "--run-dir", str(tmp_path / "run"), "training.save_last=true")
+    asked = ("--run-dir", str(tmp_path / "run"), "training.save_last=true")
+    run = in_read_only(where, home, ("-P", "-m", "tests.scripted"), *asked)
     assert run.returncode == 0, run.stdout
     (checkpoints,) = (home / ".cache" / "model_check" / "checkpoints").glob("where-*")
     assert (checkpoints / "cpu0" / "last.pt").exists()
@@ -114,14 +118,22 @@ def test_a_cache_that_lies_there_is_read(where: Path, home: Path) -> None:
     assert f'"{home}/.cache/model_check/checkpoints/where-' in run.stdout
 
 
-@pytest.mark.parametrize("home_directory", [".", "/dev/null", "relative"])
 def test_without_a_home_to_write_to_the_message_names_the_working_directory(
-    where: Path, home: Path, home_directory: str
+    where: Path, home: Path
 ) -> None:
-    run = launcher(where, home, f"logging.log_dir={home}", environ={"HOME": home_directory})
+    run = launcher(where, home, f"logging.log_dir={home}", environ={"HOME": "/dev/null"})
     assert run.returncode == 2
     assert ".cache/datasets" in run.stdout + run.stderr
     assert "Traceback" not in run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("home_directory", [".", "/dev/null", "relative"])
+def test_what_is_no_home_is_no_place(
+    where: Path, monkeypatch: pytest.MonkeyPatch, home_directory: str
+) -> None:
+    monkeypatch.chdir(where)
+    monkeypatch.setattr("model_check.config.places._can_serve", lambda *_: False)
+    assert fallbacks({"HOME": home_directory}) == {}
 
 
 def test_a_user_whose_home_nobody_knows_has_no_such_place(tmp_path: Path) -> None:

@@ -259,7 +259,8 @@ def run_a_training(lab: Lab, hub: FakeHub) -> None:
     settings = json.loads(json.dumps(TINY))
     settings["training"]["save_last"] = True
     settings["model"]["model_path"] = "acme/tiny"
-    settings["data"] |= {"tokenizer": "model", "cache_dir": "cache"}
+    (lab.dir / "a.txt").write_text("some words of a text " * 500)
+    settings["data"] |= {"dataset": "a.txt", "tokenizer": "model", "cache_dir": "cache"}
     del settings["data"]["bpe_vocab_size"]
     config = lab.config("tiny.json", json.dumps(settings))
     dotenv = lab.dir / ".env"

@@ -16,7 +16,7 @@ from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
 TOPS = ("launcher", "model_check")
-SMALL = ("training.context_length=32", "data.bpe_vocab_size=512", "data.num_samples=64")
+SMALL = ("training.context_length=32", "data.dataset=a.txt", "data.tokenizer=bpe")
 PROGRAMS = {"pretrain_main.py", "prepare_dataset.py"}
 
 
@@ -99,6 +99,7 @@ def test_the_help_names_the_command_that_was_typed(commands: Path, tmp_path: Pat
 
 def test_an_installed_model_check_runs_where_no_checkout_is(commands: Path, tmp_path: Path) -> None:
     """It prepares data and trains, as the two other commands do."""
+    (tmp_path / "a.txt").write_text("some words of a text " * 500)
     options = ("--debug", "--max-steps", "2", "--workers", "1", "--run-dir", tmp_path / "run")
     done = run(commands / "model-check", *options, *SMALL, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
