@@ -161,6 +161,12 @@ class Lab:
         )
         self.note(str(arguments), done.returncode, code, done.stdout.decode())
 
+    def start_each(self, *starts: Sequence[str], env: Mapping[str, str], code: int) -> None:
+        """Starts that end at once."""
+        asked = {str(words): Start(self.dir, words) for words in starts}
+        for what, ended in run_each(asked, environment() | dict(env)).items():
+            self.note(what, ended.exit_code, code, ended.shown)
+
     def note(self, what: str, code: int, expected: int, shown: str) -> None:
         if code != expected or "Traceback" in shown:
             self.unexpected.append(f"{what}: {code}, not {expected}: {shown}")
@@ -184,8 +190,8 @@ def run_a_command(lab: Lab) -> None:
     )
     command = ("--", sys.executable, "-c", speak, *arguments)
     one = ("--device", "cpu", "--workers", "1")
-    for extra in (("--dry-run",), ("--dry-run", "--json")):
-        lab.run(*one, *extra, *command, code=0)
+    plans = [(*one, *extra, *command) for extra in (("--dry-run",), ("--dry-run", "--json"))]
+    lab.start_each(*plans, env={}, code=0)
     lab.run(*one, "--run-dir", "command", *command, code=3)
     lab.run("report", "command", code=3)
     own = (lab.dir / "command" / "cpu0.log").read_text()
@@ -229,17 +235,15 @@ def run_a_command_that_says_lines(lab: Lab) -> None:
 
 def run_refused(lab: Lab) -> None:
     values = environment()
-    starts = {}
-    for form, texts in SETTINGS.items():
-        argv = [filled(form, text, **values) for text in texts]
-        starts[form] = Start(lab.dir, [*argv, "--dry-run"])
-    for form, text in FILES.items():
-        path = lab.config(form, filled(form, text))
-        starts[form] = Start(lab.dir, ["--config", path, "--run-dir", "refused"])
-    for form, (code, shown) in run_each(starts, values).items():
-        lab.note(form, code, 2, shown)
-    for form in FILES:
-        (lab.dir / "settings" / form).unlink()
+    starts = [
+        [*(filled(form, text, **values) for text in texts), "--dry-run"]
+        for form, texts in SETTINGS.items()
+    ]
+    paths = [lab.config(form, filled(form, text)) for form, text in FILES.items()]
+    starts += [["--config", path, "--run-dir", "refused"] for path in paths]
+    lab.start_each(*starts, env={}, code=2)
+    for path in paths:
+        Path(path).unlink()
 
 
 class TiredHub(FakeHub):
@@ -274,9 +278,8 @@ def run_a_training(lab: Lab, hub: FakeHub) -> None:
     lab.run(*ours, "data.dataset=acme/text", "--run-dir", "empty", env=env, code=2)
     lab.run(*ours, "model.model_path=acme/none", "--run-dir", "none", env=env, code=2)
     lab.run(*ours, "--run-dir", "training", env=env, code=0)
-    lab.run("doctor", "--config", config, env=env, code=0)
-    lab.run("config", "show", "--config", config, env=env, code=0)
-    lab.run("config", "show", "--config", config, "--json", env=env, code=0)
+    shows = (("doctor",), ("config", "show"), ("config", "show", "--json"))
+    lab.start_each(*((*show, "--config", config) for show in shows), env=env, code=0)
     dotenv.unlink()
 
 
