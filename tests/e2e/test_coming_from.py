@@ -56,7 +56,7 @@ READY = (
 Place = tuple[Path, dict[str, str]]
 SMALL = (
     "num_layers=1 hidden_size=32 num_heads=2 model.vocab_size=null batch_size=1 context_length=32 "
-    "grad_accum_nums=1 max_steps=1 dataset=embedded tokenizer=bpe bpe_vocab_size=512 num_samples=8"
+    "grad_accum_nums=1 max_steps=1 dataset=texts tokenizer=bpe bpe_vocab_size=512 num_samples=8"
 )
 
 
@@ -109,7 +109,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
         (path / texts).mkdir(parents=True)
         (path / texts / "a.txt").write_text("some words of a text " * 500)
     (prepare,) = (c for c in commands() if c.startswith("python3 prepare_dataset.py --input"))
-    done = run(prepare, path)
+    done = run(f"{prepare} --num_workers 1", path)
     assert done.returncode == 0, done.stderr
     for ready in READY:
         shutil.copytree(path / "processed_data", path / ready)

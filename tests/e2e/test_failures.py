@@ -50,11 +50,8 @@ def test_of_two_workers_whose_gradients_differ_none_is_named(scripted: Launcher)
     assert run.report()["culprits"] == []
 
 
-@pytest.mark.parametrize("kind", ["nan", "inf"])
-def test_what_is_not_finite_in_every_worker_blames_the_settings_and_no_worker(
-    scripted: Launcher, kind: str
-) -> None:
-    run = scripted(f"debug.drill={kind}@1")
+def test_a_nan_in_every_worker_blames_the_settings_and_no_worker(scripted: Launcher) -> None:
+    run = scripted("debug.drill=nan@1")
     assert run.exit_code == 20, run.output
     assert (run.report()["culprits"], set(run.verdicts().values())) == ([], {"INCONCLUSIVE"})
     assert [w["cause_class"] for w in run.report()["workers"]] == ["software", "software"]

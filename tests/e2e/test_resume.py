@@ -16,9 +16,10 @@ def steps_of(run: Run, worker: str) -> list[int]:
     return [event["step"] for event in events if event["kind"] == "step"]
 
 
-def test_a_notice_saves_and_the_run_goes_on_from_there(launcher: Launcher) -> None:
-    asked = ("--workers=1", "training.save_on_signal=true")
-    process = launcher.start(MANY, *asked)
+def test_a_training_that_a_notice_ends_goes_on_and_ctrl_c_tells_how_once_more(
+    launcher: Launcher,
+) -> None:
+    process = launcher.start(MANY, "--workers=1", "training.save_on_signal=true")
     seen = read_until(process, "Step [1/")
     process.send_signal(signal.SIGUSR1)
     first = launcher.finish(process, seen)
@@ -28,12 +29,18 @@ def test_a_notice_saves_and_the_run_goes_on_from_there(launcher: Launcher) -> No
     num_done = len(steps_of(first, "cpu0"))
     first.directory.rename(launcher.cwd / "first")
 
-    second = launcher("--resume", "auto", "--workers=1", f"--max-steps={num_done + 1}")
-    assert second.exit_code == 0, second.output
-    assert steps_of(second, "cpu0") == [num_done]
+    asked = (MANY, "--resume", "auto", "--workers=1", "training.save_interval=1")
+    process = launcher.start(*asked)
+    seen = read_until(process, f"Step [{num_done + 3}/")
+    process.send_signal(signal.SIGINT)
+    second = launcher.finish(process, seen)
+    assert second.exit_code == 130, second.output
+    assert "Traceback" not in second.output
+    assert steps_of(second, "cpu0")[0] == num_done
     told = f"[CPU0] Resumed from .checkpoints/cpu0/last.pt: {num_done} steps done"
     assert second.lines(told)
-    assert "trained 1 step" in second.report()["summary"]
+    (line,) = [line for line in second.lines("[launcher] ") if "--resume auto" in line]
+    assert line.startswith("[launcher] checkpoints in .checkpoints/cpu0: step_")
 
 
 def test_each_worker_goes_on_from_its_own_checkpoint_and_they_are_compared(

@@ -12,7 +12,6 @@ import pytest
 
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT, Launcher
-from tests.e2e.test_run import read_until
 
 MANY = "--max-steps=100000"
 
@@ -70,19 +69,6 @@ def test_notices_from_the_first_line_on_kill_no_start(launcher: Launcher, signum
         process.send_signal(signum)
         time.sleep(0.001)
     assert process.wait(DEADLINE_S) == 0
-
-
-def test_ctrl_c_stops_a_real_training_that_saves_and_tells_how_to_go_on(
-    launcher: Launcher,
-) -> None:
-    process = launcher.start(MANY, "--workers=1", "training.save_interval=1")
-    seen = read_until(process, "Step [3/")
-    process.send_signal(signal.SIGINT)
-    run = launcher.finish(process, seen)
-    assert run.exit_code == 130, run.output
-    assert "Traceback" not in run.output
-    (line,) = [line for line in run.lines("[launcher] ") if "--resume auto" in line]
-    assert line.startswith("[launcher] checkpoints in .checkpoints/cpu0: step_")
 
 
 def test_who_stops_a_training_that_saves_nothing_is_told_nothing(scripted: Launcher) -> None:

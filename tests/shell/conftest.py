@@ -1,13 +1,21 @@
 """Trees to start in: bare, started once, and ready."""
 
-import os
-import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.shell.tree import WHEELS, FirstStart, Tree, lay_traps, make_tree, make_wheel
+from tests.shell.tree import (
+    BASE_PYTHON,
+    WHEELS,
+    FirstStart,
+    Tree,
+    copy_environment,
+    lay_traps,
+    make_tree,
+    make_wheel,
+)
 
 
 @pytest.fixture(scope="session")
@@ -19,10 +27,22 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def first_start(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> FirstStart:
-    """In a working directory whose modules tell when one imports them."""
+def no_ensurepip(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment for a start whose Python has no ensurepip, as Debian's: its own pip installs.
+    ensurepip takes 4 s; test_installation.py shows it once."""
+    if subprocess.run([BASE_PYTHON, "-c", "import pip"], stderr=subprocess.DEVNULL).returncode:
+        return {}
+    hidden = tmp_path_factory.mktemp("hidden")
+    (hidden / "ensurepip.py").write_text("raise ImportError")
+    return {"PYTHONPATH": str(hidden)}
+
+
+@pytest.fixture(scope="session")
+def first_start(
+    tmp_path_factory: pytest.TempPathFactory, wheels: Path, no_ensurepip: dict[str, str]
+) -> FirstStart:
     tree = make_tree(tmp_path_factory.mktemp("first"), wheels)
-    return FirstStart(tree, lay_traps(tree), tree("--debug"))
+    return FirstStart(tree, lay_traps(tree), tree("--debug", **no_ensurepip))
 
 
 @pytest.fixture
@@ -36,25 +56,6 @@ def ready(bare: Tree, first_start: FirstStart) -> Tree:
     """A tree whose environment was made by an earlier start (elsewhere: venvs can be copied)."""
     copy_environment(first_start.tree, bare)
     return bare
-
-
-@pytest.fixture(scope="module")
-def first_checks(
-    tmp_path_factory: pytest.TempPathFactory, wheels: Path, first_start: FirstStart
-) -> FirstStart:
-    """check.sh in an environment to run in, by the name that CI calls it."""
-    tree = make_tree(tmp_path_factory.mktemp("checks"), wheels)
-    copy_environment(first_start.tree, tree)
-    return FirstStart(tree, lay_traps(tree), tree("-k", "one test", script=".ci/run"))
-
-
-def copy_environment(source: Tree, target: Tree) -> None:
-    shutil.copytree(source.venv, target.venv, symlinks=True, copy_function=_copy)
-
-
-def _copy(source: str, target: str) -> None:
-    """Packages as links: pip replaces files, it does not write into them."""
-    (os.link if "/site-packages/" in source else shutil.copy2)(source, target)
 
 
 @pytest.fixture

@@ -14,7 +14,33 @@ from pathlib import Path
 import pytest
 
 from tests.deadline import DEADLINE_S
-from tests.shell.tree import BASE_PYTHON, WHEELS, FirstStart, Tree, write_constraints
+from tests.shell.tree import (
+    BASE_PYTHON,
+    WHEELS,
+    FirstStart,
+    Tree,
+    copy_environment,
+    lay_traps,
+    make_tree,
+    write_constraints,
+)
+
+
+@pytest.fixture(scope="module")
+def first_start(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> FirstStart:
+    """With ensurepip, in a working directory whose modules tell when one imports them."""
+    tree = make_tree(tmp_path_factory.mktemp("first"), wheels)
+    return FirstStart(tree, lay_traps(tree), tree("--debug"))
+
+
+@pytest.fixture(scope="module")
+def first_checks(
+    tmp_path_factory: pytest.TempPathFactory, wheels: Path, first_start: FirstStart
+) -> FirstStart:
+    """check.sh in an environment to run in, by the name that CI calls it."""
+    tree = make_tree(tmp_path_factory.mktemp("checks"), wheels)
+    copy_environment(first_start.tree, tree)
+    return FirstStart(tree, lay_traps(tree), tree("-k", "one test", script=".ci/run"))
 
 
 def test_the_first_start_installs_and_then_runs(first_start: FirstStart) -> None:
@@ -28,17 +54,6 @@ def test_the_first_start_installs_and_then_runs(first_start: FirstStart) -> None
 
 def test_the_first_start_imports_nothing_of_the_working_directory(first_start: FirstStart) -> None:
     assert not first_start.imported.exists(), first_start.imported.read_text()
-
-
-@pytest.fixture
-def no_ensurepip(tmp_path: Path) -> dict[str, str]:
-    """An environment for a start whose Python has no ensurepip, as Debian's: its own pip installs.
-    ensurepip takes 4 s, which the first start of these tests has shown."""
-    if subprocess.run([BASE_PYTHON, "-c", "import pip"], stderr=subprocess.DEVNULL).returncode:
-        return {}
-    (tmp_path / "hidden").mkdir()
-    (tmp_path / "hidden" / "ensurepip.py").write_text("raise ImportError")
-    return {"PYTHONPATH": str(tmp_path / "hidden")}
 
 
 def test_changed_pins_are_installed(ready: Tree) -> None:
@@ -135,6 +150,19 @@ def test_an_environment_that_a_person_made_only_gets_what_it_lacks(
     kept.write_text("mine")
     assert bare("version", "alpha", **no_ensurepip).stdout == "1.0\n"
     assert kept.read_text() == "mine"
+
+
+def test_an_active_environment_that_lacks_something_is_left_alone(
+    ready: Tree, ready_elsewhere: Path
+) -> None:
+    pyproject = ready.root / "pyproject.toml"
+    pyproject.write_text(pyproject.read_text().replace("alpha>=1.0", "alpha>=1.5"))
+    constraints = ready.root / "constraints.txt"
+    constraints.write_text(constraints.read_text().replace("alpha==1.0", "alpha==1.5"))
+    done = ready("version", "alpha", VIRTUAL_ENV=str(ready_elsewhere))
+    assert done.stdout == "1.5\n"
+    assert f"the active environment {ready_elsewhere} lacks" in done.stderr
+    assert "pip install 'alpha>=1.5'" in done.stderr
 
 
 def test_a_torch_that_is_here_is_reused_and_not_replaced(bare: Tree) -> None:

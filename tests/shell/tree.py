@@ -180,6 +180,15 @@ def lay_traps(tree: Tree) -> Path:
     return told
 
 
+def copy_environment(source: Tree, target: Tree) -> None:
+    shutil.copytree(source.venv, target.venv, symlinks=True, copy_function=_copy)
+
+
+def _copy(source: str, target: str) -> None:
+    """Packages as links: pip replaces files, it does not write into them."""
+    (os.link if "/site-packages/" in source else shutil.copy2)(source, target)
+
+
 @dataclass(frozen=True)
 class FirstStart:
     """A tree that was started once, what was imported of its working directory (a file that is
