@@ -91,7 +91,7 @@ def test_a_second_stage_begins_with_the_first_and_is_checked_like_it(
     assert "4 tokens, max tokens; " in capfd.readouterr().err
 
 
-@pytest.mark.slow  # tests/engine/test_shards.py: evaluations of ranks are those of one process
+@pytest.mark.slow  # in tests/engine: test_shards.py evaluates ranks, test_sampling.py samples
 def test_ranks_measure_and_say_what_one_worker_does(launcher: Launcher) -> None:
     """The same examples in each step, whoever computes them; the first rank speaks for all."""
     write_rows(launcher.cwd)

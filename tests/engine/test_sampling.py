@@ -4,14 +4,17 @@ import itertools
 import random
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from model_check.engine.distributed.world import World
 from model_check.engine.rng import rng_states
 from model_check.engine.run_context import Prompts
+from model_check.engine.sampling import SampleMaker
 from model_check.engine.stop import Terminated
 from model_check.events import Beat, Phase, Sample
 from model_check.generate.generate import next_tokens
@@ -116,3 +119,14 @@ def test_a_signal_ends_a_long_sample(tiny_run: MakeRun) -> None:
         run()
     assert samples(run) == []
     assert all(module.training for module in run.trainer.state.model.modules())
+
+
+class FurtherRank(World):
+    rank = 1
+
+
+def test_the_first_rank_of_a_job_speaks_for_all(tiny_run: MakeRun) -> None:
+    state = tiny_run(training__sample_interval=1, prompts=ASKED).trainer.state
+    further = replace(state, context=replace(state.context, world=FurtherRank()))
+    assert list(SampleMaker(further).samples(1, lambda: None)) == []
+    assert len(list(SampleMaker(state).samples(1, lambda: None))) == 2
