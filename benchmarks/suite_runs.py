@@ -1,0 +1,76 @@
+"""Whole runs of the tests of check.sh, in turns quiet and beside two busy processes, each appended
+to the table of docs/log.md. `python -m benchmarks.suite_runs [COUNT]` (10)
+
+It runs the tests of a copy, so that the tree may change meanwhile.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LOG = ROOT / "docs" / "log.md"
+HEAD = "| whole run of check.sh's tests | commit | beside | result |\n|---|---|---|---|\n"
+BUSY = (sys.executable, "-c", "while True: pass")
+NUM_BUSY, NUM_PROCESSES = 2, 3
+CLOSING = re.compile(r"=+ (.*) in ([\d.]+)s")
+
+
+def run(tree: Path, is_busy: bool) -> str:
+    """The row of one whole run."""
+    command = (sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-n", str(NUM_PROCESSES))
+    with ExitStack() as stack:
+        for _ in range(NUM_BUSY if is_busy else 0):
+            stack.callback(stack.enter_context(subprocess.Popen(BUSY)).kill)
+        done = subprocess.run(
+            (*command, "--dist", "loadfile"),
+            cwd=tree,
+            env=environment(tree),
+            capture_output=True,
+            text=True,
+        )
+    closing = CLOSING.search(done.stdout.splitlines()[-1] if done.stdout else "")
+    said = f"{closing[1]}, {float(closing[2]) / 60:.1f} min" if closing else f"rc {done.returncode}"
+    failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAILED ")]
+    commit = subprocess.check_output(("git", "rev-parse", "--short", "HEAD"), cwd=tree, text=True)
+    beside = f"{NUM_BUSY} busy processes" if is_busy else "nothing of ours"
+    when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+    return f"| {when} | {commit.strip()} | {beside} | {'; '.join([said, *failed])} |\n"
+
+
+def environment(tree: Path) -> dict[str, str]:
+    ours = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MODEL_CHECK_VENV": sys.prefix}
+    return os.environ | ours
+
+
+def append(row: str) -> None:
+    text = LOG.read_text()
+    if HEAD not in text:
+        text = f"{text.rstrip()}\n\n{HEAD}"
+    table, rest = text.split(HEAD)
+    rows = re.match(r"(?:\|.*\n)*", rest)
+    end = rows.end() if rows else 0
+    LOG.write_text(table + HEAD + rest[:end] + row + rest[end:])
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+    with tempfile.TemporaryDirectory() as directory:
+        tree = Path(directory, "tree")
+        subprocess.run(("git", "clone", "-q", str(ROOT), str(tree)), check=True)
+        subprocess.run(
+            (sys.executable, "-m", "compileall", "-q", "launcher", "model_check"), cwd=tree
+        )
+        for number in range(count):
+            row = run(tree, is_busy=number % 2 == 1)
+            append(row)
+            print(row, end="", flush=True)
+
+
+if __name__ == "__main__":
+    main()
