@@ -219,6 +219,10 @@ class Worker:
         except OSError:
             self._supervisor_is_gone()
 
+    def say(self, text: str) -> None:
+        """What only one rank of a job prints."""
+        print(text, flush=True)
+
     def _supervisor_is_gone(self) -> None:
         self.socket, self.credit, self.may_go = None, None, True
 
@@ -371,7 +375,7 @@ class Worker:
         detail |= {"attention_package": None, "optimizer": "fused"}
         detail |= {"trial of fused AdamW": "passed", "trial of attention kernel sdpa": "passed"}
         self.emit(kind="phase", name="build", detail=detail | (of_worker("DETAILS") or {}))
-        print("Scripted CPU, no torch: 42,080 parameters, float32, attention sdpa", flush=True)
+        self.say("Scripted CPU, no torch: 42,080 parameters, float32, attention sdpa")
         if line := of_worker("PRINTS"):
             print(line, flush=True)
         beginning: dict[str, object] = {}
@@ -401,6 +405,7 @@ class Worker:
         started_at = time.monotonic()
         if acts is not None:
             self._act(acts)
+        self.meet()
         changed = (
             acts if acts is not None and acts.kind in ("flip", "flip_moment", "burst") else None
         )
@@ -437,6 +442,9 @@ class Worker:
                     self.requests.wait(1000)
                 self.check()
 
+    def meet(self) -> None:
+        """A rank waits here for the others (`ranks.py`)."""
+
     def _vary(self, step: int) -> bool | None:
         repeated = True if step == 0 else None
         if varying := os.environ.get("VARYING"):
@@ -459,7 +467,7 @@ class Worker:
         self.emit(**event)
         self.losses.append(loss)
         line = f"Step [{step}/{self.max_steps}] | Loss: {loss:.4f} | LR: {lr:.2e} | "
-        print(f"{line}Grad Norm: {norm:.4f} | ETA: 0:00", flush=True)
+        self.say(f"{line}Grad Norm: {norm:.4f} | ETA: 0:00")
         rate = {} if len(self.losses) == 1 else {"tokens_per_s": 6000.0, "data_wait": 0.01}
         memory = {"memory_bytes": 1 << 28, "peak_memory_bytes": 1 << 28}
         self.emit(kind="metrics", step=step, **rate, **memory)
@@ -537,9 +545,8 @@ class Worker:
         self.wait(lambda: self.may_go or self.credit is None or self.socket is None)
         first, last = (self.losses or [0.0])[0], (self.losses or [0.0])[-1]
         losses = f"loss {first:.4f} -> {last:.4f}"
-        print(
-            f"Trained {len(self.losses)} steps: {losses}, 6,000 tokens/s, peak memory 0.25 GiB",
-            flush=True,
+        self.say(
+            f"Trained {len(self.losses)} steps: {losses}, 6,000 tokens/s, peak memory 0.25 GiB"
         )
         raise Ended(0)
 
@@ -589,8 +596,8 @@ def wait_for_answers() -> None:
         time.sleep(0.01)
 
 
-def main() -> None:
-    worker = Worker(sys.argv[1:])
+def main(make: type[Worker] = Worker) -> None:
+    worker = make(sys.argv[1:])
     try:
         worker.run()
     except Ended as end:
@@ -600,4 +607,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if "RANK" in os.environ:
+        from tests.scripted.ranks import main
     main()
