@@ -10,7 +10,7 @@ import pytest
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import Launcher, Run
 from tests.e2e.nodes import Job, Node, cable, pids_on
-from tests.e2e.test_ddp import LONG, SOON, losses, without_eta
+from tests.e2e.test_ddp import LONG, RESTING, SOON, losses, without_eta
 from tests.e2e.test_run import read_until
 
 pytestmark = pytest.mark.netns
@@ -26,8 +26,15 @@ class NodeWithDisk(Node):
 
 @pytest.fixture
 def apart(launcher: Launcher) -> Iterator[Job]:
+    """With real ranks."""
     with cable() as nodes:
         yield Job(launcher, nodes)
+
+
+@pytest.fixture
+def scripted_apart(scripted: Launcher) -> Iterator[Job]:
+    with cable() as nodes:
+        yield Job(scripted, nodes)
 
 
 def signal_all(node: Node, signum: signal.Signals) -> None:
@@ -68,6 +75,7 @@ def is_innocent(run: Run) -> bool:
     return report["verdict"] == "INCONCLUSIVE" and rows == {"STOPPED"} and not report["culprits"]
 
 
+@pytest.mark.slow
 def test_two_machines_train_what_one_trains(apart: Job) -> None:
     alone = apart.launcher("--mode", "ddp", "--run-dir", "alone")
     assert alone.exit_code == 0, alone.output
@@ -77,6 +85,7 @@ def test_two_machines_train_what_one_trains(apart: Job) -> None:
     assert losses(first.directory) == losses(apart.launcher.cwd / "alone")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_only_the_first_node_sees_is_told_as_that(launcher: Launcher) -> None:
     """Each machine has a disk of its own at system.checkpoint_dir."""
     nodes = (Node(0), NodeWithDisk(1))
@@ -92,6 +101,7 @@ def test_a_checkpoint_that_only_the_first_node_sees_is_told_as_that(launcher: La
         assert "system.checkpoint_dir must be on a file system that all nodes share" in told(run)
 
 
+@pytest.mark.slow
 def test_torchrun_on_two_machines_trains_what_one_trains(apart: Job) -> None:
     alone = apart.launcher("--mode", "ddp", "--run-dir", "alone")
     outputs = [run.output for run in apart.finish(apart.torchrun())]
@@ -104,9 +114,12 @@ def steps_of(output: str) -> list[str]:
 
 
 @pytest.mark.parametrize("fault", [cut, lose, freeze])
-def test_a_node_that_is_not_heard_any_more_ends_the_other(apart: Job, fault: Fault) -> None:
+def test_a_node_that_is_not_heard_any_more_ends_the_other(
+    scripted_apart: Job, fault: Fault
+) -> None:
+    apart = scripted_apart
     first, second = apart.nodes
-    processes = apart.start(LONG, SOON)
+    processes = apart.start(LONG, SOON, **RESTING)
     seen = read_until(processes[0], "Step [3/")
     fault(first, second)
     if fault is freeze:
@@ -125,8 +138,11 @@ def test_a_node_that_is_not_heard_any_more_ends_the_other(apart: Job, fault: Fau
 
 
 @pytest.mark.parametrize("fault", [kill, kill_first])
-def test_a_node_whose_processes_are_killed_ends_the_other(apart: Job, fault: Fault) -> None:
-    processes = apart.start(LONG)
+def test_a_node_whose_processes_are_killed_ends_the_other(
+    scripted_apart: Job, fault: Fault
+) -> None:
+    apart = scripted_apart
+    processes = apart.start(LONG, **RESTING)
     seen = read_until(processes[0], "Step [3/")
     fault(*apart.nodes)
     runs = apart.finish(processes, seen)
@@ -140,6 +156,7 @@ def test_a_node_whose_processes_are_killed_ends_the_other(apart: Job, fault: Fau
 WORDS = "error: another rank"
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_name_the_one_that_failed_first(apart: Job) -> None:
     options = ("logging.all_ranks=true", "training.max_steps=8")
     first, second = apart.nodes
@@ -154,6 +171,7 @@ def test_ranks_of_torchrun_name_the_one_that_failed_first(apart: Job) -> None:
     assert " failed first after 2 steps: " in line
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_that_lose_the_cable_name_a_node(apart: Job) -> None:
     """torchrun itself stays for minutes: its agents wait for each other."""
     processes = apart.torchrun(LONG, SOON, "logging.all_ranks=true")

@@ -1,86 +1,68 @@
-"""One training job on two nodes, a launcher on each, as srun starts them: the same losses as on
-one, and whatever fails, each of them ends in time with the same culprit."""
+"""One training job on two nodes, a launcher on each, as srun starts them, with scripted ranks:
+whatever fails, each of them ends in time with the same culprit. Real ranks on two nodes are in
+test_ddp."""
 
 import json
+import re
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import Launcher, Run
-from tests.e2e.nodes import LOOPBACK, Job, Node, cable, hooked
-from tests.e2e.test_ddp import LONG, SOON, losses, named
+from tests.e2e.nodes import LOOPBACK, Job, Node, hooked
+from tests.e2e.test_ddp import LONG, RESTING, SOON, losses, named
 from tests.e2e.test_run import read_until
 from tests.ports import free_port
 
 FIRST, SECOND = LOOPBACK
-ONE = "system.num_threads=1"
-"""Else it follows from the number of workers, and bits from it."""
 
 
 @pytest.fixture
-def job(launcher: Launcher) -> Job:
-    return Job(launcher)
-
-
-@pytest.fixture(scope="module")
-def cabled() -> Iterator[tuple[Node, Node]]:
-    with cable() as nodes:
-        yield nodes
-
-
-@pytest.fixture
-def apart(launcher: Launcher) -> Iterator[Job]:
-    """A job on two nodes that only a cable joins."""
-    with cable() as nodes:
-        yield Job(launcher, nodes)
+def job(scripted: Launcher) -> Job:
+    return Job(scripted)
 
 
 def told(run: Run) -> str:
     return str(run.report()["summary"])
 
 
-def test_two_nodes_train_what_one_trains(job: Job) -> None:
-    one = job.launcher("--mode", "ddp", "--workers", "3", "--run-dir", "alone", ONE)
-    assert one.exit_code == 0, one.output
-    processes = [
-        *job.start(ONE, "training.save_last=true", workers=2, only=FIRST),
-        *job.start(ONE, "training.save_last=true", workers=1, only=SECOND),
-    ]
+def test_nodes_share_the_ranks_and_say_so(job: Job) -> None:
+    processes = [*job.start(workers=2, only=FIRST), *job.start(workers=1, only=SECOND)]
     first, second = job.finish(processes)
     assert (first.exit_code, second.exit_code) == (0, 0), first.output + second.output
-    alone = losses(job.launcher.cwd / "alone")
-    assert losses(first.directory) == losses(second.directory) == alone
+    assert losses(first.directory) == losses(second.directory)
     node = first.report()["run"]["part"]
     assert (node["name"], node["num_ranks"]) == ("n1", 3)
     assert node["ranks"] == {"CPU0": 0, "CPU1": 1}
     assert second.report()["run"]["part"]["ranks"] == {"CPU0": 2}
     assert list(node["hosts"]) == ["n1", "n2"]
     assert told(first).startswith("n1, node 1 of 2: 2 CPU workers trained 4 steps of one job")
-    assert not second.lines("[CPU0] Step ["), "the first rank speaks for all"
-    again = job.launcher.verb("report", str(second.directory))
-    assert again.returncode == 0, again.stdout
     assert "; nodes equal bit for bit at 4 steps" in told(first)
     assert "; n1 has compared its bits with those of the other nodes" in told(second)
-    # One vote a job, however many nodes it has.
+    again = job.launcher.verb("report", str(second.directory))
+    assert again.returncode == 0, again.stdout
+    watched = job.launcher.verb("watch", str(first.directory))
+    assert "PASS: " in watched.stdout
+
+
+def test_a_fleet_gives_a_job_one_vote_however_many_nodes_it_has(job: Job) -> None:
+    alone = job.launcher("--mode", "ddp", "--run-dir", "alone")
+    assert alone.exit_code == 0, alone.output
+    first, second = job()
     fleet = job.launcher.verb("report", str(first.directory), str(second.directory), "alone")
     assert fleet.returncode == 0, fleet.stdout
     counted = json.loads((job.launcher.cwd / "fleet.json").read_text())
-    assert [(group["runs"], group["workers"]) for group in counted["groups"]] == [(3, 6)]
-    assert (counted["findings"], counted["groups"][0]["key"]["ranks"]) == ([], 3)
-    watched = job.launcher.verb("watch", str(first.directory))
-    assert "PASS: " in watched.stdout
+    assert [(group["runs"], group["workers"]) for group in counted["groups"]] == [(3, 4)]
+    assert (counted["findings"], counted["groups"][0]["key"]["ranks"]) == ([], 2)
 
 
 @pytest.mark.parametrize(
     ("drill", "code", "words"),
     [
         ("exit7@2:CPU1", 7, "exit code 7"),
-        ("kill@2:CPU1", 137, "killed by SIGKILL (9)"),
-        ("nan@2:CPU1", 20, "it met a NaN or Inf"),
+        ("nan@2:CPU1", 20, "(it met a NaN or Inf|step 2, CPU1: gradient not finite)"),
     ],
 )
 def test_the_rank_that_failed_first_is_named_on_every_node(
@@ -92,7 +74,7 @@ def test_the_rank_that_failed_first_is_named_on_every_node(
     ]
     first, second = job.finish(processes)
     assert (first.exit_code, second.exit_code) == (code, code), first.output + second.output
-    assert f"CPU1 on n2 (rank 2) failed first in step 2: {words}" in told(first)
+    assert re.match(rf"CPU1 on n2 \(rank 2\) failed first in step 2: {words}", told(first))
     assert "CPU1 on n2 (rank 2) failed first: " in told(second)
     assert (named(first), named(second)) == ([], ["CPU1"])
     assert set(first.verdicts().values()) == {"STOPPED"}
@@ -110,18 +92,18 @@ def test_the_rank_that_failed_first_is_named_on_every_node(
 def test_a_rank_that_hangs_is_named_by_its_node(job: Job) -> None:
     """None of its own node waits for it."""
     processes = [
-        *job.start(LONG, SOON, only=FIRST),
-        *job.start(LONG, SOON, "debug.drill=hang@2:CPU0", only=SECOND),
+        *job.start(SOON, only=FIRST),
+        *job.start(SOON, "debug.drill=hang@2:CPU0", only=SECOND),
     ]
     first, second = job.finish(processes)
     assert (first.exit_code, second.exit_code) == (124, 124), first.output + second.output
     assert named(second) == ["CPU0"]
     assert "CPU0 on n2 (rank 1) failed first" in told(first)
-    assert "inject.py" in (second.directory / "cpu0.stacks.txt").read_text()
+    assert "pretrain_main.py" in (second.directory / "cpu0.stacks.txt").read_text()
 
 
-def test_bits_that_differ_name_a_node_where_most_others_agree(launcher: Launcher) -> None:
-    job = Job(launcher, (FIRST, SECOND, Node(2)))
+def test_bits_that_differ_name_a_node_where_most_others_agree(scripted: Launcher) -> None:
+    job = Job(scripted, (FIRST, SECOND, Node(2)))
     processes = [
         *job.start(only=FIRST),
         *job.start("debug.drill=flip_gradient@2:CPU0", only=SECOND),
@@ -131,7 +113,9 @@ def test_bits_that_differ_name_a_node_where_most_others_agree(launcher: Launcher
     assert [run.exit_code for run in runs] == [21] * 3, [run.output for run in runs]
     odd = "CPU0 on n2 (rank 1) failed first in step 2: other "
     assert all(odd in told(run) for run in runs)
-    assert [run.verdicts()["CPU0"] for run in runs] == ["STOPPED", "SUSPECT", "STOPPED"]
+    assert runs[1].verdicts()["CPU0"] == "SUSPECT"
+    # They may have come to their end before the first of them compared that step.
+    assert {runs[n].verdicts()["CPU0"] for n in (0, 2)} <= {"STOPPED", "PASS"}
     assert [named(run) for run in runs] == [[], ["CPU0"], []]
 
 
@@ -165,28 +149,20 @@ def test_a_job_goes_on_on_all_nodes_or_on_none(job: Job) -> None:
 
 
 def test_what_every_rank_meets_blames_none(job: Job) -> None:
-    first, second = job("training.learning_rate=1e30")
+    first, second = job.finish(job.start(DRILLS='{"CPU0": "nan@2:all:always"}'))
     assert (first.exit_code, second.exit_code) == (20, 20), first.output + second.output
     assert (named(first), named(second)) == ([], [])
     assert first.report().get("elsewhere") is None
 
 
 def test_a_request_to_one_launcher_ends_all(job: Job) -> None:
-    processes = job.start(LONG)
+    processes = job.start(LONG, **RESTING)
     seen = read_until(processes[0], "Step [3/")
     processes[1].send_signal(signal.SIGTERM)
     first, second = job.finish(processes, seen)
     assert (first.exit_code, second.exit_code) == (143, 143), first.output + second.output
     assert told(first) == "n2: SIGTERM received"
     assert {*first.verdicts().values(), *second.verdicts().values()} == {"STOPPED"}
-
-
-def test_a_request_while_the_others_do_not_come_ends_it(job: Job) -> None:
-    (process,) = job.start(only=FIRST)
-    seen = read_until(process, "waiting for the launchers of the other nodes")
-    process.send_signal(signal.SIGTERM)
-    (run,) = job.finish([process], seen)
-    assert run.exit_code == 143, run.output
 
 
 def test_a_node_that_never_comes_is_named(job: Job) -> None:
@@ -200,7 +176,7 @@ def test_a_node_that_never_comes_is_named(job: Job) -> None:
 def test_a_launcher_that_is_killed_is_told_by_its_node(job: Job) -> None:
     """Its guardian ends its ranks. It is the one that the others meet at, and will not come again:
     no restart waits for it."""
-    processes = job.start(LONG, "--max-restarts", "1")
+    processes = job.start(LONG, "--max-restarts", "1", **RESTING)
     seen = read_until(processes[0], "Step [3/")
     processes[0].kill()
     first, second = job.finish(processes, seen)
@@ -233,14 +209,15 @@ def test_a_port_that_another_program_has_is_told_on_every_node(job: Job) -> None
 
 
 def test_jobs_of_other_steps_do_not_meet(job: Job) -> None:
-    """Even at one port."""
+    """Even at one port. A request ends the one that waits."""
     port = str(free_port())
     waiting = job.start(only=FIRST, MASTER_PORT=port)
-    read_until(waiting[0], "waiting for the launchers of the other nodes")
+    seen = read_until(waiting[0], "waiting for the launchers of the other nodes")
     other = Job(job.launcher, step="1")
     (stranger,) = other.finish(other.start("--run-dir", "other", only=SECOND, MASTER_PORT=port))
     waiting[0].send_signal(signal.SIGTERM)
-    waiting[0].communicate(timeout=DEADLINE_S)
+    (run,) = job.finish(waiting, seen)
+    assert run.exit_code == 143, run.output
     assert stranger.exit_code == 2, stranger.output
     assert f"the nodes of job {job.number}.0 meet there" in stranger.output
 
@@ -252,9 +229,8 @@ def test_several_launchers_on_a_node_are_refused(job: Job) -> None:
     assert "srun --ntasks-per-node=1" in run.output
 
 
-@pytest.mark.parametrize("asked", ["launch.repeat=2", "launch.soak_s=60"])
-def test_rounds_of_several_nodes_are_refused(job: Job, asked: str) -> None:
-    for run in job(asked):
+def test_rounds_of_several_nodes_are_refused(job: Job) -> None:
+    for run in job("launch.repeat=2"):
         assert run.exit_code == 2
         assert "a job on several nodes has no rounds" in run.output
 

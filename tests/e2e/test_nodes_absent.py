@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.conftest import Launcher, Run
 from tests.e2e.nodes import LOOPBACK, Job, Node, hooked
-from tests.e2e.test_ddp import LONG
+from tests.e2e.test_ddp import LONG, RESTING
 from tests.e2e.test_run import read_until
 
 FIRST, SECOND = LOOPBACK
@@ -17,8 +17,8 @@ WAITS = "telling the other nodes of the job"
 
 
 @pytest.fixture
-def job(launcher: Launcher) -> Job:
-    return Job(launcher)
+def job(scripted: Launcher) -> Job:
+    return Job(scripted)
 
 
 def told(run: Run) -> str:
@@ -30,10 +30,10 @@ def other(node: Node) -> Node:
 
 
 @pytest.mark.parametrize("node", LOOPBACK, ids=["first", "second"])
-@pytest.mark.parametrize("comes_late", [False, True], ids=["together", "late"])
-def test_a_node_that_is_refused_tells_why(job: Job, node: Node, comes_late: bool) -> None:
+def test_a_node_that_is_refused_tells_why(job: Job, node: Node) -> None:
+    """It waits for the other one to tell it."""
     (refused,) = job.start(REFUSED, only=node)
-    seen = read_until(refused, WAITS) if comes_late else ""
+    seen = read_until(refused, WAITS)
     (process,) = job.start(only=other(node))
     run, its = job.finish([process, refused], "", seen)
     assert (run.exit_code, its.exit_code) == (2, 2), run.output + its.output
@@ -57,7 +57,6 @@ def test_nodes_that_are_all_refused_do_not_wait_for_each_other(job: Job) -> None
     [
         ("--no-such-option", 2, "--no-such-option"),
         ("system.device=cuda", 69, "system.device = cuda: no "),
-        ("launch.golden=none.json", 2, "golden"),
     ],
 )
 def test_whatever_refuses_a_node_is_told(job: Job, asked: str, code: int, words: str) -> None:
@@ -94,8 +93,8 @@ def test_who_waits_to_tell_goes_when_it_is_asked_to(job: Job, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "where",
-    ["launcher.devices.pick", "launcher.run_dir.create", "launcher.plan.plan_prepare"],
-    ids=["before the meeting", "before its directory", "after the meeting"],
+    ["launcher.run_dir.create", "launcher.plan.plan_prepare"],
+    ids=["before the meeting", "after the meeting"],
 )
 def test_a_fault_of_ours_is_told_as_that(job: Job, tmp_path: Path, where: str) -> None:
     module, _, name = where.rpartition(".")
@@ -107,46 +106,36 @@ def test_a_fault_of_ours_is_told_as_that(job: Job, tmp_path: Path, where: str) -
     assert told(run) == "n2: a fault of Model Check itself: KeyError: 'odd'"
 
 
-@pytest.mark.parametrize("node", LOOPBACK, ids=["first", "second"])
-def test_a_link_that_breaks_ends_all_as_a_fault_of_ours(
-    job: Job, tmp_path: Path, node: Node
-) -> None:
+def test_a_link_that_breaks_ends_all_as_a_fault_of_ours(job: Job, tmp_path: Path) -> None:
     code = f"""
 import os
-from launcher.nodes.first_node import FirstNode
 from launcher.nodes.further_node import FurtherNode
-def turn(self, now, really):
+def turn(self, now, really=FurtherNode._turn):
     if os.path.exists({str(tmp_path / "now")!r}):
         raise KeyError("odd")
     really(self, now)
-for each in (FirstNode, FurtherNode):
-    each._turn = lambda self, now, really=each._turn: turn(self, now, really)
+FurtherNode._turn = turn
 """
-    (process,) = job.start(LONG, only=other(node))
-    (broken,) = job.start(LONG, only=node, **hooked(tmp_path, code))
-    first = broken if node is FIRST else process
-    seen = read_until(first, "Step [3/")
+    (process,) = job.start(LONG, only=FIRST, **RESTING)
+    (broken,) = job.start(LONG, only=SECOND, **RESTING, **hooked(tmp_path, code))
+    seen = read_until(process, "Step [3/")
     (tmp_path / "now").touch()
-    run, its = job.finish([process, broken], *(("", seen) if node is FIRST else (seen, "")))
+    run, its = job.finish([process, broken], seen)
     assert (run.exit_code, its.exit_code) == (70, 70), run.output + its.output
     why = "a fault of Model Check itself in the link between the launchers: KeyError: 'odd'"
     assert why in told(its)
-    assert told(run).startswith(f"{node.name}: {why}")
+    assert told(run).startswith(f"n2: {why}")
     assert "[launcher] KeyError: 'odd'" in its.output
     assert "Traceback" in (its.directory / "launcher.log").read_text()
 
 
-@pytest.mark.parametrize("node", LOOPBACK, ids=["first", "second"])
-def test_another_version_is_named_on_all_nodes(job: Job, tmp_path: Path, node: Node) -> None:
+def test_another_version_is_named_on_all_nodes(job: Job, tmp_path: Path) -> None:
     code = "import model_check.utils.project_files as p\np.version = lambda: '0.0.1'"
-    processes = [
-        *job.start(only=node, **hooked(tmp_path, code)),
-        *job.start(only=other(node)),
-    ]
+    processes = [*job.start(only=SECOND, **hooked(tmp_path, code)), *job.start(only=FIRST)]
     for run in job.finish(processes):
         assert run.exit_code == 2, run.output
-        assert f"{node.name} runs Model Check 0.0.1" in run.output or (
-            f"and {node.name} 0.0.1: install the same on all nodes" in run.output
+        assert "n2 runs Model Check 0.0.1" in run.output or (
+            "and n2 0.0.1: install the same on all nodes" in run.output
         )
 
 
@@ -156,17 +145,22 @@ PHASES = {
     "preparing": "all 2 nodes are here",
     "beginning": "starting the training",
 }
+ASKED = [(phase, node) for phase in PHASES for node in LOOPBACK]
+OFTEN = [("greeting", FIRST), ("meeting", SECOND), ("preparing", SECOND), ("beginning", FIRST)]
 
 
-@pytest.mark.parametrize("node", LOOPBACK, ids=["first", "second"])
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    ("phase", "node"),
+    [pytest.param(*each, marks=() if each in OFTEN else pytest.mark.slow) for each in ASKED],
+    ids=lambda value: value.name if isinstance(value, Node) else value,
+)
 def test_a_request_in_any_phase_ends_all_as_that(job: Job, phase: str, node: Node) -> None:
     is_alone = phase in ("greeting", "meeting")
-    before = [] if is_alone else job.start(LONG, only=other(node))
-    (asked,) = job.start(LONG, only=node)
+    before = [] if is_alone else job.start(LONG, only=other(node), **RESTING)
+    (asked,) = job.start(LONG, only=node, **RESTING)
     seen = read_until(asked, PHASES[phase])
     asked.send_signal(signal.SIGTERM)
-    after = job.start(LONG, only=other(node)) if is_alone else []
+    after = job.start(LONG, only=other(node), **RESTING) if is_alone else []
     its, run = job.finish([asked, *before, *after], seen)
     assert (its.exit_code, run.exit_code) == (143, 143), its.output + run.output
     assert told(run) == f"{node.name}: SIGTERM received"

@@ -30,10 +30,11 @@ def test_it_tells_what_a_real_trainer_tells(
     assert told[0] == told[1]
 
 
-def told_by(directory: Path) -> set[str]:
-    """The events of CPU1: of each its kind, its fields, and the fields of what it holds. When an
-    answer comes, and whether a wait lasts a second, is a matter of time: no order, and no beats."""
-    lines = (directory / "cpu1.events.jsonl").read_bytes().splitlines()
+def told_by(directory: Path, worker: str = "cpu1") -> set[str]:
+    """The events of a worker: of each its kind, its fields, and the fields of what it holds. When
+    an answer comes, and whether a wait lasts a second, is a matter of time: no order, and no
+    beats."""
+    lines = (directory / f"{worker}.events.jsonl").read_bytes().splitlines()
     for line in lines:
         decode(line)
     events = [json.loads(line) for line in lines]

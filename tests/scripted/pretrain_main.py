@@ -8,6 +8,7 @@ Environment, each a JSON object with worker names as keys unless said otherwise:
 DRILLS: the worker's own drill. IN_REPLAY: the same, for replays alone. IN_ROUND: round -> the same.
 SETTINGS: a setting of its own. DETAILS: what its build phase says besides.
 ENDS: [exit code, message] of a failure before its first step.
+ENDS_AFTER_TRIALS: the same, when it has told its build phase.
 ENDS_AFTER: [step, exit code, message] of one behind that step.
 PRINTS: a line that it prints before its first step.
 VARYING: `P SEED` (no JSON): with probability P a pass gives other bits, on each worker others.
@@ -375,6 +376,9 @@ class Worker:
         detail |= {"attention_package": None, "optimizer": "fused"}
         detail |= {"trial of fused AdamW": "passed", "trial of attention kernel sdpa": "passed"}
         self.emit(kind="phase", name="build", detail=detail | (of_worker("DETAILS") or {}))
+        if failure := of_worker("ENDS_AFTER_TRIALS"):
+            print(f"error: {failure[1]}", flush=True)
+            raise Ended(*failure)
         self.say("Scripted CPU, no torch: 42,080 parameters, float32, attention sdpa")
         if line := of_worker("PRINTS"):
             print(line, flush=True)
