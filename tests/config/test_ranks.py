@@ -5,7 +5,12 @@ import pytest
 from model_check.config.arguments import Parser, add_settings_options, settings_request
 from model_check.config.derived import num_micro_batches
 from model_check.config.load import load
-from model_check.config.ranks import check_ranks, sequences_of_step
+from model_check.config.ranks import (
+    SILENCE_PATIENCE,
+    check_ranks,
+    rank_timeout_s,
+    sequences_of_step,
+)
 from model_check.config.resume import forbidden
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
@@ -79,3 +84,15 @@ def test_a_resumed_run_of_another_number_of_ranks_needs_the_sequences_of_a_step_
     assert not [text for text in forbidden(saved, same, (1, 2)) if "accum" in text]
     assert "sequences of a step 8 -> 16" in forbidden(saved, more, (1, 2))
     assert "training.grad_accum_nums 4 -> 2" in forbidden(saved, same, (2, 2))
+
+
+@pytest.mark.parametrize("step_s", [0.1, 20.0])
+@pytest.mark.parametrize("limit_s", ["8", "1000"])
+def test_a_rank_gives_a_peer_up_before_its_supervisor_gives_it_up_as_silent(
+    limit_s: str, step_s: float
+) -> None:
+    """Else all were silent alike, and nothing told which of them is not there."""
+    launch = given(f"launch.hang_timeout_s={limit_s}").launch
+    silence_s = max(float(limit_s), SILENCE_PATIENCE * step_s)
+    assert rank_timeout_s(launch, True, step_s) <= silence_s / 2
+    assert rank_timeout_s(launch, True, None) <= SILENCE_PATIENCE * float(limit_s) / 2

@@ -1,10 +1,13 @@
-"""Checkpoints of `--mode fsdp`, by the whole command: killed in a save, damaged, exported."""
+"""Checkpoints of `--mode fsdp`, by the whole command: killed in a save, damaged, exported. The same
+in pieces: tests/engine/saving/test_sharded.py and test_sharded_ranks.py, tests/e2e/test_ddp.py."""
 
 import json
 import os
 import signal
 import time
 from pathlib import Path
+
+import pytest
 
 from model_check.engine.saving.checkpoint_files import unfinished
 from model_check.engine.saving.lineage import newest_first
@@ -13,6 +16,7 @@ from tests.e2e.conftest import Launcher, pid_of
 from tests.e2e.test_ddp import losses, named
 from tests.e2e.test_run import read_until
 
+pytestmark = pytest.mark.slow
 JOB = ("--mode", "fsdp", "training.max_steps=60")
 SAVES = ("training.save_interval=1", "training.keep_last=3")
 

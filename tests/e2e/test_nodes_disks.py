@@ -1,5 +1,6 @@
 """A job on two nodes whose directories are not shared: each has its own `disk`. Its ranks go on
-from one checkpoint, or are told that they cannot."""
+from one checkpoint, or are told that they cannot. What ranks find of it together is in
+tests/engine/saving/test_unshared.py."""
 
 import shutil
 import subprocess
@@ -15,7 +16,6 @@ from tests.e2e.nodes import Job, Node
 from tests.ports import free_port
 
 pytestmark = pytest.mark.root
-FIND = Path(__file__).parent / "in_ranks" / "find_each.py"
 
 
 @dataclass(frozen=True)
@@ -83,39 +83,7 @@ def ranks(job: Job, program: Path, *arguments: str) -> list[tuple[int, str]]:
     return [(p.returncode, output) for p, output in zip(processes, outputs, strict=True)]
 
 
-BOTH = {"step_2.pt": "step_2", "step_4.pt": "step_4"}
-SEEN: list[tuple[dict[str, str], dict[str, str], str, str]] = [
-    ({}, {"step_2.pt": "step_2"}, "auto", "/step_2.pt: rank 0 does not see it, others do: "),
-    ({"step_2.pt": "step_2"}, {}, "auto", "/step_2.pt: rank 1 does not see it, others do: "),
-    ({"step_2.pt": "step_2"}, BOTH, "auto", "/step_4.pt: rank 0 does not see it, others do: "),
-    ({"last.pt": "step_4"}, {"last.pt": "step_2"}, "auto", "/last.pt: rank 1 sees another one "),
-    ({"last.pt": "step_4"}, {"last.pt": "other_4"}, "/last.pt", "/last.pt: rank 1 sees another "),
-    ({}, {"cpu3/last.pt": "step_2"}, "auto", "/cpu3: rank 0 does not see it, others do: "),
-    ({"step_2.pt": "step_2"}, {}, "", "/step_2.pt: rank 1 does not see it, others do: "),
-    ({"old/step_2.pt": "step_2"}, {}, "/old", "/old: rank 1 does not see it, others do: "),
-    ({}, {"step_2.pt": "step_2"}, "/step_2.pt", "/step_2.pt: rank 0 does not see it, others do: "),
-    (BOTH, BOTH, "auto", "/step_4.pt 4"),
-    ({}, {}, "auto", "nothing"),
-]
-"""What is on each node's disk, what is asked for, what all ranks say."""
-
-
-def test_ranks_go_on_from_what_all_of_them_see_or_not_at_all(job: Job, made: Path) -> None:
-    asked = []
-    for number, (*disks, which, _) in enumerate(SEEN):
-        for node, files in enumerate(disks):
-            disk = job.launcher.cwd / f"disk_{node}" / str(number)
-            disk.mkdir()
-            lay(disk, files, made)
-        asked.append("auto" if which == "auto" else f"disk/{number}{which}")
-    found = ranks(job, FIND, *asked)
-    assert [code for code, _ in found] == [0, 0], found
-    for number, (*_, words) in enumerate(SEEN):
-        told = [output.splitlines()[number] for _, output in found]
-        start = words if words == "nothing" else f"disk/{number}{words}"
-        assert [line[: len(start)] for line in told] == [start, start], told
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("has_launcher", [False, True])
 def test_a_job_does_not_begin_at_step_0_where_one_node_has_checkpoints(
     job: Job, made: Path, has_launcher: bool
@@ -135,6 +103,7 @@ def test_a_job_does_not_begin_at_step_0_where_one_node_has_checkpoints(
 FIRST_WEIGHTS = "other first weights than rank 0: model.init_from must"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -161,7 +130,10 @@ def test_ranks_that_begin_with_different_things_are_refused(
         assert f"rank 1 begins with {words}" in output
 
 
-def test_a_restart_where_only_the_first_node_has_the_checkpoint_says_so(job: Job) -> None:
+def test_a_restart_where_only_the_first_node_has_the_checkpoint_says_so(
+    job: Job, scripted: Launcher
+) -> None:
+    job = Job(scripted, NODES)
     options = (*RESTART, "system.checkpoint_dir=disk")
     processes = [
         *job.start(*options, only=NODES[0]),
@@ -169,7 +141,6 @@ def test_a_restart_where_only_the_first_node_has_the_checkpoint_says_so(job: Job
     ]
     runs = job.finish(processes)
     assert [run.exit_code for run in runs] == [2, 2], [run.output for run in runs]
-    assert runs[0].lines("[CPU0] disk: rank 1 does not see it: no job goes on from checkpoints ")
     path = job.launcher.cwd / "disk" / "step_2.pt"
     words = f"this node does not see {path}, from which n1 goes on: system.checkpoint_dir"
     assert f": n2: {words}" in runs[0].output

@@ -1,5 +1,6 @@
 """One rank of a job that meets `debug.drill`, as a program for `nursery`: the plan is the only
-argument. Leaves what it told, and how it ended, in PLAN["out"].RANK.json."""
+argument. Where its working directory is not that of the others, it is on a node of its own. Leaves
+what it told, and how it ended, in PLAN["out"].RANK.json."""
 
 import dataclasses
 import json
@@ -28,6 +29,7 @@ def main(plan: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     env = RankEnv.from_environ(os.environ)
     assert env is not None
+    os.chdir(plan["nodes"][env.rank])
     kept, found = (
         Stopping(plan["stops_after"].get(str(env.rank))),
         Path(f"{plan['out']}.{env.rank}.json"),
@@ -80,16 +82,17 @@ def leave_last(found: Path, plan: dict[str, Any], env: RankEnv) -> None:
 def train(plan: dict[str, Any], env: RankEnv, kept: Kept) -> None:
     settings, cpu, worker = make_settings(**plan["changes"]), torch.device("cpu"), f"CPU{env.rank}"
     drill, training = settings.debug.drill, settings.training
-    limit, place = lambda _: plan["wait_s"], str(Path(plan["out"]).parent / "checkpoints")
-    settings = replace(settings, system=replace(settings.system, checkpoint_dir=place))
+    settings = replace(settings, system=replace(settings.system, checkpoint_dir="checkpoints"))
     with (
-        joined(env, cpu, limit, settings.launch, lambda: len(kept.steps())) as world,
+        joined(
+            env, cpu, lambda _: plan["wait_s"], settings.launch, lambda: len(kept.steps())
+        ) as world,
         checkpoint_directory(Seeker(settings, worker), kept.say, world) as claim,
     ):
         context = dataclasses.replace(
             bare_context(kept),
             world=world,
-            identity=Identity(worker),
+            identity=Identity(worker, data={"content": plan["data"][env.rank]}),
             channels=Channels(kept.say, kept, is_quiet=not world.is_first),
             claim=claim,
             drill=parse_drill(drill, training.max_steps) if drill else None,

@@ -3,7 +3,7 @@ of them ends."""
 
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,16 @@ Job = Callable[..., list[Ended]]
 
 @pytest.fixture
 def job(tmp_path: Path, nursery: Nursery) -> Job:  # noqa: F811
-    """Train in so many ranks; how each of them ended, but for the one that hangs."""
+    """Train in so many ranks; how each of them ended, but for the one that hangs. `nodes`:
+    the working directory of each."""
 
     def train(
         num_ranks: int,
         wait_s: float = WAIT_S,
         hangs: int | None = None,
         stops_after: int | None = None,
+        nodes: Sequence[Path] = (),
+        data: Sequence[str] = (),
         **changes: Any,
     ) -> list[Ended]:
         directory = tmp_path / f"job{len(list(tmp_path.iterdir()))}"
@@ -48,6 +51,8 @@ def job(tmp_path: Path, nursery: Nursery) -> Job:  # noqa: F811
         plan = {"program": "tests.engine.rank_faults", "out": str(directory / "found")}
         plan |= {"changes": changes, "wait_s": wait_s, "hangs": hangs}
         plan["stops_after"] = {} if stops_after is None else {hangs: stops_after}
+        plan["nodes"] = [str(node) for node in nodes or [directory] * num_ranks]
+        plan["data"] = data or ["the same"] * num_ranks
         outputs = [directory / f"output.{rank}.txt" for rank in range(num_ranks)]
         with socket.socket() as place:
             place.bind(("127.0.0.1", 0))
@@ -118,19 +123,17 @@ def test_a_nan_that_comes_again_is_found_in_its_module_by_all_ranks_together(job
     assert {"nan_grad_step_2.shards.pt", "nan_debug_step_2.pkl"} <= names
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_a_sum_that_is_not_finite_on_one_rank_alone_is_told_by_it(job: Job, num_ranks: int) -> None:
+def test_a_sum_that_is_not_finite_on_one_rank_alone_is_told_by_it(job: Job) -> None:
     """The others have seen nothing: they go on to their next step, and wait there. It asked them
     who had it too, in a collective of another size, and gloo ended it by SIGABRT."""
     drill = "flip_gradient@2:CPU0:layers.0.attention_norm.weight:30"
-    first, *others = job(num_ranks, **DDP, debug__drill=drill)
+    first, *others = job(3, **DDP, debug__drill=drill)
     assert (first.code, first.peer_lost) == (20, False)
     assert "step 2, CPU0: gradient not finite, born in layers.0.attention_norm" in first.error
     assert all(rank.peer_lost for rank in others)
 
 
-@pytest.mark.parametrize("mode", [DDP, FSDP], ids=["ddp", "fsdp"])
-@pytest.mark.parametrize("hangs", [0, 1])
+@pytest.mark.parametrize(("mode", "hangs"), [(DDP, 1), (FSDP, 0)], ids=["ddp", "fsdp"])
 def test_ranks_wait_for_one_that_hangs_so_long_and_say_that_it_did_not_come(
     job: Job, mode: dict[str, Any], hangs: int
 ) -> None:
@@ -141,10 +144,9 @@ def test_ranks_wait_for_one_that_hangs_so_long_and_say_that_it_did_not_come(
     assert rank.error.endswith(" did not come, and said nothing")
 
 
-@pytest.mark.parametrize("after", [1, 2])
-def test_ranks_wait_so_long_for_one_that_stops_between_two_steps(job: Job, after: int) -> None:
+def test_ranks_wait_so_long_for_one_that_stops_between_two_steps(job: Job) -> None:
     """Where they tell each other what they read: that wait has no end of its own."""
-    (rank,) = job(2, wait_s=0.5, hangs=1, stops_after=after, **DDP)
+    (rank,) = job(2, wait_s=0.5, hangs=1, stops_after=1, **DDP)
     assert rank.error.startswith("another rank did not come in 0.5 s; rank ")
 
 
@@ -161,7 +163,8 @@ def test_what_a_failure_has_saved_goes_on_as_a_job_to_the_same_bits(
     """The further rank's lies in a directory of its own."""
     whole = losses(job(2, **DDP))
     failed = job(2, **DDP, debug__drill=drill)
-    (saved,) = (e["path"] for r in failed for e in r.events if str(e.get("path")).endswith(name))
+    paths = [str(e.get("path")) for rank in failed for e in rank.events]
+    (saved,) = (path for path in paths if path.endswith(name))
     assert Path(saved).parent.name == ("cpu1" if "CPU1" in drill else "checkpoints")
     assert losses(job(2, **DDP, training__resume=saved)) == [steps[2:] for steps in whole]
 
@@ -170,15 +173,13 @@ def prints(ranks: list[Ended]) -> list[list[dict[str, str]]]:
     return [[e.get("fp", {}) for e in rank.events if e["kind"] == "step"] for rank in ranks]
 
 
-@pytest.mark.parametrize("fingerprints", ["full", "off"])
-def test_what_spreads_by_the_sum_differs_in_an_audit_alone(job: Job, fingerprints: str) -> None:
-    fault = {
-        "debug__drill": "flip_activation@2:CPU1:tok_embed:22",
-        "debug__fingerprints": fingerprints,
-    }
-    unseen = prints(job(3, **DDP, **fault))
+def test_what_spreads_by_the_sum_differs_in_an_audit_alone(job: Job) -> None:
+    """Which needs no fingerprints of the steps."""
+    drill = {"debug__drill": "flip_activation@2:CPU1:tok_embed:22"}
+    unseen = prints(job(3, **DDP, **drill, debug__fingerprints="full"))
     assert unseen[0] == unseen[1] == unseen[2]
-    first, second, third = prints(job(3, **DDP, **fault, launch__audit_interval=2))
+    audited = {"debug__fingerprints": "off", "launch__audit_interval": 2}
+    first, second, third = prints(job(3, **DDP, **drill, **audited))
     assert first == third
     assert [step for step in range(4) if first[step] != second[step]] == [2]
     assert [name for name in first[2] if first[2][name] != second[2][name]] == ["audit"]

@@ -37,11 +37,22 @@ class Rank(Worker):
             own_loss = float.fromhex(event["loss"]) / self.size + 2**-20 * self.rank
             event |= {"own_loss": own_loss.hex(), "wait_ms": round(self.waited_s * 1000, 3)}
             event["tokens"] *= self.size
-            if self.settings["launch"]["mode"] == "fsdp" and self.size > 1:
-                event["taken"] = f"shard {self.rank} of {self.size}: {event['taken']}"
+            if self.shard:
+                event["taken"] = f"shard {self.shard}: {event['taken']}"
+        if event.get("name") == "build" and self.shard:
+            event["detail"]["shard"] = self.shard
         if event["kind"] == "done" and self.has_lost_one:
             event["peer_lost"] = True
         super().emit(**event)
+
+    @property
+    def shard(self) -> str:
+        """`1 of 2`; empty: it holds the model whole."""
+        launch = self.settings["launch"]
+        if launch["mode"] != "fsdp" or self.size == 1:
+            return ""
+        num_shards = launch["fsdp"]["shard_size"] or self.size
+        return f"{self.rank % num_shards} of {num_shards}"
 
     # -- what it leaves: the first rank saves for all
 
