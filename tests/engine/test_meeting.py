@@ -1,6 +1,5 @@
 """Where ranks find each other: who may not meet there, and who waits there in vain."""
 
-import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -65,24 +64,26 @@ class Asked(Exception):
 
 
 @pytest.fixture
-def asked_later() -> Iterator[Callable[[float], None]]:
-    """A request that comes in so many seconds."""
+def wait_until_asked() -> Iterator[Callable[[RankEnv], None]]:
+    """A rank waits for the others, and a request comes soon."""
 
     def raise_it(*_: object) -> None:
         raise Asked
 
+    def wait(env: RankEnv) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        wait_for_all(open_store(env, DEADLINE_S), env, DEADLINE_S)
+
     before = signal.signal(signal.SIGALRM, raise_it)
-    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    yield wait
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_alone_hears_a_request_to_end(
-    asked_later: Callable[[float], object], rank: int
+    wait_until_asked: Callable[[RankEnv], None], rank: int
 ) -> None:
     first = replace(FIRST, port=free_port())
-    env = first if rank == 0 else second_of(first)
     with pytest.raises(Asked):
-        asked_later(0.2)
-        wait_for_all(open_store(env, DEADLINE_S), env, DEADLINE_S)
+        wait_until_asked(first if rank == 0 else second_of(first))
