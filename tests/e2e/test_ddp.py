@@ -127,6 +127,7 @@ def test_a_real_rank_that_hangs_is_the_one_that_did_not_come(launcher: Launcher)
     assert "distributed" in (run.directory / "cpu0.stacks.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_notice_ends_all_ranks_after_the_same_step_and_saves(launcher: Launcher) -> None:
     process = launcher.start(*JOB, LONG, "training.save_on_signal=true")
     seen = read_until(process, "Step [3/")

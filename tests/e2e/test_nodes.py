@@ -47,17 +47,6 @@ def test_nodes_share_the_ranks_and_say_so(job: Job) -> None:
     assert "PASS: " in watched.stdout
 
 
-def test_a_fleet_gives_a_job_one_vote_however_many_nodes_it_has(job: Job) -> None:
-    alone = job.launcher("--mode", "ddp", "--run-dir", "alone")
-    assert alone.exit_code == 0, alone.output
-    first, second = job()
-    fleet = job.launcher.verb("report", str(first.directory), str(second.directory), "alone")
-    assert fleet.returncode == 0, fleet.stdout
-    counted = json.loads((job.launcher.cwd / "fleet.json").read_text())
-    assert [(group["runs"], group["workers"]) for group in counted["groups"]] == [(3, 4)]
-    assert (counted["findings"], counted["groups"][0]["key"]["ranks"]) == ([], 2)
-
-
 @pytest.mark.parametrize(
     ("drill", "code", "words"),
     [

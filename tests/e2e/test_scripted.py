@@ -27,6 +27,8 @@ def test_it_tells_what_a_real_trainer_tells(
 ) -> None:
     real = launcher_in(tmp_path / "real", token_cache)
     told = [told_by(run("--workers=2", *FAULTS[fault]).directory) for run in (real, scripted)]
+    if fault == "changed state":  # it may be asked before it ends, or not
+        told = [{each for each in found if "'vectors'" not in each} for found in told]
     assert told[0] == told[1]
 
 

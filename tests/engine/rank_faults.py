@@ -5,6 +5,7 @@ what it told, and how it ended, in PLAN["out"].RANK.json."""
 import dataclasses
 import json
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from model_check.engine.assembly import build_trainer
 from model_check.engine.distributed.job import joined
 from model_check.engine.run_context import Channels, Identity
 from model_check.engine.saving.own_directory import Seeker, checkpoint_directory
+from model_check.engine.stop import EndedEarly
 from model_check.errors import ModelCheckError, PeerLost
 from model_check.events import Event, Step, encode
 from model_check.utils.worker_env import RankEnv
@@ -31,13 +33,15 @@ def main(plan: dict[str, Any]) -> None:
     assert env is not None
     os.chdir(plan["nodes"][env.rank])
     kept, found = (
-        Stopping(plan["stops_after"].get(str(env.rank))),
+        Stopping(plan, env.rank),
         Path(f"{plan['out']}.{env.rank}.json"),
     )
     threading.Thread(target=leave_last, args=(found, plan, env), daemon=True).start()
     end: dict[str, Any] = {"code": 0, "error": None, "peer_lost": False}
     try:
         train(plan, env, kept)
+    except EndedEarly as notice:
+        end["error"] = str(notice)
     except Exception as error:
         code = error.exit_code if isinstance(error, ModelCheckError) else 1
         end = {"code": code, "error": str(error), "peer_lost": isinstance(error, PeerLost)}
@@ -51,16 +55,19 @@ def read(directory: Path, rank: int) -> dict[str, Any]:
 
 
 class Stopping(Kept):
-    """Hangs when it has told a step."""
+    """Hangs, or hears a notice, when it has told a step."""
 
-    def __init__(self, after_step: int | None) -> None:
+    def __init__(self, plan: dict[str, Any], rank: int) -> None:
         super().__init__()
-        self.after_step = after_step
+        self.hangs_after = plan["stops_after"] if plan["hangs"] == rank else None
+        self.hears_after = plan["stops_after"] if plan["notices"] == rank else None
 
     def emit(self, event: Event) -> None:
         super().emit(event)
-        if isinstance(event, Step) and event.step == self.after_step:
+        if isinstance(event, Step) and event.step == self.hangs_after:
             threading.Event().wait()
+        if isinstance(event, Step) and event.step == self.hears_after:
+            os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def leave(found: Path, end: dict[str, Any]) -> None:
@@ -98,4 +105,5 @@ def train(plan: dict[str, Any], env: RankEnv, kept: Kept) -> None:
             drill=parse_drill(drill, training.max_steps) if drill else None,
         )
         source = Shared(training.batch_size, training.context_length, world)
-        build_trainer(settings, source, VOCABULARY, context).run()
+        with context.stop.installed(), context.stop.heeded():
+            build_trainer(settings, source, VOCABULARY, context).run()

@@ -41,6 +41,7 @@ def job(tmp_path: Path, nursery: Nursery) -> Job:  # noqa: F811
         num_ranks: int,
         wait_s: float = WAIT_S,
         hangs: int | None = None,
+        notices: int | None = None,
         stops_after: int | None = None,
         nodes: Sequence[Path] = (),
         data: Sequence[str] = (),
@@ -50,7 +51,7 @@ def job(tmp_path: Path, nursery: Nursery) -> Job:  # noqa: F811
         directory.mkdir()
         plan = {"program": "tests.engine.rank_faults", "out": str(directory / "found")}
         plan |= {"changes": changes, "wait_s": wait_s, "hangs": hangs}
-        plan["stops_after"] = {} if stops_after is None else {hangs: stops_after}
+        plan |= {"stops_after": stops_after, "notices": notices}
         plan["nodes"] = [str(node) for node in nodes or [directory] * num_ranks]
         plan["data"] = data or ["the same"] * num_ranks
         outputs = [directory / f"output.{rank}.txt" for rank in range(num_ranks)]
@@ -148,6 +149,19 @@ def test_ranks_wait_so_long_for_one_that_stops_between_two_steps(job: Job) -> No
     """Where they tell each other what they read: that wait has no end of its own."""
     (rank,) = job(2, wait_s=0.5, hangs=1, stops_after=1, **DDP)
     assert rank.error.startswith("another rank did not come in 0.5 s; rank ")
+
+
+def test_a_notice_to_one_rank_ends_all_after_the_same_step_and_saves(job: Job) -> None:
+    settings = DDP | {"training__save_on_signal": "true", "training__max_steps": 100}
+    first, second = job(2, notices=1, stops_after=2, **settings)
+    assert 3 <= len(losses([first])[0]) < 100
+    assert losses([first]) == losses([second])
+    assert (first.code, second.code) == (0, 0)
+    assert second.error.startswith("ended early by SIGUSR1: ")
+    assert first.error.startswith("ended early by request: ")
+    (saved,) = (e for e in first.events if e["kind"] == "saved")
+    assert Path(saved["path"]).name == "last.pt"
+    assert saved["step"] == len(losses([first])[0])
 
 
 def losses(ranks: list[Ended]) -> list[list[str]]:
