@@ -131,8 +131,10 @@ def test_ranks_that_begin_with_different_things_are_refused(
 
 
 def test_a_restart_where_only_the_first_node_has_the_checkpoint_says_so(
-    job: Job, scripted: Launcher
+    scripted: Launcher,
 ) -> None:
+    for name in ("disk", "disk_0", "disk_1"):
+        (scripted.cwd / name).mkdir()
     job = Job(scripted, NODES)
     options = (*RESTART, "system.checkpoint_dir=disk")
     processes = [
