@@ -7,16 +7,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
+import pretrain_main
 from model_check.config.drill import parse_drill
 from model_check.config.load import Request, load
 from model_check.config.schema import Settings
@@ -38,6 +41,7 @@ from model_check.events import (
     encode,
     encode_command,
 )
+from model_check.utils.worker_env import HELD
 from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
@@ -242,15 +246,32 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("token_cache")
 
 
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """So short that a tokenizer is trained on it at once."""
+    file = tmp_path_factory.mktemp("data") / "numbers.txt"
+    file.write_text("\n".join(f"{n} is odd, {n + 1} is not." for n in range(1, 10_000, 2)))
+    return file
+
+
 @pytest.fixture
-def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., Worker]]:
-    """Start a worker in an empty directory: `start("debug.drill=nan@1", GPU_RANK="3")`."""
-    started: list[Worker] = []
+def arguments(tmp_path: Path, text: Path) -> tuple[str, ...]:
+    """The tiny model, and data for it."""
     config = tmp_path / "tiny.json"
     config.write_text(json.dumps(nested(TINY | {"training.context_length": 32})))
+    data = (f"data.dataset={text}", "data.bpe_vocab_size=512", "data.num_samples=64")
+    return ("--config", str(config), *data)
+
+
+@pytest.fixture
+def start(
+    tmp_path: Path, cache_dir: Path, arguments: tuple[str, ...]
+) -> Iterator[Callable[..., Worker]]:
+    """Start a worker in an empty directory: `start("debug.drill=nan@1", GPU_RANK="3")`."""
+    started: list[Worker] = []
 
     def run(
-        *arguments: str,
+        *further: str,
         prefix: tuple[str, ...] = (),
         redirect: str = "",
         commands: Sequence[Command] = (),
@@ -263,9 +284,8 @@ def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., Worker]]:
                 sys.executable,
                 *prefix,
                 str(ROOT / "pretrain_main.py"),
-                *("--config", str(config)),
-                *("data.dataset=embedded", "data.bpe_vocab_size=512", "data.num_samples=64"),
                 *arguments,
+                *further,
             ],
             cwd=tmp_path,
             env={name: value for name, value in os.environ.items() if "CUDA" not in name}
@@ -287,6 +307,101 @@ def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., Worker]]:
     yield run
     for worker in started:
         worker.clear_away()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What `pretrain_main.main` did in this process."""
+
+    exit_code: int
+    events: list[Event]
+    output: str
+    """Standard output, and behind it standard error."""
+
+
+@pytest.fixture
+def torch_as_it_was() -> Iterator[None]:
+    """A worker sets up its process, which the tests go on with."""
+    mode, num_threads = torch.get_deterministic_debug_mode(), torch.get_num_threads()
+    yield
+    torch.set_deterministic_debug_mode(mode)
+    torch.set_num_threads(num_threads)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+
+
+OnEvent = Callable[[Event, socket.socket], object]
+"""Gets each event as it comes, in a thread, and our end of the socket."""
+
+
+def at_first(kind: type[Event], act: Callable[[socket.socket], object]) -> OnEvent:
+    """Acts once, at the first event of the kind."""
+    is_done = False
+
+    def on_event(event: Event, ours: socket.socket) -> None:
+        nonlocal is_done
+        if isinstance(event, kind) and not is_done:
+            is_done = True
+            act(ours)
+
+    return on_event
+
+
+def signalled(kind: type[Event], signum: int) -> OnEvent:
+    """Sends this process a signal at the first event of the kind."""
+    return at_first(kind, lambda _: os.kill(os.getpid(), signum))
+
+
+@pytest.fixture
+def train(
+    tmp_path: Path,
+    cache_dir: Path,
+    arguments: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    torch_as_it_was: None,
+) -> Callable[..., Trained]:
+    """As `start`, but in this process, and to the end."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if "CUDA" in name]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # it would stay set
+    monkeypatch.setenv("DATASET_CACHE_DIR", str(cache_dir))
+    for name in ("mask_others", "faulthandler"):  # they change what the tests' process prints
+        monkeypatch.setattr(pretrain_main, name, Mock())
+
+    def run(
+        *further: str,
+        commands: Sequence[Command] = (),
+        on_event: OnEvent = lambda event, ours: None,
+        **environ: str,
+    ) -> Trained:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(DEADLINE_S)
+        ours.sendall(b"".join(map(encode_command, commands)))
+        sink = EventSink(theirs.detach(), is_held=bool(environ.get(HELD)))
+        events: list[Event] = []
+
+        def listen() -> None:
+            with ours, ours.makefile("rb") as lines:
+                for line in lines:
+                    events.append(decode(line))
+                    on_event(events[-1], ours)
+
+        listener = threading.Thread(target=listen)
+        capfd.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(pretrain_main, "EventSink", Mock(return_value=sink))
+            for name, value in environ.items():
+                patch.setenv(name, value)
+            listener.start()
+            try:
+                exit_code = pretrain_main.main([*arguments, *further])
+            finally:
+                sink.close()
+                listener.join()
+        return Trained(exit_code, events, "".join(capfd.readouterr()))
+
+    return run
 
 
 def nested(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,7 @@
 """The validation loss that a run reports, against the same text's loss by transformers alone."""
 
 import json
+import shutil
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from model_check.events import Evaluation
 from model_check.export import export
-from tests.engine.conftest import Worker
+from tests.engine.conftest import Trained
 
 CONTEXT = 64
 TEXT = "\n".join(
@@ -62,43 +63,43 @@ def loss_of_documents(exported: Path, documents: list[str]) -> tuple[float, int]
 
 
 def evaluated(
-    start: Callable[..., Worker], directory: Path, batch_size: int, *data: str
+    train: Callable[..., Trained], directory: Path, batch_size: int, *data: str
 ) -> Evaluation:
-    """What a real worker says of its validation text; its model lies in `exported`."""
-    worker = start(
+    """What the trainer says of its validation text; its model lies in `exported`."""
+    worker = train(
         *data,
         f"training.batch_size={batch_size}",
         f"training.context_length={CONTEXT}",
         "training.eval_interval=4",
         "training.save_last=true",
     )
-    assert worker.finish() == 0, worker.output
+    assert worker.exit_code == 0, worker.output
     (evaluation,) = [event for event in worker.events if isinstance(event, Evaluation)]
+    shutil.rmtree(directory / "exported", ignore_errors=True)
     export(directory / ".checkpoints" / "last.pt", directory / "exported")
     return evaluation
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
 def test_with_masked_documents_it_is_that_of_each_document_alone(
-    start: Callable[..., Worker], tmp_path: Path, batch_size: int
+    train: Callable[..., Trained], tmp_path: Path
 ) -> None:
     documents = [" ".join(TEXT.splitlines()[n : n + 1 + n % 9]) for n in range(30)]
     rows = (json.dumps({"text": document}) for document in documents)
     (tmp_path / "own.jsonl").write_text("\n".join(rows))
-    evaluation = evaluated(
-        start, tmp_path, batch_size, "data.validation=own=own.jsonl", "data.document_masking=true"
-    )
-    loss, num_labels = loss_of_documents(tmp_path / "exported", documents)
-    assert evaluation.tokens == num_labels
-    assert float.fromhex(evaluation.loss) == pytest.approx(loss, rel=1e-6)
+    data = ("data.validation=own=own.jsonl", "data.document_masking=true")
+    for batch_size in (1, 3):
+        evaluation = evaluated(train, tmp_path, batch_size, *data)
+        loss, num_labels = loss_of_documents(tmp_path / "exported", documents)
+        assert evaluation.tokens == num_labels
+        assert float.fromhex(evaluation.loss) == pytest.approx(loss, rel=1e-6)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
 def test_the_validation_loss_is_that_of_transformers_on_the_same_text(
-    start: Callable[..., Worker], tmp_path: Path, batch_size: int
+    train: Callable[..., Trained], tmp_path: Path
 ) -> None:
     (tmp_path / "own.txt").write_text(TEXT)
-    evaluation = evaluated(start, tmp_path, batch_size, "data.validation=own=own.txt")
-    loss, num_labels = loss_by_transformers(tmp_path / "exported")
-    assert evaluation.tokens == num_labels
-    assert float.fromhex(evaluation.loss) == pytest.approx(loss, rel=1e-6)
+    for batch_size in (1, 3):
+        evaluation = evaluated(train, tmp_path, batch_size, "data.validation=own=own.txt")
+        loss, num_labels = loss_by_transformers(tmp_path / "exported")
+        assert evaluation.tokens == num_labels
+        assert float.fromhex(evaluation.loss) == pytest.approx(loss, rel=1e-6)

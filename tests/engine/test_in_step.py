@@ -33,7 +33,9 @@ from model_check.events import (
     encode_command,
 )
 from tests.deadline import DEADLINE_S
-from tests.engine.conftest import Run, Worker
+from tests.engine.conftest import Run, Trained, at_first, signalled
+
+Train = Callable[..., Trained]
 
 
 @dataclass
@@ -252,46 +254,31 @@ def test_a_worker_whose_numbers_come_late_does_not_wait_for_itself(
     assert run.meter.num_steps == 4
 
 
-def test_a_trainer_begins_no_step_beyond_its_credit_and_ends_at_a_signal(
-    start: Callable[..., Worker],
-) -> None:
-    worker = start(commands=[Credit(step=1)])
-    for event in worker.listen():
-        if isinstance(event, Beat):
-            worker.process.send_signal(signal.SIGTERM)
-            break
-    assert worker.finish() == 128 + signal.SIGTERM
+def test_a_trainer_begins_no_step_beyond_its_credit_and_ends_at_a_signal(train: Train) -> None:
+    worker = train(commands=[Credit(step=1)], on_event=signalled(Beat, signal.SIGTERM))
+    assert worker.exit_code == 128 + signal.SIGTERM
     assert [event.step for event in worker.events if isinstance(event, Step)] == [0, 1]
 
 
-def test_a_trainer_stays_after_its_last_step_until_it_may_go(start: Callable[..., Worker]) -> None:
-    worker = start(commands=[Credit(step=100)])
-    for event in worker.listen():
-        if isinstance(event, Beat):
-            worker.say(Go())
-            break
-    assert worker.finish() == 0
+def test_a_trainer_stays_after_its_last_step_until_it_may_go(train: Train) -> None:
+    def let_go(ours: socket.socket) -> None:
+        ours.sendall(encode_command(Go()))
+
+    worker = train(commands=[Credit(step=100)], on_event=at_first(Beat, let_go))
+    assert worker.exit_code == 0
     kinds = [type(event) for event in worker.events]
     assert kinds.index(Finished) < kinds.index(Beat) < kinds.index(Done)
 
 
-def test_a_trainer_that_is_stopped_after_its_last_step_has_ended_well(
-    start: Callable[..., Worker],
-) -> None:
-    worker = start(commands=[Credit(step=100)])
-    for event in worker.listen():
-        if isinstance(event, Beat):
-            worker.process.send_signal(signal.SIGTERM)
-            break
-    assert worker.finish() == 0
+def test_a_trainer_that_is_stopped_after_its_last_step_has_ended_well(train: Train) -> None:
+    worker = train(commands=[Credit(step=100)], on_event=signalled(Beat, signal.SIGTERM))
+    assert worker.exit_code == 0
 
 
-def test_a_trainer_whose_supervisor_dies_trains_to_its_end(start: Callable[..., Worker]) -> None:
-    worker = start(commands=[Credit(step=1)])
-    for event in worker.listen():
-        if isinstance(event, Beat):
-            break
-    worker.stream.close()
-    worker.output += worker.process.communicate(timeout=DEADLINE_S)[0]
-    assert worker.process.returncode == 0
+def test_a_trainer_whose_supervisor_dies_trains_to_its_end(train: Train) -> None:
+    def die(ours: socket.socket) -> None:
+        ours.shutdown(socket.SHUT_RDWR)
+
+    worker = train(commands=[Credit(step=1)], on_event=at_first(Beat, die))
+    assert worker.exit_code == 0
     assert "Step [3/4]" in worker.output

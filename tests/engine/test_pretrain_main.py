@@ -1,10 +1,12 @@
-"""The real `pretrain_main.py` in its own process: exit codes, signals, evidence, the last word."""
+"""The real `pretrain_main.py`: exit codes, signals, evidence, the last word. In
+a process of its own where the process is the point."""
 
 import os
 import pickle
 import pstats
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,19 +25,20 @@ from model_check.events import Done, Evidence, NonFinite, Phase, Step
 from model_check.utils.worker_env import WorkerEnv
 from pretrain_main import Process, ending_of
 from tests.deadline import DEADLINE_S
-from tests.engine.conftest import Kept, Worker
+from tests.engine.conftest import Kept, Trained, Worker, at_first, signalled
 
 Start = Callable[..., Worker]
+Train = Callable[..., Trained]
 WQ = "layers.0.attention.wq.weight"
 
 
-def last_word(worker: Worker) -> Done:
+def last_word(worker: Worker | Trained) -> Done:
     last = worker.events[-1]
     assert isinstance(last, Done), worker.output
     return last
 
 
-def bits(worker: Worker) -> list[tuple[str, str]]:
+def bits(worker: Worker | Trained) -> list[tuple[str, str]]:
     return [(e.loss, e.grad_norm) for e in worker.events if isinstance(e, Step)]
 
 
@@ -43,18 +46,14 @@ def wait_for_a_step(worker: Worker) -> None:
     assert any(isinstance(event, Step) for event in worker.listen()), worker.output
 
 
-def test_two_workers_at_once_give_the_same_bits_and_unprefixed_lines(start: Start) -> None:
+def test_two_workers_give_the_same_bits_and_unprefixed_lines(train: Train) -> None:
     both = [
-        start(MODEL_CHECK_WORKER=name, MODEL_CHECK_NUM_WORKERS="2", OMP_NUM_THREADS="1")
-        for name in ("CPU0", "CPU1")
+        train(MODEL_CHECK_WORKER=name, MODEL_CHECK_NUM_WORKERS="2") for name in ("CPU0", "CPU1")
     ]
     for worker in both:
-        assert worker.finish() == 0, worker.output
-        assert [e.name for e in worker.events if isinstance(e, Phase)] == [
-            "import",
-            "build",
-            "train",
-        ]
+        assert worker.exit_code == 0, worker.output
+        phases = [e.name for e in worker.events if isinstance(e, Phase)]
+        assert phases == ["import", "build", "train"]
         done = last_word(worker)
         assert (done.exit_code, done.error, done.steps) == (0, None, 4)
         assert (done.loss_first, done.loss_last) == (bits(worker)[0][0], bits(worker)[-1][0])
@@ -86,15 +85,15 @@ def test_alone_under_a_profiler_it_prefixes_its_own_lines(start: Start, tmp_path
 
 
 def test_nan_ends_with_exit_code_20_the_block_and_the_evidence(
-    start: Start, tmp_path: Path
+    train: Train, tmp_path: Path
 ) -> None:
-    worker = start(
+    worker = train(
         f"debug.drill=nan@2:GPU1:{WQ}",
         "debug.dump_tensors=true",
         MODEL_CHECK_WORKER="GPU1",
         MODEL_CHECK_NUM_WORKERS="2",
     )
-    assert worker.finish() == 20, worker.output
+    assert worker.exit_code == 20, worker.output
     assert len(bits(worker)) == 2
     directory = Path(".checkpoints") / "gpu1"
     files = [directory / "nan_grad_step_2.pt", directory / "debug" / "nan_debug_step_2.pkl"]
@@ -133,9 +132,9 @@ def test_nan_ends_with_exit_code_20_the_block_and_the_evidence(
         assert np.isfinite(value).all(), name
 
 
-def test_inf_is_caught_alone_too(start: Start, tmp_path: Path) -> None:
-    worker = start("debug.drill=inf@1")
-    assert worker.finish() == 20, worker.output
+def test_inf_is_caught_alone_too(train: Train, tmp_path: Path) -> None:
+    worker = train("debug.drill=inf@1")
+    assert worker.exit_code == 20, worker.output
     assert "[CPU0] Inf GRADIENT DETECTED [CPU 0]\n" in worker.output
     assert "[CPU0] Checkpoint saved: .checkpoints/nan_grad_step_1.pt\n" in worker.output
     assert not (tmp_path / ".checkpoints" / "debug").exists()
@@ -144,11 +143,9 @@ def test_inf_is_caught_alone_too(start: Start, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["TERM", "INT"]
 )
-def test_a_signal_ends_it_cleanly(start: Start, signum: int, code: int) -> None:
-    worker = start("--max-steps", "100000")
-    wait_for_a_step(worker)
-    worker.process.send_signal(signum)
-    assert worker.finish() == code, worker.output
+def test_a_signal_ends_it_cleanly(train: Train, signum: int, code: int) -> None:
+    worker = train("--max-steps", "100000", on_event=signalled(Step, signum))
+    assert worker.exit_code == code, worker.output
     done = last_word(worker)
     assert (done.exit_code, done.steps) == (code, len(bits(worker)))
     assert "Traceback" not in worker.output
@@ -191,16 +188,18 @@ def test_a_worker_that_hangs_is_ended_at_once_by_a_second_signal(start: Start) -
     assert "Traceback" not in worker.output
 
 
-def test_drills_of_the_process_end_it_as_they_say(start: Start) -> None:
-    raising, leaving, killed = (
-        start(f"debug.drill={kind}@1") for kind in ("raise", "exit7", "kill")
-    )
-    assert raising.finish() == 1
+def test_an_unexpected_error_is_told_with_its_traceback_and_a_checkpoint(train: Train) -> None:
+    raising = train("debug.drill=raise@1")
+    assert raising.exit_code == 1
     assert "[CPU0] Traceback" in raising.output
     assert last_word(raising).error == "RuntimeError: drill: raised at step 1"
     assert re.search(
         r"^\[CPU0\] Checkpoint saved: \.checkpoints/.*error\.pt$", raising.output, re.M
     )
+
+
+def test_drills_of_the_process_end_it_as_they_say(start: Start) -> None:
+    leaving, killed = (start(f"debug.drill={kind}@1") for kind in ("exit7", "kill"))
     assert (leaving.finish(), killed.finish()) == (7, -signal.SIGKILL)
     for silent in (leaving, killed):
         assert not isinstance(silent.events[-1], Done), "it said something after its end"
@@ -219,16 +218,16 @@ def test_drills_of_the_process_end_it_as_they_say(start: Start) -> None:
     ids=str,
 )
 def test_an_error_before_the_device_is_known_names_the_gpu_of_the_environment(
-    start: Start, environ: dict[str, str], prefix: str
+    train: Train, environ: dict[str, str], prefix: str
 ) -> None:
-    worker = start("--nonsense", **environ)
-    assert worker.finish() == 2
+    worker = train("--nonsense", **environ)
+    assert worker.exit_code == 2
     assert worker.output == f"{prefix}error: --nonsense: no such option (--help lists them)\n"
 
 
-def test_a_checkpoint_carries_the_tokenizer_of_its_data(start: Start, tmp_path: Path) -> None:
-    worker = start("training.save_last=true", "training.max_steps=1")
-    assert worker.finish() == 0, worker.output
+def test_a_checkpoint_carries_the_tokenizer_of_its_data(train: Train, tmp_path: Path) -> None:
+    worker = train("training.save_last=true", "training.max_steps=1")
+    assert worker.exit_code == 0, worker.output
     path = tmp_path / ".checkpoints" / "last.pt"
     content = tokenizer_of(read_checkpoint(path), path, 1 << 20)
     assert content is not None
@@ -246,26 +245,26 @@ def test_a_reader_that_leaves_ends_it_without_a_traceback(start: Start) -> None:
     assert last_word(worker).exit_code == 141
 
 
-@pytest.mark.parametrize(
-    ("asked", "early"),
-    [("true", "ended early by SIGUSR1: 1 of 4 steps, saved"), ("false", None)],
-)
-def test_a_notice_that_comes_while_it_starts_kills_nobody_and_is_not_lost(
-    start: Start, asked: str, early: str | None
-) -> None:
-    worker = start(f"training.save_on_signal={asked}", prefix=("-X", "importtime"))
+def test_a_notice_that_comes_while_it_starts_kills_nobody_and_is_not_lost(start: Start) -> None:
+    worker = start("training.save_on_signal=true", prefix=("-X", "importtime"))
     assert worker.process.stdout is not None
     assert any(line.endswith(" msgspec\n") for line in worker.process.stdout)
     worker.process.send_signal(signal.SIGUSR1)
     output = worker.process.stdout.read()  # before the events, which are few
     assert worker.finish() == 0, output
-    assert last_word(worker).early == early
-    assert len(bits(worker)) == (1 if early else 4)
+    assert last_word(worker).early == "ended early by SIGUSR1: 1 of 4 steps, saved"
+    assert len(bits(worker)) == 1
 
 
-@pytest.mark.parametrize("redirect", ["2>&-", "<&- >&- 2>&-"])
-def test_it_trains_without_standard_streams(start: Start, redirect: str) -> None:
-    worker = start(redirect=redirect)
+def test_a_notice_that_nobody_asked_for_ends_nothing(train: Train) -> None:
+    worker = train(on_event=signalled(Phase, signal.SIGUSR1))
+    assert worker.exit_code == 0, worker.output
+    assert last_word(worker).early is None
+    assert len(bits(worker)) == 4
+
+
+def test_it_trains_without_standard_streams(start: Start) -> None:
+    worker = start(redirect="<&- >&- 2>&-")
     assert worker.finish() == 0, worker.output
     assert len(bits(worker)) == 4
     assert last_word(worker).error is None
@@ -279,13 +278,19 @@ def test_it_trains_without_standard_streams(start: Start, redirect: str) -> None
         ("--max-stesp=3", "no such option; did you mean --max-steps"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(start: Start, argument: str, message: str) -> None:
-    worker = start(argument, prefix=("-X", "importtime"))
-    assert worker.finish() == 2
-    (line,) = [line for line in worker.output.splitlines() if "import time:" not in line]
+def test_a_mistake_is_one_line_and_exit_code_2(train: Train, argument: str, message: str) -> None:
+    worker = train(argument)
+    assert worker.exit_code == 2
+    (line,) = worker.output.splitlines()
     assert message in line
-    assert "| torch\n" not in worker.output, "torch was imported for nothing"
     assert message in (last_word(worker).error or "")
+
+
+def test_torch_is_not_imported_for_a_mistake(start: Start) -> None:
+    worker = start("debug.drill=nan@9", prefix=("-X", "importtime"))
+    assert worker.finish() == 2
+    assert "step 9 is never reached" in worker.output
+    assert "| torch\n" not in worker.output
 
 
 def test_no_more_threads_is_one_line_that_names_the_limits(
@@ -309,37 +314,43 @@ def test_no_more_threads_is_one_line_that_names_the_limits(
     ],
 )
 def test_a_place_among_ranks_that_is_none_is_one_line_and_exit_code_2(
-    start: Start, place: dict[str, str], wrong: str
+    train: Train, place: dict[str, str], wrong: str
 ) -> None:
-    worker = start(**place)
-    assert worker.finish() == 2
+    worker = train(**place)
+    assert worker.exit_code == 2
     assert f"[CPU0] error: {wrong}" in worker.output.splitlines()[-1]
     assert "Traceback" not in worker.output
 
 
-@pytest.mark.parametrize("place", [{"WORLD_SIZE": "1"}, {"WORLD_SIZE": "1", "RANK": "0"}, {}])
-def test_a_process_alone_needs_no_address(start: Start, place: dict[str, str]) -> None:
-    assert start("--max-steps=1", **place).finish() == 0
+@pytest.mark.parametrize("place", [{"WORLD_SIZE": "1"}, {"WORLD_SIZE": "1", "RANK": "0"}])
+def test_a_process_alone_needs_no_address(train: Train, place: dict[str, str]) -> None:
+    assert train("--max-steps=1", **place).exit_code == 0
 
 
-def test_a_gpu_that_is_not_there_is_told_with_exit_code_69(start: Start) -> None:
-    worker = start("system.device=cuda", CUDA_VISIBLE_DEVICES="")
-    assert worker.finish() == 69, worker.output
+def test_a_gpu_that_is_not_there_is_told_with_exit_code_69(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    worker = train("system.device=cuda", CUDA_VISIBLE_DEVICES="")
+    assert worker.exit_code == 69, worker.output
     assert "sees no GPU" in worker.output.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", ["tokens-00000.bin", "documents.bin"])
 def test_a_file_of_the_cache_that_is_cut_off_in_mid_run_is_named(
-    start: Start, tmp_path: Path, name: str
+    train: Train, tmp_path: Path, name: str
 ) -> None:
-    worker = start(
+    def cut_off(_: socket.socket) -> None:
+        (file,) = (tmp_path / "own").glob(f"tokens/*/{name}")
+        os.truncate(file, 0)
+
+    worker = train(
         *("--max-steps=100000", "data.document_masking=true"),
+        on_event=at_first(Step, cut_off),
         DATASET_CACHE_DIR=str(tmp_path / "own"),
     )
-    next(event for event in worker.listen() if isinstance(event, Step))
     (file,) = (tmp_path / "own").glob(f"tokens/*/{name}")
-    os.truncate(file, 0)
-    assert worker.finish() == 2, worker.output
+    assert worker.exit_code == 2, worker.output
     assert f"{file}: was cut off while in use: 0 of" in worker.output
     assert "Traceback" not in worker.output
 

@@ -19,12 +19,12 @@ from model_check.engine.saving.own_directory import Seeker, checkpoint_directory
 from model_check.errors import CheckpointError, StorageError
 from model_check.events import Saved, Step
 from model_check.utils.checkpoint_names import IN_USE
-from tests.engine.conftest import Run, Worker, make_settings
+from tests.engine.conftest import Run, Trained, Worker, make_settings, signalled
 
+Train = Callable[..., Trained]
 Start = Callable[..., Worker]
 MakeRun = Callable[..., Run]
 MakeClaim = Callable[..., AbstractContextManager[Claim]]
-FOREVER = ("training.max_steps=100000", "training.save_interval=1")
 
 
 @pytest.fixture
@@ -279,21 +279,21 @@ def test_auto_takes_the_directory_whose_checkpoints_fit_best(
             assert place.directory.name == "gpu3_4"
 
 
-def test_two_runs_at_once_share_no_file_and_resume_their_own(start: Start, tmp_path: Path) -> None:
+def test_two_runs_at_once_share_no_file_and_resume_their_own(
+    start: Start, train: Train, tmp_path: Path
+) -> None:
     """The document's `CUDA_VISIBLE_DEVICES=0 ... &` in one directory, on the CPU."""
-    first = start(*FOREVER, "system.seed=1")
+    forever = ("training.max_steps=100000", "training.save_interval=1")
+    first = start(*forever, "system.seed=1")
     next(event for event in first.listen() if isinstance(event, Saved))
-    second = start(*FOREVER, "system.seed=2")
-    next(event for event in second.listen() if isinstance(event, Saved))
-    for worker in (first, second):
-        worker.process.send_signal(signal.SIGTERM)
-        worker.finish()
+    first.process.send_signal(signal.SIGSTOP)
+    second = train(*forever, "system.seed=2", on_event=signalled(Saved, signal.SIGTERM))
+    first.process.send_signal(signal.SIGKILL)  # its place is free all the same
+    first.finish()
     assert "earlier" not in first.output + second.output
     assert "[CPU0] .checkpoints is in use by CPU0 (process " in second.output
     plain, own = tmp_path / ".checkpoints", tmp_path / ".checkpoints" / "cpu0"
     for seed, place in ((2, own), (1, plain)):  # whichever begins first
-        done = start("training.max_steps=100000", "--resume", "auto", f"system.seed={seed}")
-        next(event for event in done.listen() if isinstance(event, Step))
-        done.process.send_signal(signal.SIGKILL)  # its place is free all the same
-        done.finish()
-        assert f"[CPU0] Resumed from {place.relative_to(tmp_path)}/step_" in done.output
+        again = (*forever, "--resume", "auto", f"system.seed={seed}")
+        resumed = train(*again, on_event=signalled(Step, signal.SIGTERM))
+        assert f"[CPU0] Resumed from {place.relative_to(tmp_path)}/step_" in resumed.output

@@ -1,12 +1,11 @@
-"""Resuming real processes: after an end, a notice, a signal, a SIGKILL in the middle of a save."""
+"""Resuming what `pretrain_main.py` trained: after an end, a notice, a signal, a SIGKILL in the
+middle of a save."""
 
 import hashlib
+import itertools
 import json
-import os
 import signal
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,28 +14,26 @@ import torch
 
 from model_check.engine.checkpoint import read_checkpoint
 from model_check.events import Done, Evaluation, Saved, Step
-from tests.deadline import DEADLINE_S
-from tests.engine.conftest import Run, Worker
+from tests.engine.conftest import Run, Trained, Worker, signalled
 
 MakeRun = Callable[..., Run]
 Start = Callable[..., Worker]
-LARGER = ("model.hidden_size=192", "model.intermediate_size=768", "model.num_layers=3")
-"""22 MB a checkpoint: long enough to be caught writing."""
+Train = Callable[..., Trained]
 
 
-def bits(worker: Worker) -> dict[int, tuple[str, str]]:
+def bits(worker: Trained) -> dict[int, tuple[str, str]]:
     return {e.step: (e.loss, e.grad_norm) for e in worker.events if isinstance(e, Step)}
 
 
-def done(worker: Worker) -> Done:
+def done(worker: Trained) -> Done:
     last = worker.events[-1]
     assert isinstance(last, Done), worker.output
     return last
 
 
-def train(start: Start, *arguments: str, code: int = 0, **environ: str) -> Worker:
-    worker = start(*arguments, OMP_NUM_THREADS="1", **environ)
-    assert worker.finish() == code, worker.output
+def trained(train: Train, *arguments: str) -> Trained:
+    worker = train(*arguments)
+    assert worker.exit_code == 0, worker.output
     return worker
 
 
@@ -52,88 +49,73 @@ def assert_same_state(one: Path, other: Path) -> None:
     assert (ours["step"], ours["loader"]) == (theirs["step"], theirs["loader"])
 
 
-def has_begun(file: Path) -> bool:
-    """Whether something is in it; not, where it has its last name by now."""
-    with suppress(FileNotFoundError):
-        return file.stat().st_size > 0
-    return False
+KILLED_IN_A_SAVE = """
+import os, signal, sys
 
+def die(event, arguments):
+    if event == "os.rename" and str(arguments[0]).startswith(".step_4.pt."):
+        name, _, directory, _ = arguments
+        file = os.open(name, os.O_WRONLY, dir_fd=directory)
+        os.ftruncate(file, os.fstat(file).st_size // 2)  # no more of it is on the disk
+        os.kill(os.getpid(), signal.SIGKILL)
 
-def stands_still_in_a_save(worker: Worker, directory: Path) -> bool:
-    """Once something is begun, it is stopped for a second look: it may have finished meanwhile."""
-
-    def saves() -> bool:
-        return any(map(has_begun, directory.glob(".step_*.tmp")))
-
-    if not saves():
-        return False
-    os.killpg(worker.process.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, worker.process.pid, os.WSTOPPED)
-    if not saves():
-        os.killpg(worker.process.pid, signal.SIGCONT)
-        return False
-    return True
-
-
-def wait_for(found: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not found():
-        assert time.monotonic() < deadline, what
+sys.addaudithook(die)
+"""
 
 
 @pytest.mark.parametrize("beside", ["false", "true"], ids=["training waits", "beside training"])
 def test_a_process_killed_while_it_saves_is_resumed_to_the_bit(
-    start: Start, tmp_path: Path, beside: str
+    start: Start, train: Train, tmp_path: Path, beside: str
 ) -> None:
-    saving = (*LARGER, "training.save_interval=2", "training.save_last=true", "--max-steps=21")
+    saving = ("training.save_interval=2", "training.save_last=true", "--max-steps=7")
     saving += (f"training.async_save={beside}",)
-    whole = train(start, *saving, "system.checkpoint_dir=whole")
-    killed = start(*saving, OMP_NUM_THREADS="1")
+    whole = trained(train, *saving, "system.checkpoint_dir=whole")
+    (tmp_path / "sitecustomize.py").write_text(KILLED_IN_A_SAVE)
+    killed = start(*saving, PYTHONPATH=str(tmp_path))
+    assert killed.finish() == -signal.SIGKILL, killed.output
     directory = tmp_path / ".checkpoints"
-    wait_for((directory / "step_2.pt").exists, "no checkpoint")
-    wait_for(lambda: stands_still_in_a_save(killed, directory), "no second one")
-    os.killpg(killed.process.pid, signal.SIGKILL)
-    killed.finish()
-    (leftover,) = directory.glob(".step_*.tmp")
-    done = int(leftover.name.split("_")[1].partition(".")[0]) - 2
-    os.utime(leftover, (1, 1))
-    rest = train(start, *saving, "--resume", "auto")
-    assert f"Resumed from .checkpoints/step_{done}.pt: {done} steps done" in rest.output
-    assert bits(rest) == {n: b for n, b in bits(whole).items() if n >= done}
-    assert f"[CPU0] Step [{done}/21]" in rest.output
+    (leftover,) = directory.glob(".step_4.pt.*.tmp")
+    rest = trained(train, *saving, "--resume", "auto")
+    assert "Resumed from .checkpoints/step_2.pt: 2 steps done" in rest.output
+    assert bits(rest) == {n: b for n, b in bits(whole).items() if n >= 2}
+    assert "[CPU0] Step [2/7]" in rest.output
     assert not leftover.exists()
     assert_same_state(tmp_path / "whole" / "last.pt", directory / "last.pt")
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["sequences", "an older checkpoint's batches"])
 def test_another_batch_size_goes_on_at_the_next_sequence(
-    start: Start, tmp_path: Path, older: bool
+    train: Train, tmp_path: Path, older: bool
 ) -> None:
     three = ("training.batch_size=2", "training.grad_accum_nums=3")
-    train(start, *three, "--max-steps=2", "training.save_last=true")
+    trained(train, *three, "--max-steps=2", "training.save_last=true")
     last = tmp_path / ".checkpoints" / "last.pt"
     if older:
         saved = torch.load(last, weights_only=True)
         torch.save(saved | {"loader": {"position": 2 * 3}}, last)
     again = ("--resume", str(last), "--max-steps=3", "system.checkpoint_dir=rest")
-    small = train(start, *three, *again)
+    small = trained(train, *three, *again)
     one = ("training.batch_size=6", "training.resume_anyway=true")
-    large = train(start, *one, *again)
+    large = trained(train, *one, *again)
     losses = [float.fromhex(bits(worker)[2][0]) for worker in (small, large)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert "training.batch_size 2 -> 6" in large.output
 
 
 def test_two_workers_of_one_name_in_one_directory_have_their_own_files(
-    start: Start, tmp_path: Path
+    start: Start, train: Train, tmp_path: Path
 ) -> None:
     """Of two launchers. They took each other's files for their own, and removed them."""
     saving = ("training.save_interval=1", "training.keep_last=2", "training.save_last=true")
-    environ = {"OMP_NUM_THREADS": "1", "MODEL_CHECK_WORKER": "CPU0"}
-    first = start(*saving, "--max-steps=100000", "system.seed=1", **environ)
-    assert any(isinstance(event, Saved) for event in first.listen()), first.output
-    second = start("training.save_interval=2", "--max-steps=8", "system.seed=2", **environ)
-    assert second.finish() == 0, second.output
+    worker = {"MODEL_CHECK_WORKER": "CPU0"}
+    first = start(*saving, "--max-steps=100000", "system.seed=1", **worker)
+    saves = (event for event in first.listen() if isinstance(event, Saved))
+    assert next(saves)
+    first.process.send_signal(signal.SIGSTOP)
+    second = train("training.save_interval=2", "--max-steps=8", "system.seed=2", **worker)
+    assert second.exit_code == 0, second.output
+    first.process.send_signal(signal.SIGCONT)
+    assert len(list(itertools.islice(saves, 8))) == 8
     first.process.send_signal(signal.SIGTERM)
     first.finish()
     found = {
@@ -149,35 +131,29 @@ def test_two_workers_of_one_name_in_one_directory_have_their_own_files(
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGTERM], ids=["USR1", "TERM"])
 def test_by_hand_a_notice_saves_and_ends_well(
-    start: Start, tmp_path: Path, signum: signal.Signals
+    train: Train, tmp_path: Path, signum: signal.Signals
 ) -> None:
-    options = ("--max-steps", "100000", "training.save_on_signal=true")
-    worker = start(*options, OMP_NUM_THREADS="1")
-    assert any(isinstance(event, Step) for event in worker.listen()), worker.output
-    worker.process.send_signal(signum)
-    assert worker.finish() == 0, worker.output
+    options = ("--max-steps=100000", "training.save_on_signal=true")
+    worker = train(*options, on_event=signalled(Step, signum))
+    assert worker.exit_code == 0, worker.output
     num_done = len(bits(worker))
     text = f"ended early by {signum.name}: {num_done} of 100000 steps, saved"
     assert done(worker).early == text
     assert worker.output.splitlines()[-1] == f"[CPU0] {text}"
     last = tmp_path / ".checkpoints" / "last.pt"
     assert read_checkpoint(last)["step"] == num_done
-    again = train(
-        start, "--checkpoint", str(last), f"--max-steps={num_done}", "training.save_on_signal=true"
+    again = trained(
+        train, "--checkpoint", str(last), f"--max-steps={num_done}", "training.save_on_signal=true"
     )
     assert done(again).early == f"had nothing left to train: {num_done} steps were done before"
     assert bits(again) == {}
 
 
-def test_under_a_supervisor_a_term_stops_it_unsaved(start: Start, tmp_path: Path) -> None:
-    worker = start(
-        *("--max-steps", "100000", "training.save_on_signal=true"),
-        MODEL_CHECK_WORKER="CPU1",
-        OMP_NUM_THREADS="1",
-    )
-    assert any(isinstance(event, Step) for event in worker.listen()), worker.output
-    worker.process.send_signal(signal.SIGTERM)
-    assert worker.finish() == 143, worker.output
+def test_under_a_supervisor_a_term_stops_it_unsaved(train: Train, tmp_path: Path) -> None:
+    options = ("--max-steps=100000", "training.save_on_signal=true")
+    at_step = signalled(Step, signal.SIGTERM)
+    worker = train(*options, on_event=at_step, MODEL_CHECK_WORKER="CPU1")
+    assert worker.exit_code == 143, worker.output
     assert done(worker).early is None
     assert not (tmp_path / ".checkpoints").exists()
 
@@ -187,17 +163,18 @@ def test_under_a_supervisor_a_term_stops_it_unsaved(start: Start, tmp_path: Path
     [("gone.pt", "training.resume = gone.pt: no such file"), ("torn.pt", "torn.pt: damaged: ")],
 )
 def test_what_cannot_be_resumed_is_one_line_and_exit_code_2(
-    start: Start, tmp_path: Path, which: str, message: str
+    train: Train, tmp_path: Path, which: str, message: str
 ) -> None:
     (tmp_path / "torn.pt").write_bytes(b"PK")
-    worker = train(start, "--resume", which, code=2)
+    worker = train("--resume", which)
+    assert worker.exit_code == 2
     assert message in worker.output.splitlines()[-1]
     assert "Traceback" not in worker.output
 
 
-def test_what_does_not_fit_is_one_line_and_exit_code_2(start: Start, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_one_line_and_exit_code_2(train: Train, tmp_path: Path) -> None:
     """Moments that torch would broadcast, and a position that the loader cannot read from."""
-    train(start, "training.save_last=true", "--max-steps=2")
+    trained(train, "training.save_last=true", "--max-steps=2")
     sound = torch.load(tmp_path / ".checkpoints" / "last.pt", weights_only=True)
     optimizer = sound["optimizer"]
     state = optimizer["state"] | {0: optimizer["state"][0] | {"exp_avg": torch.ones(1)}}
@@ -211,16 +188,19 @@ def test_what_does_not_fit_is_one_line_and_exit_code_2(start: Start, tmp_path: P
     }
     for words, parts in misfits.items():
         torch.save(sound | parts, tmp_path / "odd.pt")
-        worker = train(start, "--resume", "odd.pt", "--max-steps=3", code=2)
+        worker = train("--resume", "odd.pt", "--max-steps=3")
+        assert worker.exit_code == 2
         assert f"odd.pt: does not fit this run: {words}" in worker.output.splitlines()[-1]
         assert "Traceback" not in worker.output
         assert bits(worker) == {}
 
 
-def test_validation_splits_of_the_data_are_evaluated(start: Start, tmp_path: Path) -> None:
-    worker = train(
-        start,
-        *("data.num_samples=2000", "data.validation=held_out=0.1,other=0.05"),
+def test_validation_splits_of_the_data_are_evaluated(train: Train, tmp_path: Path) -> None:
+    rows = (json.dumps({"text": f"{number} is a number. " * 9}) for number in range(200))
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    worker = trained(
+        train,
+        *("data.dataset=rows.jsonl", "data.validation=held_out=0.1,other=0.05"),
         *("training.eval_interval=2", "training.eval_batches=3", "training.save_best=true"),
     )
     found = [(e.step, e.split) for e in worker.events if isinstance(e, Evaluation)]
@@ -230,7 +210,7 @@ def test_validation_splits_of_the_data_are_evaluated(start: Start, tmp_path: Pat
     assert "| Perplexity: " in lines[0]
     best = read_checkpoint(tmp_path / ".checkpoints" / "best.pt")
     assert best["best_split"] == "held_out"
-    assert best["data"]["dataset"] == "embedded"
+    assert best["data"]["dataset"] == "rows.jsonl"
 
 
 def other_tokens(cache_dir: Path) -> None:
@@ -244,11 +224,14 @@ def other_tokens(cache_dir: Path) -> None:
     manifest.write_text(json.dumps(content))
 
 
-def test_other_tokens_under_the_same_key_are_another_run(start: Start, tmp_path: Path) -> None:
-    own = {"DATASET_CACHE_DIR": str(tmp_path / "own")}
-    train(start, "training.save_last=true", "--max-steps=1", **own)
+def test_other_tokens_under_the_same_key_are_another_run(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATASET_CACHE_DIR", str(tmp_path / "own"))
+    trained(train, "training.save_last=true", "--max-steps=1")
     other_tokens(tmp_path / "own")
-    again = train(start, "--resume=auto", "--max-steps=2", "data.verify=full", code=2, **own)
+    again = train("--resume=auto", "--max-steps=2", "data.verify=full")
+    assert again.exit_code == 2
     assert "last.pt: of another run, which cannot go on exactly: data (" in again.output
 
 
