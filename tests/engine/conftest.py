@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from model_check.config.drill import parse_drill
 from model_check.config.load import Request, load
 from model_check.config.schema import Settings
 from model_check.data.sources.weights import weights_directory
+from model_check.engine import compile as compile_module
 from model_check.engine.assembly import build_trainer
 from model_check.engine.batches import Splits
 from model_check.engine.metrics import Meter
@@ -46,6 +48,7 @@ from tests.deadline import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 31
+COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 TINY: dict[str, Any] = {
     "model.num_layers": 1,
@@ -402,6 +405,29 @@ def train(
         return Trained(exit_code, events, "".join(capfd.readouterr()))
 
     return run
+
+
+def trace_alone(patch: Callable[[object, str, object], None]) -> None:
+    """torch.compile traces and guards as always, and runs what it traced as it is: nothing is
+    compiled, which takes seconds and a C++ compiler."""
+    real = torch.compile
+
+    def compile_with(function: Any, *, fullgraph: bool) -> Any:
+        return real(function, fullgraph=fullgraph, backend="eager")
+
+    patch(torch, "compile", compile_with)
+    for name in ("_refuse_without_compiler", "_make_compiler_deterministic"):
+        patch(compile_module, name, lambda: None)
+
+
+@pytest.fixture(params=["traced", pytest.param("compiled", marks=pytest.mark.slow)])
+def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    torch._dynamo.reset()
+    if request.param == "traced":
+        trace_alone(monkeypatch.setattr)
+    elif COMPILER is None:
+        pytest.skip("needs a C++ compiler")
+    return str(request.param)
 
 
 def nested(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:

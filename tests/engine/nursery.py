@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from model_check.utils.worker_env import STORE_FD
 from tests.deadline import DEADLINE_S
 from tests.engine.conftest import ROOT
@@ -61,6 +63,9 @@ def main(jobs_fd: int) -> None:
     jobs = socket.socket(fileno=jobs_fd)
     for module in ("tests.engine.ranks", "torch._dynamo"):  # DDP imports the second
         importlib.import_module(module)
+    from model_check.forensics.fingerprint_kernel import fingerprint_for
+
+    fingerprint_for(torch.device("cpu"))  # compiled once
     gc.freeze()  # a search for garbage in a rank would copy these pages
     while True:
         message, fds, _, _ = socket.recv_fds(jobs, _MAX_MESSAGE, 1)

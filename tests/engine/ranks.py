@@ -30,6 +30,7 @@ from tests.engine.conftest import (
     Kept,
     bare_context,
     make_settings,
+    trace_alone,
 )
 
 NUM_SEQUENCES = 16
@@ -67,6 +68,8 @@ def whole(parameter: Tensor) -> Tensor:
 def main(plan: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(getattr(torch, plan["dtype"]))
+    if plan["traced"]:
+        trace_alone(setattr)
     settings = make_settings(**plan["changes"])
     kept = Kept()
     limit = partial(rank_timeout_s, settings.launch, False)

@@ -15,7 +15,7 @@ from model_check.engine.reading import StepMetrics
 from model_check.errors import BrokenStateError
 from model_check.events import Break, Evidence, Step, Vectors, encode
 from model_check.utils.fingerprint import QUANTITIES, weight
-from tests.engine.conftest import Run
+from tests.engine.conftest import Run, trace_alone
 
 MakeRun = Callable[..., Run]
 TAKEN = set(QUANTITIES) - {"loss", "grad_norm", "audit"}
@@ -60,9 +60,11 @@ def test_a_step_takes_less_than_a_kibibyte_to_tell(tiny_run: MakeRun) -> None:
     assert max(len(encode(step)) for step in run.kept.steps()) < 1024
 
 
-@pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("how", ["gradient_checkpointing", "compile"])
-def test_what_flows_is_taken_however_it_is_computed(tiny_run: MakeRun, how: str) -> None:
+def test_what_flows_is_taken_however_it_is_computed(
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    trace_alone(monkeypatch.setattr)
     run = tiny_run(**{f"training__{how}": "true"}, **TWO)()
     assert [set(fp) for fp in fingerprints_of(run)] == [TAKEN] * 4
 

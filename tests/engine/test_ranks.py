@@ -1,5 +1,6 @@
 """The ranks of a job, each in a process of its own, beside one process with all their batches."""
 
+import itertools
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from model_check.utils import worker_env
 from tests.engine.nursery import Nursery
 
-NUM_STEPS = 20
+NUM_STEPS = 10
 Found = dict[str, Any]
 Job = Callable[..., list[Found]]
 
@@ -28,11 +29,16 @@ def job(tmp_path: Path, nursery: Nursery) -> Job:
     """Train in so many ranks; what each of them found."""
 
     def train(
-        num_ranks: int, dtype: str = "float64", where: str = "", **changes: Any
+        num_ranks: int,
+        dtype: str = "float64",
+        where: str = "",
+        traced: bool = False,
+        **changes: Any,
     ) -> list[Found]:
         directory = tmp_path / (where or f"job{len(list(tmp_path.iterdir()))}")
         directory.mkdir(exist_ok=True)
-        plan = {"dtype": dtype, "changes": changes, "out": str(directory / "found")}
+        out = str(directory / "found")
+        plan = {"dtype": dtype, "traced": traced, "changes": changes, "out": out}
         outputs = [directory / f"output.{rank}.txt" for rank in range(num_ranks)]
         with socket.socket() as place:
             place.bind(("127.0.0.1", 0))
@@ -72,9 +78,11 @@ def furthest(one: Found, other: Found) -> float:
     return max(weights + pairs)
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("float64", 1e-10), ("float32", 2e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "most", "jobs"), [("float64", 1e-10, (2, 4)), ("float32", 2e-5, (2,))]
+)
 def test_ranks_train_what_one_process_trains_with_their_batches(
-    job: Job, dtype: str, most: float
+    job: Job, dtype: str, most: float, jobs: tuple[int, ...]
 ) -> None:
     """With accumulation, unequal masks and a norm that is clipped."""
     common = {
@@ -87,7 +95,7 @@ def test_ranks_train_what_one_process_trains_with_their_batches(
     (alone,) = job(1, dtype, **common)
     assert max(alone["norms"]) > 0.5  # clipped
     assert alone["losses"][0] - alone["losses"][-1] > 0.1  # it learns
-    for rank in (*job(2, dtype, **common), *job(4, dtype, **common)):
+    for rank in itertools.chain.from_iterable(job(size, dtype, **common) for size in jobs):
         assert furthest(alone, rank) <= most
         assert rank["tokens"] == alone["tokens"]
         assert len(rank["losses"]) == NUM_STEPS
@@ -146,7 +154,7 @@ def test_the_last_bits_do_not_hang_on_where_a_run_was_resumed(job: Job) -> None:
         assert all(torch.equal(w, other["weights"][name]) for name, w in one["weights"].items())
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 4)])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
 def test_another_number_of_ranks_goes_on_and_says_that_bits_differ(
     job: Job, before: int, after: int
 ) -> None:

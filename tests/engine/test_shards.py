@@ -1,12 +1,12 @@
 """Ranks that share a model (torch's FSDP2), beside one process with all their batches. How a rank
 is started, and what it leaves, is in test_ranks and ranks.py."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.engine.conftest import COMPILER
 from tests.engine.test_ranks import (  # noqa: F401 (fixtures)
     NUM_STEPS,
     Found,
@@ -21,7 +21,7 @@ COMMON: dict[str, Any] = {
     "training__learning_rate": 1e-2,
     "training__max_grad_norm": 0.5,
     "training__global_batch_size": 16,
-    "training__eval_interval": 8,
+    "training__eval_interval": 4,
     "data__validation": "val=0.1",
     "debug__fingerprints": "off",
 }
@@ -111,14 +111,21 @@ def test_ranks_tell_which_shard_they_took_fingerprints_of(job: Job) -> None:  # 
     assert all(rank["repeated"] == [True, None] for rank in ranks)
 
 
-@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="needs a C++ compiler")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
-def test_compiled_ranks_train_as_eager_ones(job: Job, mode: str) -> None:  # noqa: F811
+@pytest.mark.parametrize("traced", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_compiled_ranks_train_as_eager_ones(
+    job: Job,  # noqa: F811
+    mode: str,
+    traced: bool,
+) -> None:
+    if COMPILER is None and not traced:
+        pytest.skip("needs a C++ compiler")
     steps = {"training__max_steps": 3, "training__eval_interval": 2}
     common = COMMON | steps | {"launch__mode": mode}
     (eager, _), ranks = (
-        job(2, "float32", training__compile=how, **common) for how in ("false", "true")
+        job(2, "float32", traced=traced, training__compile=how, **common)
+        for how in ("false", "true")
     )
     assert any(line.startswith("Compiled in") for line in ranks[0]["lines"]), ranks[0]["lines"]
     for rank in ranks:
