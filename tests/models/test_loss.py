@@ -20,6 +20,11 @@ from model_check.models.loss import (
 )
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
+SLOW = (
+    pytest.mark.slow,
+    pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler"),
+    pytest.mark.timeout(900),
+)
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,21 +138,16 @@ def test_16_bit_logits_become_their_scaled_gradient_in_place() -> None:
         assert loss.dtype == torch.float32
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_it_is_one_graph_to_the_compiler_with_nothing_but_the_logits_in_memory(
-    dtype: torch.dtype,
-) -> None:
-    from torch._inductor.utils import run_and_get_code
-
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=SLOW)])
+def test_it_is_one_graph_to_the_compiler(dtype: torch.dtype, backend: str) -> None:
     def head(hidden: Tensor, weight: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
         return linear_cross_entropy(hidden, weight, targets, 4, grad)
 
     torch._dynamo.reset()
     results, grad = [], torch.tensor(0.3)
-    for function in (head, torch.compile(head, fullgraph=True)):
+    for function in (head, torch.compile(head, fullgraph=True, backend=backend)):
         hidden, weight, targets = inputs(torch.float64 if dtype == torch.float64 else torch.float32)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             loss = function(hidden, weight, targets, grad)
@@ -158,10 +158,21 @@ def test_it_is_one_graph_to_the_compiler_with_nothing_but_the_logits_in_memory(
     for plain, compiled in zip(*results, strict=True):
         torch.testing.assert_close(plain, compiled, rtol=limit, atol=limit)
 
+
+@pytest.mark.slow  # eager code: test_the_logits_of_all_rows_never_exist_at_once
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_compiled_it_has_nothing_but_the_logits_in_memory(dtype: torch.dtype) -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    grad = torch.tensor(0.3)
     logits, targets = torch.randn(64, 1000).to(dtype), torch.zeros(64, dtype=torch.int64)
     compiled = torch.compile(loss_and_gradient, fullgraph=True)
     with torch.no_grad():
-        _, (code, *_) = run_and_get_code(compiled, logits, targets, grad.to(torch.float32), True)
+        _, (code, *_) = run_and_get_code(compiled, logits, targets, grad, True)
     assert "64, 1000" in code
     assert "empty_strided_cpu((64, 1000)" not in code
 
