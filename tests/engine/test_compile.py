@@ -57,6 +57,7 @@ def test_what_the_compiler_makes_trains_as_eager_code_does(tiny_run: MakeRun) ->
 def assert_same_training(tiny_run: MakeRun, changes: dict[str, Any], tolerance: float) -> None:
     changes = changes | {"model__num_layers": 2}
     eager, compiled = tiny_run(**changes)(), tiny_run(**changes, training__compile="true")
+    assert is_compiled(compiled.trainer.state.model), compiled.kept.lines
     assert compiled.weights().keys() == eager.weights().keys()
     assert all(p.grad is None for p in compiled.trainer.state.model.parameters())
     compiled()

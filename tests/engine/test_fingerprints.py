@@ -12,6 +12,7 @@ from model_check.engine import fingerprints, optim
 from model_check.engine.fingerprints import Entry, Layout
 from model_check.engine.observer import RunObserver
 from model_check.engine.reading import StepMetrics
+from model_check.engine.uncompiled import is_compiled
 from model_check.errors import BrokenStateError
 from model_check.events import Break, Evidence, Step, Vectors, encode
 from model_check.utils.fingerprint import QUANTITIES, weight
@@ -60,12 +61,14 @@ def test_a_step_takes_less_than_a_kibibyte_to_tell(tiny_run: MakeRun) -> None:
     assert max(len(encode(step)) for step in run.kept.steps()) < 1024
 
 
+@pytest.mark.filterwarnings("ignore")  # the tracer's own
 @pytest.mark.parametrize("how", ["gradient_checkpointing", "compile"])
 def test_what_flows_is_taken_however_it_is_computed(
     tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     trace_alone(monkeypatch.setattr)
     run = tiny_run(**{f"training__{how}": "true"}, **TWO)()
+    assert is_compiled(run.trainer.state.model) is (how == "compile"), run.kept.lines
     assert [set(fp) for fp in fingerprints_of(run)] == [TAKEN] * 4
 
 
