@@ -1,17 +1,23 @@
 """A cache directory to prepare in, builders that are processes of their own, and a hub on the
 loopback interface."""
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import pytest
 
 from model_check.config.load import Request, load
 from model_check.config.schema import Settings
@@ -278,14 +284,40 @@ def _file(content: bytes, wanted_range: str | None) -> Answer:
 
 
 def run_tool(*arguments: object, **environ: str) -> tuple[int, str]:
-    """`prepare_dataset.py` with nothing but `arguments`: (exit code, all that it wrote)."""
+    """`prepare_dataset.py` with nothing but `arguments`, in this process: (exit code, all that it
+    wrote)."""
+    import prepare_dataset  # a test counts imports
+
     clean = {k: v for k, v in os.environ.items() if k.upper() not in _PLACES}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "prepare_dataset.py"), *map(str, arguments)],
-        env={**clean, **environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    return done.returncode, done.stdout
+    output = io.StringIO()
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(os.environ, {**clean, **environ}, clear=True))
+        for name in ("_stop_on_signals", "mask_others"):  # for good
+            stack.enter_context(patch.object(prepare_dataset, name))
+        stack.enter_context(redirect_stdout(output))
+        stack.enter_context(redirect_stderr(output))
+        stack.enter_context(_no_hang())
+        try:
+            code = prepare_dataset.main([str(argument) for argument in arguments])
+        except SystemExit as end:  # --help
+            code = int(end.code or 0)
+    return code, output.getvalue()
+
+
+def build_here(cache: Path, dataset: object, *arguments: str) -> tuple[int, str]:
+    """As `start_builder`, in this process and to the end."""
+    return run_tool("--preset", "cpu", *usual(cache, dataset, arguments), *arguments)
+
+
+@contextmanager
+def _no_hang() -> Iterator[None]:
+    def fail(signum: int, frame: object) -> None:
+        pytest.fail("it hangs")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(DEADLINE_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

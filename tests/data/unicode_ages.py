@@ -41,6 +41,14 @@ _ADDED = {
 VERSIONS = tuple(_ADDED)
 
 
+def some_added_in(version: str) -> Iterator[str]:
+    """Of each span the ends and a few between: libraries have tables of spans."""
+    for span in _ADDED[version].split():
+        first, _, last = span.partition("-")
+        codes = range(int(first, 16), int(last or first, 16) + 1)
+        yield from map(chr, sorted({*codes[:2], *codes[:: len(codes) // 3 + 1], *codes[-2:]}))
+
+
 def added_in(version: str) -> Iterator[str]:
     """Every character that is new in that version."""
     for span in _ADDED[version].split():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model_check.data.sources.midi import NOTE, write_notes
-from tests.data.lab import ROOT, Lab, start_builder
+from tests.data.lab import ROOT, Lab, build_here, start_builder
 from tests.deadline import DEADLINE_S
 
 
@@ -17,7 +17,7 @@ def test_the_result_file_says_what_was_built_and_then_found(lab: Lab) -> None:
     text, result = lab.text(), lab.dir / "data.json"
     hits = []
     for _ in range(2):
-        code, output = start_builder(lab.cache, text, "--result", str(result)).finish()
+        code, output = build_here(lab.cache, text, "--result", str(result))
         assert code == 0, output
         hits.append(json.loads(result.read_text()).pop("hit"))
     found = json.loads(result.read_text())
@@ -62,7 +62,7 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped(lab: Lab) -> None:
 
 
 def test_a_misspelt_setting_is_one_line_and_exit_code_2(lab: Lab) -> None:
-    code, output = start_builder(lab.cache, lab.text(), "data.num_sample=3").finish()
+    code, output = build_here(lab.cache, lab.text(), "data.num_sample=3")
     assert code == 2
     assert output.startswith("error: ")
     assert "did you mean 'data.num_samples'" in output
@@ -70,14 +70,14 @@ def test_a_misspelt_setting_is_one_line_and_exit_code_2(lab: Lab) -> None:
 
 
 def test_a_text_too_short_for_one_sequence_is_refused(lab: Lab) -> None:
-    code, output = start_builder(lab.cache, lab.text("tiny"), "training.context_length=64").finish()
+    code, output = build_here(lab.cache, lab.text("tiny"), "training.context_length=64")
     assert code == 2
     assert "are too few for one sequence of training.context_length = 64" in output
 
 
 def test_a_result_that_cannot_be_written_is_said(lab: Lab) -> None:
     blocked = lab.text("a file", "blocked") / "data.json"
-    code, output = start_builder(lab.cache, lab.text(), "--result", str(blocked)).finish()
+    code, output = build_here(lab.cache, lab.text(), "--result", str(blocked))
     assert code == 2
     assert f"error: --result {blocked}: cannot be written" in output
 
@@ -99,6 +99,6 @@ def test_a_folder_of_midi_is_named_by_one_option(lab: Lab) -> None:
 def test_a_folder_without_midi_is_refused(lab: Lab) -> None:
     lab.text(name="texts/a.txt")
     for place in (lab.dir / "texts", lab.dir / "gone.mid"):
-        code, output = start_builder(lab.cache, "auto", "--midi", str(place)).finish()
+        code, output = build_here(lab.cache, "auto", "--midi", str(place))
         assert code == 2
         assert output == f"error: --midi {place}: no MIDI file (.mid, .midi) there\n"

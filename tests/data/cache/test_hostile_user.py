@@ -88,6 +88,7 @@ def check(end: dict[str, Any]) -> None:
     assert SECRET not in end["said"], end
 
 
+@pytest.mark.slow  # each attack alone: test_planted
 @pytest.mark.parametrize("uid", [61_111, 0], ids=["user", "root"])
 def test_nothing_of_ours_outside_is_touched_while_another_user_attacks(
     place: Path, uid: int

@@ -9,7 +9,7 @@ from filelock import UnixFileLock
 from model_check.data.cache import inventory, publish
 from model_check.data.read.manifest import MANIFEST, shard_name
 from model_check.utils.held import HeldDirectory, NotPlainError
-from tests.data.lab import Lab, run_tool, snapshot, start_builder
+from tests.data.lab import Lab, build_here, run_tool, snapshot
 
 YEARS_AGO = (1, 1)
 
@@ -17,7 +17,7 @@ YEARS_AGO = (1, 1)
 def keep_house(lab: Lab, *arguments: str, dataset: str | None = "embedded") -> tuple[int, str]:
     if dataset is None:
         return run_tool(*arguments, f"data.cache_dir={lab.cache}")
-    return start_builder(lab.cache, dataset, *arguments).finish()
+    return build_here(lab.cache, dataset, *arguments)
 
 
 def unused_for_long(*entries: Path) -> None:

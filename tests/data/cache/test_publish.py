@@ -15,7 +15,7 @@ from filelock import UnixFileLock
 from model_check.data.cache import publish
 from model_check.data.read.manifest import MANIFEST, shard_name
 from model_check.errors import StorageError
-from tests.data.lab import ROOT, WORDS, Lab, snapshot, start_builder
+from tests.data.lab import ROOT, WORDS, Lab, build_here, snapshot, start_builder
 
 GATED = str(ROOT / "tests/data/gated_program.py")
 
@@ -32,12 +32,12 @@ def test_many_builders_at_once_build_once(lab: Lab) -> None:
     text = lab.text(WORDS * 5000)
     builders = [
         start_builder(lab.cache, text, "--result", str(lab.dir / f"{number}.json"))
-        for number in range(8)
+        for number in range(4)
     ]
     ends = [builder.finish() for builder in builders]
-    assert [code for code, _ in ends] == [0] * 8
+    assert [code for code, _ in ends] == [0] * 4
     assert sum("data: preparing" in output for _, output in ends) == 1
-    results = [json.loads((lab.dir / f"{number}.json").read_text()) for number in range(8)]
+    results = [json.loads((lab.dir / f"{number}.json").read_text()) for number in range(4)]
     assert len({result["path"] for result in results}) == 1
     assert len(lab.stores()) == len(lab.views()) == 1
     assert not lab.unfinished()
@@ -90,7 +90,7 @@ def test_a_killed_builder_leaves_no_entry_and_the_next_one_finishes(lab: Lab) ->
     assert builder.finish()[0] == -signal.SIGKILL
     assert (lab.stores(), lab.views()) == ([], [])
     (left,) = lab.unfinished()
-    code, output = start_builder(lab.cache, text).finish()
+    code, output = build_here(lab.cache, text)
     assert code == 0, output
     assert not left.exists()
     assert len(lab.stores()) == len(lab.views()) == 1
@@ -216,7 +216,7 @@ def test_a_disk_that_fills_up_is_named_and_nothing_is_left(lab: Lab, small_disk:
 
 def test_a_cache_directory_that_cannot_be_made_names_the_cure(lab: Lab) -> None:
     blocked = lab.text("a file", "blocked") / "cache"
-    code, output = start_builder(blocked, lab.text()).finish()
+    code, output = build_here(blocked, lab.text())
     assert code == 2
     assert output.count("\n") == 1
     assert f"error: {blocked}: cannot be written: Not a directory" in output

@@ -23,6 +23,7 @@ from tests.data.lab import (
     Answer,
     FakeHub,
     Lab,
+    build_here,
     settings_for,
     start_builder,
     write_tokenizer,
@@ -292,7 +293,7 @@ def test_auto_without_an_answer_is_embedded_and_says_why(
 
 
 def test_a_path_that_is_not_there_is_not_asked_of_the_hub(lab: Lab) -> None:
-    code, output = start_builder(lab.cache, Path("./nowhere.txt")).finish()
+    code, output = build_here(lab.cache, Path("./nowhere.txt"))
     assert code == 2
     assert "data.dataset = 'nowhere.txt': no such file or directory" in output
     with pytest.raises(DataError, match="'nowhere/': no such file or directory"):

@@ -3,7 +3,7 @@
 import itertools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from tokenizers import Tokenizer
@@ -22,7 +22,7 @@ from model_check.data.tokenizers.backends import (
 from model_check.data.tokenizers.tokenizer import TextTokenizer, byte_letters
 from model_check.errors import DataError
 from tests.data.kinds import KINDS, tokenizer_of
-from tests.data.unicode_ages import VERSIONS, added_in
+from tests.data.unicode_ages import VERSIONS, added_in, some_added_in
 
 BYTE_LEVEL = {k for k in KINDS if k.startswith(("gpt2", "llama3", "qwen", "o200k", "tiktoken"))}
 BYTE_LEVEL -= {"gpt2, NFC", "qwen, NFC", "gpt2, a second split"}
@@ -56,9 +56,12 @@ def chosen(tokenizer: TextTokenizer) -> Iterator[Backend]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_unicode_added_since_14_is_tokenized_alike(kind: str) -> None:
+@pytest.mark.parametrize("which", [some_added_in, pytest.param(added_in, marks=pytest.mark.slow)])
+def test_what_unicode_added_since_14_is_tokenized_alike(
+    kind: str, which: Callable[[str], Iterator[str]]
+) -> None:
     """Of 18.0, which no library has yet, see the next test."""
-    added = itertools.chain.from_iterable(map(added_in, VERSIONS[:-1]))
+    added = itertools.chain.from_iterable(map(which, VERSIONS[:-1]))
     assert_same(kind, [f"{c}(a\n {c}'s" for c in added])
 
 
