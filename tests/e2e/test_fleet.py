@@ -14,18 +14,18 @@ NODES = {
 }
 
 
-def test_runs_are_each_others_peers(launcher: Launcher) -> None:
-    holder, codes = launcher.cwd / "burnin", {}
+def test_runs_are_each_others_peers(scripted: Launcher) -> None:
+    holder, codes = scripted.cwd / "burnin", {}
     holder.mkdir()
     each = ("--device", "cpu", "system.num_threads=1", "launch.history_file=")
     for node, more in NODES.items():
-        run = launcher(*each, *more, SLURMD_NODENAME=node)
+        run = scripted(*each, *more, SLURMD_NODENAME=node)
         codes[node] = run.exit_code
         run.directory.rename(holder / node)
     assert codes == {"two": 0, "odd": 0, "nan": 20}
     (holder / "dead").mkdir()
 
-    told = launcher.verb("report", str(holder))
+    told = scripted.verb("report", str(holder))
     assert told.returncode == 20, told.stdout
     report = json.loads((holder / "fleet.json").read_text())
     found = {(f["node"] or f["directory"].rpartition("/")[2]): f for f in report["findings"]}
@@ -38,9 +38,9 @@ def test_runs_are_each_others_peers(launcher: Launcher) -> None:
     assert (holder / report["runs"][found["odd"]["run"]]["page"]).is_file()
 
     drained = subprocess.run(
-        [*launcher.arguments()[:3], "report", str(holder), "--drain"],
-        cwd=launcher.cwd,
-        env=launcher.env,
+        [*scripted.arguments()[:3], "report", str(holder), "--drain"],
+        cwd=scripted.cwd,
+        env=scripted.env,
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,

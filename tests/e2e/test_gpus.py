@@ -6,12 +6,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from unittest.mock import patch
 
 import pytest
 
+from launcher.gpus.probe import NvmlProbe, Snapshot
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT
+from tests.in_process import answer_of
 from tests.launcher.supervise.cgroups import limited
 from tests.nvml_fake.build import (
     HANG,
@@ -26,6 +29,8 @@ from tests.nvml_fake.build import (
 )
 
 LAUNCHER = (sys.executable, "-m", "launcher")
+PLANS = {"--dry-run", "config", "doctor", "history"}
+"""What starts nothing is asked in this process."""
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -34,19 +39,36 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("nvml"))
 
 
+class Remembered:
+    """A scenario's GPUs, of which the real probe asks the fake driver once."""
+
+    seen: ClassVar[dict[str, Snapshot]] = {}
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def snapshot(self) -> Snapshot:
+        if self._text not in self.seen:
+            self.seen[self._text] = NvmlProbe().snapshot()
+        return self.seen[self._text]
+
+
 @pytest.fixture
 def box(tmp_path: Path, library: Path) -> Callable[..., Launch]:
     """Makes a launcher that sees the given GPUs, under the given rules of the fake driver."""
 
     def make(gpus: Sequence[FakeGpu], rules: Sequence[str] = ()) -> Launch:
         file = tmp_path / "scenario"
-        file.write_text(scenario(gpus, rules))
+        file.write_text(text := scenario(gpus, rules))
         base = environment(library, file)
         base |= {"PYTHONPATH": str(ROOT), "MODEL_CHECK_LOCK_DIR": str(tmp_path / "locks")}
 
         def launch(
-            *arguments: str, program: Sequence[str] = LAUNCHER, **env: str
+            *arguments: str, program: Sequence[str] = LAUNCHER, starts: bool = True, **env: str
         ) -> subprocess.CompletedProcess[str]:
+            if not starts or PLANS & {*",".join(arguments).partition(",--,")[0].split(",")}:
+                with patch("launcher.cli.NvmlProbe", lambda: Remembered(text)):
+                    return answer_of(*arguments, cwd=tmp_path, env=base | env)
             return subprocess.run(
                 [*program, *arguments],
                 cwd=tmp_path,
@@ -154,7 +176,7 @@ def test_auto_says_idle_of_a_gpu_that_is_used_more_than_a_full_one(
     box: Any, tmp_path: Path
 ) -> None:
     launch = box([fake_gpu(0, used_mib=60_000), fake_gpu(1, utilization=8)])
-    run = launch("--gpus", "auto", "--run-dir", "run", "--", "true")
+    run = launch("--gpus", "auto", "--dry-run")
     assert run.returncode == 0, run.stdout + run.stderr
     assert "[launcher] Using GPU 1 (idle): 8 % used, 79.1 GiB free" in run.stdout
 
@@ -227,16 +249,14 @@ BUSY = {
 def test_a_busy_gpu_is_told_or_refused_when_idle_ones_are_required(box: Any, what: str) -> None:
     gpu, why = BUSY[what]
     launch = box([fake_gpu(0), gpu])
-    told = launch("--run-dir", "told", "--", "true")
+    told = launch("--dry-run")
     assert told.returncode == 0
     assert f"[launcher] {why}" in told.stdout
-    refused = launch("--require-idle", "--run-dir", "refused", "--", "true")
+    refused = launch("--require-idle", "--run-dir", "refused", "--", "true", starts=False)
     assert (refused.returncode, refused.stdout) == (69, "")
     (line,) = refused.stderr.splitlines()
     assert line.startswith(f"[launcher] error: launch.require_idle: {why}")
-    assert (
-        launch("--require-idle", "--gpus", "0", "--run-dir", "idle", "--", "true").returncode == 0
-    )
+    assert launch("--require-idle", "--gpus", "0", "--dry-run").returncode == 0
     assert launch("launch.require_idle=true", "--gpus", "1", "--dry-run").returncode == 69
 
 
@@ -244,8 +264,8 @@ def test_a_gpu_that_does_not_tell_who_uses_it_is_refused_when_idle_ones_are_requ
     box: Any,
 ) -> None:
     launch = box([fake_gpu(0, used_mib=None)], [fault("DeviceGetComputeRunningProcesses_v3", 0, 4)])
-    assert launch("--run-dir", "told", "--", "true").returncode == 0
-    refused = launch("--require-idle", "--run-dir", "refused", "--", "true")
+    assert launch("--dry-run").returncode == 0
+    refused = launch("--require-idle", "--run-dir", "refused", "--", "true", starts=False)
     assert refused.returncode == 69
     why = "launch.require_idle: GPU0 does not tell who uses it: whether it is idle is not known"
     assert refused.stderr.startswith(f"[launcher] error: {why}")
@@ -255,7 +275,8 @@ def test_auto_finds_the_idle_gpu_and_refuses_when_there_are_too_few(box: Any) ->
     launch = box([fake_gpu(0, used_mib=5000), fake_gpu(1)])
     plan = plan_of(launch("--gpus", "auto", "--require-idle", "--dry-run", "--json"))
     assert [worker["name"] for worker in plan["workers"]] == ["GPU1"]
-    refused = launch("--gpus", "auto:2", "--require-idle", "--run-dir", "run", "--", "true")
+    options = ("--gpus", "auto:2", "--require-idle", "--run-dir", "run")
+    refused = launch(*options, "--", "true", starts=False)
     assert refused.returncode == 69
     assert "GPU0 is busy" in refused.stderr
 
@@ -325,7 +346,7 @@ def test_a_gpu_that_the_mask_names_and_the_machine_lacks_is_exit_69_naming_it(
     launch = box(SEVEN)
     commands = (["--run-dir", "run", "--", "true"], ["--dry-run", "--device", "cuda"])
     for arguments in commands:
-        done = launch(*arguments, CUDA_VISIBLE_DEVICES=mask)
+        done = launch(*arguments, starts=False, CUDA_VISIBLE_DEVICES=mask)
         assert (done.returncode, done.stdout) == (69, "")
         (line,) = done.stderr.splitlines()
         assert line.startswith("[launcher] error: ")
@@ -341,7 +362,7 @@ def test_expecting_fewer_gpus_lets_a_run_go_without_the_missing_one_and_tells_it
     assert len(plan["workers"]) == 7
     (note,) = plan["notes"]
     assert "names GPU 7, which is missing" in note
-    run = launch("launch.expect_gpus=7", "--run-dir", "run", "--", "true", **env)
+    run = launch("launch.expect_gpus=7", "--dry-run", **env)
     assert run.returncode == 0
     assert run.stdout.count("names GPU 7, which is missing") == 1
     doctor = launch("doctor", "launch.expect_gpus=7", **env)
@@ -365,8 +386,7 @@ def test_fewer_gpus_than_expected_are_exit_69_whatever_is_taken(box: Any, which:
 
 def test_mig_instances_count_as_gpus(box: Any) -> None:
     gpus = [fake_gpu(0), fake_gpu(1, mig_mode=1, migs=[fake_mig(1, 0), fake_mig(1, 1)])]
-    command = ("--run-dir", "run", "--", "true")
-    assert box(gpus)("launch.expect_gpus=3", *command).returncode == 0
+    assert box(gpus)("launch.expect_gpus=3", "--dry-run").returncode == 0
     few = box(gpus)("launch.expect_gpus=4", "--dry-run")
     assert few.returncode == 69
     assert "found 3: 0 (GPU-5d1c92ab), 1.0 (MIG-00010000), 1.1 (MIG-00010001)" in few.stderr
@@ -427,7 +447,7 @@ def test_fewer_gpus_than_auto_wants_are_exit_69_naming_the_lost_one(
 ) -> None:
     env = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
     for more in (["--dry-run"], ["--run-dir", "run", "--", "true"]):
-        done = box(gpus, rules)("--gpus", "auto:8", *more, **env)
+        done = box(gpus, rules)("--gpus", "auto:8", *more, starts=False, **env)
         assert (done.returncode, done.stdout) == (69, "")
         (line,) = done.stderr.splitlines()
         assert line.startswith("[launcher] error: --gpus auto:8, found 7: 0 (GPU-5d1c92ab), 1")
@@ -456,10 +476,7 @@ def test_a_mask_where_there_is_no_driver_is_told(tmp_path: Path) -> None:
     env |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "0"}
 
     def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "launcher", "--dry-run", *arguments]
-        return subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=DEADLINE_S
-        )
+        return answer_of("--dry-run", *arguments, cwd=tmp_path, env=env)
 
     done = launch()
     if "device cpu" not in done.stdout:
@@ -495,7 +512,8 @@ LOST = fault("DeviceGetUUID", 5, 15)
 
 @pytest.mark.parametrize("which", ["0,2", "GPU-5d1c", "auto", "auto:2"])
 def test_a_lost_gpu_that_nobody_asked_for_blocks_nothing_and_is_told(box: Any, which: str) -> None:
-    done = box(EIGHT, [LOST])("--gpus", which, "--run-dir", "run", "--", "true")
+    asked = ("--run-dir", "run", "--", "true") if which == "auto" else ("--dry-run",)
+    done = box(EIGHT, [LOST])("--gpus", which, *asked)
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "GPU is lost" in line]
     assert line.startswith("[launcher] left out: GPU 5, PCI 00000000:20:00.0 cannot be used: ")
@@ -504,7 +522,7 @@ def test_a_lost_gpu_that_nobody_asked_for_blocks_nothing_and_is_told(box: Any, w
 
 def test_a_gpu_whose_driver_calls_hang_keeps_nobody_from_the_others(box: Any) -> None:
     launch = box(EIGHT[:2], [delay("DeviceGetMemoryInfo_v2", 1, HANG)])
-    done = launch("--gpus", "0", "--run-dir", "run", "--", "true")
+    done = launch("--gpus", "0", "--dry-run")
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "hangs" in line]
     assert line.startswith("[launcher] left out: the NVIDIA driver hangs: nvmlDeviceGetMemoryInfo ")
@@ -515,7 +533,7 @@ def test_a_gpu_whose_driver_calls_hang_keeps_nobody_from_the_others(box: Any) ->
 
 @pytest.mark.parametrize("which", ["all", "5", "0,5", "GPU-aaaaaaaa"])
 def test_a_lost_gpu_that_was_asked_for_is_exit_69_naming_it(box: Any, which: str) -> None:
-    done = box(EIGHT, [LOST])("--gpus", which, "--run-dir", "run", "--", "true")
+    done = box(EIGHT, [LOST])("--gpus", which, "--run-dir", "run", "--", "true", starts=False)
     assert (done.returncode, done.stdout) == (69, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("[launcher] error: GPU 5, PCI 00000000:20:00.0 cannot be used: ")
@@ -547,7 +565,7 @@ def test_a_dry_run_sees_what_other_launchers_hold(box: Any, tmp_path: Path) -> N
 
 def test_a_gpu_without_room_for_the_model_is_refused_before_anything_starts(box: Any) -> None:
     full = fake_gpu(0, used_mib=70_000)
-    done = box([full])("--run-dir", "run")
+    done = box([full])("--run-dir", "run", starts=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "has 10.8 GiB free; weights, gradients and moments of 1,923,125,248" in done.stderr
 

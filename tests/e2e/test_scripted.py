@@ -12,7 +12,7 @@ from tests.e2e.conftest import Launcher, launcher_in
 NORM = "layers.0.attention_norm.weight"
 SAVES = ("training.save_interval=2", "training.save_last=true")
 FAULTS = {
-    "none": SAVES,
+    "none": (*SAVES, "data.validation=held_out=0.2", "training.eval_interval=2"),
     # So many steps that both are stopped before their last one.
     "other bits": ("--max-steps=1000", f"debug.drill=flip_gradient@2:CPU1:{NORM}:3"),
     "changed state": (f"debug.drill=flip@2:CPU1:{NORM}:3",),

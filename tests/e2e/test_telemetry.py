@@ -17,6 +17,7 @@ import pytest
 from model_check.events import decode_gpu
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT
+from tests.in_process import answer_of
 from tests.nvml_fake.build import (
     FakeGpu,
     build,
@@ -53,7 +54,7 @@ def gpu(index: int, **more: int | str) -> FakeGpu:
 
 def wait_for(file: str, pattern: str, count: int = 1) -> str:
     seen = f"$(grep -c '{pattern}' \"$MODEL_CHECK_RUN_DIR/{file}\" 2>/dev/null)"
-    return f'while [ "0{seen}" -lt {count} ]; do sleep 0.01; done'
+    return f'while [ "0{seen}" -lt {count} ]; do sleep 0.05; done'
 
 
 SAMPLED = wait_for("gpu0.telemetry.jsonl", "telemetry", 6)
@@ -79,15 +80,8 @@ class Run:
     def rebuilt(self) -> int:
         """The exit code of `report`, which must give the same report and say the same."""
         first = self.report()
-        again = subprocess.run(
-            [sys.executable, "-m", "launcher", "report", str(self.directory)],
-            env={"PYTHONPATH": str(ROOT), "PATH": ""},
-            cwd=self.directory.parent,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        asked = ("report", str(self.directory))
+        again = answer_of(*asked, cwd=self.directory.parent, env={"PATH": ""})
         assert self.report() == first
         assert any(first["summary"] in line for line in again.stdout.splitlines()), again.stderr
         return again.returncode
@@ -187,15 +181,14 @@ MENDED: dict[str, dict[str, int | str]] = {
 }
 
 
-@pytest.mark.parametrize("words", MENDED)
-def test_errors_that_the_hardware_mended_are_told_and_shown(launch: Launch, words: str) -> None:
-    run = launch([gpu(0), gpu(1, **MENDED[words])], SAMPLED)
-    (warning,) = run.warnings
-    assert warning.startswith(f"[launcher] warning: GPU1: {words}")
-    assert (run.exit_code, run.verdicts()) == (0, ["PASS", "WARN"])
+def test_errors_that_the_hardware_mended_are_told_and_shown(launch: Launch) -> None:
+    run = launch([gpu(0), *(gpu(n, **more) for n, more in enumerate(MENDED.values(), 1))], SAMPLED)
+    assert (run.exit_code, run.verdicts()) == (0, ["PASS", *["WARN"] * len(MENDED)])
     page = (run.directory / "report.html").read_text()
-    assert words in page
     assert "new replays" in page
+    for number, (words, warning) in enumerate(zip(MENDED, run.warnings, strict=True), 1):
+        assert warning.startswith(f"[launcher] warning: GPU{number}: {words}")
+        assert words in page
     assert run.rebuilt() == 0
 
 
@@ -235,12 +228,6 @@ HARD: dict[str, tuple[dict[str, int | str], list[str], str, str]] = {
         "2 new uncorrected memory errors (ECC) during this run: distrust its results; end what "
         "runs on it, then `nvidia-smi --gpu-reset -i 1`",
     ),
-    "uncorrected, in its life": (
-        {"ecc_uncorrected": 0, "ecc_uncorrected_total": "4|6"},
-        [],
-        "ISOLATE",
-        "2 new uncorrected memory errors (ECC) during this run: distrust its results; end what ",
-    ),
     "failed remap": (
         {"remap_failed": 1},
         [],
@@ -254,15 +241,8 @@ HARD: dict[str, tuple[dict[str, int | str], list[str], str, str]] = {
         "a row of its memory waits to be remapped: end what runs on it, then `nvidia-smi",
     ),
     "lost": ({}, [fault("*", 1, 15, "40+")], "ISOLATE", "GPU is lost (NVML 15): telemetry of it"),
-    "needs a reset": ({}, [fault("*", 1, 16, "40+")], "RESET", "(NVML 16): telemetry of it ends"),
     "gone": ({}, [GONE], "ISOLATE", "nvmlDeviceGetHandleByUUID: Not Found (NVML 6): "),
-    "Xid 48": ({}, [xid(1, 48)], "ISOLATE", "Xid 48 (double-bit memory error (uncorrectable)): "),
-    "Xid 63": ({}, [xid(1, 63)], "RESET", "Xid 63 (a row of memory was remapped, or will be): "),
-    "Xid 64": ({}, [xid(1, 64)], "ISOLATE", "Xid 64 (a row of memory could not be remapped): "),
-    "Xid 74": ({}, [xid(1, 74)], "ISOLATE", "Xid 74 (NVLink error): check bridges and seating"),
     "Xid 79": ({}, [xid(1, 79)], "ISOLATE", "Xid 79 (the GPU has fallen off the bus): power-cycle"),
-    "Xid 94": ({}, [xid(1, 94)], "ISOLATE", "Xid 94 (contained memory error: one program was"),
-    "Xid 95": ({}, [xid(1, 95)], "ISOLATE", "Xid 95 (uncontained memory error): end what runs"),
 }
 
 
@@ -297,27 +277,18 @@ def test_an_xid_of_a_whole_board_condemns_each_of_its_mig_instances(launch: Laun
 WAIT_FOR_XID = wait_for("gpu0.telemetry.jsonl", '"xid":79')
 
 
-def without(path: Path) -> None:
-    path.unlink()
-
-
-def cut_short(path: Path) -> None:
-    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
-
-
-def not_a_file(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-@pytest.mark.parametrize("harm", [without, cut_short, not_a_file])
-def test_a_telemetry_file_that_was_harmed_after_the_run_changes_no_report(
-    launch: Launch, harm: Callable[[Path], None]
-) -> None:
+def test_a_telemetry_file_that_was_harmed_after_the_run_changes_no_report(launch: Launch) -> None:
     run = launch([gpu(0), gpu(1, ecc_uncorrected="0|2")], SAMPLED, rules=[xid(1, 79)])
     assert run.exit_code == 22
-    for file in run.directory.glob("*.telemetry.jsonl"):
-        harm(file)
+    files = [*run.directory.glob("*.telemetry.jsonl")]
+    for file in files:
+        file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
+    assert run.rebuilt() == 22
+    for file in files:
+        file.unlink()
+    assert run.rebuilt() == 22
+    for file in files:
+        file.mkdir()
     assert run.rebuilt() == 22
 
 
@@ -328,7 +299,7 @@ def test_a_run_directory_that_was_deleted_under_the_run_keeps_its_verdict(launch
     assert run.rebuilt() == 22
 
 
-TALKS = WAIT_FOR_XID.replace("do sleep 0.01", "do echo waits; sleep 0.01")
+TALKS = WAIT_FOR_XID.replace("do ", "do echo waits; ", 1)
 DEATHS = {
     "its own failure": (f"{WAIT_FOR_XID}; echo CUDA error >&2; exit 7", (), 7, "exit code 7"),
     "a hang": (f"{TALKS}; sleep 600", ("--hang-timeout", "4"), 124, "silent for"),
@@ -360,9 +331,6 @@ def test_the_first_culprit_decides_and_the_lost_gpu_is_told_beside_it(
     ("setting", "code", "verdict"),
     [
         ("launch.fail_on=monitor", 22, "FAIL"),
-        ("launch.fail_on=[isolate, reset, monitor]", 22, "FAIL"),
-        ("launch.fail_on_health=true", 22, "FAIL"),
-        ("launch.fail_on=isolate,reset,speed", 0, "PASS"),
         ("launch.fail_on=[]", 0, "PASS"),
     ],
 )
@@ -375,27 +343,6 @@ def test_a_slow_link_fails_a_run_only_where_the_settings_say_so(
     assert "GPU1" in run.lines[-1]
     assert ("launch.fail_on makes this a failure" in run.lines[-1]) is (code == 22)
     assert run.rebuilt() == code
-
-
-@pytest.mark.parametrize(
-    ("setting", "xids", "first", "then"),
-    [
-        ("monitor", [xid(0, 79), xid(1, 13)], "GPU1: Xid 13 ", "GPU0: Xid 79 "),
-        ("reset", [xid(0, 79), xid(1, 63)], "GPU1: Xid 63 ", "GPU0: Xid 79 "),
-        ("isolate", [xid(0, 63), xid(1, 79)], "GPU1: Xid 79 ", "GPU0: Xid 63 "),
-    ],
-)
-def test_the_gpu_that_the_settings_fail_comes_before_one_that_they_let_pass(
-    launch: Launch, setting: str, xids: list[str], first: str, then: str
-) -> None:
-    run = launch([gpu(0), gpu(1)], SAMPLED, f"launch.fail_on={setting}", rules=xids)
-    assert (run.exit_code, run.report()["culprits"]) == (22, ["GPU1"])
-    headline = run.lines[-1]
-    assert headline.startswith(f"[launcher] FAIL: {first}")
-    assert headline.endswith("; launch.fail_on lets it pass (exit code 22)")
-    assert headline.index(then) > headline.index(first)
-    assert ("launch.fail_on makes this a failure" in headline) is (setting == "monitor")
-    assert run.rebuilt() == 22
 
 
 def test_a_condemned_gpu_that_the_settings_let_pass_is_no_green_pass(launch: Launch) -> None:

@@ -28,7 +28,7 @@ class Terminal:
         self.fd, theirs = pty.openpty()
         ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "launcher", "watch", *argv],
+            [sys.executable, "-m", launcher.module, "watch", *argv],
             cwd=launcher.cwd,
             env=launcher.env | {"TERM": "xterm", "COLUMNS": str(columns), "LINES": "24"},
             stdin=theirs,
@@ -80,11 +80,11 @@ def terminals() -> Iterator[list[Terminal]]:
 
 
 def test_a_run_is_watched_while_it_goes_and_left_alone(
-    launcher: Launcher, terminals: list[Terminal]
+    scripted: Launcher, terminals: list[Terminal]
 ) -> None:
-    run = launcher.start("--max-steps", "100000")
+    run = scripted.start("--max-steps", "100000", RESTS="0.05")
     seen = read_until(run, "[CPU1] Step [1/")
-    terminals.append(Terminal(launcher))
+    terminals.append(Terminal(scripted))
     shown = terminals[0].until("CPU1")
     assert "step" in shown
     assert "q: leave" in shown
@@ -93,30 +93,30 @@ def test_a_run_is_watched_while_it_goes_and_left_alone(
     assert terminals[0].process.wait(DEADLINE_S) == 0
     assert run.poll() is None
     run.send_signal(signal.SIGINT)
-    assert launcher.finish(run, seen).exit_code == 130
+    assert scripted.finish(run, seen).exit_code == 130
 
 
 def test_its_end_ends_the_watching_with_the_verdict(
-    launcher: Launcher, terminals: list[Terminal]
+    scripted: Launcher, terminals: list[Terminal]
 ) -> None:
-    run = launcher.start("--max-steps", "100000")
+    run = scripted.start("--max-steps", "100000", RESTS="0.05")
     seen = read_until(run, "[CPU1] Step [1/")
-    terminals.append(Terminal(launcher, columns=200))
+    terminals.append(Terminal(scripted, columns=200))
     terminals[0].until("Step [")  # the last line of a worker, where there is room
     run.send_signal(signal.SIGINT)
-    launcher.finish(run, seen)
+    scripted.finish(run, seen)
     assert "SIGINT received (exit code 130)" in terminals[0].rest()
     assert terminals[0].process.wait(DEADLINE_S) == 0
 
 
 def test_runs_that_are_over_are_printed_once_and_what_they_said_moves_no_cursor(
-    launcher: Launcher,
+    scripted: Launcher,
 ) -> None:
     script = r"print('\x1b[2Jgone [red]x[/red] \x07')"
-    place = launcher.cwd / "mine"
-    launcher("--run-dir", str(place), "--", sys.executable, "-c", script)
-    launcher("--max-steps", "2")
-    told = launcher.verb("watch", str(place), "run")
+    place = scripted.cwd / "mine"
+    scripted("--run-dir", str(place), "--", sys.executable, "-c", script)
+    scripted("--max-steps", "2")
+    told = scripted.verb("watch", str(place), "run")
     assert told.returncode == 0, told.stdout
     assert "PASS" in told.stdout
     assert "\x1b" not in told.stdout
@@ -124,9 +124,9 @@ def test_runs_that_are_over_are_printed_once_and_what_they_said_moves_no_cursor(
     assert "CPU1    done" in told.stdout
 
 
-def test_a_nan_and_the_one_that_was_stopped_are_told_apart(launcher: Launcher) -> None:
-    launcher("debug.drill=nan@1:CPU1")
-    told = launcher.verb("watch", "run").stdout
+def test_a_nan_and_the_one_that_was_stopped_are_told_apart(scripted: Launcher) -> None:
+    scripted("debug.drill=nan@1:CPU1")
+    told = scripted.verb("watch", "run").stdout
     assert "DRILL nan@1:CPU1" in told
     assert "CPU0    stopped" in told
     assert "CPU1    exit 20" in told
@@ -142,27 +142,27 @@ def test_a_nan_and_the_one_that_was_stopped_are_told_apart(launcher: Launcher) -
     ],
 )
 def test_what_cannot_be_watched_is_one_line(
-    launcher: Launcher, argv: list[str], message: str
+    scripted: Launcher, argv: list[str], message: str
 ) -> None:
-    told = launcher.verb("watch", *argv)
+    told = scripted.verb("watch", *argv)
     assert told.returncode == 2
     (line,) = told.stdout.splitlines()
     assert message in line
 
 
-def test_a_launcher_that_was_killed_is_told_to_be_gone(launcher: Launcher) -> None:
-    run = launcher.start("--max-steps", "100000")
+def test_a_launcher_that_was_killed_is_told_to_be_gone(scripted: Launcher) -> None:
+    run = scripted.start("--max-steps", "100000", RESTS="0.05")
     read_until(run, "[CPU1] Step [1/")
     run.kill()
-    launcher.finish(run)
-    told = launcher.verb("watch", "run")
+    scripted.finish(run)
+    told = scripted.verb("watch", "run")
     assert told.returncode == 0
     assert "its launcher did not live to see the end" in told.stdout
 
 
-def test_a_report_that_is_no_report_is_passed_over(launcher: Launcher, tmp_path: Path) -> None:
-    launcher("--max-steps", "2")
+def test_a_report_that_is_no_report_is_passed_over(scripted: Launcher, tmp_path: Path) -> None:
+    scripted("--max-steps", "2")
     (tmp_path / "run" / "report.json").write_text(json.dumps(["nonsense"]))
-    told = launcher.verb("watch", "run")
+    told = scripted.verb("watch", "run")
     assert told.returncode == 0, told.stdout
     assert "CPU0" in told.stdout

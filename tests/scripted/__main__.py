@@ -3,11 +3,25 @@ of the real ones. SETTLES: so many seconds it gives the others when one has told
 
 import os
 from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
 
 from launcher import plan
 from launcher.__main__ import main
+from launcher.compare import compare
 from launcher.supervise import policy
 
+
+def spec_of_arm(*args: Any) -> plan.WorkerSpec:
+    """The launcher of an arm is as scripted as that of the comparison."""
+    spec = real_spec(*args)
+    scripted = ("tests.scripted" if word == "launcher" else word for word in spec.argv)
+    return replace(spec, argv=tuple(scripted))
+
+
+real_spec = compare._Run._spec
+compare._Run._spec = spec_of_arm  # type: ignore[method-assign]
 plan.PROJECT = Path(__file__).parent
 policy.SETTLE_S = float(os.environ.get("SETTLES", policy.SETTLE_S))
 main()

@@ -20,6 +20,7 @@ RESTS: seconds that every worker sleeps after each step.
 
 import faulthandler
 import json
+import math
 import os
 import random
 import re
@@ -190,6 +191,7 @@ class Worker:
         self.dumps: list[dict[str, object]] = []
         self.num_done = self.first_step = 0
         self.losses: list[float] = []
+        self.best_loss = math.inf
         self.settings = self._settings(argv)
 
     def _settings(self, argv: list[str]) -> dict[str, dict[str, object]]:
@@ -389,7 +391,7 @@ class Worker:
             taint, content = found["taint"], content_of(path)
             beginning = {"first_step": self.first_step, "resumed": str(path)}
             beginning |= {"resumed_content": content}
-        self.numbers = Numbers(settings["system"]["seed"], taint)
+        self.numbers = Numbers(what_decides(settings), taint)
         self.numbers.before = self.numbers.state(self.first_step - 1)
         self.emit(kind="phase", name="train", **({"detail": beginning} if beginning else {}))
 
@@ -474,7 +476,20 @@ class Worker:
         self.say(f"{line}Grad Norm: {norm:.4f} | ETA: 0:00")
         rate = {} if len(self.losses) == 1 else {"tokens_per_s": 6000.0, "data_wait": 0.01}
         memory = {"memory_bytes": 1 << 28, "peak_memory_bytes": 1 << 28}
-        self.emit(kind="metrics", step=step, **rate, **memory)
+        self.emit(kind="metrics", step=step, **rate, **memory, **gates(self.settings["model"]))
+
+    def _evaluate(self) -> None:
+        """Tells a loss for each validation split."""
+        validation = self.settings["data"]["validation"] or ""
+        self.emit(kind="phase", name="eval")
+        for number, split in enumerate(re.findall(r"(\w+)=", validation)):
+            loss = self.numbers.loss + 0.5 + number
+            best = {"best": True} if number == 0 and loss < self.best_loss else {}
+            self.best_loss = loss if best else self.best_loss
+            event = {"step": self.num_done, "split": split, "loss": loss.hex(), "tokens": 64}
+            self.emit(kind="eval", **event, perplexity=math.exp(loss), tokens_per_s=6000.0, **best)
+            self.say(f"Eval [{self.num_done}] {split} | Loss: {loss:.4f}")
+        self.emit(kind="phase", name="train")
 
     def _after(self, step: int) -> None:
         time.sleep(float(os.environ.get("RESTS", 0)))
@@ -483,6 +498,8 @@ class Worker:
         if (failure := of_worker("ENDS_AFTER")) and failure[0] == step:
             print(f"error: {failure[2]}", flush=True)
             raise Ended(failure[1], failure[2])
+        if (every := self.settings["training"]["eval_interval"]) and self.num_done % every == 0:
+            self._evaluate()
         interval = self.settings["training"]["save_interval"]
         if interval and self.num_done % interval == 0 and self.replay_to is None:
             self.save(f"step_{self.num_done}.pt")
@@ -575,6 +592,20 @@ def settings_hash(settings: dict[str, dict[str, object]]) -> str:
     return (
         f"{mixed(settings['model'], training, settings['data'], settings['system']['seed']):016x}"
     )
+
+
+def what_decides(settings: dict[str, dict[str, object]]) -> tuple[object, ...]:
+    """What the numbers of a run depend on."""
+    training = [settings["training"][key] for key in ("learning_rate", "batch_size")]
+    return settings["system"]["seed"], settings["model"], *training
+
+
+def gates(model: dict[str, object]) -> dict[str, object]:
+    """What the metrics of Infini-attention tell besides."""
+    if model["attention"] != "infini":
+        return {}
+    share = 1 / (1 + math.exp(-model["infini"]["gate_init"]))
+    return {"gates": [[share] * model["num_heads"]] * model["num_layers"]}
 
 
 def content_of(path: Path) -> str:

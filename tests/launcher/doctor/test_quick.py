@@ -1,4 +1,4 @@
-"""`doctor --quick` in real processes: real pynvml over a driver that does not exist."""
+"""`doctor --quick`: real pynvml, in its own process, over a driver that does not exist."""
 
 import json
 import os
@@ -15,6 +15,7 @@ import pytest
 
 from launcher.history.gpu_history import GpuHistory
 from tests.deadline import DEADLINE_S
+from tests.in_process import answer_of
 from tests.launcher.gpus.conftest import ROOT, Box, box, nvml_dir
 from tests.launcher.supervise import stuck_disk
 from tests.launcher.verdict.test_past import past
@@ -48,16 +49,17 @@ def among_eight(index: int, **more: int | str) -> list[FakeGpu]:
 def quick(
     box: Box,
     *arguments: str,
-    program: Sequence[str] = (sys.executable, "-m", "launcher"),
+    program: Sequence[str] = (),
     **env: str,
 ) -> Done:
-    done = subprocess.run(
-        [*program, "doctor", "--quick", *arguments],
-        env=box.env | {"PYTHONPATH": str(ROOT)} | env,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    """Of this process, or of that of `program`."""
+    asked, env = ("doctor", "--quick", *arguments), box.env | {"PYTHONPATH": str(ROOT)} | env
+    if not program:
+        done = answer_of(*asked, cwd=Path.cwd(), env=env)
+    else:
+        done = subprocess.run(
+            [*program, *asked], env=env, capture_output=True, text=True, timeout=DEADLINE_S
+        )
     assert "Traceback" not in done.stderr, done.stderr
     return done
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.gpus.codes import cure_for
+from tests.deadline import DEADLINE_S
 from tests.launcher.gpus.conftest import ROOT, Box
 from tests.nvml_fake.build import HANG, crash, delay, fake_gpu, fake_mig, fake_uuid, fault
 
@@ -322,7 +323,7 @@ def test_a_hanging_reader_ends_by_itself_when_its_launcher_is_killed(box: MakeBo
         "    while not (pids := open(children).read().split()): pass\n"
         "    print(pids[0], flush=True)\n"
         "threading.Thread(target=tell, daemon=True).start()\n"
-        "NvmlProbe(deadline_s=0.3).snapshot()\n"
+        f"NvmlProbe(deadline_s={DEADLINE_S}).snapshot()\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, env=machine.env, stdout=subprocess.PIPE, text=True
@@ -331,7 +332,7 @@ def test_a_hanging_reader_ends_by_itself_when_its_launcher_is_killed(box: MakeBo
         reader = os.pidfd_open(int(launcher.stdout.readline()))
         launcher.kill()
     try:
-        assert select.select([reader], [], [], 30)[0], "the reader is still there"
+        assert select.select([reader], [], [], DEADLINE_S)[0], "the reader is still there"
     finally:
         os.close(reader)
 

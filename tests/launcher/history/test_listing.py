@@ -1,19 +1,16 @@
-"""`history`: the verb, in processes."""
+"""`history`: the verb."""
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.history.gpu_history import GpuHistory
-from tests.deadline import DEADLINE_S
+from tests.in_process import answer_of
 from tests.launcher.verdict.test_past import UUID, past
 
-ROOT = Path(__file__).parents[3]
 OTHER = "GPU-77aa0000-0000-4000-8000-000000000000"
 PASSED: dict[str, Any] = {"verdict": "PASS", "cause": None, "cause_class": None} | dict.fromkeys(
     ("severity", "repeat")
@@ -21,17 +18,11 @@ PASSED: dict[str, Any] = {"verdict": "PASS", "cause": None, "cause_class": None}
 
 
 def verb(*arguments: str, code: int = 0, **env: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher", "history", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert done.returncode == code, done.stdout
-    assert "Traceback" not in done.stdout
-    return done.stdout
+    done = answer_of("history", *arguments, cwd=Path.cwd(), env=dict(os.environ) | env)
+    said = done.stdout + done.stderr
+    assert done.returncode == code, said
+    assert "Traceback" not in said
+    return said
 
 
 @pytest.fixture

@@ -1,13 +1,15 @@
 """The launchers of a job tell each other what they know: real sockets on loopback, and threads."""
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from msgspec.structs import replace
 
+from launcher.nodes import first_node
 from launcher.nodes.first_node import MAX_STRANGERS, FirstNode, places_to_listen
 from launcher.nodes.further_node import FurtherNode
 from launcher.nodes.link import Link
@@ -47,8 +49,7 @@ class Lab:
         self,
         node: int,
         job: str = "1.0",
-        limit_s: float = 5.0,
-        patience_s: float = 10,
+        limit_s: float = DEADLINE_S,
         first: Hello | Refused | None = None,
     ) -> Link:
         make = FirstNode if node == 0 else FurtherNode
@@ -149,6 +150,14 @@ def test_strangers_change_nothing(lab: Lab, noise: bytes) -> None:
     assert not [message for message in first.log if isinstance(message, Gone)]
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first node waits for a greeting as long as a test may take: who has to go, makes
+    place."""
+    monkeypatch.setattr(first_node, "ANSWER_S", 2.0 * DEADLINE_S)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_crowd_of_strangers_keeps_no_node_out(lab: Lab) -> None:
     """Each has begun a line, and does not end it."""
     first = lab.link(0)
@@ -160,11 +169,12 @@ def test_a_crowd_of_strangers_keeps_no_node_out(lab: Lab) -> None:
             stranger.sendall(b'{"type":')
         second = lab.link(1)
         said(second, Hello, 2)
-        strangers[0].settimeout(2)
+        strangers[0].settimeout(DEADLINE_S)
         assert strangers[0].recv(1) == b"", "the oldest makes place, long before it is due"
     assert [type(message) for message in first.log] == [Hello, Hello]
 
 
+@pytest.mark.usefixtures("patient")
 def test_strangers_that_make_place_while_they_talk_change_nothing(lab: Lab) -> None:
     """In one reading: a connection too many, and a word of the oldest, which has to go."""
     first = lab.link(0)
@@ -174,25 +184,33 @@ def test_strangers_that_make_place_while_they_talk_change_nothing(lab: Lab) -> N
         def connect() -> socket.socket:
             return crowd.enter_context(socket.create_connection(place))
 
-        node = connect()
-        node.sendall(encode(hello(1)))
-        said(first, Hello, 2)
         oldest, *strangers = [connect() for _ in range(MAX_STRANGERS + len(NAMES) + 1)]
+        oldest.settimeout(DEADLINE_S)
         assert oldest.recv(1) == b"", "all are there"
-
-        def held_up() -> bool:
-            """The thread cannot record this word as long as we look at its log."""
-            node.sendall(encode(Ready(1, "data")))
-            time.sleep(0.5)
+        with turned_off(first):
             strangers.append(connect())
             for stranger in strangers:
                 stranger.send(b"x")
-            return True
+        second = lab.link(1)
+        said(second, Hello, 2)
+    assert [type(message) for message in first.log] == [Hello, Hello]
 
-        assert first.wait(held_up, DEADLINE_S)
-        third = lab.link(2)
-        said(third, Hello, 3)
-    assert [type(message) for message in first.log] == [Hello, Hello, Ready, Hello]
+
+@contextmanager
+def turned_off(link: Link) -> Iterator[None]:
+    """Its thread stands still, between two readings."""
+    turn, stands, goes_on = link._turn, threading.Event(), threading.Event()
+
+    def stand(now: float) -> None:
+        stands.set()
+        goes_on.wait(DEADLINE_S)
+        turn(now)
+
+    link._turn = stand  # type: ignore[method-assign]
+    assert stands.wait(DEADLINE_S)
+    yield
+    link._turn = turn  # type: ignore[method-assign]
+    goes_on.set()
 
 
 @pytest.mark.parametrize(

@@ -552,6 +552,26 @@ def test_a_warning_passes_and_is_counted_in_the_last_line() -> None:
     assert [len(worker.warnings) for worker in result.workers] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("fail_on", "xids", "first", "then"),
+    [
+        ("monitor", (79, 13), "GPU1: Xid 13 ", "GPU0: Xid 79 "),
+        ("reset", (79, 63), "GPU1: Xid 63 ", "GPU0: Xid 79 "),
+        ("isolate", (63, 79), "GPU1: Xid 79 ", "GPU0: Xid 63 "),
+    ],
+)
+def test_the_gpu_that_the_settings_fail_comes_before_one_that_they_let_pass(
+    fail_on: str, xids: tuple[int, int], first: str, then: str
+) -> None:
+    records = {f"GPU{n}": told(Xid(t=1, xid=xid)) for n, xid in enumerate(xids)}
+    result = judged(result_of(PASS, PASS), records, [fail_on])
+    assert (result.exit_code, result.culprits) == (22, ["GPU1"])
+    assert result.summary.startswith(first)
+    assert result.summary.index(then) > 0
+    assert result.summary.endswith("; launch.fail_on lets it pass")
+    assert ("launch.fail_on makes this a failure" in result.summary) is (fail_on == "monitor")
+
+
 def test_a_gpu_that_the_settings_let_pass_is_told_all_the_same() -> None:
     result = judged(result_of(PASS), {"GPU0": FAILED_REMAP}, ())
     assert result.summary == (
