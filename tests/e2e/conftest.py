@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -147,7 +148,7 @@ def scripted_in(directory: Path, token_cache: Path) -> Launcher:
     launcher = launcher_in(directory, token_cache)
     launcher.module = "tests.scripted"
     # Other programs of ours know a launcher by this word in its command line.
-    launcher.config = launcher.config.rename(directory / "launcher.json")
+    launcher.config = Path(shutil.copy(launcher.config, directory / "launcher.json"))
     launcher.own = {"PYTHONPATH": str(ROOT)}  # without the faults that are put into a real one
     return launcher
 
