@@ -111,7 +111,7 @@ def test_ranks_tell_which_shard_they_took_fingerprints_of(job: Job) -> None:  # 
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+@pytest.mark.parametrize("mode", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("traced", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_compiled_ranks_train_as_eager_ones(
     job: Job,  # noqa: F811

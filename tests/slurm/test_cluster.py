@@ -11,7 +11,7 @@ import pytest
 from tests.deadline import DEADLINE_S
 from tests.slurm.cluster import Cluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 TINY = {
     "model": {"num_layers": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2},

@@ -14,7 +14,7 @@ from tests.deadline import DEADLINE_S
 from tests.nvml_fake.build import build, fake_gpu, scenario
 from tests.slurm.cluster import Cluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "slurm"
 LIMIT_S = 15

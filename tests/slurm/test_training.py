@@ -15,7 +15,7 @@ import pytest
 from tests.deadline import DEADLINE_S
 from tests.slurm.cluster import Cluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 RECIPES = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/nodes.md").read_text(), re.DOTALL)
 TINY = {
