@@ -5,6 +5,7 @@ ends all of them at once, also one that is just being forked. The search in `pro
 second layer. Standard library only: the guardian imports this.
 """
 
+import errno
 import fcntl
 import os
 import select
@@ -85,18 +86,24 @@ def leftovers(parent: str) -> Iterator[str]:
 def clear(directory: str, wait_s: float = EMPTY_WAIT_S) -> None:
     """SIGKILL to every process in it until it is empty, then remove it. Gives up after `wait_s`,
     when SIGKILL cannot end a process in it. Nothing happens when it is gone, or is ``."""
-    with suppress(OSError):
-        if not _becomes_empty(directory, wait_s):
-            return
-        for entry in os.scandir(directory):
-            if entry.is_dir():
-                clear(entry.path, 0)  # made by a launcher that one of our workers was
-        os.rmdir(directory)
-
-
-def _becomes_empty(directory: str, wait_s: float) -> bool:
-    """Kills again and again: a worker that was just being started enters after the first time."""
     deadline = time.monotonic() + wait_s
+    with suppress(OSError):
+        while _becomes_empty(directory, deadline):
+            for entry in os.scandir(directory):
+                if entry.is_dir():
+                    clear(entry.path, 0)  # made by a launcher that one of our workers was
+            try:
+                os.rmdir(directory)
+            except OSError as error:
+                # A worker that was just being started has entered meanwhile.
+                if error.errno != errno.EBUSY or time.monotonic() >= deadline:
+                    raise
+            else:
+                return
+
+
+def _becomes_empty(directory: str, deadline: float) -> bool:
+    """Kills again and again: a worker that was just being started enters after the first time."""
     with open(f"{directory}/cgroup.events", "rb", buffering=0) as events:
         waiter = select.poll()
         waiter.register(events, select.POLLPRI)

@@ -74,6 +74,23 @@ def test_a_process_that_enters_after_the_first_kill_is_ended_too(made: Cgroup) -
     assert not os.path.exists(made.directory)
 
 
+def test_a_process_that_enters_between_the_last_look_and_the_removal_is_ended_too(
+    made: Cgroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, late = os.rmdir, []
+
+    def rmdir(path: str) -> None:
+        if not late:
+            late.append(Popen((*inside(made.directory), "sleep", "1000")))
+            wait_until(lambda: late[0].pid in members(made))
+        remove(path)
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    cgroup.clear(made.directory, DEADLINE_S)
+    assert late[0].wait(DEADLINE_S) == -9
+    assert not os.path.exists(made.directory)
+
+
 def test_a_launcher_that_dies_before_its_first_worker_leaves_no_cgroup(made: Cgroup) -> None:
     with python(LAUNCHER) as launcher:
         assert launcher.stdout is not None
