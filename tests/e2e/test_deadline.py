@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import IN_WORKERS, ROOT, Launcher, Run
+from tests.e2e.conftest import Launcher, Run
 from tests.e2e.test_run import read_until
 
 DEADLINES_S = (6, 40, 100)
-HOOKS = {"PYTHONPATH": f"{ROOT}:{IN_WORKERS}"}
-RESTING = HOOKS | {"RESTS": "0.1"}
+RESTING = {"RESTS": "0.1"}
 """Steps until the deadline: hundreds, not thousands."""
 
 

@@ -6,18 +6,15 @@ DRILLS: JSON, worker -> its own drill. IN_REPLAY: the same, in replays alone. IN
 -> the same, in that one alone. SETTINGS: JSON, worker -> a setting of its own.
 VARYING: `P SEED`, and with probability P the output of the first block has one bit turned over, in
 each worker another one, each time that it is computed; the file WORKER.varied in the run directory
-counts them. STOPS_AFTER: `WORKER STEP`, that worker stops (SIGSTOP) when it has told that step.
-LATE: `WORKER SECONDS`, that worker tells its NaN, or that its state changed, so much later.
-PREPARES_WHEN: a path, and the preparation begins when it is there. LINGERS: the worker that tells
-SIGTERM and does not heed it. RESTS: seconds that each worker sleeps after each step, so that many
-of them cost no CPU. KERNEL: JSON, worker -> what torch's attention does there in its backward pass:
-`nan`, `hang`.
+counts them. LATE: `WORKER SECONDS`, that worker tells its NaN, or that its state changed, so much
+later. LINGERS: the worker that tells SIGTERM and does not heed it. RESTS: seconds that each worker
+sleeps after each step, so that many of them cost no CPU. KERNEL: JSON, worker -> what torch's
+attention does there in its backward pass: `nan`, `hang`.
 """
 
 import json
 import os
 import random
-import signal
 import sys
 import time
 from pathlib import Path
@@ -40,9 +37,6 @@ def main() -> None:
         probability, seed = varying.split()
         again = os.getpid() if "--replay-to" in sys.argv else ""
         vary(float(probability), random.Random(f"{seed} {WORKER} {again}"))
-    stops = os.environ.get("STOPS_AFTER", "").split()
-    if stops[:1] == [WORKER] and "--replay-to" not in sys.argv:
-        stop_after(int(stops[1]))
     if (late := os.environ.get("LATE", "").split()) and late[0] == WORKER:
         tell_late(float(late[1]))
     if os.environ.get("LINGERS") == WORKER:
@@ -110,19 +104,6 @@ def linger() -> None:
     StopSignal._on_stop = lambda *_: os.write(1, f"{WORKER} lingers\n".encode())  # type: ignore[method-assign, assignment]
 
 
-def stop_after(step: int) -> None:
-    from model_check.events import Event, EventSink, Step
-
-    told = EventSink.emit
-
-    def emit(sink: EventSink, event: Event) -> None:
-        told(sink, event)
-        if isinstance(event, Step) and event.step == step:
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-    EventSink.emit = emit  # type: ignore[method-assign]
-
-
 def rest(seconds: float) -> None:
     from model_check.events import Event, EventSink, Step
 
@@ -149,12 +130,5 @@ def tell_late(seconds: float) -> None:
     EventSink.emit = emit  # type: ignore[method-assign]
 
 
-def wait_for(path: Path) -> None:
-    while not path.exists():
-        time.sleep(0.01)
-
-
 if WORKER and Path(sys.argv[0]).name == "pretrain_main.py":
     main()
-if (go := os.environ.get("PREPARES_WHEN")) and Path(sys.argv[0]).name == "prepare_dataset.py":
-    wait_for(Path(go))
