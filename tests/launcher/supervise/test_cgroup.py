@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -100,33 +99,37 @@ def test_a_launcher_that_a_worker_is_has_its_cgroup_inside(lab: Lab, launch: Lau
     assert not path.parent.exists()
 
 
-def test_the_next_run_ends_what_a_killed_guardian_could_not(lab: Lab, launch: Launch) -> None:
-    run = launch(HIDES)
+def test_the_next_run_ends_what_a_killed_guardian_could_not(
+    lab: Lab, launch: Launch, outer: Cgroup
+) -> None:
+    """In a cgroup of the test's own: runs of other tests look for leftovers beside it."""
+    prefix = inside(outer.directory)
+    run = launch(HIDES, prefix=prefix)
     (pid,), guardian = hidden(lab, run, 1), run.guardian
     (made,) = cgroups_of(pid)
     os.kill(guardian, signal.SIGKILL)
     run.process.kill()
     wait_until_dead([guardian, run.process.pid])
-    assert lab.run(sh("true")).end.exit_code == 0
+    assert launch(sh("true"), prefix=prefix).wait() == 0
     wait_until_dead([pid])
-    assert lab.run(sh("true")).end.exit_code == 0
+    assert launch(sh("true"), prefix=prefix).wait() == 0
     assert not made.exists()
 
 
 def test_an_empty_cgroup_that_nobody_was_left_to_remove_goes_with_the_next_run(
-    lab: Lab, launch: Launch
+    lab: Lab, launch: Launch, outer: Cgroup
 ) -> None:
-    run = launch(sh(UP))
+    prefix = inside(outer.directory)
+    run = launch(sh(UP), prefix=prefix)
     (pid,), guardian = hidden(lab, run, 1), run.guardian
     (made,) = cgroups_of(pid)
     os.kill(guardian, signal.SIGKILL)
     run.process.kill()
     wait_until_dead([guardian, pid])
-    with suppress(FileNotFoundError):  # the next run may be one beside this test
-        while "populated 1" in (made / "cgroup.events").read_text():
-            os.sched_yield()  # the dead leave it a little later than they die
-    assert str(made) in cgroup.leftovers(str(made.parent)) or not made.exists()
-    assert lab.run(sh("true")).end.exit_code == 0
+    while "populated 1" in (made / "cgroup.events").read_text():
+        os.sched_yield()  # the dead leave it a little later than they die
+    assert list(cgroup.leftovers(str(made.parent))) == [str(made)]
+    assert launch(sh("true"), prefix=prefix).wait() == 0
     assert not made.exists()
 
 
