@@ -18,7 +18,7 @@ LOG = ROOT / "docs" / "log.md"
 HEAD = "| whole run of check.sh's tests | commit | beside | result |\n|---|---|---|---|\n"
 BUSY = (sys.executable, "-c", "while True: pass")
 NUM_BUSY, NUM_PROCESSES = 2, 3
-CLOSING = re.compile(r"=+ (.*) in ([\d.]+)s")
+CLOSING = re.compile(r"(?:=+ )?(.*) in ([\d.]+)s")
 
 
 def run(tree: Path, is_busy: bool) -> str:
@@ -34,7 +34,7 @@ def run(tree: Path, is_busy: bool) -> str:
             capture_output=True,
             text=True,
         )
-    closing = CLOSING.search(done.stdout.splitlines()[-1] if done.stdout else "")
+    closing = CLOSING.match(done.stdout.splitlines()[-1] if done.stdout else "")
     said = f"{closing[1]}, {float(closing[2]) / 60:.1f} min" if closing else f"rc {done.returncode}"
     failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAILED ")]
     commit = subprocess.check_output(("git", "rev-parse", "--short", "HEAD"), cwd=tree, text=True)

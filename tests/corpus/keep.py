@@ -9,17 +9,32 @@ import sys
 from pathlib import Path
 
 from model_check.utils.project_files import PROJECT
-from tests.corpus.said import DIRECTORY, FLEET, RUNS, say_again, say_of_fleet
+from tests.corpus.said import (
+    DIRECTORY,
+    FLEET,
+    RUNS,
+    STYLE,
+    say_again,
+    say_of_fleet,
+    without_style,
+)
 
 KEPT = re.compile(
     r".*(\.jsonl|\.log|\.html|\.stacks\.txt|"
     r"(run|config|data|comparison|manifest|difference|report)\.json)"
 )
-NAMES = {platform.release(): "6.8.0", str(PROJECT): "/opt/model-check"}
+NAMES = {
+    platform.release(): "6.8.0",
+    str(PROJECT): "/opt/model-check",
+    sys.base_prefix: "/usr",
+}
 
 
 def keep(name: str) -> None:
     shutil.rmtree(RUNS / name, ignore_errors=True)
+    page = Path(DIRECTORY, name, "report.html")
+    if page.exists() and (style := re.search(r"<style>(.*?)</style>", page.read_text(), re.S)):
+        STYLE.write_text(style[1])
     for path in sorted(Path(DIRECTORY, name).rglob("*")):
         kept = RUNS / path.relative_to(DIRECTORY)
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +50,7 @@ def keep(name: str) -> None:
 def without_machine(text: str) -> str:
     for own, other in NAMES.items():
         text = text.replace(own, other)
-    return text
+    return without_style(text)
 
 
 def keep_fleet() -> None:

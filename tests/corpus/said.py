@@ -15,6 +15,8 @@ SAID = ("report.json", "report.html", "fleet.json", "fleet.html", "said.txt")
 
 
 FLEET = Path(__file__).with_name("fleet")
+STYLE = Path(__file__).with_name("style.css")
+"""Of all pages, which are kept without it."""
 OF_FLEET = ("pass", "odd_transient", "nan_one", "died", "changed")
 
 
@@ -39,4 +41,8 @@ def _said(names: Sequence[str], place: Path, *options: str) -> dict[str, str]:
         lines.append(f"exit code {exit_code}\n")
         said = {path.name: path.read_text() for path in place.iterdir() if path.name in SAID}
         said["said.txt"] = "\n".join(lines)
-        return {file: text.replace(directory, DIRECTORY) for file, text in said.items()}
+        return {file: without_style(t.replace(directory, DIRECTORY)) for file, t in said.items()}
+
+
+def without_style(text: str) -> str:
+    return text.replace(STYLE.read_text(), "")

@@ -2,7 +2,8 @@
 
 It speaks the real protocol (inherited socket, step lines, credit, vectors, dump and go, signals,
 exit codes) and plays `debug.drill`, with numbers that it makes up: equal on every worker, until a
-fault makes them differ as in a real run. `test_protocol.py` holds its events against a real one's.
+fault makes them differ as in a real run. tests/e2e/test_scripted.py holds its events against those
+of a real one.
 
 Environment, each a JSON object with worker names as keys unless said otherwise:
 DRILLS: the worker's own drill. IN_REPLAY: the same, for replays alone. IN_ROUND: round -> the same.
