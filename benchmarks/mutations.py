@@ -31,6 +31,8 @@ OPERATORS |= {ast.In: "in", ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is no
 DROPPED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Return, ast.Raise)
 KINDS = ("comparison flipped", "statement dropped", "off by one", "other constant")
 NUM_PROCESSES = 3
+TIMEOUT_S = 60
+"""Of one test: a wrong line, or one that is noted, may make it hang."""
 MOST_TESTS = 150
 """Of a line that more tests execute, so many are drawn."""
 
@@ -177,7 +179,7 @@ def where(mutation: Mutation, tree: Path) -> int | None:
     return lines[0] if len(lines) == 1 else None
 
 
-def hits(tree: Path, drawn: list[Mutation], work: Path) -> dict[int, list[str]]:
+def hits(tree: Path, drawn: list[Mutation], work: Path, paths: list[str]) -> dict[int, list[str]]:
     """Number of a mutation -> the tests of `tree` that execute its statement."""
     noted, copy = work / "hits", copied(tree, work / "instrumented")
     shutil.rmtree(noted, ignore_errors=True)
@@ -190,11 +192,11 @@ def hits(tree: Path, drawn: list[Mutation], work: Path) -> dict[int, list[str]]:
         path = copy / mutation.path
         lines = path.read_text().splitlines(keepends=True)
         indent = lines[line - 1][: len(lines[line - 1]) - len(lines[line - 1].lstrip())]
-        lines[line - 1] = f"{indent}exec(open({str(record)!r}).read())\n{lines[line - 1]}"
+        lines[line - 1] = f"{indent}exec(open({str(record)!r}).read(), {{}})\n{lines[line - 1]}"
         path.write_text("".join(lines))
     (copy / "hit_plugin.py").write_text(PLUGIN)
     processes = ("-n", str(NUM_PROCESSES), "--dist", "loadfile", "-m", "not slow")
-    pytest(copy, "-p", "hit_plugin", *processes, MUTATION_HITS=str(noted))
+    pytest(copy, "-p", "hit_plugin", *processes, *paths, MUTATION_HITS=str(noted))
     found = {}
     for number in range(len(drawn)):
         file = noted / f"line-{number}"
@@ -203,7 +205,8 @@ def hits(tree: Path, drawn: list[Mutation], work: Path) -> dict[int, list[str]]:
 
 
 def pytest(tree: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += [f"--timeout={TIMEOUT_S}", *arguments]
     ours = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MODEL_CHECK_VENV": sys.prefix}
     return subprocess.run(
         command, cwd=tree, env=os.environ | ours | env, capture_output=True, text=True
@@ -239,6 +242,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--work", type=Path, default=Path("/tmp/mutations"))
     parser.add_argument("--old", type=Path, help="a checkout whose tests try the survivors")
+    parser.add_argument("--tests", nargs="*", default=[], help="of these paths alone")
     parser.add_argument("--list", action="store_true", help="only draw")
     options = parser.parse_args()
     drawn, dice = draw(options.seed, options.count), random.Random(options.seed)
@@ -248,25 +252,29 @@ def main() -> None:
             print(f"{mutation.old!r} -> {mutation.new!r}")
         return
     options.work.mkdir(parents=True, exist_ok=True)
-    results = tried(ROOT, dict(enumerate(drawn)), options.work, dice)
+    results = tried(ROOT, dict(enumerate(drawn)), options.work, dice, options.tests)
     survivors = {n: drawn[n] for n, killer in results.items() if killer is None}
     print(f"{len(drawn) - len(survivors)} of {len(drawn)} killed", flush=True)
     if options.old and survivors:
-        lost = tried(options.old.absolute(), survivors, options.work, dice)
+        lost = tried(options.old.absolute(), survivors, options.work, dice, options.tests)
         print(f"{sum(killer is not None for killer in lost.values())} of them killed by old tests")
     (options.work / "drawn.json").write_text(json.dumps([asdict(m) for m in drawn], indent=1))
 
 
 def tried(
-    tree: Path, mutations: dict[int, Mutation], work: Path, dice: random.Random
+    tree: Path,
+    mutations: dict[int, Mutation],
+    work: Path,
+    dice: random.Random,
+    paths: list[str],
 ) -> dict[int, str | None]:
     numbers = list(mutations)
-    executed = hits(tree, list(mutations.values()), work)
+    executed = hits(tree, list(mutations.values()), work, paths)
     results: dict[int, str | None] = {}
     for at, number in enumerate(numbers):
         mutation, tests = mutations[number], executed[at]
         results[number] = killed_by(tree, mutation, tests, work, dice)
-        said = results[number] or "SURVIVED"
+        said = results[number] or ("SURVIVED" if tests else "no test executes it")
         print(f"{number:2} {mutation.path}:{mutation.line} {mutation.kind} ", end="")
         print(f"{mutation.old!r} -> {mutation.new!r}: {len(tests)} tests: {said}", flush=True)
     return results
