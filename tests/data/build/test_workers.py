@@ -221,8 +221,14 @@ def test_a_quota_of_a_container_bounds_the_processes(tmp_path: Path) -> None:
 
 
 def children() -> list[int]:
-    own = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-    return [int(pid) for pid in own.split()]
+    """The pids of this process's tokenizing workers: other tests may have left it other children,
+    as multiprocessing's tracker of resources."""
+    own = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [int(pid) for pid in own if WorkerPool.__module__ in command_line(pid)]
+
+
+def command_line(pid: str) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 @pytest.mark.parametrize(
