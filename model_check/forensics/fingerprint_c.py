@@ -74,6 +74,8 @@ def _keep(compiler: str, library: bytes) -> None:
 def _directory() -> HeldDirectory:
     """The directory of kept libraries. Raises OSError where another user could write one there."""
     place = user_cache(os.environ) / "kernels"
+    if not place.is_absolute():
+        raise FileNotFoundError(errno.ENOENT, "no cache directory of this user", str(place))
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory = hold_own(place)
     if directory.status().st_mode & OTHERS_WRITE or not directory.is_ours():

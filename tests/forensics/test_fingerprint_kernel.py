@@ -245,11 +245,15 @@ def test_a_library_of_another_user_is_not_loaded(
 
 
 @needs_compiler
+@pytest.mark.parametrize("place", ["/dev/null/cache", "relative"])
 def test_where_nothing_can_be_kept_each_process_compiles(
-    num_compiled: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    num_compiled: Callable[[], int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/cache")
+    """A home that nobody knows gives a relative path: nothing is made in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", place)
     assert [num_compiled(), num_compiled()] == [1, 2]
+    assert not (tmp_path / place).exists()
 
 
 @needs_compiler
