@@ -13,7 +13,6 @@ from tests.corpus.said import (
     DIRECTORY,
     FLEET,
     RUNS,
-    STYLE,
     say_again,
     say_of_fleet,
     without_style,
@@ -32,9 +31,6 @@ NAMES = {
 
 def keep(name: str) -> None:
     shutil.rmtree(RUNS / name, ignore_errors=True)
-    page = Path(DIRECTORY, name, "report.html")
-    if page.exists() and (style := re.search(r"<style>(.*?)</style>", page.read_text(), re.S)):
-        STYLE.write_text(style[1])
     for path in sorted(Path(DIRECTORY, name).rglob("*")):
         kept = RUNS / path.relative_to(DIRECTORY)
         kept.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from contextlib import chdir
 from pathlib import Path
 
 from launcher.report.rebuild import rebuild
+from model_check.utils.project_files import PACKAGES
 
 RUNS = Path(__file__).with_name("runs")
 DIRECTORY = "/tmp/model_check_corpus"
@@ -15,7 +16,7 @@ SAID = ("report.json", "report.html", "fleet.json", "fleet.html", "said.txt")
 
 
 FLEET = Path(__file__).with_name("fleet")
-STYLE = Path(__file__).with_name("style.css")
+STYLE = PACKAGES / "launcher" / "report" / "page" / "style.css"
 """Of all pages, which are kept without it."""
 OF_FLEET = ("pass", "odd_transient", "nan_one", "died", "changed")
 
