@@ -125,7 +125,7 @@ def test_runs_that_are_over_are_printed_once_and_what_they_said_moves_no_cursor(
 
 
 def test_a_nan_and_the_one_that_was_stopped_are_told_apart(scripted: Launcher) -> None:
-    scripted("debug.drill=nan@1:CPU1")
+    scripted("--max-steps=100", "debug.drill=nan@1:CPU1")  # or the other one is done by then
     told = scripted.verb("watch", "run").stdout
     assert "DRILL nan@1:CPU1" in told
     assert "CPU0    stopped" in told
