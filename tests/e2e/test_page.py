@@ -146,7 +146,7 @@ def test_short_runs(browser: Any, scripted: Launcher, drill: str | None, told: s
 
 
 def test_rounds(browser: Any, launcher: Launcher) -> None:
-    script = "case $MODEL_CHECK_RUN_DIR in *_002) exit 3;; esac"
+    script = "case $MODEL_CHECK_RUN_DIR$MODEL_CHECK_WORKER in *_002CPU1) exit 3;; esac"
     run = launcher("--repeat=3", "--", "bash", "-c", f": '{HOSTILE}'; {script}")
     assert run.exit_code == 3, run.output
     text = check(browser, run.directory / "report.html")
