@@ -31,14 +31,15 @@ if [[ $* == "" || $* == --fast || $* == --all ]]; then
     # Tests start hundreds of our processes: none compiles us again, whatever the environment says.
     "$python" -m compileall -q launcher model_check
     # Many tests wait for processes of their own: one process of tests more than there are cores
-    # keeps these busy. A file's tests stay together, for the fixtures that they share. A thread of
-    # torch's a core in each of them would only spin. (nproc obeys OMP_NUM_THREADS, too.)
+    # keeps these busy. A file's tests stay together, for the fixtures that they share.
+    # (nproc obeys OMP_NUM_THREADS, too.)
     processes=(-n "$(($(env -u OMP_NUM_THREADS nproc) + 1))" --dist loadfile)
     case ${1-} in
     --all) set -- "${processes[@]}" ;;
     --fast) set -- "${processes[@]}" -m "not slow" tests/test_*.py tests/{config,launcher,utils} ;;
     *) set -- "${processes[@]}" -m "not slow" ;;
     esac
-    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 fi
+# A thread of torch's a core, in each process of tests, would only spin.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 exec "$python" -m pytest "$@"

@@ -125,7 +125,7 @@ def test_an_empty_cgroup_that_nobody_was_left_to_remove_goes_with_the_next_run(
     (made,) = cgroups_of(pid)
     os.kill(guardian, signal.SIGKILL)
     run.process.kill()
-    wait_until_dead([guardian, pid])
+    wait_until_dead([guardian, run.process.pid, pid])
     while "populated 1" in (made / "cgroup.events").read_text():
         os.sched_yield()  # the dead leave it a little later than they die
     assert list(cgroup.leftovers(str(made.parent))) == [str(made)]
