@@ -1,7 +1,7 @@
 """Whole runs of the tests of check.sh, in turns quiet and beside two busy processes, each appended
 to the table of docs/log.md. `python -m benchmarks.suite_runs [COUNT]` (10)
 
-It runs the tests of a copy, so that the tree may change meanwhile.
+Each runs the tests of a clone made for it: what is committed meanwhile is in the next one.
 """
 
 import os
@@ -28,7 +28,7 @@ def run(tree: Path, is_busy: bool) -> str:
         for _ in range(NUM_BUSY if is_busy else 0):
             stack.callback(stack.enter_context(subprocess.Popen(BUSY)).kill)
         done = subprocess.run(
-            (*command, "--dist", "loadfile"),
+            (*command, "--dist", "loadfile", "--no-loadscope-reorder"),
             cwd=tree,
             env=environment(tree),
             capture_output=True,
@@ -60,16 +60,16 @@ def append(row: str) -> None:
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-    with tempfile.TemporaryDirectory() as directory:
-        tree = Path(directory, "tree")
-        subprocess.run(("git", "clone", "-q", str(ROOT), str(tree)), check=True)
-        subprocess.run(
-            (sys.executable, "-m", "compileall", "-q", "launcher", "model_check"), cwd=tree
-        )
-        for number in range(count):
+    for number in range(count):
+        with tempfile.TemporaryDirectory() as directory:
+            os.chmod(directory, 0o755)  # tests of a second user read the tree
+            tree = Path(directory, "tree")
+            subprocess.run(("git", "clone", "-q", str(ROOT), str(tree)), check=True)
+            compiled = (sys.executable, "-m", "compileall", "-q", "launcher", "model_check")
+            subprocess.run(compiled, cwd=tree, check=True)
             row = run(tree, is_busy=number % 2 == 1)
-            append(row)
-            print(row, end="", flush=True)
+        append(row)
+        print(row, end="", flush=True)
 
 
 if __name__ == "__main__":
