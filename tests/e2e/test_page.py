@@ -14,7 +14,7 @@ from tests.conftest import CAPABILITIES
 from tests.e2e.conftest import Launcher
 from tests.launcher.verdict.test_fleet import Fleet, steps
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 FLAGS = (
     "--no-sandbox",

@@ -110,9 +110,10 @@ def test_ranks_tell_which_shard_they_took_fingerprints_of(job: Job) -> None:  # 
     assert all(rank["repeated"] == [True, None] for rank in ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mode", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("traced", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+@pytest.mark.parametrize("traced", [True, False])
 def test_compiled_ranks_train_as_eager_ones(
     job: Job,  # noqa: F811
     mode: str,

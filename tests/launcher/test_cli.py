@@ -72,7 +72,6 @@ def test_a_reader_who_is_gone_ends_it_as_sigpipe_would(
     [
         ("prepare", "--gc"),
         ("watch", "run"),
-        ("export", "--help"),
         ("forensics", "--version"),
         ("train", "--help"),
         ("--version",),

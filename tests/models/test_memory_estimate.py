@@ -138,7 +138,10 @@ def peak_of_a_worker(settings: Settings, directory: Path) -> int:
         ("training.grad_accum_nums=2",),
         # Of few tokens: a processor without products in 16 bits takes 100 times as long.
         ("training.use_amp=true", "training.bf16_copies=true", "training.context_length=128"),
-        (*TINY, "training.batch_size=4", "training.gradient_checkpointing=true"),
+        pytest.param(
+            (*TINY, "training.batch_size=4", "training.gradient_checkpointing=true"),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(("data.document_masking=true",), marks=pytest.mark.slow),
         pytest.param(("model.attention_backend=eager",), marks=pytest.mark.slow),
         pytest.param(("model.attention=infini",), marks=pytest.mark.slow),
