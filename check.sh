@@ -30,11 +30,10 @@ if [[ $* == "" || $* == --fast || $* == --all ]]; then
     "$python" -m mypy
     # Tests start hundreds of our processes: none compiles us again, whatever the environment says.
     "$python" -m compileall -q launcher model_check
-    # Many tests wait for processes of their own: one process of tests more than there are cores
-    # keeps these busy. A file's tests stay together, for the fixtures that they share; the dear
-    # files (e2e, engine) come first as they are named, not last as those of few tests.
-    # (nproc obeys OMP_NUM_THREADS, too.)
-    processes=(-n "$(($(env -u OMP_NUM_THREADS nproc) + 1))" --dist loadfile --no-loadscope-reorder)
+    # Many tests wait for processes of their own: two processes of tests a core keep the cores busy.
+    # A file's tests stay together, for the fixtures that they share. (nproc obeys OMP_NUM_THREADS,
+    # too.)
+    processes=(-n "$((2 * $(env -u OMP_NUM_THREADS nproc)))" --dist loadfile)
     case ${1-} in
     --all) set -- "${processes[@]}" ;;
     --fast) set -- "${processes[@]}" -m "not slow" tests/test_*.py tests/{config,launcher,utils} ;;

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[1]
 LOG = ROOT / "docs" / "log.md"
 HEAD = "| whole run of check.sh's tests | commit | beside | result |\n|---|---|---|---|\n"
 BUSY = (sys.executable, "-c", "while True: pass")
-NUM_BUSY, NUM_PROCESSES = 2, 3
+NUM_BUSY = 2
+NUM_PROCESSES = 2 * len(os.sched_getaffinity(0))
 CLOSING = re.compile(r"(?:=+ )?(.*) in ([\d.]+)s")
 
 
@@ -28,7 +29,7 @@ def run(tree: Path, is_busy: bool) -> str:
         for _ in range(NUM_BUSY if is_busy else 0):
             stack.callback(stack.enter_context(subprocess.Popen(BUSY)).kill)
         done = subprocess.run(
-            (*command, "--dist", "loadfile", "--no-loadscope-reorder"),
+            (*command, "--dist", "loadfile"),
             cwd=tree,
             env=environment(tree),
             capture_output=True,

@@ -192,7 +192,7 @@ def test_the_first_checks_import_nothing_of_the_working_directory(
     assert not first_checks.imported.exists(), first_checks.imported.read_text()
 
 
-PYTEST = f"pytest -n {len(os.sched_getaffinity(0)) + 1} --dist loadfile --no-loadscope-reorder"
+PYTEST = f"pytest -n {2 * len(os.sched_getaffinity(0))} --dist loadfile"
 
 
 def test_the_checks_run_in_order_and_the_first_bad_one_ends_them(
