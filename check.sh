@@ -27,9 +27,16 @@ cd -- "$root"
 if [[ $* == "" || $* == --fast || $* == --all ]]; then
     "$python" -m ruff format --check .
     "$python" -m ruff check .
-    "$python" -m mypy
-    # Tests start hundreds of our processes: none compiles us again, whatever the environment says.
-    "$python" -m compileall -q launcher model_check
+    # Beside mypy, which keeps one core busy, and whatever the environment says: bytecode for the
+    # hundreds of processes that tests start, and of the tests for each process of pytest.
+    {
+        "$python" -m compileall -q launcher model_check
+        env -u PYTHONDONTWRITEBYTECODE "$python" -m pytest --collect-only -q
+    } > /dev/null 2>&1 &
+    types=0
+    "$python" -m mypy || types=$?
+    wait # what is wrong with a test, pytest tells
+    ((types == 0)) || exit "$types"
     # Many tests wait for processes of their own: two processes of tests a core keep the cores busy.
     # A file's tests stay together, for the fixtures that they share. (nproc obeys OMP_NUM_THREADS,
     # too.)

@@ -15,7 +15,7 @@ FAULTS = {
     "none": ("--workers=1", *SAVES, "data.validation=held_out=0.2", "training.eval_interval=2"),
     # So many steps that both are stopped before their last one.
     "other bits": ("--workers=2", "--max-steps=1000", f"debug.drill=flip_gradient@2:CPU0:{NORM}:3"),
-    "changed state": ("--workers=1", f"debug.drill=flip@2:{NORM}:3"),
+    "changed state": ("--workers=1", f"debug.drill=flip@2:CPU0:{NORM}:3"),
     "not finite": ("--workers=1", "debug.drill=nan@2"),
     "a failure": ("--workers=1", "debug.drill=raise@2"),
 }
