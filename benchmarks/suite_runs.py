@@ -1,7 +1,8 @@
 """Whole runs of the tests of check.sh, in turns quiet and beside two busy processes, each appended
 to the table of docs/log.md. `python -m benchmarks.suite_runs [COUNT]` (10)
 
-Each runs the tests of a clone made for it: what is committed meanwhile is in the next one.
+Each runs the tests of a clone made for it: what is committed meanwhile is in the next one. The
+turns go on from the table's last row.
 """
 
 import os
@@ -18,6 +19,7 @@ LOG = ROOT / "docs" / "log.md"
 HEAD = "| whole run of check.sh's tests | commit | beside | result |\n|---|---|---|---|\n"
 BUSY = (sys.executable, "-c", "while True: pass")
 NUM_BUSY = 2
+BESIDE, QUIET = f"{NUM_BUSY} busy processes", "nothing of ours"
 NUM_PROCESSES = 2 * len(os.sched_getaffinity(0))
 CLOSING = re.compile(r"(?:=+ )?(.*) in ([\d.]+)s")
 
@@ -39,7 +41,7 @@ def run(tree: Path, is_busy: bool) -> str:
     said = f"{closing[1]}, {float(closing[2]) / 60:.1f} min" if closing else f"rc {done.returncode}"
     failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAILED ")]
     commit = subprocess.check_output(("git", "rev-parse", "--short", "HEAD"), cwd=tree, text=True)
-    beside = f"{NUM_BUSY} busy processes" if is_busy else "nothing of ours"
+    beside = BESIDE if is_busy else QUIET
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     return f"| {when} | {commit.strip()} | {beside} | {'; '.join([said, *failed])} |\n"
 
@@ -49,27 +51,30 @@ def environment(tree: Path) -> dict[str, str]:
     return os.environ | ours
 
 
-def append(row: str) -> None:
+def parts() -> tuple[str, str, str]:
+    """The log up to the table's rows, these, and what follows."""
     text = LOG.read_text()
     if HEAD not in text:
         text = f"{text.rstrip()}\n\n{HEAD}"
-    table, rest = text.split(HEAD)
+    before, rest = text.split(HEAD)
     rows = re.match(r"(?:\|.*\n)*", rest)
-    end = rows.end() if rows else 0
-    LOG.write_text(table + HEAD + rest[:end] + row + rest[end:])
+    assert rows is not None
+    return before + HEAD, rows[0], rest[rows.end() :]
 
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-    for number in range(count):
+    for _ in range(count):
         with tempfile.TemporaryDirectory() as directory:
             os.chmod(directory, 0o755)  # tests of a second user read the tree
             tree = Path(directory, "tree")
             subprocess.run(("git", "clone", "-q", str(ROOT), str(tree)), check=True)
             compiled = (sys.executable, "-m", "compileall", "-q", "launcher", "model_check")
             subprocess.run(compiled, cwd=tree, check=True)
-            row = run(tree, is_busy=number % 2 == 1)
-        append(row)
+            rows = parts()[1].splitlines()
+            row = run(tree, is_busy=bool(rows) and QUIET in rows[-1])
+        before, above, after = parts()
+        LOG.write_text(before + above + row + after)
         print(row, end="", flush=True)
 
 
