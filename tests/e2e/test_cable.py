@@ -4,6 +4,7 @@ when the cable, or a node, goes. Each side ends in time, and names a node, never
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -38,9 +39,10 @@ def scripted_apart(scripted: Launcher) -> Iterator[Job]:
 
 
 def signal_all(node: Node, signum: signal.Signals) -> None:
-    """Every process that runs on it."""
+    """Every process that runs on it. The first that hear it may end others before these do."""
     for pid in pids_on(node):
-        os.kill(pid, signum)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signum)
 
 
 def cut(_: Node, second: Node) -> None:
