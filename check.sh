@@ -27,16 +27,6 @@ cd -- "$root"
 if [[ $* == "" || $* == --fast || $* == --all ]]; then
     "$python" -m ruff format --check .
     "$python" -m ruff check .
-    # Beside mypy, which keeps one core busy, and whatever the environment says: bytecode for the
-    # hundreds of processes that tests start, and of the tests for each process of pytest.
-    {
-        "$python" -m compileall -q launcher model_check
-        env -u PYTHONDONTWRITEBYTECODE "$python" -m pytest --collect-only -q
-    } > /dev/null 2>&1 &
-    types=0
-    "$python" -m mypy || types=$?
-    wait # what is wrong with a test, pytest tells
-    ((types == 0)) || exit "$types"
     # Many tests wait for processes of their own: two processes of tests a core keep the cores busy.
     # A file's tests stay together, for the fixtures that they share. (nproc obeys OMP_NUM_THREADS,
     # too.)
@@ -46,6 +36,16 @@ if [[ $* == "" || $* == --fast || $* == --all ]]; then
     --fast) set -- "${processes[@]}" -m "not slow" tests/test_*.py tests/{config,launcher,utils} ;;
     *) set -- "${processes[@]}" -m "not slow" ;;
     esac
+    # Beside mypy, which keeps one core busy, and whatever the environment says: bytecode for the
+    # hundreds of processes that tests start, and of the tests for each process of pytest.
+    {
+        "$python" -m compileall -q launcher model_check
+        env -u PYTHONDONTWRITEBYTECODE "$python" -m pytest --collect-only -q "$@"
+    } > /dev/null 2>&1 &
+    types=0
+    "$python" -m mypy || types=$?
+    wait # what is wrong with a test, pytest tells
+    ((types == 0)) || exit "$types"
 fi
 # A thread of torch's a core, in each process of tests, would only spin.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}

@@ -41,7 +41,7 @@ def run(tree: Path, is_busy: bool) -> str:
     said = f"{closing[1]}, {float(closing[2]) / 60:.1f} min" if closing else f"rc {done.returncode}"
     failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAILED ")]
     if failed or not closing:
-        print(done.stdout[done.stdout.find("= FAILURES =") :], flush=True)
+        print(done.stdout[-20_000:], flush=True)
     commit = subprocess.check_output(("git", "rev-parse", "--short", "HEAD"), cwd=tree, text=True)
     beside = BESIDE if is_busy else QUIET
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())

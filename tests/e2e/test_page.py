@@ -14,7 +14,7 @@ from tests.conftest import CAPABILITIES
 from tests.e2e.conftest import Launcher
 from tests.launcher.verdict.test_fleet import Fleet, steps
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = pytest.mark.browser
 
 FLAGS = (
     "--no-sandbox",
@@ -93,6 +93,7 @@ def check(browser: Any, report: Path) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_big_runs(browser: Any, case: Case, tmp_path: Path) -> None:
     directory = tmp_path / "run"
@@ -103,6 +104,7 @@ def test_big_runs(browser: Any, case: Case, tmp_path: Path) -> None:
     assert "steps" in check(browser, report)
 
 
+@pytest.mark.slow
 def test_a_fleet_of_a_thousand_nodes(browser: Any, tmp_path: Path) -> None:
     """Which node is told first, and its tile stands out and opens its own page."""
     fleet, healthy = Fleet(), steps()
@@ -130,6 +132,7 @@ def test_a_fleet_of_a_thousand_nodes(browser: Any, tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drill", "told"),
     [
@@ -145,6 +148,7 @@ def test_short_runs(browser: Any, scripted: Launcher, drill: str | None, told: s
     assert told in check(browser, run.directory / "report.html")
 
 
+@pytest.mark.slow
 def test_rounds(browser: Any, launcher: Launcher) -> None:
     script = "case $MODEL_CHECK_RUN_DIR$MODEL_CHECK_WORKER in *_002CPU1) exit 3;; esac"
     run = launcher("--repeat=3", "--", "bash", "-c", f": '{HOSTILE}'; {script}")
@@ -158,6 +162,7 @@ def test_rounds(browser: Any, launcher: Launcher) -> None:
         assert tab.url == (run.directory / "round_002" / "report.html").as_uri()
 
 
+@pytest.mark.slow
 def test_arms_side_by_side(browser: Any, scripted: Launcher) -> None:
     options = ("--seeds=2", "data.validation=held_out=0.1", "training.eval_interval=2")
     run = scripted("--run-both-models", *options, "--max-steps=12", "model.infini.gate_init=3")
