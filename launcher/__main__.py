@@ -33,6 +33,7 @@ def main() -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks
     gc.disable()  # importing leaves no garbage, and looking for it takes a tenth of the time
+    import_msgspec()
     from launcher.cli import main as run_command_line
 
     gc.freeze()
@@ -45,6 +46,14 @@ def main() -> NoReturn:
     with suppress(OSError):  # `run_command_line` told of it, or nobody reads it
         sys.stdout.flush()
     os._exit(code)
+
+
+def import_msgspec() -> None:
+    """Without typing_extensions, of which it takes what typing has, too: 8 ms less."""
+    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
+    import msgspec.structs  # noqa: F401
+
+    del sys.modules["typing_extensions"]
 
 
 def may_be_of_a_job(environ: Mapping[str, str]) -> bool:

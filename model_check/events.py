@@ -187,7 +187,10 @@ class Sample(_Event, frozen=True, kw_only=True, tag="sample"):
 
 
 class Beat(_Event, frozen=True, kw_only=True, tag="beat"):
-    """Still alive, within a long operation that has no events of its own."""
+    """Still alive, within a long operation that has no events of its own: every BEAT_S."""
+
+
+BEAT_S = 0.25
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

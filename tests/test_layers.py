@@ -133,7 +133,7 @@ ALLOWED = {
 SINGLE_PLACE = {
     "pynvml": ("launcher/gpus/nvml.py",),
     "filelock": (),
-    "psutil": ("model_check/utils/host_memory.py", "model_check/utils/interfaces.py"),
+    "psutil": ("model_check/utils/interfaces.py",),
     "prometheus_client": (),
     "kubernetes_validate": (),
     "json5": ("model_check/config/files.py",),

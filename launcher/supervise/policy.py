@@ -18,6 +18,7 @@ from model_check.errors import (
     describe_exit,
     exit_code_of,
 )
+from model_check.events import BEAT_S
 from model_check.utils.evidence import EVIDENCE_BYTES_PER_S, EVIDENCE_S
 from model_check.utils.requests import request_of
 from model_check.utils.words import listed
@@ -37,6 +38,9 @@ SETTLE_STEPS = 2
 FOLLOW_S = 2.0
 """A rank that lost another one may tell so before we see what became of that one. Ranks of a job
 have so long to fail as the first one: they take each step together."""
+LEAST_SILENCE_S = 4 * BEAT_S
+"""No limit of a worker that tells its steps is shorter: a healthy one that waits for one that hangs
+beats, and must not be taken for it."""
 DEADLINE_STOP_S, DEADLINE_KILL_S = 2.0, 0.5
 """So long before the deadline the workers are asked to end, and are killed."""
 DEADLINE_SHARE = 0.2
@@ -447,7 +451,8 @@ def _stop_for_silence(worker: WorkerView, now: float, limits: Limits) -> Stop:
 
 def _silence_limit_s(worker: WorkerView, limits: Limits) -> float:
     patience_s = limits.silence_s if worker.patient_phase else worker.step_s
-    return max(limits.silence_s, SILENCE_PATIENCE * patience_s)
+    least_s = LEAST_SILENCE_S if worker.step_s else 0.0
+    return max(limits.silence_s, SILENCE_PATIENCE * patience_s, least_s)
 
 
 def _silence_deadline(worker: WorkerView, limits: Limits) -> float:

@@ -16,11 +16,8 @@ from model_check.engine.rng import kept_rng
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan
 from model_check.engine.uncompiled import is_compiled
-from model_check.events import Beat, Evaluation
+from model_check.events import BEAT_S, Beat, Evaluation
 from model_check.models.loss import IGNORED
-
-BEAT_S = 1.0
-"""How often a long evaluation shows that it is alive."""
 
 
 class Evaluator:

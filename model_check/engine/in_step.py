@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from model_check.engine.stop import EndedEarly, StopSignal
 from model_check.events import (
+    BEAT_S,
     AskVectors,
     Beat,
     Credit,
@@ -18,9 +19,6 @@ from model_check.events import (
     Kept,
     Vectors,
 )
-
-BEAT_S = 1.0
-"""A worker that waits says so often that it is alive: to wait is not to hang."""
 
 
 class InStep:

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator
 
-from model_check.engine.evaluation import BEAT_S, untouched
+from model_check.engine.evaluation import untouched
 from model_check.engine.state import TrainingState
 from model_check.engine.uncompiled import uncompiled
-from model_check.events import Beat, Sample
+from model_check.events import BEAT_S, Beat, Sample
 
 
 class SampleMaker:

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import msgspec
 
-from model_check.utils.archive import DAMAGE, checksums_of
 from model_check.utils.files import read_whole
 
 LAST = "last.pt"
@@ -102,6 +101,8 @@ def is_earlier(path: Path) -> bool:
 def content_of(path: Path) -> str:
     """A name of what is in a checkpoint, by the checksums that it holds: of two files with one name
     it tells which is which. Empty where that cannot be told: to read it will say why."""
+    from model_check.utils.archive import DAMAGE, checksums_of  # 4 ms, which few starts need
+
     with suppress(OSError, *DAMAGE):
         if path.is_dir():
             return f"{zlib.crc32(read_whole(path / MANIFEST, LONGEST)):08x}"

@@ -77,7 +77,7 @@ def test_a_slow_worker_is_warned_of_with_the_step_from_which_on_it_was(
 
 
 def test_a_worker_that_hangs_is_named_and_the_run_ends_with_124(scripted: Launcher) -> None:
-    run = scripted("debug.drill=hang@2:CPU0", "--hang-timeout", "1", MANY)
+    run = scripted("debug.drill=hang@2:CPU0", "--hang-timeout", "3", MANY)
     assert run.exit_code == 124, run.output
     assert run.verdicts() == {"CPU0": "FAIL", "CPU1": "STOPPED"}
     assert re.search(r"\(limit \d+ s\), in wait \(pretrain_main.py:", run.report()["summary"])

@@ -5,12 +5,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+from launcher.__main__ import import_msgspec, main
 
-from launcher import plan
-from launcher.__main__ import main
-from launcher.compare import compare
-from launcher.supervise import policy
+import_msgspec()
+from msgspec.structs import replace  # noqa: E402
+
+from launcher import plan  # noqa: E402
+from launcher.compare import compare  # noqa: E402
+from launcher.supervise import policy  # noqa: E402
 
 
 def spec_of_arm(*args: Any) -> plan.WorkerSpec:

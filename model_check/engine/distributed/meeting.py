@@ -9,12 +9,13 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from model_check.engine.distributed.peers import BEAT_S, LOOK_S
+from model_check.engine.distributed.peers import LOOK_S
 from model_check.errors import ConfigError, PeerLost
 from model_check.utils.interfaces import interface_to
 from model_check.utils.worker_env import RankEnv
 
 _RESOLVE_S = 5.0
+_ATTEMPT_S = 1.0
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
@@ -74,12 +75,12 @@ def _refuse_unknown_name(env: RankEnv) -> None:
                     f"({error.strerror}); torchrun takes the host name of the first node, or its "
                     "--local-addr"
                 ) from error
-            time.sleep(BEAT_S)
+            time.sleep(_ATTEMPT_S)
 
 
 def _listens(env: RankEnv) -> bool:
     with suppress(OSError):
-        socket.create_connection((env.address, env.port), timeout=BEAT_S).close()
+        socket.create_connection((env.address, env.port), timeout=_ATTEMPT_S).close()
         return True
     return False
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from model_check.errors import PeerLost
+from model_check.events import BEAT_S
 from model_check.utils.words import first_line
 
-BEAT_S = 1.0
 LOOK_S = 0.01
 _OF_PEERS = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Timed out")
 """One of them is in the text of a collective's failure."""

@@ -17,7 +17,6 @@ from torch import Tensor
 from model_check.config.ranks import FIRST_TIMEOUT_S
 from model_check.config.schema import TrainingSettings
 from model_check.engine.checkpoint import storing, write_checkpoint
-from model_check.engine.distributed.peers import BEAT_S
 from model_check.engine.memory import OutOfMemory
 from model_check.engine.run_context import RunContext
 from model_check.engine.saving.checkpoint_files import sweep_leftovers
@@ -33,7 +32,7 @@ from model_check.engine.sharded.parts import like
 from model_check.engine.sharded.shards import Sums, own_sums
 from model_check.engine.state import TrainingState
 from model_check.errors import PeerLost
-from model_check.events import Saved
+from model_check.events import BEAT_S, Saved
 from model_check.forensics.fingerprint import Fingerprint
 from model_check.forensics.shard import own_values
 from model_check.utils.checkpoint_names import content_of, sharded_name, steps_of

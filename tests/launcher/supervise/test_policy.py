@@ -5,6 +5,7 @@ import pytest
 from launcher.supervise.policy import (
     FOLLOW_S,
     HOLD_S,
+    LEAST_SILENCE_S,
     LINGER_S,
     SETTLE_S,
     SETTLE_STEPS,
@@ -181,6 +182,12 @@ def test_a_worker_may_be_silent_ten_times_as_long_as_its_steps_take() -> None:
     stop = decide(views, 500.0, HALF_A_MINUTE)
     assert stop == Stop("CPU0 silent for 500 s (limit 500 s)", 124, ("CPU0",), is_hang=True)
     assert decide(views, 1e6, NO_LIMIT) == Continue()
+
+
+def test_a_worker_that_waits_for_another_is_given_several_of_its_beats() -> None:
+    views = [running("CPU0", last_heard=3.0, step_s=0.001)]
+    limits = Limits(grace_s=10, silence_s=0.5)
+    assert decide(views, 3.5, limits) == Continue(until=3.0 + LEAST_SILENCE_S)
 
 
 def test_who_ended_well_long_before_the_others_is_told_once_it_is_long() -> None:
