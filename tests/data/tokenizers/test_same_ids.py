@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 from tokenizers import Tokenizer
@@ -34,12 +35,17 @@ TAKEN: dict[BackendName, set[str]] = {
 
 def assert_same(kind: str, texts: list[str]) -> None:
     """Whichever backend is chosen. All in one batch, so that the documents are divided."""
-    tokenizer = tokenizer_of(kind)
-    expected = [ids.tobytes() for ids in plain(tokenizer)(texts)]
-    for backend in chosen(tokenizer):
+    expected = [ids.tobytes() for ids in plain(tokenizer_of(kind))(texts)]
+    for backend in chosen_for(kind):
         found = [ids.tobytes() for ids in backend.encode(texts)]
         differ = [t for t, one, other in zip(texts, found, expected, strict=True) if one != other]
         assert not differ, f"{backend.name}: {len(differ)} of {len(texts)}: {differ[:5]!r}"
+
+
+@cache
+def chosen_for(kind: str) -> list[Backend]:
+    """Each is tried on thousands of characters before it is chosen: 0.4 s."""
+    return list(chosen(tokenizer_of(kind)))
 
 
 def chosen(tokenizer: TextTokenizer) -> Iterator[Backend]:
