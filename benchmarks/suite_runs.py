@@ -2,9 +2,11 @@
 to the table of docs/log.md. `python -m benchmarks.suite_runs [COUNT]` (10)
 
 Each runs the tests of a clone made for it: what is committed meanwhile is in the next one. The
-turns go on from the table's last row.
+turns go on from the table's last row. With `--beside WHAT` each of the runs is beside other work
+that keeps both cores busy, which the caller has started: WHAT is for the table.
 """
 
+import argparse
 import os
 import re
 import subprocess
@@ -24,14 +26,14 @@ NUM_PROCESSES = 2 * len(os.sched_getaffinity(0))
 CLOSING = re.compile(r"(?:=+ )?(.*) in ([\d.]+)s")
 
 
-def run(tree: Path, is_busy: bool) -> str:
+def run(tree: Path, beside: str) -> str:
     """The row of one whole run."""
     command = (sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-n", str(NUM_PROCESSES))
     with ExitStack() as stack:
-        for _ in range(NUM_BUSY if is_busy else 0):
+        for _ in range(NUM_BUSY if beside == BESIDE else 0):
             stack.callback(stack.enter_context(subprocess.Popen(BUSY)).kill)
         done = subprocess.run(
-            (*command, "--dist", "loadfile"),
+            (*command, "--dist", "loadfile", "--no-loadscope-reorder"),
             cwd=tree,
             env=environment(tree),
             capture_output=True,
@@ -43,7 +45,6 @@ def run(tree: Path, is_busy: bool) -> str:
     if failed or not closing:
         print(done.stdout[-20_000:], flush=True)
     commit = subprocess.check_output(("git", "rev-parse", "--short", "HEAD"), cwd=tree, text=True)
-    beside = BESIDE if is_busy else QUIET
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     return f"| {when} | {commit.strip()} | {beside} | {'; '.join([said, *failed])} |\n"
 
@@ -65,8 +66,11 @@ def parts() -> tuple[str, str, str]:
 
 
 def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-    for _ in range(count):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", type=int, nargs="?", default=10)
+    parser.add_argument("--beside", help="other work that is under way")
+    options = parser.parse_args()
+    for _ in range(options.count):
         with tempfile.TemporaryDirectory() as directory:
             os.chmod(directory, 0o755)  # tests of a second user read the tree
             tree = Path(directory, "tree")
@@ -74,7 +78,8 @@ def main() -> None:
             compiled = (sys.executable, "-m", "compileall", "-q", "launcher", "model_check")
             subprocess.run(compiled, cwd=tree, check=True)
             rows = parts()[1].splitlines()
-            row = run(tree, is_busy=bool(rows) and QUIET in rows[-1])
+            turn = BESIDE if rows and QUIET in rows[-1] else QUIET
+            row = run(tree, options.beside or turn)
         before, above, after = parts()
         LOG.write_text(before + above + row + after)
         print(row, end="", flush=True)

@@ -86,6 +86,18 @@ def pytest_configure(config: pytest.Config) -> None:
         )
 
 
+LONG_FIRST = ("test_types.py", "e2e", "engine", "shell", "passkey", "data", "forensics")
+"""In tests/. Whoever begins a long file last is waited for alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        name = item.path.relative_to(Path(__file__).parent).parts[0]
+        return LONG_FIRST.index(name) if name in LONG_FIRST else len(LONG_FIRST)
+
+    items.sort(key=rank)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
     gc.enable()
