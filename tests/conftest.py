@@ -17,6 +17,7 @@ import pytest
 
 from tests.slurm import cluster
 
+HERE = Path(__file__).parent
 REQUIRED = frozenset(filter(None, os.environ.get("MODEL_CHECK_REQUIRE", "").split(",")))
 """Capabilities that this machine promises (CI installs for them): a test that asks for one of them
 and is skipped fails."""
@@ -86,16 +87,25 @@ def pytest_configure(config: pytest.Config) -> None:
         )
 
 
-LONG_FIRST = ("test_types.py", "e2e", "engine", "shell", "passkey", "data", "forensics")
-"""In tests/. Whoever begins a long file last is waited for alone."""
+WAITING = ("e2e", "engine", "passkey", "shell")
+"""In tests/: files with real processes, which take long and wait for much."""
+SPREAD = 0.8
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def rank(item: pytest.Item) -> int:
-        name = item.path.relative_to(Path(__file__).parent).parts[0]
-        return LONG_FIRST.index(name) if name in LONG_FIRST else len(LONG_FIRST)
+    """Files that wait among those that compute, and all of them before the last of these: whoever
+    begins a long one last is waited for alone. mypy takes longest."""
+    files = dict.fromkeys(item.path for item in items)
+    waiting = [path for path in files if path.is_relative_to(HERE) and _room(path) in WAITING]
+    others = [path for path in files if path not in set(waiting)]
+    at = {path: number / len(others) for number, path in enumerate(others)}
+    at |= {path: SPREAD * number / len(waiting) for number, path in enumerate(waiting)}
+    at[HERE / "test_types.py"] = -1.0
+    items.sort(key=lambda item: at[item.path])
 
-    items.sort(key=rank)
+
+def _room(path: Path) -> str:
+    return path.relative_to(HERE).parts[0]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -22,8 +22,9 @@ EMPTY_WAIT_S = 0.5
 _KILL_AGAIN_S = 0.05
 _MAX_TRIES = 10
 _PREFIX = "model_check_"
-_NAME_LENGTH = len(_PREFIX) + 32
-"""A run's tag has 32 hexadecimal digits."""
+_NUM_RANDOM = 16
+"""Bytes of a name, each two hexadecimal digits."""
+_NAME_LENGTH = len(_PREFIX) + 2 * _NUM_RANDOM
 
 
 class Cgroup(NamedTuple):
@@ -41,13 +42,14 @@ class Cgroup(NamedTuple):
         os.close(self.entry_fd)
 
 
-def make(tag: str) -> Cgroup | None:
+def make() -> Cgroup | None:
     """A new cgroup below our own; None: that is not allowed, or the kernel is too old."""
     for parent in _own():
-        # Whoever looks for leftovers may lock or remove it before we have locked it.
+        # Whoever looks for leftovers may lock it before we have, and will remove what is there by
+        # its path: another try has another name.
         for _ in range(_MAX_TRIES):
             with suppress(OSError):
-                return _made(f"{parent}/{_PREFIX}{tag}")
+                return _made(f"{parent}/{_PREFIX}{os.urandom(_NUM_RANDOM).hex()}")
     return None
 
 

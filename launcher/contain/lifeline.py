@@ -24,7 +24,7 @@ class Lifeline:
 
     def __init__(self, family: Family) -> None:
         cgroup.clear_leftovers()
-        self.cgroup = made = cgroup.make(family.tag)
+        self.cgroup = made = cgroup.make()
         """Each worker enters it; None: none can be made here."""
         self._directory, inherited = (made.directory, [made.lock_fd]) if made else ("", [])
         arguments = (family.tag, str(family.since_ticks), self._directory)

@@ -126,7 +126,7 @@ def test_runs_that_start_while_another_one_looks_for_leftovers_have_a_cgroup(
     other.start()
     try:
         for _ in range(300):
-            mine = cgroup.make(os.urandom(16).hex())
+            mine = cgroup.make()
             assert mine is not None
             assert os.path.exists(mine.directory)
             cgroup.clear(mine.directory)
@@ -134,3 +134,25 @@ def test_runs_that_start_while_another_one_looks_for_leftovers_have_a_cgroup(
     finally:
         is_over.set()
         other.join()
+
+
+def test_one_that_was_looked_at_before_it_was_locked_is_left_to_whoever_looks(
+    made: Cgroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He removes by its path what he has locked."""
+    mkdir, looked_at = os.mkdir, list[tuple[str, int]]()
+
+    def make_and_be_seen(directory: str) -> None:
+        mkdir(directory)
+        if not looked_at:
+            looked_at.append((directory, cgroup._lock(directory)))
+
+    monkeypatch.setattr(os, "mkdir", make_and_be_seen)
+    mine = cgroup.make()
+    assert mine is not None
+    (seen, lock_fd), *_ = looked_at
+    cgroup.clear(seen, wait_s=0)
+    assert os.path.exists(mine.directory)
+    os.close(lock_fd)
+    cgroup.clear(mine.directory)
+    mine.close()

@@ -40,7 +40,7 @@ def storm(directory: Path, seed: int, rounds: Iterable[int]) -> Iterator[tuple[P
 def has_cgroups() -> bool:
     """Whether a cgroup of version 2 may be made here, which alone holds a child that changed its
     session and its user or environment when the supervisor is killed."""
-    if (made := cgroup.make(os.urandom(16).hex())) is None:
+    if (made := cgroup.make()) is None:
         return False
     cgroup.clear(made.directory)
     made.close()
