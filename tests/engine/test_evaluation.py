@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model_check.engine.evaluation import perplexity, untouched
+from model_check.engine.evaluation import _evaluation, perplexity, untouched
 from model_check.engine.rng import rng_states
 from model_check.engine.stop import Terminated
 from model_check.events import Beat, Evaluation, Note, Phase
@@ -23,6 +23,11 @@ MakeRun = Callable[..., Run]
 
 def evaluations(run: Run) -> list[Evaluation]:
     return [event for event in run.kept.events if isinstance(event, Evaluation)]
+
+
+def test_the_rate_of_a_short_evaluation_is_of_its_own_time() -> None:
+    told = _evaluation(0, "held_out", torch.tensor([0.0, 100, 0, 0, 0]), seconds=0.25)
+    assert told.tokens_per_s == 400
 
 
 def test_training_goes_on_as_if_nobody_had_looked(tiny_run: MakeRun) -> None:
