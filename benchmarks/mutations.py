@@ -17,6 +17,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -208,9 +209,13 @@ def pytest(tree: Path, *arguments: str, **env: str) -> subprocess.CompletedProce
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += [f"--timeout={TIMEOUT_S}", *arguments]
     ours = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MODEL_CHECK_VENV": sys.prefix}
-    return subprocess.run(
-        command, cwd=tree, env=os.environ | ours | env, capture_output=True, text=True
-    )
+    # A file, no pipe: a process that a test left behind would keep that open.
+    with tempfile.TemporaryFile("w+") as said:
+        done = subprocess.run(
+            command, cwd=tree, env=os.environ | ours | env, stdout=said, stderr=subprocess.STDOUT
+        )
+        said.seek(0)
+        return subprocess.CompletedProcess(command, done.returncode, said.read())
 
 
 def killed_by(

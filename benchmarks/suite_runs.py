@@ -1,7 +1,7 @@
-"""Whole runs of the tests of check.sh, in turns quiet and beside two busy processes, each appended
+"""Whole runs of check.sh, in turns quiet and beside two busy processes, each appended
 to the table of docs/log.md. `python -m benchmarks.suite_runs [COUNT]` (10)
 
-Each runs the tests of a clone made for it: what is committed meanwhile is in the next one. The
+Each is made in a clone of its own: what is committed meanwhile is in the next one. The
 turns go on from the table's last row. With `--beside WHAT` each of the runs is beside other work
 that keeps both cores busy, which the caller has started: WHAT is for the table.
 """
@@ -22,20 +22,17 @@ HEAD = "| whole run of check.sh's tests | commit | beside | result |\n|---|---|-
 BUSY = (sys.executable, "-c", "while True: pass")
 NUM_BUSY = 2
 BESIDE, QUIET = f"{NUM_BUSY} busy processes", "nothing of ours"
-NUM_PROCESSES = 2 * len(os.sched_getaffinity(0))
 CLOSING = re.compile(r"(?:=+ )?(.*) in ([\d.]+)s")
 
 
 def run(tree: Path, beside: str) -> str:
     """The row of one whole run."""
-    command = (sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-n", str(NUM_PROCESSES))
     with ExitStack() as stack:
         for _ in range(NUM_BUSY if beside == BESIDE else 0):
             stack.callback(stack.enter_context(subprocess.Popen(BUSY)).kill)
         done = subprocess.run(
-            (*command, "--dist", "loadfile", "--no-loadscope-reorder"),
-            cwd=tree,
-            env=environment(tree),
+            ("bash", str(tree / "check.sh")),
+            env=os.environ | {"MODEL_CHECK_VENV": sys.prefix},
             capture_output=True,
             text=True,
         )
@@ -47,11 +44,6 @@ def run(tree: Path, beside: str) -> str:
     commit = subprocess.check_output(("git", "rev-parse", "--short", "HEAD"), cwd=tree, text=True)
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     return f"| {when} | {commit.strip()} | {beside} | {'; '.join([said, *failed])} |\n"
-
-
-def environment(tree: Path) -> dict[str, str]:
-    ours = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MODEL_CHECK_VENV": sys.prefix}
-    return os.environ | ours
 
 
 def parts() -> tuple[str, str, str]:
@@ -75,8 +67,6 @@ def main() -> None:
             os.chmod(directory, 0o755)  # tests of a second user read the tree
             tree = Path(directory, "tree")
             subprocess.run(("git", "clone", "-q", str(ROOT), str(tree)), check=True)
-            compiled = (sys.executable, "-m", "compileall", "-q", "launcher", "model_check")
-            subprocess.run(compiled, cwd=tree, check=True)
             rows = parts()[1].splitlines()
             turn = BESIDE if rows and QUIET in rows[-1] else QUIET
             row = run(tree, options.beside or turn)

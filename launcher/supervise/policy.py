@@ -38,9 +38,6 @@ SETTLE_STEPS = 2
 FOLLOW_S = 2.0
 """A rank that lost another one may tell so before we see what became of that one. Ranks of a job
 have so long to fail as the first one: they take each step together."""
-LEAST_SILENCE_S = 4 * BEAT_S
-"""No limit of a worker that tells its steps is shorter: a healthy one that waits for one that hangs
-beats, and must not be taken for it."""
 DEADLINE_STOP_S, DEADLINE_KILL_S = 2.0, 0.5
 """So long before the deadline the workers are asked to end, and are killed."""
 DEADLINE_SHARE = 0.2
@@ -450,9 +447,11 @@ def _stop_for_silence(worker: WorkerView, now: float, limits: Limits) -> Stop:
 
 
 def _silence_limit_s(worker: WorkerView, limits: Limits) -> float:
-    patience_s = limits.silence_s if worker.patient_phase else worker.step_s
-    least_s = LEAST_SILENCE_S if worker.step_s else 0.0
-    return max(limits.silence_s, SILENCE_PATIENCE * patience_s, least_s)
+    patience_s = limits.silence_s
+    if not worker.patient_phase:
+        # One that waits for another is silent from beat to beat: it does not hang.
+        patience_s = max(worker.step_s, BEAT_S) if worker.step_s else 0.0
+    return max(limits.silence_s, SILENCE_PATIENCE * patience_s)
 
 
 def _silence_deadline(worker: WorkerView, limits: Limits) -> float:

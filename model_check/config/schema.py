@@ -472,7 +472,7 @@ class LaunchSettings(_Section, frozen=True):
     launch.repeat alone decides."""
     hang_timeout_s: Annotated[NonNegative, SILENT] = 300.0
     """Seconds of silence after which a worker counts as hanging; 0: never. Start-up and compilation
-    get 10 times as long."""
+    get 10 times as long, and one that makes steps 2.5 s at least."""
     history_file: Annotated[str | None, SILENT, MAY_BE_EMPTY] = None
     """Where each run adds a line a worker, and learns whether a GPU has had a transient fault
     before; null: /var/lib/model-check/history.jsonl for root, for others

@@ -9,7 +9,7 @@ _MEMINFO = Path("/proc/meminfo")
 def host_memory_bytes() -> int:
     """Memory and swap, in use or not: more than any process ever gets."""
     told = _told()
-    return told["MemTotal"] + told["SwapTotal"]
+    return told["MemTotal"] + told.get("SwapTotal", 0)
 
 
 def available_memory_bytes() -> int:

@@ -5,7 +5,6 @@ import pytest
 from launcher.supervise.policy import (
     FOLLOW_S,
     HOLD_S,
-    LEAST_SILENCE_S,
     LINGER_S,
     SETTLE_S,
     SETTLE_STEPS,
@@ -21,6 +20,7 @@ from launcher.supervise.policy import (
 from launcher.verdict.record import Stop
 from model_check.config.ranks import SILENCE_PATIENCE
 from model_check.errors import EXIT_HANG
+from model_check.events import BEAT_S
 from model_check.utils.evidence import EVIDENCE_BYTES_PER_S, EVIDENCE_S
 from model_check.utils.requests import request_of
 
@@ -184,10 +184,10 @@ def test_a_worker_may_be_silent_ten_times_as_long_as_its_steps_take() -> None:
     assert decide(views, 1e6, NO_LIMIT) == Continue()
 
 
-def test_a_worker_that_waits_for_another_is_given_several_of_its_beats() -> None:
+def test_a_worker_that_waits_for_another_is_given_ten_of_its_beats() -> None:
     views = [running("CPU0", last_heard=3.0, step_s=0.001)]
     limits = Limits(grace_s=10, silence_s=0.5)
-    assert decide(views, 3.5, limits) == Continue(until=3.0 + LEAST_SILENCE_S)
+    assert decide(views, 3.5, limits) == Continue(until=3.0 + SILENCE_PATIENCE * BEAT_S)
 
 
 def test_who_ended_well_long_before_the_others_is_told_once_it_is_long() -> None:
