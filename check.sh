@@ -30,15 +30,16 @@ if [[ $* == "" || $* == --fast || $* == --all ]]; then
     "$python" -m ruff format --check .
     "$python" -m ruff check .
     wait
-    # Many tests wait for processes of their own: two processes of tests a core keep the cores busy.
-    # A file's tests stay together, for the fixtures that they share, and in the order of
-    # tests/conftest.py. (nproc obeys OMP_NUM_THREADS, too.)
-    num=$((2 * $(env -u OMP_NUM_THREADS nproc)))
-    processes=(-n "$num" --dist loadfile --no-loadscope-reorder)
+    # Many tests wait for processes of their own: two processes of tests a core keep the cores busy;
+    # where no test computes, four. A file's tests stay together, for the fixtures that they share,
+    # and in the order of tests/conftest.py. (nproc obeys OMP_NUM_THREADS, too.)
+    cores=$(env -u OMP_NUM_THREADS nproc)
+    how=(--dist loadfile --no-loadscope-reorder)
+    without_torch=(tests/test_*.py tests/{config,launcher,utils})
     case ${1-} in
-    --all) set -- "${processes[@]}" ;;
-    --fast) set -- "${processes[@]}" -m "not slow" tests/test_*.py tests/{config,launcher,utils} ;;
-    *) set -- "${processes[@]}" -m "not slow" ;;
+    --all) set -- -n $((2 * cores)) "${how[@]}" ;;
+    --fast) set -- -n $((4 * cores)) "${how[@]}" -m "not slow" "${without_torch[@]}" ;;
+    *) set -- -n $((2 * cores)) "${how[@]}" -m "not slow" ;;
     esac
 fi
 # A thread of torch's a core, in each process of tests, would only spin.

@@ -87,8 +87,15 @@ def pytest_configure(config: pytest.Config) -> None:
         )
 
 
-WAITING = ("e2e", "engine", "passkey", "shell")
-"""In tests/: files with real processes, which take long and wait for much."""
+WAITING = tuple(
+    HERE / name
+    for name in (
+        *("e2e", "engine", "passkey", "shell", "launcher/doctor/test_quick.py"),
+        *("launcher/gpus/test_probe.py", "launcher/telemetry/test_monitor.py"),
+        "launcher/supervise/test_hangs.py",
+    )
+)
+"""Folders and files with real processes, which take long and wait for much."""
 SPREAD = 0.8
 
 
@@ -96,16 +103,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that wait among those that compute, and all of them before the last of these: whoever
     begins a long one last is waited for alone. mypy takes longest."""
     files = dict.fromkeys(item.path for item in items)
-    waiting = [path for path in files if path.is_relative_to(HERE) and _room(path) in WAITING]
+    waiting = [path for path in files if any(map(path.is_relative_to, WAITING))]
     others = [path for path in files if path not in set(waiting)]
     at = {path: number / len(others) for number, path in enumerate(others)}
     at |= {path: SPREAD * number / len(waiting) for number, path in enumerate(waiting)}
     at[HERE / "test_types.py"] = -1.0
     items.sort(key=lambda item: at[item.path])
-
-
-def _room(path: Path) -> str:
-    return path.relative_to(HERE).parts[0]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -192,8 +192,9 @@ def test_the_first_checks_import_nothing_of_the_working_directory(
     assert not first_checks.imported.exists(), first_checks.imported.read_text()
 
 
-PROCESSES = f"-n {2 * len(os.sched_getaffinity(0))} --dist loadfile --no-loadscope-reorder"
-PYTEST = f"pytest {PROCESSES}"
+def pytest_with(processes_a_core: int) -> str:
+    processes = processes_a_core * len(os.sched_getaffinity(0))
+    return f"pytest -n {processes} --dist loadfile --no-loadscope-reorder"
 
 
 def test_the_checks_run_in_order_and_the_first_bad_one_ends_them(
@@ -202,7 +203,7 @@ def test_the_checks_run_in_order_and_the_first_bad_one_ends_them(
     tree, done = first_checks.tree, first_checks.done
     assert done.returncode == 0, done.stderr
     checks = ["ruff format --check .", "ruff check ."]
-    assert done.stdout.splitlines() == [*checks, f"{PYTEST} -m not slow"]
+    assert done.stdout.splitlines() == [*checks, f"{pytest_with(2)} -m not slow"]
     done = tree(script="check.sh", BAD="ruff")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == checks[0]
@@ -212,8 +213,8 @@ def test_the_checks_run_in_order_and_the_first_bad_one_ends_them(
 def test_the_checks_leave_out_slow_tests_unless_all_are_asked_for(first_checks: FirstStart) -> None:
     asked = {option: first_checks.tree(option, script="check.sh") for option in ("--all", "--fast")}
     last = {option: done.stdout.splitlines()[-1] for option, done in asked.items()}
-    assert last["--all"] == PYTEST
-    assert last["--fast"].startswith(f"{PYTEST} -m not slow tests/")
+    assert last["--all"] == pytest_with(2)
+    assert last["--fast"].startswith(f"{pytest_with(4)} -m not slow tests/")
 
 
 def test_arguments_of_the_checks_are_for_the_tests_alone(first_checks: FirstStart) -> None:
