@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -101,6 +103,19 @@ def test_a_sink_goes_on_when_the_supervisor_is_gone() -> None:
     ours.close()
     sink.emit(STEP)
     sink.emit(STEP)
+
+
+def test_a_sink_waits_for_a_reader_that_is_busy() -> None:
+    """Whoever made the socket non-blocking: its two ends share that with whoever inherits them."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    sink = EventSink(theirs.detach())
+    long = Phase(name="build", detail={"long": "x" * (1 << 22)})
+    with ThreadPoolExecutor(1) as pool, ours:
+        read = pool.submit(lambda: b"".join(iter(lambda: ours.recv(1 << 16), b"")))
+        with closing(sink):
+            sink.emit(long)
+        assert json.loads(read.result())["detail"] == long.detail
 
 
 def test_an_inherited_number_without_its_socket_is_no_sink() -> None:

@@ -72,6 +72,7 @@ class Supervisor:
         self._printer = printer
         self._observer = observer or Observer()
         self._companions = [companion] if companion else []
+        self._unstarted = [*self._companions]
         self._other_nodes = other_nodes
         self._clock = clock
         self._pause_s = pause_s
@@ -166,9 +167,8 @@ class Supervisor:
                 return
             self._start(worker)
             self._turn(may_wait=False)  # signals and deaths count while the others start, too
-        if self._teardown is None:
-            for companion in self._companions:
-                self._start_companion(companion)
+        if self._stop is None:
+            self._start_companions()
 
     def _start(self, worker: Worker) -> None:
         shared = self._lifeline.cgroup if self._lifeline is not None else None
@@ -184,8 +184,13 @@ class Supervisor:
         self._listener.listen(worker, spawned, partial(self._hear, worker))
         self._printer.note(f"{worker!r}")
 
+    def _start_companions(self) -> None:
+        """After the workers, none of which waits for it, or when these have ended already: then
+        its first look is its last."""
+        while self._unstarted:
+            self._start_companion(self._unstarted.pop())
+
     def _start_companion(self, companion: Companion) -> None:
-        """After the workers: none of them waits for it."""
         companion.start(self._woke)
         if companion.pid is None or companion.fd is None:
             return
@@ -475,6 +480,8 @@ class Supervisor:
         for worker in self._workers:
             self._has_ended(worker)
         self._spare_fds.close()
+        if self._stop is None:
+            self._start_companions()  # the teardown spares them
         self._teardown = Teardown(self._workers, self._family, self._printer.say)
         self._teardown.begin(self._woke, self._limits.grace_left_s(self._woke))
         if self._stop is None and (strays := self._teardown.strays):

@@ -27,6 +27,8 @@ DEADLINE_S = 10.0
 END_WAIT_S = 3.0
 """For a call of the last look, and for all of a GPU's: the driver is busy ending the workers."""
 _EXIT_WAIT_S = 0.2
+_FIRST_CALL_S = 0.05
+"""So often it is looked whether the sampler has come to its first call, of which no line tells."""
 
 _decoder = msgspec.json.Decoder(tuple[str, GpuEvent])
 
@@ -60,6 +62,7 @@ class Monitor:
         """The worker that the call was about which never returned, or in which the driver broke."""
         self._files: dict[str, AppendFile] = {}
         self._last_heard = 0.0
+        self._has_spoken = False
         self._finish_asked_at: float | None = None
         self._is_over = True
 
@@ -72,6 +75,11 @@ class Monitor:
     def due(self) -> float:
         """When `tick` has something to do, monotonic seconds."""
         return float("inf") if self._is_over else self._last_heard + self._silence_s
+
+    @property
+    def _starts_by(self) -> float:
+        """No driver keeps a sampler waiting that starts, slowly on a busy machine; 0: it has."""
+        return 0.0 if self._has_spoken else self._last_heard + self._silence_s
 
     def start(self, now: float) -> None:
         """Start the sampler. From the main thread: its death would take the sampler along."""
@@ -100,7 +108,7 @@ class Monitor:
         if lines is None:
             self._has_ended()
             return False
-        self._last_heard = now
+        self._last_heard, self._has_spoken = now, self._has_spoken or bool(lines)
         for line in lines:
             self._take(line)
         return True
@@ -129,13 +137,15 @@ class Monitor:
         each GPU, or until `end` (monotonic seconds); let everything go."""
         self.finish()
         asked_at = self._finish_asked_at or 0.0
-        end = min(end, asked_at + wait_s * len(self._uuids))
+        end = min(end, max(asked_at, self._starts_by) + wait_s * len(self._uuids))
         while self._sampler and not self._is_over:
             call = self._sampler.in_flight()
-            until = min(end, max(asked_at, call.began if call else 0.0) + wait_s)
-            if self._sampler.is_readable(until - time.monotonic()):
+            since = call.began if call else self._starts_by
+            until = min(end, max(asked_at, since) + wait_s)
+            look_at = until if self._has_spoken else min(until, time.monotonic() + _FIRST_CALL_S)
+            if self._sampler.is_readable(look_at - time.monotonic()):
                 self.read(self._last_heard)
-            elif self._sampler.in_flight() == call or time.monotonic() >= end:
+            elif time.monotonic() >= (until if self._sampler.in_flight() == call else end):
                 self._give_up(f"there was no last look within {time.monotonic() - asked_at:.1f} s")
         if self._sampler:
             self._sampler.close(_EXIT_WAIT_S)

@@ -186,6 +186,41 @@ def test_a_last_look_that_hangs_does_not_hold_up_the_end(
     assert (run["exit_code"], run["children"]) == (0, [])
 
 
+def test_gpus_whose_workers_ended_before_it_was_started_are_looked_at(
+    box: MakeBox, tmp_path: Path
+) -> None:
+    spawned = (
+        "from launcher.contain.processes import wait_for_any\n"
+        "from launcher.supervise.worker import spawn\n"
+        "def ended(*arguments):\n"
+        "    spawned = spawn(*arguments)\n"
+        "    wait_for_any([spawned.pidfd], 60_000)\n"
+        "    return spawned\n"
+    )
+    late = SUPERVISE.replace("companion=monitor", "companion=monitor, spawn=ended")
+    machine = box([fake_gpu(0), fake_gpu(1)])
+    said = machine.python(spawned + late, str(tmp_path), json.dumps(UUIDS), "30", "true")
+    run = json.loads(said)
+    assert (run["exit_code"], run["lost"], run["children"]) == (0, [], [])
+    assert run["samples"] == {"GPU0": 1, "GPU1": 1}
+
+
+def test_a_sampler_that_starts_slowly_is_waited_for_longer_than_a_call(box: MakeBox) -> None:
+    code = (
+        "import time\n"
+        "from unittest import mock\n"
+        "from launcher.gpus import nvml_child\n"
+        "from launcher.telemetry.monitor import Monitor\n"
+        "command, slowly = nvml_child.child_command, ('sh', '-c', 'sleep 0.5; exec \"$@\"', 'sh')\n"
+        "with mock.patch.object(nvml_child, 'child_command', lambda *a: [*slowly, *command(*a)]):\n"
+        f"    monitor = Monitor({{'GPU0': {fake_uuid(0)!r}}}, None, 0.02, print)\n"
+        "    monitor.start(time.monotonic())\n"
+        "    monitor.close(wait_s=0.1)\n"
+        "print(monitor.records['GPU0'].counters is not None)\n"
+    )
+    assert box([fake_gpu(0)]).python(code) == "True\n"
+
+
 def test_a_last_look_at_many_gpus_may_take_its_time(box: MakeBox, supervise: Supervise) -> None:
     """The driver's locks are busiest when the workers end."""
     uuids = {f"GPU{index}": fake_uuid(index) for index in range(8)}
