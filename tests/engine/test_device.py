@@ -92,17 +92,18 @@ def test_variables_that_decide_bits_are_told_and_others_are_not() -> None:
     assert "math_environ" in MUST_MATCH
 
 
-def test_where_bits_are_compared_no_sum_is_in_sixteen_bits() -> None:
+def test_where_bits_are_compared_no_sum_is_in_sixteen_bits_and_new_memory_holds_no_nan() -> None:
     code = (
         "import torch; from model_check.engine.device import set_up_process;"
         "from model_check.config.schema import SystemSettings;"
         "set_up_process(SystemSettings(deterministic={}), 1, {{}});"
-        "print(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction)"
+        "print(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,"
+        " torch.utils.deterministic.fill_uninitialized_memory)"
     )
     for deterministic in (True, False):
         command = [sys.executable, "-c", code.format(deterministic)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S)
-        assert done.stdout.strip() == str(not deterministic), done.stderr
+        assert done.stdout.split() == [str(not deterministic)] * 2, done.stderr
 
 
 TAKE_AND_FREE = """

@@ -34,6 +34,13 @@ def test_a_cache_that_does_not_exist_is_said(lab: Lab, wish: str) -> None:
     assert not lab.cache.exists()
 
 
+def test_what_another_process_took_away_first_counts_for_that_one_alone(tmp_path: Path) -> None:
+    for name in ("entry", ".bad-entry"):
+        (tmp_path / name).mkdir()
+        taken = [publish.take_away(tmp_path, "key", tmp_path / name) for _ in range(2)]
+        assert taken == [True, False]
+
+
 def flip(shard: Path) -> None:
     content = bytearray(shard.read_bytes())
     content[7] ^= 1

@@ -372,7 +372,8 @@ def test_the_sampler_dies_with_a_supervisor_that_is_killed(box: MakeBox, tmp_pat
     command = [sys.executable, "-c", SUPERVISE, *arguments]
     with subprocess.Popen(command, env=machine.env, cwd=ROOT) as supervisor:
         end = time.monotonic() + DEADLINE_S
-        while (pid := sampler_of(supervisor.pid)) is None:
+        # It tells counters before the call in which it hangs.
+        while (pid := sampler_of(supervisor.pid)) is None or len(told(tmp_path)) < 2:
             assert time.monotonic() < end
         pidfd = os.pidfd_open(pid)
         supervisor.send_signal(signal.SIGKILL)
