@@ -23,7 +23,7 @@ from launcher.nodes.failures import silence_limit_s
 from launcher.nodes.job import check_job, nodes_of_job, note_on_nodes
 from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import NEVER, Limits
-from launcher.telemetry.kernel_log import earlier_xids
+from launcher.telemetry.kernel_log import UNLISTED, against, read_kernel_log, unlisted
 from launcher.verdict.golden import Golden
 from model_check.config.load import Loaded, load
 from model_check.config.places import fallback_note
@@ -149,7 +149,7 @@ def make_launch(
     gpus = [place.gpu for place in picked.places if place.gpu]
     more_notes = [*loaded.notes]
     if seat is None:  # the comparison has said what there is to say of its GPUs
-        more_notes += notes_on_xids(gpus)
+        more_notes += notes_on_kernel_log(gpus, machine)
     if not arguments.command:
         loaded, size_notes = fitted(loaded, arguments.request, memory_gib(gpus))
         more_notes += size_notes
@@ -207,9 +207,17 @@ def _context(
     )
 
 
-def notes_on_xids(gpus: Sequence[Gpu]) -> list[str]:
-    """A line for each that the kernel has told of these GPUs before."""
-    return [f"{gpu.label}: before this run: {xid}" for gpu, xid in earlier_xids(gpus)]
+def notes_on_kernel_log(gpus: Sequence[Gpu], machine: Machine) -> list[str]:
+    """A line for each thing that the kernel has told of these GPUs before, or of one that NVML does
+    not list."""
+    if not gpus:
+        return []
+    logged = read_kernel_log()
+    lost = unlisted(machine.snapshot.gpus, logged)
+    return [
+        *(f"{gpu.label}: before this run: {symptom}" for gpu, symptom in against(gpus, logged)),
+        *(f"kernel log: PCI {each.address}, {UNLISTED}: {each.symptom}" for each in lost),
+    ]
 
 
 def works_beside_others() -> bool:

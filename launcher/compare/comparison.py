@@ -16,7 +16,7 @@ from launcher.devices import Hold, Machine, Picked, is_asked_for, pick
 from launcher.gpus.probe import GpuProbe
 from launcher.gpus.reservation import free
 from launcher.gpus.sizes import fitted, memory_gib
-from launcher.launch import notes_on_xids, works_beside_others
+from launcher.launch import notes_on_kernel_log, works_beside_others
 from launcher.plan import Place
 from model_check.config.derived import precision, segment_length
 from model_check.config.fields import all_fields, value_of
@@ -119,7 +119,7 @@ def make_comparison(
     turns = plan_turns(arguments.arms, seeds, places, replicas)
     loaded, notes = _fitted(loaded, arguments, places)
     gpus = [place.gpu for place in places if place.gpu]
-    more_notes = (*notes, *_notes_on_kinds(places), *notes_on_xids(gpus))
+    more_notes = (*notes, *_notes_on_kinds(places), *notes_on_kernel_log(gpus, machine))
     picked = replace(picked, notes=(*picked.notes, *more_notes))
     _preflight(turns, loaded)
     directory = arguments.run_dir or run_dir.default_path(common.settings.logging.log_dir)

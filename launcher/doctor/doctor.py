@@ -7,14 +7,14 @@ from pathlib import Path
 
 from launcher.devices import Machine
 from launcher.doctor.finding import Finding, fail, warn
-from launcher.doctor.gpus import check_gpus, check_health, taken
+from launcher.doctor.gpus import check_gpus, check_health, check_unlisted, taken
 from launcher.doctor.machine import check_machine
 from launcher.doctor.packages import check_packages
 from launcher.doctor.storage import check_storage
 from launcher.gpus.probe import GpuProbe, Snapshot
 from launcher.gpus.visible import pinnable
 from launcher.telemetry.health import Record
-from launcher.telemetry.kernel_log import earlier_xids
+from launcher.telemetry.kernel_log import against, read_kernel_log
 from launcher.telemetry.monitor import look
 from model_check.config.derived import failing_severities
 from model_check.config.schema import LaunchSettings, Settings
@@ -69,15 +69,17 @@ def doctor(
 def _check_gpus(machine: Machine, launch: LaunchSettings, look: Look) -> list[Finding]:
     used, refused = taken(machine, launch.gpus)
     findings = [*check_gpus(machine, launch, used), *refused]
-    devices = pinnable(machine.snapshot.gpus)
+    devices, logged = pinnable(machine.snapshot.gpus), read_kernel_log()
+    if machine.snapshot.driver_version is not None:
+        findings += check_unlisted(machine, launch, logged)
     if not devices:
         return findings
     records = look({device.label: device.uuid for device in devices})
     # The health of a GPU that a run would not use fails nothing.
     fail_on = failing_severities(launch)
     findings += [
-        warn(f"{device.label} kernel log", xid.figure, xid.cure)
-        for device, xid in earlier_xids(devices)
+        warn(f"{device.label} kernel log", symptom.figure, symptom.cure)
+        for device, symptom in against(devices, logged)
     ]
     return findings + [
         check_health(device, records[device.label], fail_on if device in used else ())

@@ -10,6 +10,8 @@ from launcher.gpus.probe import BrokenGpu, Gpu
 from launcher.gpus.reservation import default_lock_dir, who_can_delete
 from launcher.gpus.visible import pinnable, titles
 from launcher.telemetry.health import Record, symptoms, symptoms_now, throttle_reasons
+from launcher.telemetry.kernel_log import UNLISTED, Logged, unlisted
+from model_check.config.derived import failing_severities
 from model_check.config.schema import LaunchSettings
 from model_check.errors import EXIT_HEALTH, EXIT_NO_GPU, ModelCheckError
 from model_check.events import Counters, Telemetry
@@ -57,6 +59,23 @@ def check_none(machine: Machine, expect_gpus: int | None) -> Finding:
     if has_driver or expect_gpus is not None:
         return fail("GPUs", found, f"{MISSING}; {WITHOUT}", EXIT_NO_GPU)
     return warn("GPUs", found, "runs train small CPU workers")
+
+
+def check_unlisted(
+    machine: Machine, launch: LaunchSettings, logged: Sequence[Logged]
+) -> list[Finding]:
+    """What the kernel log tells of GPUs that NVML does not list. One that is gone is a FAIL where
+    all are asked for, unless it may be one of those that NVML counts and knows no address of."""
+    snapshot, findings = machine.snapshot, []
+    is_asked = launch.gpus.strip() == "all" and not (snapshot.broken or snapshot.notes)
+    for each in unlisted(snapshot.gpus, logged):
+        found = f"PCI {each.address}, {UNLISTED}: {each.symptom.figure}"
+        is_hard = each.symptom.severity.lower() in failing_severities(launch)
+        if each.is_gone and is_hard and is_asked:
+            findings.append(fail("kernel log", found, each.symptom.cure, EXIT_HEALTH))
+        else:
+            findings.append(warn("kernel log", found, each.symptom.cure))
+    return findings
 
 
 def _broken(gpu: BrokenGpu, is_needed: bool) -> Finding:

@@ -11,14 +11,14 @@ from msgspec.structs import replace
 
 from launcher.devices import Machine
 from launcher.doctor.finding import Finding, fail, warn
-from launcher.doctor.gpus import check_mask, check_none
+from launcher.doctor.gpus import check_mask, check_none, check_unlisted
 from launcher.doctor.quick_answer import Answer, Checked, Fault, document_of, lines_of
 from launcher.gpus.choose import auto_count, choose, why_unusable
 from launcher.gpus.probe import BrokenGpu, Gpu, NvmlProbe
 from launcher.history.gpu_history import path_of
 from launcher.history.reading import Held, Reading
 from launcher.telemetry.health import Record, symptoms, symptoms_now
-from launcher.telemetry.kernel_log import earlier_xids
+from launcher.telemetry.kernel_log import Logged, against, read_kernel_log
 from launcher.telemetry.monitor import look
 from launcher.verdict.severity import Severity, Symptom
 from model_check.config.derived import failing_severities
@@ -47,14 +47,15 @@ def quick(
     path = path_of(launch.history_file, environ)
     reading = Reading(path) if path else None
     machine = Machine(NvmlProbe(_CALL_S, _PROBE_S), environ)
-    devices, gpus, checks = _present(machine, launch)
+    logged = read_kernel_log()
+    devices, gpus, checks = _present(machine, launch, logged)
     records = look({gpu.label: gpu.uuid for gpu in devices}, _CALL_S, end - time.monotonic())
     held = reading.result(end) if reading else Held({}, None)
     if held.problem is not None:
         checks.append(warn("history", held.problem, ""))
-    fail_on, logged = failing_severities(launch), earlier_xids(devices)
+    fail_on = failing_severities(launch)
     for gpu in devices:
-        past = [("kernel log", xid) for of_gpu, xid in logged if of_gpu == gpu]
+        past = [("kernel log", symptom) for _, symptom in against([gpu], logged)]
         past += [("history", held.against[gpu.uuid])] if gpu.uuid in held.against else []
         gpus.append(_checked(gpu, records[gpu.label], past, fail_on))
     answer = Answer(sorted(gpus, key=_place), checks)
@@ -66,13 +67,14 @@ def quick(
 
 
 def _present(
-    machine: Machine, launch: LaunchSettings
+    machine: Machine, launch: LaunchSettings, logged: Sequence[Logged]
 ) -> tuple[list[Gpu], list[Checked], list[Finding]]:
     """The GPUs to look at; those that do not answer; and what there is to tell of neither."""
     try:
         snapshot = machine.snapshot
+        lost = check_unlisted(machine, launch, logged) if snapshot.driver_version else []
         if not snapshot.gpus:
-            return [], [], [check_none(machine, launch.expect_gpus)]
+            return [], [], [check_none(machine, launch.expect_gpus), *lost]
         devices = _devices(machine, launch.gpus)
     except ModelCheckError as error:
         return [], [], [fail("GPUs", str(error), "", error.exit_code)]
@@ -80,7 +82,7 @@ def _present(
     broken = [_unanswered(gpu, gpu in needed) for gpu in snapshot.broken]
     mask = check_mask(machine, launch)
     notes = [warn("GPUs", note, "") for note in snapshot.notes]
-    return devices, broken, [*([mask] if mask.status != "ok" else []), *notes]
+    return devices, broken, [*([mask] if mask.status != "ok" else []), *notes, *lost]
 
 
 def _devices(machine: Machine, selector: str) -> list[Gpu]:

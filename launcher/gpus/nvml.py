@@ -26,6 +26,8 @@ ANSWER = b"= "
 ON_GPU = " on GPU "
 """In an announcement, before the index of the GPU that the call is about."""
 
+_NO_TEXT = "\N{REPLACEMENT CHARACTER}"
+
 Announce = Callable[[str], None]
 Fields = dict[str, Any]
 
@@ -95,6 +97,19 @@ class Nvml:
             raise CallFailed(name, error.value, str(error)) from error
         except self.module.NVMLLibraryMismatchError as error:
             raise CallFailed(name, codes.FUNCTION_NOT_FOUND, "Function Not Found") from error
+        except UnicodeDecodeError as error:  # a damaged infoROM tells anything
+            return error.object.decode(errors="replace")
+
+    def call_for_key(self, name: str, handle: Any, attribute: str | None = None) -> str:
+        """As `call`, a text by which other programs find the GPU: each of its bytes counts."""
+        answer = self.call(name, handle)
+        try:
+            text = str(answer if attribute is None else getattr(answer, attribute))
+        except UnicodeDecodeError:
+            text = _NO_TEXT
+        if _NO_TEXT in text:
+            raise CallFailed(name, None, "its answer is no text")
+        return text
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """The result, or None when this device has no such value. Raises CallFailed otherwise."""
@@ -183,7 +198,7 @@ def _gpus(nvml: Nvml, indices: Sequence[int]) -> tuple[list[Fields], list[Fields
         bus_id = None
         try:
             handle = nvml.call("nvmlDeviceGetHandleByIndex", index)
-            bus_id = nvml.call("nvmlDeviceGetPciInfo", handle).busId
+            bus_id = nvml.call_for_key("nvmlDeviceGetPciInfo", handle, "busId")
             gpus.append(_gpu(nvml, handle, index, bus_id))
         except CallFailed as failed:
             is_refused = failed.code == codes.NO_PERMISSION and bus_id is None
@@ -216,7 +231,7 @@ def _gpu(nvml: Nvml, handle: Any, index: int, bus_id: str) -> Fields:
 def _serial(nvml: Nvml, handle: Any) -> str | None:
     # It lies in the infoROM: a GPU whose infoROM is damaged can be used all the same.
     with suppress(CallFailed):
-        return str(nvml.call("nvmlDeviceGetSerial", handle))
+        return nvml.call_for_key("nvmlDeviceGetSerial", handle) or None
     return None
 
 
@@ -224,7 +239,7 @@ def _device(nvml: Nvml, handle: Any) -> Fields:
     """What a GPU and a MIG instance both have of their own."""
     processes = nvml.ask("nvmlDeviceGetComputeRunningProcesses", handle)
     return {
-        "uuid": nvml.call("nvmlDeviceGetUUID", handle),
+        "uuid": nvml.call_for_key("nvmlDeviceGetUUID", handle),
         "name": nvml.call("nvmlDeviceGetName", handle),
         "utilization_percent": nvml.utilization_percent(handle),
         "processes": processes and [(each.pid, _mib(each.usedGpuMemory)) for each in processes],

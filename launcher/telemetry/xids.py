@@ -43,6 +43,7 @@ _SEVERITIES = {
 }
 """Those that DCGM always fails (DcgmHealthWatch.cpp: 48, 74, 79, 95, 140) or fails and warns of as
 memory errors (63, 64, 94); the others are MONITOR. 63 asks for a reset, as a pending remap does."""
+FALLEN = 79
 HARMLESS = {45}
 """Follow from another error, or from our own end of a worker: worth a line, no warning."""
 

@@ -1,6 +1,7 @@
 """The fake driver, compiled once, and fresh processes that see the GPUs of a scenario."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -47,9 +48,10 @@ class Box:
     scenario_file: Path
 
     def become(self, gpus: Iterable[FakeGpu], rules: Iterable[str] = (), **system: Any) -> "Box":
-        """These are the GPUs from now on, for processes that run already too."""
+        """These are the GPUs from now on, for processes that run already too. A text may hold bytes
+        that are no UTF-8, as os.fsdecode gives them."""
         beside = self.scenario_file.with_suffix(".new")
-        beside.write_text(scenario(gpus, rules, **system))
+        beside.write_bytes(os.fsencode(scenario(gpus, rules, **system)))
         beside.replace(self.scenario_file)
         return self
 

@@ -53,6 +53,29 @@ def test_a_gpu_that_cannot_tell_its_serial_number_is_one(box: MakeBox, code: int
     assert [gpu["serial"] for gpu in snapshot["gpus"]] == ["1654023000000", None]
 
 
+ODD = os.fsdecode(b"H100 \xc3\x28\xff")
+
+
+def test_a_name_and_a_serial_that_are_no_text_cost_no_gpu(box: MakeBox) -> None:
+    odd = fake_gpu(1, name=ODD, more={"serial": ODD})
+    named = box([fake_gpu(0), odd], driver=os.fsdecode(b"570\xff")).snapshot()
+    assert named["driver_version"] == "570\ufffd"
+    assert [gpu["name"] for gpu in named["gpus"]] == ["NVIDIA H100 80GB HBM3", "H100 \ufffd(\ufffd"]
+    assert [gpu["serial"] for gpu in named["gpus"]] == [None, None]
+    assert named["broken"] == []
+
+
+@pytest.mark.parametrize(("field", "begin"), [("uuid", "GPU-"), ("bus_id", "0:1C:00.0")])
+def test_a_gpu_that_nothing_could_find_again_is_broken_by_itself(
+    box: MakeBox, field: str, begin: str
+) -> None:
+    snapshot = box([fake_gpu(0), fake_gpu(1, **{field: begin + ODD})]).snapshot()
+    assert [gpu["index"] for gpu in snapshot["gpus"]] == [0]
+    (broken,) = snapshot["broken"]
+    assert broken["index"] == 1
+    assert "its answer is no text" in broken["why"]
+
+
 def test_a_mask_changes_nothing(box: MakeBox) -> None:
     snapshot = box([fake_gpu(0), fake_gpu(1)]).snapshot(CUDA_VISIBLE_DEVICES="1")
     assert len(snapshot["gpus"]) == 2

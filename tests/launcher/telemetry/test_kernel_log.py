@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from launcher.gpus.probe import Gpu
-from launcher.telemetry.kernel_log import earlier_xids
+from launcher.telemetry.kernel_log import against, read_kernel_log, unlisted
 from launcher.telemetry.xids import xid_symptom
 from launcher.verdict.severity import Symptom
 from tests.launcher.gpus.conftest import Box
-from tests.nvml_fake.build import fake_gpu
+from tests.nvml_fake.build import fake_gpu, fault
 
 LOG = b"""\
 4,812,1000,-;NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', GPU has fallen off the bus.
@@ -24,9 +24,23 @@ LOG = b"""\
 """
 
 
+def said_of(log: bytes, machine: Box, directory: Path, *arguments: str) -> str:
+    """What `run.sh ARGUMENTS` says on that machine, and its exit code."""
+    (directory / "kmsg").write_bytes(log)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from launcher.cli import main\n"
+        "from launcher.telemetry import kernel_log\n"
+        "kernel_log.KERNEL_LOG = Path(sys.argv[1])\n"
+        "print('code', main(sys.argv[2:]))\n"
+    )
+    locks = {"MODEL_CHECK_LOCK_DIR": str(directory / "locks")}
+    return machine.python(code, str(directory / "kmsg"), *arguments, **locks)
+
+
 def earlier(bus_id: str, log: Path) -> list[Symptom]:
     gpu = Gpu(0, "GPU-0", "H100", pci_bus_id=bus_id)
-    return [symptom for _, symptom in earlier_xids([gpu], log)]
+    return [symptom for _, symptom in against([gpu], read_kernel_log(log))]
 
 
 @pytest.mark.parametrize(
@@ -65,21 +79,79 @@ def test_a_log_that_may_not_be_read_tells_nothing(tmp_path: Path) -> None:
         (["--dry-run"], "GPU0: before this run: Xid 79 (the GPU has fallen off the bus): power-"),
         (["--run-both-models", "--dry-run"], "[launcher] GPU0: before this run: Xid 79 "),
         (["doctor"], "warn  GPU0 kernel log     Xid 79 (the GPU has fallen off the bus)"),
+        (
+            ["--dry-run"],
+            "[launcher] kernel log: PCI 0000:1c:00, a GPU that NVML does not list: Xid",
+        ),
+        (
+            ["doctor"],
+            "warn  kernel log          PCI 0000:1c:00, a GPU that NVML does not list: Xid",
+        ),
     ],
 )
 def test_an_xid_of_before_is_told_by_a_run_and_by_doctor(
     box: Callable[..., Box], tmp_path: Path, arguments: list[str], line: str
 ) -> None:
-    (tmp_path / "kmsg").write_bytes(LOG)
-    code = (
-        "import sys; from functools import partial; from pathlib import Path\n"
-        "import launcher.launch, launcher.doctor.doctor\n"
-        "from launcher.cli import main\n"
-        "from launcher.telemetry.kernel_log import earlier_xids\n"
-        "of_test = partial(earlier_xids, path=Path(sys.argv[1]))\n"
-        "launcher.launch.earlier_xids = launcher.doctor.doctor.earlier_xids = of_test\n"
-        "main(sys.argv[2:])\n"
+    assert line in said_of(LOG, box([fake_gpu(0)]), tmp_path, *arguments)
+
+
+LOST = b"""\
+4,1,1,-;NVRM: Xid (PCI:0000:1e:00): 79, GPU has fallen off the bus.
+4,2,1,-;NVRM: GPU 0000:1e:00.0: GPU has fallen off the bus.
+4,3,2,-;NVRM: The NVIDIA GPU 0000:1f:00.0 (PCI ID: 10de:2330)
+4,4,2,-;NVRM: installed in this system has
+4,5,2,-;NVRM: fallen off the bus and is not responding to commands.
+4,6,3,-;NVRM: The NVIDIA GPU 0000:20:00.0 (PCI ID: 1)\\x0aNVRM: has\\x0aNVRM: fallen off the bus
+4,7,4,-;NVRM: GPU 0000:21:00.0: RmInitAdapter failed! (0x26:0x56:1474)
+4,8,5,-;NVRM: GPU 0000:22:00.0: GPU serial number is 1654.
+4,9,5,-;NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.
+4,9,6,-;NVRM: Xid (PCI:0000:23:00): 31, pid=4711
+"""
+
+
+def test_gpus_that_are_lost_are_found_by_what_the_driver_said_of_them(tmp_path: Path) -> None:
+    (tmp_path / "kmsg").write_bytes(LOST)
+    listed = [Gpu(0, "GPU-0", "H100", pci_bus_id="00000000:1B:00.0")]
+    found = unlisted(listed, read_kernel_log(tmp_path / "kmsg"))
+    told = {each.address: (each.symptom.figure, each.is_gone) for each in found}
+    assert len(found) == len(told)
+    fallen, xid = ("it has fallen off the bus", True), xid_symptom(79).figure
+    assert told == {
+        "0000:1e:00": (xid, True),
+        "0000:1f:00": fallen,
+        "0000:20:00": fallen,
+        "0000:21:00": ("the driver could not start it", True),
+        "0000:23:00": (xid_symptom(31).figure, False),
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "gpus", "code"),
+    [
+        ([], 1, 22),
+        (["--gpus", "0"], 1, 0),
+        (["launch.fail_on=[reset]"], 1, 0),
+        ([], 0, 69),
+    ],
+    ids=["all", "another one", "not to fail on", "none is left"],
+)
+def test_a_quick_look_is_not_well_where_a_gpu_is_lost(
+    box: Callable[..., Box], tmp_path: Path, more: list[str], gpus: int, code: int
+) -> None:
+    machine = box([fake_gpu(index) for index in range(gpus)])
+    first, *said = said_of(LOST, machine, tmp_path, "doctor", "--quick", *more).splitlines()
+    assert said[-1] == f"code {code}"
+    assert first.startswith("FAIL" if code else "warn")
+    assert any(
+        "PCI 0000:1f:00, a GPU that NVML does not list: it has fallen" in line for line in said
     )
-    locks = {"MODEL_CHECK_LOCK_DIR": str(tmp_path / "locks")}
-    said = box([fake_gpu(0)]).python(code, str(tmp_path / "kmsg"), *arguments, **locks)
-    assert line in said
+
+
+def test_a_gpu_that_nvml_counts_and_cannot_reach_may_be_the_one_that_is_lost(
+    box: Callable[..., Box], tmp_path: Path
+) -> None:
+    """It is told by its number: 69."""
+    machine = box([fake_gpu(0), fake_gpu(1)], [fault("DeviceGetHandleByIndex_v2", 1, 15)])
+    said = said_of(LOST, machine, tmp_path, "doctor", "--quick")
+    assert said.splitlines()[-1] == "code 69"
+    assert "warn  kernel log          PCI 0000:1f:00" in said
