@@ -16,6 +16,10 @@ from launcher.verdict.summary import called, names_by_text
 from model_check.config.schema import TrainingSettings
 from model_check.events import Saved
 
+_CLEAR = 0.2
+"""Of its time one rank must wait less than the next, for the others to wait for it."""
+_MANY_STEPS = 20
+
 
 def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Iterator[str]:
     """What follows the workers, unprefixed. `tail_lines` of each failed worker come first, the
@@ -31,7 +35,7 @@ def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Ite
         yield from (f"{worker.name}: evidence: {path}" for path in worker.evidence)
     yield from _classes(result.workers)
     yield from _validation(result.workers)
-    yield from _waiting(result.workers)
+    yield from waits(result.workers)
     yield from _warnings(result.workers)
     if result.dropped_lines:
         yield f"{result.dropped_lines} lines were too fast for this terminal; the logs have them"
@@ -97,13 +101,18 @@ def _splits(worker: WorkerResult) -> str:
     return f"validation after {worker.validation[-1].step} steps: {', '.join(parts)}"
 
 
-def _waiting(workers: Sequence[WorkerResult]) -> Iterator[str]:
-    """Of a job: who waited least is whom the others waited for."""
+def waits(workers: Sequence[WorkerResult]) -> Iterator[str]:
+    """Of a job: how long each rank waited; and for whom, where one waits much less than all others
+    in many steps."""
     shares = {worker.name: worker.waiting for worker in workers if worker.waiting is not None}
-    if len(shares) > 1:
-        slowest = min(shares, key=lambda name: shares[name])
-        each = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-        yield f"ranks waited for each other: {each} of the time; {slowest} least, so it is slowest"
+    if len(shares) < 2:
+        return
+    each = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+    least, next_to_it = sorted(shares.values())[:2]
+    is_clear = next_to_it - least >= _CLEAR and min(w.steps for w in workers) >= _MANY_STEPS
+    late = [name for name, share in shares.items() if share == least] if is_clear else []
+    whom = f"; {late[0]} by far the least: they wait for it" if late else ""
+    yield f"ranks waited for each other: {each} of the time{whom}"
 
 
 def _warnings(workers: Sequence[WorkerResult]) -> Iterator[str]:

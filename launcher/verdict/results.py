@@ -58,8 +58,8 @@ class WorkerResult(Struct, frozen=True, kw_only=True):
     peak_memory_bytes: int | None
     duration_s: float
     waiting: float | None = None
-    """The share of its steps in which it waited for the other ranks of its job, 0 to 1; null: it
-    trained alone."""
+    """The share of its steps behind the first in which it waited for the other ranks of its job, 0
+    to 1; null: it trained alone, or hardly at all."""
     returncode: int | None
     gpu: dict[str, Any] | None = None
     detail: dict[str, Scalar] = {}

@@ -2,6 +2,7 @@
 
 from msgspec import Struct, field
 
+from launcher.verdict.slow import WARM_UP
 from launcher.verdict.trace import Tracer
 from model_check.events import (
     Break,
@@ -35,7 +36,7 @@ class History(Struct):
     loss_last: str | None = None
     tokens: int = 0
     steps_ms: float = 0.0
-    """How long the steps of a rank took, like `waits_ms`."""
+    """How long the steps of a rank took behind the first, in which it waits for ranks to start."""
     waits_ms: float = 0.0
     """How long it waited in them for other ranks."""
     last_step: int | None = None
@@ -118,7 +119,7 @@ class History(Struct):
         self.last_step = step.step
         self.taken = step.taken
         self.tokens += step.tokens
-        if step.wait_ms is not None:
+        if step.wait_ms is not None and self.num_steps > WARM_UP:
             self.steps_ms += step.ms
             self.waits_ms += step.wait_ms
         self.loss_last = step.loss

@@ -1,4 +1,4 @@
-"""What a stopped training can go on from, in a line."""
+"""Lines that end a run: for whom ranks waited, what a stopped training can go on from."""
 
 from pathlib import Path
 from typing import Any
@@ -6,16 +6,19 @@ from zipfile import ZipFile
 
 import pytest
 
-from launcher.report.closing import resume_line
+from launcher.report.closing import resume_line, waits
+from launcher.verdict.slow import WARM_UP
+from launcher.verdict.steps import History
 from model_check.config.schema import TrainingSettings
-from model_check.events import Saved
+from model_check.events import Saved, Step
 from model_check.utils.checkpoint_names import content_of
+from tests.launcher.report.test_table import worker
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    for worker in ("cpu0", "cpu1"):
-        (tmp_path / worker).mkdir()
+    for name in ("cpu0", "cpu1"):
+        (tmp_path / name).mkdir()
     return tmp_path
 
 
@@ -55,3 +58,35 @@ def test_none_yet_is_told_with_what_would_have_saved() -> None:
 
 def test_who_saves_nothing_is_told_nothing(place: Path) -> None:
     assert not told([put(place / "cpu0" / "step_4.pt", 4)])
+
+
+@pytest.mark.parametrize(
+    ("shares", "steps", "whom"),
+    [
+        ((0.29, 0.31), 500, ""),
+        ((0.60, 0.48, 0.35), 500, ""),
+        ((0.60, 0.55, 0.02), 500, "; CPU2 by far the least: they wait for it"),
+        ((0.60, 0.55, 0.02), 12, ""),
+        ((0.60, 0.02, 0.02), 500, ""),
+    ],
+)
+def test_ranks_wait_for_one_that_waits_much_less_than_all_others_in_many_steps(
+    shares: tuple[float, ...], steps: int, whom: str
+) -> None:
+    ranks = [worker(f"CPU{n}", steps=steps, waiting=share) for n, share in enumerate(shares)]
+    each = ", ".join(f"CPU{n} {share:.0%}" for n, share in enumerate(shares))
+    assert [*waits(ranks)] == [f"ranks waited for each other: {each} of the time{whom}"]
+
+
+def test_workers_that_wait_for_nobody_are_told_nothing_of_it() -> None:
+    assert [*waits([worker("CPU0"), worker("CPU1")])] == []
+    assert [*waits([worker("CPU0", waiting=0.5)])] == []
+
+
+def test_the_wait_for_ranks_that_start_late_is_none_of_their_steps() -> None:
+    history = History()
+    for number in range(20):
+        ms, wait_ms = (3000.0, 2990.0) if number < WARM_UP else (10.0, 1.0)
+        zero = {"loss": "0x0p+0", "grad_norm": "0x0p+0", "lr": 0.0, "tokens": 8}
+        history.record(Step(step=number, ms=ms, wait_ms=wait_ms, **zero))  # type: ignore[arg-type]
+    assert history.waiting == pytest.approx(0.1)
