@@ -48,11 +48,13 @@ def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Ite
 
 
 def _last_words(judgement: Judgement, tail_lines: int) -> Iterator[str]:
-    result = judgement.result
+    result, told = judgement.result, set[tuple[str, ...]]()
     for worker in sorted(result.workers, key=lambda worker: worker.name in result.culprits):
         tail = last_lines(worker.last_lines, tail_lines)
         is_quoted = len(tail) == 1 and worker.name in judgement.quoted
-        if tail and not is_quoted:
+        is_told = tuple(tail) in told  # all ended alike: once
+        told.add(tuple(tail))
+        if tail and not is_quoted and not is_told:
             yield f"last lines of {worker.name}:"
             yield from (f"  | {line}" for line in tail)
 

@@ -35,6 +35,12 @@ SETTLE_S = 5.0
 pass the step in which it failed, or to fail in it, too: then it is no fault of one GPU. One that
 has not made a step yet has as long again as the first took from its start: it may begin late."""
 SETTLE_STEPS = 2
+MOMENT_S = 0.4, 1.0
+"""When a worker ends with an exit code of its own and tells nothing, the others have as long again
+as it took from its start, within these bounds, to end in the same way: then no GPU is to blame."""
+IDLE_S = 0.03
+"""One that does nothing for so long, and is older by AGE_S than the first became, will not."""
+AGE_S = 0.05
 FOLLOW_S = 2.0
 """A rank that lost another one may tell so before we see what became of that one. Ranks of a job
 have so long to fail as the first one: they take each step together."""
@@ -126,6 +132,8 @@ class WorkerView(Struct, eq=False):
     """Its last message on why it failed (`Done.error`)."""
     dismissal: Dismissal | None = None
     """The run goes on without it: however it ends, it ends nothing else."""
+    is_idle: bool = False
+    """While another one's death is judged: it has done nothing since it was looked at before."""
 
 
 class Continue(Struct, frozen=True):
@@ -296,8 +304,21 @@ def _judge_failure(
     held_until = max((_known_at(w) + HOLD_S for w in first if w.name in followed), default=now)
     if now < held_until:
         return Continue(until=held_until)
-    settling = _settle(first[0], workers, limits)
-    return settling if now < settling.until else _stop_for_failure(first)
+    settling = _settle(first[0], workers, now, limits)
+    if now < settling.until:
+        return settling
+    return _stop_for_all(workers) if _all_ended_alike(workers) else _stop_for_failure(first)
+
+
+def _all_ended_alike(workers: Sequence[WorkerView]) -> bool:
+    codes = {worker.returncode for worker in workers}
+    return len(workers) > 1 and len(codes) == 1 and all(map(ended_by_itself, workers))
+
+
+def _stop_for_all(workers: Sequence[WorkerView]) -> Stop:
+    code = _exit_code(workers[0])
+    names = tuple(worker.name for worker in workers)
+    return Stop(f"every worker ended with exit code {code}", code, tied=names)
 
 
 def follow_elsewhere(
@@ -312,14 +333,45 @@ def follow_elsewhere(
     return settling if now < settling.until else stop
 
 
-def _settle(first: WorkerView, workers: Sequence[WorkerView], limits: Limits) -> Continue:
+def _settle(
+    first: WorkerView, workers: Sequence[WorkerView], now: float, limits: Limits
+) -> Continue:
     """Of one without an equal the other kinds tell whether every worker meets it."""
-    said = first.confession
-    if said is None or not _may_be_shared(said.exit_code):
+    others, took_s = [w for w in workers if w is not first], _took_s(first)
+    if first.confession is None:
+        return _settle_death(first, others, now)
+    if not _may_be_shared(first.confession.exit_code):
         return Continue(until=-NEVER)
-    others = [w for w in workers if w is not first]
-    took_s = _known_at(first) - (first.started_at or 0.0)
-    return _settling(first.name, said.step, _known_at(first), others, limits, took_s)
+    step = first.confession.step
+    return _settling(first.name, step, _known_at(first), others, limits, took_s)
+
+
+def _settle_death(first: WorkerView, others: Sequence[WorkerView], now: float) -> Continue:
+    """Until all others have ended, too, or have come further, or a moment is over."""
+    took_s, step = _took_s(first), None if first.last_step is None else first.last_step + 1
+    on_their_way = [
+        w
+        for w in others
+        if _is_running(w)
+        and not _has_passed(w, step)
+        and not (w.is_idle and now - (w.started_at or 0.0) >= took_s + AGE_S)
+    ]
+    if not on_their_way or not ended_by_itself(first):
+        return Continue(until=-NEVER)
+    least_s, most_s = MOMENT_S
+    end = first.ended_at + min(most_s, max(least_s, took_s))
+    return Continue(min(end, now + IDLE_S))
+
+
+def ended_by_itself(worker: WorkerView) -> bool:
+    """With an exit code of failure, and without a word to us."""
+    code, is_own = worker.returncode or 0, worker.spawn_error is None and worker.oom is None
+    return code > 0 and _may_be_shared(code) and is_own and worker.confession is None
+
+
+def _took_s(worker: WorkerView) -> float:
+    """From its start until it failed."""
+    return _known_at(worker) - (worker.started_at or 0.0)
 
 
 def _may_be_shared(exit_code: int) -> bool:

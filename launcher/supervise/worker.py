@@ -18,7 +18,7 @@ from launcher.contain import processes, trampoline
 from launcher.contain.linux import P_PIDFD, pidfd_open, thread_send_signal
 from launcher.plan import WorkerSpec
 from launcher.supervise import stacks
-from launcher.supervise.policy import Confession, WorkerView
+from launcher.supervise.policy import IDLE_S, Confession, WorkerView
 from launcher.verdict.last_lines import last_lines
 from launcher.verdict.record import WorkerEnd
 from model_check.errors import EXIT_INTERNAL, EXIT_NON_FINITE, ModelCheckError, describe_exit
@@ -90,6 +90,9 @@ class Worker(WorkerView, eq=False, kw_only=True):
     _stopped_with: signal.Signals | None = None
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_STEPS))
     """How long the last ones took."""
+    _work: processes.Work | None = None
+    """What it did when it was looked at last."""
+    _looked_at: float = float("-inf")
     _stacks_signal: int | None = None
     _takes_signals: bool = False
 
@@ -112,6 +115,14 @@ class Worker(WorkerView, eq=False, kw_only=True):
         self.state = State.RUNNING
         self.started_at = self.last_heard = now
         self.patient_phase = _START if self.spec.announces_itself else None
+
+    def look_at_work(self, now: float) -> None:
+        """Whether it does anything: `is_idle`. The first look tells nothing yet."""
+        if self.pid is None or not self.alive or now - self._looked_at < IDLE_S:
+            return
+        work = processes.work_of(self.pid)
+        self.is_idle = work == self._work and not work.is_awake
+        self._work, self._looked_at = work, now
 
     def cannot_start(self, error: SpawnError, now: float, wake: int) -> None:
         self.spawn_error = str(error)

@@ -120,6 +120,7 @@ def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
         verdict = Verdict.INCONCLUSIVE
     is_by_bits = cause in (*_ODD.values(), *_BROKEN.values(), Cause.FAILED_TRIAL)
     ended_by_itself = verdict is Verdict.FAIL or cause is Cause.NO_HOST_MEMORY
+    ended_by_itself |= cause is Cause.FAILED_ALIKE and history.done is None
     tells_last_lines = (ended_by_itself and not is_by_bits) or worker.name in case.end.tied
     done = history.done
     return WorkerResult(
@@ -237,7 +238,8 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
         return Cause.NOT_COMPARABLE, {"mismatch": end.mismatch}
     if shared_failure(case, worker.name) is not None:
         cause = Cause.REFUSED_ALIKE if announced == EXIT_USAGE else Cause.FAILED_ALIKE
-        return cause, _failed(worker, history, announced, error)[1]
+        said = error if done else _last_error(worker)
+        return cause, _failed(worker, history, announced or worker.returncode or 0, said)[1]
     if worker.oom and announced == EXIT_PASS:
         how = f"{NO_HOST_MEMORY}{_where(history)}"
         return Cause.NO_HOST_MEMORY, {"how": how, "oom": f"; {worker.oom}", "whose": FAULT_OF_HOST}
@@ -348,7 +350,8 @@ def _announced(history: History) -> int:
 def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
     end = case.end
     if end.tied:
-        return Verdict.INCONCLUSIVE
+        is_alike = all(shared_failure(case, name) is not None for name in end.tied)
+        return Verdict.FAIL if is_alike else Verdict.INCONCLUSIVE
     invalid = {row.name for row in rows if row.verdict is Verdict.INVALID}
     varies = any(replay.is_software for replay in end.replays) and invalid.issuperset(case.suspects)
     if invalid and (end.exit_code == EXIT_USAGE or varies or case.is_unlike_golden):

@@ -6,10 +6,10 @@ from enum import Enum, auto
 from typing import Generic, NamedTuple, TypeVar
 
 from launcher.verdict.agreement import DIVIDING
-from launcher.verdict.record import Case
+from launcher.verdict.record import Case, WorkerEnd
 from launcher.verdict.steps import History
-from model_check.errors import EXIT_SIGNAL_BASE
-from model_check.events import Done, NonFinite, Scalar
+from model_check.errors import EXIT_HANG, EXIT_SIGNAL_BASE
+from model_check.events import NonFinite, Scalar
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 Met = TypeVar("Met")
@@ -41,7 +41,7 @@ def peers_at(case: Case, worker: str, step: int) -> Peers:
     can."""
     if len(case.workers) == 1:
         return Peers.NONE
-    if _sharing(case, worker, _bad_step):
+    if _sharing(case, worker, _bad_step(case)):
         return Peers.NOT_FINITE
     equals = [case.histories[name] for name in _kind(case, worker) if name != worker]
     is_finite = any(e.last_step is not None and e.last_step >= step for e in equals)
@@ -51,26 +51,39 @@ def peers_at(case: Case, worker: str, step: int) -> Peers:
 def shared_nonfinite(case: Case, worker: str) -> Shared[NonFinite] | None:
     """The non-finite step of this worker as it is told by one that knows most; None: it has none,
     or shares it with nobody."""
-    names = _sharing(case, worker, _bad_step)
+    names = _sharing(case, worker, _bad_step(case))
     found = [bad for name in names if (bad := case.histories[name].nonfinite)]
     known = [bad for bad in found if bad.repeated is not None]
     return Shared(names, (known or found)[0]) if found else None
 
 
-def shared_failure(case: Case, worker: str) -> Shared[Done] | None:
-    """What the first of them said when it failed; the others said the same, but for numbers. None:
-    this worker told no failure, or shares it with nobody."""
-    names = _sharing(case, worker, _failure)
-    found = [done for name in names if (done := case.histories[name].done)]
-    return Shared(names, found[0]) if found else None
+class Failure(NamedTuple):
+    """How a worker failed by itself."""
+
+    exit_code: int
+    said: str
+    """Why, in its own words; empty: it told nothing."""
 
 
-def _sharing(case: Case, worker: str, what: Callable[[History], Hashable | None]) -> Sequence[str]:
+def shared_failure(case: Case, worker: str) -> Shared[Failure] | None:
+    """How the first of them failed; the others told the same, but for numbers, or ended with the
+    same exit code and told nothing. None: this worker did not, or shares it with nobody."""
+    ends = {each.name: each for each in case.workers}
+    names = _sharing(case, worker, lambda name: _failure(case.histories[name], ends[name]))
+    if not names:
+        return None
+    done, lines = case.histories[names[0]].done, ends[names[0]].last_lines
+    if done is not None:
+        return Shared(names, Failure(done.exit_code, done.error or ""))
+    return Shared(names, Failure(ends[names[0]].returncode or 0, lines[-1] if lines else ""))
+
+
+def _sharing(case: Case, worker: str, what: Callable[[str], Hashable | None]) -> Sequence[str]:
     """All workers, where all met the same as this one; else all of its kind, where these did; else
     nobody. One alone shares nothing."""
-    met = what(case.histories[worker])
+    met = what(worker)
     for names in ([each.name for each in case.workers], _kind(case, worker)):
-        is_shared = all(what(case.histories[name]) == met for name in names)
+        is_shared = all(what(name) == met for name in names)
         if met is not None and len(names) > 1 and is_shared:
             return names
     return ()
@@ -97,16 +110,19 @@ def _differ(mine: Mapping[str, Scalar], others: Mapping[str, Scalar]) -> bool:
     return any(mine[key] != others[key] for key in DIVIDING if key in mine and key in others)
 
 
-def _bad_step(history: History) -> int | None:
-    return history.nonfinite.step if history.nonfinite else None
+def _bad_step(case: Case) -> Callable[[str], int | None]:
+    return lambda name: bad.step if (bad := case.histories[name].nonfinite) else None
 
 
-def _failure(history: History) -> tuple[int, str] | None:
-    """What it said when it failed, but of a NaN or a break: these have rows of their own. A GPU, a
-    size, an address, a time differ between workers."""
+def _failure(history: History, end: WorkerEnd) -> tuple[int, str] | None:
+    """How it failed, but by a NaN or a break: these have rows of their own. A GPU, a size, an
+    address, a time differ between workers."""
     done = history.done
-    if done is None or done.error is None or not 0 < done.exit_code < EXIT_SIGNAL_BASE:
+    if history.nonfinite or history.broken or (done and done.peer_lost):
         return None
-    if history.nonfinite or history.broken or done.peer_lost:
+    if done is None and not (end.stopped_by_us or end.spawn_error or end.oom):
+        code = end.returncode or 0
+        return (code, "") if 0 < code < EXIT_SIGNAL_BASE and code != EXIT_HANG else None
+    if done is None or done.error is None or not 0 < done.exit_code < EXIT_SIGNAL_BASE:
         return None
     return done.exit_code, _NUMBER.sub("#", done.error)

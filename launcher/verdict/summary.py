@@ -8,9 +8,9 @@ from launcher.verdict.record import Case
 from launcher.verdict.results import Verdict, WorkerResult
 from launcher.verdict.scope import what_one_showed, what_was_equal
 from launcher.verdict.severity import CauseClass
-from launcher.verdict.shared import shared_failure, shared_nonfinite
+from launcher.verdict.shared import Failure, shared_failure, shared_nonfinite
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_UNNAMED, EXIT_USAGE
-from model_check.events import Done, NonFinite, again
+from model_check.events import NonFinite, again
 from model_check.utils.words import few, listed
 
 _OF_DIFFERENCES = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
@@ -197,9 +197,9 @@ def _shared_nonfinite(case: Case, workers: Sequence[str], bad: NonFinite) -> Sum
     return Summary(f"{whose}, not a GPU: {what}{born(bad)}")
 
 
-def _shared_failure(case: Case, workers: Sequence[str], failure: Done) -> Summary:
-    said = (failure.error or "").splitlines()[0]
-    what = f"{_who(case, workers)} ended with exit code {failure.exit_code}: {said}"
+def _shared_failure(case: Case, workers: Sequence[str], failure: Failure) -> Summary:
+    said = f": {failure.said.splitlines()[0]}" if failure.said else ""
+    what = f"{_who(case, workers)} ended with exit code {failure.exit_code}{said}"
     whose = "the settings" if failure.exit_code == EXIT_USAGE else "the software or the settings"
     return Summary(f"{what}; {whose}, not a GPU", workers)
 

@@ -3,6 +3,7 @@ itself: real processes, with the scripted trainer."""
 
 import re
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +31,28 @@ def test_the_exit_code_of_the_culprit_is_the_exit_code_of_the_run(
     run = scripted(f"debug.drill={fault}@1:CPU0", MANY)
     assert run.exit_code == code, run.output
     assert run.verdicts() == {"CPU0": "FAIL", "CPU1": "STOPPED"}
+
+
+def test_workers_that_all_end_with_one_exit_code_blame_no_gpu_and_22_means_nothing_of_ours(
+    scripted: Launcher,
+) -> None:
+    code = "import time; time.sleep(0.2); raise SystemExit(22)"
+    run = scripted("--workers", "4", "--", sys.executable, "-S", "-c", code)
+    assert run.exit_code == 22, run.output
+    assert set(run.verdicts().values()) == {"INCONCLUSIVE"}
+    assert {(w["cause_class"], w["severity"]) for w in run.report()["workers"]} == {
+        ("software", "IGNORE")
+    }
+    assert (run.report()["verdict"], run.report()["culprits"]) == ("FAIL", [])
+    said = "every worker ended with exit code 22; the software or the settings, not a GPU"
+    assert run.report()["summary"] == said
+
+
+def test_trainers_that_all_end_in_one_step_without_a_word_blame_no_gpu(scripted: Launcher) -> None:
+    run = scripted("debug.drill=exit7@1", "--workers", "3", MANY)
+    assert run.exit_code == 7, run.output
+    assert set(run.verdicts().values()) == {"INCONCLUSIVE"}
+    assert (run.report()["verdict"], run.report()["culprits"]) == ("FAIL", [])
 
 
 def test_of_two_workers_the_one_whose_weight_changed_is_named(scripted: Launcher) -> None:

@@ -3,9 +3,12 @@
 import pytest
 
 from launcher.supervise.policy import (
+    AGE_S,
     FOLLOW_S,
     HOLD_S,
+    IDLE_S,
     LINGER_S,
+    MOMENT_S,
     SETTLE_S,
     SETTLE_STEPS,
     Confession,
@@ -262,10 +265,65 @@ def test_an_end_that_a_request_explains_is_held_for_our_own_copy_of_it(code: int
     assert "after 4.0 s" in stop.reason
 
 
-@pytest.mark.parametrize("code", [1, 7, 137, -9, 139, -11, -6, 134, 255, -7, 124, 20])
-def test_any_other_end_is_judged_at_once(code: int) -> None:
+@pytest.mark.parametrize("code", [137, -9, 139, -11, -6, 134, 255, -7, 124])
+def test_any_other_end_by_a_signal_is_judged_at_once(code: int) -> None:
     assert request_of(code) is None
     assert isinstance(decide([ended("GPU0", code, 4.0, 2), running("GPU1")], 4.0, NO_LIMIT), Stop)
+
+
+@pytest.mark.parametrize(
+    ("took_s", "moment_s"), [(0.04, MOMENT_S[0]), (0.7, 0.7), (7200.0, MOMENT_S[1])]
+)
+def test_who_ends_with_a_code_of_its_own_leaves_the_others_a_moment_to_do_the_same(
+    took_s: float, moment_s: float
+) -> None:
+    views = [ended("GPU0", 1, at=took_s, wake=2), running("GPU1")]
+    over = took_s + moment_s
+    assert decide(views, took_s, NO_LIMIT) == Continue(until=took_s + IDLE_S)
+    assert isinstance(decide(views, over - 0.001, NO_LIMIT), Continue)
+    stop = decide(views, over, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert (stop.culprits, stop.exit_code) == (("GPU0",), 1)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_awaited"),
+    [
+        (running("GPU1"), True),
+        (running("GPU1", is_idle=True), False),
+        (WorkerView("GPU1", started_at=1.0, is_idle=True), True),
+        (running("GPU1", last_step=6), True),
+        (running("GPU1", last_step=7), False),
+        (ended("GPU1", 1, at=4.01, wake=3), False),
+        (ended("GPU1", 0, at=2.0, wake=1), False),
+    ],
+    ids=["at work", "idle", "younger", "behind", "further", "dead, too", "done"],
+)
+def test_nobody_is_awaited_who_will_not_end_in_the_same_way(
+    other: WorkerView, is_awaited: bool
+) -> None:
+    first = ended("GPU0", 1, at=4.0, wake=2, last_step=6)
+    decided = decide([first, other], 4.0 + AGE_S, NO_LIMIT)
+    assert isinstance(decided, Continue) is is_awaited
+
+
+def test_when_all_have_ended_in_the_same_way_none_was_first() -> None:
+    views = [ended("GPU0", 1, at=4.0, wake=2), ended("GPU1", 1, at=4.2, wake=3)]
+    names = ("GPU0", "GPU1")
+    assert decide(views, 4.2, NO_LIMIT) == Stop(
+        "every worker ended with exit code 1", 1, tied=names
+    )
+    stop = decide([views[0], ended("GPU1", 2, at=4.2, wake=3)], 4.2, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert stop.culprits == ("GPU0",)
+    alone = decide(views[:1], 4.2, NO_LIMIT)
+    assert isinstance(alone, Stop)
+    assert alone.culprits == ("GPU0",)
+
+
+def test_an_exit_code_of_a_worker_that_could_not_start_is_judged_at_once() -> None:
+    views = [ended("GPU0", 127, at=0.1, wake=2, spawn_error="no such file"), running("GPU1")]
+    assert isinstance(decide(views, 0.1, NO_LIMIT), Stop)
 
 
 def test_an_announced_128_plus_n_is_held_from_the_death_on() -> None:

@@ -899,3 +899,29 @@ def test_kernels_that_vary_clear_all_where_all_are_of_a_kind() -> None:
     groups = dict.fromkeys(names, "V100")
     result = judged(end, [ended(name) for name in names], histories, groups=groups)
     assert (result.verdict, result.exit_code, result.culprits) == (Verdict.INVALID, 2, [])
+
+
+@pytest.mark.parametrize(
+    ("codes", "verdict", "classes"),
+    [
+        ((1, 1, 1), Verdict.FAIL, {"software"}),
+        ((22, 22, 22), Verdict.FAIL, {"software"}),
+        ((1, 1, 7), Verdict.INCONCLUSIVE, {None}),
+        ((1, 1, 0), Verdict.INCONCLUSIVE, {None}),
+    ],
+)
+def test_what_died_alike_within_one_reading_is_no_tie_but_the_softwares(
+    codes: tuple[int, ...], verdict: Verdict, classes: set[str | None]
+) -> None:
+    names = ["GPU0", "GPU1", "GPU2"]
+    tied = tuple(name for name, code in zip(names, codes, strict=True) if code)
+    end = RunEnd(exit_code=codes[0], reason="died within one reading", tied=tied)
+    lines = ("Traceback", "ModuleNotFoundError: No module named 'x'")
+    ends = [ended(name, c, last_lines=lines) for name, c in zip(names, codes, strict=True)]
+    result = judged(end, ends, {name: History() for name in names}, steps=None)
+    assert (result.verdict, result.exit_code, result.culprits) == (verdict, codes[0], [])
+    told = [row for row in result.workers if row.name in tied]
+    assert {row.verdict for row in told} == {Verdict.INCONCLUSIVE}
+    assert {row.cause_class for row in told} == classes
+    is_told = "No module named 'x'; the software or the settings, not a GPU" in result.summary
+    assert is_told is (verdict is Verdict.FAIL)
