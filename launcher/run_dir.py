@@ -4,7 +4,7 @@ what looks like a secret."""
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from itertools import count, takewhile
@@ -181,6 +181,19 @@ def opened(path: Path) -> HeldDirectory:
             f"{path} belongs to another user, in a place where others may have made it "
             "(give --run-dir another path)"
         ) from error
+
+
+def write_page(path: Path, make: Callable[[], str]) -> None:
+    """As `write`, of what `make` returns. Raises StorageError, also where it fails: a fault of ours
+    in a page costs nobody a verdict."""
+    try:
+        text = make()
+    except Exception as error:
+        raise StorageError(
+            f"{path}: cannot be made ({type(error).__name__}: {error}): a fault of Model Check "
+            "itself; please report it. The JSON beside it is whole"
+        ) from error
+    write(path, text)
 
 
 def write(path: Path, data: bytes | str | Mapping[str, Any]) -> None:

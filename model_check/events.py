@@ -25,7 +25,7 @@ STACKS_SIGNAL = "stacks_signal"
 
 _READ_BYTES = 1 << 16
 PhaseName = Literal["import", "build", "compile", "train", "eval", "save"]
-Scalar = str | int | float | bool | None
+Scalar = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | float | bool | None
 
 
 MonotonicNs = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -54,7 +54,9 @@ ExactFloat = Annotated[
 ]
 Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,16}$")]
 """A fingerprint, hex."""
-Natural = Annotated[int, msgspec.Meta(ge=0)]
+Natural = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+"""Numbers of events are bounded: what reads them may make a float of any, and add them up."""
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, lt=2.0**53)]
 ExitCode = Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
@@ -65,11 +67,11 @@ class Step(_Event, frozen=True, kw_only=True, tag="step"):
     loss: ExactFloat
     grad_norm: ExactFloat
     lr: float
-    ms: float
+    ms: Milliseconds
     """Wall time of the step, milliseconds."""
     tokens: Natural
     """Tokens that this step trained on, all micro-batches together."""
-    busy_ms: float | None = None
+    busy_ms: Milliseconds | None = None
     """What it kept its device busy, milliseconds: by the GPU's own clock, or the CPU time of this
     process. None: not measured."""
     fp: dict[str, Sum] = {}
@@ -82,7 +84,7 @@ class Step(_Event, frozen=True, kw_only=True, tag="step"):
     twice. None: it was computed once."""
     own_loss: ExactFloat | None = None
     """This rank's share of `loss`, which is then the sum of all; None: it trains alone."""
-    wait_ms: float | None = None
+    wait_ms: Milliseconds | None = None
     """How long this rank waited for the others; None: it trains alone."""
 
 
@@ -143,9 +145,9 @@ class Metrics(_Event, frozen=True, kw_only=True, tag="metrics"):
     """The same, counting attention to earlier tokens alone."""
     data_wait: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     """Share of the time that steps waited for their batches."""
-    memory_bytes: int
+    memory_bytes: Natural
     """Allocated on the device, or the resident set on a CPU."""
-    peak_memory_bytes: int
+    peak_memory_bytes: Natural
     loss_scale: float | None = None
     """With float16."""
     gates: list[list[float]] | None = None
@@ -203,8 +205,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tensor: str
     """What it is to that module: `output`, `gradient of input`, `weight`, `gradient of weight`."""
     shape: list[int]
-    num_nan: int
-    num_inf: int
+    num_nan: Natural
+    num_inf: Natural
     first: list[int]
     """The index of the first value that is not finite."""
     low: ExactFloat | None = None
@@ -306,12 +308,12 @@ class Done(_Event, frozen=True, kw_only=True, tag="done"):
     """The message of the failure, one line or more; None: it succeeded."""
     early: str | None = None
     """Why a worker that succeeded stopped before its last step: somebody asked for it."""
-    steps: int = 0
+    steps: Natural = 0
     loss_first: ExactFloat | None = None
     loss_last: ExactFloat | None = None
     tokens_per_s: float | None = None
     """Over all steps but the first, which includes the warm-up."""
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: Natural | None = None
     """Peak of the device's allocator, or the peak resident set on a CPU."""
     peer_lost: bool = False
     """It could not go on because of another rank, which is the cause."""

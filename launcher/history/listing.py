@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 
 import msgspec
 
 from launcher.history.gpu_history import GpuHistory, path_of
-from launcher.verdict.past import SCHEMA, PastRun, is_transient
+from launcher.verdict.past import FORGOTTEN, SCHEMA, PastRun, forgotten, is_transient
 from model_check.config.arguments import Parser
 from model_check.config.load import Request, load
 from model_check.errors import EXIT_PASS, UsageError
@@ -27,23 +28,48 @@ examples:
   bash run.sh history GPU-5d1c      one GPU, by the beginning of its UUID
   bash run.sh history GPU3          whatever was GPU3, or CPU0, in its run
   bash run.sh history --json        for machines
+  bash run.sh history forget GPU-5d1c --because "replaced, ticket 17"
 """
 
 
 def history(argv: Sequence[str], environ: Mapping[str, str], say: Say) -> int:
     """Do what `argv` asks for. Returns 0. Raises UsageError and StorageError."""
+    if argv[:1] == ["forget"]:
+        return _forget(argv[1:], environ, say)
     names = _parser().read(argv)
-    file = {} if names.file is None else {"launch.history_file": ("--file", names.file)}
-    settings = load(Request(flags=file, environ=environ), lambda: False).settings
-    path = path_of(settings.launch.history_file, environ)
-    if path is None:
-        raise UsageError("history: none is kept: launch.history_file is empty (--file names one)")
-    kept = GpuHistory(path)
+    path, kept = _kept(names.file, environ)
     runs = [run for run in kept.runs() if _is_of(run, names.which)]
     if names.which and not runs:
         raise UsageError(f"history: {path}: no line of a GPU or worker {names.which}")
     say(_document(path, runs, kept) if names.json else "\n".join(_lines(runs, kept)))
     return EXIT_PASS
+
+
+def _forget(argv: Sequence[str], environ: Mapping[str, str], say: Say) -> int:
+    """A GPU was replaced, or a cause was found. No line goes: one is added."""
+    names = _forget_parser().read(argv)
+    path, kept = _kept(names.file, environ)
+    of = {run.uuid: run for run in kept.runs() if run.uuid and _is_of(run, names.uuid)}
+    if not names.because.strip():
+        raise UsageError("history forget: --because TEXT: why, for whoever reads the history")
+    if len(of) != 1:
+        many = (
+            f"{len(of)} GPUs: {', '.join(sorted(map(str, of)))}" if of else "no line of such a GPU"
+        )
+        raise UsageError(f"history forget {names.uuid}: {path}: {many}")
+    ((uuid, last),) = of.items()
+    kept.append([forgotten(last, names.because, datetime.now().astimezone())])
+    say(f"history: {uuid}: what was before counts no more: {names.because}")
+    return EXIT_PASS
+
+
+def _kept(file_name: str | None, environ: Mapping[str, str]) -> tuple[Path, GpuHistory]:
+    file = {} if file_name is None else {"launch.history_file": ("--file", file_name)}
+    settings = load(Request(flags=file, environ=environ), lambda: False).settings
+    path = path_of(settings.launch.history_file, environ)
+    if path is None:
+        raise UsageError("history: none is kept: launch.history_file is empty (--file names one)")
+    return path, GpuHistory(path)
 
 
 def _parser() -> Parser:
@@ -55,6 +81,16 @@ def _parser() -> Parser:
     add("which", nargs="?", metavar="UUID | WORKER", help=which)
     add("--file", metavar="FILE", help="where it is kept (launch.history_file)")
     add("--json", action="store_true", help="for machines")
+    return parser
+
+
+def _forget_parser() -> Parser:
+    prog = f"{COMMAND} history forget"
+    about = "What the history holds of a GPU counts no more: it was replaced, or a cause was found."
+    parser = Parser(prog=prog, usage=f"{prog} UUID --because TEXT [--file FILE]", description=about)
+    parser.add_argument("uuid", metavar="UUID", help="the beginning of the GPU's UUID")
+    parser.add_argument("--because", metavar="TEXT", required=True, help="why; it is kept")
+    parser.add_argument("--file", metavar="FILE", help="where it is kept (launch.history_file)")
     return parser
 
 
@@ -73,6 +109,10 @@ def _lines(runs: Sequence[PastRun], kept: GpuHistory) -> Iterator[str]:
     yield f"history in {kept.path}" if runs else f"no run yet: the history will be {kept.path}"
     for (time, run_dir), group in groupby(runs, key=lambda run: (run.time, run.run_dir)):
         workers = list(group)
+        if workers[0].verdict == FORGOTTEN:
+            yield f"{time[:16].replace('T', ' ')}  forgotten, what was before counts no more:"
+            yield from (f"  {run.uuid}: {run.cause}" for run in workers)
+            continue
         drill = "  DRILL" if workers[0].is_drill else ""
         yield f"{time[:16].replace('T', ' ')}  {run_dir}{drill}"
         yield from _table(workers)
@@ -99,10 +139,13 @@ def _row(run: PastRun) -> tuple[str, ...]:
 
 def _transients(runs: Sequence[PastRun]) -> Iterator[str]:
     """Of those that had several: drills apart."""
-    found: dict[tuple[tuple[str, ...], bool], list[PastRun]] = {}
-    for run in filter(is_transient, runs):
-        found.setdefault((run.unit, run.is_drill), []).append(run)
-    for (unit, is_drill), those in found.items():
+    found: dict[tuple[str, bool], list[PastRun]] = {}
+    for run in runs:
+        if run.device is not None and run.verdict == FORGOTTEN:
+            found.pop((run.device, False), None)
+        elif run.device is not None and is_transient(run):
+            found.setdefault((run.device, run.is_drill), []).append(run)
+    for (device, is_drill), those in found.items():
         if len(those) > 1:
             what = "DRILL" if is_drill else "ISOLATE"
-            yield f"{what} {' '.join(unit)}: {len(those)} transient since {those[0].time[:10]}"
+            yield f"{what} {device}: {len(those)} transient since {those[0].time[:10]}"

@@ -12,6 +12,7 @@ from launcher.verdict.golden import golden_lines
 from launcher.verdict.last_lines import last_lines
 from launcher.verdict.results import Judgement, Verdict, WorkerResult
 from launcher.verdict.scope import scope_lines
+from launcher.verdict.severity import CauseClass
 from launcher.verdict.summary import called, names_by_text
 from model_check.config.schema import TrainingSettings
 from model_check.events import Saved
@@ -48,11 +49,12 @@ def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Ite
 
 
 def _last_words(judgement: Judgement, tail_lines: int) -> Iterator[str]:
+    """What all say that ended alike, once."""
     result, told = judgement.result, set[tuple[str, ...]]()
     for worker in sorted(result.workers, key=lambda worker: worker.name in result.culprits):
         tail = last_lines(worker.last_lines, tail_lines)
         is_quoted = len(tail) == 1 and worker.name in judgement.quoted
-        is_told = tuple(tail) in told  # all ended alike: once
+        is_told = tuple(tail) in told and worker.cause_class is CauseClass.SOFTWARE
         told.add(tuple(tail))
         if tail and not is_quoted and not is_told:
             yield f"last lines of {worker.name}:"

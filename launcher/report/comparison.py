@@ -117,7 +117,9 @@ class Left(Struct, frozen=True):
     def write(self, directory: Path) -> None:
         """report.json and report.html, each whole or not at all. Raises StorageError."""
         run_dir.write(directory / "report.json", msgspec.to_builtins(self.result))
-        run_dir.write(directory / "report.html", comparison_page(self.result, self.curves))
+        run_dir.write_page(
+            directory / "report.html", lambda: comparison_page(self.result, self.curves)
+        )
 
 
 def what_is_left(

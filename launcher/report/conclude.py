@@ -55,7 +55,8 @@ def conclude(
     )
     _compare_dossiers(end, watch, directory)
     histories = {worker.name: watch.histories.get(worker.name, History()) for worker in workers}
-    case = Case(record, end, workers, histories, watch.agreement.agreed_steps)
+    agreement = watch.agreement
+    case = Case(record, end, workers, histories, agreement.agreed_steps, agreement.lacking)
     judgement = judge(case)
     fail_on = FAIL_ON if record.fail_on is None else record.fail_on
     slow = {
@@ -195,6 +196,6 @@ def _samples(directory: Path, worker: str, slow: Slow) -> list[Telemetry]:
 def write(result: RunResult, record: RunRecord, watch: Watch, directory: Path) -> None:
     """report.json and report.html, each whole or not at all. Raises StorageError."""
     run_dir.write(directory / "report.json", msgspec.to_builtins(result))
-    run_dir.write(
-        directory / "report.html", page(result, story_of(record, watch, result, directory))
+    run_dir.write_page(
+        directory / "report.html", lambda: page(result, story_of(record, watch, result, directory))
     )

@@ -43,7 +43,7 @@ class Rounds:
 def write_rounds(result: RoundsResult, directory: Path) -> None:
     """report.json and report.html, each whole or not at all. Raises StorageError."""
     run_dir.write(directory / "report.json", msgspec.to_builtins(result))
-    run_dir.write(directory / "report.html", rounds_page(result))
+    run_dir.write_page(directory / "report.html", lambda: rounds_page(result))
 
 
 def rounds_lines(result: RoundsResult, directory: Path) -> Iterator[str]:

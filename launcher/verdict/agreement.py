@@ -52,6 +52,8 @@ class Agreement:
         self._left: set[str] = set()
         """The workers that have ended."""
         self._agreed = Counter[str]()
+        self.lacking: dict[str, dict[str, None]] = {}
+        """Worker -> quantities that its equals told in some step and it did not."""
         self._waiting: dict[tuple[str, _Place], dict[str, Told]] = {}
         self._doubts: dict[str, tuple[_Place, float]] = {}
         """Group -> the first place that differs among the reports so far, and the time of that
@@ -184,6 +186,8 @@ class Agreement:
 
     def _agree(self, group: str, place: "_Place", equals: Sequence[str]) -> None:
         reported = self._waiting[group, place]
+        for name, quantities in _lacking({name: reported[name] for name in equals}).items():
+            self.lacking.setdefault(name, {}).update(dict.fromkeys(quantities))
         for name in equals:
             is_step = isinstance(reported.pop(name), Step)
             self._agreed[name] += is_step and len(equals) > 1
@@ -244,8 +248,9 @@ def compare(reported: Mapping[str, Event]) -> Disagreement | None:
 
 
 def _comparisons(reported: Mapping[str, Event]) -> list[tuple[str, list[str]]]:
-    """Quantities, causes before effects, and who can be compared in each: all, or those that took
-    it of the same tensors, as ranks do that hold the same shard of a model."""
+    """Quantities, causes before effects, and who can be compared in each: all that told it, or
+    those of them that took it of the same tensors, as ranks do that hold the same shard of a
+    model."""
     names, event = list(reported), next(iter(reported.values()))
     if isinstance(event, Evaluation):
         return [(f"validation loss of {event.split}", names)]
@@ -253,7 +258,18 @@ def _comparisons(reported: Mapping[str, Event]) -> list[tuple[str, list[str]]]:
     for name, each in reported.items():
         takers.setdefault(each.taken if isinstance(each, Step) else "", []).append(name)
     found = [(q, who) for q in QUANTITIES for who in ([names] if q in _OF_ALL else takers.values())]
-    return [(q, who) for q, who in found if all(_bits(reported[name], q) for name in who)]
+    told = [(q, [name for name in who if _bits(reported[name], q)]) for q, who in found]
+    return [(q, who) for q, who in told if len(who) > 1]
+
+
+def _lacking(reported: Mapping[str, Told]) -> dict[str, list[str]]:
+    """Worker -> what others told of the same step and it did not."""
+    told = {name: each.fp for name, each in reported.items() if isinstance(each, Step)}
+    found = {
+        name: [q for q in QUANTITIES if q not in fp and any(q in other for other in told.values())]
+        for name, fp in told.items()
+    }
+    return {name: quantities for name, quantities in found.items() if quantities}
 
 
 def _bits(event: Event, quantity: str) -> str | None:

@@ -26,6 +26,11 @@ _NAMES = {
 }
 
 
+def quantity_name(quantity: str) -> str:
+    """In words."""
+    return _NAMES.get(quantity, quantity)
+
+
 class Tensor(Struct, frozen=True):
     """The first tensor that differs, in the order of computation."""
 
@@ -76,7 +81,7 @@ class Disagreement(Struct, frozen=True):
     def place(self) -> str:
         """`weights: layers.7.attention.wq.weight, bit 3 of value 77,777`"""
         if self.tensor is None:
-            return _NAMES.get(self.quantity, self.quantity)
+            return quantity_name(self.quantity)
         places = [describe_flip(found) for found in self.tensor.found.values()]
         more = f" and {self.tensor.num_others} more" if self.tensor.num_others else ""
         flips = f" ({'; '.join(dict.fromkeys(places))})" if places else ""

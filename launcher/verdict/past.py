@@ -10,6 +10,8 @@ from launcher.verdict.results import Judgement, RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Repeat, Severity, Symptom
 
 SCHEMA = 1
+FORGOTTEN = "FORGOTTEN"
+"""In place of a verdict: what came before counts no more, for the cause that the line tells."""
 
 
 class PastRun(Struct, frozen=True, kw_only=True):
@@ -38,9 +40,10 @@ class PastRun(Struct, frozen=True, kw_only=True):
     """A fault was injected into the run."""
 
     @property
-    def unit(self) -> tuple[str, ...]:
-        """What has a history: a GPU wherever it is plugged in, a CPU worker by host and name."""
-        return (self.uuid,) if self.uuid else (self.host, self.worker)
+    def device(self) -> str | None:
+        """What has a history: a GPU, wherever it is plugged in. None: a CPU worker's number tells
+        of no device."""
+        return self.uuid or self.serial
 
 
 def is_transient(row: PastRun | WorkerResult) -> bool:
@@ -65,6 +68,20 @@ def past_runs(result: RunResult, now: datetime) -> list[PastRun]:
     return [
         _past_run(result, worker, now.isoformat(timespec="seconds")) for worker in result.workers
     ]
+
+
+def forgotten(run: PastRun, because: str, now: datetime) -> PastRun:
+    """The line by which the history of the GPU of `run` counts no more."""
+    return replace(
+        run,
+        time=now.isoformat(timespec="seconds"),
+        verdict=FORGOTTEN,
+        cause=because,
+        **dict.fromkeys(("cause_class", "severity", "repeat", "run_dir")),
+        exit_code=0,
+        steps=0,
+        is_drill=False,
+    )
 
 
 def _past_run(result: RunResult, worker: WorkerResult, time: str) -> PastRun:
@@ -93,15 +110,19 @@ def earlier_faults(now: Sequence[PastRun], past: Iterable[PastRun]) -> dict[str,
     """Worker of `now` -> its earlier transient faults, where it has another one now. Drills have a
     history of their own. `past`, the oldest first, is not looked at where nothing needs it; of a
     run that was replayed later, the last line counts."""
-    wanted = {(run.unit, run.is_drill): run for run in now if is_transient(run)}
-    latest: dict[tuple[str, str | None], PastRun] = {}
+    wanted: dict[tuple[str | None, bool], PastRun] = {
+        (run.device, run.is_drill): run for run in now if run.device and is_transient(run)
+    }
+    latest: dict[str, dict[str, PastRun]] = {}
     for run in past if wanted else ():
-        ours = wanted.get((run.unit, run.is_drill))
-        if ours is not None and run.run_dir != ours.run_dir:
-            latest[ours.worker, run.run_dir or run.time] = run
+        ours = wanted.get((run.device, run.is_drill))
+        if ours is not None and run.verdict == FORGOTTEN:
+            latest.pop(ours.worker, None)
+        elif ours is not None and run.run_dir != ours.run_dir:
+            latest.setdefault(ours.worker, {})[run.run_dir or run.time] = run
     found: dict[str, EarlierFaults] = {}
-    for (worker, _), run in latest.items():
-        if is_transient(run):
+    for worker, runs in latest.items():
+        for run in filter(is_transient, runs.values()):
             before = found.get(worker) or EarlierFaults(0, run.time, run.run_dir)
             found[worker] = replace(before, count=before.count + 1)
     return found
@@ -130,7 +151,9 @@ def against(past: Iterable[PastRun]) -> dict[str, Symptom]:
     Drills count for nothing; of a run that was replayed later, the last line counts."""
     records: dict[str, _Record] = {}
     for run in past:
-        if run.uuid is not None and not run.is_drill:
+        if run.uuid is not None and run.verdict == FORGOTTEN:
+            records.pop(run.uuid, None)
+        elif run.uuid is not None and not run.is_drill:
             records.setdefault(run.uuid, _Record()).take(run)
     symptoms = {uuid: record.symptom(uuid) for uuid, record in records.items()}
     return {uuid: symptom for uuid, symptom in symptoms.items() if symptom is not None}

@@ -4,7 +4,7 @@ A field that may be absent from the file is None, and None is then not written: 
 so far, its launcher was killed, or an older version wrote the file.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -183,6 +183,8 @@ class Case(Struct, frozen=True):
     histories: Mapping[str, History]
     agreed_steps: Mapping[str, int]
     """Worker -> steps at which it had the bits of all its equals; absent: it has no equal."""
+    lacking: Mapping[str, Collection[str]] = {}
+    """Worker -> quantities that its equals told in some step and it did not."""
 
     @property
     def is_job(self) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from launcher.verdict.disagreement import quantity_name
 from launcher.verdict.golden import GoldenResult
 from launcher.verdict.record import Case
 from launcher.verdict.results import Verdict, WorkerResult
@@ -259,14 +260,18 @@ def _what_was_compared(case: Case, names: Sequence[str], steps: str) -> str:
         return what_one_showed(case.histories[names[0]], golden, is_part=is_part)
     if case.record.not_compared is not None:
         return f"not compared: {case.record.not_compared}"
-    compared = [name for name in names if name in case.agreed_steps]
+    lacking = [] if case.is_job else [name for name in names if name in case.lacking]
+    compared = [name for name in names if name in case.agreed_steps and name not in lacking]
     alone = [name for name in names if name not in case.agreed_steps]
     if not compared:
         return "no two of them are alike, so nothing was compared"
     agreed = min(case.agreed_steps[name] for name in compared)
-    whose = f" of {listed(compared)}" if alone else ""
+    whose = f" of {listed(compared)}" if alone or lacking else ""
     histories = [case.histories[name] for name in compared]
     text = what_was_equal(histories, whose, f"{agreed} of {steps}", is_job=case.is_job)
     if alone:
         text += f"; {listed(alone)} {'has' if len(alone) == 1 else 'have'} no equal here"
+    for name in lacking:
+        what = listed([quantity_name(each) for each in case.lacking[name]])
+        text += f"; not compared: {what} of {name}, which did not tell them in each step"
     return text

@@ -19,6 +19,7 @@ from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import Launcher, Run, scripted_in
 from tests.e2e.test_run import read_until
 from tests.e2e.test_verdict import NORM, env_of
+from tests.nvml_fake.build import build, environment, fake_gpu, scenario
 
 REPLAYS = "launch.replay_s=200"
 ONCE, ALWAYS = f"flip_gradient@2:CPU1:{NORM}:3", f"flip_gradient@2:CPU1:{NORM}:3:always"
@@ -203,14 +204,15 @@ def test_a_later_answer_takes_the_place_of_an_earlier_one(scripted: Launcher) ->
     assert row(run, "CPU1") == ("FAIL", "hardware", "persistent", "ISOLATE")
 
 
-def test_the_second_transient_fault_of_a_worker_takes_it_out_of_service(
-    scripted: Launcher,
-) -> None:
+def test_the_second_transient_fault_of_a_gpu_takes_it_out_of_service(scripted: Launcher) -> None:
     """Also when a replay that somebody asks for is what tells of the second one."""
+    scenario_file = scripted.cwd / "scenario"
+    scenario_file.write_text(scenario([fake_gpu(0)]))
+    scripted.environ |= environment(build(scripted.cwd), scenario_file)
     scripted.environ["MODEL_CHECK_HISTORY_FILE"] = str(scripted.cwd / "history.jsonl")
-    once = ("--workers=1", f"debug.drill={CHANGED}")
+    once = ("system.device=cuda", "--gpus=0", f"debug.drill=flip@2:GPU0:{NORM}:3")
     first = scripted(*once, REPLAYS)
-    assert row(first, "CPU0") == ("SUSPECT", "hardware", "transient", "MONITOR")
+    assert row(first, "GPU0") == ("SUSPECT", "hardware", "transient", "MONITOR")
     assert scripted(*once, "--run-dir", str(scripted.cwd / "asked")).exit_code == 21
     again = scripted.verb("replay", "asked", "launch.replay_s=100")
     third = scripted(*once, REPLAYS, "--run-dir", str(scripted.cwd / "third"))
@@ -219,9 +221,9 @@ def test_the_second_transient_fault_of_a_worker_takes_it_out_of_service(
         (third.exit_code, third.output, "3 times now"),
     ):
         assert code == 21, output
-        assert "CPU0: ISOLATE (hardware, transient)" in output
+        assert "GPU0: ISOLATE (hardware, transient)" in output
         assert f"; {times}: first " in output
-    listed = scripted.verb("history", "CPU0", "--file", str(scripted.cwd / "history.jsonl"))
+    listed = scripted.verb("history", "GPU0", "--file", str(scripted.cwd / "history.jsonl"))
     assert listed.returncode == 0, listed.stdout
     assert listed.stdout.count("transient") >= 3
 

@@ -285,3 +285,15 @@ def test_rounds_of_different_runs_are_told_apart_and_restarts_go_on(
     directory: str, name: str
 ) -> None:
     assert run_dir.name_of(Path(directory)) == name
+
+
+def test_a_page_that_cannot_be_made_is_an_error_that_costs_no_verdict(tmp_path: Path) -> None:
+    """Who writes a report tells a StorageError and goes on."""
+
+    def fails() -> str:
+        raise OverflowError("int too large to convert to float")
+
+    with pytest.raises(StorageError, match=r"cannot be made \(OverflowError: int too large"):
+        run_dir.write_page(tmp_path / "report.html", fails)
+    run_dir.write_page(tmp_path / "report.html", lambda: "whole")
+    assert (tmp_path / "report.html").read_text() == "whole"

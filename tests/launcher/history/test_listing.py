@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.history.gpu_history import GpuHistory
+from launcher.verdict.past import against
 from tests.in_process import answer_of
 from tests.launcher.verdict.test_past import UUID, past
 
@@ -95,3 +96,33 @@ def test_what_would_move_the_cursor_is_escaped(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     GpuHistory(path).append([past(model="\x1b[2J", run_dir="/a\x1b]0;x\x07")])
     assert "\x1b" not in verb("--file", str(path))
+
+
+def test_a_gpu_is_forgotten_by_a_line_that_says_why(path: Path) -> None:
+    before = path.read_text()
+    said = verb("forget", UUID[:8], "--because", "replaced, ticket 17", "--file", str(path))
+    assert said == f"history: {UUID}: what was before counts no more: replaced, ticket 17\n"
+    assert path.read_text().startswith(before)
+    lines = verb("--file", str(path)).splitlines()
+    assert lines[-2].endswith("  forgotten, what was before counts no more:")
+    assert lines[-1] == f"  {UUID}: replaced, ticket 17"
+    assert against(GpuHistory(path).runs()) == {}
+    assert "DRILL" in verb("--file", str(path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        (["GPU-", "--because", "x"], "2 GPUs: GPU-5d1c"),
+        (["GPU-none", "--because", "x"], "no line of such a GPU"),
+        (["CPU0", "--because", "x"], "no line of such a GPU"),
+        ([UUID, "--because", " "], "--because TEXT: why"),
+        ([UUID], "--because"),
+    ],
+)
+def test_nothing_is_forgotten_without_one_gpu_and_a_reason(
+    path: Path, arguments: list[str], wrong: str
+) -> None:
+    before = path.read_bytes()
+    assert wrong in verb("forget", *arguments, "--file", str(path), code=2)
+    assert path.read_bytes() == before

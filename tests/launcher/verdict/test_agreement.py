@@ -1,6 +1,7 @@
 """Bits of identical runs are compared step by step, inside groups of like GPUs."""
 
 import msgspec
+import pytest
 
 from launcher.verdict.agreement import NEVER, PATIENCE_S, Agreement
 from launcher.verdict.disagreement import Disagreement
@@ -102,3 +103,41 @@ def test_at_the_end_of_a_run_a_difference_that_nobody_settled_counts() -> None:
     found = agreement.unsettled()
     assert found is not None
     assert found.step == 3
+
+
+def printed(number: int, **fp: str) -> Step:
+    return msgspec.structs.replace(step(number), fp=fp, taken="1 of 1")
+
+
+@pytest.mark.parametrize("left_out", [{"gradients", "weights"}, {"gradients"}, {"weights"}])
+def test_a_worker_that_leaves_a_quantity_out_hides_no_difference_of_the_others(
+    left_out: set[str],
+) -> None:
+    whole = {"gradients": "aa", "weights": "bb"}
+    part = {name: bits for name, bits in whole.items() if name not in left_out}
+    agreement = alike("GPU0", "GPU1", "GPU2", "GPU3", "GPU4")
+    for number in range(4):
+        for name in ("GPU0", "GPU2", "GPU3", "GPU4"):
+            assert agreement.record(name, printed(number, **whole)) is None
+        assert agreement.record("GPU1", printed(number, **part)) is None
+    for name in ("GPU1", "GPU2", "GPU3"):
+        agreement.record(name, printed(4, **(part if name == "GPU1" else whole)))
+    odd = dict.fromkeys(whole, "cc")
+    agreement.record("GPU0", printed(4, **odd))
+    found = agreement.record("GPU4", printed(4, **whole))
+    assert found is not None
+    assert (found.step, found.quantity, found.odd) == (4, "gradients", ("GPU0",))
+    assert {name: set(lacks) for name, lacks in agreement.lacking.items()} == {"GPU1": left_out}
+
+
+def test_two_that_leave_out_the_same_are_compared_in_the_rest() -> None:
+    agreement = alike("GPU0", "GPU1", "GPU2")
+    agreement.record("GPU0", printed(1, gradients="aa"))
+    agreement.record("GPU1", printed(1))
+    assert agreement.record("GPU2", printed(1)) is None
+    assert set(agreement.lacking) == {"GPU1", "GPU2"}
+    agreement.record("GPU0", printed(2, gradients="aa"))
+    agreement.record("GPU1", msgspec.structs.replace(printed(2), loss=OTHER))
+    found = agreement.record("GPU2", printed(2))
+    assert found is not None
+    assert found.odd == ("GPU1",)

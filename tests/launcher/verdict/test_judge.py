@@ -925,3 +925,17 @@ def test_what_died_alike_within_one_reading_is_no_tie_but_the_softwares(
     assert {row.cause_class for row in told} == classes
     is_told = "No module named 'x'; the software or the settings, not a GPU" in result.summary
     assert is_told is (verdict is Verdict.FAIL)
+
+
+def test_a_pass_says_whose_what_was_not_compared() -> None:
+    names = ["GPU0", "GPU1", "GPU2"]
+    histories, agreed = {name: trained() for name in names}, dict.fromkeys(names, 3)
+    end, ends = RunEnd(exit_code=0), [ended(name) for name in names]
+    lacking = {"GPU1": {"grad_norms": None, "weights": None}}
+    result = judge(Case(RECORD, end, ends, histories, agreed, lacking)).result
+    assert result.verdict is Verdict.PASS
+    assert result.summary == (
+        "3 GPUs trained 3 steps, 300 tokens each; "
+        "loss and gradient norm of GPU0 and GPU2 equal bit for bit in 3 of 3 steps; not compared: "
+        "norms of its gradients and weights of GPU1, which did not tell them in each step"
+    )

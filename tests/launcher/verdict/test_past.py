@@ -12,6 +12,7 @@ from launcher.verdict.past import (
     PastRun,
     against,
     earlier_faults,
+    forgotten,
     isolated,
     past_runs,
 )
@@ -118,12 +119,30 @@ def test_a_gpu_keeps_its_history_in_another_slot_of_another_host() -> None:
     assert not found(past(uuid="GPU-another"))
 
 
-def test_a_cpu_worker_has_a_history_by_host_and_name() -> None:
+def test_the_number_of_a_cpu_worker_is_no_device_and_has_no_history() -> None:
     cpu = judgement(row(name="CPU1", gpu=None))
     (same,) = past_runs(cpu.result, NOW)
-    same = replace(same, run_dir="/runs/first")
-    assert found(same, now=cpu).keys() == {"CPU1"}
-    assert not found(replace(same, host="old"), replace(same, worker="CPU0"), now=cpu)
+    assert not found(replace(same, run_dir="/runs/first"), now=cpu)
+
+
+def test_a_gpu_without_a_uuid_is_known_by_its_serial_number() -> None:
+    assert found(past(uuid=None, serial="17"), now=judgement(row(gpu={"serial": "17"})))
+    assert not found(past(uuid=None, serial="17"), now=judgement(row(gpu={"serial": "18"})))
+
+
+def test_what_was_forgotten_counts_no_more_and_what_comes_after_does() -> None:
+    before = [past("2026-02-01T08:00:00", run_dir="/a"), past("2026-02-02T08:00:00", run_dir="/b")]
+    line = forgotten(before[0], "replaced", NOW)
+    assert (line.verdict, line.cause, line.uuid) == ("FORGOTTEN", "replaced", UUID)
+    assert found(*before)
+    assert against(before)[UUID].severity is Severity.ISOLATE
+    assert not found(*before, line)
+    assert against([*before, line]) == {}
+    later = past("2026-03-02T08:00:00", run_dir="/c")
+    (faults,) = found(*before, line, later).values()
+    assert (faults.count, faults.first_run_dir) == (1, "/c")
+    assert against([*before, line, later])[UUID].severity is Severity.MONITOR
+    assert found(*before, replace(line, uuid="GPU-another"))
 
 
 def test_drills_count_among_drills_alone() -> None:
