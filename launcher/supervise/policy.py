@@ -363,6 +363,12 @@ def _settle_death(first: WorkerView, others: Sequence[WorkerView], now: float) -
     return Continue(min(end, now + IDLE_S))
 
 
+def judges_a_death(workers: Sequence[WorkerView], limits: Limits) -> bool:
+    """Whether it matters what the others do: `is_idle`."""
+    ends_the_run = any(ended_by_itself(w) for w in workers if w.dismissal is None)
+    return ends_the_run and not limits.is_independent
+
+
 def ended_by_itself(worker: WorkerView) -> bool:
     """With an exit code of failure, and without a word to us."""
     code, is_own = worker.returncode or 0, worker.spawn_error is None and worker.oom is None

@@ -299,7 +299,7 @@ class Supervisor:
 
     def _decided(self) -> policy.Continue | Stop | policy.Done:
         others, now = self._other_nodes, self._woke
-        if any(map(policy.ended_by_itself, self._workers)):
+        if policy.judges_a_death(self._workers, self._limits):
             for worker in self._workers:
                 worker.look_at_work(now)
         distant = () if others is None else [policy.Distant(*t) for t in others.followers(now)]
