@@ -35,15 +35,6 @@ class Process(NamedTuple):
     """Clock ticks since boot: with the pid, it names a process for good."""
 
 
-class Work(NamedTuple):
-    """What a process and all that it has started do."""
-
-    cpu_ns: int
-    """Of those that are there now, in all their time."""
-    is_awake: bool
-    """One of their threads runs, waits for a core, or for a disk."""
-
-
 class Family(NamedTuple):
     """What makes a process one of ours."""
 
@@ -280,20 +271,6 @@ def wait_for_child(child: "Popen[bytes]", timeout_s: float) -> int | None:
 def children(pid: int) -> list[int]:
     """Direct children, zombies included; empty where the kernel has no list of them."""
     return [int(child) for child in read_proc(pid, f"task/{pid}/children").split()]
-
-
-def work_of(pid: int) -> Work:
-    cpu_ns, states, todo = 0, set[bytes](), [pid]
-    while todo:
-        pid = todo.pop()
-        with suppress(OSError):
-            for thread in os.listdir(f"{_PROC}/{pid}/task"):
-                ran, *_ = read_proc(pid, f"task/{thread}/schedstat").split() or [b"0"]
-                cpu_ns += int(ran)
-                stat = read_proc(pid, f"task/{thread}/stat")
-                states.add(stat[stat.rfind(b")") + 2 :][:1])
-                todo += map(int, read_proc(pid, f"task/{thread}/children").split())
-    return Work(cpu_ns, not states.isdisjoint((b"R", b"D")))
 
 
 def name_of(pid: int) -> str:

@@ -70,8 +70,7 @@ def _check_gpus(machine: Machine, launch: LaunchSettings, look: Look) -> list[Fi
     used, refused = taken(machine, launch.gpus)
     findings = [*check_gpus(machine, launch, used), *refused]
     devices, logged = pinnable(machine.snapshot.gpus), read_kernel_log()
-    if machine.snapshot.driver_version is not None:
-        findings += check_unlisted(machine, launch, logged)
+    findings += check_unlisted(machine, launch, logged)
     if not devices:
         return findings
     records = look({device.label: device.uuid for device in devices})

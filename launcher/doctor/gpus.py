@@ -67,6 +67,8 @@ def check_unlisted(
     """What the kernel log tells of GPUs that NVML does not list. One that is gone is a FAIL where
     all are asked for, unless it may be one of those that NVML counts and knows no address of."""
     snapshot, findings = machine.snapshot, []
+    if snapshot.driver_version is None:
+        return []
     is_asked = launch.gpus.strip() == "all" and not (snapshot.broken or snapshot.notes)
     for each in unlisted(snapshot.gpus, logged):
         found = f"PCI {each.address}, {UNLISTED}: {each.symptom.figure}"

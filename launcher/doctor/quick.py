@@ -72,7 +72,7 @@ def _present(
     """The GPUs to look at; those that do not answer; and what there is to tell of neither."""
     try:
         snapshot = machine.snapshot
-        lost = check_unlisted(machine, launch, logged) if snapshot.driver_version else []
+        lost = check_unlisted(machine, launch, logged)
         if not snapshot.gpus:
             return [], [], [check_none(machine, launch.expect_gpus), *lost]
         devices = _devices(machine, launch.gpus)

@@ -114,8 +114,8 @@ def waits(workers: Sequence[WorkerResult]) -> Iterator[str]:
     each = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
     least, next_to_it = sorted(shares.values())[:2]
     is_clear = next_to_it - least >= _CLEAR and min(w.steps for w in workers) >= _MANY_STEPS
-    late = [name for name, share in shares.items() if share == least] if is_clear else []
-    whom = f"; {late[0]} by far the least: they wait for it" if late else ""
+    late = min(shares, key=lambda name: shares[name])
+    whom = f"; {late} by far the least: they wait for it" if is_clear else ""
     yield f"ranks waited for each other: {each} of the time{whom}"
 
 

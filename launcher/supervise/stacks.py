@@ -7,7 +7,7 @@ process may hold.
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -78,6 +78,22 @@ def work_of(pid: int) -> dict[int, Work]:
     """Of each thread of a process; those of which the kernel tells nothing are left out."""
     told = ((tid, processes.read_proc(tid, "schedstat").split()) for tid in _tids(pid))
     return {tid: Work(*map(int, counts)) for tid, counts in told if len(counts) == 3}
+
+
+def work_of_all(pid: int) -> dict[int, Work]:
+    """The same of a process and all that it has started."""
+    found, todo = dict[int, Work](), [pid]
+    while todo:
+        work = work_of(todo.pop())
+        found |= work
+        todo += (child for tid in work for child in processes.children(tid))
+    return found
+
+
+def is_awake(tids: Iterable[int]) -> bool:
+    """Whether one of these threads runs, waits for a core, or for a disk."""
+    rows = map(processes.read_process, tids)
+    return any(row.state in "RD" for row in rows if row is not None)
 
 
 def work_since(before: dict[int, Work], now: dict[int, Work]) -> dict[int, Work]:

@@ -90,8 +90,8 @@ class Worker(WorkerView, eq=False, kw_only=True):
     _stopped_with: signal.Signals | None = None
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_STEPS))
     """How long the last ones took."""
-    _work: processes.Work | None = None
-    """What it did when it was looked at last."""
+    _work: dict[int, stacks.Work] = field(default_factory=dict)
+    """What its threads had done when it was looked at last."""
     _looked_at: float = float("-inf")
     _stacks_signal: int | None = None
     _takes_signals: bool = False
@@ -120,8 +120,8 @@ class Worker(WorkerView, eq=False, kw_only=True):
         """Whether it does anything: `is_idle`. The first look tells nothing yet."""
         if self.pid is None or not self.alive or now - self._looked_at < IDLE_S:
             return
-        work = processes.work_of(self.pid)
-        self.is_idle = work == self._work and not work.is_awake
+        work = stacks.work_of_all(self.pid)
+        self.is_idle = bool(work) and work == self._work and not stacks.is_awake(work)
         self._work, self._looked_at = work, now
 
     def cannot_start(self, error: SpawnError, now: float, wake: int) -> None:

@@ -1,15 +1,6 @@
 """Whose process is whose, as process tables."""
 
-import os
-import signal
-import subprocess
-import time
-
-import pytest
-
-from launcher.contain import processes
 from launcher.contain.processes import Family, Process, members
-from tests.deadline import DEADLINE_S
 
 US, OUR_SESSION = 100, 90
 GUARDIAN = 101
@@ -77,25 +68,3 @@ def test_what_came_back_to_pid_1_may_be_a_strangers() -> None:
     table = [process(1, 0, 1), *ours, tagged, stranger, process(131, 130, 130)]
     found = {p.pid for p in members(family, {WORKER}, table, lambda pid: pid == 122)}
     assert found == {WORKER, 120, 121, 122}
-
-
-@pytest.mark.parametrize(("last", "works"), [("sleep 1000", False), ("while :; do :; done", True)])
-def test_what_a_shell_has_started_sleeps_or_works(last: str, works: bool) -> None:
-    """Of two looks, a while apart: the shell itself waits in both cases."""
-    end = time.monotonic() + DEADLINE_S
-    with subprocess.Popen(("sh", "-c", f"sh -c '{last}' & wait"), start_new_session=True) as shell:
-        try:
-            first, is_idle = processes.work_of(shell.pid), works
-            while is_idle is works:
-                assert time.monotonic() < end
-                time.sleep(0.03)
-                now = processes.work_of(shell.pid)
-                is_idle, first = now == first and not now.is_awake, now
-        finally:
-            os.killpg(shell.pid, signal.SIGKILL)
-
-
-def test_a_process_that_is_gone_does_nothing() -> None:
-    with subprocess.Popen("true") as gone:
-        pass
-    assert processes.work_of(gone.pid) == processes.Work(0, False)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -15,9 +16,12 @@ from launcher.supervise.stacks import (
     catches,
     describe,
     innermost_calls,
+    is_awake,
     is_python,
     state_of,
+    work_of_all,
 )
+from tests.deadline import DEADLINE_S
 
 FAULTHANDLER = """\
 Thread 0x00007f3a56e1d6c0 (most recent call first):
@@ -120,3 +124,25 @@ def test_a_text_without_stacks_has_none() -> None:
     assert innermost_calls("") is None
     assert innermost_calls("Error: Permission denied (os error 1)\n") is None
     assert innermost_calls("Thread 0x1 (most recent call first):\n") is None
+
+
+@pytest.mark.parametrize(("last", "works"), [("sleep 1000", False), ("while :; do :; done", True)])
+def test_what_a_shell_has_started_sleeps_or_works(last: str, works: bool) -> None:
+    """Of two looks, a while apart: the shell itself waits in both cases."""
+    end = time.monotonic() + DEADLINE_S
+    with subprocess.Popen(("sh", "-c", f"sh -c '{last}' & wait"), start_new_session=True) as shell:
+        try:
+            before, is_idle = work_of_all(shell.pid), works
+            while is_idle is works:
+                assert time.monotonic() < end
+                time.sleep(0.03)
+                now = work_of_all(shell.pid)
+                is_idle, before = now == before and not is_awake(now), now
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)
+
+
+def test_a_process_that_is_gone_has_done_nothing() -> None:
+    with subprocess.Popen("true") as gone:
+        pass
+    assert work_of_all(gone.pid) == {}
