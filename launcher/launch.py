@@ -22,7 +22,7 @@ from launcher.nodes.absence import Absence
 from launcher.nodes.failures import silence_limit_s
 from launcher.nodes.job import check_job, nodes_of_job, note_on_nodes
 from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
-from launcher.supervise.policy import NEVER, Limits
+from launcher.supervise.policy import MOMENT_S, NEVER, Limits
 from launcher.telemetry.kernel_log import UNLISTED, against, read_kernel_log, unlisted
 from launcher.verdict.golden import Golden
 from model_check.config.load import Loaded, load
@@ -33,6 +33,9 @@ from model_check.errors import ConfigError, UsageError
 from model_check.utils.cores import usable_cores
 from model_check.utils.evidence import EVIDENCE_S
 from model_check.utils.slurm import SlurmStep
+
+_MOST_CROWDED = 10.0
+"""A load of more processes a core makes nobody wait longer."""
 
 
 class Launch(Struct, frozen=True):
@@ -108,9 +111,12 @@ class Launch(Struct, frozen=True):
             silence_s = 0.0
         deadline_s = launch.deadline_s
         until = self.began_at + deadline_s if deadline_s else NEVER
+        # On a busy machine workers start one after the other.
+        load = os.getloadavg()[0] / self.context.num_cores
         return Limits(
             launch.grace_s,
             silence_s,
+            moment_s=MOMENT_S * min(max(1.0, load), _MOST_CROWDED),
             until=until,
             deadline_s=deadline_s,
             is_job=self.is_job,

@@ -35,12 +35,14 @@ SETTLE_S = 5.0
 pass the step in which it failed, or to fail in it, too: then it is no fault of one GPU. One that
 has not made a step yet has as long again as the first took from its start: it may begin late."""
 SETTLE_STEPS = 2
-MOMENT_S = 0.4, 1.0
+MOMENT_S, LATE_MOMENT_S, LATE_S = 0.4, 1.0, 5.0
 """When a worker ends with an exit code of its own and tells nothing, the others have as long again
-as it took from its start, within these bounds, to end in the same way: then no GPU is to blame."""
+as it took from its start, MOMENT_S at least, to end in the same way: then no GPU is to blame. One
+that took LATE_S leaves them LATE_MOMENT_S."""
 IDLE_S = 0.03
 """One that does nothing for so long, and is older by AGE_S than the first became, will not."""
 AGE_S = 0.05
+"""By so much more as Limits.moment_s is longer on a busy machine, where it may have begun late."""
 FOLLOW_S = 2.0
 """A rank that lost another one may tell so before we see what became of that one. Ranks of a job
 have so long to fail as the first one: they take each step together."""
@@ -72,6 +74,8 @@ class Limits(Struct, frozen=True):
     """Ranks of the job on other nodes."""
     elsewhere_s: float = 0.0
     """So long their launchers may take to tell what they know of a rank that was lost."""
+    moment_s: float = MOMENT_S
+    """MOMENT_S, longer on a busy machine."""
     is_independent: bool = False
     """However one ends, the others go on, and nothing is to be compared; each judges itself."""
     has_launcher_above: bool = False
@@ -339,27 +343,30 @@ def _settle(
     """Of one without an equal the other kinds tell whether every worker meets it."""
     others, took_s = [w for w in workers if w is not first], _took_s(first)
     if first.confession is None:
-        return _settle_death(first, others, now)
+        return _settle_death(first, others, now, limits)
     if not _may_be_shared(first.confession.exit_code):
         return Continue(until=-NEVER)
     step = first.confession.step
     return _settling(first.name, step, _known_at(first), others, limits, took_s)
 
 
-def _settle_death(first: WorkerView, others: Sequence[WorkerView], now: float) -> Continue:
+def _settle_death(
+    first: WorkerView, others: Sequence[WorkerView], now: float, limits: Limits
+) -> Continue:
     """Until all others have ended, too, or have come further, or a moment is over."""
     took_s, step = _took_s(first), None if first.last_step is None else first.last_step + 1
+    age_s = took_s + AGE_S + limits.moment_s - MOMENT_S
     on_their_way = [
         w
         for w in others
         if _is_running(w)
         and not _has_passed(w, step)
-        and not (w.is_idle and now - (w.started_at or 0.0) >= took_s + AGE_S)
+        and not (w.is_idle and now - (w.started_at or 0.0) >= age_s)
     ]
     if not on_their_way or not ended_by_itself(first):
         return Continue(until=-NEVER)
-    least_s, most_s = MOMENT_S
-    end = first.ended_at + min(most_s, max(least_s, took_s))
+    moment_s = LATE_MOMENT_S if took_s > LATE_S else took_s
+    end = first.ended_at + max(limits.moment_s, moment_s)
     return Continue(min(end, now + IDLE_S))
 
 

@@ -7,6 +7,8 @@ from launcher.supervise.policy import (
     FOLLOW_S,
     HOLD_S,
     IDLE_S,
+    LATE_MOMENT_S,
+    LATE_S,
     LINGER_S,
     MOMENT_S,
     SETTLE_S,
@@ -66,7 +68,7 @@ def test_a_signal_becomes_128_plus_its_number() -> None:
 
 def test_two_deaths_in_one_wake_up_are_a_tie() -> None:
     views = [ended("GPU0", 7, at=4, wake=2), running("GPU1"), ended("GPU2", -9, at=4, wake=2)]
-    stop = decide(views, 5.0, NO_LIMIT)
+    stop = decide(views, 8.0, NO_LIMIT)
     assert isinstance(stop, Stop)
     assert (stop.culprits, stop.tied) == ((), ("GPU0", "GPU2"))
     assert stop.exit_code == 7
@@ -136,7 +138,7 @@ def test_who_met_its_nan_later_is_not_blamed_for_its_silence() -> None:
 def test_a_death_before_somebody_elses_nan_is_the_cause() -> None:
     said = Confession(at=4.5, exit_code=20, heard_at=4.5, final=False)
     views = [running("GPU0", confession=said), ended("GPU1", 1, at=4.0, wake=2)]
-    stop = decide(views, 5.0, NO_LIMIT)
+    stop = decide(views, 8.0, NO_LIMIT)
     assert isinstance(stop, Stop)
     assert stop.culprits == ("GPU1",)
 
@@ -272,7 +274,8 @@ def test_any_other_end_by_a_signal_is_judged_at_once(code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("took_s", "moment_s"), [(0.04, MOMENT_S[0]), (0.7, 0.7), (7200.0, MOMENT_S[1])]
+    ("took_s", "moment_s"),
+    [(0.04, MOMENT_S), (3.0, 3.0), (LATE_S, LATE_S), (7200.0, LATE_MOMENT_S)],
 )
 def test_who_ends_with_a_code_of_its_own_leaves_the_others_a_moment_to_do_the_same(
     took_s: float, moment_s: float
@@ -284,6 +287,14 @@ def test_who_ends_with_a_code_of_its_own_leaves_the_others_a_moment_to_do_the_sa
     stop = decide(views, over, NO_LIMIT)
     assert isinstance(stop, Stop)
     assert (stop.culprits, stop.exit_code) == (("GPU0",), 1)
+
+
+def test_on_a_busy_machine_one_that_sleeps_may_have_begun_late() -> None:
+    busy = Limits(grace_s=10, silence_s=0, moment_s=5 * MOMENT_S)
+    views = [ended("GPU0", 1, at=0.3, wake=2), running("GPU1", is_idle=True)]
+    assert isinstance(decide(views, 0.4, NO_LIMIT), Stop)
+    assert isinstance(decide(views, 0.4 + 4 * MOMENT_S - 0.1, busy), Continue)
+    assert isinstance(decide(views, 0.4 + 4 * MOMENT_S, busy), Stop)
 
 
 @pytest.mark.parametrize(
