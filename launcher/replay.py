@@ -115,7 +115,7 @@ class Replayer:
         """Compute the steps again, as often as it takes, for at most so long. `signum`: the signal
         that forbids it already."""
         asked = f"{Signals(signum).name} received" if signum else None
-        if why_not := asked or self._lost or self._too_long(limit_s):
+        if why_not := asked or self._question.why_not or self._lost or self._too_long(limit_s):
             return answer(self._question, [], self._begin.step, why_not)
         self._announce(limit_s)
         attempts: list[Attempt] = []
@@ -124,12 +124,12 @@ class Replayer:
             attempts.append(self._attempt(until - time.monotonic(), after))
             took_s = (time.monotonic() - began) / len(attempts)
             has_time = time.monotonic() + took_s < until
-            if not (has_time and is_open(self._question, attempts)):
+            if self.signum or not (has_time and is_open(self._question, attempts)):
                 return answer(self._question, attempts, self._begin.step)
 
     def _announce(self, limit_s: float) -> None:
         suspects, healthy = listed(self._question.suspects), self._question.healthy
-        beside = f", beside {healthy}" if healthy else ""
+        beside = f", beside {listed(list(healthy))}" if healthy else ""
         steps = f"steps {self._begin.step} to {self._question.to_step}"
         limit = f"at most {limit_s:.0f} s (launch.replay_s)"
         self._printer.say(f"replay: {steps} again on {suspects}{beside}, {limit}")
@@ -145,7 +145,7 @@ class Replayer:
         specs = plan_replay(self._places, self._num_workers, self._context, plan)
         limits = self._launch.limits
         outcome = Supervisor(specs, limits, self._printer, watch, after=after).run()
-        self.signum = _request(outcome)
+        self.signum = self.signum or _request(outcome)
         return watch.attempt(outcome.end)
 
     @property
@@ -174,13 +174,13 @@ class Begin(Struct, frozen=True):
 def _begin(question: Question, watch: Watch) -> Begin:
     """From the newest checkpoint of the run that is older than the fault: the healthy worker's,
     since that of a suspect may hold its fault. Else from where the run began."""
-    source = question.healthy or question.suspects[0]
+    source = (*question.healthy, *question.suspects)[0]
     history = watch.histories[source]
     resumed, content = (history.detail.get(key) for key in ("resumed", "resumed_content"))
     begun = Begin()
     if resumed:
         begun = Begin(history.first_step, Path(str(resumed)), None if not content else str(content))
-    if question.healthy is None and not question.is_named:
+    if not question.healthy and not question.is_named:
         return begun
     for event in reversed(intact(history.saved)):
         if begun.step < event.step <= question.begin_by:

@@ -115,6 +115,8 @@ class Break(_Event, frozen=True, kw_only=True, tag="break"):
     found: list[tuple[Natural, Natural]] = []
     """(element, bit) of the flipped bit; several where the sums leave a choice, none where more
     than one value has changed."""
+    is_finite: bool = True
+    """Whether all that it keeps is finite."""
 
     @property
     def kept_as(self) -> str:
@@ -123,12 +125,13 @@ class Break(_Event, frozen=True, kw_only=True, tag="break"):
 
     @property
     def what(self) -> str:
-        """`layers.0.attention.wq.weight changed (bit 9 of value 77,777) between ...`"""
+        """`layers.0.attention.wq.weight changed (bit 9 of value 77) after the update of step 6`"""
         more = f" and {self.num_tensors - 1} more" if self.num_tensors > 1 else ""
         since = "the start" if self.since is None else f"the update of step {self.since}"
+        became = "" if self.is_finite else ", to what is not finite,"
         return (
-            f"{label(self.quantity, self.tensor)}{more} changed ({describe_flip(self.found)}) "
-            f"between {since} and that of step {self.step}"
+            f"{label(self.quantity, self.tensor)}{more} changed ({describe_flip(self.found)})"
+            f"{became} after {since}"
         )
 
 

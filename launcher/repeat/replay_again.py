@@ -48,8 +48,8 @@ from model_check.utils.requests import TO_FORWARD, TO_STOP
 from model_check.utils.words import listed
 
 _ABOUT = """\
-Compute steps of a run that is over once more, on the same GPU and on a healthy one
-beside it, and tell whether they give the bits of the run. Without a worker: the
+Compute steps of a run that is over once more, on the same GPU and on all
+healthy ones beside it, and tell whether they give the bits of the run. Without a worker: the
 one that the run names, to the step of its fault. The run's report is made again.
 """
 _HELP = """
@@ -76,9 +76,10 @@ def replay_again(argv: Sequence[str], probe: GpuProbe, environ: Mapping[str, str
         )
     watch = watched_again(record, directory)
     record = as_it_ended(record, directory, watch)
-    question = _question(_worker(names), record, watch)
+    machine = Machine(probe, environ)
+    question = _with_who_is_here(_question(_worker(names), record, watch), record, machine)
     overrides = tuple(word for word in names.words if "=" in word)
-    launch = _launch(directory, overrides, question, record, probe, environ)
+    launch = _launch(directory, overrides, question, record, machine, environ)
     signal.pthread_sigmask(signal.SIG_BLOCK, (*TO_STOP, *TO_FORWARD))
     raise_file_limit()
     printer = Printer(out, launcher_log=directory / run_dir.LAUNCHER_LOG)
@@ -87,7 +88,8 @@ def replay_again(argv: Sequence[str], probe: GpuProbe, environ: Mapping[str, str
         if replayed.signum is not None:  # the report stays what it was
             return EXIT_SIGNAL_BASE + replayed.signum
         (found,) = replayed.replays
-        if question not in questions_of(watch) or not found.times:
+        is_named = any(question.suspects == each.suspects for each in questions_of(watch))
+        if not is_named or not found.times:
             return _exit_code(found)
         return _conclude(found, record, watch, directory, launch.history, printer)
     finally:
@@ -133,12 +135,21 @@ def _question(worker: str | None, record: RunRecord, watch: Watch) -> Question:
     return question
 
 
+def _with_who_is_here(question: Question, record: RunRecord, machine: Machine) -> Question:
+    """Without healthy ones whose GPUs have gone since."""
+    if record.device == "cpu":
+        return question
+    here = {gpu.uuid for gpu in machine.visible}
+    healthy = (name for name in question.healthy if str(record.gpus[name]["uuid"]) in here)
+    return replace(question, healthy=tuple(healthy))
+
+
 def _launch(
     directory: Path,
     overrides: tuple[str, ...],
     question: Question,
     record: RunRecord,
-    probe: GpuProbe,
+    machine: Machine,
     environ: Mapping[str, str],
 ) -> Launch:
     """The workers of the question, with the settings of the run. Raises ConfigError, NoGpuError."""
@@ -151,7 +162,7 @@ def _launch(
     is_busy = os.getloadavg()[0] > num_cores / 2
     context = LaunchContext(environ, directory, num_cores, is_busy)
     arguments = RunArguments(request, (), directory, dry_run=False, as_json=False)
-    return Launch(arguments, loaded, _picked(question, record, Machine(probe, environ)), context)
+    return Launch(arguments, loaded, _picked(question, record, machine), context)
 
 
 def _picked(question: Question, record: RunRecord, machine: Machine) -> Picked:
@@ -173,9 +184,9 @@ def _exit_code(found: Replay) -> int:
         return EXIT_USAGE
     if not found.times:
         return EXIT_UNPROVEN
-    if not found.repeats:
+    if found.doubted or not found.repeats:
         return EXIT_UNNAMED
-    differs = found.disagreement or Repeat.PERSISTENT in found.repeats.values()
+    differs = found.disagreement or set(found.repeats.values()) != {Repeat.TRANSIENT}
     return EXIT_DISAGREEMENT if differs else EXIT_PASS
 
 

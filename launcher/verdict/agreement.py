@@ -10,7 +10,8 @@ from itertools import groupby, pairwise
 
 from msgspec.structs import replace
 
-from launcher.verdict.disagreement import Disagreement, Mismatch, minority
+from launcher.verdict.alone import Standing, who_is_alone
+from launcher.verdict.disagreement import EQUAL, REPEATED, VARIED, Disagreement, Dispute, Mismatch
 from launcher.verdict.trials import compare_trials, has_failed_one, outcomes
 from model_check.events import Evaluation, Phase, Scalar, Step
 from model_check.utils.fingerprint import QUANTITIES
@@ -58,6 +59,12 @@ class Agreement:
         self._doubts: dict[str, tuple[_Place, float]] = {}
         """Group -> the first place that differs among the reports so far, and the time of that
         report, monotonic seconds."""
+
+    def knows_equals(self, worker: str) -> bool:
+        """Whether all others of its group have told what they are."""
+        of = self._groups[worker]
+        others = (name for name, group in self._groups.items() if group == of and name != worker)
+        return all(name in self._said for name in others)
 
     @property
     def agreed_steps(self) -> dict[str, int]:
@@ -228,23 +235,32 @@ def _compare(reported: Mapping[str, Told]) -> Disagreement | None:
 
 
 def compare(reported: Mapping[str, Event]) -> Disagreement | None:
-    """In causal order: the first quantity that differs, and everyone who differs from the majority
-    of those that were equal so far in any."""
+    """In causal order: the first quantity that differs, and everyone who is alone among those that
+    were equal so far in any."""
     found: Disagreement | None = None
-    voters = dict(sorted(reported.items()))
+    voters, varying = dict(sorted(reported.items())), _varying(reported)
     for quantity, names in _comparisons(voters):
         bits = {name: str(_bits(voters[name], quantity)) for name in names if name in voters}
         if len(set(bits.values())) < 2:
             continue
-        odd = minority(bits)
-        if found is None:
-            found = Disagreement(voters[next(iter(bits))].step, quantity, bits)
-        else:
-            found = replace(found, others=(*found.others, *sorted(odd)))
+        passes = {n: (b, f"not {b}") if n in varying else (b,) for n, b in bits.items()}
+        answer = who_is_alone(passes)
+        odd = answer.workers if answer.standing is Standing.NAMED else ()
+        named = odd if varying.intersection(bits) else None
+        step = voters[next(iter(bits))].step
+        difference = Disagreement(step, quantity, bits, named=named)
+        found = difference if found is None else replace(found, others=(*found.others, *odd))
         if not odd:
-            break
+            is_first = found is difference
+            return found if is_first else replace(found, dispute=Dispute(quantity, bits))
         voters = {name: event for name, event in voters.items() if name not in odd}
     return found
+
+
+def _varying(reported: Mapping[str, Event]) -> set[str]:
+    """The workers whose first step gave other bits when it was computed twice."""
+    steps = {name: each for name, each in reported.items() if isinstance(each, Step)}
+    return {name for name, step in steps.items() if step.repeated is False}
 
 
 def _comparisons(reported: Mapping[str, Event]) -> list[tuple[str, list[str]]]:
@@ -258,6 +274,7 @@ def _comparisons(reported: Mapping[str, Event]) -> list[tuple[str, list[str]]]:
     for name, each in reported.items():
         takers.setdefault(each.taken if isinstance(each, Step) else "", []).append(name)
     found = [(q, who) for q in QUANTITIES for who in ([names] if q in _OF_ALL else takers.values())]
+    found.append((REPEATED, names))
     told = [(q, [name for name in who if _bits(reported[name], q)]) for q, who in found]
     return [(q, who) for q, who in told if len(who) > 1]
 
@@ -277,4 +294,6 @@ def _lacking(reported: Mapping[str, Told]) -> dict[str, list[str]]:
 def _bits(event: Event, quantity: str) -> str | None:
     if isinstance(event, Evaluation) or quantity == "loss":
         return event.loss
+    if quantity == REPEATED:
+        return None if event.repeated is None else EQUAL if event.repeated else VARIED
     return event.grad_norm if quantity == "grad_norm" else event.fp.get(quantity)

@@ -29,6 +29,11 @@ class Cause(Enum):
     HANG = Verdict.FAIL, "{reason}", *_UNKNOWN
     NON_FINITE = Verdict.FAIL, "non-finite {where} at step {step}{born}", *_HARDWARE
     """Here, and finite at another worker of its kind."""
+    NON_FINITE_IN_MOST = (
+        Verdict.FAIL,
+        "non-finite {where} at step {step}{born}; so has most of its kind: the others may err",
+        *_UNKNOWN,
+    )
     NON_FINITE_EVERYWHERE = (
         Verdict.INCONCLUSIVE,
         "non-finite {where} at step {step}{born}",
@@ -49,8 +54,17 @@ class Cause(Enum):
     """It ended with an exit code of failure, or announced one before our signal reached it."""
     BROKEN = Verdict.SUSPECT, "{what}", *_UNKNOWN
     """What it keeps from one update to the next has changed by itself."""
-    BROKEN_ONCE = Verdict.SUSPECT, "{what}, not again in its replay", *_SUSPICIOUS
-    BROKEN_AGAIN = Verdict.FAIL, "{what}, again in its replay", *_HARDWARE
+    BROKEN_ONCE = Verdict.SUSPECT, "{what}, {right}", *_SUSPICIOUS
+    BROKEN_UNSETTLED = Verdict.SUSPECT, "{what}, {again}", *_UNKNOWN
+    BROKEN_AGAIN = Verdict.FAIL, "{what}, {again}", *_HARDWARE
+    BROKEN_BESIDE = Verdict.INCONCLUSIVE, "{what}", *_UNKNOWN
+    """The same, and a healthy worker gave other bits in its replay."""
+    NOT_REPEATED = (
+        Verdict.INCONCLUSIVE,
+        "the two passes of its first step gave other bits when they were computed twice",
+        *_UNKNOWN,
+    )
+    """And nobody has told whether its equals repeat theirs."""
     UNREPEATABLE = (
         Verdict.INVALID,
         (
@@ -61,24 +75,31 @@ class Cause(Enum):
     )
     NOT_COMPARABLE = Verdict.INVALID, "{mismatch}", *_USER
     VARIES = Verdict.INVALID, "{said}", *_SOFTWARE
-    """A healthy worker gave other bits when its steps were computed again."""
+    """Healthy workers gave other bits when their steps were computed again."""
+    STRAYED = Verdict.INCONCLUSIVE, "{said}", *_UNKNOWN
+    """It was a healthy one beside a suspect, and gave other bits in its replay."""
     ODD = Verdict.SUSPECT, "differs from {whom} at {place}", *_UNKNOWN
     """From the majority of its equals, or from a golden file."""
     ODD_ONCE = (
         Verdict.SUSPECT,
-        "differs from {whom} at {place}, not again in its replay",
+        "differs from {whom} at {place}, {right}",
         *_SUSPICIOUS,
+    )
+    ODD_UNSETTLED = (
+        Verdict.SUSPECT,
+        "differs from {whom} at {place}, {again}",
+        *_UNKNOWN,
     )
     ODD_AGAIN = (
         Verdict.FAIL,
-        "differs from {whom} at {place}, again in its replay",
+        "differs from {whom} at {place}, {again}",
         *_HARDWARE,
     )
     FAILED_TRIAL = Verdict.SUSPECT, "{shown}", *_UNKNOWN
     """A kernel, before the first step, that a strict majority of its equals found right."""
     TRIALS_DIFFER = Verdict.INCONCLUSIVE, "{shown}", *_UNKNOWN
     """The same, and there is no majority that passed."""
-    DIFFERS = Verdict.INCONCLUSIVE, "differs from its peer at {place}", *_UNKNOWN
+    DIFFERS = Verdict.INCONCLUSIVE, "differs from its peer at {place}{of_two}", *_UNKNOWN
     """Workers differ, and there is no majority; or a golden file contradicts it."""
     UNLIKE_GOLDEN = Verdict.INVALID, "differs from {whom} at {place}, as all do", *_SOFTWARE
     NEVER_STARTED = Verdict.STOPPED, "never started"

@@ -1,19 +1,22 @@
 """What differs between workers that must be equal, and who differs. Values and pure functions."""
 
-from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from typing import Annotated
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from launcher.verdict.alone import minority
 from launcher.verdict.severity import Repeat
 from model_check.events import Scalar, Vectors
 from model_check.utils.fingerprint import describe_flip, flipped, label
 from model_check.utils.trials import PASSED, TRIAL_OF
 from model_check.utils.words import listed
 
+REPEATED, EQUAL, VARIED = "repeated", "equal", "other bits"
+"""The quantity of a first step that was computed twice, and what its two passes were."""
 _NAMES = {
+    REPEATED: "passes of the first step, computed twice",
     "before.weights": "weights before the update",
     "before.exp_avg": "first moments before the update",
     "before.exp_avg_sq": "second moments before the update",
@@ -43,6 +46,14 @@ class Tensor(Struct, frozen=True):
     """Tensors of the same quantity that differ, too."""
 
 
+class Dispute(Struct, frozen=True):
+    """A later quantity of a step in which workers differ, and no majority tells who is odd."""
+
+    quantity: str
+    bits: Mapping[str, str]
+    """Worker -> exact value."""
+
+
 class Disagreement(Struct, frozen=True):
     """The first step at which the bits of one group differ; or the trial of a kernel before it."""
 
@@ -56,13 +67,25 @@ class Disagreement(Struct, frozen=True):
     others: tuple[str, ...] = ()
     """The workers that differ from the rest in a later quantity of this step alone, or in a later
     trial."""
+    named: tuple[str, ...] | None = None
+    """Those that are odd, where the passes of the first step tell more than its bits; None: those
+    that differ from a strict majority."""
+    dispute: Dispute | None = None
+    """In which the others differ, too."""
     tensor: Tensor | None = None
 
     @property
     def odd(self) -> tuple[str, ...]:
         """The workers that differ from a strict majority; none when no value has one."""
-        odd = _failed_alone(self.bits) if self.is_of_trial else minority(self.bits)
+        odd: Collection[str] = self.named if self.named is not None else minority(self.bits)
+        if self.is_of_trial:
+            odd = _failed_alone(self.bits)
         return tuple(name for name in self.bits if name in odd or name in self.others)
+
+    @property
+    def disputed(self) -> tuple[str, ...]:
+        """No witness against anybody: they differ from each other."""
+        return () if self.dispute is None else tuple(self.dispute.bits)
 
     @property
     def is_of_trial(self) -> bool:
@@ -147,23 +170,35 @@ class Replay(Struct, frozen=True, kw_only=True):
     """How often the steps were computed again."""
     repeats: Mapping[str, Repeat] = {}
     """Suspect -> whether its fault came again; nothing of one of which that is not known."""
+    wrong: int | None = None
+    """In how many of these `times` the suspect was wrong; None: not known, or an older run."""
+    odd: str = ""
+    """Of two that differ, and no majority, the one that gave other bits than in the run, beside
+    the other one, which never did. Empty: none did."""
+    doubted: str = ""
+    """The healthy worker that gave other bits than in the run: then nobody is named."""
     is_software: bool = False
-    """A healthy worker gave other bits than in the run: nobody is named."""
+    """Several did: nobody is named."""
     said: str = ""
     """In words, for the end of a sentence."""
     disagreement: Disagreement | None = None
     """The first difference between the replays, where the steps were computed last."""
 
+    @property
+    def how_often(self) -> str:
+        """The suspect was wrong: `2 of 4 replays`."""
+        if self.wrong is None:
+            return "its replay"
+        return f"{self.wrong} of {self.times} replay{'s' * (self.times != 1)}"
+
+    @property
+    def named(self) -> str:
+        """Of two that differ the one whose device it must be. Empty: none."""
+        is_named = self.repeats.get(self.odd) in (Repeat.PERSISTENT, Repeat.INTERMITTENT)
+        return self.odd if is_named else ""
+
     def repeat_of(self, worker: str) -> Repeat:
         return self.repeats.get(worker, Repeat.NOT_REPLAYED)
-
-
-def minority(bits: Mapping[str, str]) -> Set[str]:
-    """The workers that differ from a strict majority."""
-    value, votes = Counter(bits.values()).most_common(1)[0]
-    if votes * 2 <= len(bits):
-        return set()
-    return {worker for worker, each in bits.items() if each != value}
 
 
 def _failed_alone(shown: Mapping[str, str]) -> Set[str]:

@@ -420,7 +420,7 @@ def _graver(own: Finding | None, found: Finding, odd: OddBits) -> Finding:
     """Of what its run has found and what the fleet shows of its bits. A replay says more."""
     if own is None or own.exit_code != EXIT_DISAGREEMENT:
         return found
-    is_replayed = own.repeat in (Repeat.TRANSIENT, Repeat.PERSISTENT)
+    is_replayed = own.repeat not in (None, Repeat.NOT_REPLAYED, Repeat.UNSETTLED)
     if odd.is_shared and not is_replayed:
         return found
     if not odd.num_right:

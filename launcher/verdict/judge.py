@@ -8,7 +8,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from launcher.verdict.causes import Cause
-from launcher.verdict.disagreement import Disagreement
+from launcher.verdict.disagreement import Disagreement, Replay, quantity_name
 from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Case, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, SplitResult, Verdict, WorkerResult
 from launcher.verdict.severity import Repeat
@@ -35,6 +35,7 @@ _ERROR = "error: "
 _INNOCENT = (Verdict.PASS, Verdict.STOPPED)
 _BESIDE = {
     Peers.FINITE: Cause.NON_FINITE,
+    Peers.FEWER_FINITE: Cause.NON_FINITE_IN_MOST,
     Peers.NOT_FINITE: Cause.NON_FINITE_EVERYWHERE,
     Peers.UNKNOWN: Cause.NON_FINITE_UNSETTLED,
 }
@@ -47,20 +48,25 @@ _ALONE = {
 _ODD = {
     Repeat.NOT_REPLAYED: Cause.ODD,
     Repeat.TRANSIENT: Cause.ODD_ONCE,
+    Repeat.UNSETTLED: Cause.ODD_UNSETTLED,
+    Repeat.INTERMITTENT: Cause.ODD_AGAIN,
     Repeat.PERSISTENT: Cause.ODD_AGAIN,
 }
 _BROKEN = {
     Repeat.NOT_REPLAYED: Cause.BROKEN,
     Repeat.TRANSIENT: Cause.BROKEN_ONCE,
+    Repeat.UNSETTLED: Cause.BROKEN_UNSETTLED,
+    Repeat.INTERMITTENT: Cause.BROKEN_AGAIN,
     Repeat.PERSISTENT: Cause.BROKEN_AGAIN,
 }
-"""By whether it came again in a replay."""
+"""By whether it came again in its replays."""
 _REPEATS = {True: Repeat.PERSISTENT, False: Repeat.TRANSIENT, None: Repeat.NOT_REPLAYED}
 _OF_BITS = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
 """How a run ends whose workers differ, or one of which is no more what it was."""
 _OF_NO_GPU = (
     *(Cause.NON_FINITE_EVERYWHERE, Cause.FAILED_ALIKE, Cause.REFUSED_ALIKE),
     *(Cause.VARIES, Cause.UNREPEATABLE, Cause.DIFFERS, Cause.TRIALS_DIFFER),
+    *(Cause.STRAYED, Cause.BROKEN_BESIDE, Cause.NOT_REPEATED),
 )
 Found = tuple[Cause, dict[str, Any]]
 """A cause, and the values that its sentence needs."""
@@ -166,7 +172,12 @@ def _cause(case: Case, worker: WorkerEnd) -> Found:
         return failure
     if odd is not None:
         return odd
-    if difference and not difference.bits.keys() & case.suspects:
+    if difference and difference.dispute and worker.name in difference.disputed:
+        place = f"step {difference.step}, {quantity_name(difference.dispute.quantity)}"
+        return Cause.DIFFERS, _facts(case, worker, difference) | {"place": place}
+    if said := next((r.said for r in case.end.replays if r.doubted == worker.name), None):
+        return Cause.STRAYED, {"said": said}
+    if difference and _is_apart(case, worker, difference):
         return Cause.DIFFERS, _facts(case, worker, difference)
     if worker.pid is None:
         return Cause.NEVER_STARTED, {}
@@ -230,10 +241,13 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
         facts = {"where": bad.where, "step": bad.step, "born": born(bad)}
         return cause, facts | {"repeat": _REPEATS[bad.repeated]}
     if history.broken is not None:
-        repeat = _repeat_of(case, worker)
-        return _BROKEN[repeat], {"what": history.broken.what, "repeat": repeat}
-    if history.repeated is False:
+        facts = {"what": history.broken.what} | _repeat_facts(case, worker)
+        is_named = worker.name in case.suspects
+        return _BROKEN[_repeat_of(case, worker)] if is_named else Cause.BROKEN_BESIDE, facts
+    if history.repeated is False and _kernels_vary(case, worker):
         return Cause.UNREPEATABLE, {}
+    if history.repeated is False and worker.name not in case.suspects:
+        return Cause.NOT_REPEATED, {}
     if end.mismatch and worker.name in end.mismatch.values:
         return Cause.NOT_COMPARABLE, {"mismatch": end.mismatch}
     if shared_failure(case, worker.name) is not None:
@@ -256,6 +270,8 @@ def _odd(case: Case, worker: WorkerEnd, difference: Disagreement | None) -> Foun
     if worker.name not in case.suspects:
         return None
     golden, cause = case.record.golden, _ODD[_repeat_of(case, worker)]
+    if difference is not None and worker.name in case.odd_by_replay:
+        return cause, _facts(case, worker, difference) | {"whom": "its peer"}
     if difference is not None and worker.name in difference.odd:
         return cause, _facts(case, worker, difference) | {"whom": "the majority"}
     if worker.name == case.odd_among_nodes and case.end.elsewhere is not None:
@@ -281,9 +297,38 @@ def _by_trial(case: Case, worker: WorkerEnd, difference: Disagreement) -> Found 
     return None
 
 
+def _is_apart(case: Case, worker: WorkerEnd, difference: Disagreement) -> bool:
+    """Whether it is one of those that differ, and of whom none is named."""
+    doubted = set(difference.odd).intersection(case.doubted)
+    if doubted:
+        return worker.name in doubted
+    return worker.name in difference.bits and not difference.bits.keys() & case.suspects
+
+
 def _facts(case: Case, worker: WorkerEnd, difference: Disagreement) -> dict[str, Any]:
     place = f"step {difference.step}, {difference.place}"
-    return {"place": place, "repeat": _repeat_of(case, worker)}
+    return {"place": place} | _repeat_facts(case, worker)
+
+
+def _repeat_facts(case: Case, worker: WorkerEnd) -> dict[str, Any]:
+    """What its replays showed, and in words: how often it was wrong, what it did of two."""
+    found = _replay_of(case, worker)
+    of_two = ""
+    if found.odd:
+        which = "other" if worker.name == found.odd else "the same"
+        of_two = f"; computed again it gave {which} bits"
+    right = f"right in {found.times} replay{'s' * (found.times != 1)}"
+    again = {"again": f"wrong again in {found.how_often}", "right": right, "of_two": of_two}
+    return {"repeat": _repeat_of(case, worker)} | again
+
+
+def _kernels_vary(case: Case, worker: WorkerEnd) -> bool:
+    """Whether the run ended of that, or more than this one's first step did not repeat itself, or
+    it has no equal."""
+    if case.end.exit_code == EXIT_USAGE and worker.name in case.end.culprits:
+        return True
+    equals = [n for n in case.histories if is_equal(case, worker.name, n)]
+    return len(equals) == 1 or sum(case.histories[n].repeated is False for n in equals) > 1
 
 
 def _difference_of(case: Case, worker: WorkerEnd) -> Disagreement | None:
@@ -294,8 +339,13 @@ def _difference_of(case: Case, worker: WorkerEnd) -> Disagreement | None:
 
 
 def _repeat_of(case: Case, worker: WorkerEnd) -> Repeat:
-    known = [replay.repeats.get(worker.name) for replay in case.end.replays]
-    return next(filter(None, known), Repeat.NOT_REPLAYED)
+    return _replay_of(case, worker).repeat_of(worker.name)
+
+
+def _replay_of(case: Case, worker: WorkerEnd) -> Replay:
+    """Of this worker alone, else of two that differ."""
+    found = [replay for replay in case.end.replays if worker.name in replay.suspects]
+    return min(found, key=lambda replay: len(replay.suspects), default=Replay(to_step=0))
 
 
 def _variation(case: Case, worker: str) -> str | None:
@@ -361,7 +411,7 @@ def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
             return Verdict.SUSPECT
         is_blamed = end.culprits or (end.elsewhere is not None and end.elsewhere.worker)
         return Verdict.FAIL if is_blamed else Verdict.INCONCLUSIVE
-    if end.disagreement or case.suspects:
+    if end.disagreement or case.suspects or case.doubted:
         if any(row.verdict is Verdict.FAIL for row in rows if row.name in case.suspects):
             return Verdict.FAIL
         return Verdict.SUSPECT if case.suspects else Verdict.INCONCLUSIVE
@@ -378,7 +428,7 @@ def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
 def _exit_code(
     case: Case, verdict: Verdict, rows: list[WorkerResult], causes: Sequence[Cause]
 ) -> int:
-    differs = case.end.disagreement is not None or bool(case.suspects)
+    differs = case.end.disagreement is not None or bool(case.suspects or case.doubted)
     if verdict is Verdict.INVALID:
         return EXIT_USAGE
     if differs and case.end.exit_code in _OF_BITS:

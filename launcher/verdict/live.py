@@ -67,6 +67,8 @@ class Watch(Observer):
         """The fault that holds its group."""
         self._aside: list[Settling] = []
         """The faults of workers without which the run goes on."""
+        self._varying: list[str] = []
+        """Those whose first step gave other bits when it was computed twice."""
         self._goes_on = goes_on
         self._dismissed: dict[str, Dismissal] = {}
         self._news: list[str] = []
@@ -163,7 +165,9 @@ class Watch(Observer):
 
     def finish(self) -> None:
         """The run is over: a difference that no further report can settle counts, too."""
-        if self._settling is None and (found := self.agreement.unsettled()):
+        if self._settling is not None or self._judge_kernels():
+            return
+        if (found := self.agreement.unsettled()) is not None:
             self._settle(found)
 
     @property
@@ -177,7 +181,17 @@ class Watch(Observer):
                 self.mismatch = self.mismatch or self.agreement.identify(worker, event.detail)
                 return Stop(str(self.mismatch), EXIT_USAGE) if self.mismatch else None
             case Step(repeated=False):
-                return Stop(f"{worker}: {UNREPEATABLE}", EXIT_USAGE, (worker,))
+                self._varying.append(worker)
+        return self._judge_kernels()
+
+    def _judge_kernels(self) -> Stop | None:
+        """One whose first step varies is alone with that where its equals repeat theirs."""
+        for worker in self._varying:
+            equals = self.agreement.equals(worker)
+            varying = [name for name in equals if name in self._varying]
+            is_alone = len(equals) == 1 and self.agreement.knows_equals(worker)
+            if is_alone or len(varying) > 1:
+                return Stop(f"{listed(varying)}: {UNREPEATABLE}", EXIT_USAGE, tuple(varying))
         return None
 
     def _compare(self, worker: str, event: Step | Evaluation | Phase) -> None:

@@ -203,7 +203,18 @@ class Case(Struct, frozen=True):
         if self.contradiction:
             odd = []
         odd += filter(None, [self.odd_among_nodes])
-        return list(dict.fromkeys([*self.broken, *odd, *self.odd_by_golden]))
+        named = dict.fromkeys([*self.broken, *odd, *self.odd_by_replay, *self.odd_by_golden])
+        return [name for name in named if name not in self.doubted]
+
+    @property
+    def odd_by_replay(self) -> list[str]:
+        """Of two that differed the one that was wrong again and again."""
+        return [replay.named for replay in self.end.replays if replay.named]
+
+    @property
+    def doubted(self) -> list[str]:
+        """Those whose replay nothing settles, since a healthy worker was wrong in it, too."""
+        return [name for each in self.end.replays if each.doubted for name in each.suspects]
 
     @property
     def odd_among_nodes(self) -> str | None:

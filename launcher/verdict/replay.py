@@ -1,32 +1,40 @@
 """What it means that the steps to a difference, computed again, differ again or not. Pure.
 
-A fault that comes again with the same bits, twice, is the device's. A kernel that varies by itself
-with probability p in a step gives the same wrong bits in the same step again with p at most, twice
-with p * p; other wrong bits must come NUM_OF_OTHER_BITS times in a row, beside a healthy worker
-that never strays from its own record: a kernel that varies in a share q of replays does that with
-(q * (1 - q))**8, at most 1.5e-5.
+A suspect and all healthy workers compute them, as often as it takes: `alone.Tally` weighs how often
+the suspect was wrong beside healthy ones that never were.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.verdict.agreement import DIVIDING, MUST_MATCH, compare
-from launcher.verdict.disagreement import Disagreement, Replay
+from launcher.verdict.alone import Tally
+from launcher.verdict.disagreement import REPEATED, VARIED, Disagreement, Replay, explain
 from launcher.verdict.live import Watch
-from launcher.verdict.observer import NEVER, Observer
+from launcher.verdict.observer import NEVER, Dismissal, Observer
+from launcher.verdict.pace import Pace
 from launcher.verdict.record import RunEnd, Stop
+from launcher.verdict.settling import GO_S
 from launcher.verdict.severity import Repeat
 from launcher.verdict.steps import History
 from launcher.verdict.trials import outcomes
 from model_check.errors import EXIT_HANG, EXIT_USAGE
-from model_check.events import Break, Command, Event, Phase, Step
+from model_check.events import (
+    AskVectors,
+    Break,
+    Command,
+    Event,
+    Go,
+    NonFinite,
+    Phase,
+    Step,
+    Vectors,
+)
 from model_check.utils.fingerprint import BEFORE
 from model_check.utils.words import listed
 
-NUM_OF_SAME_BITS = 2
-NUM_OF_OTHER_BITS = 8
 Record = Mapping[int, Step]
 """Step -> what a worker told of it."""
 
@@ -37,30 +45,44 @@ class Question(Struct, frozen=True):
     to_step: int
     """The step of the fault."""
     suspects: tuple[str, ...]
-    """The workers that are named; where nobody is, two that differ."""
-    healthy: str | None = None
-    """One that computes beside them. None: there is none, or nobody is named."""
+    """The worker that is named; where nobody is, two that differ."""
+    healthy: tuple[str, ...] = ()
+    """Those that compute beside it. Empty: there are none, or nobody is named."""
     is_named: bool = True
     sound_to: int = -1
     """After this step the state of a suspect that is alone was as it had to be."""
     begin_by: int = 0
     """A state after so many steps, or fewer, is older than the fault."""
+    has_changed: bool = False
+    """The suspect's state changed by itself, which it tells without others."""
+
+    @property
+    def why_not(self) -> str | None:
+        """Why no replay could answer it; None: one can."""
+        can_tell = self.healthy or self.has_changed or not self.is_named or self.sound_to >= 0
+        return None if can_tell else "of no other worker here it is known that it is right"
 
     @property
     def workers(self) -> tuple[str, ...]:
-        return self.suspects if self.healthy is None else (*self.suspects, self.healthy)
+        return (*self.suspects, *self.healthy)
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
     """The steps, computed again once."""
 
-    strayed: Mapping[str, Disagreement] = {}
-    """Worker -> where it first gave other bits than in the run."""
-    again: tuple[str, ...] = ()
-    """The suspects that differ from the healthy worker, or whose state changed by itself."""
+    wrong: Mapping[str, Disagreement] = {}
+    """Worker -> where it first gave wrong bits; of two that differ, other bits than in the run."""
+    finished: tuple[str, ...] = ()
+    """Those that computed all steps."""
     disagreement: Disagreement | None = None
+    """The first between the suspect and a healthy one, or between two that differ."""
     why_not: str | None = None
-    """Why it came to no end; None: it did."""
+    """Why it tells nothing of the suspects; None: it does."""
+
+    @property
+    def right(self) -> tuple[str, ...]:
+        """Those that computed all steps, and gave the right bits."""
+        return tuple(name for name in self.finished if name not in self.wrong)
 
 
 def questions_of(watch: Watch) -> list[Question]:
@@ -68,20 +90,21 @@ def questions_of(watch: Watch) -> list[Question]:
     broken = {name: h.broken for name, h in watch.histories.items() if h.broken}
     found = [each for each in watch.disagreements if " " not in each.quantity]
     odd = {name: each for each in reversed(found) for name in each.odd}
-    unnamed = [each for each in found if not each.odd]
+    unnamed = [each for each in found if _is_unnamed(each, watch)]
     named = dict.fromkeys([*(name for each in found for name in each.odd), *broken])
     return [
         *(Question(each.step, each.two_that_differ, is_named=False) for each in unnamed),
-        *(_question_of(name, odd.get(name), broken.get(name), [*named], watch) for name in named),
+        *(_question_of(name, odd.get(name), broken.get(name), watch) for name in named),
     ]
 
 
+def _is_unnamed(found: Disagreement, watch: Watch) -> bool:
+    """Whether nobody is: neither by a majority nor since its state changed by itself."""
+    return not found.odd and all(watch.histories[name].broken is None for name in found.bits)
+
+
 def _question_of(
-    name: str,
-    found: Disagreement | None,
-    change: Break | None,
-    named: Sequence[str],
-    watch: Watch,
+    name: str, found: Disagreement | None, change: Break | None, watch: Watch
 ) -> Question:
     """Each suspect is asked by itself: what another one does ends no replay of this one."""
     steps = [each.step for each in (found, change) if each is not None]
@@ -91,9 +114,10 @@ def _question_of(
     return Question(
         to_step=max(steps),
         suspects=(name,),
-        healthy=_healthy(watch, named, name),
+        healthy=_healthy(watch, name, max(steps)),
         sound_to=sound_to,
         begin_by=min(begins),
+        has_changed=change is not None,
     )
 
 
@@ -111,21 +135,33 @@ def question_about(worker: str, watch: Watch) -> Question | None:
     last = watch.histories[worker].last_step
     if last is None:
         return None
-    healthy = _healthy(watch, (worker,), worker)
+    healthy = _healthy(watch, worker, last)
     return Question(last, (worker,), healthy, sound_to=last, begin_by=last)
 
 
-def _healthy(watch: Watch, suspects: Collection[str], worker: str) -> str | None:
-    """The equal of `worker` that came furthest, of those against whom nothing is known."""
-    equals = [name for name in watch.agreement.equals(worker) if name not in suspects]
-    finite = [name for name in equals if watch.histories[name].nonfinite is None]
-    came = [(watch.histories[name].num_steps, name) for name in finite]
-    most = max((steps for steps, _ in came), default=0)
-    return next((name for steps, name in came if steps == most > 0), None)
+def _healthy(watch: Watch, worker: str, to_step: int) -> tuple[str, ...]:
+    """The equals of `worker` against whom nothing is known, those that came furthest first; those
+    that told this step, if any did."""
+    differ = [each for each in watch.disagreements if " " not in each.quantity]
+    doubted = (
+        each.bits if _is_unnamed(each, watch) else (*each.odd, *each.disputed) for each in differ
+    )
+    known = {worker, *(name for names in doubted for name in names)}
+    equals = {n: watch.histories[n] for n in watch.agreement.equals(worker) if n not in known}
+    steps = {
+        n: h.last_step for n, h in equals.items() if _is_healthy(h) and h.last_step is not None
+    }
+    found = [n for n, last in steps.items() if last >= to_step] or steps
+    return tuple(sorted(found, key=lambda name: -steps[name]))
+
+
+def _is_healthy(history: History) -> bool:
+    is_sound = history.broken is None and history.nonfinite is None
+    return is_sound and history.repeated is not False
 
 
 class ReplayWatch(Observer):
-    """Holds the replays against each other, and each against what its worker told in the run."""
+    """Holds each replay against what the healthy workers told in the run, and these in step."""
 
     def __init__(
         self,
@@ -136,62 +172,111 @@ class ReplayWatch(Observer):
     ) -> None:
         """`histories`: of the run. `limit_s`: how long this attempt may take."""
         self._question, self._records, self._limit_s = question, records, limit_s
-        self._histories = histories
-        self._watch = Watch(dict.fromkeys(question.workers, "replay"), max_lead=1)
-        self._strayed: dict[str, Disagreement] = {}
+        self._of_run = histories
+        self._histories = {name: History() for name in question.workers}
+        self._steps: dict[str, dict[int, Step]] = {name: {} for name in question.workers}
+        self._vectors: dict[tuple[str, int], Vectors] = {}
+        self._pace = Pace(question.workers, max_lead=1)
+        self._wrong: dict[str, Disagreement] = {}
         self._incomparable: str | None = None
         """Why these replays tell nothing of the run."""
-        self._until = NEVER
+        self._until = self._give_up_at = NEVER
+        self._dismissal = Dismissal.AWAITED
+        """Of suspects that are wrong: they may still tell of what."""
+        self._lost: set[str] = set()
+        """Healthy ones that ended early."""
+        self._commands: list[tuple[str, Command]] = self._pace.more_credit()
 
     @property
     def due(self) -> float:
-        return min(self._until, self._watch.due)
+        return min(self._until, self._give_up_at)
+
+    @property
+    def dismissed(self) -> Mapping[str, Dismissal]:
+        """A suspect that is known to be wrong, and a healthy one that has gone while another one is
+        here: the others go on."""
+        wrong = [name for name in self._question.suspects if name in self._wrong]
+        has_witness = len(self._lost) < len(self._question.healthy)
+        return dict.fromkeys(wrong, self._dismissal) | dict.fromkeys(
+            self._lost if has_witness else (), Dismissal.GIVEN_UP
+        )
 
     def on_event(self, worker: str, event: Event) -> Stop | None:
-        stop = self._watch.on_event(worker, event)
-        if isinstance(event, Phase) and event.name in ("build", "train"):
-            self._compare_what_it_is(worker, event)
-        if isinstance(event, Step) and event.step in self._records[worker]:
-            self._hold_against_record(worker, event)
-        if self._incomparable is not None:
-            return Stop(f"replay: {self._incomparable}", EXIT_USAGE)
-        if self._question.healthy in self._strayed:
-            text = f"replay: {self._question.healthy} gave other bits than in the run"
-            return Stop(text, EXIT_USAGE)
-        return stop and replace(stop, reason="replay: the difference came again", culprits=())
+        self._histories[worker].record(event)
+        match event:
+            case Phase(name="build" | "train"):
+                self._compare_what_it_is(worker, event)
+            case Step() if event.step <= self._question.to_step:
+                self._steps[worker][event.step] = event
+                self._hold_against_run(worker, event)
+                self._ask_at(event.step)
+            case NonFinite():
+                self._is_not_finite(worker, event)
+            case Break():
+                self._is_wrong(worker, Disagreement(event.step, event.what, {}))
+            case Vectors():
+                self._vectors[worker, event.step] = event
+        self._pace.on_event(worker, event)
+        self._guide()
+        return self._stop()
 
     def on_end(self, worker: str) -> None:
-        self._watch.on_end(worker)
+        if worker in self._question.healthy and not self._histories[worker].is_finished:
+            self._lost.add(worker)
+        self._pace.leave(worker)
+        self._guide()
 
     def tick(self, now: float) -> Stop | None:
         self._until = min(self._until, now + self._limit_s)
+        if self._pace.is_finished:
+            self._give_up_at = min(self._give_up_at, now + GO_S)
+        if now >= self._give_up_at:
+            self._give_up_at, self._dismissal = NEVER, Dismissal.GIVEN_UP
         if now >= self._until:
             return Stop(f"the replay took longer than {self._limit_s:.0f} s", EXIT_HANG)
-        stop = self._watch.tick(now)
-        return stop and replace(stop, reason="replay: the difference came again", culprits=())
+        return None
 
     def commands(self) -> list[tuple[str, Command]]:
-        return self._watch.commands()
+        told, self._commands = self._commands, []
+        return told
 
     def attempt(self, end: RunEnd) -> Attempt:
         """`end`: how the run of the replays ended."""
-        histories, found = self._watch.histories, next(iter(self._watch.disagreements), None)
-        alone = {name for name, h in histories.items() if h.broken or h.repeated is False}
-        again = {*alone, *(self._differing(found) if found else ())}
-        have_come = all(h.num_steps and h.is_finished for h in histories.values())
-        is_whole = bool(again or have_come or self._question.healthy in self._strayed)
         if self._incomparable is not None:
             return Attempt(why_not=self._incomparable)
+        question, found = self._question, self._disagreement()
+        (suspect, *_), healthy = question.suspects, question.healthy
+        if found is not None and question.is_named:  # at steps that the run told otherwise, too
+            self._wrong.setdefault(suspect, found)
+        told = {name: h for name, h in self._histories.items() if h.num_steps}
+        finished = tuple(name for name, history in told.items() if history.is_finished)
+        are_known = all(name in finished or name in self._wrong for name in question.suspects)
+        varies = not self._wrong.keys().isdisjoint(healthy)
         return Attempt(
-            strayed=self._strayed | dict(self._changed_elsewhere()),
-            again=tuple(name for name in self._question.suspects if name in again),
+            wrong=self._wrong,
+            finished=finished,
             disagreement=found,
-            why_not=None if is_whole else end.reason or "its workers ended early",
+            why_not=None if are_known or varies else end.reason or "its workers ended early",
         )
+
+    def _guide(self) -> None:
+        """Nobody waits for a suspect that is wrong; it goes when all others are finished."""
+        self._commands += self._pace.more_credit()
+        if self._pace.is_finished:
+            names = [name for name in self._question.suspects if name in self._wrong]
+            self._commands += [*self._pace.let_go(), *((name, Go()) for name in names)]
+
+    def _stop(self) -> Stop | None:
+        if self._incomparable is not None:
+            return Stop(f"replay: {self._incomparable}", EXIT_USAGE)
+        healthy = [name for name in self._question.healthy if name in self._wrong]
+        if len(healthy) > 1:
+            return Stop(f"replay: {listed(healthy)} gave other bits than in the run", EXIT_USAGE)
+        return None
 
     def _compare_what_it_is(self, worker: str, event: Phase) -> None:
         """Its device, software and data, with those of the run."""
-        said = self._histories[worker].detail
+        said = self._of_run[worker].detail
         for key in (*MUST_MATCH, *DIVIDING):
             was, now = said.get(key), event.detail.get(key)
             if key in said and key in event.detail and was != now:
@@ -200,42 +285,80 @@ class ReplayWatch(Observer):
         if any(before[trial] != again[trial] for trial in before.keys() & again.keys()):
             self._is_not_comparable(f"trials of {worker}'s kernels went otherwise than in the run")
 
-    def _hold_against_record(self, worker: str, step: Step) -> None:
-        recorded = self._records[worker][step.step]
-        found = compare({"the run": recorded, "the replay": step})
-        is_first = self._watch.histories[worker].num_steps == 1
-        is_healthy = worker == self._question.healthy
-        if found and is_first and is_healthy and found.quantity.startswith(BEFORE):
+    def _told_in_run(self, worker: str, step: int) -> Step | None:
+        """What is right, as far as it is known: a suspect's own word counts for what it computed
+        from a state that was sound, and where nobody is named, for whether it does the same."""
+        question = self._question
+        if not question.is_named or (not question.healthy and step <= question.sound_to):
+            return self._records[worker].get(step)
+        own = (worker,) if worker in question.healthy else ()
+        records = (self._records[name] for name in (*own, *question.healthy))
+        return next((record[step] for record in records if step in record), None)
+
+    def _hold_against_run(self, worker: str, step: Step) -> None:
+        recorded, question = self._told_in_run(worker, step.step), self._question
+        found = compare({"the run": recorded, "the replay": step}) if recorded else None
+        is_first = self._histories[worker].num_steps == 1
+        if found and is_first and worker in question.healthy and found.quantity.startswith(BEFORE):
             what = found.place.removesuffix(" before the update")
             self._is_not_comparable(f"{worker} began with other {what} than the run")
         if step.repeated is False:
-            found = found or Disagreement(step.step, "passes of its first step", {})
+            found = found or Disagreement(step.step, REPEATED, {worker: VARIED})
         if found is not None:
-            self._strayed.setdefault(worker, found)
+            self._is_wrong(worker, found)
+
+    def _is_not_finite(self, worker: str, event: NonFinite) -> None:
+        """Where the run had finite numbers."""
+        if self._told_in_run(worker, event.step) is not None:
+            where = Disagreement(event.step, f"non-finite {event.where}", {})
+            self._is_wrong(worker, where)
+
+    def _is_wrong(self, worker: str, found: Disagreement) -> None:
+        if worker in self._wrong:
+            return
+        self._wrong[worker] = found
+        if worker in self._question.suspects:
+            self._ask_at(found.step)
+        if worker in self._question.suspects and self._question.is_named:
+            self._pace.leave(worker)
+
+    def _ask_at(self, step: int) -> None:
+        """The suspect and a healthy one tell the fingerprints of the step in which it is wrong."""
+        pair = self._pair
+        at = [self._wrong[name].step for name in pair if name in self._wrong]
+        if at[:1] == [step] and len(pair) > 1 and all(step in self._steps[name] for name in pair):
+            self._commands += [(name, AskVectors(step=step)) for name in pair]
+
+    @property
+    def _pair(self) -> tuple[str, ...]:
+        """The suspect and a healthy one that is right; or the two that differ."""
+        right = (name for name in self._question.healthy if name not in self._wrong)
+        return (*self._question.suspects, *right)[:2]
 
     def _is_not_comparable(self, why: str) -> None:
         """The first reason stays: a worker may tell more until it is gone."""
         self._incomparable = self._incomparable or f"not comparable: {why}"
 
-    def _differing(self, found: Disagreement) -> set[str]:
-        """From the healthy worker; where there is none, all that differ."""
-        right = None if self._question.healthy is None else found.bits[self._question.healthy]
-        return {name for name, bits in found.bits.items() if bits != right}
-
-    def _changed_elsewhere(self) -> Iterator[tuple[str, Disagreement]]:
-        """State that changed by itself again, but at another place."""
-        for name, history in self._watch.histories.items():
-            now, before = history.broken, self._histories[name].broken
-            if now and before and replace(now, t=0) != replace(before, t=0):
-                yield name, Disagreement(now.step, now.what, {})
+    def _disagreement(self) -> Disagreement | None:
+        """With the first tensor that differs, where that was told."""
+        pair = self._pair
+        for step in sorted(set.intersection(*(set(self._steps[name]) for name in pair))):
+            found = compare({name: self._steps[name][step] for name in pair})
+            if found is not None:
+                at = {n: self._vectors[n, step] for n in pair if (n, step) in self._vectors}
+                return explain(found, at)
+        return None
 
 
 def is_open(question: Question, attempts: Sequence[Attempt]) -> bool:
-    """Whether the steps must be computed once more before anybody is named for good."""
-    last = attempts[-1]
-    if last.why_not or question.healthy in last.strayed or not question.is_named:
+    """Whether the steps must be computed once more before anything is said for good."""
+    if attempts[-1].why_not or _varying(question, attempts):
         return False
-    return any(_needs(name, attempts) > len(attempts) for name in _always(question, attempts))
+    if question.is_named:
+        worker = question.suspects[0]
+        return _early(worker, question, attempts) is None and _tally(question, attempts).is_open
+    found = _odd_of_two(question, attempts)
+    return found is not None and found[2].is_open
 
 
 def answer(
@@ -252,109 +375,137 @@ def answer(
     if not whole:
         failed = next((attempt.why_not for attempt in attempts), None)
         return replace(replayed, said=f"not replayed: {failed or why_not}")
-    replayed = replace(replayed, disagreement=whole[-1].disagreement)
-    if not question.is_named:
-        return _of_two(question, whole[-1], replayed)
-    if question.healthy is not None and question.healthy in whole[-1].strayed:
-        return _of_software(question.healthy, whole[-1], replayed)
-    return _of_suspects(question, attempts, whole, replayed)
+    shown = [each.disagreement for each in whole if each.disagreement is not None]
+    replayed = replace(replayed, disagreement=shown[-1] if shown else None)
+    varying = _varying(question, whole)
+    if len(varying) > 1:
+        return _of_software(next(iter(varying)), varying, replayed)
+    if varying:
+        return _of_doubt(question, varying, whole, replayed)
+    cut_off = next((each.why_not for each in attempts if each.why_not), None)
+    then = f"; then {cut_off}" if cut_off else ""
+    settle = _of_suspect if question.is_named else _of_two
+    return settle(question, whole, replayed, then)
 
 
-def _always(question: Question, attempts: Sequence[Attempt]) -> list[str]:
-    """The suspects that differed each time."""
-    return [name for name in question.suspects if all(name in each.again for each in attempts)]
+def _varying(question: Question, attempts: Sequence[Attempt]) -> dict[str, Disagreement]:
+    """Of those that should have given the bits of the run: where they did not."""
+    names = question.healthy if question.is_named else question.suspects
+    found = {name: at for each in reversed(attempts) for name, at in each.wrong.items()}
+    varying = {name: found[name] for name in names if name in found}
+    return varying if question.is_named or len(varying) > 1 else {}
 
 
-def _needs(worker: str, attempts: Sequence[Attempt]) -> int:
-    """How often its fault must come for it to be named for good."""
-    has_same_bits = not any(worker in attempt.strayed for attempt in attempts)
-    return NUM_OF_SAME_BITS if has_same_bits else NUM_OF_OTHER_BITS
+def _tally(question: Question, attempts: Sequence[Attempt]) -> Tally:
+    """The record of a healthy worker is one pass."""
+    (worker,), healthy = question.suspects, question.healthy
+    right = sum(name in each.right for each in attempts for name in healthy) + len(healthy)
+    wrong = sum(worker in each.wrong for each in attempts)
+    return Tally(wrong, len(attempts), right, len(healthy))
 
 
-def _of_software(healthy: str, attempt: Attempt, replayed: Replay) -> Replay:
-    at = attempt.strayed[healthy]
+def _odd_of_two(question: Question, attempts: Sequence[Attempt]) -> tuple[str, str, Tally] | None:
+    """Of two that differ the one that is alone: it gave other bits than in the run, and the other
+    one never did; it is wrong where they differ again. None: both gave their own bits."""
+    varying = {name for each in attempts for name in each.wrong}
+    odd = [name for name in question.suspects if name in varying]
+    if len(odd) != 1:
+        return None
+    other = next(name for name in question.suspects if name not in odd)
+    wrong = sum(each.disagreement is not None or odd[0] not in each.finished for each in attempts)
+    right = sum(other in each.right for each in attempts) + 1
+    return odd[0], other, Tally(wrong, len(attempts), right, num_healthy=1)
+
+
+def _of_software(healthy: str, varying: Mapping[str, Disagreement], replayed: Replay) -> Replay:
+    at = varying[healthy]
     said = (
-        f"computed again, {healthy} gave other bits than in the run (step {at.step}, {at.place}): "
-        "its kernels vary, so no difference proves anything"
+        f"computed again, {listed(list(varying))} gave other bits than in the run ({healthy}: step "
+        f"{at.step}, {at.place}): kernels vary, so no difference proves anything"
     )
     return replace(replayed, is_software=True, said=said)
 
 
-def _of_suspects(
-    question: Question, attempts: Sequence[Attempt], whole: Sequence[Attempt], replayed: Replay
+def _of_doubt(
+    question: Question,
+    varying: Mapping[str, Disagreement],
+    attempts: Sequence[Attempt],
+    replayed: Replay,
 ) -> Replay:
-    cut_off = next((each.why_not for each in attempts if each.why_not), None)
-    repeats = {name: _repeat(name, question, whole, cut_off) for name in question.suspects}
-    known = {name: repeat for name, repeat in repeats.items() if repeat is not None}
-    clauses = [_clause(name, question, whole) for name in question.suspects]
-    clauses += [f"then {cut_off}"] if cut_off else []
-    times = {1: "once", 2: "twice"}.get(len(whole), f"{len(whole)} times")
-    steps = f"steps {replayed.from_step} to {replayed.to_step}"
-    said = f"replayed {times} ({steps}): {'; '.join(clauses)}"
-    return replace(replayed, repeats=known, said=said)
+    (healthy, at), tally = next(iter(varying.items())), _tally(question, attempts)
+    replayed = replace(replayed, wrong=tally.wrong, doubted=healthy)
+    said = (
+        f"computed again, {question.suspects[0]} was wrong in {replayed.how_often}, and "
+        f"{healthy} gave other bits than in the run, too (step {at.step}, {at.place}): nothing "
+        "tells which of them is at fault"
+    )
+    return replace(replayed, said=said)
 
 
-def _repeat(
-    worker: str, question: Question, attempts: Sequence[Attempt], cut_off: str | None
-) -> Repeat | None:
-    """None: not known. `cut_off`: why the last attempt came to no end."""
-    if _strayed_early(worker, question, attempts) is not None:
-        return None
-    if worker not in _always(question, attempts):
+def _of_suspect(
+    question: Question, attempts: Sequence[Attempt], replayed: Replay, then: str
+) -> Replay:
+    (worker,), tally = question.suspects, _tally(question, attempts)
+    times = {1: "once", 2: "twice"}.get(tally.times, f"{tally.times} times")
+    replayed_so = f"replayed {times} (steps {replayed.from_step} to {replayed.to_step})"
+    if (early := _early(worker, question, attempts)) is not None:
+        said = f"{worker} gave other bits than in the run (step {early.step}, {early.place}), and "
+        said += "nothing tells which are right"
+        return replace(replayed, said=f"{replayed_so}: {said}{then}")
+    replayed = replace(replayed, repeats={worker: _repeat(tally)}, wrong=tally.wrong)
+    said = f"{replayed_so}: {worker} {_how(tally, replayed, question)}{then}"
+    return replace(replayed, said=said)
+
+
+def _repeat(tally: Tally) -> Repeat:
+    if tally.wrong == 0:
         return Repeat.TRANSIENT
-    needs = _needs(worker, attempts)
-    # Where the time was too short for a second attempt, the same bits once must do.
-    must_do = needs == NUM_OF_SAME_BITS and cut_off is None
-    return Repeat.PERSISTENT if must_do or len(attempts) >= needs else None
+    if not tally.convicts:
+        return Repeat.UNSETTLED
+    return Repeat.PERSISTENT if tally.wrong == tally.times else Repeat.INTERMITTENT
 
 
-def _strayed_early(
-    worker: str, question: Question, attempts: Sequence[Attempt]
-) -> Disagreement | None:
+def _how(tally: Tally, replayed: Replay, question: Question) -> str:
+    if tally.wrong == 0:
+        return "gave the right bits" if question.healthy else "stayed as it was"
+    found = replayed.disagreement
+    where = f", first in {found.place}" if found is not None and found.tensor else ""
+    again = f"was wrong again in {replayed.how_often}{where}"
+    if not question.healthy:
+        return f"{again}, and no healthy worker beside it tells whether its device is at fault"
+    were = "was" if len(question.healthy) == 1 else "were"
+    proof = "" if tally.convicts else ", which is not proof yet"
+    return f"{again}; {listed(list(question.healthy))} never {were}{proof}"
+
+
+def _early(worker: str, question: Question, attempts: Sequence[Attempt]) -> Disagreement | None:
     """Where a worker that is alone gave other bits before its state had changed: nothing tells
     which were right."""
-    if question.healthy is not None:
+    if question.healthy:
         return None
-    places = (attempt.strayed.get(worker) for attempt in attempts)
+    places = (attempt.wrong.get(worker) for attempt in attempts)
     return next((at for at in places if at is not None and at.step <= question.sound_to), None)
 
 
-def _clause(worker: str, question: Question, attempts: Sequence[Attempt]) -> str:
-    if (early := _strayed_early(worker, question, attempts)) is not None:
-        where = f"step {early.step}, {early.place}"
-        return (
-            f"{worker} gave other bits than in the run ({where}), and nothing tells which are right"
-        )
-    if worker not in _always(question, attempts):
-        return f"{worker} gave the right bits" if question.healthy else f"{worker} stayed as it was"
-    found = attempts[-1].disagreement
-    where = f", first in {found.place}" if found is not None and found.tensor else ""
-    if _needs(worker, attempts) == NUM_OF_SAME_BITS:
-        return f"{worker} gave the same wrong bits again{where}"
-    missing = NUM_OF_OTHER_BITS - len(attempts)
-    proof = f" ({NUM_OF_OTHER_BITS} times in a row would prove it)" if missing > 0 else ""
-    return f"{worker} was wrong again, with other bits{where}{proof}"
-
-
-def _of_two(question: Question, attempt: Attempt, replayed: Replay) -> Replay:
+def _of_two(question: Question, attempts: Sequence[Attempt], replayed: Replay, then: str) -> Replay:
     """Two that differ, and no majority: their replays may tell whose bits were right."""
-    first, second = question.suspects
-    strayed = [name for name in question.suspects if name in attempt.strayed]
-    if len(strayed) == len(question.suspects):
-        return _of_software(first, attempt, replayed)
-    if strayed and not attempt.again:
-        (odd,) = strayed
-        other = second if odd == first else first
-        said = f"replayed: {other} gave its bits again, and {odd} gave those of {other}"
-        return replace(replayed, repeats=_both(question, Repeat.TRANSIENT), said=said)
-    if not attempt.again:
-        said = "replayed: they agree now, and nothing tells whose bits were wrong"
-        return replace(replayed, repeats=_both(question, Repeat.TRANSIENT), said=said)
-    if not strayed:
-        said = f"replayed: {listed(question.suspects)} gave their own bits again"
-        return replace(replayed, repeats=_both(question, Repeat.PERSISTENT), said=said)
-    return replace(replayed, said="replayed: they differ again, in another way")
-
-
-def _both(question: Question, repeat: Repeat) -> dict[str, Repeat]:
-    return dict.fromkeys(question.suspects, repeat)
+    if (found := _odd_of_two(question, attempts)) is None:
+        if replayed.disagreement is None:
+            repeat = Repeat.TRANSIENT
+            what = "they agree now, and nothing tells whose bits were wrong"
+        else:
+            repeat = Repeat.UNSETTLED
+            what = f"{listed(list(question.suspects))} gave their own bits again"
+        both = dict.fromkeys(question.suspects, repeat)
+        return replace(replayed, repeats=both, said=f"replayed: {what}{then}")
+    odd, other, tally = found
+    repeat = _repeat(tally)
+    repeats = {odd: repeat} if tally.convicts else dict.fromkeys(question.suspects, repeat)
+    replayed = replace(replayed, odd=odd, repeats=repeats, wrong=tally.wrong)
+    so = (
+        f"gave other ones, wrong in {replayed.how_often}"
+        if tally.wrong
+        else f"gave those of {other}"
+    )
+    said = f"replayed: {other} gave its bits again, and {odd} {so}{then}"
+    return replace(replayed, said=said)

@@ -37,7 +37,7 @@ def scope_of(case: Case, result: RunResult) -> Scope | None:
         max_rate=max_rate(compared),
         not_shown=[
             *_not_shown(case.record.device, compared, golden, memory),
-            *([_what_spreads(case)] if case.is_job else []),
+            *(_not_shown_of_job(case) if case.is_job else []),
         ],
         golden=None if golden is None else golden.file,
     )
@@ -107,15 +107,19 @@ def what_one_showed(history: History, golden: GoldenResult | None, *, is_part: b
     return "; ".join(parts)
 
 
-def _what_spreads(case: Case) -> str:
-    """By the sum of gradients, to all ranks alike, so that no comparison of them shows it."""
+def _not_shown_of_job(case: Case) -> Iterator[str]:
+    """What is summed spreads to all ranks alike, and what one rank alone holds nobody compares."""
     wrong = "what one rank computes wrong before gradients are summed"
-    if any(history.shard for history in case.histories.values()):
-        return f"{wrong}, or sums wrong (--mode replicate looks for it)"
+    shards = [history.shard for history in case.histories.values()]
     asked_for = case.record.asked_for or {}
-    if (interval := asked_for.get("launch.audit_interval")) is not None:
-        return f"{wrong}, but for audits every {interval} steps"
-    return f"{wrong} (launch.audit_interval and --mode replicate look for it)"
+    if any(shards):
+        yield f"{wrong}, or sums wrong (--mode replicate looks for it)"
+        if len({*shards}) == len(shards):
+            yield "a wrong gradient or update of a shard, which one rank alone holds"
+    elif (interval := asked_for.get("launch.audit_interval")) is not None:
+        yield f"{wrong}, but for audits every {interval} steps"
+    else:
+        yield f"{wrong} (launch.audit_interval and --mode replicate look for it)"
 
 
 def _compared_steps(case: Case) -> int:

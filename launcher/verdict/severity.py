@@ -33,6 +33,11 @@ class Repeat(StrEnum):
     TRANSIENT = "transient"
     """It did not."""
     PERSISTENT = "persistent"
+    """Each time."""
+    INTERMITTENT = "intermittent"
+    """Not each time, and so often that it is its device's."""
+    UNSETTLED = "unsettled"
+    """It did, and not so often beside healthy workers that it must be its device's."""
     NOT_REPLAYED = "not replayed"
 
 

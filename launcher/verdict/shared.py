@@ -27,6 +27,8 @@ class Peers(Enum):
 
     FINITE = auto()
     """One of its kind, or more, where all of a kind must have the same bits."""
+    FEWER_FINITE = auto()
+    """The same, and most of its kind met it: the finite ones may be wrong."""
     NOT_FINITE = auto()
     """All of them, or all of its kind."""
     UNKNOWN = auto()
@@ -43,9 +45,12 @@ def peers_at(case: Case, worker: str, step: int) -> Peers:
         return Peers.NONE
     if _sharing(case, worker, _bad_step(case)):
         return Peers.NOT_FINITE
-    equals = [case.histories[name] for name in _kind(case, worker) if name != worker]
-    is_finite = any(e.last_step is not None and e.last_step >= step for e in equals)
-    return Peers.FINITE if is_finite and case.record.not_compared is None else Peers.UNKNOWN
+    kind = [case.histories[name] for name in _kind(case, worker)]
+    num_bad = sum(e.nonfinite is not None and e.nonfinite.step == step for e in kind)
+    num_finite = sum(e.last_step is not None and e.last_step >= step for e in kind)
+    if num_finite == 0 or case.record.not_compared is not None:
+        return Peers.UNKNOWN
+    return Peers.FEWER_FINITE if num_bad > num_finite else Peers.FINITE
 
 
 def shared_nonfinite(case: Case, worker: str) -> Shared[NonFinite] | None:

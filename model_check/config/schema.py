@@ -443,8 +443,8 @@ class LaunchSettings(_Section, frozen=True):
     """A golden file (run.sh report RUN_DIR --write-golden FILE): every worker is held against it
     when the run is over, as if it were one more, so that one GPU has a peer. null: none."""
     replay_s: Annotated[NonNegative, SILENT] = 120.0
-    """Seconds that a replay may take: where workers differ, or one's state changed by itself, the
-    steps to there are computed again on that device and on a healthy one. It tells whether the
+    """Seconds that replays may take: where workers differ, or one's state changed by itself, the
+    steps to there are computed again on that device and on all healthy ones. It tells whether the
     fault comes again, and hardware from software. 0: none."""
     expect_gpus: Annotated[Count | None, SILENT] = None
     """How many GPUs (or MIG instances) CUDA_VISIBLE_DEVICES must leave this run: fewer end it with

@@ -193,7 +193,10 @@ class Alarm:
         # What comes again in no module comes of a sum: the step's own note of a block is refuted.
         noted = None if repeated else bad.origin
         origin = found.origin if found else noted
-        return replace(bad, origin=origin, repeated=repeated, gradients=gradients), found
+        # Computed from a state that may have changed by itself, it proves nothing.
+        is_known = held is None or self.plan.fingerprints.see_all
+        came_again = repeated if is_known else None
+        return replace(bad, origin=origin, repeated=came_again, gradients=gradients), found
 
     def _confess(self, bad: BadStep, names: Sequence[str]) -> None:
         num_bytes, told = self._evidence_bytes(), NonFiniteError(summary(bad))

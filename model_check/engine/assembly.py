@@ -195,9 +195,10 @@ def _make_fingerprints(state: TrainingState, kernel: Kernel, how: str) -> Finger
 
 def _make_reader(state: TrainingState, lag: int | None) -> Reader:
     if state.optimizer.loss_scale is not None:
-        return Reader(lag=0)  # a step that overflows is repeated before the next begins
-    is_on_gpu = state.context.device.type == "cuda"
-    return Reader(int(is_on_gpu) if lag is None else lag)
+        lag = 0  # a step that overflows is repeated before the next begins
+    if lag is None:
+        lag = int(state.context.device.type == "cuda")
+    return Reader(lag, state.context.world)
 
 
 def _make_in_step(state: TrainingState, log: FingerprintLog, keeper: Keeper) -> InStep:

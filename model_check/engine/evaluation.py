@@ -62,6 +62,7 @@ class Evaluator:
         world.settle(model)
         world.meet(between)
         sums = world.summed(counts.told())
+        world.wait_for_device()
         return _evaluation(num_done, name, sums, now() - started)
 
     def _empty_batch(self) -> Batch:
@@ -76,6 +77,7 @@ class Evaluator:
             return _Counts(self._state.model(*tensors), num_targets)
         loss, hits = self._state.model.scored(*tensors)
         hits = hits[: len(batch.inputs)]
+        self._state.context.world.wait_for_device()
         num_examples, num_exact = _examples_of(batch, hits.cpu())
         return _Counts(loss, num_targets, int(hits.sum()), num_examples, num_exact)
 

@@ -56,7 +56,8 @@ class FingerprintLog:
     def __init__(self) -> None:
         self._kept: deque[StepPrints] = deque(maxlen=NUM_KEPT)
         self._rehearsal: dict[Entry, int] = {}
-        self._scale: float | None = None
+        self._of_rehearsal: tuple[str, float | None] = "", None
+        """Its loss, exact, and the scale of that."""
         self._left: StepPrints | None = None
         """What the last update left is among these."""
         self._left_at: int | None = None
@@ -73,11 +74,12 @@ class FingerprintLog:
         """Which tensors the roll-ups cover."""
         return self._kept[-1].prints.taken if self._kept else ""
 
-    def begin(self, prints: Prints, loss_scale: float | None = None) -> None:
+    def begin(self, prints: Prints, loss: float = 0.0, loss_scale: float | None = None) -> None:
         """The state that the first step begins with, and both its passes, where they were computed
-        once before it, at this loss scale."""
+        once before it: they gave this loss, of this rank, at this loss scale."""
         self._left = _on_host(-1, replace(prints, layout=_as_left(prints.layout)))
-        self._rehearsal, self._scale = self._left.of(_PASSES), loss_scale
+        self._rehearsal = self._left.of(_PASSES)
+        self._of_rehearsal = loss.hex(), loss_scale
 
     def take(self, metrics: StepMetrics) -> None:
         """A step that was just read."""
@@ -86,8 +88,11 @@ class FingerprintLog:
         taken = StepPrints(metrics.step, metrics.prints)
         self.repeated = None
         # Where it overflowed it was trained again at a smaller scale.
-        if self._rehearsal and metrics.loss_scale == self._scale:
-            self.repeated = self._rehearsal == taken.of(_PASSES)
+        loss, scale = self._of_rehearsal
+        is_same = self._rehearsal and metrics.loss_scale == scale
+        if is_same and self._broken(taken) is None:  # from the same state
+            own = metrics.loss if metrics.own_loss is None else metrics.own_loss
+            self.repeated = self._rehearsal == taken.of(_PASSES) and own.hex() == loss
         self._rehearsal = {}
         self._kept.append(taken)
 

@@ -271,6 +271,11 @@ class Fingerprints:
         return bool(self._all.state)
 
     @property
+    def see_all(self) -> bool:
+        """Each step."""
+        return self.are_taken and self.num_slots == 1
+
+    @property
     def num_slots(self) -> int:
         """In so many steps everything is taken once."""
         return len(self._slots)

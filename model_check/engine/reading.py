@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model_check.engine.batches import StepData
+from model_check.engine.distributed.world import ALONE, World
 from model_check.engine.fingerprints import Prints
 from model_check.engine.step import Own, StepResult
 
@@ -64,9 +65,9 @@ class _Pending:
     ready: torch.cuda.Event | None
     """After it they are there; None: they are."""
 
-    def read(self) -> StepMetrics:
+    def read(self, world: World) -> StepMetrics:
         if self.ready is not None:
-            self.ready.synchronize()  # sync
+            world.wait_for_event(self.ready)
         num_ranks = 0 if self.own is None else len(self.own.bad_ranks)
         sizes = [_NUM_SCALARS, num_ranks, len(self.values) - _NUM_SCALARS - num_ranks]
         scalars, of_ranks, details = torch.split(self.values, sizes)
@@ -98,8 +99,8 @@ class _Pending:
 class Reader:
     """`lag`: how many steps may be under way while it waits for an earlier one."""
 
-    def __init__(self, lag: int) -> None:
-        self.lag = lag
+    def __init__(self, lag: int, world: World = ALONE) -> None:
+        self.lag, self._world = lag, world
         self.last: StepMetrics | None = None
         """Of the latest step that was read."""
         self._pending: deque[_Pending] = deque()
@@ -115,7 +116,7 @@ class Reader:
 
     def _read(self, keep: int) -> list[StepMetrics]:
         num_due = max(0, len(self._pending) - keep)
-        metrics = [self._pending.popleft().read() for _ in range(num_due)]
+        metrics = [self._pending.popleft().read(self._world) for _ in range(num_due)]
         self.last = metrics[-1] if metrics else self.last
         return metrics
 

@@ -71,6 +71,7 @@ def repeated_origin(
             with _summing(plan.world, is_last=number == len(micro_batches)):
                 losses.append(backward(model, micro_batch, metrics.data, optimizer, plan))
             search.conclude()
+    plan.world.wait_for_device()
     loss = float(torch.stack(losses).sum())  # sync
     of_loss = None if math.isfinite(loss) else Found(_of_loss(loss))
     found = search.found or of_loss or _bad_sum(optimizer)

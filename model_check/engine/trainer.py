@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 
+import msgspec
 import torch
 
 from model_check.config.derived import num_micro_batches, wants_copies
@@ -191,15 +192,17 @@ class Trainer:
         if not (taken.are_taken and self.state.settings.system.deterministic):
             self.fingerprints.begin(taken.of_state_now())
             return
-        self._compute(data)
+        loss = self._compute(data)
         scale = self.state.optimizer.loss_scale
         at = None if scale is None else float(scale.value)  # sync
-        self.fingerprints.begin(taken.of_rehearsal(), at)
+        self.fingerprints.begin(taken.of_rehearsal(), float(loss), at)  # sync
 
-    def _compute(self, data: StepData) -> None:
-        """Both passes, which leave no trace but gradients."""
+    def _compute(self, data: StepData) -> torch.Tensor:
+        """Both passes, which leave no trace but gradients; this rank's loss."""
         with kept_rng():
-            accumulate(self.state.model, data, self.state.optimizer, self.plan)
+            loss = accumulate(self.state.model, data, self.state.optimizer, self.plan)
+        self.plan.world.wait_for_device()  # what reads it has no limit
+        return loss
 
     def _take(self, steps: Iterable[StepMetrics]) -> None:
         for metrics in map(self.overflow.settle, steps):
@@ -214,10 +217,7 @@ class Trainer:
             self._heed(self.fingerprints.check())
 
     def _heed_what_changed(self) -> None:
-        """A finite weight that changed may be the cause of a step that is not; one that is not
-        finite, the alarm names."""
-        if bad_state(self.state.model, self.state.optimizer) is not None:
-            return
+        """State that changed by itself may be why a step is not finite."""
         if (found := self.fingerprints.check()) is not None and self.plan.world.is_sharded:
             self.alarm.tell_changed()
         self._heed(found)
@@ -304,15 +304,16 @@ class Trainer:
             world.meet(self._wait_for_ranks)
 
     def _check_state(self) -> None:
-        """It is finite, and what the last update left."""
-        self.alarm.check_weights(self.reader.last)
+        """It is what the last update left, and finite."""
         self._heed(self.fingerprints.check_state(self.plan.fingerprints.of_state_now()))
+        self.alarm.check_weights(self.reader.last)
 
     def _heed(self, found: Break | None) -> None:
-        """Raises BrokenStateError; NonFiniteError, which says more, where that is what came in."""
+        """Raises BrokenStateError."""
         if found is None:
             return
-        self.alarm.check_weights(self.reader.last)
+        if bad_state(self.state.model, self.state.optimizer) is not None:
+            found = msgspec.structs.replace(found, is_finite=False)
         self.state.context.channels.sink.emit(found)
         broken = _Broken(found)
         self.plan.world.tell_saving(broken, self.in_step.num_done, self.keeper.dossier_bytes)

@@ -62,6 +62,8 @@ class RankEnv(Struct, frozen=True):
     """One of ours hears it."""
     job: str = ""
     """`4711.0`, the step of Slurm: another one's ranks may listen at the same port."""
+    run_dir: Path | None = None
+    """Of its launcher's run."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> "RankEnv | None":
@@ -89,6 +91,7 @@ class RankEnv(Struct, frozen=True):
             node_number=_natural(told, _node_variable(told), 0),
             has_launcher=EVENTS_FD in environ,
             job="" if is_told else step_key(environ),
+            run_dir=Path(environ[RUN_DIR]) if environ.get(RUN_DIR) else None,
         )
 
 

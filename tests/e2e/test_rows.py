@@ -38,7 +38,9 @@ VARYING = env_of({}, VARYING="1.0 7")
 MISMATCH = env_of({}, SETTINGS=json.dumps({"CPU1": "training.learning_rate=0.5"}))
 REFUSED = [2, "training.learning_rate = x: no number"]
 WRONG_SETTING = env_of({}, ENDS=json.dumps(dict.fromkeys(WORKERS, REFUSED)))
-HEALTHY_STRAYS = env_of({}, IN_REPLAY=json.dumps({"CPU0": f"flip_gradient@1:all:{NORM}:4:always"}))
+STRAYS = f"flip_gradient@1:all:{NORM}:4:always"
+ONE_STRAYS = env_of({}, IN_REPLAY=json.dumps({"CPU0": STRAYS}))
+TWO_STRAY = env_of({}, IN_REPLAY=json.dumps({"CPU0": STRAYS, "CPU2": STRAYS}))
 OTHER_KIND = "system.num_threads=2"
 """Of the others, which take one thread each."""
 OF_A_KIND = env_of(
@@ -52,9 +54,14 @@ ROWS = {
         Row(21, "FAIL", "hardware", "persistent", "ISOLATE", ["CPU1"]),
     ),
     "changed by itself, and again": (
+        ("--workers=2", REPLAYS, f"debug.drill=flip@2:CPU1:{NORM}:3:always"),
+        {},
+        Row(21, "FAIL", "hardware", "persistent", "ISOLATE", ["CPU1"]),
+    ),
+    "changed by itself, and again, and nobody is beside it": (
         ("--workers=1", REPLAYS, f"debug.drill=flip@2:CPU0:{NORM}:3:always"),
         {},
-        Row(21, "FAIL", "hardware", "persistent", "ISOLATE", ["CPU0"]),
+        Row(21, "SUSPECT", "unknown", "unsettled", "MONITOR", ["CPU0"]),
     ),
     "odd, not again": (
         ("--workers=3", REPLAYS, FLIP),
@@ -73,11 +80,26 @@ ROWS = {
     ),
     "a healthy replay strays": (
         ("--workers=3", REPLAYS, FLIP),
-        HEALTHY_STRAYS,
+        ONE_STRAYS,
+        Row(23, "INCONCLUSIVE", "unknown", "not replayed", "MONITOR", NOBODY),
+    ),
+    "two healthy replays stray": (
+        ("--workers=3", REPLAYS, FLIP),
+        TWO_STRAY,
         Row(2, "INVALID", "software", None, "IGNORE", NOBODY),
     ),
     "a step does not repeat itself": (
         ("--workers=1",),
+        VARYING,
+        Row(2, "INVALID", "software", None, "IGNORE", NOBODY),
+    ),
+    "the first step of one alone does not repeat itself, nor in its replays": (
+        ("--workers=2", REPLAYS),
+        env_of({}, VARYING="1.0 7 CPU1"),
+        Row(21, "FAIL", "hardware", "persistent", "ISOLATE", ["CPU1"]),
+    ),
+    "the first steps of two do not repeat themselves": (
+        ("--workers=2", REPLAYS),
         VARYING,
         Row(2, "INVALID", "software", None, "IGNORE", NOBODY),
     ),

@@ -1,6 +1,7 @@
 """What a worker tells of its bits each step, and what it notices by itself."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from model_check.engine import fingerprints, optim
+from model_check.engine.fingerprint_log import FingerprintLog
 from model_check.engine.fingerprints import Entry, Layout
 from model_check.engine.observer import RunObserver
 from model_check.engine.reading import StepMetrics
@@ -182,9 +184,13 @@ def test_state_that_changes_by_itself_is_named_without_a_peer(
 
 
 def test_a_change_before_the_first_step_is_noticed(tiny_run: MakeRun) -> None:
-    event = broken(tiny_run(debug__drill=f"flip@0:all:{WQ}:3"))
+    """Its passes are those of another state, so that they differ from the rehearsal's proves
+    nothing of kernels."""
+    run = tiny_run(debug__drill=f"flip@0:all:{WQ}:3")
+    event = broken(run)
     assert (event.step, event.since, event.found) == (0, None, [(0, 3)])
-    assert "between the start and that of step 0" in event.what
+    assert "after the start" in event.what
+    assert [step.repeated for step in run.kept.steps()] == [None]
 
 
 class Flips(RunObserver):
@@ -249,6 +255,20 @@ def test_a_first_step_that_does_not_repeat_itself_says_so(tiny_run: MakeRun) -> 
 
     run.trainer.state.model.layers[0].register_forward_hook(count)
     run()
+    assert [step.repeated for step in run.kept.steps()] == [False, None, None, None]
+
+
+def test_a_loss_that_its_rehearsal_did_not_give_does_not_repeat_itself(
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes and gradients are those of the rehearsal; the number alone is wrong."""
+    take = FingerprintLog.take
+
+    def erring(log: FingerprintLog, metrics: StepMetrics) -> None:
+        take(log, replace(metrics, loss=metrics.loss + 2**-18) if metrics.step == 0 else metrics)
+
+    monkeypatch.setattr(FingerprintLog, "take", erring)
+    run = tiny_run()()
     assert [step.repeated for step in run.kept.steps()] == [False, None, None, None]
 
 

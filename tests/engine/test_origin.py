@@ -17,8 +17,8 @@ from model_check.engine.checkpoint import set_earlier_aside
 from model_check.engine.reading import StepMetrics
 from model_check.engine.repeat import repeated_origin
 from model_check.engine.step import accumulate
-from model_check.errors import ConfigError, NonFiniteError
-from model_check.events import NonFinite
+from model_check.errors import BrokenStateError, ConfigError, NonFiniteError
+from model_check.events import Break, NonFinite
 from model_check.forensics.scan import BadTensor, counted
 from tests.engine.conftest import FakeSource, Run
 
@@ -123,8 +123,7 @@ def test_the_positions_of_a_fault_that_does_not_come_again_are_counted(tiny_run:
     assert (origin.shape, origin.num_nan, origin.num_inf, origin.first) == ([64], 1, 0, [0])
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize(
+SPOILT = pytest.mark.parametrize(
     ("drill", "owner", "tensor"),
     [
         ("nan_weight@2:all:layers.1.attention.wq.weight", "layers.1.attention.wq", "weight"),
@@ -133,12 +132,43 @@ def test_the_positions_of_a_fault_that_does_not_come_again_are_counted(tiny_run:
         ("nan_moment@1:all:layers.0.ffn_norm.weight", "layers.0.ffn_norm", "exp_avg of weight"),
     ],
 )
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@SPOILT
 def test_what_was_not_finite_before_the_step_is_named_first(
     tiny_run: MakeRun, drill: str, owner: str, tensor: str, lag: int
 ) -> None:
-    event = last_event(tiny_run(lag=lag, debug__drill=drill, **TWO_LAYERS))
-    assert f"@{event.step}:" in drill
+    """That the step, computed again from there, is not finite again proves nothing."""
+    off = {"debug__fingerprints": "off"} | TWO_LAYERS
+    event = last_event(tiny_run(lag=lag, debug__drill=drill, **off))
+    assert event.step == 2  # a moment spoils the weights of the step behind it
     assert born(event) == ("state", owner, tensor)
+    assert event.repeated is None
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@SPOILT
+def test_what_became_not_finite_by_itself_has_changed(
+    tiny_run: MakeRun, drill: str, owner: str, tensor: str, lag: int
+) -> None:
+    run = tiny_run(lag=lag, debug__drill=drill, **TWO_LAYERS)
+    with pytest.raises(BrokenStateError, match="to what is not finite, after the update of step"):
+        run()
+    (found,) = (event for event in run.kept.events if isinstance(event, Break))
+    assert f"@{found.step}:{'all:' + found.tensor}" in drill
+    assert not found.is_finite
+    assert not any(isinstance(event, NonFinite) for event in run.kept.events)
+
+
+def test_one_bit_that_makes_a_weight_infinite_is_named(tiny_run: MakeRun) -> None:
+    """1.0 has the exponent 127: bit 30 makes it 255."""
+    weight = "layers.0.ffn_norm.weight"
+    run = tiny_run(debug__drill=f"flip@0:all:{weight}:30", **TWO_LAYERS)
+    with pytest.raises(BrokenStateError):
+        run()
+    (found,) = (event for event in run.kept.events if isinstance(event, Break))
+    assert (found.tensor, found.found, found.is_finite) == (weight, [(0, 30)], False)
 
 
 def scaled(run: Run, name: str, factor: float) -> Run:

@@ -94,17 +94,18 @@ def test_the_others_of_a_job_without_a_launcher_name_the_rank_that_failed_first(
 
 
 @pytest.mark.parametrize(
-    ("drill", "code", "said"),
+    ("drill", "fingerprints", "code", "said"),
     [
-        ("inf_weight@2:CPU1", 20, f"born in {W2} (state: its weight)"),
-        (f"flip@2:CPU1:{WQ}.weight:30", 21, f"{WQ}.weight[512:1024] changed (bit 30 of value 0)"),
+        ("inf_weight@2:CPU1", "off", 20, f"born in {W2} (state: its weight)"),
+        ("inf_weight@2:CPU1", "full", 21, "changed (more than one bit), to what is not finite,"),
+        (f"flip@2:CPU1:{WQ}.weight:30", "full", 21, f"{WQ}.weight[512:1024] changed (bit 30 of"),
     ],
 )
 def test_a_weight_that_spoils_the_step_of_all_is_told_by_the_rank_where_it_lies(
-    job: Job, drill: str, code: int, said: str
+    job: Job, drill: str, fingerprints: str, code: int, said: str
 ) -> None:
     """The other one leaves when the evidence is saved: its end would cut that off."""
-    first, second = job(2, **FSDP, debug__drill=drill)
+    first, second = job(2, **FSDP, debug__drill=drill, debug__fingerprints=fingerprints)
     assert (first.code, second.code) == (1, code)
     assert said in second.error
     assert "step 2: weights on rank 1 had changed, or are not finite; rank 1 on " in first.error

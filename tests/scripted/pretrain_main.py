@@ -12,7 +12,8 @@ ENDS: [exit code, message] of a failure before its first step.
 ENDS_AFTER_TRIALS: the same, when it has told its build phase.
 ENDS_AFTER: [step, exit code, message] of one behind that step.
 PRINTS: a line that it prints before its first step.
-VARYING: `P SEED` (no JSON): with probability P a pass gives other bits, on each worker others.
+VARYING: `P SEED [WORKER]` (no JSON): with probability P a pass gives other bits, on each worker (or
+that one) others.
 STOPS_AFTER: `WORKER STEP`: it sends itself SIGSTOP behind that step.
 LATE: `WORKER SECONDS`: it tells its NaN, or that its state changed, so much later.
 DIES_WHEN_ASKED, DIES_WHEN_KEEPING, HANGS_WHEN_KEEPING, LINGERS: a worker's name.
@@ -454,8 +455,9 @@ class Worker:
 
     def _vary(self, step: int) -> bool | None:
         repeated = True if step == 0 else None
-        if varying := os.environ.get("VARYING"):
-            probability, seed = varying.split()
+        varying = os.environ.get("VARYING", "").split()
+        if varying and WORKER in (varying[2:] or [WORKER]):
+            probability, seed = varying[:2]
             import random
 
             again = os.getpid() if self.replay_to is not None else ""

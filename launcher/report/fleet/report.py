@@ -105,4 +105,4 @@ def _each_once(reads: Sequence[Read]) -> tuple[list[Read], list[str]]:
 def _known(read: Read) -> tuple[bool, bool]:
     """What a copy that was made too early lacks: the end of the run, and its replay."""
     told = {worker.repeat for worker in read.run.workers}
-    return not read.run.is_dead, not told.isdisjoint((Repeat.TRANSIENT, Repeat.PERSISTENT))
+    return not read.run.is_dead, bool(told - {None, Repeat.NOT_REPLAYED})

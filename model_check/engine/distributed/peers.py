@@ -21,17 +21,24 @@ _MAX_WHY = 200
 def wait_for(work: dist.Work, timeout_s: float, meanwhile: Callable[[], None]) -> None:
     """Signals are heard, too, which gloo's own wait with a limit does not (nor has it a limit).
     Raises PeerLost."""
+    wait_until(work.is_completed, timeout_s, meanwhile)
+    with heeding_peers():
+        work.wait()
+
+
+def wait_until(
+    is_over: Callable[[], bool], timeout_s: float, meanwhile: Callable[[], None]
+) -> None:
+    """`meanwhile` is called each BEAT_S. Raises PeerLost."""
     began = beaten = time.monotonic()
-    while not work.is_completed():
+    while not is_over():
         waited_s = (now := time.monotonic()) - began
         if waited_s >= timeout_s:
             raise _late(timeout_s)
         if now - beaten >= BEAT_S:
             meanwhile()
             beaten = now
-        time.sleep(min(LOOK_S, waited_s / 10))  # a short wait is looked at often
-    with heeding_peers():
-        work.wait()
+        time.sleep(min(LOOK_S, waited_s / 20))  # a short wait is looked at often
 
 
 @contextmanager

@@ -6,6 +6,7 @@ device to agree on them.
 
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from model_check.engine.busy import Waited
 from model_check.engine.distributed.failures import Failures
 from model_check.engine.distributed.meeting import open_store, use_way_to, wait_for_all
-from model_check.engine.distributed.peers import heeding_peers, wait_for
+from model_check.engine.distributed.peers import heeding_peers, wait_for, wait_until
 from model_check.engine.distributed.world import Offer, World
 from model_check.errors import PeerLost
 from model_check.utils.evidence import EVIDENCE_BYTES_PER_S, EVIDENCE_S
@@ -25,7 +26,8 @@ from model_check.utils.worker_env import RankEnv
 Limit = Callable[[float | None], float]
 """How long steps take, seconds (None: nobody knows yet) -> how long a rank waits for the others."""
 PATIENCE = 10
-"""So much longer where a rank evaluates, or writes a checkpoint."""
+"""So much longer where a rank evaluates, or writes a checkpoint; and where NCCL has a limit of its
+own, behind ours: it would abort the ranks that wait, and free the one that does not come."""
 _FOREVER = timedelta(days=30)
 """Of the group of host numbers: each wait of ours there looks, and has a limit of its own."""
 
@@ -36,7 +38,7 @@ class Ranks(World):
     def __init__(self, env: RankEnv, device: torch.device, limit: Limit) -> None:
         """Find the others. Raises PeerLost, and ConfigError where they cannot meet."""
         self.rank, self.size, self.node = env.rank, env.world_size, env.node_number
-        self._device, self._limit = device, limit
+        self._device, self._limit, self._run_dir = device, limit, env.run_dir
         self._timeout_s = limit(None)
         self._has_steps = False
         self._local: list[Tensor] = []
@@ -56,7 +58,7 @@ class Ranks(World):
             store=store,
             rank=env.rank,
             world_size=env.world_size,
-            timeout=timedelta(seconds=self._timeout_s),
+            timeout=self._limit_of_torch,
             device_id=device if on_gpu else None,
         )
         self._control = dist.new_group(backend="gloo", timeout=_FOREVER)
@@ -145,7 +147,35 @@ class Ranks(World):
         if self._has_steps and 0.5 < timeout_s / self._timeout_s < 2:
             return
         self._has_steps, self._timeout_s = True, timeout_s
-        self._set_timeout(timedelta(seconds=timeout_s))
+        self._set_timeout(self._limit_of_torch)
+
+    @property
+    def _limit_of_torch(self) -> timedelta:
+        on_gpu = self._device.type == "cuda"
+        return timedelta(seconds=self._timeout_s * (PATIENCE if on_gpu else 1))
+
+    def wait_for_device(self) -> None:
+        if self._device.type == "cuda":
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self.wait_for_event(event)
+
+    def wait_for_event(self, event: torch.cuda.Event) -> None:
+        try:
+            with heeding_peers():
+                wait_until(event.query, self._timeout_s, self.beat)
+        except PeerLost:
+            self._keep_flight_record()
+            raise
+
+    def _keep_flight_record(self) -> None:
+        """What NCCL was asked for last, as torch's `torchfrtrace` reads it: `nccl_trace_rank_0`, in
+        the run directory."""
+        if self._run_dir is None or self._device.type != "cuda":
+            return
+        with suppress(OSError, RuntimeError, AttributeError):  # it is no part of torch's API
+            record = torch._C._distributed_c10d._dump_nccl_trace()  # type: ignore[attr-defined]
+            (self._run_dir / f"nccl_trace_rank_{self.rank}").write_bytes(record)
 
     def _set_timeout(self, timeout: timedelta) -> None:
         dist.distributed_c10d._set_pg_timeout(timeout)

@@ -143,6 +143,13 @@ class World:
     def meet(self, meanwhile: Callable[[], None]) -> None:
         """Return when every rank is here: they may have written a checkpoint. Raises PeerLost."""
 
+    def wait_for_device(self) -> None:
+        """Return when it has done all that was enqueued by now. Raises PeerLost."""
+
+    def wait_for_event(self, event: torch.cuda.Event) -> None:
+        """Return when the device has come so far. Raises PeerLost."""
+        event.synchronize()  # sync
+
     def expect(self, step_s: float) -> None:
         """Steps take about so long: who waits longer for a peer gives it up."""
 

@@ -4,12 +4,14 @@ Most tests of the launcher need no real trainer, and so none of this: tests/scri
 
 DRILLS: JSON, worker -> its own drill. IN_REPLAY: the same, in replays alone. IN_ROUND: JSON, round
 -> the same, in that one alone. SETTINGS: JSON, worker -> a setting of its own.
-VARYING: `P SEED`, and with probability P the output of the first block has one bit turned over, in
-each worker another one, each time that it is computed; the file WORKER.varied in the run directory
-counts them. LATE: `WORKER SECONDS`, that worker tells its NaN, or that its state changed, so much
-later. LINGERS: the worker that tells SIGTERM and does not heed it. RESTS: seconds that each worker
-sleeps after each step, so that many of them cost no CPU. KERNEL: JSON, worker -> what torch's
-attention does there in its backward pass: `nan`, `hang`.
+VARYING: `P SEED [WORKER]`, and with probability P the output of the first block has one bit turned
+over, in each worker (or that one) another one, each time that it is computed; the file
+WORKER.varied in the run directory counts them. LATE: `WORKER SECONDS`, that worker tells its NaN,
+or that its state changed, so much later. LINGERS: the worker that tells SIGTERM and does not heed
+it. RESTS: seconds that each worker sleeps after each step, so that many of them cost no CPU. FIRST:
+`WORKER batch|loss once|always`: its first step begins with another token, or its loss has one bit
+turned over (once: not in its rehearsal); always: in each replay, too. KERNEL: JSON, worker -> what
+torch's attention does there in its backward pass: `nan`, `hang`.
 """
 
 import json
@@ -33,8 +35,9 @@ def main() -> None:
         sys.argv.append(f"debug.drill={drill}")
     if setting := json.loads(os.environ.get("SETTINGS", "{}")).get(WORKER):
         sys.argv.append(setting)
-    if varying := os.environ.get("VARYING"):
-        probability, seed = varying.split()
+    varying = os.environ.get("VARYING", "").split()
+    if varying and WORKER in (varying[2:] or [WORKER]):
+        probability, seed = varying[:2]
         again = os.getpid() if "--replay-to" in sys.argv else ""
         vary(float(probability), random.Random(f"{seed} {WORKER} {again}"))
     if (late := os.environ.get("LATE", "").split()) and late[0] == WORKER:
@@ -43,8 +46,40 @@ def main() -> None:
         linger()
     if rest_s := os.environ.get("RESTS"):
         rest(float(rest_s))
+    first = os.environ.get("FIRST", "").split()
+    if first and first[0] == WORKER and (first[2] == "always" or "--replay-to" not in sys.argv):
+        spoil_first_step(*first[1:])
     if fault := json.loads(os.environ.get("KERNEL", "{}")).get(WORKER):
         err_in_attention(fault)
+
+
+def spoil_first_step(what: str, how_often: str) -> None:
+    import torch
+
+    from model_check.engine import step, trainer
+
+    gather, train_step, backward = trainer.gather, trainer.train_step, step.backward
+    is_due = [how_often == "always"]
+
+    def gathered(*arguments: Any, **options: Any) -> Any:
+        data = gather(*arguments, **options)
+        if what == "batch" and data.step == 0:
+            data.micro_batches[0][0][0, 0] ^= 1
+        return data
+
+    def trained(model: Any, data: Any, *others: Any) -> Any:
+        is_due[0] |= data.step == 0
+        result = train_step(model, data, *others)
+        is_due[0] = False
+        return result
+
+    def passed(*arguments: Any) -> Any:
+        loss = backward(*arguments)
+        if what == "loss" and is_due[0]:
+            loss = (loss.reshape(1).view(torch.int32) ^ 8).view(loss.dtype)[0]
+        return loss
+
+    trainer.gather, trainer.train_step, step.backward = gathered, trained, passed  # type: ignore[assignment]
 
 
 def err_in_attention(fault: str) -> None:

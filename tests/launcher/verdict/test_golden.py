@@ -306,7 +306,8 @@ def test_of_two_that_differ_the_replay_counts_for_the_odd_one(
     repeat: Repeat, row: tuple[str, str, str]
 ) -> None:
     differ = Disagreement(1, "gradients", {"GPU0": "bb", "GPU1": SUM})
-    replays = (ReplayFound(to_step=1, repeats=dict.fromkeys(("GPU0", "GPU1"), repeat)),)
+    both = ("GPU0", "GPU1")
+    replays = (ReplayFound(to_step=1, suspects=both, repeats=dict.fromkeys(both, repeat)),)
     end = RunEnd(exit_code=23, disagreement=differ, replays=replays)
     found = result(found_of(unlike("GPU0"), like("GPU1")), end)
     odd, right = found.workers

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from launcher.report.closing import closing_lines
 from launcher.report.table import row, table
-from launcher.verdict.disagreement import Disagreement, Mismatch, Replay
+from launcher.verdict.disagreement import Disagreement, Dispute, Mismatch, Replay
 from launcher.verdict.judge import judge
 from launcher.verdict.record import Case, RunEnd, RunRecord, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, Verdict
@@ -195,8 +195,8 @@ def test_a_state_that_changed_by_itself_names_its_worker_of_one_and_of_two(
     assert [row.verdict for row in others] == [Verdict.STOPPED] * (num_workers - 1)
     assert (result.verdict, result.exit_code) == (Verdict.SUSPECT, 21)
     assert result.summary == (
-        "GPU0: the exp_avg of w changed (bit 3 of value 5) between the update of step 1 and that "
-        "of step 2: nothing in its program did that"
+        "GPU0: the exp_avg of w changed (bit 3 of value 5) after the update of step 1: nothing in "
+        "its program did that"
     )
 
 
@@ -216,6 +216,122 @@ def test_a_first_step_that_does_not_repeat_itself_is_invalid() -> None:
     assert (result.verdict, result.exit_code) == (Verdict.INVALID, 2)
     assert result.workers[1].cause_class is CauseClass.SOFTWARE
     assert "gave other bits when they were computed twice" in result.summary
+
+
+def test_one_whose_first_step_alone_varied_is_odd_and_unsettled_where_nobody_told_more() -> None:
+    """Of two, or where the others had not made a step."""
+    step = Step(step=0, loss=LOSS, grad_norm=LOSS, lr=1.0, ms=1.0, tokens=1, repeated=False)
+    workers = [ended(name, 143, stopped_by_us=True) for name in ("GPU0", "GPU1")]
+    alone = Disagreement(0, "repeated", {"GPU0": "equal", "GPU1": "other bits"}, ("GPU1",))
+    end = RunEnd(exit_code=21, reason="r", culprits=["GPU1"], disagreement=alone)
+    named = judged(end, workers, {"GPU0": told(), "GPU1": told(step)})
+    assert [row.verdict for row in named.workers] == [Verdict.STOPPED, Verdict.SUSPECT]
+    assert (named.verdict, named.exit_code, named.culprits) == (Verdict.SUSPECT, 21, ["GPU1"])
+    assert "GPU1 differs in the passes of the first step, computed twice" in named.summary
+    end = RunEnd(exit_code=1, reason="r")
+    unsettled = judged(end, workers, {"GPU0": told(), "GPU1": told(step)})
+    assert unsettled.workers[1].verdict is Verdict.INCONCLUSIVE
+
+
+DOUBTED = Replay(to_step=2, suspects=("GPU1",), times=2, wrong=1, doubted="GPU2", said="both erred")
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_where_a_healthy_replay_strays_nobody_is_named_and_both_are_told(is_broken: bool) -> None:
+    odd = Disagreement(2, "loss", {"GPU0": "a", "GPU1": "b", "GPU2": "a"})
+    end = RunEnd(
+        exit_code=21,
+        reason="r",
+        culprits=["GPU1"],
+        disagreement=None if is_broken else odd,
+        replays=(DOUBTED,),
+    )
+    names = ("GPU0", "GPU1", "GPU2")
+    workers = [ended(name, 143, stopped_by_us=True) for name in names]
+    histories = {name: told(*([BROKEN] if is_broken and name == "GPU1" else [])) for name in names}
+    result = judged(end, workers, histories)
+    first, second, third = result.workers
+    assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 23)
+    assert (first.verdict, result.culprits) == (Verdict.STOPPED, [])
+    for each in (second, third):
+        assert (each.verdict, each.cause_class) == (Verdict.INCONCLUSIVE, CauseClass.UNKNOWN)
+    assert third.cause == "both erred"
+
+
+def test_one_whose_replay_settles_nothing_is_no_culprit_beside_a_guilty_one() -> None:
+    names = tuple(f"GPU{n}" for n in range(5))
+    odd = Disagreement(2, "loss", dict(zip(names, "xyxzx", strict=True)))
+    doubted = Replay(to_step=2, suspects=("GPU1",), times=2, wrong=0, doubted="GPU0", said="both")
+    guilty = Replay(
+        to_step=2, suspects=("GPU3",), times=4, wrong=4, repeats={"GPU3": Repeat.PERSISTENT}
+    )
+    end = RunEnd(
+        exit_code=21,
+        reason="r",
+        culprits=["GPU1", "GPU3"],
+        disagreement=odd,
+        replays=(doubted, guilty),
+    )
+    workers = [ended(name, 143, stopped_by_us=True) for name in names]
+    result = judged(end, workers, {name: told() for name in names})
+    assert (result.verdict, result.exit_code, result.culprits) == (Verdict.FAIL, 21, ["GPU3"])
+    assert [row.verdict for row in result.workers[:4]] == [
+        *(Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE, Verdict.STOPPED, Verdict.FAIL)
+    ]
+
+
+def test_what_a_worker_was_asked_alone_counts_more_than_of_two() -> None:
+    of_two = Replay(
+        to_step=2,
+        suspects=("GPU0", "GPU1"),
+        times=1,
+        repeats=dict.fromkeys(("GPU0", "GPU1"), Repeat.UNSETTLED),
+    )
+    alone = Replay(
+        to_step=2, suspects=("GPU0",), times=6, wrong=6, repeats={"GPU0": Repeat.PERSISTENT}
+    )
+    end = RunEnd(exit_code=21, reason="r", culprits=["GPU0"], replays=(of_two, alone))
+    workers = [ended(name, 143, stopped_by_us=True) for name in ("GPU0", "GPU1")]
+    result = judged(end, workers, {"GPU0": told(BROKEN), "GPU1": told()})
+    assert result.workers[0].verdict is Verdict.FAIL
+    assert str(result.workers[0].cause).endswith("wrong again in 6 of 6 replays")
+
+
+def test_of_two_that_differ_the_rows_tell_which_gave_its_bits_again() -> None:
+    odd = Disagreement(2, "loss", {"GPU0": "a", "GPU1": "b"})
+    both = dict.fromkeys(("GPU0", "GPU1"), Repeat.TRANSIENT)
+    replay = Replay(
+        to_step=2, suspects=("GPU0", "GPU1"), times=3, wrong=0, odd="GPU1", repeats=both
+    )
+    end = RunEnd(exit_code=23, reason="r", disagreement=odd, replays=(replay,))
+    workers = [ended(name, 143, stopped_by_us=True) for name in both]
+    result = judged(end, workers, {name: told() for name in both})
+    assert [row.cause for row in result.workers] == [
+        "differs from its peer at step 2, loss; computed again it gave the same bits",
+        "differs from its peer at step 2, loss; computed again it gave other bits",
+    ]
+    again = replace(replay, wrong=6, times=6, repeats={"GPU1": Repeat.PERSISTENT})
+    named = judged(replace(end, replays=(again,)), workers, {name: told() for name in both})
+    assert (named.verdict, named.exit_code, named.culprits) == (Verdict.FAIL, 21, ["GPU1"])
+    assert [row.verdict for row in named.workers] == [Verdict.STOPPED, Verdict.FAIL]
+    again_in = "differs from its peer at step 2, loss, wrong again in 6 of 6 replays"
+    assert named.workers[1].cause == again_in
+
+
+NAMES_OF_FIVE = tuple(f"GPU{n}" for n in range(5))
+
+
+def test_who_is_in_dispute_beside_a_suspect_is_told() -> None:
+    """Two and two differ in a later quantity: they are no witnesses, and not cleared either."""
+    bits = dict(zip(NAMES_OF_FIVE, "xxxxy", strict=True))
+    later = Dispute("weights", dict(zip(NAMES_OF_FIVE, "ppqq", strict=False)))
+    odd = Disagreement(2, "loss", bits, dispute=later)
+    end = RunEnd(exit_code=21, reason="r", culprits=["GPU4"], disagreement=odd)
+    workers = [ended(name, 143, stopped_by_us=True) for name in NAMES_OF_FIVE]
+    result = judged(end, workers, {name: told() for name in NAMES_OF_FIVE})
+    assert [row.verdict for row in result.workers] == [Verdict.INCONCLUSIVE] * 4 + [Verdict.SUSPECT]
+    assert result.workers[0].cause == "differs from its peer at step 2, weights"
+    assert result.exit_code == 21
 
 
 def test_workers_that_cannot_be_compared_are_invalid() -> None:
@@ -419,8 +535,18 @@ def test_a_nan_where_a_peer_was_finite_is_this_gpus() -> None:
     result = met_a_nan(spoiled(2), trained(3))
     assert (result.verdict, result.culprits) == (Verdict.FAIL, ["GPU0"])
     assert ranks(result) == [("FAIL", "hardware", "ISOLATE"), STOPPED]
-    shared = met_a_nan(spoiled(2), spoiled(2), trained(3))
-    assert ranks(shared) == [*[("FAIL", "hardware", "ISOLATE")] * 2, STOPPED]
+    one_of_three = met_a_nan(spoiled(2), trained(3), trained(3))
+    assert ranks(one_of_three) == [("FAIL", "hardware", "ISOLATE"), STOPPED, STOPPED]
+
+
+def test_a_nan_that_most_of_a_kind_met_condemns_none_of_them() -> None:
+    """The finite one may be wrong."""
+    result = met_a_nan(spoiled(2), spoiled(2), trained(3))
+    assert ranks(result) == [*[("FAIL", "unknown", "MONITOR")] * 2, STOPPED]
+    assert result.workers[0].cause is not None
+    assert result.workers[0].cause.endswith("so has most of its kind: the others may err")
+    tied = met_a_nan(spoiled(2), spoiled(2), trained(3), trained(3))
+    assert ranks(tied) == [*[("FAIL", "hardware", "ISOLATE")] * 2, STOPPED, STOPPED]
 
 
 def test_a_nan_whose_step_no_peer_reached_is_of_unknown_cause() -> None:

@@ -186,16 +186,64 @@ def test_a_broken_state_ends_the_run_at_once_and_names_its_worker() -> None:
     seen = watch("a", "b")
     (stop,) = tell(seen, ("b", Break(step=3, quantity="weights", tensor="w", found=[(7, 1)])))
     assert (stop.exit_code, stop.culprits) == (EXIT_DISAGREEMENT, ("b",))
-    assert "b: w changed (bit 1 of value 7) between the start and that of step 3" in str(
-        stop.reason
-    )
+    assert "b: w changed (bit 1 of value 7) after the start" in str(stop.reason)
 
 
-def test_a_first_step_that_does_not_repeat_itself_ends_the_run_before_anybody_is_named() -> None:
-    seen = watch("a", "b")
-    first = Step(step=0, loss=OTHER, grad_norm=SAME, lr=1.0, ms=1.0, tokens=8, repeated=False)
-    (stop,) = tell(seen, ("a", step(0)), ("b", first))
-    assert (stop.exit_code, stop.culprits) == (EXIT_USAGE, ("b",))
+def first_step(loss: str = SAME, repeated: bool = True) -> Step:
+    told = Step(step=0, loss=loss, grad_norm=SAME, lr=1.0, ms=1.0, tokens=8, repeated=repeated)
+    return told
+
+
+VARIED, WRONG_AND_VARIED = first_step(repeated=False), first_step(OTHER, repeated=False)
+
+
+@pytest.mark.parametrize("odd", [VARIED, WRONG_AND_VARIED])
+@pytest.mark.parametrize("equals", ["a", "ac", "acde"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_one_whose_first_step_alone_does_not_repeat_itself_is_named(
+    odd: Step, equals: str, is_first: bool
+) -> None:
+    """Also of two, and where only its rehearsal was wrong."""
+    seen = watch(*sorted(f"b{equals}"))
+    told: list[tuple[str, Event]] = [(name, first_step()) for name in equals]
+    told.insert(0 if is_first else len(told), ("b", odd))
+    stops = tell(seen, *told, *((name, Vectors(step=0)) for name in sorted(f"b{equals}")))
+    assert [(stop.exit_code, stop.culprits) for stop in stops] == [(EXIT_DISAGREEMENT, ("b",))]
+
+
+@pytest.mark.parametrize("names", ["a", "ab", "abc"])
+def test_kernels_vary_where_the_first_steps_of_several_do(names: str) -> None:
+    """Or that of the only one."""
+    seen = watch(*names)
+    varying = names[-2:]
+    stops = tell(seen, *((n, VARIED if n in varying else first_step()) for n in names))
+    assert [(stop.exit_code, stop.culprits) for stop in stops] == [(EXIT_USAGE, tuple(varying))]
+
+
+def test_kernels_that_vary_name_nobody_when_the_run_is_over() -> None:
+    """a repeats itself, and d has not told yet: b and c are no minority."""
+    seen = watch("a", "b", "c", "d")
+    stops = tell(seen, ("a", first_step()), ("b", WRONG_AND_VARIED), ("c", VARIED))
+    assert [stop.culprits for stop in stops] == [("b", "c")]
+    seen.finish()
+    assert seen.disagreements == []
+
+
+def test_who_varies_has_no_vote() -> None:
+    """b varies, and its step agrees with a's: of a and c nobody is in the majority."""
+    seen = watch("a", "b", "c")
+    tell(seen, ("a", first_step()), ("b", VARIED), ("c", first_step("0x1p-3")))
+    (found,) = seen.disagreements
+    assert found.odd == ("b",)
+
+
+def test_who_alone_varies_is_named_where_two_others_differ_too() -> None:
+    """Of two the one that repeats itself is right; a third that always errs is odd among three."""
+    seen = watch("a", "b", "c", "d")
+    told = {"a": first_step(), "b": WRONG_AND_VARIED, "c": first_step(), "d": first_step("0x1p-3")}
+    tell(seen, *told.items())
+    (found,) = seen.disagreements
+    assert found.odd == ("b", "d")
 
 
 def test_workers_with_another_stack_end_before_their_first_step() -> None:

@@ -161,3 +161,18 @@ def test_a_run_of_an_older_version_says_what_it_can() -> None:
     older.detail = {}
     found = scope({"GPU0": 9, "GPU1": 9}, GPU0=older, GPU1=older)
     assert (found.flops, found.dtype, found.kernels, found.memory_bytes) == (None, None, [], None)
+
+
+@pytest.mark.parametrize(
+    ("shards", "is_told"), [(("0 of 2", "1 of 2"), True), (("0 of 1", "0 of 1"), False)]
+)
+def test_a_shard_that_one_rank_alone_holds_is_compared_with_nothing(
+    shards: tuple[str, str], is_told: bool
+) -> None:
+    ranks = {f"GPU{n}": trained(5, shard=shard) for n, shard in enumerate(shards)}
+    workers = [ended(name) for name in ranks]
+    record = replace(RECORD, device="cuda", mode="fsdp")
+    case = Case(record, RunEnd(exit_code=0), workers, ranks, dict.fromkeys(ranks, 5))
+    found = scope_of(case, judge(case).result)
+    assert found is not None
+    assert any("shard, which one rank alone holds" in text for text in found.not_shown) == is_told
