@@ -1,7 +1,8 @@
 """Does a whole run name the worker whose bit flipped, and nobody else, ever?
 
 `python -m benchmarks.verdict_runs [--faults N] [--classes N] [--clean N] [--varying N] [--shared N]
-[--steps N]`, each a part by itself, all but the last through `bash run.sh --device cpu`:
+[--marginal N] [--first_step N] [--steps N]`, each a part by itself, all but the last through
+`bash run.sh --device cpu`:
 
 - faults: drills drawn by a seed, in 2 to 4 workers, fp32 and bf16, all fingerprints and a rotation.
   The worker must be named, the step, the tensor, the value and the bit; of two workers that differ,
@@ -11,6 +12,10 @@
   verdict and exit code must be those of the table.
 - clean: nobody may be named, nobody warned of.
 - varying: an operation whose result varies by itself, replayed; nobody may be named gravely.
+- marginal: one of 3 or 5 workers whose first block is wrong with some probability each time, in the
+  run and in each replay. It may be named, nobody else; never software, never transient where a
+  replay was wrong, FAIL where the weighing (launcher/verdict/alone.py) says so.
+- first_step: what goes wrong in the first step, once or always, in 2, 3, 5 workers: 36 kinds.
 - shared: each worker meets the same NaN, one of them 0.05 to 2 s later; nobody may be named.
 - steps: two trainers in this process, one after the other: no difference, no break.
 
@@ -31,12 +36,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from launcher.verdict.agreement import Agreement
+from launcher.verdict.alone import Tally
 from launcher.verdict.severity import Severity
 from model_check.config.drill import BUFFERS, FORWARD_KINDS, MOMENTS, SIZES_OF_BURST
 from model_check.config.schema import ModelSettings
@@ -374,6 +381,77 @@ def _outcome(run: Run) -> str:
     return verdict if codes.get(verdict) == exit_code and is_mild else "WRONG"
 
 
+def marginal(lab: Lab, num_runs: int, dice: random.Random) -> bool:
+    rows = defaultdict[str, Counter[str]](Counter)
+    for chance, num_workers in product((0.02, 0.2, 1.0), (3, 5)):
+        for _ in range(num_runs):
+            worker = f"CPU{dice.randrange(num_workers)}"
+            how = f"{chance} {dice.randrange(1 << 30)} {worker}"
+            run = lab.run(num_workers, REPLAYED, VARYING=how)
+            outcome = _of_marginal(run, worker, num_workers)
+            rows[f"p = {chance:g}, {num_workers} workers"] += Counter({"runs": 1, outcome: 1})
+            if outcome == "WRONG":
+                print(how, run.exit_code, run.report["summary"], flush=True)
+    columns = ("runs", "FAIL", "SUSPECT, again", "SUSPECT, transient")
+    show((*columns, "PASS, nothing varied", "WRONG"), rows)
+    return not any(row["WRONG"] for row in rows.values())
+
+
+def _of_marginal(run: Run, worker: str, num_workers: int) -> str:
+    (row,) = (row for row in run.report["workers"] if row["name"] == worker)
+    if run.exit_code == EXIT_PASS and not run.num_varied:
+        return "PASS, nothing varied"
+    if run.exit_code != EXIT_DISAGREEMENT or run.report["culprits"] != [worker]:
+        return "WRONG"
+    found = (row["verdict"], row["cause_class"], row["severity"])
+    (replay,) = run.report["replays"]
+    wrong, times = replay["wrong"], replay["times"]
+    tally = Tally(wrong, times, (num_workers - 1) * (times + 1), num_workers - 1)
+    if tally.convicts:
+        is_right = found == ("FAIL", "hardware", "ISOLATE")
+        return "FAIL" if is_right else "WRONG"
+    if wrong:
+        is_right = found == ("SUSPECT", "unknown", "MONITOR") and row["repeat"] == "unsettled"
+        return "SUSPECT, again" if is_right else "WRONG"
+    is_right = found == ("SUSPECT", "hardware", "MONITOR") and row["repeat"] == "transient"
+    return "SUSPECT, transient" if is_right else "WRONG"
+
+
+FIRST_STEP = {
+    "weights": "debug.drill=flip@0:{worker}:layers.1.attention.wq.weight:7",
+    "moments": "debug.drill=flip_moment@0:{worker}:layers.1.attention.wq.weight:7",
+    "gradient": "debug.drill=flip_gradient@0:{worker}:layers.1.attention.wq.weight:7",
+    "activation": "debug.drill=flip_activation@0:{worker}:layers.0:7",
+    "batch": "",
+    "loss": "",
+}
+
+
+def first_step(lab: Lab, num_runs: int, _dice: random.Random) -> bool:
+    rows = defaultdict[str, Counter[str]](Counter)
+    kinds = product(FIRST_STEP, ("once", "always"), (2, 3, 5))
+    for (what, how_often, num_workers), _ in product(kinds, range(num_runs)):
+        worker = f"CPU{num_workers - 1}"
+        drill, env = FIRST_STEP[what].format(worker=worker), {}
+        if not drill:
+            env["FIRST"] = f"{worker} {what} {how_often}"
+        always = ":always" if how_often == "always" else ""
+        run = lab.run(num_workers, *([drill + always] if drill else []), REPLAYED, **env)
+        is_named = run.exit_code == EXIT_DISAGREEMENT and run.report["culprits"] == [worker]
+        rows_of_two = [row["verdict"] for row in run.report["workers"]] == ["INCONCLUSIVE"] * 2
+        is_unnamed = run.exit_code == EXIT_UNNAMED and rows_of_two
+        outcome = "named, 21" if is_named else "23, both told" if is_unnamed else "WRONG"
+        row = run.report["workers"][-1]
+        rows[f"{what}, {how_often}, {num_workers}"] += Counter(
+            {"runs": 1, outcome: 1, f"{row['verdict']}, {row['repeat']}": 1}
+        )
+        if outcome == "WRONG" or (is_unnamed and num_workers > 2):
+            print(what, how_often, num_workers, run.exit_code, run.report["summary"], flush=True)
+    columns = dict.fromkeys(name for row in rows.values() for name in row)
+    show(tuple(columns), rows)
+    return not any(row["WRONG"] for row in rows.values())
+
+
 def shared(lab: Lab, num_runs: int, dice: random.Random) -> bool:
     rows = defaultdict[str, Counter[str]](Counter)
     for _ in range(num_runs):
@@ -436,6 +514,8 @@ def main() -> int:
     parser.add_argument("--classes", type=int, default=0, metavar="RUNS")
     parser.add_argument("--clean", type=int, default=0, metavar="RUNS")
     parser.add_argument("--varying", type=int, default=0, metavar="RUNS", help="of each chance")
+    parser.add_argument("--marginal", type=int, default=0, metavar="RUNS", help="of each kind")
+    parser.add_argument("--first_step", type=int, default=0, metavar="RUNS", help="of each kind")
     parser.add_argument("--shared", type=int, default=0, metavar="RUNS")
     parser.add_argument("--steps", type=int, default=0, help="in this process, of each precision")
     parser.add_argument("--seed", type=int, default=2026)
@@ -443,7 +523,7 @@ def main() -> int:
     torch.set_num_threads(1)
     is_right = True
     with tempfile.TemporaryDirectory() as cache:
-        for part in (faults, classes, clean, varying, shared):
+        for part in (faults, classes, clean, varying, marginal, first_step, shared):
             if num_runs := getattr(arguments, part.__name__):
                 began, dice = time.monotonic(), random.Random(f"{arguments.seed} {part.__name__}")
                 is_right &= part(Lab(Path(cache)), num_runs, dice)
