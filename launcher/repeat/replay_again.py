@@ -48,9 +48,9 @@ from model_check.utils.requests import TO_FORWARD, TO_STOP
 from model_check.utils.words import listed
 
 _ABOUT = """\
-Compute steps of a run that is over once more, on the same GPU and on all
-healthy ones beside it, and tell whether they give the bits of the run. Without a worker: the
-one that the run names, to the step of its fault. The run's report is made again.
+Compute steps of a run that is over once more, on the same GPU and on all healthy
+ones beside it, and tell whether they give the bits of the run. Without a worker:
+the one that the run names, to the step of its fault. The report is made again.
 """
 _HELP = """
 examples:

@@ -260,11 +260,11 @@ class ReplayWatch(Observer):
         )
 
     def _guide(self) -> None:
-        """Nobody waits for a suspect that is wrong; it goes when all others are finished."""
+        """Nobody waits for a suspect that is wrong; it goes with the others, once."""
         self._commands += self._pace.more_credit()
-        if self._pace.is_finished:
+        if self._pace.is_finished and (told := self._pace.let_go()):
             names = [name for name in self._question.suspects if name in self._wrong]
-            self._commands += [*self._pace.let_go(), *((name, Go()) for name in names)]
+            self._commands += [*told, *((name, Go()) for name in names)]
 
     def _stop(self) -> Stop | None:
         if self._incomparable is not None:
@@ -319,8 +319,8 @@ class ReplayWatch(Observer):
         self._wrong[worker] = found
         if worker in self._question.suspects:
             self._ask_at(found.step)
-        if worker in self._question.suspects and self._question.is_named:
-            self._pace.leave(worker)
+            if self._question.is_named:
+                self._pace.leave(worker)
 
     def _ask_at(self, step: int) -> None:
         """The suspect and a healthy one tell the fingerprints of the step in which it is wrong."""
