@@ -4,8 +4,9 @@ when bits differ."""
 from collections.abc import Iterable, Mapping, Sequence
 
 from launcher.verdict.agreement import Agreement
+from launcher.verdict.alone import Standing, who_is_alone
 from launcher.verdict.curves import Curves
-from launcher.verdict.disagreement import Disagreement, Mismatch, explain
+from launcher.verdict.disagreement import EQUAL, VARIED, Disagreement, Mismatch, explain
 from launcher.verdict.golden_watch import GoldenWatch
 from launcher.verdict.observer import Dismissal, Observer
 from launcher.verdict.pace import Pace
@@ -188,10 +189,12 @@ class Watch(Observer):
         """One whose first step varies is alone with that where its equals repeat theirs."""
         for worker in self._varying:
             equals = self.agreement.equals(worker)
-            varying = [name for name in equals if name in self._varying]
-            is_alone = len(equals) == 1 and self.agreement.knows_equals(worker)
-            if is_alone or len(varying) > 1:
-                return Stop(f"{listed(varying)}: {UNREPEATABLE}", EXIT_USAGE, tuple(varying))
+            twice = {n: (EQUAL, VARIED) if n in self._varying else (EQUAL,) for n in equals}
+            answer = who_is_alone(twice)
+            is_known = len(equals) > 1 or self.agreement.knows_equals(worker)
+            if answer.standing is Standing.VARY and is_known:
+                names = listed(list(answer.workers))
+                return Stop(f"{names}: {UNREPEATABLE}", EXIT_USAGE, answer.workers)
         return None
 
     def _compare(self, worker: str, event: Step | Evaluation | Phase) -> None:
