@@ -203,7 +203,9 @@ def test_a_file_that_may_not_grow_does_not_end_a_run(lab: Lab, launch: Launch) -
 
 def test_a_log_directory_that_vanishes_does_not_end_a_run(lab: Lab) -> None:
     (logs := lab.dir / "logs").mkdir()
-    code = "echo early; rm -r $LAB/logs; echo late; exit 6"
+    # A log is opened behind the start of its worker.
+    is_open = "until [ -e $LAB/logs/w0.log ]; do sleep 0.01; done"
+    code = f"{is_open}; echo early; rm -r $LAB/logs; echo late; exit 6"
     spec = replace(
         lab.spec("W0", sh(code), events=True),
         log_path=logs / "w0.log",
