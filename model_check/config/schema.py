@@ -373,8 +373,8 @@ class DebugSettings(_Section, frozen=True):
     fingerprints: Annotated[Literal["auto", "full", "rotate", "off"], SILENT] = "auto"
     """Sums over the bits of weights, gradients, moments and what flows between blocks, compared
     with the other workers' each step. full: all of them; rotate: a part, another one each step, for
-    about 1 % of its time, and all at the last; auto: full on a CPU, rotate on a GPU; off: none, and
-    only loss and gradient norm are compared."""
+    about 1 % of its time, and all at the last; auto: full on a CPU and in a run of at most 200
+    steps, else rotate; off: none, and only loss and gradient norm are compared."""
     profile_steps: Annotated[str | None, SILENT] = None
     """Steps, FIRST-LAST or one, that torch's profiler records into profile/steps_FIRST-LAST.json.gz
     beside the checkpoints; null: none. Example: 3-5"""

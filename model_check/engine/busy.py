@@ -1,11 +1,37 @@
-"""What a step keeps its device busy, by the device's own clock. Nothing waits for it."""
+"""Moments by the device's own clock, and what a step keeps it busy. Nothing waits for it."""
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
+from model_check.engine.metrics import Moment
+
 _CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class GpuMoment:
+    """When the work that was enqueued before it is done. One minus an earlier one, once both are
+    over: seconds."""
+
+    event: torch.cuda.Event
+
+    def __sub__(self, earlier: "GpuMoment") -> float:
+        return float(earlier.event.elapsed_time(self.event)) / 1000
+
+
+def moment(
+    device: torch.device, clock: Callable[[], float] = time.monotonic, *, awaited: bool = False
+) -> Moment:
+    """Now: on a CPU by `clock`, on a GPU in its stream. `awaited`: the host will wait for it."""
+    if device.type != "cuda":
+        return clock()
+    # Not blocking, it would be waited for by spinning: a whole core of each worker.
+    event = torch.cuda.Event(enable_timing=True, blocking=awaited)  # type: ignore[no-untyped-call]
+    event.record()
+    return GpuMoment(event)
 
 
 class Busy:
@@ -15,12 +41,12 @@ class Busy:
 
     def __init__(self, device: torch.device = _CPU) -> None:
         self._device = device
-        self._began = _now(device)
-        self._ended: float | torch.cuda.Event | None = None
+        self._began = moment(device, time.process_time)
+        self._ended: Moment | None = None
 
     def end(self) -> None:
         """The work is enqueued; a later call lengthens it."""
-        self._ended = _now(self._device)
+        self._ended = moment(self._device, time.process_time)
 
     @property
     def is_on_gpu(self) -> bool:
@@ -29,11 +55,7 @@ class Busy:
     @property
     def ms(self) -> float | None:
         """Milliseconds; on a GPU once the work is done. None: it has not ended."""
-        if isinstance(self._ended, float) and isinstance(self._began, float):
-            return self._ended - self._began
-        if isinstance(self._ended, torch.cuda.Event):
-            return float(self._began.elapsed_time(self._ended))  # type: ignore[union-attr]
-        return None
+        return None if self._ended is None else (self._ended - self._began) * 1000
 
 
 class Waited:
@@ -42,26 +64,13 @@ class Waited:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._began = _now(device, time.perf_counter)
+        self._began = moment(device)
         self._ended = self._began
 
     def end(self) -> None:
-        self._ended = _now(self._device, time.perf_counter)
+        self._ended = moment(self._device)
 
     @property
     def ms(self) -> float:
         """Milliseconds; on a GPU once the work is done."""
-        if isinstance(self._ended, float) and isinstance(self._began, float):
-            return self._ended - self._began
-        return float(self._began.elapsed_time(self._ended))  # type: ignore[union-attr,arg-type]
-
-
-def _now(
-    device: torch.device, clock: Callable[[], float] = time.process_time
-) -> float | torch.cuda.Event:
-    """Milliseconds by `clock`, or an event in the GPU's stream."""
-    if device.type != "cuda":
-        return clock() * 1000
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+        return (self._ended - self._began) * 1000

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from model_check.events import Evaluation, Sample
 from model_check.utils.words import printable
@@ -56,27 +56,34 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+class Moment(Protocol):
+    """Seconds of a clock, or a place in a GPU's stream: one minus an earlier one is seconds."""
+
+    def __sub__(self, earlier: Any, /) -> float: ...
+
+
 @dataclass
 class Meter:
-    """The progress of a run. The first step pays for warm-up, so no rate counts it."""
+    """The progress of a run. The first step pays for warm-up, so no rate counts it. A step takes
+    the time from the end of the one before to its own, on a GPU by the GPU's clock: the host looks
+    late, and not always equally late."""
 
     now: Callable[[], float] = time.monotonic
     num_steps: int = 0
     loss_first: float | None = None
     loss_last: float | None = None
-    _since: float = field(default=0.0, init=False)
+    _since: Moment = field(default=0.0, init=False)
     _first_s: float = field(default=0.0, init=False)
     _seconds: float = field(default=0.0, init=False)
     """Of all steps but the first, like `_tokens`."""
     _tokens: int = field(default=0, init=False)
 
-    def start(self) -> None:
+    def start(self, at: Moment) -> None:
         """Steps begin, or go on after other work (a save), whose time counts for no step."""
-        self._since = self.now()
+        self._since = at
 
-    def finish_step(self, loss: float, num_tokens: int) -> float:
+    def finish_step(self, loss: float, num_tokens: int, end: Moment) -> float:
         """Count a finished step; its wall time in seconds."""
-        end = self.now()
         seconds, self._since = end - self._since, end
         if self.num_steps == 0:
             self.loss_first, self._first_s = loss, seconds

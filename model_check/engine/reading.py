@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from model_check.engine.batches import StepData
+from model_check.engine.busy import GpuMoment, moment
 from model_check.engine.distributed.world import ALONE, World
 from model_check.engine.fingerprints import Prints
+from model_check.engine.metrics import Moment
 from model_check.engine.step import Own, StepResult
 
 
@@ -22,6 +24,8 @@ class StepMetrics:
     loss: float
     grad_norm: float
     bad: bool
+    done: Moment
+    """When its work was."""
     overflow: bool = False
     """Gradients are not finite in float16, and no weight has changed."""
     loss_scale: float | None = None
@@ -62,12 +66,12 @@ class _Pending:
     gates: Tensor | None
     prints: Prints | None
     own: Own | None
-    ready: torch.cuda.Event | None
-    """After it they are there; None: they are."""
+    done: Moment
+    """After it they are there."""
 
     def read(self, world: World) -> StepMetrics:
-        if self.ready is not None:
-            world.wait_for_event(self.ready)
+        if isinstance(self.done, GpuMoment):
+            world.wait_for_event(self.done.event)
         num_ranks = 0 if self.own is None else len(self.own.bad_ranks)
         sizes = [_NUM_SCALARS, num_ranks, len(self.values) - _NUM_SCALARS - num_ranks]
         scalars, of_ranks, details = torch.split(self.values, sizes)
@@ -78,6 +82,7 @@ class _Pending:
             loss,
             grad_norm,
             bad=bool(bad),
+            done=self.done,
             overflow=bool(overflow),
             loss_scale=loss_scale or None,
             details=details,
@@ -131,15 +136,13 @@ def _start_copy(data: StepData, lr: float, result: StepResult) -> _Pending:
     values = torch.cat([torch.stack(scalars), *bad_ranks, *details])
     gates, prints = result.gates, result.prints
     if values.device.type != "cuda":
-        return _Pending(data, lr, values, gates, prints, result.own, None)
+        return _Pending(data, lr, values, gates, prints, result.own, moment(values.device))
     values = _on_host(values)
     gates = None if gates is None else _on_host(gates)
     if prints is not None:
         prints = replace(prints, values=_on_host(prints.values))
-    # Not blocking, it would be waited for by spinning: a whole core of each worker.
-    ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    ready.record()
-    return _Pending(data, lr, values, gates, prints, result.own, ready)
+    done = moment(result.loss.device, awaited=True)
+    return _Pending(data, lr, values, gates, prints, result.own, done)
 
 
 def _on_host(values: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from model_check.config.derived import num_micro_batches, wants_copies
 from model_check.data.read.loader import Batch
 from model_check.engine.alarm import Alarm
 from model_check.engine.batches import BatchSource, StepData, gather
+from model_check.engine.busy import moment
 from model_check.engine.distributed.world import ALONE
 from model_check.engine.evaluation import Evaluator
 from model_check.engine.fingerprint_log import FingerprintLog
@@ -75,7 +76,7 @@ class Trainer:
         ):
             for observer in self.state.observers:
                 stack.callback(observer.close)
-            self.state.context.meter.start()
+            self.state.context.meter.start(moment(self.plan.device))
             with self._kept_on_error():
                 num_done = self._loop(stream)
                 self._finish(num_done)
@@ -111,7 +112,7 @@ class Trainer:
         channels.sink.emit(Phase(name="save"))
         try:
             for metrics in self.reader.flush():
-                self.state.context.meter.finish_step(metrics.loss, metrics.data.num_positions)
+                self._count(metrics)
             path = self.state.context.evidence / ERROR
             told = self.keeper.finite_state(path, num_done)
         except Exception as failure:  # it must not hide the error
@@ -210,11 +211,16 @@ class Trainer:
             if metrics.bad:
                 self._heed_what_changed()
                 self.alarm.raise_for(metrics)
-            seconds = self.state.context.meter.finish_step(metrics.loss, metrics.data.num_positions)
+            seconds = self._count(metrics)
             self.plan.world.expect(self.state.context.meter.step_s)
             for observer in self.state.observers:
                 observer.on_step(metrics, seconds)
             self._heed(self.fingerprints.check())
+
+    def _count(self, step: StepMetrics) -> float:
+        """Its wall time in seconds."""
+        meter = self.state.context.meter
+        return meter.finish_step(step.loss, step.data.num_positions, step.done)
 
     def _heed_what_changed(self) -> None:
         """State that changed by itself may be why a step is not finite."""
@@ -246,7 +252,7 @@ class Trainer:
             return
         self._take(self.reader.flush())
         self.in_step.wait_for_credit(num_done)
-        self.state.context.meter.start()
+        self.state.context.meter.start(moment(self.plan.device))
 
     def _finish(self, num_done: int) -> None:
         training = self.state.settings.training
@@ -359,7 +365,7 @@ class Trainer:
         yield
         self._pause(False)
         self.state.context.channels.sink.emit(Phase(name="train"))
-        self.state.context.meter.start()
+        self.state.context.meter.start(moment(self.plan.device))
 
     def _pause(self, paused: bool) -> None:
         for observer in self.state.observers:

@@ -19,28 +19,15 @@ def test_times_are_minutes_and_past_an_hour_hours(seconds: float, text: str) -> 
     assert clock(seconds) == text
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.time = 100.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
 def test_rates_leave_out_the_first_step_and_what_is_not_a_step() -> None:
-    time = Clock()
-    meter = Meter(now=time)
-    meter.start()
-    time.time += 50  # warm-up
-    assert meter.finish_step(9.0, 1000) == 50
+    meter = Meter()
+    meter.start(100.0)
+    assert meter.finish_step(9.0, 1000, 150.0) == 50  # warm-up
     assert (meter.step_s, meter.tokens_per_s) == (50, None)
-    for loss in (8.0, 7.0):
-        time.time += 2
-        meter.finish_step(loss, 1000)
-    time.time += 500  # a checkpoint is saved
-    meter.start()
-    time.time += 2
-    meter.finish_step(6.0, 1000)
+    for loss, end in ((8.0, 152.0), (7.0, 154.0)):
+        meter.finish_step(loss, 1000, end)
+    meter.start(654.0)  # a checkpoint was saved
+    meter.finish_step(6.0, 1000, 656.0)
     assert (meter.step_s, meter.tokens_per_s) == (2, 500)
     assert (meter.num_steps, meter.loss_first, meter.loss_last) == (4, 9.0, 6.0)
 

@@ -350,7 +350,7 @@ def test_the_repeat_computes_the_step(tiny_run: MakeRun) -> None:
     data = gather(FakeSource().batches(), 0, 2, torch.device("cpu"))
     accumulate(state.model, data, state.optimizer, trainer.plan)
     before = [gradient.clone() for gradient in state.optimizer.gradients()]
-    metrics = StepMetrics(data, 0.1, 1.0, 1.0, bad=True)
+    metrics = StepMetrics(data, 0.1, 1.0, 1.0, bad=True, done=0.0)
     repeated = repeated_origin(state.model, state.optimizer, metrics, trainer.plan)
     assert repeated == (None, False)
     torch.testing.assert_close(state.optimizer.gradients(), before, rtol=1e-5, atol=1e-7)

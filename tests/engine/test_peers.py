@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from model_check.engine.batches import StepData
+from model_check.engine.busy import GpuMoment
 from model_check.engine.distributed import peers
 from model_check.engine.distributed.peers import wait_until
 from model_check.engine.distributed.ranks import Ranks
@@ -53,7 +54,8 @@ def test_a_step_is_read_when_its_device_has_come_so_far() -> None:
         data = StepData(number, [], num_positions=1, num_targets=1)
         result = StepResult(torch.tensor(0.5), torch.tensor(1.0), torch.tensor(False))
         reader.push(data, 0.1, result)
-    reader._pending[0] = replace(reader._pending[0], ready=cast(torch.cuda.Event, event))
+    done = GpuMoment(cast(torch.cuda.Event, event))
+    reader._pending[0] = replace(reader._pending[0], done=done)
     assert [metrics.step for metrics in reader.flush()] == [1]
     assert event.looks == 0
 

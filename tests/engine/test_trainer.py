@@ -3,12 +3,13 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from model_check.config.flops import flops_per_token
-from model_check.engine import assembly
+from model_check.engine import assembly, reading, trainer
 from model_check.engine.batches import StepData
 from model_check.engine.memory import OutOfMemory
 from model_check.engine.reading import Reader
@@ -88,6 +89,37 @@ def test_workers_whose_fingerprints_differ_say_so_before_they_are_compared(
     (build,) = (e for e in run.kept.events if isinstance(e, Phase) and e.name == "build")
     assert build.detail["fingerprints"] == "rotate, schema 1"
     assert any("(no compiler)" in line for line in run.kept.lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "how"),
+    [
+        ("triton", 200, "full"),
+        ("triton", 201, "rotate"),
+        ("eager", 4, "rotate"),
+        ("c", 999, "full"),
+    ],
+)
+def test_a_run_so_short_that_it_is_a_check_sees_all_on_a_gpu_too(
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch, name: Any, steps: int, how: str
+) -> None:
+    kernel = Kernel(name, eager_fingerprint)
+    monkeypatch.setattr(assembly, "fingerprint_for", lambda device: kernel)
+    run = tiny_run(training__max_steps=steps)
+    (build,) = (e for e in run.kept.events if isinstance(e, Phase) and e.name == "build")
+    assert build.detail["fingerprints"] == f"{how}, schema 1"
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_step_takes_the_time_to_its_end_not_to_its_reading(
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch, lag: int
+) -> None:
+    """A GPU's numbers are read late: the first step's when the second has begun."""
+    ends = itertools.count(1.0)
+    monkeypatch.setattr(reading, "moment", lambda device: next(ends))
+    monkeypatch.setattr(trainer, "moment", lambda device: 0.0)
+    run = tiny_run(lag=lag)()
+    assert [step.ms for step in run.kept.steps()] == [1000.0] * 4
 
 
 def test_only_every_so_many_steps_are_printed_and_always_the_last(tiny_run: MakeRun) -> None:

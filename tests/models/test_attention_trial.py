@@ -18,6 +18,7 @@ from model_check.models.backends import (
     NoKernel,
     choose_attention,
     described_candidates,
+    needs_of,
 )
 from model_check.utils.trials import PASSED, trial_of
 from tests.models.flash_faults import FAULTS, write_flash
@@ -213,9 +214,12 @@ def test_a_device_tries_no_more_than_it_has_time_and_memory_for() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["flash_attn_4", "flash_attn_3", "cudnn", "flash_attn_2", "sdpa"])
 def test_what_this_gpu_has_passes_or_says_why(name: str) -> None:
-    wanted = KernelNeeds(torch.device("cuda"), torch.bfloat16, name != "cudnn", documents=False)
+    torch.set_deterministic_debug_mode("default" if name == "cudnn" else "error")
     try:
+        wanted = needs_of(torch.device("cuda"), torch.bfloat16)
         chosen = choose_attention(name, wanted, AttentionShape(32, 8, 128, 8192))
     except ConfigError as error:
         pytest.skip(str(error))
+    finally:
+        torch.set_deterministic_debug_mode("default")
     assert chosen.kernel not in (None, "math")

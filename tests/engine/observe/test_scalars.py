@@ -34,7 +34,7 @@ class Written:
 
 def reading(step: int, wait_s: float = 0.0) -> StepMetrics:
     data = StepData(step, [], num_positions=1000, num_targets=1000, wait_s=wait_s)
-    return StepMetrics(data, lr=0.5, loss=2.0, grad_norm=1.0, bad=False)
+    return StepMetrics(data, lr=0.5, loss=2.0, grad_norm=1.0, bad=False, done=0.0)
 
 
 def metrics(kept: Kept) -> list[Metrics]:
