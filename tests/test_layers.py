@@ -113,7 +113,7 @@ ALLOWED = {
     | rooms("model_check", "forensics", "models"),
     "model_check.engine.observe": FLOOR | {ENGINE, "model_check.engine.checkpoint"},
     "model_check.engine.trainer": FLOOR
-    | {ENGINE, "model_check.data.read", *rooms(ENGINE, "distributed", "saving")},
+    | {ENGINE, "model_check.data.read", *rooms(ENGINE, "busy", "distributed", "saving")},
     "model_check.engine.assembly": FLOOR
     | {ENGINE, *rooms("model_check", "forensics", "models")}
     | {*rooms(ENGINE, "saving", "observe", "trainer")},

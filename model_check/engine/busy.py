@@ -3,12 +3,17 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
-from model_check.engine.metrics import Moment
-
 _CPU = torch.device("cpu")
+
+
+class Moment(Protocol):
+    """Seconds of a clock, or a place in a GPU's stream: one minus an earlier one is seconds."""
+
+    def __sub__(self, earlier: Any, /) -> float: ...
 
 
 @dataclass(frozen=True)

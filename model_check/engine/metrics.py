@@ -4,10 +4,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from model_check.events import Evaluation, Sample
 from model_check.utils.words import printable
+
+if TYPE_CHECKING:
+    from model_check.engine.busy import Moment
 
 
 def step_line(
@@ -56,12 +59,6 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class Moment(Protocol):
-    """Seconds of a clock, or a place in a GPU's stream: one minus an earlier one is seconds."""
-
-    def __sub__(self, earlier: Any, /) -> float: ...
-
-
 @dataclass
 class Meter:
     """The progress of a run. The first step pays for warm-up, so no rate counts it. A step takes
@@ -72,17 +69,17 @@ class Meter:
     num_steps: int = 0
     loss_first: float | None = None
     loss_last: float | None = None
-    _since: Moment = field(default=0.0, init=False)
+    _since: "Moment" = field(default=0.0, init=False)
     _first_s: float = field(default=0.0, init=False)
     _seconds: float = field(default=0.0, init=False)
     """Of all steps but the first, like `_tokens`."""
     _tokens: int = field(default=0, init=False)
 
-    def start(self, at: Moment) -> None:
+    def start(self, at: "Moment") -> None:
         """Steps begin, or go on after other work (a save), whose time counts for no step."""
         self._since = at
 
-    def finish_step(self, loss: float, num_tokens: int, end: Moment) -> float:
+    def finish_step(self, loss: float, num_tokens: int, end: "Moment") -> float:
         """Count a finished step; its wall time in seconds."""
         seconds, self._since = end - self._since, end
         if self.num_steps == 0:

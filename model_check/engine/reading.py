@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from model_check.engine.batches import StepData
-from model_check.engine.busy import GpuMoment, moment
+from model_check.engine.busy import GpuMoment, Moment, moment
 from model_check.engine.distributed.world import ALONE, World
 from model_check.engine.fingerprints import Prints
-from model_check.engine.metrics import Moment
 from model_check.engine.step import Own, StepResult
 
 

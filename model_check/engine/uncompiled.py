@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from model_check.config.derived import EAGER_CHUNK_ROWS
 from model_check.models.basic_llama import BasicLlama
 
 
@@ -14,17 +15,18 @@ def is_compiled(model: BasicLlama) -> bool:
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Modules are called without their compiled code, which hooks cannot look into."""
+    """Modules are called without their compiled code, which hooks cannot look into, and the head in
+    chunks that eager code has memory for."""
     compiled = [module for module in model.modules() if "forward" in vars(module)]
     forwards = [vars(module).pop("forward") for module in compiled]
-    loss = model.loss if isinstance(model, BasicLlama) else None
-    chunk_loss = loss and loss.chunk_loss
-    if loss is not None:
-        loss.chunk_loss = None
+    head = model.loss if isinstance(model, BasicLlama) else None
+    if head is not None:
+        kept = head.chunk_loss, head.chunk_rows
+        head.chunk_loss, head.chunk_rows = None, min(head.chunk_rows, EAGER_CHUNK_ROWS)
     try:
         yield
     finally:
         for module, forward in zip(compiled, forwards, strict=True):
             vars(module)["forward"] = forward
-        if loss is not None:
-            loss.chunk_loss = chunk_loss
+        if head is not None:
+            head.chunk_loss, head.chunk_rows = kept

@@ -10,6 +10,7 @@ from model_check.engine.compile_trial import Pass, Run, obstacle_of, random_step
 from model_check.engine.rng import kept_rng
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan, accumulate
+from model_check.engine.uncompiled import uncompiled
 from model_check.errors import PeerLost
 from model_check.utils.words import first_line
 
@@ -32,15 +33,16 @@ def _obstacle(state: TrainingState, fast: StepPlan, plain: StepPlan) -> str | No
     # A second micro-batch takes the copies of the first.
     num_batches = min(2, num_micro_batches(state.settings, plain.world.size))
     try:
-        return obstacle_of(
-            _run(state, fast),
-            _run(state, plain),
-            random_steps(state.settings, state.shape.vocab_size, plain.device, num_batches),
-            list(state.optimizer.named),
-            plain.dtype,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-            plain_name="autocast",
-        )
+        with uncompiled(state.model):
+            return obstacle_of(
+                _run(state, fast),
+                _run(state, plain),
+                random_steps(state.settings, state.shape.vocab_size, plain.device, num_batches),
+                list(state.optimizer.named),
+                plain.dtype,
+                deterministic=torch.are_deterministic_algorithms_enabled(),
+                plain_name="autocast",
+            )
     except (torch.OutOfMemoryError, torch.AcceleratorError, PeerLost):
         raise
     except Exception as error:

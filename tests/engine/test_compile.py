@@ -18,7 +18,7 @@ from model_check.engine import compile as compile_module
 from model_check.engine.batches import StepData
 from model_check.engine.compile import take_cache
 from model_check.engine.compile_trial import Pass, obstacle_of
-from model_check.engine.uncompiled import is_compiled
+from model_check.engine.uncompiled import is_compiled, uncompiled
 from model_check.errors import CheckpointError, ConfigError
 from model_check.events import Evaluation, Phase
 from model_check.models.basic_llama import BasicLlama
@@ -122,6 +122,16 @@ def test_nothing_breaks_or_compiles_again_in_50_steps_and_a_resumed_run_has_thei
     assert resumed().bits() == whole.bits()[25:]
     eager = run(training__compile="false")()
     assert losses_of(whole) == pytest.approx(losses_of(eager), rel=1e-3)
+
+
+def test_trials_in_eager_code_take_the_chunks_that_it_has_memory_for(tiny_run: MakeRun) -> None:
+    """A compiled head has larger ones: in eager code 10 GiB at the default vocabulary."""
+    model = tiny_run().trainer.state.model
+    for rows, eager in ((8192, 2048), (100, 100)):
+        model.loss.chunk_rows = rows
+        with uncompiled(model):
+            assert model.loss.chunk_rows == eager
+        assert model.loss.chunk_rows == rows
 
 
 def spoilt(kind: str) -> ChunkLoss:

@@ -30,3 +30,21 @@ def test_a_program_leaves_as_by_sys_exit() -> None:
     )
     assert (done.returncode, done.stderr) == (7, b"")
     assert done.stdout.split() == [b"not", b"flushed", b"unwound", b"left", b"finalized"]
+
+
+COMPILING = """
+import os, signal
+from torch._inductor.async_compile import AsyncCompile
+from model_check.utils.garbage import leave
+pool = AsyncCompile.process_pool()
+os.kill(pool.process.pid, signal.SIGSTOP)
+leave(7)
+"""
+
+
+def test_a_program_does_not_wait_for_a_compiler_that_hangs() -> None:
+    """torch alone waits 300 s for it."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILING], cwd=ROOT, capture_output=True, timeout=100
+    )
+    assert done.returncode == 7, done.stderr
