@@ -47,6 +47,15 @@ def segment_length(settings: Settings) -> int | None:
     return settings.model.infini.segment_length or -(-settings.training.context_length // 4)
 
 
+CHECK_STEPS = 200
+
+
+def is_check(settings: Settings) -> bool:
+    """A run so short that its fingerprints may take all of each step on a GPU, too: on an H100 that
+    costs 8 % of a step (docs/log.md), seconds in all."""
+    return settings.training.max_steps <= CHECK_STEPS
+
+
 EAGER_CHUNK_ROWS = 2048
 """On a GPU."""
 COMPILED_CHUNK_ROWS = 8192

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from model_check.config.derived import (
+    is_check,
     loss_chunk_rows,
     num_micro_batches,
     precision,
@@ -32,8 +33,10 @@ UPDATE = 2.2 / 3.35
 """The same of a fused AdamW (pytorch #117872: 49.9 ms for a Llama 2 in bfloat16 on an H100)."""
 FLOAT32_PRODUCTS = 67 / 989.4
 """Of the peak of bfloat16, without tensor cores."""
+FINGERPRINTS = 3.15 / 3.35
+"""The same of our kernel (measured on an H100, docs/log.md)."""
 REST = 0.015
-"""Of a step: launches, copies, small operators, fingerprints."""
+"""Of a step: launches, copies, small operators, fingerprints of a part."""
 COMPILED = 0.35
 """Of the bytes between products, where blocks are compiled: 6 of 17 ms at the default sizes."""
 ATTENTION = {
@@ -135,6 +138,9 @@ class _Sizes:
         # Weights, gradients and moments are read, and all but gradients written; clipped ones too.
         yield self._moved("AdamW", 32 * self.shape.num_parameters, UPDATE)
         yield self._moved("gradient norm", 4 * self.shape.num_parameters)
+        how = self.settings.debug.fingerprints
+        if how == "full" or (how == "auto" and is_check(self.settings)):
+            yield self._moved("fingerprints", self._fingerprints(), FINGERPRINTS)
 
     def _products(self) -> Operator:
         head = self.shape.vocab_size * self.shape.hidden_size
@@ -207,6 +213,12 @@ class _Sizes:
         size = self.shape.vocab_size * self.shape.hidden_size
         weights = size * (of_weight * self.num_micro + 6 * num_casts)
         return of_logit * self.tokens * self.shape.vocab_size + weights
+
+    def _fingerprints(self) -> float:
+        """Gradients, and weights and moments before the update and after it; what flows between
+        blocks, forward and backward."""
+        flow = (self.shape.num_layers + 2) * self.tokens * self.shape.hidden_size
+        return 28 * self.shape.num_parameters + 2 * 4 * flow
 
     def _at(self, name: str, flops: float, share: float) -> Operator:
         return Operator(name, flops, 0, flops / (share * self.gpu.tflops * 1e9))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from model_check.config.derived import num_micro_batches, wants_copies
+from model_check.config.derived import is_check, num_micro_batches, wants_copies
 from model_check.config.flops import flops_per_token
 from model_check.config.resume import settings_digest
 from model_check.config.schema import Settings
@@ -57,9 +57,6 @@ FLOPS_PER_BYTE = {"cuda": 15_000, "cpu": 1_500}
 """So many of a step's floating point operations pay for one byte that fingerprints read: it takes
 1 % of their time. By the data sheet an H100 does 300 in the time of a byte, at half its peak 150; a
 core of a CPU about a tenth."""
-CHECK_STEPS = 200
-"""A run of so many steps at most is a check: its fingerprints may take all of each step on a GPU,
-too. On an H100 that costs 8 % of a step (docs/log.md), seconds in all."""
 EAGER_SLOWDOWN = 10
 """So much longer torch's own operators take (benchmarks/fingerprint_cost.py)."""
 
@@ -224,8 +221,7 @@ def _choose_fingerprints(settings: Settings, context: RunContext) -> tuple[Kerne
     if kernel.name == "eager":
         text = "fingerprints: torch's own operators compute them, a part in each step"
         context.channels.say(f"{text} ({kernel.obstacle})")
-    is_check = settings.training.max_steps <= CHECK_STEPS
-    takes_all = kernel.name == "c" or (kernel.name == "triton" and is_check)
+    takes_all = kernel.name == "c" or (kernel.name == "triton" and is_check(settings))
     return kernel, "full" if takes_all else "rotate"
 
 

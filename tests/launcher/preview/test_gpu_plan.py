@@ -27,7 +27,7 @@ def test_the_default_run_on_an_h100() -> None:
     assert "1,923,125,248 parameters, 9.997 GFLOP a token" in text
     assert "81.9 TFLOP a step" in text
     assert "of 79.6 GiB there: it fits" in text
-    assert "step: about 206 ms for 8,192 tokens, 39,816 tokens/s, MFU 40.2%" in text
+    assert "step: about 224 ms for 8,192 tokens, 36,634 tokens/s, MFU 37.0%" in text
 
 
 @pytest.mark.parametrize("gpu", [gpu.short for gpu in GPU_MODELS])
