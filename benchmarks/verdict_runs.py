@@ -263,8 +263,10 @@ class FaultRuns:
 def _told(fault: Fault, run: Run) -> list[str]:
     """What the verdict's sentence has right."""
     text = run.report["summary"]
-    step = re.search(r"^step (\d+)|that of step (\d+)", text)
-    told = ["step" if step and str(fault.step) in step.groups() else "later"]
+    first = re.search(r"^step (\d+)|after the update of step (\d+)", text)
+    at, since = first.groups() if first else (None, None)
+    is_its_own = str(fault.step) == at or str(fault.step - 1) == since
+    told = ["step" if is_its_own else "later"]
     told += ["other step"] * (told == ["later"] and fault.budget == "full")
     has_tensor = any(name in text for name in fault.tensors)
     told.append("tensor" if has_tensor else "other tensor" if fault.budget == "full" else "effect")

@@ -130,9 +130,9 @@ class Replayer:
     def _announce(self, limit_s: float) -> None:
         suspects, healthy = listed(self._question.suspects), self._question.healthy
         beside = f", beside {listed(list(healthy))}" if healthy else ""
-        steps = f"steps {self._begin.step} to {self._question.to_step}"
+        what = self._question.what(self._begin.step)
         limit = f"at most {limit_s:.0f} s (launch.replay_s)"
-        self._printer.say(f"replay: {steps} again on {suspects}{beside}, {limit}")
+        self._printer.say(f"replay: {what} again on {suspects}{beside}, {limit}")
 
     def _attempt(self, limit_s: float, after: Outcome | None) -> Attempt:
         records = {name: told.record for name, told in self._told.items()}

@@ -4,10 +4,10 @@ Ranks of one node are compared there, with all evidence. Here a node has one voi
 that agree with each other.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from launcher.nodes.messages import Bits, Failure, Hello
+from launcher.verdict.alone import minority
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_UNNAMED
 from model_check.utils.fingerprint import QUANTITIES
 from model_check.utils.words import listed
@@ -49,14 +49,13 @@ def _failure(
     step: int, name: str, told: Mapping[int, Mapping[str, str]], hellos: Mapping[int, Hello]
 ) -> Failure:
     """Odd by strict majority of the nodes, or nobody."""
-    ((bits, count),) = Counter(values[name] for values in told.values()).most_common(1)
-    odd = sorted(node for node, values in told.items() if values[name] != bits)
-    if 2 * count <= len(told):
+    odd = sorted(minority({node: values[name] for node, values in told.items()}))
+    if not odd:
         names = listed([hellos[node].name for node in sorted(told)])
         cause = f"{names} differ in their {name} at step {step}, and none is in the majority"
-        return Failure(odd[0], None, step, cause, EXIT_UNNAMED, is_compared=True)
+        return Failure(min(told), None, step, cause, EXIT_UNNAMED, is_compared=True)
     workers = hellos[odd[0]].workers
     worker = workers[0] if len(odd) == len(workers) == 1 else None
     names = "" if worker else f"{listed([hellos[node].name for node in odd])}: "
-    cause = f"{names}other {name} than {count} other nodes at step {step}"
+    cause = f"{names}other {name} than {len(told) - len(odd)} other nodes at step {step}"
     return Failure(odd[0], worker, step, cause, EXIT_DISAGREEMENT, is_compared=True)

@@ -6,12 +6,14 @@ their kernels vary, and no difference proves anything.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from enum import Enum, auto
 from math import comb
+from typing import TypeVar
 
 from msgspec import Struct
 
+Who = TypeVar("Who")
 MAX_CHANCE = 0.001
 """With this probability, or a smaller one, a kernel that varies on all alike looks like the fault
 of one device."""
@@ -47,8 +49,8 @@ def who_is_alone(passes: Mapping[str, Sequence[str]]) -> Answer:
     return Answer(Standing.EQUAL if len(set(bits.values())) == 1 else Standing.UNSETTLED)
 
 
-def minority(bits: Mapping[str, str]) -> Set[str]:
-    """The workers that differ from a strict majority."""
+def minority(bits: Mapping[Who, Hashable]) -> Set[Who]:
+    """The workers (nodes, rounds) that differ from a strict majority; none where there is none."""
     value, votes = Counter(bits.values()).most_common(1)[0]
     if votes * 2 <= len(bits):
         return set()

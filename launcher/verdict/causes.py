@@ -57,6 +57,7 @@ class Cause(Enum):
     BROKEN_ONCE = Verdict.SUSPECT, "{what}, {right}", *_SUSPICIOUS
     BROKEN_UNSETTLED = Verdict.SUSPECT, "{what}, {again}", *_UNKNOWN
     BROKEN_AGAIN = Verdict.FAIL, "{what}, {again}", *_HARDWARE
+    BROKEN_ALIKE = Verdict.INVALID, "{what}, as in all workers", *_SOFTWARE
     BROKEN_BESIDE = Verdict.INCONCLUSIVE, "{what}", *_UNKNOWN
     """The same, and a healthy worker gave other bits in its replay."""
     NOT_REPEATED = (
@@ -97,6 +98,9 @@ class Cause(Enum):
     )
     FAILED_TRIAL = Verdict.SUSPECT, "{shown}", *_UNKNOWN
     """A kernel, before the first step, that a strict majority of its equals found right."""
+    FAILED_TRIAL_ONCE = Verdict.SUSPECT, "{shown}; {right}", *_SUSPICIOUS
+    FAILED_TRIAL_UNSETTLED = Verdict.SUSPECT, "{shown}; {again}", *_UNKNOWN
+    FAILED_TRIAL_AGAIN = Verdict.FAIL, "{shown}; {again}", *_HARDWARE
     TRIALS_DIFFER = Verdict.INCONCLUSIVE, "{shown}", *_UNKNOWN
     """The same, and there is no majority that passed."""
     DIFFERS = Verdict.INCONCLUSIVE, "differs from its peer at {place}{of_two}", *_UNKNOWN

@@ -130,8 +130,7 @@ class Disagreement(Struct, frozen=True):
         if self.odd:
             count = f"{len(passed)} equals" if len(passed) > 1 else listed(passed)
             return f"{what}; {count} passed{further}"
-        why = "no majority of equals passed, so nothing tells whether it is a GPU or the kernel"
-        return f"{what}; {listed(passed)} passed; {why}"
+        return f"{what}; {listed(passed)} passed; no majority of equals passed"
 
     @property
     def values(self) -> str:
@@ -174,7 +173,7 @@ class Replay(Struct, frozen=True, kw_only=True):
     """In how many of these `times` the suspect was wrong; None: not known, or an older run."""
     odd: str = ""
     """Of two that differ, and no majority, the one that gave other bits than in the run, beside
-    the other one, which never did. Empty: none did."""
+    the other one, which never did; or that failed a kernel's trial again and again. Empty: none."""
     doubted: str = ""
     """The healthy worker that gave other bits than in the run: then nobody is named."""
     is_software: bool = False
@@ -204,8 +203,8 @@ class Replay(Struct, frozen=True, kw_only=True):
 def _failed_alone(shown: Mapping[str, str]) -> Set[str]:
     """The workers that failed a trial which a strict majority passed. One that passes where most
     fail is not odd: its kernel may vary."""
-    failed = {worker for worker, each in shown.items() if each != PASSED}
-    return failed if len(failed) * 2 < len(shown) else set()
+    odd = minority({worker: str(each == PASSED) for worker, each in shown.items()})
+    return {worker for worker in odd if shown[worker] != PASSED}
 
 
 def explain(found: Disagreement, vectors: Mapping[str, Vectors]) -> Disagreement:

@@ -59,6 +59,13 @@ _BROKEN = {
     Repeat.INTERMITTENT: Cause.BROKEN_AGAIN,
     Repeat.PERSISTENT: Cause.BROKEN_AGAIN,
 }
+_FAILED_TRIAL = {
+    Repeat.NOT_REPLAYED: Cause.FAILED_TRIAL,
+    Repeat.TRANSIENT: Cause.FAILED_TRIAL_ONCE,
+    Repeat.UNSETTLED: Cause.FAILED_TRIAL_UNSETTLED,
+    Repeat.INTERMITTENT: Cause.FAILED_TRIAL_AGAIN,
+    Repeat.PERSISTENT: Cause.FAILED_TRIAL_AGAIN,
+}
 """By whether it came again in its replays."""
 _REPEATS = {True: Repeat.PERSISTENT, False: Repeat.TRANSIENT, None: Repeat.NOT_REPLAYED}
 _OF_BITS = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
@@ -66,7 +73,7 @@ _OF_BITS = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
 _OF_NO_GPU = (
     *(Cause.NON_FINITE_EVERYWHERE, Cause.FAILED_ALIKE, Cause.REFUSED_ALIKE),
     *(Cause.VARIES, Cause.UNREPEATABLE, Cause.DIFFERS, Cause.TRIALS_DIFFER),
-    *(Cause.STRAYED, Cause.BROKEN_BESIDE, Cause.NOT_REPEATED),
+    *(Cause.STRAYED, Cause.BROKEN_ALIKE, Cause.BROKEN_BESIDE, Cause.NOT_REPEATED),
 )
 Found = tuple[Cause, dict[str, Any]]
 """A cause, and the values that its sentence needs."""
@@ -124,7 +131,7 @@ def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
     verdict, sentence, cause_class, severity = (*cause.value, None, None)[:4]
     if verdict is Verdict.FAIL and _is_unordered(case, worker, history):
         verdict = Verdict.INCONCLUSIVE
-    is_by_bits = cause in (*_ODD.values(), *_BROKEN.values(), Cause.FAILED_TRIAL)
+    is_by_bits = cause in (*_ODD.values(), *_BROKEN.values(), *_FAILED_TRIAL.values())
     ended_by_itself = verdict is Verdict.FAIL or cause is Cause.NO_HOST_MEMORY
     ended_by_itself |= cause is Cause.FAILED_ALIKE and history.done is None
     tells_last_lines = (ended_by_itself and not is_by_bits) or worker.name in case.end.tied
@@ -242,6 +249,8 @@ def _failure(case: Case, worker: WorkerEnd, history: History) -> Found | None:
         return cause, facts | {"repeat": _REPEATS[bad.repeated]}
     if history.broken is not None:
         facts = {"what": history.broken.what} | _repeat_facts(case, worker)
+        if case.changed_alike:
+            return Cause.BROKEN_ALIKE, facts
         is_named = worker.name in case.suspects
         return _BROKEN[_repeat_of(case, worker)] if is_named else Cause.BROKEN_BESIDE, facts
     if history.repeated is False and _kernels_vary(case, worker):
@@ -289,12 +298,11 @@ def _by_trial(case: Case, worker: WorkerEnd, difference: Disagreement) -> Found 
     if not difference.is_of_trial:
         return None
     told = case.histories[worker.name].detail
-    facts = {"shown": what_its_trial_showed(worker.name, difference, told)}
-    if not difference.odd:
-        return Cause.TRIALS_DIFFER, facts
-    if worker.name in difference.odd:
-        return Cause.FAILED_TRIAL, facts | {"repeat": Repeat.NOT_REPLAYED}
-    return None
+    facts = _facts(case, worker, difference)
+    facts |= {"shown": what_its_trial_showed(worker.name, difference, told)}
+    if worker.name in case.suspects and worker.name in (*difference.odd, *case.odd_by_replay):
+        return _FAILED_TRIAL[_repeat_of(case, worker)], facts
+    return (Cause.TRIALS_DIFFER, facts) if _is_apart(case, worker, difference) else None
 
 
 def _is_apart(case: Case, worker: WorkerEnd, difference: Disagreement) -> bool:
@@ -404,7 +412,8 @@ def _run_verdict(case: Case, rows: list[WorkerResult]) -> Verdict:
         return Verdict.FAIL if is_alike else Verdict.INCONCLUSIVE
     invalid = {row.name for row in rows if row.verdict is Verdict.INVALID}
     varies = any(replay.is_software for replay in end.replays) and invalid.issuperset(case.suspects)
-    if invalid and (end.exit_code == EXIT_USAGE or varies or case.is_unlike_golden):
+    is_alike = case.is_unlike_golden or bool(case.changed_alike)
+    if invalid and (end.exit_code == EXIT_USAGE or varies or is_alike):
         return Verdict.INVALID
     if end.exit_code not in _OF_BITS:
         if any(row.name in end.culprits and row.verdict is Verdict.SUSPECT for row in rows):

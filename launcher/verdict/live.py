@@ -130,6 +130,9 @@ class Watch(Observer):
                 self._keep_broken(worker, event)
             case Kept():
                 self._is_done(worker, event.of_step)
+        if isinstance(event, Step | Break):
+            for settling in self._settlings:
+                settling.heard(worker, event.step)
         if pace := self._paces.get(worker):
             pace.on_event(worker, event)
             self._guide(pace)
@@ -225,13 +228,19 @@ class Watch(Observer):
         pace = self._paces.get(worker)
         settling = self._settling_of(pace)
         self._name([worker])
-        settling.begin_with_break(worker, event)
+        here = () if pace is None else pace.here - {worker}
+        behind = [name for name in here if self._is_behind(name, event.step)]
+        settling.begin_with_break(worker, event, behind)
         if self._may_go_on_without((worker,), pace):
             self._put_aside(settling)
         elif self._settling is None:
             self._settling = settling
         else:  # the run ends of the fault before: it waits for no healthy one of this
             self._tell(told for told in settling.commands() if told[0] == worker)
+
+    def _is_behind(self, worker: str, step: int) -> bool:
+        history = self.histories[worker]
+        return history.broken is None and (history.last_step is None or history.last_step < step)
 
     def _settling_of(self, pace: Pace | None) -> Settling:
         settling = Settling(pace, self._died, self._named, self._dossier_bytes)

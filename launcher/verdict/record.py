@@ -16,7 +16,7 @@ from launcher.verdict.golden import GoldenResult
 from launcher.verdict.health import Health
 from launcher.verdict.nodes import Elsewhere, JobPart
 from launcher.verdict.past import EarlierFaults
-from launcher.verdict.steps import History
+from launcher.verdict.steps import History, changed_alike
 from model_check.config.ranks import JOBS
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_SIGNAL_BASE
 from model_check.events import MonotonicNs
@@ -193,8 +193,13 @@ class Case(Struct, frozen=True):
 
     @property
     def broken(self) -> list[str]:
-        """The workers whose state changed by itself."""
-        return [name for name, history in self.histories.items() if history.broken is not None]
+        """The workers whose state changed by itself, and not that of all alike."""
+        broken = [name for name, history in self.histories.items() if history.broken is not None]
+        return [] if self.changed_alike else broken
+
+    @property
+    def changed_alike(self) -> list[str]:
+        return changed_alike(self.histories)
 
     @property
     def suspects(self) -> list[str]:

@@ -4,7 +4,7 @@ A suspect and all healthy workers compute them, as often as it takes: `alone.Tal
 the suspect was wrong beside healthy ones that never were.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from launcher.verdict.pace import Pace
 from launcher.verdict.record import RunEnd, Stop
 from launcher.verdict.settling import GO_S
 from launcher.verdict.severity import Repeat
-from launcher.verdict.steps import History
+from launcher.verdict.steps import History, changed_alike
 from launcher.verdict.trials import outcomes
 from model_check.errors import EXIT_HANG, EXIT_USAGE
 from model_check.events import (
@@ -33,6 +33,7 @@ from model_check.events import (
     Vectors,
 )
 from model_check.utils.fingerprint import BEFORE
+from model_check.utils.trials import PASSED, trials_in
 from model_check.utils.words import listed
 
 Record = Mapping[int, Step]
@@ -55,6 +56,12 @@ class Question(Struct, frozen=True):
     """A state after so many steps, or fewer, is older than the fault."""
     has_changed: bool = False
     """The suspect's state changed by itself, which it tells without others."""
+    trial: str = ""
+    """The trial of a kernel that the suspect failed. Empty: its steps are asked."""
+
+    def what(self, from_step: int) -> str:
+        """Is computed again."""
+        return self.trial or f"steps {from_step} to {self.to_step}"
 
     @property
     def why_not(self) -> str | None:
@@ -86,7 +93,10 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
 
 def questions_of(watch: Watch) -> list[Question]:
-    """One for each fault of bits, but for validation losses: no step shows them."""
+    """One for each fault of bits, but for validation losses: no step shows them; and for each trial
+    of a kernel that no more than half of the equals failed."""
+    if changed_alike(watch.histories):
+        return []
     broken = {name: h.broken for name, h in watch.histories.items() if h.broken}
     found = [each for each in watch.disagreements if " " not in each.quantity]
     odd = {name: each for each in reversed(found) for name in each.odd}
@@ -95,7 +105,21 @@ def questions_of(watch: Watch) -> list[Question]:
     return [
         *(Question(each.step, each.two_that_differ, is_named=False) for each in unnamed),
         *(_question_of(name, odd.get(name), broken.get(name), watch) for name in named),
+        *(asked for each in watch.disagreements for asked in _of_trial(each, watch)),
     ]
+
+
+def _of_trial(found: Disagreement, watch: Watch) -> Iterator[Question]:
+    """Where most fail, it may be the kernel."""
+    if not found.is_of_trial:
+        return
+    failed = [name for name, shown in found.bits.items() if shown != PASSED]
+    if len(failed) * 2 > len(found.bits):
+        return
+    to_step = max(watch.histories[name].first_step for name in found.bits)
+    passed = tuple(name for name in found.bits if name not in (*failed, *found.others))
+    for name in failed:
+        yield Question(to_step, (name,), passed, trial=found.quantity)
 
 
 def _is_unnamed(found: Disagreement, watch: Watch) -> bool:
@@ -178,6 +202,8 @@ class ReplayWatch(Observer):
         self._vectors: dict[tuple[str, int], Vectors] = {}
         self._pace = Pace(question.workers, max_lead=1)
         self._wrong: dict[str, Disagreement] = {}
+        self._tried: set[str] = set()
+        """Those that told the trial that is asked."""
         self._incomparable: str | None = None
         """Why these replays tell nothing of the run."""
         self._until = self._give_up_at = NEVER
@@ -206,7 +232,8 @@ class ReplayWatch(Observer):
         match event:
             case Phase(name="build" | "train"):
                 self._compare_what_it_is(worker, event)
-            case Step() if event.step <= self._question.to_step:
+                self._look_at_trial(worker, event)
+            case Step() if event.step <= self._question.to_step and not self._question.trial:
                 self._steps[worker][event.step] = event
                 self._hold_against_run(worker, event)
                 self._ask_at(event.step)
@@ -248,8 +275,7 @@ class ReplayWatch(Observer):
         (suspect, *_), healthy = question.suspects, question.healthy
         if found is not None and question.is_named:  # at steps that the run told otherwise, too
             self._wrong.setdefault(suspect, found)
-        told = {name: h for name, h in self._histories.items() if h.num_steps}
-        finished = tuple(name for name, history in told.items() if history.is_finished)
+        finished = tuple(name for name in question.workers if self._has_finished(name))
         are_known = all(name in finished or name in self._wrong for name in question.suspects)
         varies = not self._wrong.keys().isdisjoint(healthy)
         return Attempt(
@@ -258,6 +284,11 @@ class ReplayWatch(Observer):
             disagreement=found,
             why_not=None if are_known or varies else end.reason or "its workers ended early",
         )
+
+    def _has_finished(self, worker: str) -> bool:
+        history = self._histories[worker]
+        is_over = history.num_steps > 0 and history.is_finished
+        return worker in self._tried if self._question.trial else is_over
 
     def _guide(self) -> None:
         """Nobody waits for a suspect that is wrong; it goes with the others, once."""
@@ -275,15 +306,26 @@ class ReplayWatch(Observer):
         return None
 
     def _compare_what_it_is(self, worker: str, event: Phase) -> None:
-        """Its device, software and data, with those of the run."""
-        said = self._of_run[worker].detail
-        for key in (*MUST_MATCH, *DIVIDING):
+        """Its device, software and data, with those of the run; its kernels follow from the trial,
+        where that is asked."""
+        said, is_of_steps = self._of_run[worker].detail, not self._question.trial
+        for key in (*MUST_MATCH, *(DIVIDING if is_of_steps else ())):
             was, now = said.get(key), event.detail.get(key)
             if key in said and key in event.detail and was != now:
                 self._is_not_comparable(f"{key} {was} in the run, {now} now")
+        if not is_of_steps:
+            return
         before, again = outcomes(said), outcomes(event.detail)
         if any(before[trial] != again[trial] for trial in before.keys() & again.keys()):
             self._is_not_comparable(f"trials of {worker}'s kernels went otherwise than in the run")
+
+    def _look_at_trial(self, worker: str, event: Phase) -> None:
+        trial = self._question.trial
+        if (shown := trials_in(event.detail).get(trial)) is None:
+            return
+        self._tried.add(worker)
+        if shown != PASSED:
+            self._is_wrong(worker, Disagreement(0, trial, {worker: shown}))
 
     def _told_in_run(self, worker: str, step: int) -> Step | None:
         """What is right, as far as it is known: a suspect's own word counts for what it computed
@@ -447,12 +489,14 @@ def _of_suspect(
 ) -> Replay:
     (worker,), tally = question.suspects, _tally(question, attempts)
     times = {1: "once", 2: "twice"}.get(tally.times, f"{tally.times} times")
-    replayed_so = f"replayed {times} (steps {replayed.from_step} to {replayed.to_step})"
+    replayed_so = f"replayed {times} ({question.what(replayed.from_step)})"
     if (early := _early(worker, question, attempts)) is not None:
         said = f"{worker} gave other bits than in the run (step {early.step}, {early.place}), and "
         said += "nothing tells which are right"
         return replace(replayed, said=f"{replayed_so}: {said}{then}")
     replayed = replace(replayed, repeats={worker: _repeat(tally)}, wrong=tally.wrong)
+    if question.trial and tally.convicts:  # of two, too
+        replayed = replace(replayed, odd=worker)
     said = f"{replayed_so}: {worker} {_how(tally, replayed, question)}{then}"
     return replace(replayed, said=said)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from launcher.verdict.alone import minority
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.scope import max_rate
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_UNNAMED, EXIT_USAGE
@@ -136,12 +137,11 @@ def _difference(worker: str, told: Mapping[str, Bits]) -> Difference | None:
     classes = _classes(told)
     if len(classes) < 2:
         return None
-    largest = max(classes, key=len)
-    is_minority = 2 * len(largest) > len(told)
-    others = largest if is_minority else classes[0]
+    odd = minority({name: number for number, each in enumerate(classes) for name in each})
+    others = next(each for each in classes if odd.isdisjoint(each))
     rounds = [name for each in classes if each is not others for name in each]
     step = min(_first_that_differs(told[others[0]], told[name]) for name in rounds)
-    return Difference(worker, rounds, step, is_minority)
+    return Difference(worker, rounds, step, is_minority=bool(odd))
 
 
 def _classes(told: Mapping[str, Bits]) -> list[list[str]]:

@@ -58,6 +58,8 @@ class Settling:
         self._until = NEVER
         self._keepers: set[str] = set()
         """Those that have not kept their state yet."""
+        self._behind: set[str] = set()
+        """Those of whom it is not known yet whether their state changed, too."""
         self._healthy: str | None = None
         """The one that keeps beside the suspects."""
         self._dump: Dump | None = None
@@ -92,9 +94,11 @@ class Settling:
         code = EXIT_DISAGREEMENT if found.odd else EXIT_UNNAMED
         self._stop = Stop(str(found), code, found.odd, outlasts_deaths=True)
 
-    def begin_with_break(self, worker: str, found: Break) -> None:
-        """It and a healthy one are asked to keep their state; without equals it does by itself."""
+    def begin_with_break(self, worker: str, found: Break, behind: Iterable[str]) -> None:
+        """It and a healthy one are asked to keep their state; without equals it does by itself.
+        `behind`: its equals that have not come so far."""
         self.of_step = found.step
+        self._behind = {*behind}
         stop = Stop(f"{worker}: {found.what}", EXIT_DISAGREEMENT, (worker,))
         self._keep(stop, [worker], [found.kept_as])
 
@@ -121,6 +125,12 @@ class Settling:
         """It has saved its state of that fault, or could not; None: it has ended."""
         if of_step in (None, self.of_step):
             self._keepers.discard(worker)
+            self._behind.discard(worker)
+
+    def heard(self, worker: str, step: int) -> None:
+        """It has come through this step, or found its state changed there."""
+        if step >= self.of_step:
+            self._behind.discard(worker)
 
     def avoid(self, named: Set[str]) -> None:
         """They are suspects by now: what one of them kept as a healthy one does not count, and
@@ -138,7 +148,7 @@ class Settling:
         """What the run ends with, once: when all is told and kept, or they had their time."""
         if self._stage is _Stage.ASKED and (self._have_told() or self._is_late(now)):
             self._ask_to_keep()
-        is_over = not self._keepers or self._is_late(now)
+        is_over = not (self._keepers or self._behind) or self._is_late(now)
         if self._stage is _Stage.KEEPING and is_over:
             self._stage, self._until = _Stage.OVER, NEVER
             return self._stop

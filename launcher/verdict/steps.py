@@ -1,5 +1,7 @@
 """What each worker said of itself, in bounded memory: of each kind of event the last, no step."""
 
+from collections.abc import Mapping
+
 from msgspec import Struct, field
 
 from launcher.verdict.slow import WARM_UP
@@ -129,3 +131,11 @@ class History(Struct):
         self.nonfinite = self.first_nonfinite = None
         if self.loss_first is None:
             self.loss_first = step.loss
+
+
+def changed_alike(histories: Mapping[str, History]) -> list[str]:
+    """All workers, two or more, whose state changed in the same way at the same step: their program
+    did that, no device."""
+    breaks = [history.broken for history in histories.values()]
+    found = {each and (each.step, each.kept_as, each.num_tensors, *each.found) for each in breaks}
+    return list(histories) if len(breaks) > 1 and len(found) == 1 and None not in found else []

@@ -92,6 +92,10 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
         return Summary(end.reason or "")
     if (shared := _what_was_shared(case)) is not None:
         return shared
+    if (alike := case.changed_alike) and end.exit_code in _OF_DIFFERENCES:
+        found = case.histories[alike[0]].broken
+        what = "" if found is None else found.what
+        return Summary(f"the software, not a GPU: {what}, in {len(alike)} workers alike", alike)
     if end.exit_code in _OF_DIFFERENCES and (told := _what_golden_tells(case)) is not None:
         return told
     if end.mismatch is not None:

@@ -60,7 +60,7 @@ def test_a_kernel_that_errs_on_one_of_three_makes_it_a_suspect(
     scripted: Launcher, told: Any
 ) -> None:
     """One that may take no other kernel ends by itself, and is judged by the same."""
-    run = scripted(*THREE, "launch.replay_s=60", **told({"CPU1": BITS}))
+    run = scripted(*THREE, "launch.replay_s=0", **told({"CPU1": BITS}))
     assert run.exit_code == 21, run.output
     said = f"CPU1: its attention kernel sdpa {BITS}; 2 equals passed"
     assert run.output.rstrip().endswith(f"[launcher] SUSPECT: {said} (exit code 21)")
@@ -76,6 +76,20 @@ def test_a_kernel_that_errs_on_one_of_three_makes_it_a_suspect(
     page = (run.directory / "report.html").read_text()
     assert "Before the first step" in page
     assert "kernels are tried anew" in page
+
+
+@pytest.mark.parametrize("told", [failing, refused])
+def test_a_trial_is_made_again_beside_a_healthy_one(scripted: Launcher, told: Any) -> None:
+    """Where the suspect ends by itself, too."""
+    run = scripted("training.max_steps=2", "launch.replay_s=200", **told({"CPU1": BITS}))
+    assert run.exit_code == 21, run.output
+    again = f"replayed 6 times ({TRIAL}): CPU1 was wrong again in 6 of 6 replays; CPU0 never was"
+    assert again in run.output
+    said = f"CPU1: its attention kernel sdpa {BITS}; CPU0 passed"
+    assert f"[launcher] FAIL: {said}; " in run.output
+    assert rows(run)["CPU1"] == ("FAIL", "hardware", "ISOLATE", "persistent")
+    again_of_report = scripted.verb("report", str(run.directory))
+    assert (again_of_report.returncode, again_of_report.stdout.count(again)) == (21, 1)
 
 
 @pytest.mark.parametrize("told", [failing, refused])

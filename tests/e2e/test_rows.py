@@ -41,6 +41,10 @@ WRONG_SETTING = env_of({}, ENDS=json.dumps(dict.fromkeys(WORKERS, REFUSED)))
 STRAYS = f"flip_gradient@1:all:{NORM}:4:always"
 ONE_STRAYS = env_of({}, IN_REPLAY=json.dumps({"CPU0": STRAYS}))
 TWO_STRAY = env_of({}, IN_REPLAY=json.dumps({"CPU0": STRAYS, "CPU2": STRAYS}))
+FAILED = {"trial of attention kernel sdpa": "gave other bits of dq in 3 equal calls"}
+TRIAL_OF_ONE = env_of({}, DETAILS=json.dumps({"CPU1": FAILED}))
+TRIAL_NOT_AGAIN = TRIAL_OF_ONE | env_of({}, DETAILS_IN_REPLAY=json.dumps({"CPU1": {}}))
+TRIAL_OF_BOTH = TRIAL_OF_ONE | env_of({}, DETAILS_IN_REPLAY=json.dumps({"CPU0": FAILED}))
 OTHER_KIND = "system.num_threads=2"
 """Of the others, which take one thread each."""
 OF_A_KIND = env_of(
@@ -107,6 +111,36 @@ ROWS = {
         ("--workers=2",),
         MISMATCH,
         Row(2, "INVALID", "user", None, "IGNORE", NOBODY),
+    ),
+    "changed by itself, all alike": (
+        ("--workers=3", REPLAYS, f"debug.drill=flip@2:all:{NORM}:3"),
+        {},
+        Row(2, "INVALID", "software", "not replayed", "IGNORE", NOBODY),
+    ),
+    "a kernel fails its trial on one of three, and again": (
+        ("--workers=3", REPLAYS),
+        TRIAL_OF_ONE,
+        Row(21, "FAIL", "hardware", "persistent", "ISOLATE", ["CPU1"]),
+    ),
+    "the same of two": (
+        ("--workers=2", REPLAYS),
+        TRIAL_OF_ONE,
+        Row(21, "FAIL", "hardware", "persistent", "ISOLATE", ["CPU1"]),
+    ),
+    "a kernel fails its trial on one of three, not again": (
+        ("--workers=3", REPLAYS),
+        TRIAL_NOT_AGAIN,
+        Row(21, "SUSPECT", "hardware", "transient", "MONITOR", ["CPU1"]),
+    ),
+    "the same of two, not again": (
+        ("--workers=2", REPLAYS),
+        TRIAL_NOT_AGAIN,
+        Row(23, "INCONCLUSIVE", "unknown", "transient", "MONITOR", NOBODY),
+    ),
+    "the same, and the other one fails it, too": (
+        ("--workers=2", REPLAYS),
+        TRIAL_OF_BOTH,
+        Row(23, "INCONCLUSIVE", "unknown", "not replayed", "MONITOR", NOBODY),
     ),
     "non-finite here": (
         ("--workers=2", f"{NAN}:CPU1"),

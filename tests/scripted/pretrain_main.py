@@ -7,7 +7,8 @@ of a real one.
 
 Environment, each a JSON object with worker names as keys unless said otherwise:
 DRILLS: the worker's own drill. IN_REPLAY: the same, for replays alone. IN_ROUND: round -> the same.
-SETTINGS: a setting of its own. DETAILS: what its build phase says besides.
+SETTINGS: a setting of its own. DETAILS: what its build phase says besides. DETAILS_IN_REPLAY: what
+it says there in a replay.
 ENDS: [exit code, message] of a failure before its first step.
 ENDS_AFTER_TRIALS: the same, when it has told its build phase.
 ENDS_AFTER: [step, exit code, message] of one behind that step.
@@ -379,7 +380,9 @@ class Worker:
         detail |= {"attention_reason": "scripted", "attention_kernel": "ScriptedAttention"}
         detail |= {"attention_package": None, "optimizer": "fused"}
         detail |= {"trial of fused AdamW": "passed", "trial of attention kernel sdpa": "passed"}
-        self.emit(kind="phase", name="build", detail=detail | (of_worker("DETAILS") or {}))
+        said = of_worker("DETAILS_IN_REPLAY") if self.replay_to is not None else None
+        said = of_worker("DETAILS") if said is None else said
+        self.emit(kind="phase", name="build", detail=detail | (said or {}))
         if failure := of_worker("ENDS_AFTER_TRIALS"):
             print(f"error: {failure[1]}", flush=True)
             raise Ended(*failure)
