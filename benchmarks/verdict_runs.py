@@ -462,7 +462,8 @@ def shared(lab: Lab, num_runs: int, dice: random.Random) -> bool:
         kind = dice.choice(("nan", "nan_forward", "inf_forward", "nan_backward", "nan_weight"))
         run = lab.run(num_workers, f"debug.drill={kind}@{dice.randrange(NUM_STEPS)}", LATE=late)
         of_software = {row["cause_class"] for row in run.report["workers"]} == {"software"}
-        is_right = run.exit_code == EXIT_NON_FINITE and not run.report["culprits"] and of_software
+        code = EXIT_USAGE if kind == "nan_weight" else EXIT_NON_FINITE  # a changed state: INVALID
+        is_right = run.exit_code == code and not run.report["culprits"] and of_software
         if not is_right:
             print(late, kind, run.exit_code, run.report["summary"])
         rows["all"] += Counter({"runs": 1, "nobody is named": is_right, "WRONG": not is_right})
