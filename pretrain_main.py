@@ -321,6 +321,7 @@ def run_context(
         run_dir=env.run_dir,
         chat=cache.tokens.chat,
         tokenizer=tokenizer,
+        end_token=cache.tokens.end_token,
         prompts=asked_prompts(cache, settings, tokenizer, console.say_for_all),
         replay_to=task.replay_to,
         world=world,
@@ -481,7 +482,8 @@ def asked_prompts(
 
     try:
         place = cache.store.path / TOKENIZER
-        known = read_text_tokenizer(tokenizer, place, cache.vocab_size)
+        end_token = cache.tokens.end_token
+        known = read_text_tokenizer(tokenizer, place, cache.vocab_size, end_token)
         answers = Answers(known, settings, chat_of(cache.tokens.chat, cache.path))
     except DataError as error:
         say(f"No samples, for the tokens stand for no text: {error}")

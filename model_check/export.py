@@ -32,8 +32,9 @@ from model_check.data.read.manifest import (
     short,
     store_of,
 )
-from model_check.data.sources.chat import CONFIG as TOKENIZER_CONFIG
 from model_check.data.sources.chat import TEMPLATE, ChatTemplate, chat_of
+from model_check.data.sources.declared import CONFIG as TOKENIZER_CONFIG
+from model_check.data.sources.declared import declared_in
 from model_check.data.tokenizers.marks import Marks, ends_of_answers, marks_of
 from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
 from model_check.engine.checkpoint import not_ours, read_checkpoint, settings_of, tokenizer_of
@@ -93,7 +94,10 @@ def export(
         config = config_json(settings, vocab_size, dtype)
         if content is not None:
             place, chat = tokenizer or checkpoint, chat_of(state.get("chat"), checkpoint)
-            text_tokenizer = TextTokenizer(parse(document_in(content, place), place), str(place))
+            kept = state.get("end_token")
+            end_token = kept if tokenizer is None else declared_in(tokenizer.parent).end
+            raw = parse(document_in(content, place), place)
+            text_tokenizer = TextTokenizer(raw, str(place), end_token)
             config |= _ids_of_marks(text_tokenizer, settings, chat)
             (beside / TOKENIZER).write_bytes(content)
             _write_tokenizer_config(beside, settings, marks_of(text_tokenizer, settings), chat)

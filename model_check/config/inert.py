@@ -55,6 +55,7 @@ def _accumulates(settings: Settings) -> bool:
     return training.grad_accum_nums > 1 or any(total is not None for total in given)
 
 
+_OWN_END = ("bpe", "wordpiece", "midi", "tiktoken")
 RULES = (
     Rule(
         ("training.min_lr",),
@@ -145,6 +146,12 @@ RULES = (
         ("training.stage",),
         lambda s: s.training.stage == "next_token",
         "training.stage=next_token: examples are not cut into windows",
+    ),
+    Rule(
+        ("data.document_end",),
+        ("data.tokenizer",),
+        lambda s: s.data.tokenizer.partition(":")[0] not in _OWN_END,
+        "a data.tokenizer of a model or a file: others have an end token of their own",
     ),
     Rule(
         ("data.truncation", "data.chat_template"),

@@ -262,6 +262,10 @@ class DataSettings(_Section, frozen=True):
     wordpiece (trained on the data; both byte-level), tiktoken or tiktoken:ENCODING (cl100k_base),
     midi (a word of a text is the name of a token of music; auto takes it for MIDI files), or a
     tokenizer.json."""
+    document_end: Annotated[str | None, SILENT] = None
+    """The token that ends each document; null: the eos_token that tokenizer_config.json or
+    special_tokens_map.json beside the tokenizer.json declares, else the first known name that is a
+    special token of it. Example: <|eot_id|>"""
     bpe_vocab_size: Annotated[ByteVocabulary, SILENT] = 8192
     """Vocabulary of a tokenizer trained on the data."""
     num_samples: Annotated[Count | None, SILENT] = None

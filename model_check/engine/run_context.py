@@ -99,6 +99,8 @@ class RunContext:
     """The last step of a replay; None: this is a run of its own, to training.max_steps."""
     tokenizer: bytes | None = None
     """The tokenizer.json that made the batches, for checkpoints; None: nobody gave one."""
+    end_token: str | None = None
+    """What ended each document of theirs, for checkpoints; None: nobody told."""
     chat: dict[str, str | None] | None = None
     """The chat template that made text of the data's messages, for checkpoints; None: none did."""
     prompts: Prompts | None = None

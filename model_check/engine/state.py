@@ -5,7 +5,8 @@
 unless system.num_threads says another), `loader` (`sequences` consumed), `since` (`Counts`: from
 there on each step read as many), `loss` (of the last step), `val_loss` (split -> the latest),
 `best_split`, `best_val_loss`, `best_step`, `total_tokens`, `settings`, `model_cfg` (the geometry),
-`data` (token cache, dataset, tokenizer), `tokenizer` (its tokenizer.json, packed), `chat` (the chat
+`data` (token cache, dataset, tokenizer), `tokenizer` (its tokenizer.json, packed), `end_token`
+(what ended each document), `chat` (the chat
 template of its messages), `logging` (what observers keep, a W&B run's id for one), `launch` (the
 name that the workers of one launch share), `run_id`, and, which the saver adds, `attempt`
 (saving/lineage.py) and `kept` (the `step_N.pt` of its run that were there).
@@ -108,6 +109,7 @@ class Resumable(Weights):
     loss: float | None = None
     tokenizer: Tensor | None = None
     chat: dict[str, str | None] | None = None
+    end_token: str | None = None
     kept: list[str] = msgspec.field(default_factory=list)
     """An alarm's checkpoint names no others."""
     num_threads: Threads | None = None
@@ -186,6 +188,7 @@ class TrainingState:
             "launch": self.context.identity.run_name,
             "run_id": progress.run_id,
             "tokenizer": self._tokenizer,
+            "end_token": self.context.end_token,
             "chat": self.context.chat,
             "logging": {name: value for o in self.observers for name, value in o.kept().items()},
         }

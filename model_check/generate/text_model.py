@@ -14,6 +14,7 @@ from model_check.config.schema import Settings
 from model_check.config.shape import geometry
 from model_check.data.read.manifest import LONGEST, TOKENIZER
 from model_check.data.sources.chat import ChatTemplate, chat_of, template_of
+from model_check.data.sources.declared import declared_in
 from model_check.data.tokenizers.marks import ends_of_answers, marks_of
 from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
 from model_check.engine.checkpoint import read_checkpoint, settings_of, tokenizer_of
@@ -26,7 +27,7 @@ from model_check.models.build_model import unfilled_model
 from model_check.utils.checkpoint_names import NONE_THERE, is_sharded, was_begun
 from model_check.utils.files import SETTINGS_BYTES, read_whole
 
-_CONFIG = "config.json"
+_CONFIG, _GENERATION = "config.json", "generation_config.json"
 
 
 class _Config(msgspec.Struct):
@@ -35,6 +36,11 @@ class _Config(msgspec.Struct):
     max_position_embeddings: Annotated[int, msgspec.Meta(ge=1)] = 2048
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
+
+    @property
+    def end_ids(self) -> list[int]:
+        found = self.eos_token_id
+        return found if isinstance(found, list) else [] if found is None else [found]
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,8 @@ def _of_checkpoint(path: Path, device: torch.device, given: Path | None) -> Text
     if content is None:
         raise ConfigError(f"{path}: holds no tokenizer: give it with --tokenizer FILE")
     num_embedded = len(state["model"]["tok_embed.weight"])
-    tokenizer = read_text_tokenizer(content, given or path, num_embedded)
+    end_token = state.get("end_token") if given is None else declared_in(given.parent).end
+    tokenizer = read_text_tokenizer(content, given or path, num_embedded, end_token)
     form = trained_form(tokenizer, settings, chat_of(state.get("chat"), path))
     return form.of(model_of(state, path, device))
 
@@ -125,15 +132,16 @@ def _of_directory(directory: Path, device: torch.device, given: Path | None) -> 
     model = unfilled_model(settings, shape, BACKENDS["sdpa"], device)
     load_weights(model, settings.model, directory)
     place = given or directory / TOKENIZER
-    tokenizer = read_text_tokenizer(_content(place), place, shape.vocab_size)
-    ends = tokenizer.end_id if config.eos_token_id is None else config.eos_token_id
+    end_token = declared_in(place.parent).end
+    tokenizer = read_text_tokenizer(_content(place), place, shape.vocab_size, end_token)
+    ends = {tokenizer.end_id, *config.end_ids}
+    if os.path.isfile(directory / _GENERATION):
+        ends.update(_read_config(directory / _GENERATION).end_ids)
     chat = template_of(directory)
     return TextModel(
         tokenizer,
         begin_id=config.bos_token_id,
-        end_ids=frozenset(
-            [*(ends if isinstance(ends, list) else [ends]), *ends_of_answers(tokenizer, chat)]
-        ),
+        end_ids=frozenset([*ends, *ends_of_answers(tokenizer, chat)]),
         context_length=config.max_position_embeddings,
         chat=chat,
         model=model.eval(),
@@ -146,7 +154,7 @@ def _read_config(path: Path) -> _Config:
         return msgspec.json.decode(read_whole(path, SETTINGS_BYTES), type=_Config)
     # What is not UTF-8 is a ValueError, as is every error of msgspec.
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not the config.json of a model: {error}") from error
+        raise ConfigError(f"{path}: not the {path.name} of a model: {error}") from error
 
 
 def _limit(settings: Settings) -> int | None:
@@ -163,9 +171,12 @@ def _content(path: Path) -> bytes:
         ) from error
 
 
-def read_text_tokenizer(content: bytes, path: Path, vocab_size: int) -> TextTokenizer:
-    """`path`: where `content` was read, for messages. Raises ConfigError and DataError."""
-    tokenizer = TextTokenizer(parse(document_in(content, path), path), str(path))
+def read_text_tokenizer(
+    content: bytes, path: Path, vocab_size: int, end_token: str | None = None
+) -> TextTokenizer:
+    """`path`: where `content` was read, for messages. `end_token`: what ends a text; None: a known
+    name. Raises ConfigError and DataError."""
+    tokenizer = TextTokenizer(parse(document_in(content, path), path), str(path), end_token)
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
             f"{path}: a tokenizer of {tokenizer.vocab_size:,} tokens, and the model knows "

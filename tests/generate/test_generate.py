@@ -22,6 +22,7 @@ from model_check.config.schema import (
 from model_check.config.shape import geometry
 from model_check.data.tokenizers.tokenizer import byte_letters
 from model_check.engine.checkpoint import packed
+from model_check.errors import ConfigError
 from model_check.export import export
 from model_check.generate.__main__ import main
 from model_check.generate.generate import Ended, generate, next_tokens, prompt_ids
@@ -103,6 +104,27 @@ def test_the_likeliest_tokens_are_those_of_transformers(
         for model in (ours.model, exported.model):
             tokens = next_tokens(model, prompt[0].tolist(), GREEDY)
             assert [next(tokens) for _ in expected] == expected
+
+
+def test_a_text_ends_with_every_token_that_its_model_declares(
+    trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    """What training ended documents with, and each id of config.json and generation_config.json."""
+    checkpoint = trained(bytes_tokenizer(260), vocab_size=260)
+    state = torch.load(checkpoint)
+    torch.save(state | {"end_token": "<258>"}, checkpoint)
+    assert text_model(checkpoint).end_ids == {258}
+    out = tmp_path / "out"
+    export(checkpoint, out)
+    declared = [json.loads((out / f).read_text()) for f in ("config.json", "tokenizer_config.json")]
+    assert (declared[0]["eos_token_id"], declared[1]["eos_token"]) == (258, "<258>")
+    assert text_model(out).end_ids == {258}
+    (out / "generation_config.json").write_text('{"eos_token_id": [257, 259]}')
+    (out / "config.json").write_text(json.dumps(declared[0] | {"eos_token_id": 256}))
+    assert text_model(out).end_ids == {256, 257, 258, 259}
+    (out / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    with pytest.raises(ConfigError, match="generation_config.json: not the generation_config.json"):
+        text_model(out)
 
 
 def test_one_token_after_the_other_is_the_whole_at_once(trained: Callable[..., Path]) -> None:

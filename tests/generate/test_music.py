@@ -117,6 +117,7 @@ def test_a_model_of_text_writes_no_music(
 ) -> None:
     words = Tokenizer(models.WordLevel({"one": 0, "two": 1, "<|endoftext|>": 2}))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.add_special_tokens(["<|endoftext|>"])
     checkpoint = trained(words.to_str())
     assert main([str(checkpoint), "--prompt", "one", "--midi", "x.mid"]) == 2
     (line,) = capsys.readouterr().err.splitlines()

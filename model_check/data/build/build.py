@@ -143,6 +143,7 @@ def encoded_tasks(
     spec = EncoderSpec(
         tokenizer_json=tokenizer.to_json(),
         tokenizer_name=tokenizer.name,
+        end_token=tokenizer.end_token,
         backend=backend.name,
         dtype=store.dtype,
         limit=store.max_tokens,

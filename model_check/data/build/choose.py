@@ -9,8 +9,9 @@ from model_check.config.schema import ModelSettings, Settings
 from model_check.config.validation import parse_validation
 from model_check.data.cache.memo import Memo
 from model_check.data.read.manifest import TOKENIZER
-from model_check.data.sources.chat import CONFIG as TOKENIZER_CONFIG
 from model_check.data.sources.chat import TEMPLATE, ChatTemplate, template_of
+from model_check.data.sources.declared import CONFIG as TOKENIZER_CONFIG
+from model_check.data.sources.declared import SPECIAL_TOKENS
 from model_check.data.sources.documents import RowForm, TextColumn
 from model_check.data.sources.embedded import EmbeddedSource
 from model_check.data.sources.examples import ExampleForm
@@ -182,6 +183,7 @@ def _maybe_misspelt(source: HubSource, name: str) -> HubSource:
 
 def _tokenizer(settings: Settings, hub: Hub, memo: Memo) -> TokenizerChoice:
     of_chats = settings.training.stage == "prompt_target"
+    end_token = settings.data.document_end
     match settings.data.tokenizer:
         case "bpe":
             return TrainedTokenizer(settings.data.bpe_vocab_size)
@@ -192,9 +194,10 @@ def _tokenizer(settings: Settings, hub: Hub, memo: Memo) -> TokenizerChoice:
         case name if name.partition(":")[0] == "tiktoken":
             return TiktokenTokenizer(name.partition(":")[2] or DEFAULT_ENCODING, memo)
         case "auto" if settings.model.init_from is not None:
-            return _initial_tokenizer(settings.model, hub, memo, of_chats=of_chats)
+            return _initial_tokenizer(settings.model, hub, memo, end_token, of_chats=of_chats)
         case "auto" | "model":
-            return _model_tokenizer(settings.model.model_path, hub, memo, of_chats=of_chats)
+            named = settings.model.model_path
+            return _model_tokenizer(named, hub, memo, end_token, of_chats=of_chats)
         case name:
             path = Path(name).expanduser()
             if not path.exists():
@@ -203,11 +206,11 @@ def _tokenizer(settings: Settings, hub: Hub, memo: Memo) -> TokenizerChoice:
                     "model, bpe, wordpiece, tiktoken, midi or the path of a tokenizer.json"
                 )
             label = path.name if path.is_dir() else path.absolute().parent.name
-            return GivenTokenizer(path, label or path.name, memo)
+            return GivenTokenizer(path, label or path.name, memo, end_token)
 
 
 def _initial_tokenizer(
-    model: ModelSettings, hub: Hub, memo: Memo, *, of_chats: bool
+    model: ModelSettings, hub: Hub, memo: Memo, end_token: str | None, *, of_chats: bool
 ) -> TokenizerChoice:
     """That of the first weights: they know no other. A directory without one has the model's."""
     path = Path(model.init_from or "").expanduser()
@@ -218,20 +221,20 @@ def _initial_tokenizer(
     except OSError:  # a model of the hub
         pass
     if path.is_file() or is_sharded(path):
-        return CheckpointTokenizer(path, memo)
+        return CheckpointTokenizer(path, memo, end_token)
     if path.is_dir() and not (path / TOKENIZER).is_file():
-        return _model_tokenizer(model.model_path, hub, memo, of_chats=of_chats)
-    return _model_tokenizer(str(path), hub, memo, of_chats=of_chats)
+        return _model_tokenizer(model.model_path, hub, memo, end_token, of_chats=of_chats)
+    return _model_tokenizer(str(path), hub, memo, end_token, of_chats=of_chats)
 
 
 def _model_tokenizer(
-    model_path: str, hub: Hub, memo: Memo, *, of_chats: bool = False
+    model_path: str, hub: Hub, memo: Memo, end_token: str | None, *, of_chats: bool = False
 ) -> GivenTokenizer:
     """`of_chats`: with what gives its chat template."""
     path = Path(model_path).expanduser()
     if path.exists():
-        return GivenTokenizer(path, path.absolute().name, memo)
+        return GivenTokenizer(path, path.absolute().name, memo, end_token)
     instead = "take data.tokenizer=bpe or a local tokenizer.json"
     # Fetched together: which of them the hub's cache happens to hold must not decide.
-    names = (TOKENIZER, TEMPLATE, TOKENIZER_CONFIG) if of_chats else (TOKENIZER,)
-    return GivenTokenizer(hub.model_file(model_path, instead, *names), model_path, memo)
+    names = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, *((TEMPLATE,) if of_chats else ()))
+    return GivenTokenizer(hub.model_file(model_path, instead, *names), model_path, memo, end_token)

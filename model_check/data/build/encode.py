@@ -97,6 +97,8 @@ class EncoderSpec:
     """A task may end once it has so many tokens."""
     begin_id: int | None = None
     """See Encoder."""
+    end_token: str | None = None
+    """None: a known name."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ class Encoder:
         """Raises DataError."""
         from tokenizers import Tokenizer
 
-        tokenizer = TextTokenizer(Tokenizer.from_str(spec.tokenizer_json), spec.tokenizer_name)
+        raw = Tokenizer.from_str(spec.tokenizer_json)
+        tokenizer = TextTokenizer(raw, spec.tokenizer_name, spec.end_token)
         backend = choose_backend(spec.backend, tokenizer)
         checked = CheckedEncoder(backend, tokenizer)
         return cls(checked, tokenizer.end_id, spec.dtype, spec.begin_id)

@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 
+from model_check.data.sources.declared import Declared, declared_in
 from model_check.data.sources.documents import Part
 from model_check.errors import DataError
 from model_check.utils.files import SETTINGS_BYTES, read_whole
 from model_check.utils.words import first_line
 
-TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
-"""Where transformers keeps a template; older models have it in the second."""
+TEMPLATE = "chat_template.jinja"
+"""Where transformers keeps a template; older models have it in the tokenizer_config.json."""
 Kept = dict[str, str | None]
 Message = dict[str, Any]
 """`role`, `content`, and whatever else the template reads."""
@@ -133,55 +134,33 @@ def chat_of(kept: Any, source: object) -> ChatTemplate | None:
         raise DataError(f"{source}: its chat template is damaged: {error}") from error
 
 
-class _Token(msgspec.Struct):
-    content: str
-
-
-class _Config(msgspec.Struct):
-    """What a tokenizer_config.json says of chats."""
-
-    chat_template: Any = None
-    bos_token: str | _Token | None = None
-    eos_token: str | _Token | None = None
-
-    @property
-    def template(self) -> str | None:
-        """The one that is called default, where there are several. None where it is no template:
-        rows of prompt and completion need none."""
-        match self.chat_template:
-            case str(text):
-                return text
-            case [*named]:
-                return next((t["template"] for t in named if _is_default(t)), None)
-            case _:
-                return None
+def _template_in(found: Any) -> str | None:
+    """Of a tokenizer_config.json: the one that is called default, where there are several. None
+    where it is no template: rows of prompt and completion need none."""
+    match found:
+        case str(text):
+            return text
+        case [*named]:
+            return next((t["template"] for t in named if _is_default(t)), None)
+        case _:
+            return None
 
 
 def template_of(directory: Path | None, given: Path | None = None) -> ChatTemplate | None:
     """The file `given` (data.chat_template), else what lies in the directory of a tokenizer; None:
     there is none. Raises DataError."""
-    config = _Config() if directory is None else _config_in(directory / CONFIG)
+    declared = Declared() if directory is None else declared_in(directory)
     if given is not None:
         text: str | None = _text(given, "data.chat_template")
     elif directory is not None and (directory / TEMPLATE).is_file():
         text = _text(directory / TEMPLATE, "the tokenizer's chat template")
     else:
-        text = config.template
+        text = _template_in(declared.chat_template)
     if text is None:
         return None
     if not text.strip():
         raise DataError(f"{given or directory}: the chat template is empty")
-    return ChatTemplate(text, _spelling(config.bos_token), _spelling(config.eos_token))
-
-
-def _config_in(path: Path) -> _Config:
-    if not path.is_file():
-        return _Config()
-    try:
-        return msgspec.json.decode(read_whole(path, SETTINGS_BYTES), type=_Config)
-    # What is not UTF-8 is a ValueError, as is every error of msgspec.
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not the configuration of a tokenizer: {error}") from error
+    return ChatTemplate(text, declared.begin, declared.end)
 
 
 def _text(path: Path, what: str) -> str:
@@ -190,10 +169,6 @@ def _text(path: Path, what: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why: Any = getattr(error, "strerror", None) or error
         raise DataError(f"{what} = {path}: cannot be read: {why}") from error
-
-
-def _spelling(token: str | _Token | None) -> str | None:
-    return token.content if isinstance(token, _Token) else token
 
 
 def _is_default(template: object) -> bool:

@@ -25,13 +25,13 @@ _UNREADABLE = (pickle.UnpicklingError, AttributeError, TypeError, IndexError, Me
 class CheckpointTokenizer(GivenTokenizer):
     """Of a checkpoint of ours."""
 
-    def __init__(self, path: Path, memo: Memo) -> None:
+    def __init__(self, path: Path, memo: Memo, end_token: str | None = None) -> None:
         """Raises DataError for a sharded one that is damaged."""
         try:
             file = common_file(path) if is_sharded(path) else path
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: not a checkpoint of Model Check: {error}") from error
-        super().__init__(file, path.name, memo)
+        super().__init__(file, path.name, memo, end_token)
 
     def chat(self) -> ChatTemplate | None:
         """The template of the messages that its model was taught; None: it was taught none. Raises
@@ -39,6 +39,11 @@ class CheckpointTokenizer(GivenTokenizer):
         with self._opened() as archive:
             kept = _outline(archive)[1].get("chat")
         return chat_of(kept, self._path)
+
+    def _declared_end(self) -> str | None:
+        with self._opened() as archive:
+            end_token = _outline(archive)[1].get("end_token")
+        return end_token if isinstance(end_token, str) else None
 
     def _content(self) -> bytes:
         """Raises OSError, DataError."""

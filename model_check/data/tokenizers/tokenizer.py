@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from model_check.data.cache.memo import Memo
 from model_check.data.read.manifest import LONGEST, TOKENIZER, hash_of
+from model_check.data.sources.declared import declared_in
 from model_check.data.sources.source import Source
 from model_check.errors import DataError
 from model_check.utils.files import read_whole
@@ -29,8 +30,8 @@ END_TOKENS = (
     "<|eot_id|>",
     "[SEP]",
 )
-"""What ends a document in known tokenizers. The first that a vocabulary has is used, so that of
-pretraining comes before that of a chat."""
+"""What ends a document in known tokenizers. Where nothing is declared, the first that is a special
+token is used, so that of pretraining comes before that of a chat."""
 BEGIN_TOKENS = (
     "<|begin_of_text|>",
     "<｜begin▁of▁sentence｜>",
@@ -56,14 +57,16 @@ class TextTokenizer:
     words: frozenset[str] | None = None
     """All that its texts may be made of; None: it takes every text."""
 
-    def __init__(self, raw: "Tokenizer", name: str) -> None:
-        """Raises DataError when the vocabulary has no token that ends a document."""
+    def __init__(self, raw: "Tokenizer", name: str, end_token: str | None = None) -> None:
+        """`end_token`: what ends a document; None: a known name. Raises DataError when the
+        vocabulary has no such token."""
         self.name = name
         vocabulary = raw.get_vocab(with_added_tokens=True)
-        end_token = next((token for token in END_TOKENS if token in vocabulary), None)
-        if end_token is None:
+        end_token = end_token or _known_end(raw, name)
+        if end_token not in vocabulary:
             raise DataError(
-                f"{name}: no token that ends a document (looked for {', '.join(END_TOKENS)})"
+                f"{name}: {end_token!r}, which is to end each document, is no token of its "
+                "vocabulary; data.document_end=TOKEN names one that is"
             )
         self.end_token: str = end_token
         self.end_id: int = vocabulary[end_token]
@@ -149,8 +152,10 @@ class TokenizerChoice(Protocol):
 class GivenTokenizer:
     """A tokenizer.json that exists."""
 
-    def __init__(self, path: Path, name: str, memo: Memo) -> None:
+    def __init__(self, path: Path, name: str, memo: Memo, end_token: str | None = None) -> None:
+        """`end_token`: data.document_end; None: what the files beside it declare."""
         self._path = path / TOKENIZER if path.is_dir() else path
+        self._given_end = end_token
         self.directory = self._path.parent
         """What belongs to it lies there, too."""
         self.name = name
@@ -160,11 +165,23 @@ class GivenTokenizer:
     def identity(self) -> dict[str, Any]:
         """Its content, and the ids that the installed library gives for a probe: a version that
         tokenizes differently makes a new key, one that does not keeps it."""
-        content = self._content_hash
-        return {"kind": "tokenizer.json", "content": content, "probe": self._probe(content)}
+        content, end = self._content_hash, self._end_token
+        ended = {} if end is None else {"end_token": end}
+        return {"kind": "tokenizer.json", "content": content, "probe": self._probe(content)} | ended
 
     def load(self, source: Source) -> TextTokenizer:
-        return TextTokenizer(parse(self._document, self._path), self.name)
+        return self._loaded()
+
+    def _loaded(self) -> TextTokenizer:
+        return TextTokenizer(parse(self._document, self._path), self.name, self._end_token)
+
+    @cached_property
+    def _end_token(self) -> str | None:
+        return self._given_end or self._declared_end()
+
+    def _declared_end(self) -> str | None:
+        """Raises DataError."""
+        return declared_in(self.directory).end
 
     @cached_property
     def _content_hash(self) -> str:
@@ -184,7 +201,7 @@ class GivenTokenizer:
         import tokenizers
 
         def compute() -> str:
-            tokenizer = TextTokenizer(parse(self._document, self._path), self.name)
+            tokenizer = self._loaded()
             text = PROBE if tokenizer.words is None else " ".join(sorted(tokenizer.words))
             return hash_of(tokenizer.encode([text])[0])
 
@@ -214,6 +231,17 @@ def _for_text(raw: "Tokenizer", end_token: str) -> "Tokenizer":
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def _known_end(raw: "Tokenizer", name: str) -> str:
+    """Special, or a text could spell it. Raises DataError."""
+    special = {t.content for t in raw.get_added_tokens_decoder().values() if t.special}
+    if (found := next((token for token in END_TOKENS if token in special), None)) is None:
+        raise DataError(
+            f"{name}: no token that ends a document: no eos_token is declared beside it, and none "
+            f"of {', '.join(END_TOKENS)} is a special token of its; data.document_end=TOKEN names one"
+        )
+    return found
 
 
 def _words(raw: "Tokenizer") -> frozenset[str] | None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from model_check.data.read.loader import BatchLoader, evaluation_batches
 from model_check.data.read.manifest import rows_name, store_of, targets_name
 from model_check.data.read.token_cache import TokenCache
 from model_check.data.read.token_split import PADDING, Split
+from model_check.data.sources.declared import CONFIG
 from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
 from model_check.errors import ConfigError, DataError
 from tests.data.lab import Lab
-from tests.data.trl.make_labels import CONTEXT_LENGTH, LABELS, ROWS, TOKENIZER
+from tests.data.trl.make_labels import CONTEXT_LENGTH, INSTRUCT, LABELS, ROWS, TOKENIZER
 
 END = 0
 """`<|endoftext|>` of the tokenizer."""
@@ -77,9 +79,18 @@ def learned(split: Split) -> list[tuple[list[int], list[int]]]:
     return found
 
 
-def test_labels_are_those_of_trl(lab: Lab) -> None:
-    cache = opened(lab, ROWS)
-    theirs = [(row["input_ids"], row["labels"]) for row in json.loads(LABELS.read_text())["rows"]]
+@pytest.mark.parametrize("how", ["", "declared", "set"])
+def test_labels_are_those_of_trl(lab: Lab, how: str) -> None:
+    """Where the end of a turn is declared as that of a text, too: what instruct models do."""
+    options = [f"data.document_end={INSTRUCT}"] if how == "set" else []
+    if how == "declared":
+        instruct = shutil.copytree(TOKENIZER, lab.dir / "instruct")
+        config = json.loads((instruct / CONFIG).read_text()) | {"eos_token": INSTRUCT}
+        (instruct / CONFIG).write_text(json.dumps(config))
+        options = [f"data.tokenizer={instruct}"]
+    cache = opened(lab, ROWS, *options)
+    rows = json.loads(LABELS.read_text())["instruct" if how else "rows"]
+    theirs = [(row["input_ids"], row["labels"]) for row in rows]
     assert len(theirs) == 14  # TRL drops what has no target left, too
     assert learned(cache) == theirs
     (batch,) = evaluation_batches(cache, batch_size=len(theirs))

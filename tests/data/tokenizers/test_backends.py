@@ -65,6 +65,7 @@ def shaped(
         raw.pre_tokenizer = pre
     if normalizer is not None:
         raw.normalizer = normalizer
+    raw.add_special_tokens(["</s>"])
     if added is not None:
         raw.add_tokens([added])
     return TextTokenizer(raw, "shaped")

@@ -47,6 +47,7 @@ def test_an_end_token_not_marked_special_is_not_forged_either(tmp_path: Path) ->
     document = json.loads(path.read_text())
     document["added_tokens"][0]["special"] = False
     path.write_text(json.dumps(document))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     loaded = GivenTokenizer(path, "tiny", Memo(tmp_path)).load(EmbeddedSource())
     assert loaded.end_id not in loaded.encode(["one </s> two"])[0]
 

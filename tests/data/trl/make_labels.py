@@ -10,6 +10,8 @@ HERE = Path(__file__).parent
 ROWS, LABELS, TOKENIZER = HERE / "rows.jsonl", HERE / "labels.json", HERE / "tokenizer"
 CONTEXT_LENGTH = 80
 """A sequence of ours has one token more, as TRL's max_length counts."""
+INSTRUCT = "<|im_end|>"
+"""The eos_token of instruct models: it ends a turn, not a text."""
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -63,14 +65,23 @@ def rows() -> list[dict[str, object]]:
 
 def main() -> None:
     import torch
+
+    ROWS.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    _train_tokenizer()
+    names = ("trl", "transformers", "tokenizers", "datasets", "accelerate")
+    versions = {name: metadata.version(name) for name in names} | {"torch": torch.__version__}
+    made = {"versions": versions, "rows": _labels("<|endoftext|>"), "instruct": _labels(INSTRUCT)}
+    LABELS.write_text(json.dumps(made) + "\n")
+
+
+def _labels(end_token: str) -> list[dict[str, list[int]]]:
+    """Where that is the tokenizer's eos_token."""
     from datasets import Dataset
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
     from trl import SFTConfig, SFTTrainer
 
-    ROWS.write_text("".join(json.dumps(row) + "\n" for row in rows()))
-    _train_tokenizer()
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(TOKENIZER)
-    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(TOKENIZER, eos_token=end_token)
+    tokenizer.pad_token = "<|endoftext|>"
     plain, chats = ([r for r in rows() if isinstance(r["prompt"], k)] for k in (str, list))
     labels = []
     with tempfile.TemporaryDirectory() as out:
@@ -91,9 +102,7 @@ def main() -> None:
             for row in trainer.train_dataset:
                 batch = trainer.data_collator([row])
                 labels.append({name: batch[name][0].tolist() for name in ("input_ids", "labels")})
-    names = ("trl", "transformers", "tokenizers", "datasets", "accelerate")
-    versions = {name: metadata.version(name) for name in names} | {"torch": torch.__version__}
-    LABELS.write_text(json.dumps({"versions": versions, "rows": labels}) + "\n")
+    return labels
 
 
 def _train_tokenizer() -> None:
