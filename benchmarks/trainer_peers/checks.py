@@ -15,6 +15,7 @@ from torch.nn.utils import get_total_norm
 from workload import LEARNING_RATE, MAX_GRAD_NORM, Workload
 
 from model_check.engine.batches import StepData, gather
+from model_check.engine.busy import moment
 from model_check.engine.observer import RunObserver
 from model_check.engine.optim import clip_divisor
 from model_check.engine.reading import StepMetrics
@@ -33,7 +34,7 @@ class Watching:
         self.trainer: Trainer = build(work, num_steps, RunObserver())
         self.work = work
         self._stream = self.trainer.source.batches()
-        self.trainer.state.context.meter.start()
+        self.trainer.state.context.meter.start(moment(CPU))
 
     def data(self) -> StepData:
         return gather(self._stream, 0, self.work.num_micro_batches, CPU)
@@ -49,7 +50,7 @@ class Watching:
     def take(self, readings: list[StepMetrics]) -> None:
         for reading in readings:
             seconds = self.trainer.state.context.meter.finish_step(
-                reading.loss, reading.data.num_positions
+                reading.loss, reading.data.num_positions, reading.done
             )
             for observer in self.trainer.state.observers:
                 observer.on_step(reading, seconds)

@@ -240,7 +240,8 @@ class Watch(Observer):
 
     def _is_behind(self, worker: str, step: int) -> bool:
         history = self.histories[worker]
-        return history.broken is None and (history.last_step is None or history.last_step < step)
+        has_come = history.is_finished or (history.last_step or 0) >= step
+        return history.broken is None and not has_come
 
     def _settling_of(self, pace: Pace | None) -> Settling:
         settling = Settling(pace, self._died, self._named, self._dossier_bytes)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher.verdict.agreement import DIVIDING, MUST_MATCH, compare
+from launcher.verdict.agreement import DIVIDING, MUST_MATCH, TAKEN, compare
 from launcher.verdict.alone import Tally
 from launcher.verdict.disagreement import REPEATED, VARIED, Disagreement, Replay, explain
 from launcher.verdict.live import Watch
@@ -220,7 +220,9 @@ class ReplayWatch(Observer):
     @property
     def dismissed(self) -> Mapping[str, Dismissal]:
         """A suspect that is known to be wrong, and a healthy one that has gone while another one is
-        here: the others go on."""
+        here: the others go on. All, where they told the trial that is asked."""
+        if self._question.trial and self._tried.issuperset(self._question.workers):
+            return dict.fromkeys(self._question.workers, Dismissal.GIVEN_UP)
         wrong = [name for name in self._question.suspects if name in self._wrong]
         has_witness = len(self._lost) < len(self._question.healthy)
         return dict.fromkeys(wrong, self._dismissal) | dict.fromkeys(
@@ -309,7 +311,8 @@ class ReplayWatch(Observer):
         """Its device, software and data, with those of the run; its kernels follow from the trial,
         where that is asked."""
         said, is_of_steps = self._of_run[worker].detail, not self._question.trial
-        for key in (*MUST_MATCH, *(DIVIDING if is_of_steps else ())):
+        follows = () if is_of_steps else TAKEN
+        for key in (key for key in (*MUST_MATCH, *DIVIDING) if key not in follows):
             was, now = said.get(key), event.detail.get(key)
             if key in said and key in event.detail and was != now:
                 self._is_not_comparable(f"{key} {was} in the run, {now} now")

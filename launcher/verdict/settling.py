@@ -59,7 +59,9 @@ class Settling:
         self._keepers: set[str] = set()
         """Those that have not kept their state yet."""
         self._behind: set[str] = set()
-        """Those of whom it is not known yet whether their state changed, too."""
+        """Those of whom it is not known yet whether their state changed, too ..."""
+        self._behind_until = NEVER
+        """... and how long they are waited for."""
         self._healthy: str | None = None
         """The one that keeps beside the suspects."""
         self._dump: Dump | None = None
@@ -69,7 +71,7 @@ class Settling:
 
     @property
     def due(self) -> float:
-        return self._until
+        return min(self._until, self._behind_until if self._behind else NEVER)
 
     @property
     def holds_run(self) -> bool:
@@ -148,7 +150,7 @@ class Settling:
         """What the run ends with, once: when all is told and kept, or they had their time."""
         if self._stage is _Stage.ASKED and (self._have_told() or self._is_late(now)):
             self._ask_to_keep()
-        is_over = not (self._keepers or self._behind) or self._is_late(now)
+        is_over = not (self._keepers or self._awaits_others(now)) or self._is_late(now)
         if self._stage is _Stage.KEEPING and is_over:
             self._stage, self._until = _Stage.OVER, NEVER
             return self._stop
@@ -172,14 +174,27 @@ class Settling:
         self._until = min(self._until, now + patience_s)
         return now >= self._until
 
+    def _awaits_others(self, now: float | None) -> bool:
+        """One that hangs, or has no credit for that step, never tells."""
+        if self._behind and now is not None:
+            self._behind_until = min(self._behind_until, now + self._settle_s)
+        return bool(self._behind) and (now is None or now < self._behind_until)
+
+    @property
+    def _step_s(self) -> float:
+        return median(self.step_s.values()) if self.step_s else 0.0
+
+    @property
+    def _settle_s(self) -> float:
+        return max(SETTLE_S, SETTLE_STEPS * self._step_s)
+
     def _patience_s(self) -> float:
-        step_s = median(self.step_s.values()) if self.step_s else 0.0
         if self._stage is _Stage.KEEPING:
             num_steps = 0 if self.pace is None else self.pace.lead + 1
             bytes_s = (self._dossier_bytes or 0.0) / EVIDENCE_BYTES_PER_S
-            return EVIDENCE_S + SETTLE_STEPS * num_steps * step_s + bytes_s
-        patience_s = max(SETTLE_S, SETTLE_STEPS * step_s)
-        return min(GO_S, patience_s) if self.pace and self.pace.is_finished else patience_s
+            return EVIDENCE_S + SETTLE_STEPS * num_steps * self._step_s + bytes_s
+        is_at_end = self.pace is not None and self.pace.is_finished
+        return min(GO_S, self._settle_s) if is_at_end else self._settle_s
 
     def _ask_to_keep(self) -> None:
         assert self.difference is not None

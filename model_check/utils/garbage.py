@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -31,9 +32,29 @@ def leave(exit_code: int) -> NoReturn:
 
 def _end_compilers() -> None:
     """torch waits up to 300 s at the end until its compilers end, and one that was forked at a bad
-    moment never does (pytorch #189290)."""
-    for children in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):  # a thread, or a child, that is gone
-            for pid in children.read_text().split():
-                if _COMPILER in Path("/proc", pid, "cmdline").read_bytes():
-                    os.kill(int(pid), signal.SIGKILL)
+    moment never does (pytorch #189290). Those that they forked would live on for a minute."""
+    for compiler in filter(_is_compiler, _children(os.getpid())):
+        for pid in [compiler, *_descendants(compiler)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _is_compiler(pid: int) -> bool:
+    try:
+        return _COMPILER in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for child in _children(pid):
+        yield child
+        yield from _descendants(child)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # a thread that is gone
+            found += map(int, children.read_text().split())
+    return found

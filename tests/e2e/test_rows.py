@@ -42,8 +42,15 @@ STRAYS = f"flip_gradient@1:all:{NORM}:4:always"
 ONE_STRAYS = env_of({}, IN_REPLAY=json.dumps({"CPU0": STRAYS}))
 TWO_STRAY = env_of({}, IN_REPLAY=json.dumps({"CPU0": STRAYS, "CPU2": STRAYS}))
 FAILED = {"trial of attention kernel sdpa": "gave other bits of dq in 3 equal calls"}
+FAILED |= {"attention_backend": "eager", "attention_kernel": "eager"}
 TRIAL_OF_ONE = env_of({}, DETAILS=json.dumps({"CPU1": FAILED}))
 TRIAL_NOT_AGAIN = TRIAL_OF_ONE | env_of({}, DETAILS_IN_REPLAY=json.dumps({"CPU1": {}}))
+TRIAL_OF_ALL = TRIAL_OF_ONE | env_of(
+    {}, DETAILS_IN_REPLAY=json.dumps(dict.fromkeys(("CPU0", "CPU1", "CPU2"), FAILED))
+)
+TRIAL_ELSEWHERE = TRIAL_OF_ONE | env_of(
+    {}, DETAILS_IN_REPLAY=json.dumps({"CPU1": {"device_name": "Another CPU"}})
+)
 TRIAL_OF_BOTH = TRIAL_OF_ONE | env_of({}, DETAILS_IN_REPLAY=json.dumps({"CPU0": FAILED}))
 OTHER_KIND = "system.num_threads=2"
 """Of the others, which take one thread each."""
@@ -141,6 +148,16 @@ ROWS = {
         ("--workers=2", REPLAYS),
         TRIAL_OF_BOTH,
         Row(23, "INCONCLUSIVE", "unknown", "not replayed", "MONITOR", NOBODY),
+    ),
+    "the same, and two others fail it, too": (
+        ("--workers=3", REPLAYS),
+        TRIAL_OF_ALL,
+        Row(2, "INVALID", "software", None, "IGNORE", NOBODY),
+    ),
+    "a kernel failed its trial, and is tried again on another device": (
+        ("--workers=3", REPLAYS),
+        TRIAL_ELSEWHERE,
+        Row(21, "SUSPECT", "unknown", "not replayed", "MONITOR", ["CPU1"]),
     ),
     "non-finite here": (
         ("--workers=2", f"{NAN}:CPU1"),

@@ -239,7 +239,8 @@ def _known_end(raw: "Tokenizer", name: str) -> str:
     if (found := next((token for token in END_TOKENS if token in special), None)) is None:
         raise DataError(
             f"{name}: no token that ends a document: no eos_token is declared beside it, and none "
-            f"of {', '.join(END_TOKENS)} is a special token of its; data.document_end=TOKEN names one"
+            f"of {', '.join(END_TOKENS)} is a special token of its; data.document_end=TOKEN names "
+            "one"
         )
     return found
 

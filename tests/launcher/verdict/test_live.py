@@ -182,9 +182,35 @@ def test_the_latest_vectors_of_each_worker_are_kept() -> None:
     assert seen.vectors == {}
 
 
-def test_a_broken_state_ends_the_run_at_once_and_names_its_worker() -> None:
+BROKEN = Break(step=3, quantity="weights", tensor="w", found=[(7, 1)])
+
+
+@pytest.mark.parametrize("last", [step(3), Finished()])
+def test_a_broken_state_ends_the_run_at_once_where_the_others_have_come_so_far(
+    last: Event,
+) -> None:
+    seen = watch("a", "b", "c")
+    stops = tell(seen, ("a", last), ("c", last), ("b", BROKEN))
+    assert [(stop.exit_code, stop.culprits) for stop in stops] == [(EXIT_DISAGREEMENT, ("b",))]
+
+
+def test_the_others_may_tell_that_theirs_broke_alike_for_a_moment() -> None:
+    """One that hangs, or has no credit for that step, never tells."""
+    seen = watch("a", "b", "c")
+    assert not tell(seen, ("a", step(3)), ("b", BROKEN))
+    assert seen.tick(10.0) is None
+    assert seen.due == 10.0 + SETTLE_S
+    (stop,) = tell(seen, ("c", BROKEN))
+    assert stop.culprits == ("b",)
+    late = watch("a", "b")
+    assert not tell(late, ("b", BROKEN))
+    assert late.tick(10.0) is None
+    assert late.tick(10.0 + SETTLE_S) is not None
+
+
+def test_a_broken_state_names_its_worker() -> None:
     seen = watch("a", "b")
-    (stop,) = tell(seen, ("b", Break(step=3, quantity="weights", tensor="w", found=[(7, 1)])))
+    (stop,) = tell(seen, ("a", step(3)), ("b", BROKEN))
     assert (stop.exit_code, stop.culprits) == (EXIT_DISAGREEMENT, ("b",))
     assert "b: w changed (bit 1 of value 7) after the start" in str(stop.reason)
 
