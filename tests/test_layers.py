@@ -155,7 +155,7 @@ SINGLE_PLACE = {
     "safetensors": (
         "model_check/engine/sharded/",
         "model_check/export.py",
-        "model_check/models/hf_import.py",
+        "model_check/models/hf_weights.py",
     ),
 }
 

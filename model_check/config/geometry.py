@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from model_check.config.own_head import has_own_head
 from model_check.config.shape import swiglu_width
 from model_check.errors import ConfigError
 from model_check.utils.child import child_command
@@ -114,6 +115,8 @@ def read_config(file: Path) -> dict[str, Any]:
                 f"{file}: {key} = {found!r}: only {value!r} is trained here (the LLaMA family)"
             )
     given = {**_WHERE_ABSENT, **config}
+    if given["tie_word_embeddings"] is True and has_own_head(file.parent):
+        given["tie_word_embeddings"] = False
     given["num_key_value_heads"] = given["num_key_value_heads"] or given.get("num_attention_heads")
     try:
         return {key: given[hf_key] for key, hf_key in HF_KEYS.items()} | _rope(config, file)
@@ -158,12 +161,20 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _rope(config: dict[str, Any], file: Path) -> dict[str, Any]:
     """transformers 5 keeps all of it in rope_parameters; earlier versions kept theta outside."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    rope = config.get(key) or {}
+    if not isinstance(rope, dict):
+        raise ConfigError(
+            f"{file}: {key} = {rope!r}: expected an object with rope_type, factor and the like, or "
+            "null"
+        )
     theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return {"rope_theta": theta, "rope_scaling": None}
     if kind != "llama3":
         raise ConfigError(f"{file}: rope_type = {kind!r}: only default and llama3 are known here")
-    scaling = {key: rope[hf_key] for key, hf_key in HF_SCALING_KEYS.items()}
+    if lacking := [name for name in HF_SCALING_KEYS.values() if name not in rope]:
+        raise ConfigError(f"{file}: {key} has no {', '.join(lacking)}, which llama3 needs")
+    scaling = {ours: rope[hf_key] for ours, hf_key in HF_SCALING_KEYS.items()}
     return {"rope_theta": theta, "rope_scaling": scaling}

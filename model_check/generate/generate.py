@@ -84,6 +84,12 @@ def prompt_ids(form: TextForm, prompt: str) -> list[int]:
     else:
         begin, ids = [], _asked(form.tokenizer, form.chat, prompt)
     limit = form.context_length
+    known = form.num_tokens or form.tokenizer.vocab_size
+    if (strange := next((token for token in ids if token >= known), None)) is not None:
+        raise ConfigError(
+            f"the prompt has {form.tokenizer.spelling(strange)!r}, a token that was added to the "
+            f"tokenizer (number {strange:,}), and the model knows {known:,}"
+        )
     if not (begin or ids):
         raise ConfigError(
             "the prompt is empty, and this model has no token that begins a text: give it a word"

@@ -2,7 +2,7 @@
 load."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +56,8 @@ class TextForm:
     """The longest text in tokens; None: there is no limit."""
     chat: ChatTemplate | None = None
     """A prompt is a question, which the model was taught to answer; None: it goes on with it."""
+    num_tokens: int | None = None
+    """That the model knows; None: all of the tokenizer's."""
 
     def of(self, model: BasicLlama) -> "TextModel":
         return TextModel(**vars(self), model=model)
@@ -103,7 +105,7 @@ def _of_checkpoint(path: Path, device: torch.device, given: Path | None) -> Text
     end_token = state.get("end_token") if given is None else declared_in(given.parent).end
     tokenizer = read_text_tokenizer(content, given or path, num_embedded, end_token)
     form = trained_form(tokenizer, settings, chat_of(state.get("chat"), path))
-    return form.of(model_of(state, path, device))
+    return replace(form, num_tokens=num_embedded).of(model_of(state, path, device))
 
 
 def trained_form(
@@ -144,6 +146,7 @@ def _of_directory(directory: Path, device: torch.device, given: Path | None) -> 
         end_ids=frozenset([*ends, *ends_of_answers(tokenizer, chat)]),
         context_length=config.max_position_embeddings,
         chat=chat,
+        num_tokens=shape.vocab_size,
         model=model.eval(),
     )
 
@@ -177,9 +180,9 @@ def read_text_tokenizer(
     """`path`: where `content` was read, for messages. `end_token`: what ends a text; None: a known
     name. Raises ConfigError and DataError."""
     tokenizer = TextTokenizer(parse(document_in(content, path), path), str(path), end_token)
-    if tokenizer.vocab_size > vocab_size:
+    if tokenizer.num_of_text > vocab_size:
         raise ConfigError(
-            f"{path}: a tokenizer of {tokenizer.vocab_size:,} tokens, and the model knows "
+            f"{path}: a tokenizer of {tokenizer.num_of_text:,} tokens, and the model knows "
             f"{vocab_size:,}: it is another model's"
         )
     return tokenizer

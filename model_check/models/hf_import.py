@@ -1,15 +1,10 @@
-"""Weights of a transformers LLaMA into a model of ours: from a directory with safetensors, in one
-file or in shards."""
+"""Weights of a transformers LLaMA into a model of ours."""
 
-import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from model_check.config.geometry import read_config
@@ -17,60 +12,71 @@ from model_check.config.resume import differences, full
 from model_check.config.schema import ModelSettings
 from model_check.config.shape import EMBEDDING, HEAD, hf_name
 from model_check.errors import ConfigError
+from model_check.models.hf_weights import Stored, find_weights
 from model_check.models.mismatch import mismatch
 from model_check.models.vocabulary import lacks_rows, with_rows
-from model_check.utils.words import few
+from model_check.utils.words import Say, few, listed
 
-_BY_TOKEN = (str(EMBEDDING.hf_name), str(HEAD.hf_name))
+_EMBEDDING, _HEAD = str(EMBEDDING.hf_name), str(HEAD.hf_name)
+_BY_TOKEN = (_EMBEDDING, _HEAD)
 Fill = Callable[[Tensor, Tensor], object]
-FLOATS = ("F64", "F32", "F16", "BF16")
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLOATS = ("F64", "F32", "F16", "BF16", torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @torch.no_grad()
 def load_weights(
-    model: nn.Module, settings: ModelSettings, directory: Path, fill: Fill = Tensor.copy_
+    model: nn.Module,
+    settings: ModelSettings,
+    place: Path,
+    fill: Fill = Tensor.copy_,
+    say: Say = lambda line: None,
 ) -> int:
-    """Fill `model` from safetensors, one tensor at a time, in the model's own dtype. Where the
-    model knows more tokens than the directory, see `vocabulary.with_rows`; returns the directory's
+    """Fill `model` from a directory, or a file of safetensors, one tensor at a time, in the model's
+    own dtype. Where the model knows more tokens than that, see `vocabulary.with_rows`; returns its
     number of them. `fill`: copies a whole tensor into a parameter, of which a part may lie here.
 
-    Raises ConfigError when the directory holds another geometry; the model is then as it was.
+    Raises ConfigError when it holds another geometry; the model is then as it was.
     """
+    found = find_weights(place)
+    tensors = found.tensors
+    if found.others:
+        others = listed(list(found.others))
+        say(f"weights: {place}: {found.taken} is taken, as transformers does, not {others}")
+    directory = place.parent if place.is_file() else place
     config = directory / "config.json"
-    if config.is_file():
-        _refuse_other_settings(settings, config)
-    files = _files_of_tensors(directory)
     named = {hf_name(name): p for name, p in model.named_parameters()}
     # A gate keeps its first value: there is none in a LLaMA of transformers.
     parameters = {name: p for name, p in named.items() if name is not None}
-    _refuse_other_tensors(parameters, files, directory)
+    if _HEAD not in parameters and _EMBEDDING not in tensors and _HEAD in tensors:
+        tensors[_EMBEDDING] = tensors.pop(_HEAD)  # tied, and saved under the other name
+    if config.is_file():
+        _refuse_other_settings(settings, config)
+    _refuse_other_tensors(parameters, tensors, place)
     if not config.is_file():
         raise ConfigError(
             f"model.init_from: {directory} has no config.json, and shapes do not tell its heads, "
             "rotary base and norms: put the model's config.json there"
         )
     for name, parameter in parameters.items():
-        tensor = _tensor(files[name], name)
+        tensor = tensors[name].read()
         fill(parameter, with_rows(tensor, len(parameter)) if name in _BY_TOKEN else tensor)
-    return _form(files[_BY_TOKEN[0]], _BY_TOKEN[0])[0][0]
+    return tensors[_EMBEDDING].form()[0][0]
 
 
-def sample_of(directory: Path) -> str:
+def sample_of(place: Path) -> str:
     """A name of the weights in it, by the first row of each tensor: what is trained differs there,
     and to read all of a large model would take minutes. Raises ConfigError."""
     checksum = 0
-    for name, file in sorted(_files_of_tensors(directory).items()):
-        with _opened(file, name) as tensors:
-            row: Tensor = tensors.get_slice(name)[:1]
-        checksum = zlib.crc32(row.contiguous().view(torch.uint8).numpy().tobytes(), checksum)
+    for _, stored in sorted(find_weights(place).tensors.items()):
+        row = stored.first_row().contiguous().view(torch.uint8).numpy().tobytes()
+        checksum = zlib.crc32(row, checksum)
     return f"{checksum:08x}"
 
 
 def _refuse_other_settings(settings: ModelSettings, file: Path) -> None:
     """Shapes do not tell everything: heads and rotary bases are not among them."""
     other = differences(read_config(file), full(settings))
-    if other := [each for each in other if each.key != "vocab_size"]:
+    if other := [each for each in other if each.key not in ("vocab_size", "tie_word_embeddings")]:
         raise ConfigError(
             f"model.init_from: {file} describes another model: {', '.join(map(str, other))}; "
             f"model.geometry={file.parent} takes all of it from there"
@@ -78,78 +84,29 @@ def _refuse_other_settings(settings: ModelSettings, file: Path) -> None:
 
 
 def _refuse_other_tensors(
-    parameters: Mapping[str, Tensor], files: Mapping[str, Path], directory: Path
+    parameters: Mapping[str, Tensor], tensors: Mapping[str, Stored], place: Path
 ) -> None:
-    head = HEAD.hf_name
-    known = {name for name in files if not name.endswith("rotary_emb.inv_freq")}  # older exports
-    if head in known and head not in parameters and _head_is_embedding(files):
-        known -= {head}
-    forms = {name: _form(files[name], name) for name in known}
+    known = {*tensors}
+    if _HEAD in known and _HEAD not in parameters and _head_is_embedding(tensors):
+        known -= {_HEAD}
+    forms = {name: tensors[name].form() for name in known}
     if others := [f"{name} ({dtype})" for name, (_, dtype) in forms.items() if dtype not in FLOATS]:
-        raise ConfigError(
-            f"model.init_from: {directory}: weights that are no floats: {few(others)}"
-        )
+        raise ConfigError(f"model.init_from: {place}: weights that are no floats: {few(others)}")
     saved = {name: shape for name, (shape, _) in forms.items()}
     for name in saved.keys() & parameters.keys() & {*_BY_TOKEN}:
         if lacks_rows(saved[name], len(parameters[name])):
             saved[name][0] = len(parameters[name])
     if problem := mismatch(saved, {name: p.shape for name, p in parameters.items()}):
-        untied = head in parameters.keys() - known
-        hint = "; a tied head needs model.tie_word_embeddings=true" if untied else ""
-        raise ConfigError(f"model.init_from: {directory} does not fit the model: {problem}{hint}")
+        hint = ""
+        if _HEAD in parameters.keys() - known:
+            hint = "; a tied head needs model.tie_word_embeddings=true"
+        elif _HEAD in known - parameters.keys():
+            hint = "; a head of its own needs model.tie_word_embeddings=false"
+        raise ConfigError(f"model.init_from: {place} does not fit the model: {problem}{hint}")
 
 
-def _head_is_embedding(files: Mapping[str, Path]) -> bool:
+def _head_is_embedding(tensors: Mapping[str, Stored]) -> bool:
     """Whether the file holds a tied head a second time, as some exports do."""
-    head, embedding = str(HEAD.hf_name), str(EMBEDDING.hf_name)
-    return embedding in files and torch.equal(
-        _tensor(files[head], head), _tensor(files[embedding], embedding)
-    )
-
-
-def _files_of_tensors(directory: Path) -> dict[str, Path]:
-    """Tensor name -> the file it is in. Raises ConfigError."""
-    try:
-        if (directory / INDEX).is_file():
-            index = json.loads((directory / INDEX).read_text())["weight_map"]
-            files = {name: directory / file for name, file in index.items()}
-        else:
-            with safe_open(directory / WEIGHTS, framework="pt") as tensors:
-                files = dict.fromkeys(tensors.keys(), directory / WEIGHTS)
-    except (
-        OSError,
-        SafetensorError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
-        raise ConfigError(
-            f"model.init_from: {directory}: no readable {WEIGHTS} or {INDEX}: {error}"
-        ) from error
-    if lost := sorted({str(file) for file in files.values() if not file.is_file()}):
-        raise ConfigError(f"model.init_from: missing files: {few(lost)} (see {INDEX})")
-    return files
-
-
-def _form(file: Path, name: str) -> tuple[list[int], str]:
-    """Shape and dtype, `BF16`."""
-    with _opened(file, name) as tensors:
-        part = tensors.get_slice(name)
-        return list(part.get_shape()), part.get_dtype()
-
-
-def _tensor(file: Path, name: str) -> Tensor:
-    with _opened(file, name) as tensors:
-        tensor: Tensor = tensors.get_tensor(name)
-    return tensor
-
-
-@contextmanager
-def _opened(file: Path, name: str) -> Iterator[Any]:
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            yield tensors
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"model.init_from: {file}: {name}: {error}") from error
+    if _EMBEDDING not in tensors:
+        return False
+    return torch.equal(tensors[_HEAD].read(), tensors[_EMBEDDING].read())

@@ -53,6 +53,14 @@ def bytes_tokenizer(vocab_size: int = 257) -> str:
     return str(tokenizer.to_str())
 
 
+def words_tokenizer(vocab_size: int) -> str:
+    """Each token is a word of its own vocabulary."""
+    vocab = {str(number): number for number in range(vocab_size - 1)}
+    raw = Tokenizer(models.WordLevel(vocab | {"<|endoftext|>": vocab_size - 1}, unk_token="0"))
+    raw.add_special_tokens(["<|endoftext|>"])
+    return str(raw.to_str())
+
+
 @pytest.fixture
 def trained(tmp_path: Path) -> Callable[..., Path]:
     """A checkpoint with its tokenizer; its weights are random, and large enough for an opinion."""
@@ -125,6 +133,25 @@ def test_a_text_ends_with_every_token_that_its_model_declares(
     (out / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
     with pytest.raises(ConfigError, match=r"generation_config\.json: not the generation_config"):
         text_model(out)
+
+
+def test_tokens_that_were_added_to_a_tokenizer_need_no_model_that_knows_them(
+    trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As transformers: of another model is one whose own vocabulary does not fit."""
+    out = tmp_path / "out"
+    export(trained(), out)
+    (out / "tokenizer.json").write_text(bytes_tokenizer(259))
+    assert text(out, "ab") == text(tmp_path / "last.pt", "ab")
+    (out / "chat_template.jinja").write_text("{{ messages[0]['content'] }}<258>yes")
+    with pytest.raises(ConfigError, match=r"the prompt has '<258>', a token .*the model knows 257"):
+        prompt_ids(text_model(out), "ab")
+    small = tmp_path / "small"
+    small.mkdir()
+    export(trained(vocab_size=257), small / "out")
+    (small / "out" / "tokenizer.json").write_text(words_tokenizer(300))
+    with pytest.raises(ConfigError, match="it is another model's"):
+        text_model(small / "out")
 
 
 def test_one_token_after_the_other_is_the_whole_at_once(trained: Callable[..., Path]) -> None:
@@ -264,7 +291,7 @@ def test_bad_input_is_one_message(
 ) -> None:
     path = trained()
     monkeypatch.chdir(path.parent)
-    (path.parent / "large.json").write_text(bytes_tokenizer(300))
+    (path.parent / "large.json").write_text(words_tokenizer(300))
     code, out, err = said(capfd, str(path), *argv)
     assert (code, out) == (2, "")
     assert told in err

@@ -22,6 +22,7 @@ from model_check.data.sources.local_text import LocalSource
 from model_check.data.sources.midi_files import MidiSource, is_music
 from model_check.data.sources.rows import RowRule, own_paths, rows_to_train
 from model_check.data.sources.source import Source
+from model_check.data.sources.weights import SAFETENSORS
 from model_check.data.tokenizers.midi_tokenizer import MidiTokenizer
 from model_check.data.tokenizers.saved import CheckpointTokenizer
 from model_check.data.tokenizers.tiktoken_tokenizer import DEFAULT_ENCODING, TiktokenTokenizer
@@ -220,6 +221,8 @@ def _initial_tokenizer(
         raise ConfigError(f"model.init_from = {path}: {error.strerror}") from error
     except OSError:  # a model of the hub
         pass
+    if path.is_file() and path.suffix == SAFETENSORS:
+        path = path.parent
     if path.is_file() or is_sharded(path):
         return CheckpointTokenizer(path, memo, end_token)
     if path.is_dir() and not (path / TOKENIZER).is_file():

@@ -9,19 +9,25 @@ from model_check.utils.checkpoint_names import is_sharded
 from model_check.utils.words import Say
 
 _PATTERNS = ("config.json", "tokenizer.json", "model.safetensors.index.json", "model*.safetensors")
+SAFETENSORS = ".safetensors"
 
 
 def weights_directory(settings: Settings, say: Say) -> Path | None:
-    """The directory that `model.init_from` names; None where it is a checkpoint of ours, or not
-    set. Raises DataError.
+    """The directory, or the file of safetensors, that `model.init_from` names; None where it is a
+    checkpoint of ours, or not set. Raises DataError.
 
     Files that are here already are used without a request: eight workers would make eight.
     """
     source = settings.model.init_from
-    if source is None or Path(source).is_file() or is_sharded(Path(source)):
+    if source is None:
         return None
-    if Path(source).is_dir():
-        return Path(source)
+    place = Path(source).expanduser()
+    if place.is_dir() and not is_sharded(place):
+        return place
+    if place.is_file() and place.suffix == SAFETENSORS:
+        return place
+    if place.exists():
+        return None
     if source.count("/") != 1 or source.endswith(".pt"):
         raise DataError(
             f"model.init_from = {source!r}: no file or directory that is here, and no hub id"

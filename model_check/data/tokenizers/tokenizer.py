@@ -71,6 +71,8 @@ class TextTokenizer:
         self.end_token: str = end_token
         self.end_id: int = vocabulary[end_token]
         self.vocab_size: int = max(vocabulary.values()) + 1
+        self.num_of_text: int = raw.get_vocab_size(with_added_tokens=False)
+        """Without the tokens that were added later, which a model need not know."""
         self._raw = _for_text(raw, end_token)
         self.words = _words(self._raw)
         self.begin_token = _begin_token(self._raw, end_token, next(iter(self.words or ("a",))))
@@ -106,6 +108,9 @@ class TextTokenizer:
         form the tokenizer's normalizer makes one; None: none would."""
         ids = chain.from_iterable(self.encode_rendered(texts))
         return next((self._special[number] for number in ids if number in self._special), None)
+
+    def spelling(self, token: int) -> str:
+        return self._raw.id_to_token(token) or str(token)
 
     def ends(self, text: str) -> bool:
         """Whether a rendered text ends with a special token, white space aside."""

@@ -43,10 +43,15 @@ def take_initial_weights(model: nn.Module, settings: Settings, context: RunConte
         from model_check.models.hf_import import load_weights  # safetensors, for these runs alone
 
         _refuse_other_directory(context.tokenizer, context.weights)
-        num_before = load_weights(model, settings.model, context.weights, fill_and_count)
+        place = context.weights
+        num_before = load_weights(model, settings.model, place, fill_and_count, say)
     else:
         num_before = _take_checkpoint(
-            model, settings.model, Path(source), context.tokenizer, fill_and_count
+            model,
+            settings.model,
+            Path(source).expanduser(),
+            context.tokenizer,
+            fill_and_count,
         )
     if spoilt := [tensor.name for tensor in bad_parameters(model)]:
         raise ConfigError(f"model.init_from: {source}: weights not finite: {few(spoilt)}")
@@ -106,7 +111,8 @@ def _fill(
 
 
 def _refuse_other_directory(own: bytes | None, directory: Path) -> None:
-    if (file := directory / TOKENIZER).is_file():
+    place = directory.parent if directory.is_file() else directory
+    if (file := place / TOKENIZER).is_file():
         _refuse_other_tokenizer(own, read_whole(file, LONGEST), directory)
 
 

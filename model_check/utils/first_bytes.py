@@ -1,0 +1,40 @@
+"""What a file is by its first bytes, where it is not what its name says."""
+
+from pathlib import Path
+
+LONGEST_HEAD = 512
+_LFS = b"version https://git-lfs"
+_SIGNATURES = (
+    (_LFS, "a git-lfs pointer, which stands for the file (`git lfs pull` fetches it)"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"PK\x03\x04", "a zip archive, as torch.save makes"),
+    (b"PAR1", "a parquet file"),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive"),
+    (b"BZh", "a bzip2 archive"),
+    (b"\xfd7zXZ\x00", "an xz archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (b"GGUF", "a GGUF file of llama.cpp"),
+    (b"%PDF", "a PDF"),
+    (b"\x80\x02", "a pickle"),
+    (b"\x80\x04", "a pickle"),
+)
+_PAGES = (b"<!doctype html", b"<html")
+
+
+def what_begins(head: bytes) -> str | None:
+    """`head`: the first LONGEST_HEAD bytes, or all. None: nothing that is known here."""
+    for signature, what in _SIGNATURES:
+        if head.startswith(signature):
+            return what
+    if head.lstrip().lower().startswith(_PAGES):
+        return "a web page (what a download leaves where it is refused)"
+    return "a tar archive" if head[257:262] == b"ustar" else None
+
+
+def what_is(path: Path) -> str | None:
+    """The same of a file; None, too, where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return what_begins(file.read(LONGEST_HEAD))
+    except OSError:
+        return None
