@@ -137,6 +137,7 @@ SINGLE_PLACE = {
     "prometheus_client": (),
     "kubernetes_validate": (),
     "json5": ("model_check/config/files.py",),
+    "dotenv": ("model_check/utils/dotenv.py",),
     "yaml": ("model_check/config/files.py",),
     "datasets": ("model_check/data/sources/hub_text.py",),
     "pyarrow": ("model_check/data/sources/file_piece.py",),

@@ -227,6 +227,10 @@ def _checked(name: str, value: Any, where: str, text: bool) -> Any:
     raise ConfigError(f"{where}: {name}: no such setting{hint}")
 
 
+_SWITCHES = {"yes": True, "on": True, "no": False, "off": False}
+"""What people write for true and false."""
+
+
 def _checked_value(field: Field, value: Any, where: str, text: bool) -> Any:
     """`value` in the type of `field`. Raises ConfigError: where, name, what was expected."""
     bare, plain = _bare(field.type), value
@@ -234,6 +238,7 @@ def _checked_value(field: Field, value: Any, where: str, text: bool) -> Any:
         if text and type(None) in get_args(bare) and value.lower() in ("null", "none"):
             return None
         plain = _items(value) if get_origin(bare) is tuple else value
+        plain = _SWITCHES.get(value.lower(), plain) if bare is bool else plain
     if isinstance(value, str) and masked(value) != value:
         raise ConfigError(f"{where}: {field.name} {_NO_SECRETS}")
     given = f"{where}: {field.name} = {value!r}"

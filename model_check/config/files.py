@@ -2,15 +2,32 @@
 TOML."""
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model_check.errors import ConfigError
-from model_check.utils.files import SETTINGS_BYTES, read_whole
+from model_check.utils.files import read_text
 
 if TYPE_CHECKING:
     import yaml
+
+
+_YAML_SCALARS = (
+    ("bool", r"(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    ("int", r"[-+]?(?:[0-9][0-9_]*|0o[0-7]+|0x[0-9a-fA-F]+)$", "-+0123456789"),
+    (
+        "float",
+        r"(?:[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        "-+0123456789.",
+    ),
+    ("merge", r"<<$", "<"),
+    ("null", r"(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+)
+"""Of YAML 1.2's core schema (section 10.3.2), and digits parted by `_`: kind, what it is, how it
+begins."""
 
 
 def read_settings_file(path: Path) -> dict[str, Any]:
@@ -18,7 +35,7 @@ def read_settings_file(path: Path) -> dict[str, Any]:
     one."""
     suffix = path.suffix.lower()
     try:
-        text = read_whole(path, SETTINGS_BYTES).decode("utf-8-sig")  # a BOM: Windows' editors
+        text = read_text(path)
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such settings file") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -60,13 +77,23 @@ def _read_yaml(text: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """PyYAML's own lets the second of two equal keys win."""
+        """PyYAML's own lets the second of two equal keys win, and knows YAML 1.1: there `off` and
+        `no` are false, `010` is 8, `1:30` is 90, and a date is no text."""
+
+        def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+            text = self.construct_scalar(node).replace("_", "")
+            base = {"0x": 16, "0o": 8}.get(text.lstrip("+-")[:2], 10)
+            return int(text, base)
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
             _no_duplicates((key.value, None) for key in keys)
             return super().construct_mapping(node, deep)
 
+    Loader.yaml_implicit_resolvers = {}
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+    for kind, pattern, first in _YAML_SCALARS:
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(pattern), list(first))
     try:
         values = yaml.load(text, Loader)
     except yaml.YAMLError as error:

@@ -17,7 +17,7 @@ from model_check.config.own_head import has_own_head
 from model_check.config.shape import swiglu_width
 from model_check.errors import ConfigError
 from model_check.utils.child import child_command
-from model_check.utils.files import SETTINGS_BYTES, read_whole
+from model_check.utils.files import read_text
 
 _FETCH_LIMIT_S = 120.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -145,7 +145,7 @@ def fetch_config(repo: str, offline: bool) -> Path:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads(read_whole(file, SETTINGS_BYTES).decode())
+        config = json.loads(read_text(file))
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"model.geometry: {file}: cannot be read: {why}") from error

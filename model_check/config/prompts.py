@@ -4,7 +4,7 @@ from pathlib import Path
 
 from model_check.config.schema import TrainingSettings
 from model_check.errors import ConfigError
-from model_check.utils.files import read_whole
+from model_check.utils.files import lines_of, read_text
 
 _LONGEST = 1 << 26
 """Bytes of a file."""
@@ -14,11 +14,11 @@ def read_prompts(path: Path, asked_by: str) -> list[str]:
     """The lines that are not blank. Raises ConfigError where there is none, or none can be read.
     `asked_by`: the option or setting that names the file, for the message."""
     try:
-        text = read_whole(path, _LONGEST).decode()
+        text = read_text(path, _LONGEST)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"{asked_by} {path}: cannot be read: {why}") from error
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines_of(text) if line.strip()]
     if not lines:
         raise ConfigError(f"{asked_by} {path}: has no line with a prompt")
     return lines

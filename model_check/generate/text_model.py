@@ -25,7 +25,7 @@ from model_check.models.attention import BACKENDS
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.build_model import unfilled_model
 from model_check.utils.checkpoint_names import NONE_THERE, is_sharded, was_begun
-from model_check.utils.files import SETTINGS_BYTES, read_whole
+from model_check.utils.files import read_text, read_whole
 
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
 
@@ -154,7 +154,7 @@ def _of_directory(directory: Path, device: torch.device, given: Path | None) -> 
 def _read_config(path: Path) -> _Config:
     """Raises ConfigError."""
     try:
-        return msgspec.json.decode(read_whole(path, SETTINGS_BYTES), type=_Config)
+        return msgspec.json.decode(read_text(path), type=_Config)
     # What is not UTF-8 is a ValueError, as is every error of msgspec.
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not the {path.name} of a model: {error}") from error

@@ -91,7 +91,7 @@ def _in_one(file: Path) -> dict[str, Stored]:
 
 def _in_index(index: Path) -> dict[str, Stored]:
     try:
-        named = json.loads(index.read_text())["weight_map"]
+        named = json.loads(index.read_bytes())["weight_map"]
         found = {name: Stored(index.parent / file, name) for name, file in named.items()}
     except _BROKEN as error:
         raise _unreadable(index, error) from error

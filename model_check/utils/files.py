@@ -1,6 +1,7 @@
 """Files that appear whole for readers: written under another name, synced, renamed into place. And
 files that a person names: read whole, if they have an end."""
 
+import codecs
 import errno
 import os
 import stat
@@ -34,6 +35,23 @@ def read_whole(path: Path, limit: int) -> bytes:
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes", str(path))
     return content
+
+
+def text_of(content: bytes) -> str:
+    """What a person wrote: UTF-8, also behind a byte order mark; what a mark says to be UTF-16, as
+    some editors save. Raises UnicodeDecodeError."""
+    is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16" if is_wide else "utf-8-sig")
+
+
+def read_text(path: Path, limit: int = SETTINGS_BYTES) -> str:
+    """Raises OSError, UnicodeDecodeError."""
+    return text_of(read_whole(path, limit))
+
+
+def lines_of(text: str) -> list[str]:
+    """As editors show them: str.splitlines ends one at U+2028 and at form feeds, too."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:

@@ -207,7 +207,10 @@ def test_what_cannot_be_meant_is_refused_with_where_and_what(
         ("a.json", '{"training": {"max_steps": %s}}' % ("1" * 5000), "for integer string"),
         ("a.json", '{"training": {"max_steps": "\\udcff"}}', "expected int >= 1"),
         ("a.json", '{"launch": {"fail_on": ["\\udcff"]}}', "expected list of"),
-        ("a.yaml", "training: {max_steps: 2020-99-99}", "month must be in 1..12"),
+        ("a.yaml", "training: {max_steps: 2020-99-99}", "expected int >= 1"),
+        ("a.yaml", "training: {max_steps: 1:30}", "max_steps = '1:30': expected int"),
+        ("a.yaml", "training: {max_steps: yes}", "max_steps = 'yes': expected int"),
+        ("a.yaml", "logging: {wandb: no}", "expected"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_name(
@@ -217,6 +220,46 @@ def test_a_bad_file_is_refused_with_its_name(
         resolve(config_file=written(tmp_path / name, text))
     assert str(tmp_path / name) in str(caught.value)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "line", "value"),
+    [
+        ("logging", "wandb: off", "off"),
+        ("logging", "details: on", True),
+        ("logging", "details: No", False),
+        ("logging", "details: TRUE", True),
+        ("training", "compile: yes", True),
+        ("training", "max_steps: 010", 10),
+        ("training", "max_steps: 0o10", 8),
+        ("training", "max_steps: 0x10", 16),
+        ("training", "max_steps: 1_000", 1000),
+        ("training", "learning_rate: 1e-4", 1e-4),
+        ("training", "learning_rate: 1.5E-3", 1.5e-3),
+        ("training", "learning_rate: .5", 0.5),
+        ("training", "resume: ~", None),
+        ("data", "dataset: 2020-01-01", "2020-01-01"),
+        ("data", "dataset: 1:30", "1:30"),
+        ("data", "dataset: no", "no"),
+        ("data", "dataset: 'on'", "on"),
+    ],
+)
+def test_yaml_means_what_a_person_meant(
+    tmp_path: Path, section: str, line: str, value: object
+) -> None:
+    """PyYAML knows YAML 1.1 alone."""
+    file = written(tmp_path / "a.yaml", f"{section}:\n  {line}\n")
+    found = getattr(getattr(resolve(config_file=file).settings, section), line.partition(":")[0])
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("content", ["utf-8-sig", "utf-16", "utf-16-le with a mark"])
+def test_a_file_of_another_editor_is_read(tmp_path: Path, content: str) -> None:
+    text = '{"training": {"max_steps": 7}}'
+    raw = b"\xff\xfe" + text.encode("utf-16-le") if " " in content else text.encode(content)
+    (tmp_path / "a.json").write_bytes(raw)
+    assert resolve(config_file=tmp_path / "a.json").settings.training.max_steps == 7
 
 
 def test_a_missing_file_and_a_missing_preset_say_so(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ def data(texts: dict[str, list[bytes]]) -> Any:
             targets=lambda numbers: None,
         )
 
-    store, tokens = SimpleNamespace(path=Path("store")), SimpleNamespace(chat=None)
+    store = SimpleNamespace(path=Path("store"))
+    tokens = SimpleNamespace(chat=None, end_token="<|endoftext|>")
     return SimpleNamespace(
         store=store,
         tokens=tokens,

@@ -18,6 +18,11 @@ NAME = "WANDB_API_KEY"
         ('# a comment\n WANDB_API_KEY = "abc" \n', "abc"),
         ("HF_TOKEN=def\nWANDB_API_KEY=\n", None),
         ("MY_WANDB_API_KEY=abc\n", None),
+        ("\ufeffWANDB_API_KEY=abc\n", "abc"),
+        ("WANDB_API_KEY=abc\r\nHF_TOKEN=def\r\n", "abc"),
+        ('WANDB_API_KEY="a b#c" # mine\n', "a b#c"),
+        ("WANDB_API_KEY=$HOME\n", "$HOME"),
+        ("what is this?\nWANDB_API_KEY=abc\n", "abc"),
     ],
 )
 def test_a_value_is_read(tmp_path: Path, text: str, value: str | None) -> None:

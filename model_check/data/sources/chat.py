@@ -13,7 +13,7 @@ import msgspec
 from model_check.data.sources.declared import Declared, declared_in
 from model_check.data.sources.documents import Part
 from model_check.errors import DataError
-from model_check.utils.files import SETTINGS_BYTES, read_whole
+from model_check.utils.files import read_text
 from model_check.utils.words import first_line
 
 TEMPLATE = "chat_template.jinja"
@@ -165,7 +165,7 @@ def template_of(directory: Path | None, given: Path | None = None) -> ChatTempla
 
 def _text(path: Path, what: str) -> str:
     try:
-        return read_whole(path, SETTINGS_BYTES).decode()
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         why: Any = getattr(error, "strerror", None) or error
         raise DataError(f"{what} = {path}: cannot be read: {why}") from error

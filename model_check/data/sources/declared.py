@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from model_check.errors import DataError
-from model_check.utils.files import SETTINGS_BYTES, read_whole
+from model_check.utils.files import read_text
 
 CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 
@@ -54,7 +54,7 @@ def _read(path: Path, kind: type[Kind]) -> Kind:
     if not path.is_file():
         return kind()
     try:
-        return msgspec.json.decode(read_whole(path, SETTINGS_BYTES), type=kind)
+        return msgspec.json.decode(read_text(path), type=kind)
     # What is not UTF-8 is a ValueError, as is every error of msgspec.
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not the configuration of a tokenizer: {error}") from error

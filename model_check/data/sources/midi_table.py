@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model_check.errors import DataError
-from model_check.utils.files import read_whole
+from model_check.utils.files import read_text
 from model_check.utils.words import printable
 
 Row = Mapping[str, str]
@@ -78,7 +78,7 @@ def _table_of(directory: Path) -> Path:
 def _rows(path: Path) -> list[Row]:
     """Raises DataError."""
     try:
-        text = read_whole(path, _LONGEST).decode("utf-8-sig")
+        text = read_text(path, _LONGEST)
         table = csv.DictReader(io.StringIO(text, newline=""), restval="", strict=True)
         names = table.fieldnames or []
         return [{name: row[name] for name in names} for row in table]
