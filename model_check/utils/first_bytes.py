@@ -26,9 +26,13 @@ def what_begins(head: bytes) -> str | None:
     for signature, what in _SIGNATURES:
         if head.startswith(signature):
             return what
-    if head.lstrip().lower().startswith(_PAGES):
+    if is_page(head):
         return "a web page (what a download leaves where it is refused)"
     return "a tar archive" if head[257:262] == b"ustar" else None
+
+
+def is_page(head: bytes) -> bool:
+    return head.lstrip().lower().startswith(_PAGES)
 
 
 def what_is(path: Path) -> str | None:

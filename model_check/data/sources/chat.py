@@ -22,6 +22,8 @@ Kept = dict[str, str | None]
 Message = dict[str, Any]
 """`role`, `content`, and whatever else the template reads."""
 ASSISTANT = "assistant"
+NOT_LEARNED = {"weight": 0, "train": False, "loss": False, "masked": True}
+"""What says of a turn that it is context alone: of OpenAI, axolotl, ms-swift, torchtune."""
 _DAY = "26 Jul 2024"
 """What Llama 3's templates would write today's date for: ids must not depend on the day. It is what
 Llama 3.1's writes where nobody tells it."""
@@ -180,8 +182,13 @@ def _is_default(template: object) -> bool:
 
 
 def is_answer(message: Message) -> bool:
-    """Whether the assistant says it."""
-    return bool(message["role"] == ASSISTANT)
+    """Whether the assistant says it, to be learned. Raises TemplateError for a weight that is
+    neither 0 nor 1."""
+    for name, value in NOT_LEARNED.items():
+        if name in message and message[name] not in (None, value, not value):
+            raise TemplateError(f"a message's {name} = {message[name]!r}: 0 and 1 alone are known")
+    is_left_out = any(message.get(name) == value for name, value in NOT_LEARNED.items())
+    return bool(message["role"] == ASSISTANT) and not is_left_out
 
 
 @cache

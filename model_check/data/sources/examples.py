@@ -17,15 +17,23 @@ _NO_TEMPLATE = (
 )
 
 
+_UNREAD = ("tools", "functions", "documents", "chat_template_kwargs", "images", "videos", "audios")
+"""Of a row: what would change its text."""
+
+
 @dataclass(frozen=True)
 class ExampleForm:
     """`{"prompt": TEXT, "completion": TEXT}`; or `{"messages": [{"role": ..., "content": TEXT},
-    ...]}`, whose assistant's turns are the target; or prompt and completion that are messages."""
+    ...]}`, whose assistant's turns are the target, but for those that say that they are not to be
+    learned (`chat.NOT_LEARNED`); or prompt and completion that are messages."""
 
     template: ChatTemplate | None = None
     column: None = None
 
     def document(self, row: object, place: str, repairs: Repairs) -> Example | None:
+        if isinstance(row, Mapping):
+            for key in (key for key in _UNREAD if row.get(key)):
+                repairs.add(f"row whose {key!r} is not read", place)
         match row:
             case {"prompt": str(prompt), "completion": str(completion)}:
                 return _written(prompt, completion, place, repairs)
@@ -42,7 +50,8 @@ class ExampleForm:
 
     def identity(self) -> dict[str, Any]:
         template = None if self.template is None else self.template.identity()
-        return {"form": "prompt, completion; messages", "chat_template": template}
+        form = "prompt, completion; messages, some not learned"
+        return {"form": form, "chat_template": template}
 
     def _rendered(
         self, messages: Sequence[object], num_before: int, place: str, repairs: Repairs

@@ -1,5 +1,6 @@
 """A part of one text file that is read without the rest: a worker's portion."""
 
+import codecs
 import gzip
 import io
 import json
@@ -25,6 +26,7 @@ from model_check.data.sources.text import (
     without_bom,
 )
 from model_check.errors import DataError
+from model_check.utils.first_bytes import LONGEST_HEAD, is_page, what_begins, what_is
 from model_check.utils.words import first_line
 
 PACKED = (".gz", ".zst")
@@ -130,6 +132,7 @@ def pieces_of(
 ) -> Iterator[FilePiece]:
     """The whole file, piece by piece. Raises DataError, also where it changed since it was hashed,
     since then its pieces are others; OSError."""
+    _refuse_other_kind(file)
     piece = partial(FilePiece, file, name, form, signature, rows)
     match format_of(file):
         case _ if is_packed(file):
@@ -143,6 +146,27 @@ def pieces_of(
             for span in document_spans(file) if kind == ".txt" else line_spans(file):
                 yield piece(*span, span.end - span.start)
     check_unchanged(file, signature)
+
+
+def _refuse_other_kind(file: Path) -> None:
+    """Raises DataError for a file that is not what its name says, OSError."""
+    if is_packed(file) or (kind := format_of(file)) == ".parquet":
+        return  # what reads these tells
+    with file.open("rb") as opened:
+        head = opened.read(LONGEST_HEAD)
+    if (what := what_begins(head)) is not None and (kind != ".txt" or not is_page(head)):
+        raise DataError(f"{file}: it is {what}, not {kind[1:]}")
+    first = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    if kind == ".jsonl" and first.startswith(b"["):
+        raise DataError(
+            f"{file}: it is a JSON array, where each line is to be a row: "
+            f"jq -c '.[]' {file.name} > rows.jsonl"
+        )
+    if kind == ".jsonl" and first.partition(b"\n")[0].strip() == b"{":
+        raise DataError(
+            f"{file}: its rows are written over several lines, where each line is to be one: "
+            f"jq -c . {file.name} > rows.jsonl"
+        )
 
 
 def _row_groups(file: Path, column: str | None) -> list[tuple[int, int]]:
@@ -165,7 +189,8 @@ def _parquet(file: Path) -> Iterator[Any]:
         with ParquetFile(file) as table:
             yield table
     except pyarrow.ArrowException as error:
-        raise DataError(f"{file}: not readable as parquet: {first_line(error)}") from error
+        why = f"it is {what}" if (what := what_is(file)) else first_line(error)
+        raise DataError(f"{file}: not readable as parquet: {why}") from error
 
 
 def _import_pyarrow(file: Path, needed_by: str) -> Any:

@@ -147,6 +147,76 @@ def test_every_turn_of_the_assistant_is_a_target_and_nothing_else(lab: Lab) -> N
     assert TokenCache.open(prepared(lab, data, "training.context_length=100").path).tokens.chat
 
 
+@pytest.mark.parametrize(
+    ("field", "no", "yes"),
+    [("weight", 0, 1), ("train", False, True), ("loss", False, True), ("masked", True, False)],
+)
+def test_a_turn_that_says_so_is_context_alone(
+    lab: Lab, field: str, no: object, yes: object
+) -> None:
+    """OpenAI's, axolotl's, ms-swift's, torchtune's word for it."""
+    row = chat(("user", "a"), ("assistant", "bad"), ("user", "b"), ("assistant", "good"))
+    row["messages"][1][field], row["messages"][3][field] = no, yes
+    ((ids, labels),) = learned(opened(lab, jsonl(lab, [row]), "training.context_length=100"))
+    shown = tokenizer()
+    good = shown.encode_rendered(["good<|im_end|>\n"])[0]
+    assert [label for label in labels if label != PADDING] == good
+    bad = shown.encode_rendered(["bad<|im_end|>\n"])[0]
+    assert any(ids[n : n + len(bad)] == bad for n in range(len(ids)))
+
+
+def test_what_would_change_the_text_and_is_not_read_is_told(lab: Lab) -> None:
+    row = chat(("user", "a"), ("assistant", "b"))
+    rows = [row | {"tools": [{"type": "function"}]}, row | {"images": ["a.png"]}, row]
+    rows += [row | {"tools": []}, row | {"source": "mine"}]
+    rows.append(chat(("user", "a"), ("assistant", "b")))
+    rows[-1]["messages"][1]["weight"] = 0.5
+    assert opened(lab, jsonl(lab, rows)).num_sequences == 5
+    for line in (
+        "1 x row whose 'tools' is not read (first at rows.jsonl:1)",
+        "1 x row whose 'images' is not read (first at rows.jsonl:2)",
+        "1 x conversation skipped: a message's weight = 0.5: 0 and 1 alone are known (first at",
+    ):
+        assert any(line in said for said in lab.said), (line, lab.said)
+    assert not any("source" in said for said in lab.said)
+
+
+KINDS: dict[str, tuple[str, bytes, str]] = {
+    "an array": ("a.jsonl", b'[{"text": "one"}]', r"a JSON array.*jq -c '\.\[\]' a\.jsonl > rows"),
+    "an array behind a mark": ("a.jsonl", b'\xef\xbb\xbf [\n{"text": "one"}]', "a JSON array"),
+    "pretty objects": ("a.jsonl", b'{\n "text": "one"\n}\n', r"several lines.*jq -c \. a\.jsonl"),
+    "pretty, other line ends": ("a.jsonl", b'{\r\n "text": "one"\r\n}\r\n', "several lines"),
+    "a pointer": ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "a git-lfs pointer"),
+    "a pointer as text": ("a.txt", b"version https://git-lfs.github.com/spec/v1\n", "git-lfs"),
+    "a pointer as parquet": (
+        "a.parquet",
+        b"version https://git-lfs.github.com/spec/v1\n",
+        "git-lfs",
+    ),
+    "gzip": ("a.txt", b"\x1f\x8b\x08", "it is a gzip archive, not txt"),
+    "zip": ("a.jsonl", b"PK\x03\x04abc", "it is a zip archive"),
+    "parquet": ("a.txt", b"PAR1abc", "it is a parquet file, not txt"),
+    "zstd": ("a.jsonl", b"\x28\xb5\x2f\xfdabc", "it is a zstd archive, not jsonl"),
+    "tar": ("a.txt", b"name".ljust(257, b"\0") + b"ustar", "it is a tar archive"),
+    "a web page": ("a.jsonl", b"<!DOCTYPE html>\n<html>", "it is a web page"),
+    "UTF-16": ("a.txt", b"\xff\xfea\0", "is UTF-16; convert it"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_not_what_its_name_says_is_named(lab: Lab, kind: str) -> None:
+    name, content, expected = KINDS[kind]
+    (lab.dir / name).write_bytes(content)
+    with pytest.raises(DataError, match=expected) as caught:
+        opened(lab, lab.dir / name, "training.stage=next_token")
+    assert name in str(caught.value)
+
+
+def test_a_page_is_text_to_learn_in_a_file_of_text(lab: Lab) -> None:
+    page = lab.text("<html>" + "words " * 200 + "</html>", "page.txt")
+    assert opened(lab, page, "training.stage=next_token").num_sequences > 0
+
+
 def test_conversations_that_cannot_be_learned_are_counted_and_named(lab: Lab) -> None:
     rows = [
         chat(("user", "Hi"), ("assistant", "Hello")),
