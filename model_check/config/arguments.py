@@ -3,6 +3,7 @@ data, section.key=value. An option about a setting is that setting by another na
 is an option by its own name, and by those of `aliases`: --hidden-size 768."""
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -103,11 +104,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def _path(text: str) -> Path:
-    """An empty one is a variable of a script that is not set: not the working directory, which Path
-    makes of it. Raises ArgumentTypeError."""
+    """`~` is a home, also where the shell left it (`--run-dir=~/a`). Empty is a variable of a
+    script that is not set: not the working directory, which Path makes of it. Raises
+    ArgumentTypeError."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
-    return Path(text)
+    return Path(os.path.expanduser(text))
 
 
 def _filled(text: str | None) -> str | None:

@@ -5,7 +5,6 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from pathlib import Path
 
 from model_check.config.derived import precision
 from model_check.config.fields import given_by, setting_text, value_of
@@ -122,7 +121,7 @@ def _uneven(total: int, each: int) -> str:
 
 
 def _of_evaluation(settings: Settings, sources: Mapping[str, str]) -> Iterator[Conflict]:
-    training, dataset = settings.training, str(Path(settings.data.dataset).expanduser())
+    training, dataset = settings.training, settings.data.dataset
     splits = list(parse_validation(settings.data.validation))
     if training.eval_interval is None:
         return

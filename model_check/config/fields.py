@@ -3,6 +3,7 @@ near misses."""
 
 import functools
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -227,6 +228,17 @@ def _checked(name: str, value: Any, where: str, text: bool) -> Any:
     raise ConfigError(f"{where}: {name}: no such setting{hint}")
 
 
+PATHS = frozenset(
+    [
+        *("model.model_path", "model.geometry", "model.init_from"),
+        *("training.resume", "training.sample_prompts"),
+        *("data.dataset", "data.tokenizer", "data.chat_template"),
+        *("data.cache_dir", "data.output_dir"),
+        *("system.checkpoint_dir", "logging.log_dir", "logging.tensorboard_dir"),
+        *("launch.golden", "launch.history_file"),
+    ]
+)
+"""Settings that are, or may be, a path: `~` is a home in each."""
 _SWITCHES = {"yes": True, "on": True, "no": False, "off": False}
 """What people write for true and false."""
 
@@ -252,6 +264,8 @@ def _checked_value(field: Field, value: Any, where: str, text: bool) -> Any:
             reason = field.type_name.replace("bool", "true or false")
         absent = ABSENT_VALUES.get(field.name, {}).get(str(value).lower())
         raise ConfigError(f"{given}: {absent or f'expected {reason}'}") from error
+    if isinstance(converted, str) and field.name in PATHS:
+        converted = os.path.expanduser(converted)
     if converted == "" and not field.may_be_empty:
         raise ConfigError(f"{where}: {field.name} is empty")
     if isinstance(converted, str) and _SURROGATE.search(converted):

@@ -18,6 +18,7 @@ from model_check.config.shape import swiglu_width
 from model_check.errors import ConfigError
 from model_check.utils.child import child_command
 from model_check.utils.files import read_text
+from model_check.utils.first_bytes import what_is
 
 _FETCH_LIMIT_S = 120.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -150,6 +151,8 @@ def _read_json(file: Path) -> dict[str, Any]:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"model.geometry: {file}: cannot be read: {why}") from error
     except json.JSONDecodeError as error:
+        if (what := what_is(file)) is not None:
+            raise ConfigError(f"{file}: it is {what}") from error
         raise ConfigError(f"{file}:{error.lineno}: not JSON: {error.msg}") from error
     # Nested too deeply, or a number of more than 4,300 digits.
     except (RecursionError, ValueError) as error:

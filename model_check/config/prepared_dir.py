@@ -98,7 +98,7 @@ def read_metadata(directory: Path) -> Metadata | None:
 
 def prepared_directory(dataset: str) -> tuple[Path, Metadata] | None:
     """What data.dataset = `dataset` is, where it is a prepared directory. Raises ConfigError."""
-    directory = Path(dataset).expanduser()
+    directory = Path(dataset)
     metadata = read_metadata(directory) if dataset else None
     return None if metadata is None else (directory, metadata)
 

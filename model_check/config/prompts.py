@@ -29,5 +29,5 @@ def given_prompts(training: TrainingSettings) -> list[str] | None:
     ConfigError."""
     if training.sample_interval is None or training.sample_prompts is None:
         return None
-    path = Path(training.sample_prompts).expanduser()
+    path = Path(training.sample_prompts)
     return read_prompts(path, "training.sample_prompts =")

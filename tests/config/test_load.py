@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from model_check.config.derived import failing_severities
+from model_check.config.fields import PATHS, all_fields
 from model_check.config.load import Loaded, Request, load, to_json
 from model_check.errors import ConfigError
 
@@ -363,3 +365,28 @@ def test_a_message_says_a_setting_once(overrides: tuple[str, ...], message: str)
     with pytest.raises(ConfigError) as caught:
         resolve("system.device=cpu", *overrides)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("name", sorted(PATHS))
+def test_a_home_is_a_home_in_every_setting_that_is_a_path(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The shell leaves `~` alone behind a `=`."""
+    monkeypatch.setenv("HOME", "/home/me")
+    section, _, key = name.partition(".")
+    file = written(tmp_path / "a.json", json.dumps({section: {key: "~/x y"}}))
+
+    def taken(*overrides: str, **more: Any) -> str:
+        try:
+            return str(getattr(getattr(resolve(*overrides, **more).settings, section), key))
+        except ConfigError as error:  # it must be there
+            return str(error)
+
+    assert "/home/me/x y" in taken(f"{name}=~/x y")
+    assert "/home/me/x y" in taken(config_file=file)
+    assert "~nobody_here/x" in taken(f"{name}=~nobody_here/x")
+
+
+def test_every_setting_that_is_called_a_path_is_known_as_one() -> None:
+    called = {n for n in all_fields() if n.endswith(("_dir", "_file", "_path", "_from"))}
+    assert called <= PATHS

@@ -106,8 +106,6 @@ def check_music(source: Source, tokenizer: TokenizerChoice, settings: Settings) 
 
 def _chat_template(settings: Settings, tokenizer: TokenizerChoice) -> ChatTemplate | None:
     given = settings.data.chat_template
-    if given is not None:
-        given = str(Path(given).expanduser())
     if isinstance(tokenizer, CheckpointTokenizer):
         return tokenizer.chat() if given is None else template_of(None, Path(given))
     directory = tokenizer.directory if isinstance(tokenizer, GivenTokenizer) else None
@@ -141,7 +139,7 @@ def _wikitext(
 
 
 def _named(name: str, settings: Settings, hub: Hub, memo: Memo, form: RowForm) -> Source:
-    path = Path(name).expanduser()
+    path = Path(name)
     if name in KNOWN:
         return HubSource(name, settings.data, hub, form)
     if path.exists():
@@ -200,7 +198,7 @@ def _tokenizer(settings: Settings, hub: Hub, memo: Memo) -> TokenizerChoice:
             named = settings.model.model_path
             return _model_tokenizer(named, hub, memo, end_token, of_chats=of_chats)
         case name:
-            path = Path(name).expanduser()
+            path = Path(name)
             if not path.exists():
                 raise DataError(
                     f"data.tokenizer = {name!r}: no such file ({path.absolute()}); it is auto, "
@@ -214,7 +212,7 @@ def _initial_tokenizer(
     model: ModelSettings, hub: Hub, memo: Memo, end_token: str | None, *, of_chats: bool
 ) -> TokenizerChoice:
     """That of the first weights: they know no other. A directory without one has the model's."""
-    path = Path(model.init_from or "").expanduser()
+    path = Path(model.init_from or "")
     try:
         path.stat()
     except PermissionError as error:
@@ -234,7 +232,7 @@ def _model_tokenizer(
     model_path: str, hub: Hub, memo: Memo, end_token: str | None, *, of_chats: bool = False
 ) -> GivenTokenizer:
     """`of_chats`: with what gives its chat template."""
-    path = Path(model_path).expanduser()
+    path = Path(model_path)
     if path.exists():
         return GivenTokenizer(path, path.absolute().name, memo, end_token)
     instead = "take data.tokenizer=bpe or a local tokenizer.json"

@@ -94,7 +94,7 @@ def _output_dir_filled(
     settings: Settings, say: Say, bar: Say | None
 ) -> tuple[Path, ViewManifest, TokensManifest, bool]:
     """(path of the view, the view, its store, whether they existed) in a prepared directory."""
-    output_dir = Path(settings.data.output_dir or "").expanduser()
+    output_dir = Path(settings.data.output_dir or "")
     force = settings.data.force_preprocess
     check_output(output_dir, force=force)
     request = cache_request(settings, say)

@@ -202,13 +202,13 @@ def cache_root(settings: Settings) -> Path:
     """The directory of the entries: the shared cache, or a part of a prepared directory that is to
     be made."""
     if settings.data.output_dir is not None:
-        return Path(settings.data.output_dir).expanduser() / DATASET
-    return Path(settings.data.cache_dir).expanduser()
+        return Path(settings.data.output_dir) / DATASET
+    return Path(settings.data.cache_dir)
 
 
 def cache_request(settings: Settings, say: Say) -> CacheRequest:
     """Raises DataError, ConfigError."""
-    memo = Memo(Path(settings.data.cache_dir).expanduser())
+    memo = Memo(Path(settings.data.cache_dir))
     validation = parse_validation(settings.data.validation)
     source, tokenizer, form = choose(settings, memo, say)
     _say_left_out(source, say)
@@ -310,7 +310,7 @@ def _source_of(
                 )
             return train.with_split(split)
         case RowsWith(column=column, value=value) as these:
-            place = Path(data.dataset).expanduser()
+            place = Path(data.dataset)
             if not place.exists():
                 raise ConfigError(
                     f"data.validation: {name}={column}:{value}: only rows of local JSONL and "

@@ -36,7 +36,7 @@ def find_prepared(settings: Settings) -> tuple[Path, ViewManifest, TokensManifes
     """(path of its view, the view, its store) if data.dataset is a prepared directory, else None.
     Whether it fits the settings was checked when those were loaded. Raises DataError for a damaged
     one."""
-    directory = Path(settings.data.dataset).expanduser()
+    directory = Path(settings.data.dataset)
     metadata = read_metadata(directory)
     if metadata is None:
         return None

@@ -40,7 +40,7 @@ class Hub:
 
     def __init__(self, data: DataSettings) -> None:
         self.timeout_s, self.offline = data.hub_timeout_s, data.offline
-        self.memo = Memo(Path(data.cache_dir).expanduser())
+        self.memo = Memo(Path(data.cache_dir))
         self._url = os.environ.get("HF_ENDPOINT", DEFAULT_ENDPOINT).rstrip("/")
         self.endpoint = _without_userinfo(self._url)
 

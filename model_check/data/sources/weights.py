@@ -21,7 +21,7 @@ def weights_directory(settings: Settings, say: Say) -> Path | None:
     source = settings.model.init_from
     if source is None:
         return None
-    place = Path(source).expanduser()
+    place = Path(source)
     if place.is_dir() and not is_sharded(place):
         return place
     if place.is_file() and place.suffix == SAFETENSORS:

@@ -15,6 +15,7 @@ from model_check.data.sources.declared import declared_in
 from model_check.data.sources.source import Source
 from model_check.errors import DataError
 from model_check.utils.files import read_whole
+from model_check.utils.first_bytes import LONGEST_HEAD, what_begins
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -275,7 +276,8 @@ def document_in(content: bytes, path: Path) -> dict[str, Any]:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON: {error}") from error
+        what = what_begins(content[:LONGEST_HEAD])
+        raise DataError(f"{path}: {f'it is {what}' if what else f'not JSON: {error}'}") from error
     if not isinstance(document, dict) or "model" not in document:
         raise DataError(f"{path}: not a tokenizer.json: it has no model")
     if isinstance(model := document["model"], dict) and (dropout := model.get("dropout")):

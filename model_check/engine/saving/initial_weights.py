@@ -49,7 +49,7 @@ def take_initial_weights(model: nn.Module, settings: Settings, context: RunConte
         num_before = _take_checkpoint(
             model,
             settings.model,
-            Path(source).expanduser(),
+            Path(source),
             context.tokenizer,
             fill_and_count,
         )
