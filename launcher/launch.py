@@ -173,8 +173,11 @@ def make_launch(
         notes = check_command(len(picked.places))
     else:
         # The start of a foreign command does not wait for this import.
+        from launcher.doctor.packages import refuse_old_driver
         from launcher.doctor.preflight import check_training
 
+        if gpus:
+            refuse_old_driver(picked.snapshot)
         notes = fallback_note(loaded.sources, settings) + check_training(
             settings, picked.places, seat.workers if seat else (), context.num_ranks
         )

@@ -11,10 +11,12 @@ from typing import NamedTuple
 from launcher.doctor.finding import Finding, fail, ok, warn
 from launcher.gpus.probe import Snapshot
 from launcher.install.requirements import Requirement, extra, installed, normalised, pins, required
+from model_check.errors import NoGpuError
 
 OPTIONAL = ("hub", "flash")
 """Extras that a run can do without."""
 
+_UPDATE = "update the driver, or install a torch for its CUDA"
 _ASSIGNMENT = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*=\s*'([^']*)'", re.MULTILINE)
 
 
@@ -61,14 +63,25 @@ def check_torch(build: TorchBuild, snapshot: Snapshot | None) -> Finding:
             f"install a CUDA build of torch for {sys.executable}",
         )
     driver = snapshot.cuda_driver_version
-    # A driver serves every CUDA of its own major version and of all before it.
-    if driver is not None and _major(build.cuda) > _major(driver):
-        return fail(
-            "torch build",
-            f"{found}, and the driver serves CUDA {driver} at most",
-            "update the driver, or install a torch for its CUDA",
-        )
+    if (why := why_too_old(build, driver)) is not None:
+        return fail("torch build", f"{found}, and {why}", _UPDATE)
     return ok("torch build", f"{found}; the driver serves CUDA {driver or 'N/A'}")
+
+
+def why_too_old(build: TorchBuild, driver: str | None) -> str | None:
+    """`driver`: the newest CUDA that it serves. It serves every CUDA of its own major version and
+    of all before it. None: it is not, or that is not known."""
+    if driver is None or build.cuda is None or _major(build.cuda) <= _major(driver):
+        return None
+    return f"the driver serves CUDA {driver} at most"
+
+
+def refuse_old_driver(snapshot: Snapshot) -> None:
+    """Raises NoGpuError: with that torch no GPU could be used."""
+    build = torch_build() if snapshot.gpus else None
+    if build is not None and (why := why_too_old(build, snapshot.cuda_driver_version)):
+        found = f"torch {build.version} is for CUDA {build.cuda}"
+        raise NoGpuError(f"{found}, and {why}: {_UPDATE}; --device cpu trains without")
 
 
 def _check_package(need: Requirement, optional: str = "") -> Finding:

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
+from launcher.doctor.packages import TorchBuild
 from launcher.gpus.probe import NvmlProbe, Snapshot
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT
@@ -100,6 +101,25 @@ def test_every_gpu_of_a_box_gets_one_worker_pinned_by_uuid(box: Any) -> None:
     pins = [worker["env"]["CUDA_VISIBLE_DEVICES"] for worker in plan["workers"]]
     assert pins == [gpu.uuid for gpu in EIGHT]
     assert [worker["env"]["GPU_RANK"] for worker in plan["workers"]] == list("01234567")
+
+
+def test_a_driver_that_is_too_old_for_torch_ends_the_run_before_data_are_prepared(
+    box: Any, tmp_path: Path
+) -> None:
+    """The fake one serves CUDA 12.8."""
+    for built_for, code in (("13.0", 69), ("12.4", 0), ("11.8", 0)):
+        build = TorchBuild(f"2.13.0+cu{built_for}", built_for, None)
+        with patch("launcher.doctor.packages.torch_build", lambda build=build: build):
+            done = box(EIGHT)("--dry-run")
+        assert done.returncode == code, done.stderr
+    with patch("launcher.doctor.packages.torch_build", lambda: TorchBuild("2.13", "13.0", None)):
+        done = box(EIGHT)("--debug", starts=False)
+        on_cpu = box(EIGHT)("--dry-run", "--device", "cpu")
+        command = box(EIGHT)("--dry-run", "--", "nvidia-smi")
+    assert (done.returncode, on_cpu.returncode, command.returncode) == (69, 0, 0)
+    (line,) = done.stderr.splitlines()
+    assert "torch 2.13 is for CUDA 13.0, and the driver serves CUDA 12.8 at most: update" in line
+    assert not list(tmp_path.glob(".cache"))
 
 
 BIG, MIDDLE = 81559, 24564
