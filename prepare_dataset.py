@@ -45,7 +45,7 @@ from model_check.data.sources.weights import weights_directory
 from model_check.errors import EXIT_SIGNAL_BASE, ModelCheckError, StorageError, UsageError
 from model_check.utils.files import write_atomic
 from model_check.utils.secrets import mask_others
-from model_check.utils.standard_streams import complain, put
+from model_check.utils.standard_streams import complain, open_missing_streams, put
 from model_check.utils.words import printable_lines
 
 _EPILOG = """\
@@ -65,6 +65,7 @@ class Stopped(BaseException):
 
 
 def main(argv: Sequence[str]) -> int:
+    open_missing_streams()
     _stop_on_signals()
     mask_others()
     # A name may have characters that the terminal's encoding lacks.

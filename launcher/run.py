@@ -188,17 +188,17 @@ class Run:
         self._record = held_against_golden(self._record, self._watch)
         self._replay(outcome)
         judgement = self._remember(conclude(self._record, self._watch, self._directory))
-        self._write_reports(judgement.result)
+        has_report = self._write_reports(judgement.result)
         self._tell_what_is_left()
-        self._close(judgement)
+        self._close(judgement, has_report=has_report)
         return judgement.result
 
-    def _close(self, judgement: Judgement) -> None:
+    def _close(self, judgement: Judgement, *, has_report: bool) -> None:
         from launcher.report.closing import closing_lines
 
         result = judgement.result
         tail = self._launch.loaded.settings.logging.tail_lines
-        lines = closing_lines(judgement, self._directory, tail)
+        lines = closing_lines(judgement, self._directory, tail, has_report=has_report)
         if self._title and result.exit_code == EXIT_PASS:
             lines = iter([f"{self._title}: {result.verdict}: {result.summary}"])
         for line in lines:
@@ -298,7 +298,8 @@ class Run:
         record = msgspec.to_builtins(self._record, str_keys=True)
         run_dir.write(self._directory / "run.json", record)
 
-    def _write_reports(self, result: RunResult) -> None:
+    def _write_reports(self, result: RunResult) -> bool:
+        """Whether they are there."""
         from launcher.report.conclude import write
 
         try:
@@ -307,6 +308,8 @@ class Run:
         # The disk has filled up during the run: the verdict stands without its files.
         except StorageError as error:
             self._printer.say(f"no report: {error}")
+            return False
+        return True
 
     def _tell_what_is_left(self) -> None:
         """Of a training that a signal stopped."""

@@ -48,7 +48,7 @@ from model_check.errors import (
 from model_check.utils.files import read_whole, sync
 from model_check.utils.garbage import leave
 from model_check.utils.project_files import COMMAND
-from model_check.utils.standard_streams import complain, put
+from model_check.utils.standard_streams import complain, open_missing_streams, put
 from model_check.utils.words import few, printable_lines
 
 CONFIG = "config.json"
@@ -246,6 +246,7 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
+    open_missing_streams()
     try:
         names = _parser().read(argv)
         files = export(

@@ -22,7 +22,9 @@ _CLEAR = 0.2
 _MANY_STEPS = 20
 
 
-def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Iterator[str]:
+def closing_lines(
+    judgement: Judgement, directory: Path, tail_lines: int, *, has_report: bool = True
+) -> Iterator[str]:
     """What follows the workers, unprefixed. `tail_lines` of each failed worker come first, the
     culprit's after the others': a page of the terminal ends with the verdict."""
     result = judgement.result
@@ -40,7 +42,7 @@ def closing_lines(judgement: Judgement, directory: Path, tail_lines: int) -> Ite
     yield from _warnings(result.workers)
     if result.dropped_lines:
         yield f"{result.dropped_lines} lines were too fast for this terminal; the logs have them"
-    yield f"logs and report: {directory}"
+    yield f"{'logs and report' if has_report else 'logs'}: {directory}"
     if result.golden is not None:
         yield from golden_lines(result.golden)
     if result.scope is not None:

@@ -32,7 +32,7 @@ from model_check.forensics.manifest import (
 )
 from model_check.utils.garbage import leave
 from model_check.utils.project_files import COMMAND
-from model_check.utils.standard_streams import complain, put
+from model_check.utils.standard_streams import complain, open_missing_streams, put
 from model_check.utils.words import few, listed, printable_lines
 
 EXIT_DAMAGED = 1
@@ -47,6 +47,7 @@ Exit codes: 0 the dossier is whole, 1 its tensors are damaged, 2 no dossier."""
 
 
 def main(argv: Sequence[str]) -> int:
+    open_missing_streams()
     # A name may have characters that the terminal's encoding lacks.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

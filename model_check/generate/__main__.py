@@ -28,7 +28,7 @@ from model_check.generate.music import check_music, prompt_with, write_music
 from model_check.generate.sampling import Sampling
 from model_check.generate.text_model import read_text_model
 from model_check.utils.garbage import leave
-from model_check.utils.standard_streams import complain, put
+from model_check.utils.standard_streams import complain, open_missing_streams, put
 from model_check.utils.words import printable_lines
 
 _EXAMPLES = """\
@@ -74,6 +74,7 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
+    open_missing_streams()
     try:
         names = _parser().read(argv)
         sampling = _sampling(names)

@@ -16,7 +16,7 @@ from model_check.passkey.pool import results_of
 from model_check.passkey.task import ARMS, DEPTHS, VOCABULARY, Result, settings_of
 from model_check.utils.cores import usable_cores
 from model_check.utils.garbage import leave
-from model_check.utils.standard_streams import complain, put
+from model_check.utils.standard_streams import complain, open_missing_streams, put
 
 _EXAMPLES = """\
 examples:
@@ -59,6 +59,7 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
+    open_missing_streams()
     try:
         names = _parser().read(argv)
         arms = _arms(names.arms)

@@ -108,6 +108,8 @@ def test_a_disk_that_fills_before_a_fault_is_replayed_hides_no_verdict(
     run = scripted.finish(*fill_while_it_runs(scripted, small_disk, *asked))
     assert run.exit_code == 21, run.output
     assert run.lines("[launcher] no report: ")
+    assert not run.lines("[launcher] logs and report: ")
+    assert run.lines("[launcher] logs: ")
     assert "CPU1 gave the right bits" in run.lines("[launcher] SUSPECT: CPU1: ")[0]
 
 

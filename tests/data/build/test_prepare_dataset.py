@@ -1,6 +1,7 @@
 """The command line of prepare_dataset.py."""
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -102,3 +103,15 @@ def test_a_folder_without_midi_is_refused(lab: Lab) -> None:
         code, output = build_here(lab.cache, "auto", "--midi", str(place))
         assert code == 2
         assert output == f"error: --midi {place}: no MIDI file (.mid, .midi) there\n"
+
+
+def test_closed_streams_are_no_error(lab: Lab) -> None:
+    """Nor does what a library writes end in a file that took the number of one."""
+    text, result = lab.text(), lab.dir / "data.json"
+    arguments = [f"data.cache_dir={lab.cache}", f"data.dataset={text}", "data.tokenizer=bpe"]
+    arguments += ["data.bpe_vocab_size=300", "training.context_length=16", f"--result={result}"]
+    command = shlex.join([sys.executable, str(ROOT / "prepare_dataset.py"), *arguments])
+    for closed in (">&-", "2>&-", "<&- >&- 2>&-"):
+        done = subprocess.run(f"{command} {closed}", shell=True, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(result.read_text())["schema"] == 1
