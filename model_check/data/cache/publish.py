@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import os
 import re
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -259,10 +260,24 @@ def storage_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = f"cannot be written: {error.strerror or error}"
-        if full := error.errno in (errno.ENOSPC, errno.EDQUOT):
-            reason = f"the disk is full ({_mib(free_bytes(root))} free)"
-        raise PlaceError(root, reason, full=full) from error
+        reason = _why_no_room(error, root)
+        why = reason or f"cannot be written: {error.strerror or error}"
+        raise PlaceError(root, why, full=reason is not None) from error
+
+
+def _why_no_room(error: OSError, root: Path) -> str | None:
+    """None: there is some."""
+    match error.errno:
+        case errno.EDQUOT:
+            return "your quota on its disk is used up"
+        case errno.EFBIG:
+            most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+            return f"no file may have more than {_mib(most)} (ulimit -f)"
+        case errno.ENOSPC if _statvfs(root).f_files and not _statvfs(root).f_favail:
+            return "its disk has no room for another file (no inodes are left)"
+        case errno.ENOSPC:
+            return f"the disk is full ({_mib(free_bytes(root))} free)"
+    return None
 
 
 def check_room(root: Path, needed: int) -> None:
@@ -274,9 +289,14 @@ def check_room(root: Path, needed: int) -> None:
 
 def free_bytes(root: Path) -> int:
     """Free for this user on the file system of `root`, or of its nearest parent that exists."""
-    existing = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
-    st = os.statvfs(existing)
+    st = _statvfs(root)
     return st.f_bavail * st.f_frsize
+
+
+def _statvfs(root: Path) -> os.statvfs_result:
+    """Of the file system of `root`, or of its nearest parent that exists."""
+    existing = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
+    return os.statvfs(existing)
 
 
 @cache

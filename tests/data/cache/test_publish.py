@@ -1,9 +1,11 @@
 """Whatever happens to builders, an entry is whole or not there."""
 
+import errno
 import gzip
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 from filelock import UnixFileLock
 
 from model_check.data.cache import publish
+from model_check.data.cache.publish import PlaceError, storage_errors
 from model_check.data.read.manifest import MANIFEST, shard_name
 from model_check.errors import StorageError
 from tests.data.lab import ROOT, WORDS, Lab, build_here, snapshot, start_builder
@@ -212,6 +215,35 @@ def test_a_disk_that_fills_up_is_named_and_nothing_is_left(lab: Lab, small_disk:
     with pytest.raises(StorageError, match=rf"{lab.cache}.*: the disk is full \([\d.]+ MiB free\)"):
         lab.prepare(text)
     assert (lab.stores(), lab.views(), lab.unfinished()) == ([], [], [])
+
+
+def test_a_disk_without_room_for_another_file_is_not_called_full(
+    lab: Lab, small_disk: Path
+) -> None:
+    subprocess.run(["mount", "-o", "remount,nr_inodes=6", str(small_disk)], check=True)
+    lab.cache.symlink_to(small_disk)
+    with pytest.raises(StorageError, match=r"no room for another file \(no inodes are left\)"):
+        lab.prepare(lab.text())
+
+
+def test_a_limit_of_a_files_size_is_named(lab: Lab) -> None:
+    text = long_text(lab)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
+    try:
+        with pytest.raises(StorageError, match=r"no file may have more than 1.0 MiB \(ulimit -f"):
+            lab.prepare(text)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+def test_a_quota_that_is_used_up_is_named(tmp_path: Path) -> None:
+    """A quota takes a disk of its own and the kernel's: the error alone is made up."""
+    with (
+        pytest.raises(PlaceError, match="your quota on its disk is used up"),
+        storage_errors(tmp_path),
+    ):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
 
 def test_a_cache_directory_that_cannot_be_made_names_the_cure(lab: Lab) -> None:
