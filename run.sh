@@ -32,6 +32,7 @@ if [[ ${1-} == doctor && " $* " == *" --quick "* ]]; then
     export PYTHONDONTWRITEBYTECODE=1
 fi
 if ! python_was_chosen && ready; then
+    tell_owner
     exec "${become[@]}" "$venv/bin/python" -P -m launcher "$@"
 fi
 find_python

@@ -15,6 +15,17 @@ ready() {
     [[ ${key%% *} == "$made_for" && $venv/bin/python -ef $made_by ]]
 }
 
+# Tells whose programs run, where $venv belongs to somebody else than this user or root.
+tell_owner() {
+    [[ -O $venv ]] && return
+    local owner
+    owner=$(stat -Lc '%u %U' -- "$venv") || return 0
+    [[ ${owner%% *} == 0 ]] && return
+    local LC_ALL=C
+    printf '[launcher] %s belongs to another user (%s), whose programs now run as you\n' \
+        "${venv//[^[:print:]]/?}" "${owner#* }" >&2
+}
+
 # Whether the user named an interpreter, or activated another environment than $venv.
 python_was_chosen() {
     [[ -n ${MODEL_CHECK_PYTHON-} ]] && return

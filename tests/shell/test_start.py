@@ -94,6 +94,18 @@ def test_a_ready_environment_starts_one_python_and_says_nothing(
     assert calls.read_text() == "-P -m launcher --debug\n"
 
 
+@pytest.mark.root
+@pytest.mark.parametrize(("owner", "is_told"), [(4711, True), (0, False)])
+def test_an_environment_of_another_user_is_told_before_it_runs(
+    ready: Tree, owner: int, is_told: bool
+) -> None:
+    os.chown(ready.venv, owner, owner)
+    done = ready("x")
+    assert done.returncode == 0
+    told = "belongs to another user (UNKNOWN), whose programs now run as you"
+    assert (f"[launcher] {ready.venv} {told}" in done.stderr) == is_told
+
+
 def test_another_interpreter_behind_the_link_is_noticed(
     ready: Tree, no_ensurepip: dict[str, str]
 ) -> None:
