@@ -4,30 +4,17 @@ The log file has the exact bytes; this is only a view of them.
 """
 
 import codecs
-import re
+
+from model_check.utils.words import escape
 
 MAX_LINE_BYTES = 64 * 1024
 CONTINUES = " [line goes on]"
 FRAME_INTERVAL_S = 1.0
 # For the text: a prefix, the mark and the newline fit in what is left of 64 KiB.
 _ROOM = MAX_LINE_BYTES - 512
-# Control characters: C0 but tab, newline and carriage return; DEL; C1, where U+009B starts an
-# escape sequence as ESC [ does. And characters that reorder or break a line.
-_CONTROLS = [*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), *range(0x7F, 0xA0)]
-_REORDER = [0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
-_VISIBLE = {c: f"\\x{c:02x}" for c in _CONTROLS} | {c: f"\\u{c:04x}" for c in _REORDER}
-_UNSAFE = re.compile(f"[{''.join(map(chr, _VISIBLE))}]")
 _PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n\r"
 # The state of a decoder that does not wait for the rest of a character.
 _NOTHING_HELD = (b"", 0)
-
-
-def escape(text: str) -> str:
-    """`text` with everything that could move the cursor, colour or reorder made visible: ESC is
-    `\\x1b`."""
-    # The search is quick where there is nothing to do, the table where there is much: 64 KiB of NUL
-    # take 1.5 ms, with a call for each 41.
-    return text.translate(_VISIBLE) if _UNSAFE.search(text) else text
 
 
 class View:

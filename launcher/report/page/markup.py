@@ -6,6 +6,7 @@ from pathlib import Path
 
 from launcher.verdict.results import Verdict
 from model_check.utils.secrets import masked
+from model_check.utils.words import escape
 
 SIGNS = {
     Verdict.PASS: "✓",
@@ -34,8 +35,8 @@ def document(title: str, content: Iterable[str]) -> str:
 
 
 def text(value: object) -> str:
-    """Safe between tags and within the quotes of an attribute."""
-    return html.escape(masked(str(value)))
+    """Safe between tags and within the quotes of an attribute, and seen as it is."""
+    return html.escape(escape(masked(str(value))))
 
 
 def badge(verdict: Verdict) -> str:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from launcher.output.view import CONTINUES, MAX_LINE_BYTES, View, escape
+from launcher.output.view import CONTINUES, MAX_LINE_BYTES, View
+from model_check.utils.words import escape
 
 
 def feed_bytewise(view: View, data: bytes) -> list[str]:
@@ -37,6 +38,10 @@ def test_bytes_that_are_no_text_are_replaced() -> None:
     assert view.close() == ["end \ufffd"]
 
 
+JOINED = "\U0001f468\u200d\U0001f469 \u0645\u06cc\u200c\u062e"
+"""An emoji, and a word of Persian."""
+
+
 @pytest.mark.parametrize(
     ("raw", "shown"),
     [
@@ -45,6 +50,10 @@ def test_bytes_that_are_no_text_are_replaced() -> None:
         ("\x9b2J", "\\x9b2J"),
         ("a\x0b\x0c\x85\u2028b", "a\\x0b\\x0c\\x85\\u2028b"),
         ("\u202etxt.exe", "\\u202etxt.exe"),
+        ("a\u200bb\ufeffc", "a\\u200bb\\ufeffc"),
+        ("ok\U000e0068\U000e0069", "ok\\U000e0068\\U000e0069"),
+        ("\U000e0101\u3164\u2063\xad", "\\U000e0101\\u3164\\u2063\\u00ad"),
+        (JOINED, JOINED),
         ("tab\tstays", "tab\tstays"),
     ],
 )
