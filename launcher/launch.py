@@ -20,6 +20,7 @@ from launcher.gpus.sizes import fitted, memory_gib
 from launcher.history.gpu_history import GpuHistory, path_of
 from launcher.nodes.absence import Absence
 from launcher.nodes.failures import silence_limit_s
+from launcher.nodes.interfaces import check_interfaces
 from launcher.nodes.job import check_job, nodes_of_job, note_on_nodes
 from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import MOMENT_S, NEVER, Limits
@@ -169,6 +170,7 @@ def make_launch(
     if is_job:
         num_nodes = 1 if nodes is None else nodes.num_nodes
         check_job(settings, picked.places, arguments.command, num_nodes)
+        check_interfaces(environ, is_here_alone=num_nodes == 1)
     if arguments.command:
         notes = check_command(len(picked.places))
     else:
