@@ -5,6 +5,11 @@
 
 venv=${MODEL_CHECK_VENV:-$root/.venv}
 
+if [[ -n ${PYTHONHOME-} ]]; then
+    printf '[launcher] PYTHONHOME is left out: with it no Python but one finds its own library\n' >&2
+    unset PYTHONHOME
+fi
+
 # Whether $venv was made of exactly these requirements, by an interpreter that is still the same
 # file. The stamp is compared by content: the times in a fresh clone or a copied tree tell nothing.
 ready() {

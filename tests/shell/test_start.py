@@ -1,5 +1,6 @@
 """A start in a ready environment: the launcher's arguments and environment, and its exit code."""
 
+import json
 import os
 import shutil
 import signal
@@ -54,6 +55,13 @@ def test_an_empty_element_of_the_python_path_is_not_the_working_directory(
     (ready.cwd / "types.py").write_text("raise SystemExit('imported')")
     seen = ready.seen(PYTHONPATH=before)
     assert (seen["path"], seen["before"]) == (f"{ready.root}{kept}", before)
+
+
+def test_the_library_of_another_python_is_not_taken(ready: Tree) -> None:
+    done = ready("x", PYTHONHOME="/nowhere")
+    assert (done.returncode, json.loads(done.stdout)["argv"]) == (0, ["x"])
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("[launcher] PYTHONHOME is left out")
 
 
 def test_a_start_without_a_path_gives_its_children_one(ready: Tree) -> None:
