@@ -7,6 +7,7 @@ from HF_TOKEN or its own file. We only copy that of a `.env` file into HF_TOKEN,
 a model, for processes that do not import huggingface_hub.
 """
 
+import importlib.util
 import os
 import queue
 import socket
@@ -27,9 +28,13 @@ from model_check.utils.secrets import MASK, mask_others, masked
 from model_check.utils.words import printable_lines
 
 if TYPE_CHECKING:
+    from urllib.parse import SplitResult
+
     from huggingface_hub import HfApi
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
+
+_SOCKS_PORT = 1080
 
 Kind = Literal["model", "dataset"]
 
@@ -205,6 +210,8 @@ def _ask(endpoint: str, timeout_s: float) -> str | None:
     import urllib.error
     import urllib.request
 
+    if (proxy := _socks_proxy(endpoint)) is not None:
+        return _ask_socks(proxy, timeout_s)
     try:
         request = urllib.request.Request(f"{endpoint}/", method="HEAD")
         with urllib.request.urlopen(request, timeout=timeout_s):
@@ -218,6 +225,30 @@ def _ask(endpoint: str, timeout_s: float) -> str | None:
     # A broken answer of a proxy, a malformed endpoint.
     except (OSError, ValueError) as error:
         return _in_words(error)
+
+
+def _socks_proxy(endpoint: str) -> "SplitResult | None":
+    """The proxy that huggingface_hub would take, where it is one of SOCKS: urllib knows none, and
+    would ask for the name here, which the proxy alone may know."""
+    import urllib.request
+    from urllib.parse import urlsplit
+
+    proxies, place = urllib.request.getproxies(), urlsplit(endpoint)
+    proxy = proxies.get(place.scheme) or proxies.get("all") or ""
+    is_taken = proxy.startswith("socks") and not urllib.request.proxy_bypass(place.hostname or "")
+    return urlsplit(proxy) if is_taken else None
+
+
+def _ask_socks(proxy: "SplitResult", timeout_s: float) -> str | None:
+    """Whether it is there, and what speaks to it."""
+    if importlib.util.find_spec("socksio") is None:
+        return f"{proxy.scheme}:// proxies need a package: pip install socksio"
+    try:
+        place = proxy.hostname or "", proxy.port or _SOCKS_PORT
+        socket.create_connection(place, timeout_s).close()
+    except (OSError, ValueError) as error:
+        return f"its proxy {proxy.hostname}:{proxy.port}: {_in_words(error)}"
+    return None
 
 
 def _in_words(reason: object) -> str:

@@ -1,18 +1,21 @@
 """The hub on the loopback interface, through the real huggingface_hub and datasets."""
 
 import gzip
+import importlib.util
 import io
 import json
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from model_check.data.build.choose import choose
 from model_check.data.cache.memo import Memo
+from model_check.data.sources import hub as hub_module
 from model_check.data.sources.embedded import EmbeddedSource
 from model_check.data.sources.hub_text import import_datasets
 from model_check.data.tokenizers.trained import TrainedTokenizer
@@ -102,6 +105,44 @@ def test_the_hub_is_reached_through_a_proxy(
     proxied = {**environ, "HF_ENDPOINT": "http://hub.invalid", "http_proxy": hub.endpoint}
     code, output = build(lab, lab.text(), *MODEL, environ=proxied)
     assert code == 0, output
+
+
+@pytest.mark.parametrize("variable", ["ALL_PROXY", "all_proxy", "https_proxy"])
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_proxy_of_socks_is_asked_and_not_the_name_server(
+    monkeypatch: pytest.MonkeyPatch, variable: str, *, is_installed: bool
+) -> None:
+    """The name may be known there alone."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        hub_module.importlib.util,
+        "find_spec",
+        lambda name: (is_installed or None) if name == "socksio" else find(name),
+    )
+    monkeypatch.setattr(hub_module.socket, "getaddrinfo", known_here(socket.getaddrinfo))
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        port = proxy.getsockname()[1]
+        monkeypatch.setenv(variable, f"socks5h://127.0.0.1:{port}")
+        answer = hub_module._ask("https://hub.invalid", 5.0)
+        assert answer == (None if is_installed else MISSING)
+        monkeypatch.setenv("no_proxy", "hub.invalid")
+        assert hub_module._ask("https://hub.invalid", 5.0) == "its name cannot be resolved"
+        monkeypatch.delenv("no_proxy")
+    if is_installed:
+        gone = hub_module._ask("https://hub.invalid", 5.0)
+        assert gone == f"its proxy 127.0.0.1:{port}: connection refused"
+
+
+MISSING = "socks5h:// proxies need a package: pip install socksio"
+
+
+def known_here(resolve: Callable[..., Any]) -> Callable[..., Any]:
+    def getaddrinfo(host: str, *arguments: Any, **more: Any) -> Any:
+        if host == "hub.invalid":
+            raise socket.gaierror(-2, "Name or service not known")
+        return resolve(host, *arguments, **more)
+
+    return getaddrinfo
 
 
 @pytest.mark.parametrize(
