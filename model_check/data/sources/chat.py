@@ -1,7 +1,10 @@
 """Conversations as text, by the chat template of a model of transformers."""
 
 import hashlib
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import takewhile
@@ -28,6 +31,35 @@ _DAY = "26 Jul 2024"
 """What Llama 3's templates would write today's date for: ids must not depend on the day. It is what
 Llama 3.1's writes where nobody tells it."""
 _PIP_HINT = "messages need the transformers package, for chat templates: pip install transformers"
+
+
+RENDER_S = 10.0
+"""A conversation takes a template a millisecond; one of a stranger may never end."""
+
+
+class _TooLong(BaseException):
+    """No handler of a template, or of Jinja, takes it for an error of its own."""
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Raises _TooLong after RENDER_S. Only the main thread can be told the time; a training has its
+    own use for the signal, and a template that made its data."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def give_up(*_: object) -> None:
+        raise _TooLong
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, RENDER_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 class TemplateError(Exception):
@@ -113,13 +145,18 @@ class ChatTemplate:
         DataError for what is no template."""
         renderer = _renderer(self.begin_token, self.end_token)
         try:
-            rendered: str = renderer.apply_chat_template(
-                list(messages),
-                chat_template=self.text,
-                tokenize=False,
-                add_generation_prompt=asks,
-                date_string=_DAY,
-            )
+            with _limited():
+                rendered: str = renderer.apply_chat_template(
+                    list(messages),
+                    chat_template=self.text,
+                    tokenize=False,
+                    add_generation_prompt=asks,
+                    date_string=_DAY,
+                )
+        except _TooLong as error:
+            raise DataError(
+                f"the chat template did not end within {RENDER_S:g} s for one conversation"
+            ) from error
         # A template may do anything: its errors are Jinja's, its own words, or Python's.
         except Exception as error:
             if type(error).__name__ == "TemplateSyntaxError":

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from model_check.data.read.loader import BatchLoader, evaluation_batches
 from model_check.data.read.manifest import rows_name, store_of, targets_name
 from model_check.data.read.token_cache import TokenCache
 from model_check.data.read.token_split import PADDING, Split
+from model_check.data.sources import chat as chat_module
 from model_check.data.sources.declared import CONFIG
 from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
 from model_check.errors import ConfigError, DataError
@@ -241,6 +243,17 @@ def test_conversations_that_cannot_be_learned_are_counted_and_named(lab: Lab) ->
         "1 x row skipped: prompt or completion is no text (first at rows.jsonl:10)",
     ):
         assert any(line in said for said in lab.said), (line, lab.said)
+
+
+def test_a_template_that_never_ends_is_given_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_module, "RENDER_S", 0.5)
+    loops = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
+    template = lab.text(loops + "{{ messages[0]['content'] }}", "chat.jinja")
+    data = jsonl(lab, [chat(("user", "a"), ("assistant", "b"))])
+    with pytest.raises(DataError, match=r"template did not end within 0.5 s for one conversation"):
+        opened(lab, data, f"data.chat_template={template}")
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 
 
 def test_a_template_that_rewrites_earlier_turns_teaches_the_last(lab: Lab) -> None:
