@@ -240,8 +240,8 @@ class Watch(Observer):
 
     def _is_behind(self, worker: str, step: int) -> bool:
         history = self.histories[worker]
-        has_come = history.is_finished or (history.last_step or 0) >= step
-        return history.broken is None and not has_come
+        last = -1 if history.last_step is None else history.last_step
+        return history.broken is None and not history.is_finished and last < step
 
     def _settling_of(self, pace: Pace | None) -> Settling:
         settling = Settling(pace, self._died, self._named, self._dossier_bytes)

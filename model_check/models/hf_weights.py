@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model_check.config.shape import HEAD
 from model_check.errors import ConfigError
-from model_check.utils.first_bytes import what_is
+from model_check.utils.first_bytes import PICKLES, what_is
 from model_check.utils.words import few, first_line
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -139,7 +139,7 @@ def _opened(stored: Stored) -> Iterator[Any]:
 
 
 def _unreadable(file: Path, error: Exception, where: str = "") -> ConfigError:
-    known = what_is(file)
-    why = f"it is {known}" if known and not _is_pickled(file) else first_line(error)
-    why = f"it is {known}" if known and "git-lfs" in known else why
+    what = what_is(file)
+    is_as_named = what is None or (_is_pickled(file) and what in PICKLES)
+    why = first_line(error) if is_as_named else f"it is {what}"
     return ConfigError(f"model.init_from: {file}: cannot be read: {where}{why}")

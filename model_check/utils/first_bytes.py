@@ -1,13 +1,19 @@
 """What a file is by its first bytes, where it is not what its name says."""
 
+import codecs
 from pathlib import Path
 
 LONGEST_HEAD = 512
+PICKLES = ("a zip archive, as torch.save makes", "a pickle")
+"""What a .bin of weights may be."""
 _LFS = b"version https://git-lfs"
 _SIGNATURES = (
-    (_LFS, "a git-lfs pointer, which stands for the file (`git lfs pull` fetches it)"),
+    (
+        _LFS,
+        "a git-lfs pointer, which stands for the file (`git lfs pull` fetches it)",
+    ),
     (b"\x1f\x8b", "a gzip archive"),
-    (b"PK\x03\x04", "a zip archive, as torch.save makes"),
+    (b"PK\x03\x04", PICKLES[0]),
     (b"PAR1", "a parquet file"),
     (b"\x28\xb5\x2f\xfd", "a zstd archive"),
     (b"BZh", "a bzip2 archive"),
@@ -15,8 +21,8 @@ _SIGNATURES = (
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
     (b"GGUF", "a GGUF file of llama.cpp"),
     (b"%PDF", "a PDF"),
-    (b"\x80\x02", "a pickle"),
-    (b"\x80\x04", "a pickle"),
+    (b"\x80\x02", PICKLES[1]),
+    (b"\x80\x04", PICKLES[1]),
 )
 _PAGES = (b"<!doctype html", b"<html")
 
@@ -24,11 +30,20 @@ _PAGES = (b"<!doctype html", b"<html")
 def what_begins(head: bytes) -> str | None:
     """`head`: the first LONGEST_HEAD bytes, or all. None: nothing that is known here."""
     for signature, what in _SIGNATURES:
-        if head.startswith(signature):
+        if head.startswith(signature) and (signature == _LFS or not _is_text(head)):
             return what
     if is_page(head):
         return "a web page (what a download leaves where it is refused)"
     return "a tar archive" if head[257:262] == b"ustar" else None
+
+
+def _is_text(head: bytes) -> bool:
+    """One may begin with the letters of a format."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # its last character may be cut off
+    except UnicodeDecodeError:
+        return False
+    return not any(byte < 0x20 and byte not in b"\t\n\f\r" for byte in head)
 
 
 def is_page(head: bytes) -> bool:

@@ -134,37 +134,34 @@ def test_a_replay_that_hangs_has_its_time_and_no_more(
     assert alive(run.directory) == []
 
 
-def test_ctrl_c_twice_ends_the_replay_and_the_verdict_stands(
-    scripted: Launcher, alive: Callable[[Path], list[str]]
-) -> None:
-    process = scripted.start(
-        *("--workers=3", REPLAYS, f"debug.drill={ONCE}"),
-        **in_replay(CPU1="hang@1:all:always"),
-    )
-    seen = read_until(process, "[CPU1 replay] Step [0/")
-    for _ in range(2):
-        process.send_signal(signal.SIGINT)
-    run = scripted.finish(process, seen)
-    assert run.exit_code == 21, run.output
-    assert row(run, "CPU1") == ("SUSPECT", "unknown", "not replayed", "MONITOR")
-    assert said(run) == "not replayed: SIGINT received"
-    assert alive(run.directory) == []
-
-
-def test_ctrl_c_in_a_replay_that_has_shown_something_lets_no_further_one_begin(
+@pytest.mark.parametrize(
+    ("drill", "hang", "last", "repeat", "shown"),
+    [
+        (ONCE, {"CPU1": "hang@1:all:always"}, 0, "not replayed", "not replayed: SIGINT received"),
+        (ALWAYS, {"CPU2": "hang@2:all:always"}, 2, "unsettled", "replayed once"),
+    ],
+)
+def test_ctrl_c_twice_ends_the_replays_and_what_they_have_shown_stands(
     scripted: Launcher,
+    alive: Callable[[Path], list[str]],
+    drill: str,
+    hang: dict[str, str],
+    last: int,
+    repeat: str,
+    shown: str,
 ) -> None:
-    process = scripted.start(
-        *("--workers=3", REPLAYS, f"debug.drill={ALWAYS}"),
-        **in_replay(CPU2="hang@2:all:always"),
-    )
-    seen = read_until(process, "[CPU1 replay] Step [2/")
+    """Nothing in the first case; no further one begins in the second."""
+    given = ("--workers=3", REPLAYS, f"debug.drill={drill}")
+    process = scripted.start(*given, **in_replay(**hang))
+    seen = read_until(process, f"[CPU1 replay] Step [{last}/")
     for _ in range(2):
         process.send_signal(signal.SIGINT)
     run = scripted.finish(process, seen)
     assert run.exit_code == 21, run.output
-    assert row(run, "CPU1") == ("SUSPECT", "unknown", "unsettled", "MONITOR")
+    assert row(run, "CPU1") == ("SUSPECT", "unknown", repeat, "MONITOR")
     assert num_replays(run, "CPU1") == 1
+    assert said(run).startswith(shown)
+    assert alive(run.directory) == []
 
 
 def test_ctrl_c_while_the_run_is_torn_down_lets_no_replay_begin(scripted: Launcher) -> None:

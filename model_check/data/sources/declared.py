@@ -9,6 +9,8 @@ from model_check.errors import DataError
 from model_check.utils.files import read_text
 
 CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
+_LONGEST = 64 << 20
+"""Bytes. Gemma 3's has more than a MiB: it lists each added token."""
 
 
 Kind = TypeVar("Kind", bound="_Named")
@@ -54,7 +56,7 @@ def _read(path: Path, kind: type[Kind]) -> Kind:
     if not path.is_file():
         return kind()
     try:
-        return msgspec.json.decode(read_text(path), type=kind)
+        return msgspec.json.decode(read_text(path, _LONGEST), type=kind)
     # What is not UTF-8 is a ValueError, as is every error of msgspec.
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not the configuration of a tokenizer: {error}") from error

@@ -211,7 +211,8 @@ class GivenTokenizer:
             text = PROBE if tokenizer.words is None else " ".join(sorted(tokenizer.words))
             return hash_of(tokenizer.encode([text])[0])
 
-        return self._memo.remember(f"probe {content} {tokenizers.__version__}", compute)
+        end = "" if self._end_token is None else f" {hash_of(self._end_token)}"
+        return self._memo.remember(f"probe {content}{end} {tokenizers.__version__}", compute)
 
 
 def use_threads(count: int | None) -> None:

@@ -197,7 +197,7 @@ KINDS: dict[str, tuple[str, bytes, str]] = {
     ),
     "gzip": ("a.txt", b"\x1f\x8b\x08", "it is a gzip archive, not txt"),
     "zip": ("a.jsonl", b"PK\x03\x04abc", "it is a zip archive"),
-    "parquet": ("a.txt", b"PAR1abc", "it is a parquet file, not txt"),
+    "parquet": ("a.txt", b"PAR1\x15\0abc", "it is a parquet file, not txt"),
     "zstd": ("a.jsonl", b"\x28\xb5\x2f\xfdabc", "it is a zstd archive, not jsonl"),
     "tar": ("a.txt", b"name".ljust(257, b"\0") + b"ustar", "it is a tar archive"),
     "a web page": ("a.jsonl", b"<!DOCTYPE html>\n<html>", "it is a web page"),
@@ -214,8 +214,9 @@ def test_a_file_that_is_not_what_its_name_says_is_named(lab: Lab, kind: str) -> 
     assert name in str(caught.value)
 
 
-def test_a_page_is_text_to_learn_in_a_file_of_text(lab: Lab) -> None:
-    page = lab.text("<html>" + "words " * 200 + "</html>", "page.txt")
+@pytest.mark.parametrize("begin", ["<html>", "GGUF é ", "PAR1 ", "%PDF ", "BZh "])
+def test_a_text_may_begin_like_a_page_or_another_format(lab: Lab, begin: str) -> None:
+    page = lab.text(begin + "words é " * 200, "page.txt")
     assert opened(lab, page, "training.stage=next_token").num_sequences > 0
 
 

@@ -109,6 +109,15 @@ def test_where_nothing_is_declared_a_known_special_token_ends(tmp_path: Path) ->
         loaded(write(tmp_path / "none", ("<s>",), {}))
 
 
+def test_a_list_of_added_tokens_may_be_long(tmp_path: Path) -> None:
+    """Gemma 3's tokenizer_config.json has 1.2 MB."""
+    many = {str(n): {"content": f"<unused{n}>", "special": True} for n in range(40_000)}
+    config = FAST | {"eos_token": "<|eot_id|>", "added_tokens_decoder": many}
+    directory = write(tmp_path, LLAMA, {CONFIG: config})
+    assert (directory / CONFIG).stat().st_size > 1 << 20
+    assert loaded(directory).end_token == "<|eot_id|>"
+
+
 def test_a_setting_names_another_one(tmp_path: Path) -> None:
     directory = write(tmp_path, *KINDS["llama 3"])
     assert loaded(directory, "<|eot_id|>").end_token == "<|eot_id|>"

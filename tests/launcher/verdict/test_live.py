@@ -1,5 +1,6 @@
 """Who is told what while a run goes on, as histories: credit, questions, leave to end."""
 
+import msgspec
 import pytest
 
 from launcher.verdict.live import Watch
@@ -206,6 +207,13 @@ def test_the_others_may_tell_that_theirs_broke_alike_for_a_moment() -> None:
     assert not tell(late, ("b", BROKEN))
     assert late.tick(10.0) is None
     assert late.tick(10.0 + SETTLE_S) is not None
+
+
+def test_in_the_first_step_too_the_others_are_heard() -> None:
+    first = msgspec.structs.replace(BROKEN, step=0)
+    seen = watch("a", "b")
+    assert not tell(seen, ("a", first))
+    assert len(tell(seen, ("b", first))) == 1
 
 
 def test_a_broken_state_names_its_worker() -> None:
