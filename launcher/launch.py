@@ -170,7 +170,7 @@ def make_launch(
     if is_job:
         num_nodes = 1 if nodes is None else nodes.num_nodes
         check_job(settings, picked.places, arguments.command, num_nodes)
-        check_interfaces(environ, is_here_alone=num_nodes == 1)
+        check_interfaces(environ, is_here_alone=num_nodes == 1, on_gpus=bool(gpus))
     if arguments.command:
         notes = check_command(len(picked.places))
     else:

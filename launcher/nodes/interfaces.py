@@ -14,11 +14,13 @@ _REQUEST = struct.Struct("16sH22x")
 _GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
-def check_interfaces(environ: Mapping[str, str], *, is_here_alone: bool) -> None:
+def check_interfaces(
+    environ: Mapping[str, str], *, is_here_alone: bool, on_gpus: bool = True
+) -> None:
     """`is_here_alone`: all ranks are on this machine, and meet by its loopback where nobody says
-    otherwise. Raises ConfigError."""
+    otherwise. `on_gpus`: NCCL joins them. Raises ConfigError."""
     here = sorted(name for _, name in socket.if_nameindex())
-    for name in (_GLOO, _NCCL):
+    for name in (_GLOO, _NCCL) if on_gpus else (_GLOO,):
         value = environ.get(name, "")
         wanted = [word.strip() for word in value.split(",") if word.strip()]
         if wanted and not any(_matching(name, wanted, here)):

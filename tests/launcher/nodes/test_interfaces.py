@@ -45,6 +45,10 @@ def test_a_name_is_read_as_its_library_reads_it(
     assert caught.value.exit_code == 2
 
 
+def test_nccls_are_nothing_to_ranks_on_a_cpu() -> None:
+    check_interfaces({"NCCL_SOCKET_IFNAME": "none9"}, is_here_alone=True, on_gpus=False)
+
+
 def test_those_of_this_machine_are_taken() -> None:
     for _, name in socket.if_nameindex():
         check_interfaces({"GLOO_SOCKET_IFNAME": name}, is_here_alone=True)
