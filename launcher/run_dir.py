@@ -15,7 +15,14 @@ import msgspec
 
 from model_check.errors import StorageError
 from model_check.events import readable
-from model_check.utils.held import HeldDirectory, NotPlainError, hold, hold_own, hold_unlinked
+from model_check.utils.held import (
+    HeldDirectory,
+    NotPlainError,
+    hold,
+    hold_own,
+    hold_unlinked,
+    make_unlinked,
+)
 from model_check.utils.secrets import masked_values
 
 SCHEMA = 1
@@ -173,14 +180,11 @@ def opened(path: Path) -> HeldDirectory:
     its place, to get our files or to have them written elsewhere. Raises OSError, StorageError.
     """
     path = Path(os.path.abspath(path))
-    path.mkdir(PRIVATE, parents=True, exist_ok=True)
     try:
+        make_unlinked(path, PRIVATE)
         return hold_own(path)
     except NotPlainError as error:
-        raise StorageError(
-            f"{path} belongs to another user, in a place where others may have made it "
-            "(give --run-dir another path)"
-        ) from error
+        raise StorageError(f"{path}: {error.strerror} (give --run-dir another path)") from error
 
 
 def write_page(path: Path, make: Callable[[], str]) -> None:

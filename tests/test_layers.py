@@ -132,7 +132,7 @@ ALLOWED = {
 # Each outside package -> the only files that may import it, by prefix.
 SINGLE_PLACE = {
     "pynvml": ("launcher/gpus/nvml.py",),
-    "filelock": (),
+    "filelock": ("model_check/utils/lock.py",),
     "psutil": ("model_check/utils/interfaces.py",),
     "prometheus_client": (),
     "kubernetes_validate": (),

@@ -24,14 +24,15 @@ from pathlib import Path
 from launcher.gpus.choose import freest, why_busy, why_unusable
 from launcher.gpus.probe import Gpu
 from model_check.errors import NoGpuError, StorageError
-from model_check.utils.held import OTHERS_WRITE, user_name
+from model_check.utils.held import OTHERS_WRITE, make_unlinked, user_name
+from model_check.utils.lock import try_lock
 
 LOCK_DIR = "MODEL_CHECK_LOCK_DIR"
 SHARED_DIR_MODE = 0o1777
 SHARED_FILE_MODE = 0o666
 LONGEST_CONTENT = 4096
-_FLOCK_TRIES = 3
-_FLOCK_PAUSE_S = 0.002
+_LOCK_TRIES = 3
+_LOCK_PAUSE_S = 0.002
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -143,11 +144,11 @@ def _lock(locks: Reservation, lock_dir: Path | None, gpu: Gpu) -> str | None:
     """
     path = _path(lock_dir, gpu)
     try:
-        for _ in range(_FLOCK_TRIES):
+        for _ in range(_LOCK_TRIES):
             with ExitStack() as otherwise:
                 descriptor = _open(path)
                 otherwise.callback(os.close, descriptor)
-                if not _try_flock(descriptor):
+                if not _locked(descriptor):
                     return _holder(descriptor)
                 if _is_at(path, descriptor):
                     _sign(descriptor)
@@ -175,6 +176,7 @@ def _holder_of(lock_dir: Path | None, gpu: Gpu) -> str | None:
     with suppress(OSError):
         descriptor = os.open(_path(lock_dir, gpu), os.O_RDONLY | _OPEN)
         try:
+            # Shared, which filelock has not: several may look, and NFS grants no other to readers.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return _holder(descriptor)
@@ -183,15 +185,13 @@ def _holder_of(lock_dir: Path | None, gpu: Gpu) -> str | None:
     return None
 
 
-def _try_flock(descriptor: int) -> bool:
+def _locked(descriptor: int) -> bool:
     """False when another process has the lock. Raises OSError on a file system without locks."""
-    for _ in range(_FLOCK_TRIES):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for _ in range(_LOCK_TRIES):
+        if try_lock(descriptor):
             return True
-        except BlockingIOError:
-            # A dry run that looks has it for a few microseconds.
-            time.sleep(_FLOCK_PAUSE_S)
+        # A dry run that looks has it for a few microseconds.
+        time.sleep(_LOCK_PAUSE_S)
     return False
 
 
@@ -201,7 +201,7 @@ def _open(path: Path) -> int:
     Every user may write to the directory: a link, a pipe or a hard link that another user laid
     there is refused, so that nothing is written elsewhere.
     """
-    path.parent.parent.mkdir(parents=True, exist_ok=True)
+    make_unlinked(path.parent.parent)
     with ExitStack() as after:
         # What is made here is for all users from its first moment on (a chmod would come later).
         after.callback(os.umask, os.umask(0))

@@ -6,7 +6,6 @@ run directories are private for that reason.
 """
 
 import errno
-import fcntl
 import os
 import stat
 import time
@@ -32,7 +31,8 @@ from launcher.verdict.past import (
 from launcher.verdict.results import Judgement
 from model_check.errors import StorageError
 from model_check.events import readable
-from model_check.utils.held import OTHERS_WRITE, hold_own
+from model_check.utils.held import OTHERS_WRITE, hold_own, make_unlinked
+from model_check.utils.lock import try_lock
 from model_check.utils.secrets import masked_values
 
 _OF_ROOT = Path("/var/lib")
@@ -83,8 +83,7 @@ class GpuHistory:
     def append(self, runs: Sequence[PastRun]) -> None:
         """All of them at once, or none."""
         with _told(self.path, "written"):
-            with suppress(FileExistsError):
-                self.path.parent.mkdir(PRIVATE, parents=True)
+            make_unlinked(self.path.parent, PRIVATE)
             descriptor = _open(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 _lock(descriptor)
@@ -170,12 +169,9 @@ def _problem(directory: os.stat_result, file: os.stat_result) -> str | None:
 def _lock(descriptor: int) -> None:
     """Wait for our turn to append, not for ever. Raises OSError."""
     deadline = time.monotonic() + _LOCK_S
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() >= deadline:
-                raise OSError(errno.EBUSY, "another process keeps it locked") from error
+    while not try_lock(descriptor):
+        if time.monotonic() >= deadline:
+            raise OSError(errno.EBUSY, "another process keeps it locked")
         time.sleep(_LOCK_PAUSE_S)
 
 

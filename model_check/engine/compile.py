@@ -26,7 +26,7 @@ from model_check.errors import ConfigError, PeerLost
 from model_check.events import Phase
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.loss import ChunkLoss, loss_and_gradient
-from model_check.utils.held import hold_own
+from model_check.utils.held import hold_own, make_unlinked
 from model_check.utils.words import first_line
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -145,7 +145,7 @@ def take_cache() -> None:
     own = Path(tempfile.gettempdir(), f"torchinductor_uid{os.geteuid()}")
     directory = Path(named) if named else own
     try:
-        directory.mkdir(0o700, parents=bool(named), exist_ok=True)
+        make_unlinked(directory, 0o700)
         if not named:
             hold_own(directory).close()
     except OSError as error:

@@ -11,6 +11,7 @@ from model_check.engine.checkpoint import set_earlier_aside
 from model_check.engine.run_context import RunContext
 from model_check.errors import ModelCheckError
 from model_check.events import Evidence
+from model_check.utils.held import make_unlinked
 
 SNAPSHOT = "oom_memory.pickle"
 
@@ -52,7 +53,7 @@ def _snapshot(context: RunContext) -> str:
         return ""
     path = context.directory / SNAPSHOT
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_unlinked(path.parent)
         set_earlier_aside(path)
         torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError) as error:

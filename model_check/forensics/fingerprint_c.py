@@ -23,7 +23,7 @@ from torch import Tensor
 
 from model_check.config.places import user_cache
 from model_check.forensics.fingerprint import NoKernelError
-from model_check.utils.held import OTHERS_WRITE, HeldDirectory, hold_own
+from model_check.utils.held import OTHERS_WRITE, HeldDirectory, hold_own, make_unlinked
 
 _SOURCE = Path(__file__).with_name("fingerprint.c")
 _COMPILERS = ("cc", "gcc", "clang")
@@ -76,7 +76,7 @@ def _directory() -> HeldDirectory:
     place = user_cache(os.environ) / "kernels"
     if not place.is_absolute():
         raise FileNotFoundError(errno.ENOENT, "no cache directory of this user", str(place))
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_unlinked(place, 0o700)
     directory = hold_own(place)
     if directory.status().st_mode & OTHERS_WRITE or not directory.is_ours():
         directory.close()

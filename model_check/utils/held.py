@@ -379,6 +379,41 @@ def hold_unlinked(path: Path, *, make: bool = False) -> HeldDirectory:
     return held
 
 
+def refuse_planted(path: Path) -> None:
+    """Raises NotPlainError for a link on the way that the kernel would not follow either, where
+    fs.protected_symlinks is set: another user's, in a sticky directory where all may write."""
+    path = Path(os.path.abspath(path))
+    for place in (*reversed(path.parents), path):
+        try:
+            link, around = place.lstat(), os.stat(place.parent)
+        except OSError:  # it is not there, or not for us to see
+            continue
+        is_shared = around.st_mode & stat.S_ISVTX and around.st_mode & OTHERS_WRITE
+        is_own = link.st_uid in (os.geteuid(), around.st_uid)
+        if stat.S_ISLNK(link.st_mode) and is_shared and not is_own:
+            raise _not_plain(f"{place} is a link that another user may have made")
+
+
+def make_unlinked(path: Path, mode: int = 0o777) -> None:
+    """Make a directory, unless it is there, and those that it lies in. A link, also in its own
+    place, is followed as by `hold_unlinked`: nothing is made where another user's leads."""
+    path = Path(os.path.normpath(path))
+    if path.name in ("", ".."):  # the root, or where we are
+        return
+    try:
+        with hold_unlinked(path.parent, make=True) as parent:
+            try:
+                parent.make_directory(path.name, mode)
+            except OSError:  # NFS may refuse before it looks whether it is there
+                if not os.path.lexists(path):
+                    raise
+            _next(parent, path.name).close()
+    except OSError as error:
+        if error.filename is not None:
+            error.filename = str(path)
+        raise
+
+
 def _next(parent: HeldDirectory, name: str) -> HeldDirectory:
     try:
         return parent.directory_or_own_link(name)

@@ -9,12 +9,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from io import BufferedWriter
 from pathlib import Path
 
 from model_check.data.read.sharing import share, shared_directory
 from model_check.utils.held import HeldDirectory
+from model_check.utils.lock import try_lock, unlock
 from model_check.utils.words import Say, printable
 
 LOCKS = ".locks"
@@ -53,7 +53,7 @@ def if_idle(root: Path, key_hash: str) -> Iterator[bool]:
         idle = False
         with suppress(OSError):
             locks = stack.enter_context(shared_directory(root, LOCKS))
-            idle = _locked(stack.enter_context(_lock_file(locks, key_hash)))
+            idle = try_lock(stack.enter_context(_lock_file(locks, key_hash)).fileno())
         yield idle
 
 
@@ -65,9 +65,8 @@ def _lock_file(locks: HeldDirectory, key_hash: str) -> Iterator[BufferedWriter]:
         try:
             yield file
         finally:
-            # Closing is not enough: a child that we forked may hold the file open.
             with suppress(OSError):
-                flock(file, LOCK_UN)
+                unlock(file.fileno())
 
 
 def _opened(locks: HeldDirectory, name: str) -> BufferedWriter:
@@ -80,19 +79,10 @@ def _opened(locks: HeldDirectory, name: str) -> BufferedWriter:
     return file
 
 
-def _locked(file: BufferedWriter) -> bool:
-    """Whether we hold it now; False: another process does. Raises OSError."""
-    try:
-        flock(file, LOCK_EX | LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _wait_for(file: BufferedWriter, holder: Callable[[], str], say: Say) -> None:
     started = time.monotonic()
     wait_s = _FIRST_WAIT_S
-    while not _locked(file):
+    while not try_lock(file.fileno()):
         waited_s = time.monotonic() - started
         if waited_s >= wait_s:
             say(f"data: waiting for {holder()} ({waited_s:.0f} s so far)")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from model_check.config.prepared_dir import DATASET
-from model_check.utils.held import OTHERS_WRITE, HeldDirectory, hold
+from model_check.utils.held import OTHERS_WRITE, HeldDirectory, hold, make_unlinked, refuse_planted
 
 _DIRECTORY = 0o2777
 """Without the sticky bit, under which the status file of another user's dead builder would
@@ -16,9 +16,11 @@ stay."""
 
 
 def hold_cache(root: Path) -> HeldDirectory:
-    """The directory of the entries. data.cache_dir is the user's own choice and may be a link. In a
-    prepared directory the user chose the directory around it, so a link is followed as the kernel
-    follows one under fs.protected_symlinks. Raises OSError."""
+    """The directory of the entries. data.cache_dir is the user's own choice and may be a link, but
+    for one that another user laid in a directory like /tmp. In a prepared directory the user chose
+    the directory around it, so a link is followed as the kernel follows one under
+    fs.protected_symlinks. Raises OSError."""
+    refuse_planted(root)
     if root.name != DATASET:
         return hold(root)
     with hold(root.parent) as prepared:
@@ -28,7 +30,8 @@ def hold_cache(root: Path) -> HeldDirectory:
 def shared_directory(root: Path, name: str) -> HeldDirectory:
     """A directory of the cache `root` for all its users; both are made if absent. Raises
     OSError."""
-    root.mkdir(parents=True, exist_ok=True)
+    if not root.is_dir():
+        make_unlinked(root)
     with hold_cache(root) as cache:
         try:
             cache.make_directory(name)

@@ -9,6 +9,7 @@ from model_check.engine.checkpoint import set_earlier_aside, storing
 from model_check.engine.observer import RunObserver
 from model_check.engine.run_context import RunContext
 from model_check.errors import StorageError
+from model_check.utils.held import make_unlinked
 
 
 class Profiler(RunObserver):
@@ -47,7 +48,7 @@ class Profiler(RunObserver):
         path = self._context.directory / "profile" / f"steps_{first}-{last}.json.gz"
         try:
             with storing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_unlinked(path.parent)
                 set_earlier_aside(path)
                 finished.export_chrome_trace(str(path))
         except StorageError as failure:

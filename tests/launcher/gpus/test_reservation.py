@@ -1,6 +1,5 @@
 """Locks on GPUs between launchers: real processes, real signals, real flock."""
 
-import fcntl
 import json
 import os
 import select
@@ -25,6 +24,7 @@ from launcher.gpus.reservation import (
     reserve_auto,
 )
 from model_check.errors import NoGpuError, StorageError
+from model_check.utils.lock import try_lock
 from tests.deadline import DEADLINE_S
 from tests.launcher.gpus.conftest import ROOT, Box
 from tests.nvml_fake.build import fake_gpu
@@ -34,6 +34,7 @@ NOBODY = 65534
 HOLD = """
 import os, sys
 from pathlib import Path
+import filelock
 from launcher.gpus.probe import Gpu
 from launcher.gpus.reservation import reserve
 if "BECOME" in os.environ:  # only now: another user may not even read the modules
@@ -57,15 +58,6 @@ sys.stdin.read()
 def gpu(index: int, **fields: object) -> Gpu:
     idle: dict[str, object] = {"total_mib": 81559, "used_mib": 4, "processes": ()}
     return Gpu(index, f"GPU-{index}", "NVIDIA H100", **(idle | fields))  # type: ignore[arg-type]
-
-
-class Fcntl:
-    """The real module, with something that happens at each lock."""
-
-    LOCK_EX, LOCK_SH, LOCK_NB = fcntl.LOCK_EX, fcntl.LOCK_SH, fcntl.LOCK_NB
-
-    def __init__(self, flock: Callable[[int, int], None]) -> None:
-        self.flock = flock
 
 
 def _made(lock_dir: Path) -> list[Path]:
@@ -119,12 +111,12 @@ def test_a_lock_file_deleted_before_it_is_locked_locks_nothing(
     (lock,) = _made(tmp_path)
     deleted = iter([True])
 
-    def delete_then_flock(descriptor: int, operation: int) -> None:
+    def delete_then_lock(descriptor: int) -> bool:
         if next(deleted, False):
             lock.unlink()
-        fcntl.flock(descriptor, operation)
+        return try_lock(descriptor)
 
-    monkeypatch.setattr("launcher.gpus.reservation.fcntl", Fcntl(delete_then_flock))
+    monkeypatch.setattr("launcher.gpus.reservation.try_lock", delete_then_lock)
     with reserve([gpu(0)], tmp_path):
         monkeypatch.undo()
         with running(HOLD, tmp_path, "GPU-0") as other:
@@ -134,12 +126,12 @@ def test_a_lock_file_deleted_before_it_is_locked_locks_nothing(
 def test_a_lock_file_that_is_always_deleted_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def delete_then_flock(descriptor: int, operation: int) -> None:
+    def delete_then_lock(descriptor: int) -> bool:
         for path in tmp_path.iterdir():
             path.unlink()
-        fcntl.flock(descriptor, operation)
+        return try_lock(descriptor)
 
-    monkeypatch.setattr("launcher.gpus.reservation.fcntl", Fcntl(delete_then_flock))
+    monkeypatch.setattr("launcher.gpus.reservation.try_lock", delete_then_lock)
     with pytest.raises(StorageError, match="somebody deletes it again and again"):
         reserve([gpu(0)], tmp_path)
 
