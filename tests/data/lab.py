@@ -1,6 +1,7 @@
 """A cache directory to prepare in, builders that are processes of their own, and a hub on the
 loopback interface."""
 
+import hashlib
 import io
 import json
 import os
@@ -16,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -195,6 +197,12 @@ class FakeHub:
         self.refusals: dict[str, Answer] = {}
         """Start of a URL path -> what is answered instead."""
         self.requests: list[str] = []
+        self.changed_on_the_way: dict[str, int] = {}
+        """End of a URL path -> how often its bytes still come changed."""
+        self.refuses_after: dict[str, int] = {}
+        """End of a URL path -> how often it is sent before each request for it is refused."""
+        self.tells_checksums = True
+        """In answer to a request for them; ETags come anyway."""
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -219,6 +227,15 @@ class FakeHub:
 
             do_HEAD = do_GET
 
+            def do_POST(self) -> None:
+                asked = self.rfile.read(int(self.headers["Content-Length"]))
+                hub.requests.append(f"POST {self.path}")
+                answer = hub.checksums(self.path, parse_qs(asked.decode()).get("paths", []))
+                self.send_response(answer.status)
+                self.send_header("Content-Length", str(len(answer.body)))
+                self.end_headers()
+                self.wfile.write(answer.body)
+
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
@@ -232,6 +249,10 @@ class FakeHub:
             self._server.server_close()
 
     def answer(self, path: str, wanted_range: str | None) -> Answer:
+        for end, times in self.refuses_after.items():
+            asked = sum(each.startswith("GET") and each.endswith(end) for each in self.requests)
+            if path.endswith(end) and asked > times:
+                return Answer(500)
         for start, refusal in self.refusals.items():
             if path.startswith(start):
                 return refusal
@@ -246,9 +267,35 @@ class FakeHub:
             if path.startswith(f"/{url}/resolve/"):
                 file = path.partition("/resolve/")[2].partition("/")[2]
                 if file in files:
-                    return _file(files[file], wanted_range)
+                    return self._sent(path, _file(file, files[file], wanted_range))
                 return Answer(404, headers={"X-Error-Code": "EntryNotFound"})
         return Answer(404, headers={"X-Error-Code": "RepoNotFound"})
+
+    def checksums(self, path: str, names: Sequence[str]) -> Answer:
+        """`paths-info` of a repository."""
+        name = path.removeprefix("/api/").partition("/paths-info/")[0]
+        if not self.tells_checksums or name not in self.repos:
+            return Answer(404)
+        return _json([_described(file, self.repos[name][file]) for file in names])
+
+    def _sent(self, path: str, answer: Answer) -> Answer:
+        for end, times in self.changed_on_the_way.items():
+            if path.endswith(end) and times and f"GET {path}" == self.requests[-1]:
+                self.changed_on_the_way[end] -= 1
+                answer.body = answer.body.replace(b"e", b"o")
+        return answer
+
+
+def is_large(file: str) -> bool:
+    """Whether git-lfs holds it."""
+    return file.endswith((".safetensors", ".parquet"))
+
+
+def _described(file: str, content: bytes) -> dict[str, object]:
+    size, sha256 = len(content), hashlib.sha256(content).hexdigest()
+    oid = hashlib.sha1(b"blob %d\0" % size + content).hexdigest()
+    large = {"oid": sha256, "size": size, "pointerSize": 130} if is_large(file) else None
+    return {"type": "file", "path": file, "size": size, "oid": oid, "lfs": large}
 
 
 def _json(value: object) -> Answer:
@@ -273,8 +320,10 @@ def _tree(files: Mapping[str, bytes], directory: str) -> Answer:
     return _json(list(entries.values()))
 
 
-def _file(content: bytes, wanted_range: str | None) -> Answer:
-    headers = {"ETag": f'"{len(content):040x}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+def _file(file: str, content: bytes, wanted_range: str | None) -> Answer:
+    told = _described(file, content)
+    etag = hashlib.sha256(content).hexdigest() if told["lfs"] else told["oid"]
+    headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
     if wanted_range is None:
         return Answer(200, content, headers)
     first, _, last = wanted_range.removeprefix("bytes=").partition("-")

@@ -7,6 +7,8 @@ from HF_TOKEN or its own file. We only copy that of a `.env` file into HF_TOKEN,
 a model, for processes that do not import huggingface_hub.
 """
 
+import errno
+import glob
 import importlib.util
 import os
 import queue
@@ -17,12 +19,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from model_check.config.load import Request, load
 from model_check.config.schema import DataSettings
 from model_check.data.cache.memo import Memo
-from model_check.errors import DataError, ModelCheckError
+from model_check.data.sources.checksums import Kind, changed_files
+from model_check.errors import DataError, ModelCheckError, StorageError
 from model_check.utils.dotenv import take_from_dotenv, why_unread
 from model_check.utils.secrets import MASK, mask_others, masked
 from model_check.utils.words import printable_lines
@@ -35,8 +38,8 @@ if TYPE_CHECKING:
 DEFAULT_ENDPOINT = "https://huggingface.co"
 
 _SOCKS_PORT = 1080
-
-Kind = Literal["model", "dataset"]
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_OF_A_DISK = (*_FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG)
 
 
 class Hub:
@@ -97,17 +100,70 @@ class Hub:
         if online:
             # Asked first because it fails at once: the download alone retries a 429 for 24 s.
             self._commit(repo, "model")
+        return self._fetched(repo, "model", patterns, instead)
+
+    def fetch_dataset(self, repo: str, commit: str, files: Sequence[str]) -> None:
+        """Fetch files of a dataset into huggingface_hub's cache."""
+        patterns = list(map(glob.escape, files))
+        self._fetched(repo, "dataset", patterns, "take another dataset", commit)
+
+    def _fetched(
+        self,
+        repo: str,
+        kind: Kind,
+        patterns: Sequence[str],
+        instead: str,
+        commit: str | None = None,
+    ) -> Path:
+        """A directory of files with the hub's own bytes, as far as it tells their checksums: what
+        comes changed is fetched a second time, and then refused."""
+        changed: list[str] = []
+        for _ in range(2):
+            directory = self._snapshot(repo, kind, patterns, instead, commit)
+            if self.why_offline is not None:
+                return directory
+            try:
+                changed = changed_files(self._api(), repo, kind, directory, patterns)
+                for name in changed:  # else the next run would find it, and ask nobody
+                    (directory / name).resolve().unlink()
+                    (directory / name).unlink(missing_ok=True)
+            except OSError as error:
+                raise DataError(
+                    f"{repo}: {error.filename}: changed since it was fetched, and cannot be "
+                    f"{'removed' if changed else 'read'}: {error.strerror}"
+                ) from error
+            if not changed:
+                return directory
+        raise DataError(
+            f"{repo}: {', '.join(changed[:3])} came with other bytes than {self.endpoint} has, "
+            "twice (by its checksums): a proxy or a mirror changes them, or this machine's memory "
+            "or disk"
+        )
+
+    def _snapshot(
+        self,
+        repo: str,
+        kind: Kind,
+        patterns: Sequence[str],
+        instead: str,
+        commit: str | None,
+    ) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
 
         try:
             found = snapshot_download(
-                repo, allow_patterns=list(patterns), local_files_only=not online
+                repo,
+                repo_type=kind,
+                revision=commit,
+                allow_patterns=list(patterns),
+                local_files_only=self.why_offline is not None,
             )
         except LocalEntryNotFoundError as error:
-            raise self._not_cached(repo, f"its {patterns[0]}", instead) from error
+            what = f"its {patterns[0]}" if kind == "model" else "its text"
+            raise self._not_cached(repo, what, instead) from error
         except Exception as error:
-            raise self._explained(error, repo, "model") from error
+            raise cache_failure(error, repo) or self._explained(error, repo, kind) from error
         return Path(found)
 
     def check_access(self, repo: str) -> None:
@@ -173,6 +229,18 @@ class Hub:
                 what = f"HTTP {status}" if status else type(error).__name__
                 text = f"{self.endpoint} failed to give it ({what})"
         return DataError(f"{repo}: {text}")
+
+
+def cache_failure(error: Exception, repo: str) -> StorageError | None:
+    """None where it is no error of the directory in which files of the hub are kept."""
+    if not isinstance(error, OSError) or error.errno not in _OF_A_DISK:
+        return None
+    if error.errno not in _FULL and error.filename is None:  # of a connection, perhaps
+        return None
+    return StorageError(
+        f"{repo}: where files of the hub are kept, {error.filename or 'no file named'} cannot be "
+        f"written: {error.strerror}; set HF_HOME to a directory that can, with more room"
+    )
 
 
 def _without_userinfo(url: str) -> str:

@@ -1,17 +1,17 @@
 """Text of a dataset on the hub, read with the `datasets` package, at a pinned commit."""
 
-import errno
 import re
 from collections.abc import Iterator
 from copy import copy
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from model_check.config.schema import DataSettings
 from model_check.data.cache.publish import BrokenOffError
 from model_check.data.sources.documents import Document, RowForm
-from model_check.data.sources.hub import Hub, without_secrets
+from model_check.data.sources.hub import Hub, cache_failure, without_secrets
 from model_check.data.sources.source import no_column
 from model_check.data.sources.text import Repairs
 from model_check.errors import DataError, StorageError
@@ -92,14 +92,17 @@ class HubSource:
         if online:
             self._hub.check_access(self.name)
         datasets = import_datasets()
+        streamed = self._streamed and online
         begun = False
         try:
+            if online and not streamed:
+                self._fetch(datasets)
             table = datasets.load_dataset(
                 self.name,
                 self._config,
                 split=self._split,
                 revision=self._commit,
-                streaming=self._streamed and online,
+                streaming=streamed,
             )
             self._check(table, online)
             if self._form.column is not None:
@@ -108,11 +111,23 @@ class HubSource:
                 begun = True
                 each = zip(*batch.values(), strict=True)
                 yield [dict(zip(batch, values, strict=True)) for values in each]
-        except DataError:
+        except (DataError, StorageError):
             raise
         # datasets also raises errors of packages that it uses.
         except Exception as error:
             raise self._explained(error, begun) from error
+
+    def _fetch(self, datasets: Any) -> None:
+        """Its files with the hub's own bytes, before `datasets` makes tables of them; they would
+        stay. Raises DataError."""
+        builder = datasets.load_dataset_builder(self.name, self._config, revision=self._commit)
+        if Path(builder.cache_dir).exists():
+            return
+        here = f"hf://datasets/{self.name}@{self._commit}/"
+        of_splits = (builder.config.data_files or {}).values()
+        urls = [str(url) for urls in of_splits for url in urls]
+        if files := [url.removeprefix(here) for url in urls if url.startswith(here)]:
+            self._hub.fetch_dataset(self.name, self._commit, files)
 
     def _check(self, table: Any, online: bool) -> None:
         """Raises DataError unless `table` has the column and is of our commit: offline, datasets
@@ -127,11 +142,8 @@ class HubSource:
             )
 
     def _explained(self, error: Exception, begun: bool) -> DataError | StorageError:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return StorageError(
-                f"{self.name}: no space left where hub datasets are kept; set HF_HOME to a "
-                f"directory on a bigger disk ({error.filename or 'no file named'})"
-            )
+        if (failure := cache_failure(error, self.name)) is not None:
+            return failure
         if self._hub.why_offline is not None:
             return DataError(
                 f"{self.name}: not in the hub cache of this machine, and {self._hub.why_offline}"

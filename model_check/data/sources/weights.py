@@ -1,5 +1,6 @@
 """The directory of a model's safetensors: a local one, or the hub's, fetched once."""
 
+import json
 from pathlib import Path
 
 from model_check.config.schema import Settings
@@ -8,7 +9,12 @@ from model_check.errors import DataError
 from model_check.utils.checkpoint_names import is_sharded
 from model_check.utils.words import Say
 
-_PATTERNS = ("config.json", "tokenizer.json", "model.safetensors.index.json", "model*.safetensors")
+_BESIDE = ("config.json", "tokenizer.json")
+_FORMS = (
+    ("model.safetensors", ("model.safetensors.index.json", "model*.safetensors")),
+    ("pytorch_model.bin", ("pytorch_model.bin.index.json", "pytorch_model*.bin")),
+)
+"""The older form, which has to be unpickled, only where there is no other."""
 SAFETENSORS = ".safetensors"
 
 
@@ -34,12 +40,16 @@ def weights_directory(settings: Settings, say: Say) -> Path | None:
         )
     if (cached := _cached(source)) is not None:
         return cached
-    say(f"weights: fetching {source}")
+    say(f"weights: fetching {source}, to be held against the hub's checksums")
     hub = Hub(settings.data)
-    directory = hub.model_files(source, _PATTERNS, "name a local directory")
-    if not _has_weights(directory):
-        raise DataError(f"{source}: has no safetensors on {hub.endpoint}")
-    return directory
+    for _, patterns in _FORMS:
+        directory = hub.model_files(source, (*_BESIDE, *patterns), "name a local directory")
+        if _has_weights(directory):
+            return directory
+    raise DataError(
+        f"{source}: has neither {' nor '.join(name for name, _ in _FORMS)} (nor their shards) on "
+        f"{hub.endpoint}"
+    )
 
 
 def _cached(repo: str) -> Path | None:
@@ -54,9 +64,19 @@ def _cached(repo: str) -> Path | None:
 
 
 def _has_weights(directory: Path) -> bool:
-    """All of them: a model may have several numbered files."""
-    if (directory / "model.safetensors").is_file():
+    """All of them: a model may have several files, which an index names."""
+    return any(
+        (directory / name).is_file() or _has_shards(directory, directory / f"{name}.index.json")
+        for name, _ in _FORMS
+    )
+
+
+def _has_shards(directory: Path, index: Path) -> bool:
+    """An index that is damaged is told when it is read."""
+    try:
+        files = set(json.loads(index.read_bytes())["weight_map"].values())
+        return bool(files) and all((directory / file).is_file() for file in files)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return True
-    numbered = list(directory.glob("model-*-of-*.safetensors"))
-    counts = {file.stem.rpartition("-")[2] for file in numbered}
-    return any(len(numbered) >= int(count) for count in counts if count.isdigit())

@@ -103,6 +103,26 @@ def test_a_hub_dataset_is_its_text(lab: Lab, hub: FakeHub) -> None:
     assert documents_of(TokenCache.open(view, "full"), store) == TEXTS
 
 
+@pytest.mark.parametrize("times", [1, 9])
+@pytest.mark.parametrize("name", ["notes.parquet", "notes.jsonl"])
+def test_a_hub_dataset_that_comes_with_other_bytes_is_never_trained_on(
+    lab: Lab, hub: FakeHub, times: int, name: str
+) -> None:
+    pytest.importorskip("datasets")
+    content = (as_parquet if name.endswith("parquet") else as_jsonl)(lab).read_bytes()
+    hub.repos["datasets/acme/notes"] = {name: content}
+    hub.changed_on_the_way = {f"/{name}": times}
+    environ = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(lab.dir / "hf")}
+    for _ in range(2 if times > 1 else 1):  # nor by the next run, which finds it all on the disk
+        code, output = start_builder(lab.cache, "acme/notes", environ=environ).finish()
+        assert code == (2 if times > 1 else 0), output
+        if times > 1:
+            assert f"acme/notes: {name} came with other bytes than" in output
+    if times == 1:
+        ((store,), (view,)) = lab.stores(), lab.views()
+        assert documents_of(TokenCache.open(view, "full"), store) == TEXTS
+
+
 def test_the_embedded_text_comes_back(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "MAX_BYTES", 1 << 20)
     cache = TokenCache.open(lab.prepare("embedded", "data.bpe_vocab_size=400").path)

@@ -99,4 +99,91 @@ def test_a_model_without_safetensors_is_told(
     hub.repos["models/acme/tiny"] = {"config.json": CONFIG}
     code, output = python("-c", WEIGHTS, cwd=tmp_path, environ=environ)
     assert code == 1
-    assert "acme/tiny: has no safetensors on" in output
+    assert "acme/tiny: has neither model.safetensors nor pytorch_model.bin" in output
+
+
+INDEX = b'{"weight_map": {"a": "pytorch_model-1-of-2.bin", "b": "pytorch_model-2-of-2.bin"}}'
+
+
+@pytest.mark.parametrize(
+    ("files", "fetched"),
+    [
+        (["pytorch_model.bin"], ["pytorch_model.bin"]),
+        (
+            [
+                "pytorch_model-1-of-2.bin",
+                "pytorch_model-2-of-2.bin",
+                "pytorch_model.bin.index.json",
+            ],
+            [
+                "pytorch_model-1-of-2.bin",
+                "pytorch_model-2-of-2.bin",
+                "pytorch_model.bin.index.json",
+            ],
+        ),
+        (["model.safetensors", "pytorch_model.bin", "optimizer.bin"], ["model.safetensors"]),
+    ],
+    ids=["one", "shards", "both"],
+)
+def test_a_model_of_the_older_form_is_fetched_where_it_has_no_other(
+    tmp_path: Path, hub: FakeHub, environ: dict[str, str], files: list[str], fetched: list[str]
+) -> None:
+    content = {name: INDEX if name.endswith(".json") else name.encode() for name in files}
+    hub.repos["models/acme/tiny"] = {"config.json": CONFIG, **content}
+    for _ in range(2):  # the second time from the cache
+        code, output = python("-c", WEIGHTS, cwd=tmp_path, environ=environ)
+        assert code == 0, output
+        assert str(["config.json", *fetched]) in output
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["asked", "ETag"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_weights_that_come_with_other_bytes_are_fetched_again_or_refused(
+    tmp_path: Path, hub: FakeHub, environ: dict[str, str], times: int, tells: bool
+) -> None:
+    hub.tells_checksums = tells
+    hub.changed_on_the_way = {"/model.safetensors": times}
+    code, output = python("-c", WEIGHTS, cwd=tmp_path, environ=environ)
+    assert code == (0 if times == 1 else 1), output
+    if times == 1:
+        (came,) = (tmp_path / "hf").rglob("*.safetensors")
+        assert came.read_bytes() == b"weights"
+        return
+    assert "acme/tiny: model.safetensors came with other bytes than http://127.0.0.1" in output
+    left = [path for path in (tmp_path / "hf").rglob("*") if path.is_file()]
+    assert not any(path.read_bytes() == b"woights" for path in left), "it would be taken"
+    code, output = python("-c", WEIGHTS, cwd=tmp_path, environ=environ)
+    assert code == 0, output
+
+
+def test_a_small_file_with_other_bytes_is_fetched_again(
+    tmp_path: Path, hub: FakeHub, environ: dict[str, str]
+) -> None:
+    """Git's own checksum, which no ETag of another server is taken for."""
+    hub.changed_on_the_way = {"/config.json": 1}
+    assert python(*SHOW, cwd=tmp_path, environ=environ)[0] == 0
+    (came,) = (tmp_path / "hf").rglob("config.json")
+    assert came.read_bytes() == CONFIG
+
+
+def test_weights_that_came_changed_are_gone_when_the_second_fetch_fails(
+    tmp_path: Path, hub: FakeHub, environ: dict[str, str]
+) -> None:
+    hub.changed_on_the_way = {"/model.safetensors": 1}
+    hub.refuses_after = {"/model.safetensors": 1}
+    code, output = python("-c", WEIGHTS, cwd=tmp_path, environ=environ)
+    assert code == 1
+    assert "failed to give it (HTTP 500)" in output
+    assert not list((tmp_path / "hf").rglob("*.safetensors"))
+
+
+def test_a_disk_that_is_full_of_the_hubs_files_is_named(
+    tmp_path: Path, small_disk: Path, hub: FakeHub, environ: dict[str, str]
+) -> None:
+    hub.repos["models/acme/tiny"]["model.safetensors"] = bytes(2 << 20)
+    code, output = python(
+        "-c", WEIGHTS, cwd=tmp_path, environ=environ | {"HF_HOME": str(small_disk)}
+    )
+    assert code == 1
+    assert "acme/tiny: where files of the hub are kept" in output
+    assert "set HF_HOME to a directory" in output
