@@ -115,6 +115,11 @@ def read_config(file: Path) -> dict[str, Any]:
             raise ConfigError(
                 f"{file}: {key} = {found!r}: only {value!r} is trained here (the LLaMA family)"
             )
+    if config.get("quantization_config") is not None:
+        raise ConfigError(
+            f"{file}: quantization_config: quantized weights are not trained here; save the model "
+            "without it (transformers' model.dequantize())"
+        )
     given = {**_WHERE_ABSENT, **config}
     if given["tie_word_embeddings"] is True and has_own_head(file.parent):
         given["tie_word_embeddings"] = False

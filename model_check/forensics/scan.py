@@ -64,6 +64,16 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 @torch.no_grad()
+def largest(tensor: Tensor) -> float:
+    """The magnitude of what lies here; 0 of nothing."""
+    values = own_values(tensor)
+    if not values.numel():
+        return 0.0
+    low, high = values.aminmax()
+    return max(-float(low), float(high))  # sync
+
+
+@torch.no_grad()
 def counted(name: str, tensor: Tensor) -> BadTensor:
     """All that is told of a tensor."""
     num_nan, num_inf, first, lows, highs, norms = 0, 0, None, [], [], []

@@ -91,10 +91,15 @@ def _in_one(file: Path) -> dict[str, Stored]:
 
 def _in_index(index: Path) -> dict[str, Stored]:
     try:
-        named = json.loads(index.read_bytes())["weight_map"]
-        found = {name: Stored(index.parent / file, name) for name, file in named.items()}
+        named = dict(json.loads(index.read_bytes())["weight_map"])
     except _BROKEN as error:
         raise _unreadable(index, error) from error
+    for name, file in named.items():
+        if not isinstance(file, str) or Path(file).is_absolute() or ".." in Path(file).parts:
+            raise ConfigError(
+                f"model.init_from: {index}: names for {name} no file of its directory: {file!r}"
+            )
+    found = {name: Stored(index.parent / file, name) for name, file in named.items()}
     if lost := sorted({each.file.name for each in found.values() if not each.file.is_file()}):
         raise ConfigError(f"model.init_from: missing files: {few(lost)} (see {index})")
     return found

@@ -6,6 +6,7 @@ from pathlib import Path
 LONGEST_HEAD = 512
 PICKLES = ("a zip archive, as torch.save makes", "a pickle")
 """What a .bin of weights may be."""
+PARQUET = "a parquet file"
 _LFS = b"version https://git-lfs"
 _SIGNATURES = (
     (
@@ -14,7 +15,7 @@ _SIGNATURES = (
     ),
     (b"\x1f\x8b", "a gzip archive"),
     (b"PK\x03\x04", PICKLES[0]),
-    (b"PAR1", "a parquet file"),
+    (b"PAR1", PARQUET),
     (b"\x28\xb5\x2f\xfd", "a zstd archive"),
     (b"BZh", "a bzip2 archive"),
     (b"\xfd7zXZ\x00", "an xz archive"),

@@ -162,6 +162,7 @@ def test_neither_size_nor_directory_nor_hub_id_is_refused() -> None:
     [
         ({"model_type": "gpt2"}, "model_type = 'gpt2'"),
         ({"attention_bias": True}, "attention_bias = True"),
+        ({"quantization_config": {"load_in_4bit": True}}, "quantization_config: quantized weights"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type = 'yarn'"),
         ({"hidden_size": "wide"}, "model.hidden_size = 'wide'"),
     ],

@@ -179,7 +179,11 @@ DAMAGED: dict[str, tuple[str, bytes, str]] = {
     "an index of a list": (INDEX, b"[1]", "cannot be read"),
     "an index of nothing": (INDEX, b"{}", "cannot be read"),
     "an index whose files are gone": (INDEX, b'{"weight_map": {"a": "b.safetensors"}}', "missing"),
-    "an index of numbers": (INDEX, b'{"weight_map": {"a": 3}}', "cannot be read"),
+    "an index of numbers": (INDEX, b'{"weight_map": {"a": 3}}', "names for a no file of its dir"),
+    "an index of no file": (INDEX, b'{"weight_map": {"a": null}}', "names for a no file of its d"),
+    "an index that leads out": (INDEX, b'{"weight_map": {"a": "../b"}}', "names for a no file of"),
+    "an index that leads away": (INDEX, b'{"weight_map": {"a": "/b"}}', "names for a no file of i"),
+    "an index with a list": (INDEX, b'{"weight_map": ["a"]}', "cannot be read"),
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from model_check.data.build.encode import Encoder, EncoderSpec, Task, tasks_of
 from model_check.data.build.progress import BuildProgress
 from model_check.data.build.store_writer import EncodedTask, Note, StoreWriter, last_note
 from model_check.data.build.workers import WorkerPool
-from model_check.data.cache.publish import storage_errors, write_synced
+from model_check.data.cache.publish import check_room, storage_errors, write_synced
 from model_check.data.cache.shards import NOTHING
 from model_check.data.read.manifest import (
     MANIFEST,
@@ -62,6 +63,23 @@ class BuildOptions:
 IN_THIS_PROCESS = BuildOptions()
 
 
+@dataclass
+class Room:
+    """Whether the disk has room for the whole store, by the part that is written."""
+
+    root: Path
+    next_look: float = 0.05
+    """At this fraction of the text: of less, it may be another kind of text than the rest."""
+
+    def check(self, size: int, fraction: float | None) -> None:
+        """`size`: bytes that are written of `fraction` of the text; None: nobody knows how much
+        there is. Looks each time that the text has doubled. Raises PlaceError where the disk would
+        be full before the end."""
+        if fraction and fraction >= self.next_look:
+            self.next_look = 2 * fraction
+            check_room(self.root, int(size / fraction) - size)
+
+
 def build_tokens(
     directory: HeldDirectory,
     source: Source,
@@ -94,11 +112,14 @@ def build_tokens(
     note = _going_on(directory, fresh, progress, say)
     dtype = dtype_for(tokenizer.vocab_size)
     store = StoreWriter(directory, note, dtype, max_tokens, options.save_every_s)
+    room = Room(directory.path.parent)
     try:
         missing = encoded_tasks(store, source, tokenizer, options, say, begin_id)
         with store.opened(), closing(missing) as tasks:
-            for num_bytes in store.write(tasks):
-                progress.advance(num_bytes, store.tokens.num_items)
+            for is_exact in store.write(tasks):
+                progress.advance(store.note.num_bytes, store.tokens.num_items)
+                if is_exact:
+                    room.check(store.size, progress.fraction)
     except ModelCheckError:
         _say_repairs(store.repairs(), say)
         raise
@@ -167,7 +188,7 @@ def _encoded_here(tasks: Iterable[Task], encoder: Encoder, skip: int) -> Iterato
     """`skip`: documents of the first task that are finished."""
     for task in tasks:
         repairs = Repairs()
-        yield repairs, encoder.batches(task, repairs, skip)
+        yield EncodedTask(task, repairs, encoder.batches(task, repairs, skip))
         skip = 0
 
 
@@ -180,7 +201,7 @@ def _encoded_by(
             yield from _encoded_here([task], encoder, skip)
         else:
             repairs, encoded = result
-            yield repairs, [encoded.without(skip)]
+            yield EncodedTask(task, repairs, [encoded.without(skip)])
         skip = 0
 
 

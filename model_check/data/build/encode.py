@@ -17,6 +17,8 @@ from model_check.data.tokenizers.backends import BackendName, CheckedEncoder, ch
 from model_check.data.tokenizers.tokenizer import TextTokenizer
 
 _BATCH_CHARACTERS = 1 << 20
+_BATCH_DOCUMENTS = 1 << 14
+"""Memory holds hundreds of bytes for each, however short it is."""
 Stretch = Sequence[int] | NDArray[Any]
 """Neighbouring ids."""
 
@@ -37,6 +39,17 @@ class Task:
     def num_bytes(self) -> int:
         return sum(piece.num_bytes for piece in self.pieces)
 
+    @property
+    def num_bytes_stored(self) -> int:
+        """Its part of the source's size; 0: unknown."""
+        return sum(piece.num_bytes_stored for piece in self.pieces)
+
+    @property
+    def num_bytes_read(self) -> int | None:
+        """Of those, so far; None: they are not counted while they are read."""
+        counts = [piece.num_bytes_read for piece in self.pieces]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
     def documents(self, repairs: Repairs) -> Iterator[Document]:
         for piece in self.pieces:
             yield from piece.documents(repairs)
@@ -55,7 +68,7 @@ class Encoded:
     lengths: NDArray[np.int64]
     """Tokens of each document, those that mark it included; they sum to `ids.size`."""
     num_bytes: int
-    """Approximate size of the text."""
+    """Approximate size of the text, without what a row holds besides."""
     targets: NDArray[np.bool_] | None = None
     """Of examples: which of `ids` are to be learned."""
     is_chat: bool = False
@@ -258,10 +271,15 @@ class _Whole:
 
     source: Source
     bounded: bool = False
+    num_bytes_read: None = None
 
     @property
     def num_bytes(self) -> int:
         return self.source.size_bytes or 0
+
+    @property
+    def num_bytes_stored(self) -> int:
+        return self.num_bytes
 
     def documents(self, repairs: Repairs) -> Iterator[Document]:
         return self.source.documents(repairs)
@@ -273,7 +291,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     for document in documents:
         batch.append(document)
         size += size_of(document)
-        if size >= _BATCH_CHARACTERS:
+        if size >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
             yield batch
             batch, size = [], 0
     if batch:

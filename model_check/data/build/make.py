@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from model_check.data.build.build import IN_THIS_PROCESS, BuildOptions, build_tokens, dtype_for
+from model_check.data.build.build import IN_THIS_PROCESS, BuildOptions, build_tokens
 from model_check.data.build.progress import BuildProgress
 from model_check.data.build.request import CacheRequest
 from model_check.data.build.splits import view_of
 from model_check.data.cache.lock import build_lock
 from model_check.data.cache.publish import (
-    check_room,
     forget,
     publish,
     set_aside,
@@ -19,11 +18,9 @@ from model_check.data.cache.publish import (
     storage_errors,
     sweep,
     take_away,
-    unfinished_bytes,
     write_synced,
 )
 from model_check.data.read.manifest import (
-    ITEM_BYTES,
     MANIFEST,
     TOKEN_STORES,
     CorruptEntryError,
@@ -36,13 +33,9 @@ from model_check.data.read.manifest import (
 from model_check.data.read.sharing import shared_directory
 from model_check.data.sources.source import nothing_usable
 from model_check.data.sources.text import Repairs
-from model_check.data.tokenizers.tokenizer import TextTokenizer
+from model_check.data.tokenizers.tokenizer import GivenTokenizer
 from model_check.data.tokenizers.trained import TrainedTokenizer
 from model_check.utils.words import Say
-
-_BYTES_A_TOKEN = 3.5
-"""Of English and source text. Only for asking for room in time."""
-_ROOM = 1.2
 
 
 def make(
@@ -112,8 +105,12 @@ def _whole_store(
     if isinstance(request.tokenizer, TrainedTokenizer):
         say(f"data: training tokenizer {request.tokenizer.name} on the beginning of the text ...")
     tokenizer = request.tokenizer.load(request.source)
+    if isinstance(request.tokenizer, GivenTokenizer) and request.tokenizer.is_end_guessed:
+        say(
+            f"data: documents end with {tokenizer.end_token}, by its name: nothing declares what "
+            "ends one (data.document_end=TOKEN names another)"
+        )
     begin_id = request.begin_id_of(tokenizer)
-    _check_room(request, tokenizer)
     with staging(request.root, request.store_name, resume=True) as directory:
         tokens = build_tokens(
             directory,
@@ -154,13 +151,3 @@ def _absent_or_set_aside(root: Path, entry: Path, say: Say) -> Iterator[None]:
         pass
     except CorruptEntryError as error:
         say(f"data: {error}; set aside as {set_aside(root, entry)}")
-
-
-def _check_room(request: CacheRequest, tokenizer: TextTokenizer) -> None:
-    """Raises PlaceError now where the disk would be full later, as far as the size is known."""
-    sizes = [request.max_tokens]
-    if request.source.size_bytes is not None:
-        sizes.append(int(request.source.size_bytes / _BYTES_A_TOKEN))
-    if known := [size for size in sizes if size is not None]:
-        needed = int(min(known) * ITEM_BYTES[dtype_for(tokenizer.vocab_size)] * _ROOM)
-        check_room(request.root, needed - unfinished_bytes(request.root, request.store_name))

@@ -38,10 +38,14 @@ class BuildProgress:
         self._num_bytes = self._resumed_bytes = num_bytes
         self._num_tokens = self._resumed_tokens = num_tokens
 
+    @property
+    def fraction(self) -> float | None:
+        """Of the text or of the tokens that are needed; None: neither is known."""
+        return self._fraction(self._num_bytes, self._num_tokens)
+
     def advance(self, num_bytes: int, num_tokens: int) -> None:
-        """`num_bytes` more; `num_tokens` in all."""
-        self._num_bytes += num_bytes
-        self._num_tokens = num_tokens
+        """In all."""
+        self._num_bytes, self._num_tokens = num_bytes, num_tokens
         now = self.clock()
         if self.bar is not None and now - self._drawn >= _BAR_EVERY_S:
             self._drawn = now
@@ -65,7 +69,7 @@ class BuildProgress:
 
     def _drawing(self, now: float) -> str:
         """Fits 80 columns."""
-        fraction = self._fraction(self._num_bytes, self._num_tokens)
+        fraction = self.fraction
         if fraction is None:
             return f"data: {self._line(now)}"
         bar = ("#" * int(fraction * _BAR_WIDTH)).ljust(_BAR_WIDTH, "-")
@@ -74,7 +78,7 @@ class BuildProgress:
         return f"data: [{bar}] {fraction:.0%} {read}, {self._speed(now)}, {eta}"
 
     def _line(self, now: float) -> str:
-        fraction = self._fraction(self._num_bytes, self._num_tokens)
+        fraction = self.fraction
         speed = f"{self._amounts()}, {self._speed(now)}"
         return f"{fraction:.0%}, {speed}, {self._eta(fraction, now)}" if fraction else speed
 

@@ -3,7 +3,6 @@ left out. Pure, but for the store that it reads."""
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,11 +41,16 @@ def examples_of(store: TokenStore, mask: NDArray[np.bool_], layout: Layout) -> E
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[mask]
     sizes = ends[mask] - starts
     pieces = _fitted(store, starts, sizes, layout)
-    rows = _packed(pieces.sizes, layout)
-    order = np.array([piece for row in rows for piece in row], np.int64)
-    firsts = np.cumsum([0, *map(len, rows)])
+    if layout.packing == "one":
+        order = np.arange(len(pieces.sizes))
+        firsts = np.arange(len(pieces.sizes) + 1)
+    else:
+        # In the order of the text: data.num_samples takes the first ones.
+        rows = sorted(map(sorted, best_fit(pieces.sizes, layout.room)))
+        order = np.array([piece for row in rows for piece in row], np.int64)
+        firsts = np.cumsum([0, *map(len, rows)])
     counts = SplitManifest(
-        num_sequences=len(rows),
+        num_sequences=len(firsts) - 1,
         num_tokens=int(sizes.sum()),
         num_documents=int(mask.sum()),
         num_cut=pieces.num_cut,
@@ -77,14 +81,6 @@ def _has_target(store: TokenStore, position: int, size: int) -> bool:
     targets = np.empty(size, np.bool_)
     store.read_targets(int(position), targets)
     return bool(targets[1:].any())
-
-
-def _packed(sizes: NDArray[np.int64], layout: Layout) -> Sequence[Sequence[int]]:
-    """The examples of each sequence."""
-    if layout.packing == "one":
-        return [[number] for number in range(len(sizes))]
-    # In the order of the text: data.num_samples takes the first ones.
-    return sorted(map(sorted, best_fit(sizes, layout.room)))
 
 
 def best_fit(sizes: NDArray[np.int64], room: int) -> list[list[int]]:

@@ -34,6 +34,7 @@ _LEAST_TOKENS = 2
 """An input and a label."""
 CHUNK_TOKENS = 1 << 20
 """Tokens that are hashed at a time: 40 MiB, however long a document is."""
+_CHUNK_DOCUMENTS = 1 << 20
 # Odd numbers: multiplying by them loses no bit.
 _OF_TOKEN = np.uint64(0x9E3779B97F4A7C15)
 _OF_PLACE = np.uint64(0xD1342543DE82EF95)
@@ -139,13 +140,14 @@ def divide(hashes: NDArray[np.uint64], shares: Mapping[str, float]) -> dict[str,
     left = np.ones(hashes.size, np.bool_)
     found: dict[str, NDArray[np.bool_]] = {}
     for name, share in shares.items():
-        candidates = np.sort(hashes[left])
+        candidates = hashes[left]
         count = max(1, round(share * hashes.size))
         if count >= candidates.size:
             raise DataError(
                 f"data.validation: {name}: the text has {hashes.size} documents, too few for "
                 f"{share:g} of them and some to train on; give a file of its own instead"
             )
+        candidates.partition(count - 1)
         found[name] = left & (hashes <= candidates[count - 1])
         left &= ~found[name]
     if not left.any():
@@ -183,7 +185,9 @@ def _parts(
     `texts` taken from TRAIN; empty where TRAIN has them all."""
     store = TokenStore(request.store, tokens)
     masks = _masks(request, tokens, store, texts)
-    ends = store.document_ends.read().astype(np.int64)
+    if not masks:
+        return {}
+    ends = store.document_ends.read().view("<i8")
     windows = replace(request.windows, tail="pad")
     parts = {name: _part_of(mask, ends, windows) for name, mask in masks.items()}
     for name in request.fractions:
@@ -205,7 +209,9 @@ def _masks(
     hashes = document_hashes(store)
     masks = divide(hashes, request.fractions)
     for others in validating:
-        masks[TRAIN] &= ~np.isin(hashes, others)
+        for first in range(0, hashes.size, _CHUNK_DOCUMENTS):
+            some = slice(first, first + _CHUNK_DOCUMENTS)
+            masks[TRAIN][some] &= ~np.isin(hashes[some], others)
     if masks[TRAIN].all():
         return {}
     if not masks[TRAIN].any():
@@ -220,7 +226,7 @@ def _part_of(mask: NDArray[np.bool_], ends: NDArray[np.int64], windows: Windows)
     """The documents of `mask`. Neighbours become one run."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
     firsts, lasts = edges[0::2], edges[1::2]
-    places = np.concatenate([[0], ends])[firsts]
+    places = np.where(firsts > 0, ends[firsts - 1], 0)
     sizes = ends[lasts - 1] - places
     num_tokens = int(sizes.sum())
     counts = SplitManifest(
@@ -246,8 +252,7 @@ def document_hashes(store: TokenStore, chunk_tokens: int = CHUNK_TOKENS) -> NDAr
     """uint64 [documents]: the sum, modulo 2^64, of a mix of each token and its place in the
     document. Equal documents have equal hashes. Among n different ones two hashes are equal with a
     probability of about n^2 / 2^65."""
-    ends = store.document_ends.read().astype(np.uint64)
-    starts = np.concatenate([np.zeros(1, np.uint64), ends[:-1]])
+    ends = store.document_ends.read()
     hashes = np.zeros(ends.size, np.uint64)
     for begin in range(0, store.manifest.num_tokens, chunk_tokens):
         positions = np.arange(begin, min(begin + chunk_tokens, store.manifest.num_tokens))
@@ -255,10 +260,11 @@ def document_hashes(store: TokenStore, chunk_tokens: int = CHUNK_TOKENS) -> NDAr
         store.read(begin, ids)
         first, last = np.searchsorted(ends, positions[[0, -1]].astype(np.uint64), "right")
         documents = slice(first, last + 1)
+        starts = np.append(ends[first - 1] if first else np.uint64(0), ends[first:last])
         # Where the part of each document in this chunk begins.
-        borders = np.maximum(starts[documents].astype(np.int64), begin) - begin
+        borders = np.maximum(starts.astype(np.int64), begin) - begin
         sizes = np.diff(np.append(borders, positions.size))
-        places = positions.view(np.uint64) - np.repeat(starts[documents], sizes)
+        places = positions.view(np.uint64) - np.repeat(starts, sizes)
         mixed = _mix13(ids.view(np.uint64) * _OF_TOKEN + places * _OF_PLACE)
         hashes[documents] += np.add.reduceat(mixed, borders)
     return hashes

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from model_check.data.build.encode import Encoded
+from model_check.data.build.encode import Encoded, Task
 from model_check.data.cache.publish import UNFINISHED, storage_errors
 from model_check.data.cache.shards import NOTHING, ShardWriter, Written, intact
 from model_check.data.read.manifest import (
@@ -25,11 +25,17 @@ from model_check.data.read.manifest import (
 from model_check.data.sources.text import Repairs
 from model_check.utils.held import HeldDirectory
 
-EncodedTask = tuple[Repairs, Iterable[Encoded]]
-"""The repairs of a task, complete once its documents, in batches, were read."""
-_RECIPE = 1
+_RECIPE = 2
 """Counts changes of how a source is divided into tasks."""
 _OF_THIS_BUILD = ("recipe", "hash", "tokenizer", "shard_tokens", "task_bytes")
+
+
+class EncodedTask(NamedTuple):
+    """What a task gives. Its repairs are complete once its documents, in batches, were read."""
+
+    task: Task
+    repairs: Repairs
+    batches: Iterable[Encoded]
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +53,9 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     num_documents: int = 0
     """Documents of the next task that are finished."""
     num_bytes: int = 0
-    """Approximate size of the text that is finished."""
+    """About the bytes of the source that are finished."""
+    num_bytes_before: int = 0
+    """Those of the finished tasks."""
     tokens: Written = NOTHING
     ends: Written = NOTHING
     targets: Written | None = None
@@ -116,37 +124,52 @@ class StoreWriter:
         repairs.merge(self._repairs)
         return repairs
 
-    def write(self, tasks: Iterable[EncodedTask]) -> Iterator[int]:
+    @property
+    def size(self) -> int:
+        """Bytes of its numbers."""
+        return sum(
+            writer.num_items * np.dtype(writer.dtype).itemsize
+            for writer in (self.tokens, self.ends, self.targets)
+            if writer is not None
+        )
+
+    def write(self, tasks: Iterable[EncodedTask]) -> Iterator[bool]:
         """Append the documents that `note` does not count, until `max_tokens` tokens are there.
-        Yields how much text each step took. Raises StorageError, and what `tasks` raise."""
+        Yields after each step whether the note tells exactly how far the source was read. Raises
+        StorageError, and what `tasks` raise."""
         saved = time.monotonic()
         num_shards = len(self.tokens.files)
-        for repairs, batches in tasks:
+        for task, repairs, batches in tasks:
             self._repairs = repairs
             for batch in chain(batches, [None]):
                 if batch is None:
-                    self._finish_task()
-                elif not self._append(batch):
-                    yield batch.num_bytes
+                    self._finish_task(task)
+                elif not self._append(batch, task):
+                    yield True
                     return
                 late = time.monotonic() - saved >= self.save_every_s
                 if late or len(self.tokens.files) > num_shards:
                     self._save()
                     saved, num_shards = time.monotonic(), len(self.tokens.files)
-                yield 0 if batch is None else batch.num_bytes
+                yield batch is None or task.num_bytes_read is not None
 
-    def _finish_task(self) -> None:
+    def _finish_task(self, task: Task) -> None:
         repairs = self.repairs()
+        num_bytes = self.note.num_bytes
+        if task.num_bytes_stored:
+            num_bytes = self.note.num_bytes_before + task.num_bytes_stored
         self.note = replace(
             self.note,
             num_tasks=self.note.num_tasks + 1,
             num_documents=0,
+            num_bytes=num_bytes,
+            num_bytes_before=num_bytes,
             repairs=repairs.counts,
             repair_places=repairs.places,
         )
         self._repairs = Repairs()
 
-    def _append(self, batch: Encoded) -> bool:
+    def _append(self, batch: Encoded, task: Task) -> bool:
         """False once `max_tokens` are there; the last document may be cut."""
         before = self.tokens.num_items
         ends = before + np.cumsum(batch.lengths, dtype=np.uint64)
@@ -159,10 +182,19 @@ class StoreWriter:
         self.note = replace(
             self.note,
             num_documents=self.note.num_documents + ends.size,
-            num_bytes=self.note.num_bytes + batch.num_bytes,
+            num_bytes=self._num_bytes_after(batch, task),
             is_chat=self.note.is_chat or batch.is_chat,
         )
         return self.max_tokens is None or self.tokens.num_items < limit
+
+    def _num_bytes_after(self, batch: Encoded, task: Task) -> int:
+        """The text of a row is a part of its line, and more than its part of a packed file."""
+        before = self.note.num_bytes_before
+        num_bytes = self.note.num_bytes + batch.num_bytes
+        if task.num_bytes_read is not None:
+            num_bytes = before + task.num_bytes_read
+        most = task.num_bytes_stored
+        return min(num_bytes, before + most) if most else num_bytes
 
     def _save(self) -> None:
         targets = None if self.targets is None else self.targets.save()

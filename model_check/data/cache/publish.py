@@ -239,17 +239,6 @@ def unfinished(cache: HeldDirectory, key_hash: str = "") -> list[str]:
     return [name for name in cache.names() if name.startswith(start) and _TMP.fullmatch(name)]
 
 
-def unfinished_bytes(root: Path, key_hash: str) -> int:
-    """Bytes on the disk of a store that is not finished."""
-    total = 0
-    with suppress(OSError), hold_cache(root) as cache:
-        for left in unfinished(cache, key_hash):
-            # Its builder may be at work on it.
-            with suppress(OSError), cache.directory(left) as directory:
-                total += sum(directory.lstat(name).st_size for name in directory.names())
-    return total
-
-
 def names_set_aside(cache: HeldDirectory) -> list[str]:
     return [name for name in cache.names() if _BAD.fullmatch(name)]
 

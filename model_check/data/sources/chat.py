@@ -1,6 +1,7 @@
 """Conversations as text, by the chat template of a model of transformers."""
 
 import hashlib
+import resource
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -30,11 +31,11 @@ NOT_LEARNED = {"weight": 0, "train": False, "loss": False, "masked": True}
 _DAY = "26 Jul 2024"
 """What Llama 3's templates would write today's date for: ids must not depend on the day. It is what
 Llama 3.1's writes where nobody tells it."""
-_PIP_HINT = "messages need the transformers package, for chat templates: pip install transformers"
-
-
+_WHICH = "the chat template (data.chat_template=FILE, else the tokenizer's own)"
 RENDER_S = 10.0
 """A conversation takes a template a millisecond; one of a stranger may never end."""
+RENDER_BYTES = 1 << 30
+"""Or write a text that fills the memory."""
 
 
 class _TooLong(BaseException):
@@ -43,23 +44,36 @@ class _TooLong(BaseException):
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Raises _TooLong after RENDER_S. Only the main thread can be told the time; a training has its
-    own use for the signal, and a template that made its data."""
+    """Raises _TooLong after RENDER_S, MemoryError beyond RENDER_BYTES. Only the main thread can be
+    told the time; a training has its own use for the signal, and a template that made its data."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:
         yield
         return
 
     def give_up(*_: object) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         raise _TooLong
 
-    signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, RENDER_S)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = _address_space() + RENDER_BYTES
+    most = most if soft == resource.RLIM_INFINITY else min(soft, most)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     try:
+        signal.signal(signal.SIGALRM, give_up)
+        signal.setitimer(signal.ITIMER_REAL, RENDER_S)
         yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    finally:  # of which the signal may still come in the first line
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _address_space() -> int:
+    """Of this process, bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 class TemplateError(Exception):
@@ -103,7 +117,7 @@ class ChatTemplate:
         except TemplateError:  # it may want a system's message, or more
             return
         if yes == no:
-            raise DataError("the chat template leaves out what the assistant says")
+            raise DataError(f"{_WHICH} leaves out what the assistant says")
 
     def _two_answers(self) -> tuple[str, str]:
         question = {"role": "user", "content": "a question"}
@@ -155,12 +169,19 @@ class ChatTemplate:
                 )
         except _TooLong as error:
             raise DataError(
-                f"the chat template did not end within {RENDER_S:g} s for one conversation"
+                f"{_WHICH} did not end within {RENDER_S:g} s for one conversation"
+            ) from error
+        except MemoryError as error:
+            raise DataError(
+                f"{_WHICH} took more than {RENDER_BYTES >> 20} MiB for one conversation, "
+                "or than this process may have"
             ) from error
         # A template may do anything: its errors are Jinja's, its own words, or Python's.
         except Exception as error:
             if type(error).__name__ == "TemplateSyntaxError":
-                raise DataError(f"the chat template is not Jinja: {first_line(error)}") from error
+                line = getattr(error, "lineno", "?")
+                why = f"is not Jinja, line {line}: {first_line(error)}"
+                raise DataError(f"{_WHICH} {why}") from error
             raise TemplateError(f"its chat template says: {first_line(error)}") from error
         return rendered
 
@@ -230,12 +251,9 @@ def is_answer(message: Message) -> bool:
 
 @cache
 def _renderer(begin_token: str | None, end_token: str | None) -> Any:
-    """A tokenizer of transformers that renders, and tokenizes nothing. Raises DataError."""
-    try:
-        from tokenizers import Tokenizer, models
-        from transformers import PreTrainedTokenizerFast
-    except ImportError as error:
-        raise DataError(_PIP_HINT) from error
+    """A tokenizer of transformers that renders, and tokenizes nothing."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
 
     nothing = Tokenizer(models.WordLevel({"": 0}, unk_token=""))
     make: Any = PreTrainedTokenizerFast

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from model_check.data.sources.text import Repairs, clean
+from model_check.data.sources.text import Repairs, clean, decode
 from model_check.utils.words import printable
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class TextColumn:
             repairs.add(kind, f"{place}, keys: {keys_of(row)}")
         elif isinstance(value := row[self.column], str):
             return clean(value, place, repairs)
+        elif isinstance(value, bytes):  # a binary column of parquet
+            return clean(decode(value, place, 1, repairs), place, repairs)
         else:
             repairs.add(f"row skipped: {self.column!r} is not a string", place)
         return None

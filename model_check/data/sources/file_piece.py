@@ -4,14 +4,15 @@ import codecs
 import gzip
 import io
 import json
+import shlex
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from model_check.data.cache.memo import stat_signature
 from model_check.data.sources.documents import Document, RowForm, TextColumn
@@ -26,21 +27,33 @@ from model_check.data.sources.text import (
     without_bom,
 )
 from model_check.errors import DataError
-from model_check.utils.first_bytes import LONGEST_HEAD, is_page, what_begins, what_is
+from model_check.utils.first_bytes import LONGEST_HEAD, PARQUET, is_page, what_begins, what_is
 from model_check.utils.words import first_line
 
 PACKED = (".gz", ".zst")
 _LINES = (".txt", ".jsonl")
 SUFFIXES = (*_LINES, *(kind + packing for kind in _LINES for packing in PACKED), ".parquet")
 """Also in upper case."""
-_PARQUET_ROWS = 1024
+_DAMAGED = "it is cut off or damaged: fetch it again"
+_LONG_WINDOW = "Frame requires too much memory"
+_PARQUET_ROWS = 64
+"""In memory at once: a dictionary of a few bytes may stand for rows of a MiB each."""
 _LARGEST_ROW_GROUP = 32 * PIECE_BYTES
 """A larger one is streamed here: a worker would hold all its tokens at once."""
 
 
+@dataclass
+class _Position:
+    """How far a piece was read whose text has another size than its part of the file."""
+
+    num_stored: int
+    """Bytes of the file."""
+    num_read: int = 0
+
+
 @dataclass(frozen=True)
 class FilePiece:
-    """Bytes [start, end) of a .txt or .jsonl file, or a row group (number `start`) of a .parquet
+    """Bytes [start, end) of a .txt or .jsonl file, or the row groups [start, end) of a .parquet
     file, or a whole packed file."""
 
     file: Path
@@ -59,6 +72,16 @@ class FilePiece:
     num_bytes: int
     bounded: bool = True
     """Whether memory has room for all its tokens at once."""
+    position: _Position | None = field(default=None, compare=False)
+    """Of a packed file, or of parquet."""
+
+    @property
+    def num_bytes_stored(self) -> int:
+        return self.num_bytes if self.position is None else self.position.num_stored
+
+    @property
+    def num_bytes_read(self) -> int | None:
+        return None if self.position is None else self.position.num_read
 
     def documents(self, repairs: Repairs) -> Iterator[Document]:
         """Every usable document. Raises DataError where the file is not readable, changed since it
@@ -102,23 +125,32 @@ class FilePiece:
 
     def _lines(self) -> Iterator[bytes]:
         if is_packed(self.file):
-            with _unpacked(self.file) as stream:
-                lines = iter(lambda: read_line(stream, self.file), b"")
-                yield from without_bom(lines, self.name)
+            yield from without_bom(self._packed_lines(), self.name)
             return
         with self.file.open("rb") as file:
             file.seek(self.start)
             span = io.BytesIO(file.read(self.end - self.start))
         yield from span if self.start else without_bom(span, self.name)
 
+    def _packed_lines(self) -> Iterator[bytes]:
+        with self.file.open("rb") as packed, _unpacked(self.file, packed) as stream:
+            while line := read_line(stream, self.file):
+                if self.position is not None:
+                    self.position.num_read = packed.tell()
+                yield line
+
     def _rows(self) -> Iterator[tuple[dict[str, Any], str]]:
         """(a row, `file, row N`)"""
         with _parquet(self.file) as table:
             columns = self._columns(table.schema_arrow.names)
-            batches = table.iter_batches(_PARQUET_ROWS, row_groups=[self.start], columns=columns)
+            groups = range(self.start, self.end)
+            batches = table.iter_batches(_PARQUET_ROWS, row_groups=list(groups), columns=columns)
+            num_rows = sum(table.metadata.row_group(group).num_rows for group in groups)
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-            for number, row in enumerate(rows, self.first):
-                yield row, f"{self.name}, row {number}"
+            for number, row in enumerate(rows):
+                if self.position is not None:
+                    self.position.num_read = self.position.num_stored * (number + 1) // num_rows
+                yield row, f"{self.name}, row {self.first + number}"
 
     def _columns(self, available: list[str]) -> list[str]:
         if self.form.column is None:
@@ -136,12 +168,18 @@ def pieces_of(
     piece = partial(FilePiece, file, name, form, signature, rows)
     match format_of(file):
         case _ if is_packed(file):
-            yield piece(0, 0, 1, file.stat().st_size, bounded=False)
+            size = file.stat().st_size
+            yield piece(0, 0, 1, size, bounded=False, position=_Position(size))
         case ".parquet":
             first = 1
-            for group, (num_rows, size) in enumerate(_row_groups(file, form.column)):
-                yield piece(group, group + 1, first, size, bounded=size <= _LARGEST_ROW_GROUP)
-                first += num_rows
+            groups, size = _row_groups(file, form.column), file.stat().st_size
+            unpacked = max(1, sum(num_bytes for _, num_bytes in groups))
+            for start, end in _neighbours([num_bytes for _, num_bytes in groups]):
+                num_bytes = sum(num_bytes for _, num_bytes in groups[start:end])
+                bounded = num_bytes <= _LARGEST_ROW_GROUP
+                position = _Position(size * num_bytes // unpacked)
+                yield piece(start, end, first, num_bytes, bounded=bounded, position=position)
+                first += sum(num_rows for num_rows, _ in groups[start:end])
         case kind:
             for span in document_spans(file) if kind == ".txt" else line_spans(file):
                 yield piece(*span, span.end - span.start)
@@ -169,6 +207,19 @@ def _refuse_other_kind(file: Path) -> None:
         )
 
 
+def _neighbours(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Row groups [start, end) that are read together: opening the file takes as long for one of a
+    row as for one of a thousand."""
+    start, total = 0, 0
+    for number, size in enumerate(sizes):
+        if number > start and total + size > PIECE_BYTES:
+            yield start, number
+            start, total = number, 0
+        total += size
+    if sizes:
+        yield start, len(sizes)
+
+
 def _row_groups(file: Path, column: str | None) -> list[tuple[int, int]]:
     """(rows, unpacked bytes) of each row group."""
     with _parquet(file) as table:
@@ -189,7 +240,8 @@ def _parquet(file: Path) -> Iterator[Any]:
         with ParquetFile(file) as table:
             yield table
     except pyarrow.ArrowException as error:
-        why = f"it is {what}" if (what := what_is(file)) else first_line(error)
+        what = what_is(file)
+        why = f"it is {what}" if what and what != PARQUET else f"{first_line(error)}; {_DAMAGED}"
         raise DataError(f"{file}: not readable as parquet: {why}") from error
 
 
@@ -210,7 +262,8 @@ def _parsed(line: str, place: str, repairs: Repairs) -> object:
     try:
         row: object = json.loads(line)
     except (ValueError, RecursionError):
-        repairs.add("line skipped: not JSON", place)
+        ends = " (its lines end in CR: tr '\\r' '\\n')" if "\r" in line.strip() else ""
+        repairs.add(f"line skipped: not JSON{ends}", place)
         return None
     # A null is a row, too: one without a document.
     return row if row is not None else ()
@@ -234,12 +287,12 @@ def format_of(file: Path) -> str:
     return suffix[: suffix.index(".", 1)] if is_packed(file) else suffix
 
 
-def _unpacked(file: Path) -> io.BufferedIOBase:
+def _unpacked(file: Path, opened: BinaryIO) -> io.BufferedIOBase:
     """Close it. Raises DataError where pyarrow, which reads zstd, is missing. Reading raises
     OSError, EOFError or zlib.error for a file that is cut off or not packed."""
     if file.name.lower().endswith(".gz"):
-        return gzip.open(file)
-    stream = _import_pyarrow(file, "zstd").input_stream(str(file), compression="zstd")
+        return gzip.GzipFile(fileobj=opened)
+    stream = _import_pyarrow(file, "zstd").input_stream(opened, compression="zstd")
     return io.BufferedReader(stream)
 
 
@@ -254,6 +307,13 @@ def read_errors(file: Path | None = None) -> Iterator[None]:
         yield
     # EOFError, zlib.error: packed, but cut off, or not packed at all.
     except (OSError, EOFError, zlib.error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         name = getattr(error, "filename", None) or file
+        if _LONG_WINDOW in reason:
+            reason = (
+                "its zstd window is longer than 128 MiB; pack it again: "
+                f"zstd -dc --long=31 {shlex.quote(str(name))} | zstd --long=27 -o NEW"
+            )
+        elif not getattr(error, "errno", None):  # what unpacks it says so
+            reason = f"{reason}; {_DAMAGED}"
         raise DataError(f"{name}: cannot be read: {reason}") from error

@@ -11,7 +11,6 @@ from model_check.data.sources.documents import Document, RowForm
 from model_check.data.sources.file_piece import (
     FilePiece,
     format_of,
-    is_packed,
     pieces_of,
     read_errors,
     suffix_of,
@@ -49,10 +48,7 @@ class LocalSource:
         self.label = (name.split(".")[0] or "local") + (f"-{only.value}" if only else "")
 
     @property
-    def size_bytes(self) -> int | None:
-        """None where it is not known, since a file is packed."""
-        if any(is_packed(file) or format_of(file) == ".parquet" for file in self._files):
-            return None
+    def size_bytes(self) -> int:
         with read_errors():
             return sum(file.stat().st_size for file in self._files)
 

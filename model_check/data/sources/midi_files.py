@@ -73,6 +73,11 @@ class MidiPiece:
     """The file's `stat_signature` when its content was hashed."""
     num_bytes: int
     bounded: bool = True
+    num_bytes_read: None = None
+
+    @property
+    def num_bytes_stored(self) -> int:
+        return self.num_bytes
 
     def documents(self, repairs: Repairs) -> Iterator[TokenIds]:
         """One, or none where the file is broken, which is counted. Raises DataError where it is

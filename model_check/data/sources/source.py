@@ -18,7 +18,7 @@ class Source(Protocol):
 
     @property
     def size_bytes(self) -> int | None:
-        """Approximate size of the text, for progress and free space; None: unknown."""
+        """About the sum of its pieces' sizes, for progress and free space; None: unknown."""
 
     @property
     def endless(self) -> bool:
@@ -39,6 +39,14 @@ class Piece(Protocol):
     @property
     def num_bytes(self) -> int:
         """Approximate size of the text."""
+
+    @property
+    def num_bytes_stored(self) -> int:
+        """Its part of the source's `size_bytes`, packed where it is; 0: unknown."""
+
+    @property
+    def num_bytes_read(self) -> int | None:
+        """How many of those `documents` has read so far; None: it does not count them."""
 
     @property
     def bounded(self) -> bool:

@@ -13,7 +13,7 @@ from model_check.errors import DataError
 
 PIECE_BYTES = 2 << 20
 """A worker's portion: a second of work at most, and little memory."""
-LONGEST_LINE = 512 << 20
+LONGEST_LINE = 64 << 20
 """A longer one is not text (endless zeros, a gzip bomb), and would fill the memory."""
 
 
@@ -73,5 +73,8 @@ def read_line(file: Lines, path: Path) -> bytes:
     is too long for the memory."""
     line = file.readline(LONGEST_LINE + 1)
     if len(line) > LONGEST_LINE:
-        raise DataError(f"{path}: a line of more than {LONGEST_LINE >> 20} MiB: this is no text")
+        raise DataError(
+            f"{path}: a line of more than {LONGEST_LINE >> 20} MiB: this is no text, or it has no "
+            "line ends; divide it"
+        )
     return line

@@ -9,7 +9,12 @@ from model_check.errors import DataError
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _UTF8_BOM = b"\xef\xbb\xbf"
-_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
+_WIDE_BOMS = {
+    b"\xff\xfe\0\0": "UTF-32",
+    b"\0\0\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
 
 CUT_AT_BLANK_LINE = 1 << 20
 """A document of a .txt file ends at the first blank line after so many bytes ..."""
@@ -77,11 +82,11 @@ def decode(raw: bytes, file: str, first_line: int, repairs: Repairs) -> str:
 
 
 def without_bom(lines: Iterable[bytes], file: str) -> Iterator[bytes]:
-    """The lines, without a byte order mark. Raises DataError for UTF-16."""
+    """The lines, without a byte order mark. Raises DataError for UTF-16 and 32."""
     for number, line in enumerate(lines):
         if number == 0:
-            if line.startswith(_UTF16_BOMS):
-                raise DataError(f"{file}: is UTF-16; convert it (iconv -f UTF-16 -t UTF-8)")
+            if wide := next((_WIDE_BOMS[bom] for bom in _WIDE_BOMS if line.startswith(bom)), None):
+                raise DataError(f"{file}: is {wide}; convert it (iconv -f {wide} -t UTF-8)")
             line = line.removeprefix(_UTF8_BOM)
         yield line
 

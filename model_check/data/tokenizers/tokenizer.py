@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -16,6 +18,7 @@ from model_check.data.sources.source import Source
 from model_check.errors import DataError
 from model_check.utils.files import read_whole
 from model_check.utils.first_bytes import LONGEST_HEAD, what_begins
+from model_check.utils.words import first_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -67,28 +70,44 @@ class TextTokenizer:
         if end_token not in vocabulary:
             raise DataError(
                 f"{name}: {end_token!r}, which is to end each document, is no token of its "
-                "vocabulary; data.document_end=TOKEN names one that is"
+                "vocabulary: data.document_end=TOKEN names one that is; where transformers adds it "
+                "(added_tokens_decoder, added_tokens.json), save_pretrained writes it into the "
+                "tokenizer.json"
             )
         self.end_token: str = end_token
         self.end_id: int = vocabulary[end_token]
         self.vocab_size: int = max(vocabulary.values()) + 1
+        own = Counter(raw.get_vocab(with_added_tokens=False).values())
+        if twice := next((number for number, times in own.items() if times > 1), None):
+            raise DataError(f"{name}: two tokens of its vocabulary have the id {twice}")
+        if self.vocab_size > _MOST_IDS:
+            raise DataError(
+                f"{name}: a token has the id {self.vocab_size - 1:,}: a model would have a row for "
+                "each id up to it, and the largest vocabularies have 300,000"
+            )
         self.num_of_text: int = raw.get_vocab_size(with_added_tokens=False)
         """Without the tokens that were added later, which a model need not know."""
-        self._raw = _for_text(raw, end_token)
+        self._raw = _for_text(raw, end_token, name)
         self.words = _words(self._raw)
-        self.begin_token = _begin_token(self._raw, end_token, next(iter(self.words or ("a",))))
+        self.begin_token = _begin_token(
+            self._raw, end_token, next(iter(self.words or ("a",))), name
+        )
         """None: it has none."""
         self.begin_id = vocabulary.get(self.begin_token or "")
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, without any special token. None may have an `unknown_in`."""
-        batch = self._raw.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in batch]
+        return self._ids(self._raw, texts)
 
     def encode_rendered(self, texts: Sequence[str]) -> list[list[int]]:
         """As `encode`; but here the spelling of a special token is that token, as a chat template
         writes it."""
-        batch = self._with_special.encode_batch_fast(list(texts), add_special_tokens=False)
+        return self._ids(self._with_special, texts)
+
+    def _ids(self, raw: "Tokenizer", texts: Sequence[str]) -> list[list[int]]:
+        """Raises DataError."""
+        with _failures(f"{self.name}: fails on a text"):
+            batch = raw.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
     def special_ids(self, text: str) -> list[int]:
@@ -178,6 +197,12 @@ class GivenTokenizer:
     def load(self, source: Source) -> TextTokenizer:
         return self._loaded()
 
+    @property
+    def is_end_guessed(self) -> bool:
+        """Whether nothing names what ends a document, so that a known name counts. Raises
+        DataError."""
+        return self._end_token is None
+
     def _loaded(self) -> TextTokenizer:
         return TextTokenizer(parse(self._document, self._path), self.name, self._end_token)
 
@@ -224,16 +249,14 @@ def use_threads(count: int | None) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 
-def _for_text(raw: "Tokenizer", end_token: str) -> "Tokenizer":
+def _for_text(raw: "Tokenizer", end_token: str, name: str) -> "Tokenizer":
     """`raw` for plain text: the spelling of a special token in a text does not become that token.
-    The end token is special, even where the file does not say so."""
-    from tokenizers import Tokenizer
-
+    The end token is special, even where the file does not say so. Raises DataError."""
     document = json.loads(raw.to_str())
     for added in document.get("added_tokens", []):
         if added["content"] == end_token:
             added["special"] = True
-    tokenizer = Tokenizer.from_str(json.dumps(document))
+    tokenizer = parse(document, name)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True
@@ -261,21 +284,33 @@ def _words(raw: "Tokenizer") -> frozenset[str] | None:
     return None if model["model"]["unk_token"] in vocabulary else frozenset(vocabulary)
 
 
-def _begin_token(raw: "Tokenizer", end_token: str, word: str) -> str | None:
+def _begin_token(raw: "Tokenizer", end_token: str, word: str, name: str) -> str | None:
     """What `raw` itself puts before a text of `word`, else a known name. Special, so that no text
     forges it; GPT-2's end token is no begin token, although its template could name it."""
     added = raw.get_added_tokens_decoder().values()
     special = {token.content for token in added if token.special} - {end_token}
-    text = raw.encode(word)
+    with _failures(f"{name}: fails on a text"):
+        text = raw.encode(word)
     own = text.tokens[:1] if text.special_tokens_mask[:1] == [1] else []
     return next((token for token in (*own, *BEGIN_TOKENS) if token in special), None)
+
+
+_MOST_IDS = 1 << 24
+_HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
+"""Of a pair that spells one character, or a lone surrogate, which is none."""
 
 
 def document_in(content: bytes, path: Path) -> dict[str, Any]:
     """The tokenizer.json at `path` without padding and truncation, which each use sets for itself.
     Raises DataError, for one whose ids depend on chance, too."""
     try:
-        document = json.loads(content)
+        text = content.decode("utf-8-sig")
+        document = json.loads(text)
+        if _HALF_CHARACTER.search(text):
+            json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        raise DataError(f"{path}: {half} in it is half a character, which no text holds") from error
     except (ValueError, RecursionError) as error:
         what = what_begins(content[:LONGEST_HEAD])
         raise DataError(f"{path}: {f'it is {what}' if what else f'not JSON: {error}'}") from error
@@ -289,15 +324,24 @@ def document_in(content: bytes, path: Path) -> dict[str, Any]:
     return {**document, "padding": None, "truncation": None}
 
 
-def parse(document: dict[str, Any], path: Path) -> "Tokenizer":
+def parse(document: dict[str, Any], path: Path | str) -> "Tokenizer":
     """Raises DataError."""
     from tokenizers import Tokenizer
 
-    try:
+    with _failures(f"{path}: not a tokenizer.json that `tokenizers` reads"):
         return Tokenizer.from_str(json.dumps(document))
-    # The package raises nothing more precise.
-    except Exception as error:
-        raise DataError(f"{path}: not a tokenizer.json that `tokenizers` reads: {error}") from error
+
+
+@contextmanager
+def _failures(what: str) -> Iterator[None]:
+    """Those of `tokenizers` become a DataError. It raises nothing more precise than Exception, and
+    where it fails by itself (Rust panics), a BaseException."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise DataError(f"{what}: {first_line(error)}") from error
+        raise
 
 
 def byte_letters() -> list[str]:

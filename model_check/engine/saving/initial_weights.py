@@ -16,12 +16,14 @@ from model_check.data.read.manifest import LONGEST, TOKENIZER
 from model_check.engine.checkpoint import read_checkpoint, shapes, tokenizer_of
 from model_check.engine.run_context import RunContext
 from model_check.errors import ConfigError
-from model_check.forensics.scan import bad_parameters
+from model_check.forensics.scan import bad_parameters, largest
 from model_check.forensics.shard import fill
 from model_check.models.mismatch import mismatch
 from model_check.models.vocabulary import grown, growth
 from model_check.utils.files import read_whole
 from model_check.utils.words import few
+
+_LARGEST = 1e19
 
 
 def take_initial_weights(model: nn.Module, settings: Settings, context: RunContext) -> None:
@@ -55,6 +57,11 @@ def take_initial_weights(model: nn.Module, settings: Settings, context: RunConte
         )
     if spoilt := [tensor.name for tensor in bad_parameters(model)]:
         raise ConfigError(f"model.init_from: {source}: weights not finite: {few(spoilt)}")
+    if absurd := [name for name, p in model.named_parameters() if largest(p) > _LARGEST]:
+        raise ConfigError(
+            f"model.init_from: {source}: holds values beyond {_LARGEST:.0e}, sums of whose squares "
+            f"overflow in float32, in {few(absurd)}: the file is damaged"
+        )
     say(f"weights: taken from {source}")
     for (theirs, ours), number in casts.items():
         if theirs != ours:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import resource
 import shutil
 import signal
 from collections.abc import Iterable, Mapping
@@ -251,10 +252,32 @@ def test_a_template_that_never_ends_is_given_up(lab: Lab, monkeypatch: pytest.Mo
     loops = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
     template = lab.text(loops + "{{ messages[0]['content'] }}", "chat.jinja")
     data = jsonl(lab, [chat(("user", "a"), ("assistant", "b"))])
-    with pytest.raises(DataError, match=r"template did not end within 0.5 s for one conversation"):
+    with pytest.raises(DataError, match=r"template .*did not end within 0.5 s for one conv"):
         opened(lab, data, f"data.chat_template={template}")
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    "fills",
+    [
+        "{{ 'x' * 3000000000 }}",
+        "{{ messages[0]['content'].rjust(3000000000) }}",
+        "{% set ns = namespace(x='abcd') %}{% for i in range(32) %}{% set ns.x = ns.x + ns.x %}"
+        "{% endfor %}{{ ns.x }}",
+        "{{ '%3000000000d' % 1 }}",
+    ],
+    ids=["repeats", "pads", "doubles", "formats"],
+)
+def test_a_template_that_fills_the_memory_is_given_up(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, fills: str
+) -> None:
+    monkeypatch.setattr(chat_module, "RENDER_BYTES", 1 << 28)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    data = jsonl(lab, [chat(("user", "a"), ("assistant", "b"))])
+    with pytest.raises(DataError, match=r"template .*took more than 256 MiB for one conversation"):
+        opened(lab, data, f"data.chat_template={lab.text(fills, 'chat.jinja')}")
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 def test_a_template_that_rewrites_earlier_turns_teaches_the_last(lab: Lab) -> None:
@@ -276,11 +299,11 @@ def test_a_template_that_rewrites_earlier_turns_teaches_the_last(lab: Lab) -> No
 def test_a_template_that_is_none_or_leaves_answers_out_is_refused(lab: Lab) -> None:
     data = jsonl(lab, [{"prompt": "a", "completion": "b"}, chat(("user", "a"), ("assistant", "b"))])
     for text, why in (
-        ("{% for m in messages %}", "the chat template is not Jinja: Unexpected end of template"),
+        ("{% for m in messages %}", "is not Jinja, line 1: Unexpected end of template"),
         ("\n", "chat.jinja: the chat template is empty"),
         (
             "{% for m in messages if m.role != 'assistant' %}{{ m.content }}{% endfor %}",
-            "the chat template leaves out what the assistant says",
+            "leaves out what the assistant says",
         ),
     ):
         template = lab.text(text, "chat.jinja")

@@ -1,6 +1,14 @@
 """What is said while a text is tokenized."""
 
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pytest
+
 from model_check.data.build.progress import BuildProgress
+from tests.data.lab import Lab, write_tokenizer
 
 
 class Clock:
@@ -13,9 +21,9 @@ class Clock:
 def test_without_a_terminal_lines_come_and_grow_rarer() -> None:
     clock, said = Clock(), list[str]()
     progress = BuildProgress(100_000_000, None, said.append, clock=clock)
-    for _ in range(100):
+    for second in range(1, 101):
         clock.now += 1.0
-        progress.advance(1_000_000, 300_000)
+        progress.advance(second * 1_000_000, 300_000)
     assert 10 < len(said) < 30
     assert said[0].startswith("data: tokenizing, 2%, 2.0 of 100.0 MB, 300,000 tokens, 1.0 MB/s, ")
     assert said[0].endswith(" tokens/s, ETA 1:38")
@@ -65,7 +73,7 @@ def test_the_speed_is_that_of_this_process_alone() -> None:
     progress = BuildProgress(10_000_000, None, lambda line: None, report=told.append, clock=clock)
     progress.resume(5_000_000, 1_000_000)
     clock.now += 2.0
-    progress.advance(2_500_000, 1_500_000)
+    progress.advance(7_500_000, 1_500_000)
     assert told == ["75%, 7.5 of 10.0 MB, 1,500,000 tokens, 1.2 MB/s, 250,000 tokens/s, ETA 0:02"]
 
 
@@ -75,3 +83,52 @@ def test_a_stream_of_unknown_length_is_measured_by_the_tokens_it_must_give() -> 
     clock.now += 1.0
     progress.advance(1_000_000, 1_000)
     assert told == ["25%, 1.0 MB, 1,000 tokens, 1.0 MB/s, 1,000 tokens/s, ETA 0:03"]
+
+
+def written(lab: Lab, kind: str) -> Path:
+    """2,000 documents of 1,400 bytes in rows that hold more than their text."""
+    pyarrow = pytest.importorskip("pyarrow")
+    chance = random.Random(7)
+    texts = [chance.randbytes(700).hex() for _ in range(2_000)]
+    lines = "".join(json.dumps({"text": text, "url": text}) + "\n" for text in texts)
+    match kind:
+        case "txt":
+            return lab.text("\n\n".join(texts), "rows.txt")
+        case "jsonl":
+            return lab.text(lines, "rows.jsonl")
+        case "jsonl.gz":
+            return lab.text(gzip.compress(lines.encode()), "rows.jsonl.gz")
+        case "jsonl.zst":
+            packed = pyarrow.compress(lines.encode(), codec="zstd", asbytes=True)
+            return lab.text(packed, "rows.jsonl.zst")
+        case _:
+            parquet = pytest.importorskip("pyarrow.parquet")
+            table = pyarrow.table({"text": texts, "url": texts})
+            of_group = 100 if kind == "parquet" else None
+            parquet.write_table(table, lab.dir / "rows.parquet", row_group_size=of_group)
+            return lab.dir / "rows.parquet"
+
+
+@pytest.mark.parametrize(
+    "kind", ["txt", "jsonl", "jsonl.gz", "jsonl.zst", "parquet", "parquet, one group"]
+)
+def test_the_fraction_is_that_of_the_file_whatever_a_row_holds(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Each step counts as much of it as its share of the tokens."""
+    steps: list[tuple[float, int]] = []
+    advance = BuildProgress.advance
+
+    def spied(self: BuildProgress, num_bytes: int, num_tokens: int) -> None:
+        advance(self, num_bytes, num_tokens)
+        steps.append((self.fraction or 0.0, num_tokens))
+
+    monkeypatch.setattr(BuildProgress, "advance", spied)
+    tokenizer = write_tokenizer(lab.dir / "tokenizer.json")
+    lab.prepare(written(lab, kind), f"data.tokenizer={tokenizer}", "data.num_proc=1")
+    assert len(steps) > 2
+    assert steps == sorted(steps)
+    assert steps[-1][0] == pytest.approx(1.0, abs=1e-4)
+    within = 0.35 if kind in ("txt", "jsonl") else 0.12  # within a piece of those
+    for fraction, num_tokens in steps:
+        assert fraction == pytest.approx(num_tokens / steps[-1][1], abs=within)

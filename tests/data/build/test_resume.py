@@ -196,14 +196,6 @@ def test_a_stream_that_broke_off_is_gone_on_with(lab: Lab, tokenizer: Path) -> N
     assert lab.unfinished() == []
 
 
-def test_what_is_on_the_disk_already_needs_no_room(lab: Lab, corpus: Path, tokenizer: Path) -> None:
-    kill(gated(lab, corpus, tokenizer, 10))
-    (left,) = lab.unfinished()
-    key = left.name.split("-")[1]
-    assert publish.unfinished_bytes(lab.cache, key) == sum(map(len, files_of(left).values()))
-    assert publish.unfinished_bytes(lab.cache, "0" * 16) == 0
-
-
 def test_a_living_builder_is_not_robbed(lab: Lab, corpus: Path, tokenizer: Path) -> None:
     """Its lock file is deleted, so a second builder comes in: the work is done twice, once kept."""
     first = gated(lab, corpus, tokenizer, 10)

@@ -20,6 +20,7 @@ from model_check.data.build.encode import EncoderSpec, Task, tasks_of
 from model_check.data.build.workers import WorkerPool
 from model_check.data.cache.memo import Memo, stat_signature
 from model_check.data.read.manifest import MANIFEST
+from model_check.data.sources import file_piece
 from model_check.data.sources.documents import TextColumn
 from model_check.data.sources.file_piece import pieces_of
 from model_check.data.sources.local_text import LocalSource
@@ -263,7 +264,10 @@ def test_spans_of_lines_hold_every_line_once_and_whole(lab: Lab, piece_bytes: in
         assert span.start == 0 or path.read_bytes()[span.start - 1 : span.start] == b"\n"
 
 
-def test_parquet_is_read_by_row_groups_and_rows_keep_their_numbers(lab: Lab) -> None:
+def test_parquet_is_read_by_row_groups_and_rows_keep_their_numbers(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_piece, "PIECE_BYTES", 1)
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     texts: Sequence[str | None] = [*("word " * n for n in range(1, 30)), None, "last"]

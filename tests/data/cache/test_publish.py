@@ -18,7 +18,7 @@ from model_check.data.cache import publish
 from model_check.data.cache.publish import PlaceError, storage_errors
 from model_check.data.read.manifest import MANIFEST, shard_name
 from model_check.errors import StorageError
-from tests.data.lab import ROOT, WORDS, Lab, build_here, snapshot, start_builder
+from tests.data.lab import ROOT, WORDS, Lab, build_here, snapshot, start_builder, write_tokenizer
 
 GATED = str(ROOT / "tests/data/gated_program.py")
 
@@ -199,14 +199,35 @@ def test_a_hit_works_on_a_read_only_file_system(lab: Lab, small_disk: Path) -> N
         lab.prepare(text, "training.context_length=8")
 
 
-def test_a_disk_that_will_be_too_small_is_refused_before_the_work(
+@pytest.mark.parametrize("kind", ["text", "tiny rows", "packed"])
+def test_a_disk_that_will_be_too_small_is_refused_at_the_beginning(
+    lab: Lab, small_disk: Path, kind: str
+) -> None:
+    """By what the first part of this text takes, where each document ends included."""
+    subprocess.run(["mount", "-o", "remount,size=3m", str(small_disk)], check=True)
+    lab.cache.symlink_to(small_disk)
+    match kind:
+        case "text":
+            text = lab.text(f"{WORDS * 20}\n\n" * 3_000)
+        case "tiny rows":
+            text = lab.text('{"text":"a"}\n' * 400_000, "rows.jsonl")
+        case _:
+            chance = random.Random(7)
+            rows = "".join(f'{{"text": "{chance.randbytes(700).hex()}"}}\n' for _ in range(3_000))
+            text = lab.text(gzip.compress(rows.encode()), "rows.jsonl.gz")
+    with pytest.raises(StorageError, match=r"needs about [\d.]+ MiB, has [\d.]+ MiB free"):
+        lab.prepare(text, f"data.tokenizer={write_tokenizer(lab.dir / 't.json')}")
+    assert (lab.stores(), lab.views(), lab.unfinished()) == ([], [], [])
+
+
+def test_a_text_that_fits_is_not_refused_for_what_its_rows_hold_besides(
     lab: Lab, small_disk: Path
 ) -> None:
+    """All texts of a task are written before the bytes of its lines are counted."""
     lab.cache.symlink_to(small_disk)
-    text = lab.text(WORDS * 26_000)
-    with pytest.raises(StorageError, match=r"needs about [\d.]+ MiB, has [\d.]+ MiB free"):
-        lab.prepare(text)
-    assert (lab.stores(), lab.views(), lab.unfinished()) == ([], [], [])
+    row = json.dumps({"text": WORDS, "more": "x" * 2_000}) + "\n"
+    text = lab.text(row * 4_000, "rows.jsonl")
+    lab.prepare(text, f"data.tokenizer={write_tokenizer(lab.dir / 't.json')}")
 
 
 def test_a_disk_that_fills_up_is_named_and_nothing_is_left(lab: Lab, small_disk: Path) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_check.data.cache.memo import Memo
+from model_check.data.cache.memo import Memo, stat_signature
 from model_check.data.read.token_cache import TokenCache
 from model_check.data.sources import spans
 from model_check.data.sources.documents import TextColumn
 from model_check.data.sources.embedded import EmbeddedSource
+from model_check.data.sources.file_piece import pieces_of
 from model_check.data.sources.local_text import LocalSource
 from model_check.data.sources.text import CUT_AT_LINE_END, Repairs
 from model_check.errors import DataError
@@ -49,6 +50,8 @@ def test_nul_characters_are_removed(lab: Lab) -> None:
 def test_utf16_is_refused_with_the_cure(lab: Lab) -> None:
     with pytest.raises(DataError, match=r"notes.txt: is UTF-16; convert it \(iconv"):
         read(lab.text("hello".encode("utf-16")))
+    with pytest.raises(DataError, match=r"notes.txt: is UTF-32; convert it \(iconv -f UTF-32"):
+        read(lab.text("hello".encode("utf-32")))
 
 
 def test_a_lone_surrogate_in_jsonl_is_replaced(lab: Lab) -> None:
@@ -104,6 +107,60 @@ def test_parquet_is_read(lab: Lab) -> None:
     documents, repairs = read(lab.dir / "d.parquet")
     assert documents == ["one", "two"]
     assert repairs == ["1 x row skipped: 'text' is not a string (first at d.parquet, row 2)"]
+
+
+def test_a_binary_column_of_parquet_is_text(lab: Lab) -> None:
+    """As Spark and Impala wrote strings; what is no UTF-8 is counted, as elsewhere."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts = pa.array(["one", "z\u00fcge".encode(), b"\xff two", None], pa.binary())
+    parquet.write_table(pa.table({"text": texts}), lab.dir / "d.parquet")
+    documents, repairs = read(lab.dir / "d.parquet")
+    assert documents == ["one", "z\u00fcge", "\ufffd two"]
+    assert "1 x invalid UTF-8 replaced (first at d.parquet, row 3:1)" in repairs
+
+
+def test_many_small_row_groups_are_read_together(lab: Lab) -> None:
+    """Each opening reads the footer, which describes them all: 20,000 took an hour."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts = [f"text {number}" for number in range(3_000)]
+    path = lab.dir / "d.parquet"
+    parquet.write_table(pa.table({"text": texts}), path, row_group_size=1)
+    pieces = list(pieces_of(path, "d.parquet", TextColumn("text"), stat_signature(path)))
+    assert len(pieces) == 1
+    assert list(pieces[0].documents(Repairs())) == texts
+    assert pieces[0].num_bytes_read == pieces[0].num_bytes_stored == path.stat().st_size
+
+
+def test_a_damaged_parquet_file_is_not_called_a_parquet_file(lab: Lab) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"text": [WORDS] * 99}), lab.dir / "d.parquet")
+    whole = (lab.dir / "d.parquet").read_bytes()
+    for damaged in (whole[:-9], whole[: len(whole) // 2], whole[:-8] + b"\xff" * 4 + b"PAR1"):
+        with pytest.raises(DataError, match=r"as parquet: .*; it is cut off or damaged: fetch it"):
+            read(lab.text(damaged, "d.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (gzip.compress(b'{"text": "a"}\n') + b"garbage", "d.jsonl.gz"),
+        (gzip.compress(b'{"text": "a"}\n' * 999)[:-9], "d.jsonl.gz"),
+        (b"no gzip", "d.txt.gz"),
+    ],
+    ids=["garbage behind", "torn", "none"],
+)
+def test_a_damaged_archive_is_told_with_what_to_do(lab: Lab, content: bytes, name: str) -> None:
+    with pytest.raises(DataError, match=r"; it is cut off or damaged: fetch it again"):
+        read(lab.text(content, name))
+
+
+def test_rows_whose_lines_end_in_cr_are_told_so(lab: Lab) -> None:
+    documents, repairs = read(lab.text('{"text": "a"}\r{"text": "b"}\r', "d.jsonl"))
+    assert documents == []
+    assert "(its lines end in CR: tr" in repairs[0]
 
 
 def test_without_pyarrow_the_cure_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,19 @@ def test_packed_text_is_the_text(lab: Lab, name: str) -> None:
     assert packed.view.num_tokens == plain.view.num_tokens
 
 
+@pytest.mark.parametrize("log", [27, 28, 31], ids="2 to the {}".format)
+def test_a_zstd_window_that_takes_too_much_memory_is_told_with_the_cure(lab: Lab, log: int) -> None:
+    """A frame by hand (RFC 8878, section 3.1): `--long=31` of a small text needs no long window."""
+    text = row(WORDS * 9).encode()
+    block = (len(text) << 3 | 1).to_bytes(3, "little") + text  # the last one, raw
+    packed = lab.text(b"\x28\xb5\x2f\xfd\x00" + bytes([(log - 10) << 3]) + block, "d.jsonl.zst")
+    if log == 27:
+        assert not lab.prepare(packed).hit
+        return
+    with pytest.raises(DataError, match=r"window is longer than 128 MiB.*zstd -dc --long=31 .*d"):
+        lab.prepare(packed)
+
+
 @pytest.mark.parametrize("content", [b"no zstd at all " * 9, None], ids=["another", "torn"])
 def test_what_is_no_whole_zstd_is_an_error_that_names_the_file(
     lab: Lab, content: bytes | None

@@ -1,7 +1,9 @@
 """Tokenizers that are given: what identifies them, what is refused."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -161,6 +163,92 @@ def test_a_tokenizer_that_depends_on_chance_is_refused(lab: Lab) -> None:
     document["model"]["dropout"] = 0.0
     path.write_text(json.dumps(document))
     lab.prepare(lab.text(), f"data.tokenizer={path}")
+
+
+def change_token(document: dict[str, Any], spelling: str) -> None:
+    document["added_tokens"][0]["content"] = spelling
+
+
+def change_prefix(document: dict[str, Any], spelling: str) -> None:
+    document["model"]["continuing_subword_prefix"] = spelling
+
+
+def add_key(document: dict[str, Any], spelling: str) -> None:
+    document[spelling] = None
+
+
+@pytest.mark.parametrize("change", [change_token, change_prefix, add_key])
+@pytest.mark.parametrize("half", ["\ud800", "a\udfffb", "\udc00\ud83d"], ids=ascii)
+def test_half_a_character_in_a_tokenizer_is_refused(
+    lab: Lab, change: Callable[[dict[str, Any], str], None], half: str
+) -> None:
+    path = write_tokenizer(lab.dir / "tokenizer.json")
+    document = json.loads(path.read_text())
+    change(document, half)
+    path.write_text(json.dumps(document))
+    with pytest.raises(DataError, match=r"tokenizer\.json: '.*' in it is half a character"):
+        lab.prepare(lab.text(), f"data.tokenizer={path}")
+
+
+def test_half_a_character_in_bytes_is_refused(lab: Lab) -> None:
+    path = write_tokenizer(lab.dir / "tokenizer.json")
+    path.write_bytes(path.read_bytes().replace(b'"version"', b'"\xed\xa0\x80": 1, "version"'))
+    with pytest.raises(DataError, match=r"tokenizer\.json: not JSON: 'utf-8' codec can't decode"):
+        lab.prepare(lab.text(), f"data.tokenizer={path}")
+
+
+def test_a_character_that_is_spelt_in_halves_is_one(lab: Lab) -> None:
+    path = write_tokenizer(lab.dir / "tokenizer.json")
+    document = json.loads(path.read_text())
+    document["model"]["vocab"]["\U0001f600"] = len(document["model"]["vocab"])
+    path.write_text(json.dumps(document))
+    assert "\\ud83d" in path.read_text()
+    lab.prepare(lab.text(), f"data.tokenizer={path}")
+
+
+def test_two_tokens_of_one_id_are_refused(lab: Lab) -> None:
+    """`tokenizers` takes the file, and refuses what it makes of it."""
+    path = write_tokenizer(lab.dir / "tokenizer.json")
+    document = json.loads(path.read_text())
+    vocabulary, merges = document["model"]["vocab"], document["model"]["merges"]
+    vocabulary["".join(merges[0])] = vocabulary["".join(merges[1])]
+    path.write_text(json.dumps(document))
+    with pytest.raises(DataError, match=r"two tokens of its vocabulary have the id \d+"):
+        lab.prepare(lab.text(), f"data.tokenizer={path}")
+
+
+@pytest.mark.parametrize("number", [1 << 24, 1 << 31, (1 << 32) - 1])
+def test_a_token_with_an_id_beyond_all_vocabularies_is_refused(lab: Lab, number: int) -> None:
+    """`tokenizers` goes through all ids below it to write itself: minutes."""
+    path = write_tokenizer(lab.dir / "tokenizer.json")
+    document = json.loads(path.read_text())
+    document["model"]["vocab"]["far"] = number
+    path.write_text(json.dumps(document))
+    with pytest.raises(DataError, match=rf"a token has the id {number:,}: a model would have a r"):
+        lab.prepare(lab.text(), f"data.tokenizer={path}")
+
+
+def test_where_the_library_panics_the_tokenizer_is_refused(lab: Lab) -> None:
+    """Its BPE cuts the prefix of a word's later parts off where a merge joins them, although this
+    part has none."""
+    path = write_tokenizer(lab.dir / "tokenizer.json")
+    document = json.loads(path.read_text())
+    document["model"]["continuing_subword_prefix"] = "\u0120\u0120\u0120\u0120"
+    path.write_text(json.dumps(document))
+    with pytest.raises(DataError, match=r"that `tokenizers` reads: range"):
+        lab.prepare(lab.text(), f"data.tokenizer={path}")
+
+
+def test_an_end_that_nothing_declares_is_told(lab: Lab) -> None:
+    path = write_tokenizer(lab.dir / "t" / "tokenizer.json")
+    told = "data: documents end with </s>, by its name: nothing declares what ends one"
+    lab.prepare(lab.text(), f"data.tokenizer={path}")
+    assert any(line.startswith(told) for line in lab.said)
+    lab.said.clear()
+    (path.parent / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    lab.prepare(lab.text(), f"data.tokenizer={path}")
+    lab.prepare(lab.text(), "data.tokenizer=bpe", "data.document_end=null")
+    assert not any("by its name" in line for line in lab.said)
 
 
 def words(*more: str) -> Tokenizer:

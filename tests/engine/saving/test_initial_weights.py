@@ -107,17 +107,28 @@ def test_documents_of_a_batch_reach_the_model(tiny_run: MakeRun) -> None:
     assert masked.bits() != tiny_run(model__init_std=0.5)().bits()
 
 
-def test_safetensors_that_are_not_finite_are_refused_by_name(
-    tiny_run: MakeRun, tmp_path: Path, trained: tuple[Path, dict[str, torch.Tensor]]
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (float("inf"), r"init_from: .*exported: weights not finite: norm\.weight"),
+        (float("nan"), r"init_from: .*exported: weights not finite: norm\.weight"),
+        (-6.8e36, r"init_from: .*exported: holds values beyond 1e\+19, .* in norm\.weight"),
+    ],
+)
+def test_safetensors_with_values_that_no_training_left_are_refused_by_name(
+    tiny_run: MakeRun,
+    tmp_path: Path,
+    trained: tuple[Path, dict[str, torch.Tensor]],
+    value: float,
+    message: str,
 ) -> None:
+    """The last is 0.02 with its highest exponent bit flipped: its loss would be NaN."""
     export(trained[0], tmp_path / "exported")
     file = tmp_path / "exported" / "model.safetensors"
     tensors = load_file(file)
-    tensors["model.norm.weight"][0] = float("inf")
+    tensors["model.norm.weight"][0] = value
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(
-        ConfigError, match=r"init_from: .*exported: weights not finite: norm\.weight"
-    ):
+    with pytest.raises(ConfigError, match=message):
         tiny_run(model__init_from=tmp_path / "exported", model__vocab_size=31)
 
 
