@@ -258,7 +258,12 @@ def test_compiled_code_is_run_from_a_directory_of_ones_own_alone(
 
 @pytest.mark.parametrize(
     ("named", "refusal"),
-    [("new/deep", None), ("", None), ("file/below", "Not a directory"), ("file", "Not a directory")],
+    [
+        ("new/deep", None),
+        ("", None),
+        ("file/below", "Not a directory"),
+        ("file", "Not a directory"),
+    ],
 )
 def test_a_directory_that_the_environment_names_is_made_or_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, refusal: str | None

@@ -26,7 +26,12 @@ from model_check.data.tokenizers.characters import (
     revealing,
 )
 from model_check.data.tokenizers.patterns import GPT_2, has_windows, windows
-from model_check.data.tokenizers.tokenizer import TextTokenizer, byte_letters
+from model_check.data.tokenizers.tokenizer import (
+    TextTokenizer,
+    byte_letters,
+    is_of_library,
+    library_failures,
+)
 from model_check.errors import DataError
 from model_check.utils.words import first_line
 
@@ -95,15 +100,22 @@ class CheckedEncoder:
     def encode(self, texts: Sequence[str], is_first: bool = True) -> list[Ids]:
         """The ids of each text. `is_first`: the batch is the text's first, of which more is
         compared. Raises DataError where `tokenizers` gives other ids."""
-        each = self._backend.encode(texts)
+        each = self._ids(texts)
         if self._backend.name != "tokenizers":
             self._compare(texts, each, is_first)
         return each
 
+    def _ids(self, texts: Sequence[str]) -> list[Ids]:
+        """Raises DataError."""
+        name = self._backend.name
+        cure = "" if name == "tokenizers" else " (set data.tokenizer_backend=tokenizers)"
+        with library_failures(f"{name} fails on a text{cure}"):
+            return self._backend.encode(texts)
+
     def _compare(self, texts: Sequence[str], each: list[Ids], is_first: bool) -> None:
         for number, sample in _samples(texts, is_first):
             whole = len(sample) == len(texts[number])
-            given = each[number] if whole else self._backend.encode([sample])[0]
+            given = each[number] if whole else self._ids([sample])[0]
             if not _same(given, self._exact([sample])[0]):
                 raise DataError(
                     f"{self._backend.name} gives other ids than tokenizers for a text that begins "
@@ -145,7 +157,7 @@ def _tried(name: BackendName, tokenizer: TextTokenizer) -> Backend:
         raise UnfitError("is not installed") from error
     except BaseException as error:
         # Any error of the library, even a Rust panic, only means that it is not used.
-        if not _of_library(error):
+        if not is_of_library(error):
             raise
         raise UnfitError(f"cannot take this tokenizer: {first_line(error)}") from error
     divided = Divided(encode, plain(tokenizer), characters, _parts(tokenizer))
@@ -168,7 +180,7 @@ def _characters(build: Build, tokenizer: TextTokenizer) -> Characters:
             # Not made before it is asked for: 40 ms.
             fast, exact = both()
         except BaseException as error:
-            if not _of_library(error):
+            if not is_of_library(error):
                 raise
             # They cannot be tried, so all such texts go to `tokenizers`.
             return [False] * len(texts)
@@ -208,11 +220,6 @@ def _must_agree(encode: Encode, tokenizer: TextTokenizer, characters: Characters
     for text, given, right in zip(texts, encode(texts), plain(tokenizer)(texts), strict=True):
         if not _same(given, right) and not characters.in_dispute(text):
             raise UnfitError(f"gives other ids for a probe text that begins {text[:20]!r}")
-
-
-def _of_library(error: BaseException) -> bool:
-    """A Rust panic is not an Exception."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _gigatoken(tokenizer: TextTokenizer) -> Encode:

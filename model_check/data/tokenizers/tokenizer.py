@@ -15,7 +15,7 @@ from model_check.data.cache.memo import Memo
 from model_check.data.read.manifest import LONGEST, TOKENIZER, hash_of
 from model_check.data.sources.declared import declared_in
 from model_check.data.sources.source import Source
-from model_check.errors import DataError
+from model_check.errors import DataError, ModelCheckError
 from model_check.utils.files import read_whole
 from model_check.utils.first_bytes import LONGEST_HEAD, what_begins
 from model_check.utils.words import first_line
@@ -106,7 +106,7 @@ class TextTokenizer:
 
     def _ids(self, raw: "Tokenizer", texts: Sequence[str]) -> list[list[int]]:
         """Raises DataError."""
-        with _failures(f"{self.name}: fails on a text"):
+        with library_failures(f"{self.name}: fails on a text"):
             batch = raw.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
@@ -289,7 +289,7 @@ def _begin_token(raw: "Tokenizer", end_token: str, word: str, name: str) -> str 
     forges it; GPT-2's end token is no begin token, although its template could name it."""
     added = raw.get_added_tokens_decoder().values()
     special = {token.content for token in added if token.special} - {end_token}
-    with _failures(f"{name}: fails on a text"):
+    with library_failures(f"{name}: fails on a text"):
         text = raw.encode(word)
     own = text.tokens[:1] if text.special_tokens_mask[:1] == [1] else []
     return next((token for token in (*own, *BEGIN_TOKENS) if token in special), None)
@@ -328,20 +328,26 @@ def parse(document: dict[str, Any], path: Path | str) -> "Tokenizer":
     """Raises DataError."""
     from tokenizers import Tokenizer
 
-    with _failures(f"{path}: not a tokenizer.json that `tokenizers` reads"):
+    with library_failures(f"{path}: not a tokenizer.json that `tokenizers` reads"):
         return Tokenizer.from_str(json.dumps(document))
 
 
 @contextmanager
-def _failures(what: str) -> Iterator[None]:
-    """Those of `tokenizers` become a DataError. It raises nothing more precise than Exception, and
-    where it fails by itself (Rust panics), a BaseException."""
+def library_failures(what: str) -> Iterator[None]:
+    """Those of a tokenizing library become a DataError. They raise nothing more precise than
+    Exception, and where they fail by themselves (Rust panics), a BaseException."""
     try:
         yield
+    except ModelCheckError:
+        raise
     except BaseException as error:
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        if is_of_library(error):
             raise DataError(f"{what}: {first_line(error)}") from error
         raise
+
+
+def is_of_library(error: BaseException) -> bool:
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def byte_letters() -> list[str]:

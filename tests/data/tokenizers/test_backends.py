@@ -205,6 +205,26 @@ def test_of_a_long_document_only_the_beginning_is_compared(tmp_path: Path) -> No
     assert max(map(len, slow.asked)) == (1 << 16) - len("short")
 
 
+class PanicException(BaseException):
+    """As Rust's: tiktoken has one for a byte that a vocabulary lacks, and no probe text has."""
+
+
+@pytest.mark.parametrize("failure", [PanicException, ValueError])
+def test_a_library_that_fails_on_a_text_is_one_message(
+    tmp_path: Path, failure: type[BaseException]
+) -> None:
+    tokenizer = TextTokenizer(Tokenizer.from_file(str(write_tokenizer(tmp_path / "t.json"))), "t")
+
+    def fails(texts: Sequence[str]) -> list[np.ndarray]:  # type: ignore[type-arg]
+        raise failure("no entry found for key")
+
+    encode = CheckedEncoder(Backend("tiktoken", "", fails), tokenizer).encode
+    with pytest.raises(
+        DataError, match=r"tiktoken fails on a text \(set data.tokenizer_back.*: no"
+    ):
+        encode(["a text"])
+
+
 def test_a_backend_that_disagrees_about_the_text_stops_the_build(tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path / "t.json")
 
