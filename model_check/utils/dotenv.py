@@ -1,6 +1,7 @@
 """Secrets in the `.env` of the working directory: read as data, never executed, and only where no
 other user wrote it. A stranger's key would send what is logged to the stranger."""
 
+import errno
 import logging
 import os
 from contextlib import suppress
@@ -50,4 +51,7 @@ def _reason(error: OSError | UnicodeDecodeError) -> str:
 
 def _read(directory: Path) -> str:
     with hold(directory) as held:
-        return text_of(held.read_own(DOTENV, _LONGEST))
+        text = text_of(held.read_own(DOTENV, _LONGEST))
+    if "\0" in text:  # no variable can hold one
+        raise OSError(errno.EINVAL, "it holds a NUL character")
+    return text

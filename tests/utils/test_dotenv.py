@@ -31,6 +31,13 @@ def test_a_value_is_read(tmp_path: Path, text: str, value: str | None) -> None:
     assert why_unread(tmp_path) == ""
 
 
+@pytest.mark.parametrize("text", ["WANDB_API_KEY=a\0bc\n", "\0", "WANDB_API_KEY=abc\n\0\0"])
+def test_a_file_with_nul_characters_is_not_read_and_it_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".env").write_text(text)
+    assert dotenv_value(NAME, tmp_path) is None
+    assert "is not read: it holds a NUL character" in why_unread(tmp_path)
+
+
 def test_without_a_file_there_is_nothing_to_tell(tmp_path: Path) -> None:
     assert dotenv_value(NAME, tmp_path) is None
     assert why_unread(tmp_path) == ""
