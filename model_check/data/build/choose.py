@@ -54,24 +54,6 @@ def choose(settings: Settings, memo: Memo, say: Say) -> Choice:
     Only `auto` chooses, and says in one line what it could not take.
     """
     hub = Hub(settings.data)
-    choice = _chosen(settings, hub, memo, say)
-    if settings.data.document_end is None and _lacks_config(choice.tokenizer, hub):
-        say(
-            f"data: {choice.tokenizer.name}: huggingface_hub's cache holds no {TOKENIZER_CONFIG} "
-            "of it, so the token that ends a document is known by its name alone; prepare once "
-            "with network, or set data.document_end"
-        )
-    return choice
-
-
-def _lacks_config(tokenizer: TokenizerChoice, hub: Hub) -> bool:
-    """Whether it is of the hub's cache, and what it declares may just not have been fetched."""
-    if not isinstance(tokenizer, GivenTokenizer) or tokenizer.directory.parent.name != "snapshots":
-        return False
-    return not (tokenizer.directory / TOKENIZER_CONFIG).is_file() and hub.why_offline is not None
-
-
-def _chosen(settings: Settings, hub: Hub, memo: Memo, say: Say) -> Choice:
     name = settings.data.dataset
     source: Source
     if settings.training.stage == "prompt_target":

@@ -31,6 +31,7 @@ from model_check.data.read.manifest import (
     to_bytes,
 )
 from model_check.data.read.sharing import shared_directory
+from model_check.data.sources.declared import CONFIG, SPECIAL_TOKENS
 from model_check.data.sources.source import nothing_usable
 from model_check.data.sources.text import Repairs
 from model_check.data.tokenizers.tokenizer import GivenTokenizer
@@ -107,8 +108,9 @@ def _whole_store(
     tokenizer = request.tokenizer.load(request.source)
     if isinstance(request.tokenizer, GivenTokenizer) and request.tokenizer.is_end_guessed:
         say(
-            f"data: documents end with {tokenizer.end_token}, by its name: nothing declares what "
-            "ends one (data.document_end=TOKEN names another)"
+            f"data: documents end with {tokenizer.end_token}, by its name: no {CONFIG} or "
+            f"{SPECIAL_TOKENS} beside the tokenizer.json declares what ends one "
+            "(data.document_end=TOKEN names another)"
         )
     begin_id = request.begin_id_of(tokenizer)
     with staging(request.root, request.store_name, resume=True) as directory:

@@ -145,7 +145,7 @@ class FilePiece:
             columns = self._columns(table.schema_arrow.names)
             groups = range(self.start, self.end)
             batches = table.iter_batches(_PARQUET_ROWS, row_groups=list(groups), columns=columns)
-            num_rows = sum(table.metadata.row_group(group).num_rows for group in groups)
+            num_rows = max(1, sum(table.metadata.row_group(group).num_rows for group in groups))
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
             for number, row in enumerate(rows):
                 if self.position is not None:

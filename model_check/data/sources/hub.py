@@ -128,10 +128,8 @@ class Hub:
                     (directory / name).resolve().unlink()
                     (directory / name).unlink(missing_ok=True)
             except OSError as error:
-                raise DataError(
-                    f"{repo}: {error.filename}: changed since it was fetched, and cannot be "
-                    f"{'removed' if changed else 'read'}: {error.strerror}"
-                ) from error
+                what = "is damaged, and cannot be removed" if changed else "is unreadable"
+                raise DataError(f"{repo}: {error.filename} {what}: {error.strerror}") from error
             if not changed:
                 return directory
         raise DataError(

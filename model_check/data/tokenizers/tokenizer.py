@@ -78,8 +78,8 @@ class TextTokenizer:
         self.end_id: int = vocabulary[end_token]
         self.vocab_size: int = max(vocabulary.values()) + 1
         own = Counter(raw.get_vocab(with_added_tokens=False).values())
-        if twice := next((number for number, times in own.items() if times > 1), None):
-            raise DataError(f"{name}: two tokens of its vocabulary have the id {twice}")
+        if twice := [number for number, times in own.items() if times > 1]:
+            raise DataError(f"{name}: two tokens of its vocabulary have the id {twice[0]}")
         if self.vocab_size > _MOST_IDS:
             raise DataError(
                 f"{name}: a token has the id {self.vocab_size - 1:,}: a model would have a row for "
