@@ -18,30 +18,27 @@ Wrong cases are printed with what repeats them (`--seed S --only KIND:NUMBER`); 
 import argparse
 import contextlib
 import gzip
+import importlib
 import json
 import os
-import random
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from benchmarks.odd_changes import WORDS, Chance, damage
 
 ROOT = Path(__file__).parents[1]
 LONGEST_S, MOST_BYTES = 30.0, 1 << 30
 CODES = (0, 2, 75)
-WORDS = "the model checks every GPU of a box and says which one cannot train "
-PAGE = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>403</body></html>"
-POINTER = (
-    b"version https://git-lfs.github.com/spec/v1\n"
-    b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n"
-)
 SMALL = (
     *("training.context_length=64", "training.batch_size=2", "training.use_amp=false"),
     *("data.num_proc=1", "data.cache_dir=cache"),
@@ -58,282 +55,6 @@ class Case(NamedTuple):
     command: list[str]
     """The same for `run.sh`."""
     change: str
-
-
-Change = Callable[[bytes, random.Random], bytes]
-
-
-def cut(content: bytes, chance: random.Random) -> bytes:
-    return content[: chance.randrange(len(content) + 1)]
-
-
-def flip(content: bytes, chance: random.Random) -> bytes:
-    changed = bytearray(content)
-    for _ in range(chance.choice((1, 1, 3, 30))):
-        if changed:
-            changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
-    return bytes(changed)
-
-
-def insert(content: bytes, chance: random.Random) -> bytes:
-    odd = (
-        *(
-            b"\0",
-            b"\xff\xfe",
-            b"\xef\xbb\xbf",
-            "\u2028\u2029\x85".encode(),
-            b"\x1b[2J",
-            b"\r",
-            b"\t",
-        ),
-        *(
-            "\u200b\u202e".encode(),
-            b"\xed\xa0\x80",
-            b"\xc3",
-            b'"',
-            b"{",
-            b"]]]",
-            b"#",
-            b"=",
-            b"\n---\n",
-        ),
-        *(b"\n", b"'", b"!!python/object", b"&a [*a]", b"\\u0000", b"\\ud800", b"%s", b"{{ 1/0 }}"),
-    )
-    at = chance.randrange(len(content) + 1)
-    return content[:at] + chance.choice(odd) * chance.choice((1, 1, 2, 50)) + content[at:]
-
-
-def repeat(content: bytes, chance: random.Random) -> bytes:
-    begin = chance.randrange(len(content) + 1)
-    end = min(len(content), begin + chance.choice((1, 10, 1000)))
-    return content[:end] + content[begin:end] * chance.choice((1, 5, 1000)) + content[end:]
-
-
-def drop(content: bytes, chance: random.Random) -> bytes:
-    begin = chance.randrange(len(content) + 1)
-    return content[:begin] + content[begin + chance.choice((1, 8, 200)) :]
-
-
-def encode(content: bytes, chance: random.Random) -> bytes:
-    text = content.decode(errors="replace")
-    name = chance.choice(
-        ("utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "cp1252", "shift_jis")
-    )
-    return text.encode(name, errors="replace")
-
-
-def end_lines(content: bytes, chance: random.Random) -> bytes:
-    return content.replace(b"\n", chance.choice((b"\r\n", b"\r", "\u2028".encode(), b"\n\n", b"")))
-
-
-def pack(content: bytes, chance: random.Random) -> bytes:
-    import io
-    import tarfile
-    import zipfile
-
-    into = io.BytesIO()
-    match chance.randrange(3):
-        case 0:
-            return gzip.compress(content)
-        case 1:
-            with zipfile.ZipFile(into, "w") as archive:
-                archive.writestr("x", content)
-        case _:
-            with tarfile.open(fileobj=into, mode="w") as tar:
-                tar.addfile(tarfile.TarInfo("x"))
-    return into.getvalue()
-
-
-def replace(content: bytes, chance: random.Random) -> bytes:
-    whole = (
-        *(
-            b"",
-            b" ",
-            b"\n",
-            b"null",
-            b"[]",
-            b"{}",
-            b"0",
-            b'"text"',
-            b"true",
-            PAGE,
-            POINTER,
-            b"\0" * 5000,
-        ),
-        *(
-            b"[" * 100_000,
-            b'{"a":' * 100_000,
-            b"\x80\x04\x95",
-            b"\x7fELF" + bytes(100),
-            b"PK\x03\x04",
-        ),
-        *(
-            b"\x89PNG\r\n\x1a\n",
-            b"%PDF-1.7",
-            b"a: &a [*a]",
-            b"- " * 5000,
-            b"x" * 300_000,
-            b"%YAML 1.1\n",
-        ),
-        json.dumps(
-            [json.loads(content)] if content[:1] == b"{" and content[-1:] == b"}" else 1
-        ).encode()
-        if _is_json(content)
-        else b"NaN",
-    )
-    return chance.choice(whole)
-
-
-def change_json(content: bytes, chance: random.Random) -> bytes:
-    """A value, a key, or the form of JSON; of rows, one row."""
-    lines = content.splitlines(keepends=True)
-    if not _is_json(content):
-        if not lines or not _is_json(lines[0]):
-            return flip(content, chance)
-        at = chance.randrange(len(lines))
-        if not _is_json(lines[at]):
-            return flip(content, chance)
-        lines[at] = change_json(lines[at].strip(), chance) + b"\n"
-        return b"".join(lines)
-    document = json.loads(content)
-    form = chance.randrange(8)
-    if form == 0:
-        return json.dumps(document, indent=2).encode()
-    if form == 1:
-        return json.dumps([document]).encode()
-    for _ in range(chance.choice((1, 1, 2))):
-        places = list(_places(document))
-        if places:
-            where, key = chance.choice(places)
-            _change(where, key, chance)
-    return json.dumps(document, ensure_ascii=chance.random() < 0.5).encode(errors="surrogatepass")
-
-
-def _is_json(content: bytes) -> bool:
-    try:
-        json.loads(content)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _places(value: Any, most: int = 3000) -> Iterator[tuple[Any, Any]]:
-    waiting = [value]
-    while waiting and most:
-        inner = waiting.pop()
-        keys: Sequence[Any] = ()
-        if isinstance(inner, dict):
-            keys = list(inner)
-        elif isinstance(inner, list):
-            keys = range(len(inner))
-        for key in keys:
-            most -= 1
-            yield inner, key
-            waiting.append(inner[key])
-
-
-def _change(where: Any, key: Any, chance: random.Random) -> None:
-    deep: Any = "x"
-    for _ in range(chance.choice((3, 500))):
-        deep = [deep]
-    values = (
-        *(
-            None,
-            True,
-            False,
-            0,
-            -1,
-            1,
-            2,
-            3.5,
-            -0.0,
-            1e308,
-            float("nan"),
-            float("inf"),
-            2**31,
-            2**63,
-            2**70,
-        ),
-        *(
-            "",
-            " ",
-            "0",
-            "-1",
-            "true",
-            "null",
-            "auto",
-            "\ud800",
-            "\0",
-            "\u202e",
-            "x" * 100_000,
-            "/dev/null",
-        ),
-        *(
-            [],
-            {},
-            [None],
-            ["a", 1],
-            {"a": 1},
-            [[]],
-            deep,
-            "~",
-            "../../etc/passwd",
-            "1e3",
-            "0x10",
-            "1_000",
-        ),
-    )
-    match chance.randrange(4):
-        case 0:
-            del where[key]
-        case 1 if isinstance(where, dict):
-            where[chance.choice(("", "x", str(key).upper(), f"{key} ", "\0", "__class__"))] = where[
-                key
-            ]
-        case _:
-            where[key] = chance.choice(values)
-
-
-CHANGES: tuple[Change, ...] = (
-    *(cut, flip, insert, repeat, drop, encode, end_lines, pack, replace),
-    *(change_json, change_json, change_json, change_json),
-)
-
-
-class Chance(random.Random):
-    """Of one case. The first of a kind is the good input as it is."""
-
-    def __init__(self, seed: int, kind: str, number: int) -> None:
-        super().__init__(f"{seed} {kind} {number}")
-        self.is_good = number == 0
-
-
-def damage(path: Path, chance: Chance) -> str:
-    """Change a file; what was done."""
-    if chance.is_good:
-        return "nothing"
-    if chance.random() < 0.05:
-        path.unlink()
-        match kind := chance.choice(
-            ("directory", "dangling", "circle", "/dev/null", "/dev/zero", "gone")
-        ):
-            case "directory":
-                path.mkdir()
-            case "dangling":
-                path.symlink_to("nowhere")
-            case "circle":
-                path.symlink_to(path)
-            case "gone":
-                pass
-            case device:
-                path.symlink_to(device)
-        return f"{path.name}: {kind}"
-    names = []
-    for _ in range(chance.choice((1, 1, 1, 2))):
-        change = chance.choice(CHANGES)
-        path.write_bytes(change(path.read_bytes(), chance))
-        names.append(change.__name__)
-    return f"{path.name}: {', '.join(names)}"
 
 
 # The kinds: each makes a good input in the current directory, changes it, and says what runs it.
@@ -428,15 +149,22 @@ KINDS: dict[str, Callable[[Path, Chance], Case]] = {
 def make_good(good: Path) -> None:
     """Inputs of each kind that every command takes. In a process of its own: what forks must have
     no threads."""
-    import pyarrow as pa
-    import pyarrow.parquet
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     from tests.data.lab import write_tokenizer
 
     for name in ("config/model", "tokenizer", "rows", "examples"):
         (good / name).mkdir(parents=True)
+    write_tokenizer(good / "tokenizer" / "tokenizer.json", vocab_size=300)
+    _write_settings(good / "config")
+    _write_declared(good / "tokenizer")
+    _write_rows(good)
+    _write_weights(good)
+    (good / "dotenv").write_text(
+        "# tokens\nexport HF_TOKEN='hf_abcdefghijklmnop'\nWANDB_API_KEY=\"x y\"\nOTHER = 1 # no\n"
+    )
+    (good / "prompts.txt").write_text(f"{WORDS}\nsecond\n\n  third \u4e2d\u6587\n")
+
+
+def _write_settings(place: Path) -> None:
     settings = {
         "model": {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "rope_theta": 5e5},
         "training": {
@@ -448,33 +176,33 @@ def make_good(good: Path) -> None:
         "data": {"dataset": "embedded", "validation": "val=0.01"},
         "logging": {"wandb": "off", "log_interval": 5},
     }
-    (good / "config" / "settings.json").write_text(json.dumps(settings))
-    (good / "config" / "settings.yaml").write_text(
+    (place / "settings.json").write_text(json.dumps(settings))
+    (place / "settings.yaml").write_text(
         "model:\n  num_layers: 2\n  rope_theta: 5.0e5\ntraining:\n  adam_beta2: 0.95\n"
         "  compile: no\ndata: {dataset: embedded, validation: val=0.01}\nlogging:\n  wandb: off\n"
     )
-    (good / "config" / "settings.toml").write_text(
+    (place / "settings.toml").write_text(
         "[model]\nnum_layers = 2\n[training]\nmax_steps = 20\nadam_beta2 = 0.95\n"
         '[data]\ndataset = "embedded"\n[logging]\nwandb = "off"\n'
     )
+
+
+def _write_declared(place: Path) -> None:
     template = (
         "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
-    write_tokenizer(good / "tokenizer" / "tokenizer.json", vocab_size=300)
-    (good / "tokenizer" / "chat_template.jinja").write_text(template)
+    (place / "chat_template.jinja").write_text(template)
     declared = {"eos_token": "</s>", "bos_token": None, "chat_template": template}
-    (good / "tokenizer" / "tokenizer_config.json").write_text(
-        json.dumps({**declared, "tokenizer_class": "PreTrainedTokenizerFast"})
-    )
-    (good / "tokenizer" / "special_tokens_map.json").write_text(
-        '{"eos_token": {"content": "</s>"}}'
-    )
-    _write_rows(good, pa)
-    (good / "dotenv").write_text(
-        "# tokens\nexport HF_TOKEN='hf_abcdefghijklmnop'\nWANDB_API_KEY=\"x y\"\nOTHER = 1 # no\n"
-    )
-    (good / "prompts.txt").write_text(f"{WORDS}\nsecond\n\n  third \u4e2d\u6587\n")
+    config = {**declared, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (place / "tokenizer_config.json").write_text(json.dumps(config))
+    (place / "special_tokens_map.json").write_text('{"eos_token": {"content": "</s>"}}')
+
+
+def _write_weights(good: Path) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(1)
     shape = LlamaConfig(
         vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
@@ -491,7 +219,10 @@ def make_good(good: Path) -> None:
         shutil.copytree(good / "tokenizer", place, dirs_exist_ok=True)
 
 
-def _write_rows(good: Path, pa: Any) -> None:
+def _write_rows(good: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet
+
     place, examples = good / "rows", good / "examples"
     texts = [f"{number} {WORDS * 9}" for number in range(12)]
     lines = "".join(json.dumps({"text": text, "n": 1}) + "\n" for text in texts).encode()
@@ -510,27 +241,15 @@ def _write_rows(good: Path, pa: Any) -> None:
     pa.parquet.write_table(pa.Table.from_pylist(chats), examples / "chat.parquet")
 
 
-def warm(good: Path) -> None:
+def warm() -> None:
     """Import what the commands import, and start no thread."""
-    import importlib
-
     for name in (
-        *("datasets", "huggingface_hub", "pyarrow.parquet", "torch", "tokenizers", "transformers"),
-        *(
-            "filelock",
-            "json5",
-            "yaml",
-            "dotenv",
-            "tiktoken",
-            "safetensors",
-            "jinja2",
-            "launcher.cli",
-        ),
-        *("launcher.options", "prepare_dataset", "pretrain_main", "model_check.generate.__main__"),
-        *("model_check.engine.assembly", "model_check.data.sources.chat", "launcher.config_show"),
+        *("datasets", "dotenv", "filelock", "huggingface_hub", "jinja2", "json5", "launcher.cli"),
+        *("model_check.data.sources.chat", "model_check.engine.assembly", "prepare_dataset"),
+        *("model_check.generate.__main__", "pretrain_main", "pyarrow.parquet", "safetensors"),
+        *("tiktoken", "tokenizers", "torch", "transformers", "yaml"),
     ):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+        importlib.import_module(name)
 
 
 class Ended(NamedTuple):
@@ -539,7 +258,7 @@ class Ended(NamedTuple):
     output: str
     seconds: float
     memory: int
-    """Bytes that were resident at most; 0: not measured."""
+    """Bytes that were resident at most, in the largest of its processes."""
 
 
 def run_child(case: Case, output: Path) -> Ended:
@@ -569,9 +288,7 @@ def run_child(case: Case, output: Path) -> Ended:
     _, status, used = os.wait4(pid, 0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    took_s = time.monotonic() - began
-    text = output.read_text(errors="replace")
-    return Ended(os.waitstatus_to_exitcode(status), text, took_s, used.ru_maxrss * 1024)
+    return _ended(status, used, output, began)
 
 
 def run_command(case: Case, output: Path) -> Ended:
@@ -581,13 +298,16 @@ def run_command(case: Case, output: Path) -> Ended:
             ["bash", str(ROOT / "run.sh"), *case.command],
             stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(LONGEST_S)
-    if child.poll() is None:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    text = output.read_text(errors="replace")
-    return Ended(child.returncode, text, time.monotonic() - began, 0)
+    late = threading.Timer(LONGEST_S, os.killpg, (child.pid, signal.SIGKILL))
+    late.start()
+    _, status, used = os.wait4(child.pid, 0)
+    late.cancel()
+    return _ended(status, used, output, began)
+
+
+def _ended(status: int, used: resource.struct_rusage, output: Path, began: float) -> "Ended":
+    code, took_s = os.waitstatus_to_exitcode(status), time.monotonic() - began
+    return Ended(code, output.read_text(errors="replace"), took_s, used.ru_maxrss * 1024)
 
 
 def wrong(ended: Ended) -> str | None:
@@ -639,27 +359,26 @@ class Runner:
             )
 
 
-def serve(good: Path) -> str:
-    """A hub with a tokenizer, in a process that ends with this one; its address."""
+@contextlib.contextmanager
+def hub(good: Path) -> Iterator[str]:
+    """A hub with a tokenizer, in a process of its own; its address."""
     code = (
-        "import sys\nfrom pathlib import Path\nfrom tests.data.lab import FakeHub\n"
-        "hub = FakeHub()\n"
-        "files = {p.name: p.read_bytes() for p in Path(sys.argv[1]).iterdir()}\n"
-        "hub.repos['models/acme/tiny'] = files\n"
-        "print(hub.endpoint, flush=True)\nsys.stdin.read()\nhub.stop()\n"
+        "import sys; from tests.data.lab import FakeHub, Path; hub = FakeHub();"
+        "files = {p.name: p.read_bytes() for p in Path(sys.argv[1]).iterdir()};"
+        "hub.repos['models/acme/tiny'] = files;"
+        "print(hub.endpoint, flush=True); sys.stdin.read(); hub.stop()"
     )
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", code, str(good / "tokenizer")],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert child.stdout is not None
-    globals()["_hub"] = child
-    return child.stdout.readline().strip()
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        yield child.stdout.readline().strip()
 
 
 def part(names: argparse.Namespace, good: Path, index: int) -> int:
     """One of the warm processes, with its share of the cases."""
-    warm(good)
+    warm()
     with tempfile.TemporaryDirectory(prefix="odd-inputs-") as scratch:
         runner = Runner(good, names.seed, Path(scratch) / "case")
         for kind in [names.kind] if names.kind else list(KINDS):
@@ -701,27 +420,27 @@ def main() -> int:
         good = Path(scratch)
         code = "import sys, benchmarks.odd_inputs as odd; odd.make_good(odd.Path(sys.argv[1]))"
         subprocess.run([sys.executable, "-c", code, str(good)], cwd=ROOT, check=True)
-        os.environ |= {
-            "HF_ENDPOINT": serve(good),
-            "HF_HOME": str(good / "hf"),
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-        }
-        if names.only:
-            warm(good)
-            kind, _, number = names.only.rpartition(":")
-            with tempfile.TemporaryDirectory() as place:
-                Runner(good, names.seed, Path(place) / "case").run(
-                    kind, int(number), whole=names.whole, show=True
-                )
-                os.chdir(ROOT)
-            return 0
-        again = [sys.executable, "-m", "benchmarks.odd_inputs", *sys.argv[1:], "--good", str(good)]
-        with ThreadPoolExecutor(names.processes) as pool:
-            ends = pool.map(
-                lambda index: subprocess.run([*again, "--part", str(index)], cwd=ROOT).returncode,
-                range(names.processes),
-            )
-            return max(ends)
+        with hub(good) as endpoint:
+            os.environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(good / "hf")}
+            return one(names, good) if names.only else all_parts(names.processes, good)
+
+
+def one(names: argparse.Namespace, good: Path) -> int:
+    warm()
+    kind, _, number = names.only.rpartition(":")
+    with tempfile.TemporaryDirectory() as place:
+        runner = Runner(good, names.seed, Path(place) / "case")
+        runner.run(kind, int(number), whole=names.whole, show=True)
+        os.chdir(ROOT)
+    return 1 if runner.wrong else 0
+
+
+def all_parts(processes: int, good: Path) -> int:
+    again = [sys.executable, "-m", "benchmarks.odd_inputs", *sys.argv[1:], "--good", str(good)]
+    parts = [
+        subprocess.Popen([*again, "--part", str(index)], cwd=ROOT) for index in range(processes)
+    ]
+    return max(child.wait() for child in parts)
 
 
 if __name__ == "__main__":
