@@ -38,9 +38,8 @@ from model_check.config.arguments import (
 )
 from model_check.config.backends import check_package
 from model_check.config.drill import Drill, parse_drill
-from model_check.config.load import Loaded, load
+from model_check.config.load import Loaded, load, with_checkpoints
 from model_check.config.memory import check_host_memory
-from model_check.config.places import fallback_note
 from model_check.config.prompts import given_prompts
 from model_check.config.ranks import JOBS, check_ranks, rank_timeout_s
 from model_check.config.replay import check_replay, replayed, replayed_drill
@@ -227,7 +226,7 @@ def stopped(signum: int, process: Process) -> Ending:
 def task_of(argv: Sequence[str], process: Process) -> Task:
     """The task, refused where it cannot be done. From here on signals mean what it says."""
     names = parser().read(argv)
-    loaded = load(settings_request(names, os.environ), has_gpu)
+    loaded = with_checkpoints(load(settings_request(names, os.environ), has_gpu), num_copies=1)
     settings, drill = what_to_train(loaded.settings, names.replay_to)
     refuse_missing_gpu(loaded, process)
     worker = name_worker(loaded, process)
@@ -239,7 +238,7 @@ def task_of(argv: Sequence[str], process: Process) -> Task:
     task = Task(settings, drill, loaded.device, worker, ranks, names.replay_to)
     is_further = ranks is not None and ranks.rank > 0
     process.console.is_quiet = is_further and not settings.logging.all_ranks
-    for note in (*loaded.notes, *fallback_note(loaded.sources, settings)):
+    for note in (*loaded.notes, *loaded.decisions):
         process.console.say_for_all(note)
     if ranks is None and settings.launch.mode == "fsdp":
         process.console.say_for_all("launch.mode=fsdp: one rank, which holds the whole model")

@@ -14,6 +14,7 @@ from model_check.config.aliases import (
     ALIASES,
     CONFIG_NAMES,
     UNNEEDED,
+    VALUES,
     why_absent,
 )
 from model_check.config.fields import all_fields, full_name, nearest
@@ -130,12 +131,15 @@ def _is_switch(name: str) -> bool:
     """Whether the option of that name may stand without a value."""
     if name in UNNEEDED:
         return UNNEEDED[name].is_switch
-    return all_fields()[ALIASES.get(name, name)].type_name == "bool"
+    field = all_fields()[ALIASES.get(name, name)]
+    return field.is_bool or bool(field.choices and "true" in VALUES.get(name, {}))
 
 
 def _is_word_for(name: str, following: str) -> bool:
     """Whether what follows a switch is its value: `--mixed-precision fp16`, `--compile false`."""
-    words = ABSENT_VALUES.get(ALIASES.get(name, name), {})
+    setting = ALIASES.get(name, name)
+    choices = all_fields()[setting].choices if setting in all_fields() else ()
+    words = (*choices, *VALUES.get(name, {}), *ABSENT_VALUES.get(setting, {}))
     return following.lower() in ("true", "false", *words)
 
 
@@ -194,10 +198,10 @@ def add_resume_option(parser: Parser) -> None:
 
 
 def settings_request(
-    namespace: argparse.Namespace, environ: Mapping[str, str], flags: Flags | None = None
+    namespace: argparse.Namespace, environ: Mapping[str, str], prepares: Flags | None = None
 ) -> Request:
-    """What the options ask for, plus `flags` that an entry point made of several. Raises UsageError
-    for options that do not go together."""
+    """What the options ask for. `prepares`: the entry point prepares data, and made these flags of
+    several options. Raises UsageError for options that do not go together."""
     option, preset = namespace.preset or ("", None)
     if preset is not None and option == "--config-name":
         preset = _preset_of(preset)
@@ -209,7 +213,7 @@ def settings_request(
         preset="debug" if namespace.debug else preset,
         config_file=None if namespace.config is None else namespace.config[1],
         overrides=tuple(namespace.overrides),
-        flags=_data_flags(namespace) | (flags or {}) | settings,
+        flags=_data_flags(namespace, prepares is not None) | (prepares or {}) | settings,
         environ=environ,
     )
 
@@ -247,7 +251,7 @@ def _add_data_options(parser: Parser) -> None:
     parser.setting("data.offline", "--offline-mode", nargs=0, const="true", help=offline)
 
 
-def _data_flags(names: argparse.Namespace) -> Flags:
+def _data_flags(names: argparse.Namespace, prepares: bool) -> Flags:
     """Where the data is and goes. Raises UsageError for options that do not go together, paths that
     do not exist, or a directory that is not a prepared one."""
     as_raw, raw = names.raw_data or ("", None)
@@ -278,6 +282,11 @@ def _data_flags(names: argparse.Namespace) -> Flags:
                 "--raw-data PATH prepares one"
             )
         return {"data.dataset": (as_ready, ready)}
+    if output is not None and not prepares:  # of Hugging Face's Trainer it is the checkpoints'
+        raise UsageError(
+            f"--output-dir {output}: is where --raw-data is prepared to, and there is none; "
+            f"--save-dir {output} (system.checkpoint_dir) is where checkpoints go"
+        )
     return {} if output is None else {"data.output_dir": ("--output-dir", output)}
 
 

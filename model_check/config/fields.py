@@ -16,6 +16,7 @@ from msgspec import Struct
 from model_check.config.aliases import (
     ABSENT_VALUES,
     ALIASES,
+    DECIDED_LATER,
     MICRO_BATCH,
     UNNEEDED,
     VALUES,
@@ -47,6 +48,16 @@ class Field(Struct, frozen=True):
     def type_name(self) -> str:
         """`int >= 1 or null`, `"auto" or "cuda"`: for people."""
         return _describe(self.type)
+
+    @property
+    def is_bool(self) -> bool:
+        return _bare(self.type) is bool
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words of which it is one; empty: it is none of a few."""
+        kinds = (_bare(self.type), *get_args(_bare(self.type)))
+        return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
 
     @property
     def on_resume(self) -> str:
@@ -87,24 +98,42 @@ def flatten(values: dict[str, Any], where: str, *, text: bool = False) -> dict[s
     """Nested values of one source -> checked leaves by dotted name.
 
     `where` names the source in messages; `text`: strings stand for other types (YAML, the command
-    line). A name may lack its section. A null section (`model.rope_scaling: null`), a micro-batch
-    and what is UNNEEDED stay under their own names. Raises ConfigError for an unknown name, two
-    names of one setting, or a value that its field refuses.
+    line). A name may lack its section. A null section (`model.rope_scaling: null`), what is
+    DECIDED_LATER and what is UNNEEDED stay under their own names. Raises ConfigError for an unknown
+    name, two names of one setting, or a value that its field refuses.
     """
     flat: dict[str, Any] = {}
     given_as: dict[str, str] = {}
+    for leaf, value in leaves(values, where):
+        name = full_name(leaf)
+        setting = setting_of(name)
+        if _is_unsaid(name, value, given_as.get(setting)):
+            continue
+        if setting in given_as and not _is_unsaid(given_as[setting], flat[setting], name):
+            raise ConfigError(f"{where}: {name} and {given_as[setting]} are the same setting")
+        given_as[setting] = name
+        key = name if name in DECIDED_LATER else setting
+        flat[key] = _checked(setting, _our_value(name, value), where, text)
+    return flat
+
+
+def _is_unsaid(name: str, value: Any, beside: str | None) -> bool:
+    """Whether `fp16: false` beside `bf16: true` says nothing, as Hugging Face writes both."""
+    pair = {"training.bf16", "training.fp16"}
+    return {name, beside} == pair and setting_text(value).lower() in ("false", "fp32")
+
+
+def leaves(values: dict[str, Any], where: str) -> list[tuple[str, Any]]:
+    """Nested values of one source by dotted name. Raises ConfigError."""
     try:
-        leaves = list(_leaves(values, ""))
+        return list(_leaves(values, ""))
     except RecursionError as error:  # a YAML anchor that contains itself
         raise ConfigError(f"{where}: nested too deeply, or within itself") from error
-    for leaf, value in leaves:
-        name = full_name(leaf)
-        canonical = name if name == MICRO_BATCH else ALIASES.get(name, name)
-        if canonical in given_as:
-            raise ConfigError(f"{where}: {name} and {given_as[canonical]} are the same setting")
-        given_as[canonical] = name
-        flat[canonical] = _checked(canonical, _our_value(name, value), where, text)
-    return flat
+
+
+def setting_of(name: str) -> str:
+    """The setting that a name stands for. A micro-batch may stand beside a batch: it is its own."""
+    return name if name == MICRO_BATCH else ALIASES.get(name, name)
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,8 +158,10 @@ def full_name(name: str) -> str:
 
 
 def value_of(settings: Settings, name: str) -> Any:
-    """The value of a setting by its dotted name."""
-    return functools.reduce(getattr, name.split("."), settings)
+    """The value of a setting by its dotted name. None inside a null section."""
+    return functools.reduce(
+        lambda node, part: node and getattr(node, part), name.split("."), settings
+    )
 
 
 def given_by(source: str, name: str) -> str:
@@ -211,10 +242,11 @@ def _our_value(name: str, value: Any) -> Any:
 def _checked(name: str, value: Any, where: str, text: bool) -> Any:
     if (field := all_fields().get(ALIASES.get(name, name))) is not None:
         return _checked_value(field, value, where, text)
-    if name in UNNEEDED and UNNEEDED[name].only in (None, value):
+    if name in UNNEEDED and _is_unneeded(name, value):
         return value
     if why := why_absent(name):
-        raise ConfigError(f"{where}: {name}: {why}")
+        is_option = where == f"--{name.replace('_', '-')}"
+        raise ConfigError(f"{where}: {why}" if is_option else f"{where}: {name}: {why}")
     if name == "model.rope_scaling" and (value is None or (text and value == "null")):
         return None
     if name in sections():
@@ -226,6 +258,11 @@ def _checked(name: str, value: Any, where: str, text: bool) -> Any:
         )
     hint = did_you_mean(name, [*all_fields(), *ALIASES])
     raise ConfigError(f"{where}: {name}: no such setting{hint}")
+
+
+def _is_unneeded(name: str, value: Any) -> bool:
+    only = UNNEEDED[name].only
+    return not only or setting_text(value).lower() in only
 
 
 PATHS = frozenset(

@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from model_check.config.checkpoint_settings import settings_in
 from model_check.config.own_head import has_own_head
 from model_check.config.shape import swiglu_width
 from model_check.errors import ConfigError
@@ -95,6 +98,10 @@ def geometry_values(name: str, *, offline: bool, fetch: Fetch | None = None) -> 
     if name in SIZES:
         return dict(SIZES[name])
     path = Path(name)
+    if (model := model_in(path)) is not None:
+        return model
+    if path.suffix == ".pt" and path.is_file():
+        raise ConfigError(f"model.geometry = {name!r}: no checkpoint that can be read")
     if path.is_dir() or path.is_file():
         file = path / "config.json" if path.is_dir() else path
         return {**read_config(file), "model_path": str(file.parent)}
@@ -104,6 +111,39 @@ def geometry_values(name: str, *, offline: bool, fetch: Fetch | None = None) -> 
             "and no hub id (organisation/model)"
         )
     return {**read_config((fetch or fetch_config)(name, offline)), "model_path": name}
+
+
+def shape_of_weights(name: str, *, offline: bool) -> dict[str, Any]:
+    """The keys of [model] that the weights of model.init_from need: of a checkpoint, a directory, a
+    file of it, or a hub id. Empty where nothing tells them: who loads the weights says why. Raises
+    ConfigError."""
+    path = Path(name)
+    if not path.exists():
+        is_on_hub = _HUB_ID.fullmatch(name) and not name.endswith((".pt", ".safetensors"))
+        return read_config(_config_of_weights(name, offline=offline)) if is_on_hub else {}
+    if (model := model_in(path)) is not None:
+        return model
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    return read_config(file) if file.is_file() else {}
+
+
+def _config_of_weights(repo: str, *, offline: bool) -> Path:
+    """Weights that were fetched once are found without the hub. Raises ConfigError."""
+    try:
+        return fetch_config(repo, True, "model.init_from")
+    except ConfigError:
+        if offline:
+            raise
+    return fetch_config(repo, False, "model.init_from")
+
+
+def model_in(checkpoint: Path) -> dict[str, Any] | None:
+    """The shape of the model in a checkpoint of ours; None: it is none that can be read."""
+    if (settings := settings_in(checkpoint)) is None:
+        return None
+    model = msgspec.to_builtins(settings.model)
+    segments = () if settings.model.attention == "full" else ("attention", "infini")
+    return {key: model[key] for key in (*SIZES["tiny"], *segments)}
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -130,7 +170,7 @@ def read_config(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: has no {error}: not the config.json of a LLaMA") from error
 
 
-def fetch_config(repo: str, offline: bool) -> Path:
+def fetch_config(repo: str, offline: bool, setting: str = "model.geometry") -> Path:
     """A hub model's config.json, through huggingface_hub in a process of its own."""
     command = child_command("model_check.data.sources.hub", repo, "config.json")
     environ = {**os.environ, "HF_HUB_OFFLINE": "1"} if offline else None
@@ -140,12 +180,12 @@ def fetch_config(repo: str, offline: bool) -> Path:
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
-            f"model.geometry = {repo!r}: not fetched within {_FETCH_LIMIT_S:g} s; download its "
+            f"{setting} = {repo!r}: not fetched within {_FETCH_LIMIT_S:g} s; download its "
             "config.json and name the directory"
         ) from error
     if not done.stdout.strip():
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise ConfigError(f"model.geometry: {last.removeprefix('error: ')}")
+        raise ConfigError(f"{setting}: {last.removeprefix('error: ')}")
     return Path(done.stdout.strip())
 
 

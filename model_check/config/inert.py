@@ -17,13 +17,16 @@ from model_check.errors import ConfigError
 
 T = TypeVar("T", bound=Struct)
 
+CHECKPOINT = "checkpoint "
+"""With its path: the source of what --resume takes from it."""
 COMPARE = "(compare)"
 """The source of what a comparison decides for each of its trainings."""
 
 
 def nobody_gave(source: str) -> bool:
     """Whether no person gave a value of that source; a settings file may have any name."""
-    return source in ("default", FALLBACK, COMPARE) or source.startswith("preset ")
+    of_ours = source.startswith(("preset ", CHECKPOINT))
+    return of_ours or source in ("default", FALLBACK, COMPARE)
 
 
 class Rule(NamedTuple):
@@ -237,32 +240,18 @@ def check_acts(
     return lines
 
 
-def unused_place(settings: Settings, sources: Mapping[str, str], file: str | None) -> list[str]:
-    """A line where a person typed a place for checkpoints and nothing says when one is saved: other
-    trainers save unasked."""
-    name = "system.checkpoint_dir"
-    source, place = sources[name], value_of(settings, name)
-    is_typed = source != file and not nobody_gave(source)
-    if _saves(settings) or not is_typed or place == all_fields()[name].default:
-        return []
-    return [
-        f"{given_by(source, name)}{name} = {place}: written to after a NaN alone; "
-        "training.save_last=true saves the last step, training.save_interval=N every Nth"
-    ]
-
-
 def acting(settings: Settings) -> Settings:
     """With the default for each setting that does nothing, as a preset may leave them."""
     for rule in RULES:
         for name in _inert(rule, settings):
-            settings = _with(settings, name.split("."), all_fields()[name].default)
+            settings = with_value(settings, name.split("."), all_fields()[name].default)
     return settings
 
 
-def _with(tree: T, path: Sequence[str], value: Any) -> T:
+def with_value(tree: T, path: Sequence[str], value: Any) -> T:
     """`tree` with another value at `path`."""
     key, *rest = path
-    inner = _with(getattr(tree, key), rest, value) if rest else value
+    inner = with_value(getattr(tree, key), rest, value) if rest else value
     return replace(tree, **{key: inner})
 
 

@@ -3,8 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from model_check.config.aliases import MICRO_BATCH, UNNEEDED, VALUES
-from model_check.config.fields import flatten, full_name, given_by, setting_text
+from model_check.config.aliases import (
+    ALIASES,
+    BESIDE,
+    DECIDED_LATER,
+    MICRO_BATCH,
+    UNNEEDED,
+    VALUES,
+)
+from model_check.config.fields import flatten, full_name, given_by, setting_of, setting_text
 from model_check.errors import ConfigError
 
 Layer = tuple[str, dict[str, Any]]
@@ -16,7 +23,7 @@ def command_line(overrides: Sequence[str], flags: Mapping[str, tuple[str, Any]])
     Raises ConfigError for two names of one setting; a flag of our own is the setting itself."""
     given: dict[str, _Typed] = {}
     for typed in _typed(overrides, flags):
-        (setting,) = typed.layer
+        setting = setting_of(*typed.layer)
         before = given.setdefault(setting, typed)
         if not typed.is_named_as(before):
             pair = [each.label.partition("=")[0] for each in (before, typed)]
@@ -66,14 +73,14 @@ def _is_their_word(name: str, value: Any) -> bool:
 def in_settings(layers: Sequence[Layer]) -> tuple[list[Layer], tuple[str, ...]]:
     """All that a person gives, under the names of settings alone; and a line for each name that
     changes nothing. Raises ConfigError."""
+    named = {name for _, layer in layers for name in layer}
     notes = tuple(
         f"{_shown(label, name)} changes nothing: {UNNEEDED[name].why}"
         for label, layer in layers
         for name in layer
-        if name in UNNEEDED
+        if name in UNNEEDED and not named & {*BESIDE.get(name, ())}
     )
-    needed = [(label, _without(layer, *UNNEEDED)) for label, layer in layers]
-    return _with_batches(needed), notes
+    return [(label, _without(layer, *UNNEEDED)) for label, layer in _decided(layers)], notes
 
 
 def _shown(label: str, name: str) -> str:
@@ -81,23 +88,24 @@ def _shown(label: str, name: str) -> str:
     return label if label.startswith("--") else f"{given_by(label, name)}{name}"
 
 
-def _with_batches(layers: list[Layer]) -> list[Layer]:
-    """A batch_size beside a micro_batch_size is the global one, in whatever order and source.
-    Raises ConfigError where that is given, too."""
+def _decided(layers: Sequence[Layer]) -> list[Layer]:
+    """What is DECIDED_LATER under the names of settings: BESIDE says which, in whatever order and
+    source. Raises ConfigError for three batches."""
     named = {name for _, layer in layers for name, value in layer.items() if value is not None}
-    if MICRO_BATCH not in named:
-        return layers
-    new = {MICRO_BATCH: "training.batch_size"}
-    if "training.batch_size" in named:
-        new["training.batch_size"] = "training.global_batch_size"
+    new = {name: ALIASES[name] for name in DECIDED_LATER}
+    for name in named & {*BESIDE}:
+        new |= BESIDE[name]
+    dropped = []
+    if {MICRO_BATCH, "training.batch_size"} <= named:
         if "training.global_batch_size" in named:
             raise ConfigError(
                 "training.batch_size beside training.micro_batch_size is "
                 "training.global_batch_size, which is given, too: give two of the three"
             )
         # A resolved file says that there is no global one.
-        layers = [(label, _without(layer, "training.global_batch_size")) for label, layer in layers]
-    return [(label, {new.get(n, n): v for n, v in layer.items()}) for label, layer in layers]
+        dropped = ["training.global_batch_size"]
+    kept = [(label, _without(layer, *dropped)) for label, layer in layers]
+    return [(label, {new.get(n, n): v for n, v in layer.items()}) for label, layer in kept]
 
 
 def _without(layer: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Where token caches and checkpoints go when nobody says it: into the working directory, or, where
-nothing can be made there, into the user's cache directory."""
+nothing can be made there, into the user's cache directory, or, without one, beside the temporary
+files."""
 
 import hashlib
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from model_check.config.fields import all_fields, value_of
 from model_check.config.schema import Settings
 from model_check.errors import StorageError
+from model_check.utils.held import hold_own, make_unlinked
 
 FALLBACK = "default (working directory cannot be written)"
 """The source of a setting that `fallbacks` gives."""
@@ -17,21 +19,35 @@ FALLBACK = "default (working directory cannot be written)"
 
 def fallbacks(environ: Mapping[str, str]) -> dict[str, str]:
     """Setting -> its directory below `$XDG_CACHE_HOME/model_check` (`~/.cache/model_check`), for
-    each one whose default neither exists nor can be made; none where that cannot be made either.
-    Checkpoints are only ever written: their default must be writable, too.
+    each one whose default neither exists nor can be made. Where that cannot be made either, as
+    without a home: below `$TMPDIR/model_check_UID`. Checkpoints are only ever written: their
+    default must be writable, too.
 
     All working directories share the token caches, whose names tell their content; each has
     checkpoints of its own.
     """
-    ours = user_cache(environ)
-    if not ours.is_absolute() or not _can_be_made(ours):
-        return {}
     instead = {"data.cache_dir": "datasets", "system.checkpoint_dir": f"checkpoints/{_here()}"}
-    return {
-        name: str(ours / directory)
-        for name, directory in instead.items()
-        if not _can_serve(name, Path(all_fields()[name].default))
-    }
+    names = [name for name in instead if not _can_serve(name, Path(all_fields()[name].default))]
+    ours = _own_place(environ) if names else None
+    return {} if ours is None else {name: str(ours / instead[name]) for name in names}
+
+
+def _own_place(environ: Mapping[str, str]) -> Path | None:
+    ours = user_cache(environ)
+    return ours if ours.is_absolute() and _can_be_made(ours) else _temporary_place()
+
+
+def _temporary_place() -> Path | None:
+    """Made here and now, since its name can be foreseen: a directory that is only planned could be
+    made by another user first. None: one has."""
+    from tempfile import gettempdir  # only who has no other place waits for it
+
+    place = Path(gettempdir(), f"model_check_{os.geteuid()}")
+    with suppress(OSError):
+        make_unlinked(place, 0o700)
+        hold_own(place).close()
+        return place
+    return None
 
 
 def user_cache(environ: Mapping[str, str]) -> Path:

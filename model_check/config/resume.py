@@ -32,10 +32,11 @@ KEYS = tuple(
 tokenizer come from, how weights begin, and which kernel computes."""
 
 
-BATCH = tuple(
-    f"training.{key}"
-    for key in ("batch_size", "grad_accum_nums", "global_batch_size", "global_grad_accum_nums")
+COUNTS = tuple(
+    f"training.{key}" for key in ("grad_accum_nums", "global_batch_size", "global_grad_accum_nums")
 )
+"""Three ways to say how many micro-batches a step has."""
+BATCH = ("training.batch_size", *COUNTS)
 FIRST_WEIGHTS = ("model.init_from", "model.init_std", "model.infini.gate_init")
 """A checkpoint has its weights; a run that begins at step 0 has those that these ask for."""
 
@@ -192,6 +193,24 @@ def differences(weights_of: Mapping[str, Any], model: ModelSettings) -> list[Dif
         theirs["vocab_size"] = ours["vocab_size"]
     pairs = [(key, theirs[key], ours[key]) for key in KEYS]
     return [Difference(*each) for pair in pairs for each in _leaves(*pair) if each[1] != each[2]]
+
+
+def check_first_weights(weights: Mapping[str, Any], model: ModelSettings) -> None:
+    """Raises ConfigError where the weights of model.init_from are those of another model than
+    `model`. `weights`: what is known of their shape, by names of settings; none: nothing."""
+    if not weights:
+        return
+    theirs = nested(weights)["model"]
+    if theirs.get("attention", "full") == "full":
+        model = full(model)
+    # A larger vocabulary begins with theirs.
+    found = [each for each in differences(theirs, model) if each.key != "vocab_size"]
+    if found:
+        values = " ".join(f"model.{each.key}={setting_text(each.theirs)}" for each in found)
+        own = ", ".join(f"{each.key} {setting_text(each.ours)}" for each in found)
+        raise ConfigError(
+            f"the weights of model.init_from need {values}, not {own}: give these values, or none"
+        )
 
 
 def _leaves(key: str, theirs: Any, ours: Any) -> Iterator[tuple[str, Any, Any]]:

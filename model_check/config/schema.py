@@ -247,9 +247,9 @@ class DataSettings(_Section, frozen=True):
 
     dataset: Annotated[str, SILENT] = "auto"
     """auto (wikitext where the hub answers, else embedded), wikitext, c4, embedded, a hub id, a
-    local file or directory of .txt, .jsonl (both also .gz, .zst), .parquet, or of MIDI files (.mid,
-    .midi, and no text), or a prepared directory (data.output_dir). A name never falls back to
-    another."""
+    local file or directory of .txt, .md, .markdown, .rst, .tex, .html, .htm, .py, .jsonl (all also
+    .gz, .zst), .parquet, or of MIDI files (.mid, .midi, and no .txt, .jsonl, .parquet), or a
+    prepared directory (data.output_dir). A name never falls back to another."""
     dataset_config: Annotated[str | None, SILENT] = None
     """Configuration of a hub dataset; null: its usual one."""
     split: Annotated[str, SILENT] = "train"
@@ -278,11 +278,13 @@ class DataSettings(_Section, frozen=True):
     """The last tokens, too few for a sequence: drop them, or pad them to a last sequence, whose
     padding is not a label. Validation splits always pad: each of their tokens is evaluated."""
     validation: Annotated[str | None, SILENT] = None
-    """Validation splits, NAME=WHAT, separated by commas. WHAT: a fraction of the documents (0.01),
-    a file or directory of text, COLUMN:VALUE (the rows of JSONL and parquet that have it, or the
-    MIDI files whose row of metadata.csv, or of the only .csv, has it), or split:NAME of a hub
-    dataset. A comma of a value is written `\\,`. What validates is never trained on, nor is a
-    document that is equal to it. Example: held_out=0.01,bach=composer:Bach"""
+    """Validation splits, NAME=WHAT, separated by commas; null: none. auto: one split, held, a
+    hundredth of the documents; of a text of fewer than 100 documents its end; nothing of one that
+    is too short for both. WHAT: a fraction of the documents (0.01), a file or directory of text,
+    COLUMN:VALUE (the rows of JSONL and parquet that have it, or the MIDI files whose row of
+    metadata.csv, or of the only .csv, has it), or split:NAME of a hub dataset. A comma of a value
+    is written `\\,`. What validates is never trained on, nor is a document that is equal to it.
+    Example: held_out=0.01,bach=composer:Bach"""
     document_tokens: Annotated[DocumentTokens, MUST_EQUAL] = "end"
     """What marks the documents: the tokenizer's end token after each (end), or also its begin token
     before each (begin_end), where it has one."""
@@ -294,8 +296,8 @@ class DataSettings(_Section, frozen=True):
     """Of an example longer than a sequence: keep_start cuts its end, keep_end its beginning, drop
     leaves it out. One that has no target left is left out, too; all are counted."""
     chat_template: Annotated[str | None, SILENT] = None
-    """A file with the Jinja template that makes text of {"messages"}; null: the tokenizer's own
-    (chat_template.jinja or tokenizer_config.json beside it)."""
+    """How {"messages"} become text: chatml, or a file with a Jinja template. null: the tokenizer's
+    own (chat_template.jinja or tokenizer_config.json beside it); chatml where it has none."""
     output_dir: Annotated[str | None, SILENT] = None
     """Leave a prepared directory here: tokenizer.json, dataset/, metadata.json. null: prepare into
     cache_dir."""

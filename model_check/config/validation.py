@@ -13,6 +13,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _BETWEEN_SPLITS = re.compile(r"(?<!\\),")
 _PATH_STARTS = ("/", "./", "../", "~")
 _HUB_SPLIT = "split"
+_AUTO = "auto"
 _RESERVED = ("train",)
 
 
@@ -20,6 +21,8 @@ class DocumentFraction(Struct, frozen=True):
     """A share of the documents, between 0 and 1."""
 
     share: float
+    or_tail: bool = False
+    """Where documents are few, the end of the text takes their place."""
 
 
 class TextPath(Struct, frozen=True):
@@ -52,6 +55,8 @@ What = DocumentFraction | TextPath | RowsWith | HubSplit
 
 def parse_validation(text: str | None) -> dict[str, What]:
     """Name of the split -> its documents, in the order given. Raises ConfigError."""
+    if text == _AUTO:
+        return {"held": DocumentFraction(0.01, or_tail=True)}
     found: dict[str, What] = {}
     for part in _BETWEEN_SPLITS.split(text) if text else ():
         name, equals, what = (piece.strip() for piece in part.replace(r"\,", ",").partition("="))

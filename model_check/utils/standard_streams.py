@@ -19,6 +19,7 @@ def open_missing_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is `fd`
             os.set_inheritable(fd, True)
+    sys.stdin = sys.stdin or os.fdopen(0, "r", closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 

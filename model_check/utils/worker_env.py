@@ -11,6 +11,8 @@ from msgspec import Struct
 from model_check.errors import ConfigError
 from model_check.utils.slurm import first_address, step_key, step_port, tasks_on_node
 
+RUN_PREFIX = "model_check_logs_"
+"""A run directory that nobody named is `model_check_logs_<PID>_<timestamp>`."""
 EVENTS_FD = "MODEL_CHECK_EVENTS_FD"
 RUN_DIR = "MODEL_CHECK_RUN_DIR"
 WORKER = "MODEL_CHECK_WORKER"
@@ -37,6 +39,11 @@ RANK_VARIABLES = (
     MASTER_PORT,
 )
 """What torchrun tells a rank, and our launcher, too."""
+
+
+def telemetry_path(run_dir: Path, worker: str) -> Path:
+    """`gpu3.telemetry.jsonl`: what NVML said of the worker's GPU."""
+    return run_dir / f"{worker.lower()}.telemetry.jsonl"
 
 
 class RankEnv(Struct, frozen=True):

@@ -1,8 +1,11 @@
 """The grammar of debug.drill."""
 
+import re
+
 import pytest
 
 from model_check.config.drill import KINDS, Drill, check_name, parse_drill
+from model_check.config.fields import all_fields
 from model_check.config.schema import ModelSettings
 from model_check.config.shape import parameters
 from model_check.errors import ConfigError
@@ -107,3 +110,11 @@ def test_a_name_that_its_kind_cannot_act_on_is_refused(
 def test_nonsense_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         parse_drill(text, max_steps=10)
+
+
+def test_the_text_of_the_setting_lists_every_kind_and_no_other() -> None:
+    text = all_fields()["debug.drill"].doc
+    listed = re.search(r"KIND one of (.*?)\. A flip", text)
+    assert listed is not None
+    words = re.sub(r"\([^)]*\)", "", listed[1]).split(",")
+    assert sorted(word.strip() for word in words) == sorted(KINDS)

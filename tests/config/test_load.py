@@ -137,7 +137,7 @@ def test_presets_are_the_documented_ones() -> None:
         ("training.max_iters=12", "max_steps", 12),
         ("data.context_size=64", "context_length", 64),
         ("training.grad_clip=null", "max_grad_norm", None),
-        ("training.mixed_precision=false", "use_amp", False),
+        ("training.mixed_precision=false", "precision", "fp32"),
     ],
 )
 def test_names_of_the_other_documents_are_understood(
@@ -278,14 +278,25 @@ def test_rope_scaling_can_be_switched_off_and_on_again() -> None:
     assert (again.rope_scaling.factor, again.rope_scaling.high_freq_factor) == (4, 4)
 
 
+def test_a_setting_of_a_section_that_is_switched_off_has_no_value() -> None:
+    """A comparison of arms asks each of them for each setting."""
+    loaded = resolve("model.rope_scaling=null")
+    assert {n for n in all_fields() if "rope_scaling" in n and loaded.value(n) is not None} == set()
+
+
 @pytest.mark.parametrize(
     "overrides",
-    [(), ("model.rope_scaling=null",), ("training.global_batch_size=8", "training.batch_size=2")],
+    [
+        (),
+        ("model.rope_scaling=null",),
+        ("training.global_batch_size=8", "training.batch_size=2"),
+        ("data.validation=null",),  # beside an interval that only the preset asks for
+    ],
 )
 def test_the_resolved_file_alone_gives_the_same_training(
     tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
-    first = resolve(*overrides, preset="debug").settings
+    first = resolve(*overrides, preset="train").settings
     path = tmp_path / "config.json"
     path.write_bytes(to_json(first))
     assert to_json(resolve(config_file=path).settings) == to_json(first)

@@ -6,6 +6,7 @@ import pytest
 
 from launcher.arguments import parse_run
 from model_check.config.aliases import ABSENT, ALIASES, UNNEEDED, VALUES
+from model_check.config.derived import precision
 from model_check.config.fields import _names_by_leaf, all_fields, full_name, nearest
 from model_check.config.load import Loaded, Request, load
 from model_check.errors import ConfigError, ModelCheckError
@@ -226,26 +227,13 @@ def test_the_options_of_the_framework_document_are_taken(dashes: bool) -> None:
     model, training = loaded.settings.model, loaded.settings.training
     assert (model.hidden_size, model.num_layers, model.num_heads) == (768, 12, 12)
     assert (model.num_kv_heads, training.eval_interval, training.num_workers) == (4, 500, 8)
-    assert (training.learning_rate, training.use_amp, training.compile) == (3e-4, True, True)
+    assert (training.learning_rate, precision(training), training.compile) == (3e-4, "bf16", True)
     assert loaded.settings.system.checkpoint_dir == "./checkpoints"
     assert loaded.sources["model.hidden_size"] == "--hidden-size"
     assert typed("--compile_model=false").settings.training.compile is False
     assert typed("--compile_model", "false").settings.training.compile is False
-    assert typed("--mixed_precision", "true", "max_steps=3").settings.training.use_amp is True
-
-
-@pytest.mark.parametrize(
-    "name", ["--save_dir=there", "out_dir=there", "system.checkpoint_dir=there"]
-)
-def test_a_place_for_checkpoints_where_none_is_saved_is_told(name: str, tmp_path: Path) -> None:
-    (note,) = typed(name, "--max-steps=100000").notes
-    assert "there: written to after a NaN alone; training.save_last=true saves the last" in note
-    assert not typed(name, "training.save_last=true").notes
-    assert not typed(name, "training.save_interval=5").notes
-    assert not typed("system.checkpoint_dir=.checkpoints").notes
-    file = tmp_path / "config.json"  # a worker's own, of which the launcher has told
-    file.write_text('{"system": {"checkpoint_dir": "there"}}')
-    assert not typed("--config", str(file)).notes
+    half = typed("--mixed_precision", "true", "max_steps=3").settings.training
+    assert (precision(half), half.max_steps) == ("bf16", 3)
 
 
 def test_what_another_project_has_to_be_told_is_taken_with_a_line() -> None:
@@ -285,8 +273,13 @@ def test_their_name_for_full_attention_is_the_setting(tmp_path: Path) -> None:
         (("lr=1e-3",), "lr: its name here is training.learning_rate"),
         (("--epochs=3",), "--epochs: there are steps here, and no epochs: training.max_steps"),
         (("training.num_epochs=3",), "training.num_epochs: there are steps here, and no epochs"),
-        (("--mixed_precision", "fp16"), "training.precision=fp16 names the type"),
-        (("training.mixed_precision=bf16",), "training.precision=bf16 names the type"),
+        (("--use_amp", "fp16"), "training.precision=fp16 names the type"),
+        (("training.use_amp=bf16",), "training.precision=bf16 names the type"),
+        (("--eval_strategy=epoch",), "--eval-strategy: `steps` alone is taken"),
+        (("optim=sgd",), "optim: AdamW is the only optimizer"),
+        (("--rdzv-id=3",), "--rdzv-id: Slurm says which machines"),
+        (("-m", "gpt2.train"), "-m: run.sh trains by itself"),
+        (("--output_dir=out",), "--save-dir out (system.checkpoint_dir) is where checkpoints go"),
         (("--mixed_precision", "fp8"), "'fp8': not an option"),
         (("--hidden-size",), "argument --hidden-size: expected one argument"),
         (("--hiden-size=3",), "did you mean --hidden-size?"),
@@ -331,6 +324,60 @@ def test_a_worker_and_the_preparer_take_the_same_options() -> None:
     assert loaded.notes
 
 
+@pytest.mark.parametrize(
+    ("argv", "settings"),
+    [
+        ("--gradient_accumulation_steps 4", "global_grad_accum_nums=4"),
+        (
+            "--gradient_accumulation_steps 4 --per_device_train_batch_size 2",
+            "grad_accum_nums=4 batch_size=2",
+        ),
+        ("eval_interval=9 --eval_steps 3", "eval_interval=9 eval_batches=3"),
+        ("--eval_steps 3 --eval_strategy steps", "eval_interval=3"),
+    ],
+)
+def test_what_one_name_means_to_two_trainers_is_decided_by_its_neighbour(
+    argv: str, settings: str
+) -> None:
+    validation = "data.validation=v=0.1"
+    asked = typed(*argv.split(), validation)
+    assert asked.settings == typed(*settings.split(), validation).settings
+    assert not asked.notes
+
+
+@pytest.mark.parametrize(
+    ("argv", "value"),
+    [
+        (("--bf16",), "bf16"),
+        (("--bf16", "True"), "bf16"),
+        (("--fp16", "max_steps=3"), "fp16"),
+        (("--fp16=false",), "fp32"),
+        (("--mixed_precision", "fp16"), "fp16"),
+        (("--mixed_precision=no",), "fp32"),
+    ],
+)
+def test_a_precision_is_a_switch_or_a_word(argv: tuple[str, ...], value: str) -> None:
+    assert typed(*argv).settings.training.precision == value
+
+
 def test_a_request_made_by_a_program_is_held_to_the_same() -> None:
     with pytest.raises(ConfigError, match="are the same setting"):
         load(Request(overrides=("max_steps=5", "max_iters=6")), lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"bf16": true, "fp16": false}', "bf16"),
+        ('{"fp16": false, "bf16": true}', "bf16"),
+        ('{"fp16": true, "bf16": false}', "fp16"),
+        ('{"bf16": false, "fp16": false}', "fp32"),
+    ],
+)
+def test_a_file_may_say_of_both_16_bit_types_whether_they_are_meant(
+    tmp_path: Path, text: str, value: str
+) -> None:
+    (tmp_path / "hf.json").write_text(text)
+    assert precision(typed("--config", str(tmp_path / "hf.json")).settings.training) == value
+    (tmp_path / "hf.json").write_text('{"bf16": true, "fp16": true}')
+    assert "are the same setting" in refusal("--config", str(tmp_path / "hf.json"))
