@@ -195,18 +195,25 @@ def _summary(prepared: Prepared) -> str:
     view = prepared.view
     return (
         f"data: {how} {view.dataset}: {view.num_sequences:,} sequences, "
-        f"{view.num_tokens:,} tokens ({dropped:,} of them dropped), "
+        f"{view.num_tokens:,} tokens{_in_no_sequence(dropped)}, "
         f"vocabulary {view.vocab_size:,}, {prepared.seconds:.2f} s ({prepared.path})"
     )
+
+
+def _in_no_sequence(num_tokens: int) -> str:
+    return f" ({num_tokens:,} of them in no sequence)" if num_tokens else ""
 
 
 def _division(prepared: Prepared) -> str:
     parts = []
     for name, split in prepared.splits.items():
+        where = "at the end of the text"
+        if split.num_documents:
+            where = f"of {split.num_documents:,} document{'s'[: split.num_documents > 1]}"
         shared = f", {split.num_trained_on:,} of them trained on" if split.num_trained_on else ""
         parts.append(
-            f"{name} {split.num_sequences:,} sequences of {split.num_documents:,} documents"
-            f"{shared} ({split.num_tokens:,} tokens, {split.num_dropped:,} dropped)"
+            f"{name} {split.num_sequences:,} sequence{'s'[: split.num_sequences > 1]} {where}"
+            f"{shared} ({split.num_tokens:,} tokens, {split.num_dropped:,} in no sequence)"
         )
     return f"data: {'; '.join(parts)}"
 
@@ -220,6 +227,7 @@ def _write_result(path: Path, prepared: Prepared) -> None:
         "num_tokens": prepared.view.num_tokens,
         "num_sequences": prepared.view.num_sequences,
         "vocab_size": prepared.view.vocab_size,
+        "speaks": prepared.speaks,
         "splits": {name: msgspec.to_builtins(split) for name, split in prepared.splits.items()},
     }
     try:

@@ -35,7 +35,7 @@ from model_check.data.read.manifest import (
 from model_check.data.sources.chat import TEMPLATE, ChatTemplate, chat_of
 from model_check.data.sources.declared import CONFIG as TOKENIZER_CONFIG
 from model_check.data.sources.declared import declared_in
-from model_check.data.tokenizers.marks import Marks, ends_of_answers, marks_of
+from model_check.data.tokenizers.marks import Marks, end_of_answers, marks_of
 from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
 from model_check.engine.checkpoint import not_ours, read_checkpoint, settings_of, tokenizer_of
 from model_check.errors import (
@@ -111,7 +111,7 @@ def _ids_of_marks(
 ) -> dict[str, Any]:
     """What a config.json says of the tokens that begin and end a text. Raises DataError."""
     marks = marks_of(tokenizer, settings)
-    ends = [tokenizer.end_id, *ends_of_answers(tokenizer, chat)]
+    ends = [tokenizer.end_id, *end_of_answers(tokenizer, chat).ids]
     return {
         "bos_token_id": marks.begin and marks.begin.id,
         "eos_token_id": ends if len(ends) > 1 else ends[0],

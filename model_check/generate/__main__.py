@@ -19,14 +19,16 @@ from model_check.config.prompts import read_prompts
 from model_check.errors import (
     EXIT_PASS,
     EXIT_SIGNAL_BASE,
+    ConfigError,
     ModelCheckError,
     NoGpuError,
     UsageError,
 )
-from model_check.generate.generate import Piece, generate
+from model_check.generate.chat import Conversation, questions
+from model_check.generate.generate import Ended, Piece, generate, text_after
 from model_check.generate.music import check_music, prompt_with, write_music
 from model_check.generate.sampling import Sampling
-from model_check.generate.text_model import read_text_model
+from model_check.generate.text_model import TextModel, read_text_model
 from model_check.utils.garbage import leave
 from model_check.utils.standard_streams import complain, open_missing_streams, put
 from model_check.utils.words import printable_lines
@@ -36,9 +38,11 @@ examples:
   bash run.sh generate .checkpoints/cpu0/last.pt --prompt "Once upon a time"
   bash run.sh generate .checkpoints --temperature 0 --prompt "def "
   bash run.sh generate EXPORTED_DIR --prompts prompts.txt > texts.jsonl
+  bash run.sh generate .checkpoints/cpu0/last.pt --chat
   bash run.sh generate MUSIC.pt --prompt-midi begins.mid --midi goes_on.mid
 
-A model that was fine-tuned on messages has a chat template: the prompt is then a user's message.
+A model that was fine-tuned on messages has a chat template: the prompt is then a user's message,
+and --chat keeps a whole conversation.
 
 CHECKPOINT: a file, a directory of checkpoints (the newest of it), or one with config.json and
 safetensors, as `run.sh export` makes it and transformers loads it.
@@ -54,6 +58,8 @@ def _parser() -> Parser:
     add("--prompt", metavar="TEXT", help="what the text begins with")
     file = "a prompt a line; the texts come as JSON, one a line"
     add("--prompts", type=Path, metavar="FILE", help=file)
+    add("--chat", action="store_true", help="talk to the model: each line of input is a turn")
+    add("--system", metavar="TEXT", help="the system's message, before the turns of --chat")
     add("--max-tokens", type=int, default=200, metavar="N", help="the longest text (200)")
     add("--temperature", type=float, default=0.8, metavar="T", help="0: the likeliest token (0.8)")
     add("--top-k", type=int, default=0, metavar="K", help="of the K likeliest; 0: of all (0)")
@@ -69,7 +75,7 @@ def _parser() -> Parser:
     piece = "a MIDI file follows --prompt; after a TASK_ in that, GENAI follows it"
     add("--prompt-midi", type=Path, metavar="FILE", help=piece)
     add("--prompt-notes", type=int, metavar="N", help="only its first N notes; else all")
-    add("--json", action="store_true", help="as for --prompts")
+    add("--json", action="store_true", help="a line of JSON for each text")
     return parser
 
 
@@ -82,11 +88,13 @@ def main(argv: Sequence[str]) -> int:
         text_model = read_text_model(names.checkpoint, _device(names.device), names.tokenizer)
         if names.raw:
             text_model = replace(text_model, chat=None)
-        elif text_model.chat is not None:
+        elif text_model.chat is not None and not names.chat:
             how = "asked by the model's chat template (--raw: the prompt as it is)"
             complain(how)
         if names.midi is not None or names.prompt_midi is not None:
             check_music(text_model)
+        if names.chat:
+            _chat(names, text_model, sampling)
         for prompt in prompts:
             pieces = generate(
                 text_model, prompt, sampling, max_tokens=names.max_tokens, stops=names.stop
@@ -103,18 +111,48 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_PASS
 
 
+def _chat(names: Namespace, text_model: TextModel, sampling: Sampling) -> None:
+    """Answers each question on standard input. Raises UsageError, ConfigError, NonFiniteError."""
+    conversation = Conversation(text_model, names.system, names.max_tokens)
+    for question in questions(conversation):
+        try:
+            ids = conversation.ask(question)
+        except ConfigError as error:
+            complain(str(error))
+            continue
+        pieces = text_after(
+            text_model, ids, sampling, max_tokens=names.max_tokens, stops=names.stop
+        )
+        text = _print_json(question, pieces) if names.json else _answer(pieces)
+        conversation.answered(question, text)
+
+
+def _answer(pieces: Iterator[Piece]) -> str:
+    """Of a conversation: what cut it off, if anything did, follows on standard error."""
+    text, last = _show(pieces)
+    if last.ended is not Ended.END_TOKEN:
+        complain(f"({last.ended} after {last.num_tokens} tokens)")
+    return text
+
+
 def _stream(pieces: Iterator[Piece]) -> str:
     """To a person, or into a pipe; how long it took follows on standard error."""
-    is_seen, began, whole = sys.stdout.isatty(), time.monotonic(), ""
+    began = time.monotonic()
+    text, last = _show(pieces)
+    took_s = time.monotonic() - began
+    rate = f"{last.num_tokens / took_s:,.0f} tokens/s" if took_s > 0 else ""
+    complain(f"{last.num_tokens} tokens, {last.ended}; {rate}")
+    return text
+
+
+def _show(pieces: Iterator[Piece]) -> tuple[str, Piece]:
+    """Prints each piece as it comes. Returns the text and the last piece."""
+    is_seen, whole = sys.stdout.isatty(), ""
     for piece in pieces:
         whole += piece.text
-        text = printable_lines(piece.text) if is_seen else piece.text
-        put(text, end="")
+        put(printable_lines(piece.text) if is_seen else piece.text, end="")
     put("")
-    took_s = time.monotonic() - began
-    rate = f"{piece.num_tokens / took_s:,.0f} tokens/s" if took_s > 0 else ""
-    complain(f"{piece.num_tokens} tokens, {piece.ended}; {rate}")
-    return whole
+    return whole, piece
 
 
 def _print_json(prompt: str, pieces: Iterator[Piece]) -> str:
@@ -127,11 +165,17 @@ def _print_json(prompt: str, pieces: Iterator[Piece]) -> str:
 
 
 def _prompts(names: Namespace) -> Iterator[str]:
-    """Raises UsageError."""
+    """Empty for a conversation. Raises UsageError."""
+    if names.chat:
+        _check_chat(names)
+        return
+    if names.system is not None:
+        raise UsageError("--system: it is for --chat")
     is_one = names.prompt is not None or names.prompt_midi is not None
     if is_one == (names.prompts is not None):
         raise UsageError(
-            "generate: give --prompt TEXT, or --prompts FILE (of music: --prompt-midi FILE)"
+            "generate: give --prompt TEXT, or --prompts FILE, or --chat (of music: --prompt-midi "
+            "FILE)"
         )
     if names.prompts is not None and names.midi is not None:
         raise UsageError("--midi: is one file, so it takes one prompt (--prompt TEXT)")
@@ -142,6 +186,14 @@ def _prompts(names: Namespace) -> Iterator[str]:
         yield names.prompt
         return
     yield from read_prompts(names.prompts, "--prompts")
+
+
+def _check_chat(names: Namespace) -> None:
+    """Raises UsageError for an option that a conversation has no use for."""
+    others = ("prompt", "prompts", "raw", "midi", "prompt_midi", "prompt_notes")
+    if given := [name for name in others if getattr(names, name) not in (None, False)]:
+        option = given[0].replace("_", "-")
+        raise UsageError(f"--chat: takes its prompts from standard input, so --{option} is unused")
 
 
 def _sampling(names: Namespace) -> Sampling:

@@ -9,7 +9,7 @@ from model_check.config.schema import Settings
 from model_check.data.read.token_split import Split
 from model_check.data.sources.chat import ChatTemplate
 from model_check.data.tokenizers.tokenizer import TextTokenizer
-from model_check.errors import NonFiniteError
+from model_check.errors import ConfigError, NonFiniteError
 from model_check.generate.generate import generate, prompt_ids
 from model_check.generate.sampling import Sampling
 from model_check.generate.text_model import trained_form
@@ -50,16 +50,24 @@ class Answers:
 
     def beginnings(self, split: Split) -> list[str]:
         """How its first sequences begin, but for those whose first tokens are no text: a few tokens
-        of running text, the whole prompt of an example; none of conversations."""
-        if self._form.chat is not None:
-            return []
+        of running text, the whole prompt of an example, the user's message before the first answer
+        of a conversation."""
         indices = np.arange(min(_NUM_SEQUENCES, split.num_sequences))
         masks = split.targets(indices)
         nums = [self._num_first] * len(indices) if masks is None else masks.argmax(axis=1).tolist()
         rows = split.gather(indices).tolist()
-        texts = (self._text(ids[:num]) for ids, num in zip(rows, nums, strict=True))
+        texts = (self._prompt(ids[:num]) for ids, num in zip(rows, nums, strict=True))
         return [text for text in texts if text.strip()]
 
-    def _text(self, ids: Iterable[int]) -> str:
-        decode = self._form.tokenizer.decoder()
-        return "".join(decode(token) for token in ids if token >= 0)  # below: padding
+    def _prompt(self, ids: Iterable[int]) -> str:
+        ids = [token for token in ids if token >= 0]  # below: padding
+        tokenizer, chat = self._form.tokenizer, self._form.chat
+        if chat is None:
+            decode = tokenizer.decoder()
+            return "".join(map(decode, ids))
+        question = chat.question_in(tokenizer.rendered(ids))
+        try:
+            prompt_ids(self._form, question)
+        except ConfigError:  # it has more turns in it, or the template wants a system's message
+            return ""
+        return question

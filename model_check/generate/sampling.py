@@ -59,14 +59,16 @@ class StopText:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
-        self.is_over = False
+        self.found: str | None = None
+        """The stop that came."""
 
     def feed(self, piece: str) -> str:
         """What can be shown now: not what may be the beginning of a stop."""
         text = self._held + piece
-        if found := [at for stop in self._stops if (at := text.find(stop)) >= 0]:
-            self.is_over, self._held = True, ""
-            return text[: min(found)]
+        if found := [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]:
+            self._held = ""
+            at, self.found = min(found)
+            return text[:at]
         num_held = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]

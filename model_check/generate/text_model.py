@@ -15,7 +15,7 @@ from model_check.config.shape import geometry
 from model_check.data.read.manifest import LONGEST, TOKENIZER
 from model_check.data.sources.chat import ChatTemplate, chat_of, template_of
 from model_check.data.sources.declared import declared_in
-from model_check.data.tokenizers.marks import ends_of_answers, marks_of
+from model_check.data.tokenizers.marks import end_of_answers, marks_of
 from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
 from model_check.engine.checkpoint import read_checkpoint, settings_of, tokenizer_of
 from model_check.engine.saving.lineage import newest_first
@@ -52,6 +52,8 @@ class TextForm:
     """What stood before each text in training; None: nothing."""
     end_ids: frozenset[int]
     """Each of them ends a text."""
+    end_texts: tuple[str, ...]
+    """Each of them ends a text, too: marks of a chat template that are no tokens."""
     context_length: int | None
     """The longest text in tokens; None: there is no limit."""
     chat: ChatTemplate | None = None
@@ -112,11 +114,12 @@ def trained_form(
     tokenizer: TextTokenizer, settings: Settings, chat: ChatTemplate | None = None
 ) -> TextForm:
     """Of a model that is trained with these settings; `chat`: the template of its messages."""
-    marks = marks_of(tokenizer, settings)
+    marks, end = marks_of(tokenizer, settings), end_of_answers(tokenizer, chat)
     return TextForm(
         tokenizer,
         begin_id=marks.begin and marks.begin.id,
-        end_ids=frozenset({tokenizer.end_id, *ends_of_answers(tokenizer, chat)}),
+        end_ids=frozenset({tokenizer.end_id, *end.ids}),
+        end_texts=tuple(end.texts),
         context_length=_limit(settings),
         chat=chat,
     )
@@ -140,10 +143,12 @@ def _of_directory(directory: Path, device: torch.device, given: Path | None) -> 
     if os.path.isfile(directory / _GENERATION):
         ends.update(_read_config(directory / _GENERATION).end_ids)
     chat = template_of(directory)
+    end = end_of_answers(tokenizer, chat)
     return TextModel(
         tokenizer,
         begin_id=config.bos_token_id,
-        end_ids=frozenset([*ends, *ends_of_answers(tokenizer, chat)]),
+        end_ids=frozenset([*ends, *end.ids]),
+        end_texts=tuple(end.texts),
         context_length=config.max_position_embeddings,
         chat=chat,
         num_tokens=shape.vocab_size,

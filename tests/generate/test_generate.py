@@ -225,7 +225,7 @@ def test_a_stop_text_is_found_wherever_pieces_end(
     pieces: list[str], stops: list[str], shown: str
 ) -> None:
     stop = StopText(stops)
-    text = "".join(stop.feed(piece) for piece in pieces if not stop.is_over)
+    text = "".join(stop.feed(piece) for piece in pieces if stop.found is None)
     assert text + stop.rest() == shown
 
 

@@ -1,6 +1,7 @@
 """What a model in training says."""
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model_check.config.load import Request, load
 from model_check.config.schema import ModelSettings, Settings, TrainingSettings
 from model_check.config.shape import geometry
 from model_check.data.read.token_split import PADDING, Split
+from model_check.data.sources.chat import ChatTemplate
+from model_check.data.sources.chatml import CHATML
 from model_check.errors import ConfigError
 from model_check.generate.generate import generate
 from model_check.generate.samples import Answers
@@ -101,6 +105,38 @@ def test_the_beginnings_of_sequences_are_text(
 ) -> None:
     found = Answers(TOKENIZER, SETTINGS).beginnings(Rows(rows, num_prompt))
     assert [text.replace("3", "2") for text in found] == said
+
+
+def conversation(*messages: tuple[str, str]) -> str:
+    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
+
+
+@pytest.mark.parametrize(
+    ("chat", "read", "said"),
+    [
+        (
+            CHATML,
+            conversation(("user", "two\nlines?")) + "<|im_start|>assistant\n",
+            ["two\nlines?"],
+        ),
+        (
+            CHATML,
+            conversation(("system", "be kind"), ("user", "a"), ("assistant", "b"), ("user", "c"))
+            + "<|im_start|>assistant\n",
+            ["c"],
+        ),
+        (CHATML, "a prompt of text", []),
+        (replace(CHATML, text="{{ messages[0].content }}:"), "who?:", ["who?"]),
+        (replace(CHATML, text="{{ raise_exception('no') }}"), "who?", []),
+    ],
+)
+def test_the_questions_of_conversations_are_asked(
+    chat: ChatTemplate, read: str, said: list[str]
+) -> None:
+    settings = load(Request(overrides=("training.context_length=500",)), lambda: False).settings
+    row = [*read.encode(), *b"an answer", END, PADDING]
+    split = Rows([row], num_prompt=len(read.encode()))
+    assert Answers(TOKENIZER, settings, chat).beginnings(split) == said
 
 
 def test_a_prompt_that_nothing_can_follow_is_refused() -> None:

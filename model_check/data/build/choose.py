@@ -4,20 +4,21 @@ import importlib.util
 from pathlib import Path
 from typing import NamedTuple
 
+from model_check.config.dataset import KNOWN, WORDS, check_path
 from model_check.config.fields import nearest
 from model_check.config.schema import ModelSettings, Settings
 from model_check.config.validation import parse_validation
 from model_check.data.cache.memo import Memo
 from model_check.data.read.manifest import TOKENIZER
 from model_check.data.sources.chat import TEMPLATE, ChatTemplate, template_of
+from model_check.data.sources.chatml import CHATML, CHATML_NAME
 from model_check.data.sources.declared import CONFIG as TOKENIZER_CONFIG
 from model_check.data.sources.declared import SPECIAL_TOKENS
 from model_check.data.sources.documents import RowForm, TextColumn
 from model_check.data.sources.embedded import EmbeddedSource
 from model_check.data.sources.examples import ExampleForm
-from model_check.data.sources.file_piece import SUFFIXES
 from model_check.data.sources.hub import Hub
-from model_check.data.sources.hub_text import KNOWN, PIP_HINT, HubSource
+from model_check.data.sources.hub_text import PIP_HINT, HubSource
 from model_check.data.sources.local_text import LocalSource
 from model_check.data.sources.midi_files import MidiSource, is_music
 from model_check.data.sources.rows import RowRule, own_paths, rows_to_train
@@ -32,7 +33,6 @@ from model_check.errors import ConfigError, DataError
 from model_check.utils.checkpoint_names import is_sharded
 from model_check.utils.words import Say
 
-_RUNNING_TEXT = ("auto", "embedded", *KNOWN)
 _NO_EXAMPLES = (
     'is running text: name a .jsonl or .parquet file with {"prompt", "completion"} or '
     '{"messages"}, or such a dataset of the hub'
@@ -57,7 +57,7 @@ def choose(settings: Settings, memo: Memo, say: Say) -> Choice:
     name = settings.data.dataset
     source: Source
     if settings.training.stage == "prompt_target":
-        if name in _RUNNING_TEXT:
+        if name in WORDS:
             raise ConfigError(
                 f"training.stage = prompt_target: data.dataset = {name} {_NO_EXAMPLES}"
             )
@@ -104,12 +104,16 @@ def check_music(source: Source, tokenizer: TokenizerChoice, settings: Settings) 
         )
 
 
-def _chat_template(settings: Settings, tokenizer: TokenizerChoice) -> ChatTemplate | None:
+def _chat_template(settings: Settings, tokenizer: TokenizerChoice) -> ChatTemplate:
+    """What data.chat_template names, otherwise what belongs to the tokenizer, otherwise ChatML."""
     given = settings.data.chat_template
+    if given == CHATML_NAME:
+        return CHATML
+    file = None if given is None else Path(given)
     if isinstance(tokenizer, CheckpointTokenizer):
-        return tokenizer.chat() if given is None else template_of(None, Path(given))
+        return template_of(None, file) or tokenizer.chat() or CHATML
     directory = tokenizer.directory if isinstance(tokenizer, GivenTokenizer) else None
-    return template_of(directory, None if given is None else Path(given))
+    return template_of(directory, file) or CHATML
 
 
 def _tokenizer_or_trained(settings: Settings, hub: Hub, memo: Memo, say: Say) -> TokenizerChoice:
@@ -146,14 +150,8 @@ def _named(name: str, settings: Settings, hub: Hub, memo: Memo, form: RowForm) -
         validation = parse_validation(settings.data.validation)
         rows, without = rows_to_train(validation), own_paths(validation)
         return local_source(path, settings, form, memo, rows, without)
-    if (
-        name.lower().endswith(SUFFIXES)
-        or name.startswith(("/", "./", "../", "~"))
-        or name.endswith("/")
-        or name.count("/") > 1
-    ):
-        raise DataError(f"data.dataset = {name!r}: no such file or directory ({path.absolute()})")
-    return _maybe_misspelt(HubSource(name, settings.data, hub, form), name)
+    check_path(name)
+    return _found_on_hub(HubSource(name, settings.data, hub, form), name)
 
 
 def local_source(
@@ -170,13 +168,17 @@ def local_source(
     return LocalSource(path, form, memo, rows, without)
 
 
-def _maybe_misspelt(source: HubSource, name: str) -> HubSource:
-    """Raises DataError for a name that the hub refuses and that is nearly one of our words."""
-    if "/" not in name and (near := nearest(name, ["auto", "embedded", *KNOWN])):
-        try:
-            source.identity()
-        except DataError as error:
-            raise DataError(f"{error}; did you mean data.dataset={near}?") from error
+def _found_on_hub(source: HubSource, name: str) -> HubSource:
+    """Raises DataError for a name that the hub refuses: it may be a path, or a word of ours, with a
+    typing error."""
+    try:
+        source.identity()
+    except DataError as error:
+        near = "" if "/" in name else nearest(name, list(WORDS))
+        hint = f"; did you mean data.dataset={near}?" if near else ""
+        raise DataError(
+            f"data.dataset = {name!r}: no such file or directory here; on the hub: {error}{hint}"
+        ) from error
     return source
 
 

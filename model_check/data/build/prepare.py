@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from model_check.config.prepared_dir import SplitCount
 from model_check.config.schema import Settings
@@ -25,10 +26,14 @@ from model_check.data.read.manifest import (
     read_view,
     strangers_of,
 )
+from model_check.data.sources.chatml import CHATML
 from model_check.data.sources.text import Repairs
+from model_check.data.tokenizers.midi_tokenizer import MidiTokenizer
 from model_check.data.tokenizers.tokenizer import use_threads
 from model_check.errors import ConfigError, DataError, StorageError
 from model_check.utils.words import Say
+
+Speaks = Literal["text", "chat", "music"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class Prepared:
     splits: dict[str, SplitCount]
     """What each split holds and drops, `train` first."""
     seconds: float
+    speaks: Speaks = "text"
+    """What a model that was trained on it is asked with."""
 
 
 def prepare(settings: Settings, say: Say, bar: Say | None = None) -> Prepared:
@@ -76,7 +83,14 @@ def prepare(settings: Settings, say: Say, bar: Say | None = None) -> Prepared:
             f"data: {num_left_out:,} documents of {view.dataset} are equal to one that validates: "
             "not trained on"
         )
-    return Prepared(path.absolute(), hit, view, splits, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return Prepared(path.absolute(), hit, view, splits, seconds, _speaks(tokens))
+
+
+def _speaks(tokens: TokensManifest) -> Speaks:
+    if tokens.tokenizer == MidiTokenizer.name:
+        return "music"
+    return "text" if tokens.chat is None else "chat"
 
 
 def _lines_of_long_examples(splits: dict[str, SplitCount], settings: Settings) -> Iterator[str]:
@@ -153,6 +167,11 @@ def _found_or_made(
                 f"{error}: was removed meanwhile (by --gc --older-than 0?); prepare again"
             ) from error
     _check_vocabulary(settings, view)
+    if tokens.chat is not None and request.chat is CHATML and settings.data.chat_template is None:
+        say(
+            "data: the tokenizer has no chat template: ChatML is used "
+            "(data.chat_template=FILE for another)"
+        )
     if request.num_samples is not None and view.num_sequences < request.num_samples:
         except_for = f" beside {', '.join(view.splits)}" if view.splits else ""
         part = "what was read of " if tokens.num_tokens == request.max_tokens else ""

@@ -64,6 +64,7 @@ _OF_EXAMPLES: dict[DocumentTokens, str] = {
     "begin_end": "begin token, prompt, target, end token, apart; what a chat template writes alone",
 }
 _ROWS = "examples of at most context_length + 1 tokens"
+_OF_FEW = "of fewer than 100 documents, the last tokens"
 _APART = "documents equal to one of a validation text are not trained on"
 _ROOM_FOR_VALIDATION = 1.05
 """A share of the documents is only about that share of the tokens."""
@@ -89,6 +90,8 @@ class CacheRequest:
     document_tokens: DocumentTokens = "end"
     fractions: Mapping[str, float] = field(default_factory=dict)
     """Validation splits that are a share of the documents, by name."""
+    or_tail: bool = False
+    """Where documents are few, the end of the text validates in their place."""
     validation_texts: Mapping[str, "CacheRequest"] = field(default_factory=dict)
     """Validation splits that are texts of their own, by name."""
     validation: tuple[str, ...] = ()
@@ -134,6 +137,8 @@ class CacheRequest:
         if self.fractions:
             key["selection"] = _SELECTION
             key["fractions"] = [[name, share] for name, share in self.fractions.items()]
+        if self.or_tail:
+            key["few"] = _OF_FEW
         if texts := self.validation_texts:
             key["apart"] = _APART
             key["validation"] = list(self.validation)
@@ -230,6 +235,7 @@ def cache_request(settings: Settings, say: Say) -> CacheRequest:
         chat=form.template if isinstance(form, ExampleForm) else None,
         document_tokens=settings.data.document_tokens,
         fractions=fractions(validation),
+        or_tail=any(isinstance(w, DocumentFraction) and w.or_tail for w in validation.values()),
         validation=tuple(validation),
     )
     texts = _validation_texts(train, validation, form, settings, memo, say)

@@ -32,6 +32,9 @@ from model_check.utils.held import HeldDirectory
 
 _LEAST_TOKENS = 2
 """An input and a label."""
+_MANY_DOCUMENTS = 100
+_FEW_EXAMPLES = 10
+"""Without being asked nobody takes one of them from training."""
 CHUNK_TOKENS = 1 << 20
 """Tokens that are hashed at a time: 40 MiB, however long a document is."""
 _CHUNK_DOCUMENTS = 1 << 20
@@ -77,7 +80,7 @@ def view_of(
         tail=request.tail,
         num_train_tokens=num_train_tokens,
         num_train_documents=parts[TRAIN].counts.num_documents if parts else None,
-        splits={name: splits[name] for name in request.validation},
+        splits={name: splits[name] for name in request.validation if name in splits},
         files={
             runs_name(name): write_synced(directory, runs_name(name), part.runs.tobytes())
             for name, part in parts.items()
@@ -115,7 +118,7 @@ def _examples_view(
         dataset=request.source.name,
         tokenizer=request.tokenizer.name,
         num_train_documents=train.num_documents,
-        splits={name: splits[name] for name in request.validation},
+        splits={name: splits[name] for name in request.validation if name in splits},
         examples=layout.packing,
         train=train,
         files={
@@ -184,6 +187,8 @@ def _parts(
     """The documents of the store divided among TRAIN and the shares of `request`, and those of
     `texts` taken from TRAIN; empty where TRAIN has them all."""
     store = TokenStore(request.store, tokens)
+    if request.or_tail and tokens.num_documents < _MANY_DOCUMENTS:
+        return _cut(request, store)
     masks = _masks(request, tokens, store, texts)
     if not masks:
         return {}
@@ -199,12 +204,35 @@ def _parts(
     return parts
 
 
+def _cut(request: CacheRequest, store: TokenStore) -> dict[str, Part]:
+    """The last hundredth of the tokens validates, but at least one sequence and at most a tenth of
+    them; empty where the text is too short for that. A document counts where it begins."""
+    ((name, share),) = request.fractions.items()
+    total, windows = store.manifest.num_tokens, request.windows
+    held = min(max(round(share * total), windows.context_length + 1), total // 10)
+    if held < _LEAST_TOKENS or not windows.num_sequences(total - held):
+        return {}
+    begins = np.append(0, store.document_ends.read().view("<i8")[:-1])
+
+    def part(first: int, end: int) -> Part:
+        counts = SplitManifest(
+            num_sequences=replace(windows, tail="pad").num_sequences(end - first),
+            num_tokens=end - first,
+            num_documents=int(((first <= begins) & (begins < end)).sum()),
+        )
+        return Part(counts, np.array([0, first], "<i8"))
+
+    return {TRAIN: part(0, total - held), name: part(total - held, total)}
+
+
 def _masks(
     request: CacheRequest, tokens: TokensManifest, store: TokenStore, texts: Iterable[_TextSplit]
 ) -> dict[str, NDArray[np.bool_]]:
     """Which documents TRAIN and the shares of `request` have; empty where TRAIN has them all."""
     validating = [document_hashes(text.store) for text in texts]
     if not (validating or request.fractions):
+        return {}
+    if request.or_tail and tokens.num_documents < _FEW_EXAMPLES:
         return {}
     hashes = document_hashes(store)
     masks = divide(hashes, request.fractions)

@@ -32,6 +32,7 @@ _DAY = "26 Jul 2024"
 """What Llama 3's templates would write today's date for: ids must not depend on the day. It is what
 Llama 3.1's writes where nobody tells it."""
 _WHICH = "the chat template (data.chat_template=FILE, else the tokenizer's own)"
+_PLACEHOLDER = "a-question-of-nobody"
 RENDER_S = 10.0
 """A conversation takes a template a millisecond; one of a stranger may never end."""
 RENDER_BYTES = 1 << 30
@@ -99,9 +100,30 @@ class ChatTemplate:
         digest = hashlib.sha256(self.text.encode()).hexdigest()
         return [digest, self.begin_token, self.end_token]
 
-    def prompt(self, messages: Sequence[Message]) -> str:
-        """The conversation up to where the assistant's answer begins. Raises TemplateError."""
-        return self._text(messages, asks=True)
+    def prompt(self, messages: Sequence[Message]) -> list[str]:
+        """The conversation up to where the assistant's answer begins, cut where training cuts it.
+        Raises TemplateError."""
+        whole = self._text(messages, asks=True)
+        turns = [n for n, message in enumerate(messages) if is_answer(message)]
+        try:
+            parts = [part.text for part in self._divided(messages, turns)]
+        except TemplateError:
+            return [whole]
+        read = "".join(parts)
+        return [*parts, whole[len(read) :]] if whole.startswith(read) else [whole]
+
+    def question_in(self, asked: str) -> str:
+        """The last message of the user in a text that `prompt` made; empty where it cannot be told
+        from the rest. Raises DataError."""
+        try:
+            around = "".join(self.prompt([{"role": "user", "content": _PLACEHOLDER}]))
+        except TemplateError:
+            return ""
+        before, _, after = around.partition(_PLACEHOLDER)
+        if not (before in asked and asked.endswith(after)):
+            return ""
+        start = asked.rfind(before) + len(before) if before else 0
+        return asked[start : len(asked) - len(after)]
 
     def end(self) -> str:
         """What it writes behind any answer. Raises TemplateError, DataError."""

@@ -10,12 +10,6 @@ from typing import Any
 from model_check.data.sources.chat import ChatTemplate, Message, TemplateError, is_answer
 from model_check.data.sources.documents import Example, Part, keys_of
 from model_check.data.sources.text import Repairs, clean_part
-from model_check.errors import DataError
-
-_NO_TEMPLATE = (
-    "messages, and the tokenizer comes without a chat template: data.chat_template=FILE names one"
-)
-
 
 _UNREAD = ("tools", "functions", "documents", "chat_template_kwargs", "images", "videos", "audios")
 """Of a row: what would change its text."""
@@ -27,7 +21,7 @@ class ExampleForm:
     ...]}`, whose assistant's turns are the target, but for those that say that they are not to be
     learned (`chat.NOT_LEARNED`); or prompt and completion that are messages."""
 
-    template: ChatTemplate | None = None
+    template: ChatTemplate
     column: None = None
 
     def document(self, row: object, place: str, repairs: Repairs) -> Example | None:
@@ -49,17 +43,14 @@ class ExampleForm:
         return None
 
     def identity(self) -> dict[str, Any]:
-        template = None if self.template is None else self.template.identity()
         form = "prompt, completion; messages, some not learned"
-        return {"form": form, "chat_template": template}
+        return {"form": form, "chat_template": self.template.identity()}
 
     def _rendered(
         self, messages: Sequence[object], num_before: int, place: str, repairs: Repairs
     ) -> Example | None:
         """A conversation, of which the assistant's turns after the first `num_before` messages are
         the target. Raises DataError."""
-        if self.template is None:
-            raise DataError(f"{place}: {_NO_TEMPLATE}")
         _check(self.template)
         try:
             conversation = [_message(message, place, repairs) for message in messages]

@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from model_check.config.dataset import PACKED, SUFFIXES, TEXT
 from model_check.data.cache.memo import stat_signature
 from model_check.data.sources.documents import Document, RowForm, TextColumn
 from model_check.data.sources.rows import EVERY_ROW, RowRule
@@ -30,10 +31,6 @@ from model_check.errors import DataError
 from model_check.utils.first_bytes import LONGEST_HEAD, PARQUET, is_page, what_begins, what_is
 from model_check.utils.words import first_line
 
-PACKED = (".gz", ".zst")
-_LINES = (".txt", ".jsonl")
-SUFFIXES = (*_LINES, *(kind + packing for kind in _LINES for packing in PACKED), ".parquet")
-"""Also in upper case."""
 _DAMAGED = "it is cut off or damaged: fetch it again"
 _LONG_WINDOW = "Frame requires too much memory"
 _PARQUET_ROWS = 64
@@ -53,8 +50,8 @@ class _Position:
 
 @dataclass(frozen=True)
 class FilePiece:
-    """Bytes [start, end) of a .txt or .jsonl file, or the row groups [start, end) of a .parquet
-    file, or a whole packed file."""
+    """Bytes [start, end) of running text or of a .jsonl file, or the row groups [start, end) of a
+    .parquet file, or a whole packed file."""
 
     file: Path
     name: str
@@ -281,10 +278,16 @@ def suffix_of(file: Path) -> str | None:
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
 
 
-def format_of(file: Path) -> str:
-    """Its suffix without the packing."""
+def plain_suffix(file: Path) -> str:
+    """Its suffix without the packing; empty for files of no format that is read."""
     suffix = suffix_of(file) or ""
     return suffix[: suffix.index(".", 1)] if is_packed(file) else suffix
+
+
+def format_of(file: Path) -> str:
+    """The same, but .txt for all running text."""
+    kind = plain_suffix(file)
+    return ".txt" if kind in TEXT else kind
 
 
 def _unpacked(file: Path, opened: BinaryIO) -> io.BufferedIOBase:

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from model_check.config.dataset import C4, KNOWN, WIKITEXT
 from model_check.config.schema import DataSettings
 from model_check.data.cache.publish import BrokenOffError
 from model_check.data.sources.documents import Document, RowForm
@@ -17,10 +18,6 @@ from model_check.data.sources.text import Repairs
 from model_check.errors import DataError, StorageError
 from model_check.utils.words import first_line
 
-WIKITEXT = "Salesforce/wikitext"
-C4 = "allenai/c4"
-KNOWN = {"wikitext": WIKITEXT, "c4": C4}
-"""Short names."""
 USUAL_CONFIG = {
     # 103-raw has the same validation text and 50 times the training text: 300 MB to fetch and
     # minutes to tokenize. 2-raw (6 MB) suffices for 290 sequences of 8192 tokens.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from model_check.data.cache.memo import Memo
-from model_check.data.sources.documents import Document, RowForm
+from model_check.data.sources.documents import Document, RowForm, TextColumn
 from model_check.data.sources.file_piece import (
     FilePiece,
     format_of,
@@ -27,8 +27,8 @@ from model_check.utils.words import printable
 class LocalSource:
     """A file, or all files of a directory in order of their relative paths.
 
-    A .txt file is one document (a big one several: `text.CUT_AT_BLANK_LINE`). In other formats a
-    row is one.
+    A file of running text is one document (a big one several: `text.CUT_AT_BLANK_LINE`). In other
+    formats a row is one.
     """
 
     path: Path
@@ -94,7 +94,8 @@ class LocalSource:
 
     @cached_property
     def _found(self) -> TextFiles:
-        return text_files(self.path, self.without)
+        is_text = isinstance(self.form, TextColumn)
+        return text_files(self.path, self.without, rows_only=not is_text)
 
     def _may_have_rows(self, file: Path) -> bool:
         return self.rows.only is None or format_of(file) != ".txt"

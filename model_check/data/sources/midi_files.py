@@ -22,11 +22,12 @@ from model_check.utils.words import few, printable
 
 SUFFIXES = (".mid", ".midi")
 """Also in upper case."""
+_TEXT = (".txt", ".jsonl", ".parquet")
 
 
 def is_music(path: Path, without: Sequence[Path] = (), *, beside_text: bool = False) -> bool:
-    """Whether `path` is a MIDI file, or a directory with some and without text. `beside_text`: with
-    text, too. Raises DataError."""
+    """Whether `path` is a MIDI file, or a directory with some and without text, but for what
+    describes them (README.md, index.html). `beside_text`: with text, too. Raises DataError."""
     if not path.is_dir():
         return _is_midi(path)
     found = False
@@ -34,7 +35,7 @@ def is_music(path: Path, without: Sequence[Path] = (), *, beside_text: bool = Fa
         found = found or _is_midi(file)
         if found and beside_text:
             return True
-        if not beside_text and suffix_of(file) is not None:
+        if not beside_text and (suffix_of(file) or "").startswith(_TEXT):
             return False
     return found
 

@@ -5,11 +5,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_check.data.sources.file_piece import read_errors, suffix_of
+from model_check.config.dataset import TEXT
+from model_check.data.sources.file_piece import format_of, plain_suffix, read_errors, suffix_of
 from model_check.errors import DataError
 from model_check.utils.words import printable
 
-FORMATS = ".txt, .jsonl (both also .gz, .zst), .parquet"
+FORMATS = f"{', '.join(TEXT)}, .jsonl (all also .gz, .zst), .parquet"
+_OF_ROWS = ".jsonl (also .gz, .zst), .parquet"
+_BESIDE_ROWS = ".txt, .jsonl (both also .gz, .zst), .parquet beside rows"
+_ROWS = (".jsonl", ".parquet")
 _NAMES_IN_MESSAGE = 5
 
 
@@ -21,12 +25,13 @@ class TextFiles:
     directory: Path
     texts: Sequence[Path]
     others: Sequence[Path]
-    """Of no format that is read."""
+    """Of none of `formats`."""
+    formats: str = FORMATS
 
     def left_out(self) -> str | None:
         """A line about files without text; None: there are none. Raises OSError."""
         empty = [file for file in self.texts if file.is_file() and not file.stat().st_size]
-        groups = ((self.others, f"not read, only {FORMATS}"), (empty, "empty"))
+        groups = ((self.others, f"not read, only {self.formats}"), (empty, "empty"))
         parts = [
             f"{len(files)} file{'s' if len(files) > 1 else ''} {why}: {self.names(files)}"
             for files, why in groups
@@ -41,20 +46,31 @@ class TextFiles:
         return ", ".join(names[:_NAMES_IN_MESSAGE]) + (f" (+{more} more)" if more > 0 else "")
 
 
-def text_files(directory: Path, without: Sequence[Path] = ()) -> TextFiles:
+def text_files(
+    directory: Path, without: Sequence[Path] = (), *, rows_only: bool = False
+) -> TextFiles:
     """All files below `directory` except those in `without`, which may be files or directories.
-    Raises DataError where a directory cannot be listed."""
-    texts: list[Path] = []
-    others: list[Path] = []
-    for file in files_below(directory, without):
-        (others if suffix_of(file) is None else texts).append(file)
-    return TextFiles(directory, _sorted(texts, directory), _sorted(others, directory))
+    `rows_only`: running text is left out. Beside rows, .txt alone is text: a README.md tells of
+    them. Raises DataError where a directory cannot be listed."""
+    found = list(files_below(directory, without))
+    has_rows = any(format_of(file) in _ROWS for file in found)
+    formats = _OF_ROWS if rows_only else _BESIDE_ROWS if has_rows else FORMATS
+
+    def is_read(file: Path) -> bool:
+        if format_of(file) in _ROWS:
+            return True
+        is_text = suffix_of(file) is not None and not rows_only
+        return is_text and not (has_rows and plain_suffix(file) != ".txt")
+
+    texts = [file for file in found if is_read(file)]
+    others = [file for file in found if not is_read(file)]
+    return TextFiles(directory, _sorted(texts, directory), _sorted(others, directory), formats)
 
 
 def nothing_to_read(files: TextFiles) -> DataError:
     there = files.names(files.others)
     found = f"; there are: {there}" if there else "; it is empty"
-    return DataError(f"{files.directory}: no {FORMATS} file in it{found}")
+    return DataError(f"{files.directory}: no {files.formats} file in it{found}")
 
 
 def files_below(directory: Path, without: Sequence[Path] = ()) -> Iterator[Path]:

@@ -161,8 +161,7 @@ def _tried(name: BackendName, tokenizer: TextTokenizer) -> Backend:
             raise
         raise UnfitError(f"cannot take this tokenizer: {first_line(error)}") from error
     divided = Divided(encode, plain(tokenizer), characters, _parts(tokenizer))
-    why = f"{name} {version}: the same ids as tokenizers on a probe text"
-    return Backend(name, why, divided.encode)
+    return Backend(name, f"{name} {version}", divided.encode)
 
 
 def _characters(build: Build, tokenizer: TextTokenizer) -> Characters:

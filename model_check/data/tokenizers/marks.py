@@ -6,6 +6,9 @@ from model_check.config.schema import Settings
 from model_check.data.sources.chat import ChatTemplate, TemplateError
 from model_check.data.tokenizers.tokenizer import TextTokenizer
 
+_SHORTEST_MARK = 3
+"""Characters. A full stop that a template writes behind an answer would end its first sentence."""
+
 
 class Mark(NamedTuple):
     """A token that marks where documents begin or end."""
@@ -21,21 +24,30 @@ class Marks(NamedTuple):
     end: Mark
 
 
+class EndOfAnswers(NamedTuple):
+    """At most one of both has an element."""
+
+    ids: list[int]
+    """The first special token of the end."""
+    texts: list[str]
+    """The end itself, where none of its marks is a special token of the tokenizer."""
+
+
 def marks_of(tokenizer: TextTokenizer, settings: Settings) -> Marks:
     """After a training with these settings."""
     end = Mark(tokenizer.end_token, tokenizer.end_id)
     return Marks(_begin(tokenizer, end, settings), end)
 
 
-def ends_of_answers(tokenizer: TextTokenizer, chat: ChatTemplate | None) -> list[int]:
-    """The first special token that a chat template writes behind an answer; empty where there is
-    none, or no answer without more. Raises DataError."""
-    if chat is None:
-        return []
+def end_of_answers(tokenizer: TextTokenizer, chat: ChatTemplate | None) -> EndOfAnswers:
+    """What a chat template writes behind each answer. Raises DataError."""
     try:
-        return tokenizer.special_ids(chat.end())[:1]
-    except TemplateError:
-        return []
+        end = "" if chat is None else chat.end()
+    except TemplateError:  # it takes no conversation of one question
+        end = ""
+    ids = tokenizer.special_ids(end)[:1]
+    is_mark = len(end.strip()) >= _SHORTEST_MARK
+    return EndOfAnswers(ids, [end.strip()] if is_mark and not ids else [])
 
 
 def _begin(tokenizer: TextTokenizer, end: Mark, settings: Settings) -> Mark | None:

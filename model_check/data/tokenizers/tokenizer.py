@@ -144,6 +144,10 @@ class TextTokenizer:
         stream = DecodeStream(skip_special_tokens=True)
         return lambda token: stream.step(self._raw, token) or ""
 
+    def rendered(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens spelled out: what `encode_rendered` takes."""
+        return self._raw.decode(ids, skip_special_tokens=False)
+
     def to_json(self) -> str:
         return self._raw.to_str(pretty=False)
 

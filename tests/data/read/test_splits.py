@@ -151,6 +151,41 @@ def test_too_few_documents_to_hold_some_out_is_refused(lab: Lab) -> None:
         lab.prepare(lab.text(), "data.validation=held=0.1")
 
 
+AUTO = "data.validation=auto"
+
+
+@pytest.mark.parametrize("num_documents", [1, 99])
+def test_auto_validates_with_the_end_of_a_text_of_few_documents(
+    lab: Lab, num_documents: int
+) -> None:
+    """Every token is trained on or validates, and none does both."""
+    rows = (json.dumps({"text": f"{WORDS * 12} {n}"}) + "\n" for n in range(num_documents))
+    text = lab.text("".join(rows), "few.jsonl")
+    cut = TokenCache.open(lab.prepare(text, AUTO, "data.tail=pad").path)
+    whole = TokenCache.open(lab.prepare(text, "data.tail=pad").path)
+    train, held = (stream_of(cut.split(name)) for name in cut.splits)
+    assert train + held == stream_of(whole.split("train"))
+    assert len(held) == max(17, round(0.01 * len(train + held)))
+    assert sum(s.num_documents for s in lab.prepare(text, AUTO).splits.values()) == num_documents
+
+
+def test_auto_validates_with_documents_where_there_are_many(lab: Lab) -> None:
+    text = lab.text(lines_of("bach", count=300), "many.jsonl")
+    splits = lab.prepare(text, AUTO).splits
+    assert {name: split.num_documents for name, split in splits.items()} == {
+        "train": 297,
+        "held": 3,
+    }
+
+
+def test_auto_takes_nothing_of_a_text_that_is_too_short(lab: Lab) -> None:
+    prepared = lab.prepare(lab.text("a b", "short.txt"), AUTO, "data.tail=pad")
+    assert prepared.splits.keys() == {"train"}
+    few = "".join(json.dumps({"prompt": "a", "completion": f"b {n}"}) + "\n" for n in range(9))
+    examples = lab.prepare(lab.text(few, "f.jsonl"), AUTO, "training.stage=prompt_target")
+    assert examples.splits.keys() == {"train"}
+
+
 def test_a_split_without_a_token_to_predict_is_refused(tmp_path: Path) -> None:
     text = NumberText(range(0), range(5))  # a normalizer may leave nothing of a document
     with pytest.raises(DataError, match="held: its 1 documents have no token to predict"):

@@ -309,7 +309,8 @@ def test_a_dataset_that_is_not_there_never_falls_back(
     lab: Lab, hub: FakeHub, environ: dict[str, str]
 ) -> None:
     error = error_of(build(lab, "acme/nothing", environ=environ))
-    assert "acme/nothing: no such dataset" in error
+    here = "data.dataset = 'acme/nothing': no such file or directory here; on the hub: "
+    assert f"{here}acme/nothing: no such dataset" in error
 
 
 def test_a_misspelt_name_of_ours_is_suggested_when_the_hub_does_not_know_it(
@@ -340,3 +341,15 @@ def test_a_path_that_is_not_there_is_not_asked_of_the_hub(lab: Lab) -> None:
     assert "data.dataset = 'nowhere.txt': no such file or directory" in output
     with pytest.raises(DataError, match="'nowhere/': no such file or directory"):
         choose(settings_for(lab.cache, "nowhere/"), Memo(lab.cache), lab.said.append)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "nowhere/texts"])
+def test_a_name_that_is_neither_here_nor_on_the_hub_may_be_either(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(DataError) as caught:
+        choose(settings_for(lab.cache, name), Memo(lab.cache), lab.said.append)
+    assert f"'{name}': no such file or directory here; on the hub: {name}" in str(caught.value)
+    assert "http://127.0.0.1:9 does not answer" in str(caught.value)

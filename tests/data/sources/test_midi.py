@@ -292,6 +292,9 @@ def test_pieces_are_refused_where_nothing_reads_them(lab: Lab, override: str, me
 @needs_music
 def test_beside_text_a_folder_is_music_only_where_that_is_asked_for(lab: Lab) -> None:
     place = folder(lab, a=range(40, 60))
+    lab.text(WORDS * 20, "music/README.md")
+    with pytest.raises(ConfigError, match=r"MIDI, which data\.tokenizer=midi alone reads"):
+        lab.prepare(place)
     lab.text(WORDS * 20, "music/readme.txt")
     assert lab.prepare(place).view.vocab_size == 300
     assert lab.prepare(place, "data.tokenizer=midi").view.vocab_size != 300

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from model_check.config.dataset import TEXT
 from model_check.data.build.prepare import Prepared
 from model_check.errors import DataError
 from tests.data.lab import WORDS, Lab, run_tool
@@ -34,7 +35,7 @@ def test_what_is_not_read_is_told_in_one_line_when_it_is_built_and_when_it_is_fo
     lab: Lab,
 ) -> None:
     lab.text(row("one"), "corpus/a.jsonl")
-    for name in ("b.csv", "sub/c.md", "LICENSE", "d.csv.gz", "e.json", "f.tar", "g.docx"):
+    for name in ("b.csv", "sub/c.toml", "LICENSE", "d.csv.gz", "e.json", "f.tar", "g.docx"):
         lab.text("x", f"corpus/{name}")
     for name in (".DS_Store", ".git/config", "sub/.hidden.txt"):
         lab.text("x", f"corpus/{name}")
@@ -43,8 +44,43 @@ def test_what_is_not_read_is_told_in_one_line_when_it_is_built_and_when_it_is_fo
         (line,) = told(lab)
         assert line == (
             f"data: {lab.dir / 'corpus'}: 7 files not read, only .txt, .jsonl (both also .gz, "
-            ".zst), .parquet: LICENSE, b.csv, d.csv.gz, e.json, f.tar (+2 more)"
+            ".zst), .parquet beside rows: LICENSE, b.csv, d.csv.gz, e.json, f.tar (+2 more)"
         )
+
+
+@pytest.mark.parametrize("suffix", [*TEXT, *(f"{kind}.gz" for kind in TEXT), ".MD", ".md.zst"])
+def test_running_text_has_many_suffixes(lab: Lab, suffix: str) -> None:
+    content = ("<html>\n" + WORDS * 9).encode()
+    pack = {"gz": gzip.compress, "zst": zstd}.get(suffix.rpartition(".")[2], bytes)
+    named = lab.text(pack(content), f"corpus/a{suffix}")
+    alone, text = lab.prepare(named), lab.prepare(lab.text(content, "same.txt"))
+    assert alone.splits["train"].num_tokens == text.splits["train"].num_tokens
+    assert prepared(lab).view.num_tokens == text.view.num_tokens
+    assert told(lab) == []
+
+
+def test_beside_rows_of_examples_running_text_is_left_out(lab: Lab) -> None:
+    """As the README.md of a data set."""
+    rows = '{"prompt": "a", "completion": "b"}\n' * 9
+    lab.text(rows, "corpus/a.jsonl")
+    lab.text("about it", "corpus/README.md")
+    assert prepared(lab, "training.stage=prompt_target").view.num_sequences == 9
+    (line,) = told(lab)
+    assert line == (
+        f"data: {lab.dir / 'corpus'}: 1 file not read, only .jsonl (also .gz, .zst), .parquet: "
+        "README.md"
+    )
+
+
+def test_beside_rows_of_text_only_txt_is_text(lab: Lab) -> None:
+    lab.text(row("one"), "corpus/a.jsonl")
+    lab.text("two", "corpus/b.txt")
+    lab.text("about it", "corpus/README.md")
+    prepared(lab)
+    (line,) = told(lab)
+    assert line.endswith(
+        "1 file not read, only .txt, .jsonl (both also .gz, .zst), .parquet beside rows: README.md"
+    )
 
 
 def test_where_all_is_read_nothing_is_told(lab: Lab) -> None:
@@ -81,13 +117,13 @@ def test_empty_files_are_told(lab: Lab) -> None:
 
 def test_a_directory_with_nothing_to_read_names_what_is_there(lab: Lab) -> None:
     lab.text("x", "corpus/a.csv")
-    lab.text("x", "corpus/b.md")
-    with pytest.raises(DataError, match=r"no \.txt, .* file in it; there are: a\.csv, b\.md"):
+    lab.text("x", "corpus/b.toml")
+    with pytest.raises(DataError, match=r"no \.txt, .* file in it; there are: a\.csv, b\.toml"):
         prepared(lab)
 
 
 def test_a_file_of_another_format_is_refused_by_name(lab: Lab) -> None:
-    with pytest.raises(DataError, match=r"notes\.csv: text comes from \.txt, \.jsonl"):
+    with pytest.raises(DataError, match=r"notes\.csv: text comes from \.txt, \.md"):
         lab.prepare(lab.text("x", "notes.csv"))
 
 
