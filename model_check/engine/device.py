@@ -85,22 +85,28 @@ def pick_device(kind: str, device_id: int, env: WorkerEnv) -> torch.device:
     """
     if kind == "cpu":
         return torch.device("cpu")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
     if not torch.cuda.is_available():
+        cuda = torch.version.cuda
+        built = f"built for CUDA {cuda}" if cuda else "built without CUDA"
         raise NoGpuError(
-            f"system.device = cuda: torch {torch.__version__} sees no GPU (built for CUDA "
-            f"{torch.version.cuda}, CUDA_VISIBLE_DEVICES = {visible!r}); `bash run.sh doctor` "
-            "tells why, system.device=cpu trains without"
+            f"system.device = cuda: torch {torch.__version__} ({built}) sees no GPU; {_mask()}. "
+            "`bash run.sh doctor` says why; system.device=cpu trains without one"
         )
     if device_id >= torch.cuda.device_count():
         raise ConfigError(
-            f"system.device_id = {device_id}: {torch.cuda.device_count()} device(s) visible "
-            f"(CUDA_VISIBLE_DEVICES = {visible!r}), numbered from 0"
+            f"system.device_id = {device_id}: {torch.cuda.device_count()} device(s) visible, "
+            f"numbered from 0; {_mask()}"
         )
     device = torch.device("cuda", device_id)
     torch.cuda.set_device(device)
     check_uuid(env.expected_uuid, str(torch.cuda.get_device_properties(device).uuid))
     return device
+
+
+def _mask() -> str:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    state = "is not set" if visible is None else f"is {visible!r}"
+    return f"CUDA_VISIBLE_DEVICES {state}"
 
 
 def check_uuid(expected: str | None, seen: str) -> None:

@@ -32,6 +32,9 @@ from model_check.engine.uncompiled import uncompiled
 from model_check.errors import ConfigError
 from model_check.models.basic_llama import BasicLlama
 
+_OF_PROCESS = ("raise", "exit7", "kill", "hang", "slow")
+"""Kinds that spoil no tensor."""
+
 
 class Injector:
     """Acts when the trainer reaches the step of the drill; without a drill it does nothing."""
@@ -120,6 +123,7 @@ class Injector:
             self._hooks.enter_context(uncompiled(self._model))
             handle = _hook_module(self._model.get_submodule(drill.target), spoiler)
         else:
+            assert kind in _OF_PROCESS, f"drill {kind}: nothing injects it"
             return
         self._hooks.callback(handle.remove)
 

@@ -9,7 +9,8 @@ there on each step read as many), `loss` (of the last step), `val_loss` (split -
 (what ended each document), `chat` (the chat
 template of its messages), `logging` (what observers keep, a W&B run's id for one), `launch` (the
 name that the workers of one launch share), `run_id`, and, which the saver adds, `attempt`
-(saving/lineage.py) and `kept` (the `step_N.pt` of its run that were there).
+(saving/lineage.py) and `kept` (the `step_N.pt` of its run that were there). `_by_other_names` adds
+seven more.
 """
 
 import os
@@ -168,7 +169,7 @@ class TrainingState:
         process."""
         progress, num_ranks = self.progress, self.context.world.size
         counts = self._counts(progress.since, step)
-        return {
+        state: dict[str, Any] = {
             "schema": SCHEMA,
             "step": step,
             "model": {} if self.sharded else dict(self.model.state_dict()),
@@ -192,6 +193,7 @@ class TrainingState:
             "chat": self.context.chat,
             "logging": {name: value for o in self.observers for name, value in o.kept().items()},
         }
+        return state | _by_other_names(state)
 
     def _counts(self, since: Counts, step: int) -> Counts:
         training = self.settings.training
@@ -291,6 +293,21 @@ class TrainingState:
             fill(self.sharded[f"weights/{name}"], state["model"][name])
             for kind in MOMENTS:
                 fill(self.sharded[f"{kind}/{name}"], moments[kind])
+
+
+def _by_other_names(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a script for checkpoints of a nanoGPT-like trainer asks for. Nothing here
+    reads them; they are no copies, so a file holds each once."""
+    logging = state["logging"]
+    return {
+        "iter_num": state["step"],
+        "train_loss": state["loss"],
+        "run_config": state["settings"],
+        "tokenizer_desc": state["data"].get("tokenizer"),
+        "wandb": logging.get("wandb"),
+        "wandb_id": logging.get("wandb_id"),
+        "piano_tasks_config": None,
+    }
 
 
 def counts_of(state: Mapping[str, Any]) -> tuple[Counts, Counts]:

@@ -31,8 +31,15 @@ def test_a_cpu_worker_gets_the_cpu() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_cuda_without_a_gpu_is_an_error_that_tells_what_to_do() -> None:
-    with pytest.raises(NoGpuError, match=r"sees no GPU.*doctor.*system\.device=cpu"):
+@pytest.mark.parametrize(("mask", "told"), [(None, "is not set"), ("3", "is '3'")])
+def test_cuda_without_a_gpu_is_an_error_that_tells_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, mask: str | None, told: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask or "")
+    if mask is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    seen = rf"\(built (without CUDA|for CUDA [\d.]+)\) sees no GPU; CUDA_VISIBLE_DEVICES {told}\."
+    with pytest.raises(NoGpuError, match=rf"{seen}.*doctor.*system\.device=cpu"):
         pick_device("cuda", 0, ALONE)
 
 

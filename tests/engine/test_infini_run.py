@@ -107,12 +107,12 @@ def test_tensorboard_shows_how_many_are_open_or_shut() -> None:
 def test_a_run_in_which_no_gate_can_open_says_how_far_they_reach(tiny_run: MakeRun) -> None:
     def told(**changes: Any) -> list[str]:
         lines = tiny_run(**{**INFINI, **changes}).kept.lines
-        return [line for line in lines if line.startswith("warning: gates move by")]
+        return [line for line in lines if "to open a gate" in line]
 
     (line,) = told(training__max_steps=100)
     assert line == (
-        "warning: gates move by 1 at most in 100 steps, and 4 opens or shuts one: "
-        "model.infini.gate_lr=0.04 would do, or more steps"
+        "warning: 100 steps are too few to open a gate: set model.infini.gate_lr=0.04, or train "
+        "longer"
     )
     assert told(training__max_steps=100, model__infini__gate_lr=0.04) == []
     assert (
@@ -149,9 +149,10 @@ def test_a_full_model_begins_one_with_a_memory(tiny_run: MakeRun, tmp_path: Path
 def test_a_model_with_a_memory_is_no_full_one(tiny_run: MakeRun, tmp_path: Path) -> None:
     tiny_run(**INFINI, training__save_last="true", training__max_steps=2)()
     source = next((tmp_path / "checkpoints").glob("last.pt")).rename(tmp_path / "infini.pt")
-    with pytest.raises(ConfigError, match=r"layers\.0\.attention\.gate unexpected"):
-        tiny_run(model__init_from=source)
-    with pytest.raises(ConfigError, match=r"model: infini\.segment_length 8 here, 4 there; give"):
+    assert tiny_run(model__init_from=source).trainer.state.settings.model.attention == "infini"
+    with pytest.raises(ConfigError, match=r"need model\.attention=infini"):
+        tiny_run(model__init_from=source, model__attention="full")
+    with pytest.raises(ConfigError, match=r"need model.infini\.segment_length=4, not infini"):
         tiny_run(**{**INFINI, "model__infini__segment_length": 8}, model__init_from=source)
     with pytest.raises(ConfigError, match="attention = infini: transformers' LLaMA has no such"):
         export(source, tmp_path / "exported")

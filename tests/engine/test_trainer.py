@@ -322,6 +322,12 @@ def test_saves_come_when_asked_for_and_are_told(tiny_run: MakeRun, tmp_path: Pat
         {"sequences": 10},
         float.fromhex(run.bits()[-1][0]),
     )
+    # The names of nanoGPT-like trainers: pickle writes one object once, so these are no copies.
+    assert (last["iter_num"], last["train_loss"]) == (5, last["loss"])
+    assert last["run_config"] is last["settings"]
+    assert last["tokenizer_desc"] == last["data"].get("tokenizer")
+    others = [last[name] for name in ("wandb", "wandb_id", "piano_tasks_config")]
+    assert others == [None, None, None]
 
 
 def spoil(run: Run, step: int) -> None:

@@ -52,6 +52,6 @@ def tell_limits(settings: Settings, say: Say) -> None:
         return
     needed = settings.model.infini.gate_lr * REACH / reach
     say(
-        f"warning: gates move by {reach:.2g} at most in {settings.training.max_steps} steps, and "
-        f"{REACH:g} opens or shuts one: model.infini.gate_lr={needed:.2g} would do, or more steps"
+        f"warning: {settings.training.max_steps} steps are too few to open a gate: set "
+        f"model.infini.gate_lr={needed:.2g}, or train longer"
     )

@@ -1,16 +1,19 @@
 """Which observers a run has, by its settings; nothing that was not asked for is imported."""
 
+import re
 import shutil
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 
 from model_check.config.flops import flops_per_token
 from model_check.config.profile import parse_steps
-from model_check.config.schema import LoggingSettings, Settings
+from model_check.config.resume import acting_settings
+from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
 from model_check.engine.device import device_name
 from model_check.engine.fingerprint_log import FingerprintLog
@@ -22,6 +25,7 @@ from model_check.engine.observe.step_log import StepLog
 from model_check.engine.observe.wandb import WandbRun
 from model_check.engine.observer import RunObserver
 from model_check.engine.run_context import Identity, RunContext
+from model_check.utils.worker_env import RUN_PREFIX, telemetry_path
 
 
 def run_observers(
@@ -44,9 +48,10 @@ def run_observers(
     if writes and (logging.tensorboard or logging.tensorboard_dir is not None):
         from model_check.engine.observe.tensorboard import TensorBoardWriter  # 0.7 s
 
-        directory = _tensorboard_directory(settings.logging, context.identity)
+        directory = _tensorboard_directory(settings, context.identity)
         channels.say(f"TensorBoard: {_viewer()} --logdir {directory.parent}")
-        writers.append(TensorBoardWriter(directory))
+        acting = acting_settings(msgspec.to_builtins(settings))
+        writers.append(TensorBoardWriter(directory, acting))
     if writes and logging.wandb != "off":
         run = WandbRun(settings, context.identity, channels.say)
         writers.append(run)
@@ -56,8 +61,10 @@ def run_observers(
         peak_flops(device_name(context.device), dtype),
         num_devices=context.world.size,
     )
-    interval = settings.logging.log_interval
-    observers.append(ScalarLog(training.max_steps, interval, utilisation, channels, writers))
+    interval, place = settings.logging.log_interval, context.run_dir
+    telemetry = place and telemetry_path(place, context.identity.worker)
+    log = ScalarLog(training.max_steps, interval, utilisation, channels, writers, telemetry)
+    observers.append(log)
     if settings.debug.profile_steps is not None:
         steps = parse_steps(settings.debug.profile_steps, training.max_steps)
         observers.append(Profiler(steps, context))
@@ -70,8 +77,12 @@ def _viewer() -> str:
     return name if shutil.which(name) else str(Path(sys.executable).with_name(name))
 
 
-def _tensorboard_directory(logging: LoggingSettings, identity: Identity) -> Path:
-    """`tensorboard_logs/<run>/gpu3`: one --logdir shows the workers of a run side by side, and its
-    parent all runs."""
-    run_name = identity.run_name or time.strftime("run_%Y%m%d_%H%M%S")
-    return Path(logging.tensorboard_dir or "tensorboard_logs") / run_name / identity.worker.lower()
+def _tensorboard_directory(settings: Settings, identity: Identity) -> Path:
+    """`tensorboard_logs/infini_20261127_214039_4711/gpu3`: one --logdir shows the workers of a run
+    side by side, its parent all runs. Model, time and launcher name a run that nobody named."""
+    kind = {"full": "baseline"}.get(settings.model.attention, settings.model.attention)
+    run_name = identity.run_name or time.strftime(f"{kind}_%Y%m%d_%H%M%S")
+    shown = "runs" if "/" in run_name else kind
+    run_name = re.sub(rf"^{RUN_PREFIX}(\d+)_(\d+_\d+)", rf"{shown}_\2_\1", run_name)
+    parent = Path(settings.logging.tensorboard_dir or "tensorboard_logs")
+    return parent / run_name / identity.worker.lower()

@@ -3,10 +3,12 @@ goes to events, TensorBoard and W&B alike."""
 
 from collections.abc import Callable, Sequence
 from math import exp
+from pathlib import Path
 from typing import Protocol
 
 from model_check.engine.metrics import current_memory_bytes, peak_memory_bytes
 from model_check.engine.observe import gates
+from model_check.engine.observe.gpu_figures import gpu_figures
 from model_check.engine.observe.mfu import Utilisation
 from model_check.engine.observer import RunObserver
 from model_check.engine.reading import StepMetrics
@@ -28,7 +30,7 @@ class Writer(Protocol):
 
 
 class ScalarLog(RunObserver):
-    """Measures over the steps since the last report, one report every `log_interval` steps. The
+    """Writes each step, and every `log_interval` steps what was measured since the last report. The
     first step pays for warm-up, so no rate counts it.
 
     A writer that cannot begin raises StorageError, since nobody would see what was asked for. One
@@ -42,10 +44,13 @@ class ScalarLog(RunObserver):
         utilisation: Utilisation,
         channels: Channels,
         writers: Sequence[Writer] = (),
+        telemetry: Path | None = None,
     ) -> None:
+        """`telemetry`: the file in which the launcher notes how its GPU does; None: nobody does."""
         self._max_steps, self._log_interval = max_steps, log_interval
         self._utilisation, self._channels = utilisation, channels
         self._writers, self._has_written = list(writers), False
+        self._telemetry = telemetry
         self._run, self._lately = _Span(), _Span()
         self._num_read = 0
 
@@ -55,9 +60,12 @@ class ScalarLog(RunObserver):
             self._run.add(step, seconds)
             self._lately.add(step, seconds)
         last = step.step == self._max_steps - 1
+        scalars = scalars_of_step(step) if self._writers else {}
         if step.step % self._log_interval == 0 or last:
-            self._report(step)
+            scalars |= self._report(step)
             self._lately = _Span()
+        if scalars:
+            self._write(step.step, lambda writer: writer.write(step.step, scalars))
         if last:
             self._channels.say(self._conclusion())
 
@@ -76,7 +84,8 @@ class ScalarLog(RunObserver):
         if samples:
             self._write(samples[0].step, lambda writer: writer.write_samples(samples))
 
-    def _report(self, step: StepMetrics) -> None:
+    def _report(self, step: StepMetrics) -> dict[str, float]:
+        """Emits what was measured, and returns it for the writers, if there are any."""
         rate = self._lately.tokens_per_s
         metrics = Metrics(
             step=step.step,
@@ -90,9 +99,10 @@ class ScalarLog(RunObserver):
             gates=None if step.gates is None else step.gates.sigmoid().tolist(),
         )
         self._channels.sink.emit(metrics)
-        if self._writers:
-            scalars = scalars_of(step, metrics)
-            self._write(step.step, lambda writer: writer.write(step.step, scalars))
+        if not self._writers:
+            return {}
+        gpu = {} if self._telemetry is None else gpu_figures(self._telemetry)
+        return scalars_of_report(metrics) | gpu
 
     def _write(self, step: int, write: Callable[[Writer], None]) -> None:
         for writer in [*self._writers]:
@@ -137,14 +147,21 @@ class _Span:
         return min(1.0, self._wait_s / self._seconds) if self._seconds > 0 else None
 
 
-def scalars_of(step: StepMetrics, metrics: Metrics) -> dict[str, float]:
+def scalars_of_step(step: StepMetrics) -> dict[str, float]:
     """By the names that TensorBoard and W&B show; without what is not known."""
     named = {
         "train/loss": step.loss,
         "train/perplexity": exp(step.loss) if step.loss < _LARGEST_EXPONENT else None,
         "train/grad_norm": step.grad_norm,
         "train/learning_rate": step.lr,
-        "train/loss_scale": metrics.loss_scale,
+        "train/loss_scale": step.loss_scale,
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def scalars_of_report(metrics: Metrics) -> dict[str, float]:
+    """The same for what was measured over several steps."""
+    named = {
         "speed/tokens_per_s": metrics.tokens_per_s,
         "speed/mfu_full": metrics.mfu_full,
         "speed/mfu_causal": metrics.mfu_causal,

@@ -86,15 +86,14 @@ def _take_checkpoint(
     if saved["settings"]["model"].get("attention", "full") == "full":
         settings = full(settings)
         own = {n: value for n, value in own.items() if parameter(n).group is not Group.GATE}
-    problem = mismatch(shapes(weights), shapes(own))
-    if problem is not None:
-        raise ConfigError(f"model.init_from: {path} does not fit the model: {problem}")
     other = differences(saved["settings"]["model"], settings)
     if other := [each for each in other if each.key != "vocab_size"]:
         raise ConfigError(
             f"model.init_from: {path} holds the weights of another model: "
             f"{', '.join(map(str, other))}; give these settings of [model] the checkpoint's values"
         )
+    if problem := mismatch(shapes(weights), shapes(own)):
+        raise ConfigError(f"model.init_from: {path} does not fit the model: {problem}")
     _fill(dict(model.named_parameters()), saved, fill)
     return len(saved["model"][EMBEDDING.name])
 

@@ -260,6 +260,7 @@ class Saver:
         if not self._is_first:
             return
         sums = content_of(path)
+        self._news.append(f"Checkpoint saved: {path}")
         self._news.append(Saved(step=state["step"], path=str(path.absolute()), content=sums))
         if steps_of(path) is not None:
             self._kept = [kept for kept in self._kept if kept != path] + [path]

@@ -13,7 +13,7 @@ from model_check.engine.observe.scalars import ScalarLog
 from model_check.engine.reading import StepMetrics
 from model_check.engine.run_context import Channels
 from model_check.errors import StorageError
-from model_check.events import Evaluation, Metrics, Note, Sample
+from model_check.events import Evaluation, Metrics, Note, Sample, Telemetry, encode
 from tests.engine.conftest import Kept, Run
 
 
@@ -42,10 +42,15 @@ def metrics(kept: Kept) -> list[Metrics]:
 
 
 def make(
-    kept: Kept, written: Written, log_interval: int = 2, peak: float | None = 1e9
+    kept: Kept,
+    written: Written,
+    log_interval: int = 2,
+    peak: float | None = 1e9,
+    telemetry: Path | None = None,
 ) -> ScalarLog:
     utilisation = Utilisation(FlopsPerToken(full=1e6, causal=5e5), peak)
-    return ScalarLog(5, log_interval, utilisation, Channels(kept.say, kept), [written])
+    channels = Channels(kept.say, kept)
+    return ScalarLog(5, log_interval, utilisation, channels, [written], telemetry)
 
 
 def test_each_report_covers_the_steps_since_the_last_and_never_the_first() -> None:
@@ -90,6 +95,22 @@ def test_writers_get_what_is_known_and_nothing_else() -> None:
         *("memory/allocated_gib", "memory/peak_gib"),
     }
     assert evaluation == (1, {"eval/held_out/loss": 1.5, "eval/held_out/perplexity": 4.5})
+
+
+def test_writers_get_each_step_and_the_newest_figures_of_the_gpu(tmp_path: Path) -> None:
+    kept, written, telemetry = Kept(), Written(), tmp_path / "gpu6.telemetry.jsonl"
+    log = make(kept, written, log_interval=2, telemetry=telemetry)
+    log.on_step(reading(0), 1.0)  # the launcher has written nothing yet
+    with telemetry.open("wb") as file:
+        for celsius, watt in ((61, 300.5), (64, None)):
+            file.write(encode(Telemetry(temperature_c=celsius, power_w=watt)))
+        file.write(b'{"kind": "telemetry", "t": 1, "tempera')
+    for step in range(1, 4):
+        log.on_step(reading(step), 1.0)
+    assert [step for step, _ in written.scalars] == [0, 1, 2, 3]
+    of_gpu = [{n: v for n, v in s.items() if n.startswith("gpu/")} for _, s in written.scalars]
+    assert of_gpu == [{}, {}, {"gpu/temperature_c": 64}, {}]
+    assert all("train/loss" in scalars for _, scalars in written.scalars)
 
 
 def test_writers_get_samples_unless_there_are_none() -> None:

@@ -8,11 +8,15 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from launcher.arguments import parse_run
 from model_check.config.arguments import settings_request
 from model_check.config.load import load
+from model_check.config.schema import Settings
+from model_check.engine.observe.observers import _tensorboard_directory
 from model_check.engine.observe.tensorboard import TensorBoardWriter
+from model_check.engine.run_context import Identity
 from model_check.errors import StorageError
 from model_check.events import Sample
 from pretrain_main import parser as worker_parser
@@ -49,6 +53,24 @@ def test_samples_are_texts_that_stand_as_they_are(tmp_path: Path) -> None:
         b"**prompt**\n\n    # a\n\n**text**\n\n    *b*\n    \n    c"
     ]
     assert second.tensor_proto.string_val[0].endswith(b"    ?e")
+
+
+def test_the_settings_are_a_text_and_hyperparameters(tmp_path: Path) -> None:
+    settings = {
+        "training.learning_rate": 1e-3,
+        "model.rope_scaling": None,
+        "training.compile": True,
+    }
+    TensorBoardWriter(tmp_path, settings).write(0, {"train/loss": 1.0})
+    shown = EventAccumulator(str(tmp_path)).Reload()
+    (text,) = shown.Tensors("settings")
+    assert b"training.learning_rate = 0.001" in text.tensor_proto.string_val[0]
+    contents = shown.PluginTagToContent("hparams")
+    told = HParamsPluginData.FromString(contents["_hparams_/session_start_info"])
+    hparams = told.session_start_info.hparams
+    assert hparams["training.learning_rate"].number_value == 1e-3
+    assert hparams["training.compile"].string_value == "true"
+    assert hparams["model.rope_scaling"].string_value == "null"
 
 
 def test_every_write_is_whole_at_once_without_a_close(tmp_path: Path) -> None:
@@ -116,6 +138,19 @@ def test_a_run_says_where_its_log_is(tiny_run: Callable[..., Run], tmp_path: Pat
         line.endswith(f"tensorboard --logdir {file.parent.parent}") for line in run.kept.lines
     )
     assert len(events(file)) == 2 + 4  # what it is, where it begins, and the steps
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("model_check_logs_19043_20261125_215344", "baseline_20261125_215344_19043"),
+        ("model_check_logs_19043_20261125_215344/infini", "runs_20261125_215344_19043/infini"),
+        ("night", "night"),
+    ],
+)
+def test_a_run_has_a_name_that_can_be_read(name: str, shown: str) -> None:
+    directory = _tensorboard_directory(Settings(), Identity("GPU6", run_name=name))
+    assert directory == Path("tensorboard_logs") / shown / "gpu6"
 
 
 def test_both_entry_points_take_the_flag_of_the_guide() -> None:

@@ -52,7 +52,7 @@ def test_of_two_branches_of_a_run_the_later_one_goes_on(tiny_run: MakeRun, place
     back = {"training__resume": place / "step_4.pt", "training__learning_rate": 1e-4}
     tiny_run(training__max_steps=8, training__save_interval=4, **back)()
     run = tiny_run(training__resume="auto", training__learning_rate=1e-4, training__max_steps=16)
-    assert resumed(run) == "step_8.pt 8"
+    assert resumed(run) == "last.pt 8"
 
 
 def test_a_run_that_did_not_save_leaves_the_one_before_to_go_on(

@@ -44,7 +44,8 @@ def claim(here: Path, said: list[str]) -> MakeClaim:
     def claimed(
         worker: str, *, is_isolated: bool = False, has_place: bool = False, **changes: Any
     ) -> AbstractContextManager[Claim]:
-        settings = make_settings(system__checkpoint_dir=here, **changes)
+        saves_none = {"training__save_last": "false"}  # a place alone asks for checkpoints
+        settings = make_settings(system__checkpoint_dir=here, **saves_none | changes)
         return checkpoint_directory(Seeker(settings, worker, is_isolated, has_place), said.append)
 
     return claimed

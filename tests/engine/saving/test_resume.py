@@ -42,13 +42,16 @@ def flat(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, tree
 
 
+NOT_EQUAL = (".settings.", ".run_config.", ".run_id", ".attempt", ".kept")
+
+
 def assert_equal_but_for_settings(one: Path, other: Path) -> None:
     ours, theirs = (dict(flat(read_checkpoint(path))) for path in (one, other))
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         if isinstance(value, Tensor):
             assert torch.equal(value, theirs[name]), name
-        elif not name.startswith((".settings.", ".run_id", ".attempt", ".kept")):
+        elif not name.startswith(NOT_EQUAL):
             assert value == theirs[name], name
 
 

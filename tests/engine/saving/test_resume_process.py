@@ -95,7 +95,7 @@ def test_another_batch_size_goes_on_at_the_next_sequence(
         torch.save(saved | {"loader": {"position": 2 * 3}}, last)
     again = ("--resume", str(last), "--max-steps=3", "system.checkpoint_dir=rest")
     small = trained(train, *three, *again)
-    one = ("training.batch_size=6", "training.resume_anyway=true")
+    one = ("training.batch_size=6", "training.grad_accum_nums=1", "training.resume_anyway=true")
     large = trained(train, *one, *again)
     losses = [float.fromhex(bits(worker)[2][0]) for worker in (small, large)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
