@@ -2,6 +2,9 @@
 # The one command: bash run.sh --help. Finds the environment, or makes it once, and becomes the
 # launcher: no process of ours stays between it and its caller, so exit codes and signals are its own.
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@" # started as `sh run.sh`
+case $OSTYPE:$BASH_VERSION in linux*:4.[4-9]* | linux*:[5-9].* | linux*:[1-9][0-9].*) ;; *)
+    echo "[launcher] error: Model Check needs Linux and bash 4.4 or newer; this is bash $BASH_VERSION" \
+        "on $OSTYPE: on Windows use WSL 2, on macOS a container or another machine" >&2; exit 2 ;; esac
 set -euo pipefail
 trap '' USR1 USR2 # meant for the workers: they must not kill us before the launcher handles them
 become=()
@@ -25,6 +28,20 @@ path=:${PYTHONPATH-}:
 while [[ $path == *::* ]]; do path=${path//::/:}; done # an empty element is that directory, too
 path=${path#:} path=${path%:}
 export PYTHONPATH=$root${path:+:$path}
+# --wheels is for the installation, whatever the verb; behind -- it belongs to another command.
+arguments=()
+while (($#)) && [[ $1 != -- ]]; do
+    case $1 in
+        --wheels=*) export MODEL_CHECK_WHEELS=${1#*=} ;;
+        --wheels)
+            export MODEL_CHECK_WHEELS=${2:-(no directory was given)}
+            shift
+            ;;
+        *) arguments+=("$1") ;;
+    esac
+    shift || true
+done
+set -- "${arguments[@]}" "$@"
 purpose=run
 if [[ ${1-} == doctor && " $* " == *" --quick "* ]]; then
     # A health check: it installs nothing, and writes nothing, not even bytecode.

@@ -1,5 +1,6 @@
 """argv -> what was asked for. Parses only; `launch` decides whether it can be done."""
 
+import os
 import re
 from argparse import SUPPRESS, ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +11,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.compare.arms import BOTH, SEAT, Arm, Seat, split_arms
+from launcher.levels import DEFAULT, LEVELS
+from model_check.config import aliases
 from model_check.config.arguments import (
     Parser,
     add_resume_option,
     add_settings_options,
     settings_request,
 )
+from model_check.config.dataset import WORDS
 from model_check.config.fields import nearest
 from model_check.config.load import Request
 from model_check.errors import UsageError
@@ -36,6 +40,7 @@ exit codes:
 """
 _VERBS_HELP = """
 verbs (run.sh VERB --help):
+  check [LEVEL]           quick, full or burnin: a check of stated length
   doctor                  what of this machine is fine, what not, what to do
   config show             every setting, its value and where it came from
   report RUN_DIR ...      rebuild a run's report; of many runs one of all
@@ -49,6 +54,7 @@ verbs (run.sh VERB --help):
   train TEXT [OPTIONS]    train on your own text: one worker, checkpoints
   generate CHECKPOINT     what a trained model says: --prompt "Once upon a time"
   passkey                 what each kind of attention brings back from afar
+  completion              for bash's Tab key: source <(./run.sh completion)
 
 examples:
   bash run.sh                                   every GPU, the short check
@@ -57,6 +63,7 @@ examples:
   bash run.sh -- python my_script.py            your own command on every GPU
   bash run.sh --run-both-models                 Infini-attention beside full
   bash run.sh --arm a --arm b training.learning_rate=1e-3
+  bash run.sh --wheels wheels/                  a first start without network
   ./train_gpu.sh [GPU] [OPTIONS]                one GPU, 0 unless told
   ./train_auto_gpu.sh [OPTIONS]                 the freest GPU, reserved
 """
@@ -66,6 +73,22 @@ examples:
   bash run.sh doctor launch.expect_gpus=8       a lost GPU is a FAIL
   bash run.sh doctor --json                     for machines
   bash run.sh doctor --quick                    a health check beside jobs
+"""
+_CHECK_HELP = """
+levels:
+  quick                   20 steps: about 12 s on an H100
+  full                    the steps of a plain run: 100, about 30 s on an H100
+  burnin                  full again and again for an hour; the others go on
+                          without a GPU that is named (launch.on_suspect)
+What you give counts more than what the level says. A first run also makes the
+environment and prepares its text. No level tests memory, the bandwidth of PCIe
+and NVLink, or power: dcgmi diag -r 3 does.
+
+examples:
+  bash run.sh check                             full
+  bash run.sh check quick --gpus 0,1
+  bash run.sh check burnin --soak 8h
+  bash run.sh check burnin -- python my_script.py
 """
 _CONFIG_HELP = """
 examples:
@@ -89,6 +112,11 @@ _ABOUT = {
         "nothing, asks no network, and ends with the exit code of a run like this.",
         _EXIT_CODES + _DOCTOR_HELP,
     ),
+    "check": (
+        "Run the same short LLaMA training on every GPU, compare the workers, and say\n"
+        "before it starts how long it takes and what it does not test.",
+        _EXIT_CODES + _CHECK_HELP,
+    ),
     "train": (
         "Train a small LLaMA on your own text: one worker (the freest GPU), a tokenizer of\n"
         "its own, checkpoints in .checkpoints/. The preset `train`, where nothing else is said.",
@@ -105,9 +133,11 @@ _ABOUT_RUN = ("doctor", "config show")
 """Verbs that start no run: their help leaves out what they refuse."""
 
 VERBS = (
+    "check",
     "doctor",
     "config",
     "report",
+    "watch",
     "replay",
     "runs",
     "history",
@@ -117,6 +147,7 @@ VERBS = (
     "train",
     "generate",
     "passkey",
+    "completion",
 )
 """They come first on a command line."""
 
@@ -134,6 +165,8 @@ class RunArguments(Struct, frozen=True):
     """A GPU that need not be here: what the run would take on it."""
     quick: bool = False
     """Of the doctor: NVML and the history alone."""
+    level: str = ""
+    """Of `run.sh check`; empty: another verb, or none."""
     is_alone: bool = False
     """One worker, on the freest GPU, unless the settings say how many."""
     arms: tuple[Arm, ...] = ()
@@ -171,6 +204,21 @@ def parse_run(argv: Sequence[str], environ: Mapping[str, str], verb: str = "") -
     )
 
 
+def parse_check(argv: Sequence[str], environ: Mapping[str, str]) -> RunArguments:
+    """`check [LEVEL] [OPTIONS] [-- COMMAND]`: a run with the level's settings below all others.
+    Raises as `parse_run`."""
+    level, options = DEFAULT, [*argv]
+    if argv and not argv[0].startswith("-") and "=" not in argv[0]:
+        level, *options = argv
+    if level not in LEVELS:
+        near = nearest(level, LEVELS)
+        hint = f"; did you mean {near}?" if near else ""
+        raise UsageError(f"check: no such level: {level!r}; there are {', '.join(LEVELS)}{hint}")
+    arguments = parse_run(options, environ, "check")
+    of_level = (f"check {level}", LEVELS[level])
+    return replace(arguments, request=replace(arguments.request, level=of_level), level=level)
+
+
 def parse_train(argv: Sequence[str], environ: Mapping[str, str]) -> RunArguments:
     """`train TEXT [OPTIONS]`: a run of the preset `train` on that text. Raises as `parse_run`."""
     if {"-h", "--help"} & {*argv}:
@@ -178,11 +226,22 @@ def parse_train(argv: Sequence[str], environ: Mapping[str, str]) -> RunArguments
     if not argv or argv[0].startswith("-") or "=" in argv[0]:
         raise UsageError("train: give the text first: run.sh train texts/ [OPTIONS]")
     text, *options = argv
+    if not ("/" in text or text in WORDS or os.path.exists(text)):
+        raise UsageError(
+            f"train {text}: no such file or directory ({os.path.abspath(text)}); for a dataset of "
+            f"the hub with this name: run.sh --preset train data.dataset={text}"
+        )
     options = ["--preset", "train", f"data.dataset={text}", *options]
     arguments = parse_run(options, environ, "train")
     if arguments.command:
         raise UsageError("train: `-- COMMAND` is for a run of your own command")
     return replace(arguments, is_alone=True)
+
+
+def options_of_run() -> list[str]:
+    """`--gpus`, `--mode`, ...: those that the help of a run lists."""
+    actions = _parser("")._actions
+    return [o for a in actions if a.help != SUPPRESS for o in a.option_strings if o[:2] == "--"]
 
 
 def _take_mode(names: Namespace, arms: Sequence[Arm]) -> None:
@@ -200,9 +259,10 @@ def _refuse_words(overrides: Sequence[str]) -> None:
     for word in overrides:
         if word in VERBS:
             raise UsageError(f"{word}: a verb comes first: run.sh {word} ... (--help lists them)")
-        if "=" not in word and (near := nearest(word, list(VERBS))):
+        if word.isalpha() and (near := nearest(word, [*VERBS, *aliases.VERBS])):
+            near = aliases.VERBS.get(near, near)
             raise UsageError(f"{word!r}: no such verb; did you mean {near}? (--help lists them)")
-        if word.endswith(".py"):
+        if word.endswith(".py") and "=" not in word:
             raise UsageError(
                 f"{word}: run.sh trains by itself: leave it out (`-- python {word}` runs your own)"
             )
@@ -213,9 +273,9 @@ def _refuse_words(overrides: Sequence[str]) -> None:
 def _parser(verb: str) -> Parser:
     description, epilog = _ABOUT[verb]
     prog = f"{COMMAND} {verb}".strip()
-    command = "" if verb else " [-- COMMAND ARG ...]"
-    text = " TEXT" if verb == "train" else ""
-    usage = f"{prog}{text} [OPTIONS] [section.key=value ...]{command}"
+    command = {"": " [-- COMMAND ARG ...]", "check": " [-- COMMAND ...]"}.get(verb, "")
+    first = {"train": " TEXT", "check": " [LEVEL]"}.get(verb, "")
+    usage = f"{prog}{first} [OPTIONS] [section.key=value ...]{command}"
     parser = Parser(prog=prog, usage=usage, description=description, epilog=epilog)
     add_settings_options(parser)
     add_resume_option(parser)

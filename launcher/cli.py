@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
-from launcher.arguments import RunArguments, parse_run, parse_train
+from launcher.arguments import RunArguments, parse_check, parse_run, parse_train
 from launcher.compare.arms import SEAT, Seat
 from launcher.devices import Hold, Machine
 from launcher.gpus.probe import NvmlProbe
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None, mask: Collection[int] | None = None)
         return _dispatch(arguments, os.environ, seat, absence)
     except ModelCheckError as error:
         nobody_typed = meant and "--gpu" in str(error)
-        _complain(f"error: {error} ({meant})" if nobody_typed else f"error: {error}", tag)
+        _complain(f"error: {error}; {meant}" if nobody_typed else f"error: {error}", tag)
         absence.tell(*reason(error), lambda text: _complain(text, tag))
         return error.exit_code
     # `| head`: its reader is gone.
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None, mask: Collection[int] | None = None)
 
 def _is_run(argv: Sequence[str]) -> bool:
     """And no other verb."""
-    return not argv or argv[0] == "train" or not argv[0].isalpha()
+    return not argv or argv[0] in ("check", "train") or not argv[0].isalpha()
 
 
 def _complain(text: str, tag: str) -> None:
@@ -114,6 +114,8 @@ def _dispatch(
             return _runs(rest, environ)
         case ["history", *rest]:
             return _history(rest, environ)
+        case ["check", *rest]:
+            return _run(argv, environ, parse_check(rest, environ), seat, absence)
         case ["train", *rest]:
             return _run(argv, environ, parse_train(rest, environ), seat, absence)
         case ["prepare", *rest]:
@@ -126,6 +128,8 @@ def _dispatch(
             _become("-P", "-m", "model_check.generate", *rest)
         case ["passkey", *rest]:
             _become("-P", "-m", "model_check.passkey", *rest)
+        case ["completion", *_]:
+            return _completion()
         case _:
             return _run(argv, environ, parse_run(argv, environ), seat, absence)
 
@@ -265,6 +269,14 @@ def _report(argv: list[str]) -> int:
         _show(parser().format_help().rstrip())
         return EXIT_PASS
     return rebuild(argv, _show, complain)
+
+
+def _completion() -> int:
+    from launcher.arguments import options_of_run
+    from launcher.completion import completion
+
+    _show(completion(options_of_run()))
+    return EXIT_PASS
 
 
 def _watch(argv: list[str]) -> int:

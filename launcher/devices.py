@@ -15,7 +15,7 @@ from launcher.gpus.choose import (
     why_busy,
     why_not_idle,
 )
-from launcher.gpus.codes import MISSING
+from launcher.gpus.codes import MISSING, WITHOUT
 from launcher.gpus.probe import BrokenGpu, Gpu, GpuProbe, Snapshot
 from launcher.gpus.reservation import Reservation, holders, look_auto, reserve, reserve_auto
 from launcher.gpus.visible import Mask, names_in, order_note, read_mask, titles, visible
@@ -57,10 +57,10 @@ class Machine:
         """Whether there is a GPU to use. Raises NoGpuError on a machine whose GPUs are lost: a
         health check must not pass the CPU of such a machine."""
         if not self.visible and (broken := self.broken("all")):
-            raise NoGpuError(f"{broken[0].why} (--device cpu trains without)")
+            raise NoGpuError(f"{broken[0].why}; {WITHOUT}")
         has_driver = self.snapshot.driver_version is not None
         if not self.visible and has_driver and self.mask_value not in NO_GPU_VALUES:
-            raise NoGpuError(f"{self.why_no_gpu()} (--device cpu trains without)")
+            raise NoGpuError(f"{self.why_no_gpu()}; {WITHOUT}")
         return bool(self.visible)
 
     def broken(self, selector: str, expect_gpus: int | None = None) -> list[BrokenGpu]:
@@ -134,9 +134,7 @@ def pick(loaded: Loaded, machine: Machine, hold: Hold, first_slot: int = 0) -> P
         return _pick_cpu(loaded, machine, first_slot)
     if not machine.has_gpu():
         given = given_by(loaded.sources["system.device"], "system.device")
-        raise NoGpuError(
-            f"{given}system.device = cuda: {machine.why_no_gpu()} (--device cpu trains without)"
-        )
+        raise NoGpuError(f"{given}system.device = cuda: {machine.why_no_gpu()}; {WITHOUT}")
     if is_asked_for(loaded, "launch.workers"):
         raise UsageError(
             f"{loaded.sources['launch.workers']}: launch.workers counts CPU workers, and this run "
@@ -164,8 +162,8 @@ def _refuse_without_gpus(loaded: Loaded, machine: Machine) -> None:
         if loaded.settings.system.device == "cpu":
             raise ConfigError(f"{asked}but system.device is cpu: give one of the two")
         raise NoGpuError(
-            f"{asked}but there is none: {machine.why_no_gpu()} (--device cpu instead trains "
-            "without; run.sh doctor looks at the machine)"
+            f"{asked}but there is none: {machine.why_no_gpu()}; {WITHOUT}, "
+            "`bash run.sh doctor` looks at the machine"
         )
 
 

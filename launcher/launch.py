@@ -18,6 +18,7 @@ from launcher.doctor.machine import check_command
 from launcher.gpus.probe import Gpu, GpuProbe
 from launcher.gpus.sizes import fitted, memory_gib
 from launcher.history.gpu_history import GpuHistory, path_of
+from launcher.levels import notes_on_level
 from launcher.nodes.absence import Absence
 from launcher.nodes.failures import silence_limit_s
 from launcher.nodes.interfaces import check_interfaces
@@ -26,9 +27,10 @@ from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import MOMENT_S, NEVER, Limits
 from launcher.telemetry.kernel_log import UNLISTED, against, read_kernel_log, unlisted
 from launcher.verdict.golden import Golden
-from model_check.config.load import Loaded, load
-from model_check.config.places import fallback_note
+from model_check.config.checkpoint_settings import checkpoints_at
+from model_check.config.load import Loaded, load, with_checkpoints
 from model_check.config.ranks import JOBS
+from model_check.config.resume import AUTO
 from model_check.config.schema import LaunchSettings, Settings
 from model_check.errors import ConfigError, UsageError
 from model_check.utils.cores import usable_cores
@@ -149,7 +151,7 @@ def make_launch(
     loaded = load(arguments.request, machine.has_gpu)
     if loaded.settings.launch.mode == "compare":
         raise UsageError(f"--mode compare: give two arms: --arm NAME key=value ..., or {BOTH}")
-    if arguments.is_alone:
+    if arguments.is_alone or _goes_on_alone(loaded.settings, arguments):
         loaded = _alone(loaded)
     _refuse_rounds_that_go_on(loaded)
     picked = pick(loaded, machine, hold, seat.first_slot if seat else 0)
@@ -160,6 +162,13 @@ def make_launch(
     if not arguments.command:
         loaded, size_notes = fitted(loaded, arguments.request, memory_gib(gpus))
         more_notes += size_notes
+        if not arguments.level:
+            is_job = loaded.settings.launch.mode in JOBS
+            loaded = with_checkpoints(loaded, num_copies=1 if is_job else len(picked.places))
+    if arguments.level and seat is None:
+        names = {gpu.name for gpu in gpus}
+        is_command = bool(arguments.command)
+        more_notes += notes_on_level(arguments.level, loaded, names, is_command=is_command)
     picked = replace(picked, notes=(*picked.notes, *more_notes))
     system = replace(loaded.settings.system, device=loaded.device)
     settings = replace(loaded.settings, system=system)
@@ -180,9 +189,10 @@ def make_launch(
 
         if gpus:
             refuse_old_driver(picked.snapshot)
-        notes = fallback_note(loaded.sources, settings) + check_training(
+        checked = check_training(
             settings, picked.places, seat.workers if seat else (), context.num_ranks
         )
+        notes = [*loaded.decisions, *checked]
     if is_job and (note := note_on_nodes(environ, nodes, num_here)):
         notes = [*notes, note]
     picked = replace(picked, notes=(*picked.notes, *notes))
@@ -257,6 +267,17 @@ def _refuse_rounds_that_go_on(loaded: Loaded) -> None:
         raise UsageError(f"{both}: without --resume")
     if loaded.settings.launch.max_restarts:
         raise UsageError(f"{both}: without --max-restarts")
+
+
+def _goes_on_alone(settings: Settings, arguments: RunArguments) -> bool:
+    """Whether it goes on from a checkpoint that one worker has written."""
+    resume, mode = settings.training.resume, settings.launch.mode
+    if resume in (None, AUTO) or mode != "replicate" or arguments.command:
+        return False
+    try:
+        return bool(checkpoints_at(Path(str(resume))))
+    except OSError:
+        return False
 
 
 def _alone(loaded: Loaded) -> Loaded:

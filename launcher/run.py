@@ -189,7 +189,6 @@ class Run:
         self._replay(outcome)
         judgement = self._remember(conclude(self._record, self._watch, self._directory))
         has_report = self._write_reports(judgement.result)
-        self._tell_what_is_left()
         self._close(judgement, has_report=has_report)
         return judgement.result
 
@@ -198,7 +197,13 @@ class Run:
 
         result = judgement.result
         tail = self._launch.loaded.settings.logging.tail_lines
-        lines = closing_lines(judgement, self._directory, tail, has_report=has_report)
+        lines = closing_lines(
+            judgement,
+            self._directory,
+            tail,
+            has_report=has_report,
+            checkpoints=self._checkpoint_lines(result.exit_code),
+        )
         if self._title and result.exit_code == EXIT_PASS:
             lines = iter([f"{self._title}: {result.verdict}: {result.summary}"])
         for line in lines:
@@ -311,18 +316,21 @@ class Run:
             return False
         return True
 
-    def _tell_what_is_left(self) -> None:
-        """Of a training that a signal stopped."""
-        from launcher.report.closing import resume_line
+    def _checkpoint_lines(self, exit_code: int) -> Iterator[str]:
+        """For a training that is done, or that a signal stopped."""
+        from launcher.report.closing import checkpoint_lines
 
-        is_training = not self._launch.arguments.command
-        if is_training and self._record.end is not None and self._record.end.is_by_signal:
-            launch = self._launch
-            saved = {name: each.saved for name, each in self._watch.histories.items()}
-            if launch.is_job:  # one rank writes for all
-                saved = {"the job": [event for each in saved.values() for event in each]}
-            if line := resume_line(launch.loaded.settings.training, saved):
-                self._printer.say(line)
+        launch, is_stopped = self._launch, self.end.is_by_signal
+        is_of_arms = launch.arguments.seat is not None and not is_stopped
+        is_over = is_stopped or exit_code == EXIT_PASS
+        if launch.arguments.command or is_of_arms or not is_over:
+            return iter(())
+        saved = {name: each.saved for name, each in self._watch.histories.items()}
+        if launch.is_job:  # one rank writes for all
+            saved = {"the job": [event for each in saved.values() for event in each]}
+        speaks = (self._record.data or {}).get("speaks", "text")
+        settings = launch.loaded.settings
+        return checkpoint_lines(settings, saved, is_stopped=is_stopped, speaks=speaks)
 
 
 def _import_what_judges() -> None:

@@ -24,9 +24,9 @@ from model_check.utils.held import (
     make_unlinked,
 )
 from model_check.utils.secrets import masked_values
+from model_check.utils.worker_env import RUN_PREFIX
 
 SCHEMA = 1
-_PREFIX = "model_check_logs_"
 _ROUND = re.compile(r"round_[0-9]{3,}")
 _ATTEMPT = re.compile(r"restart_[0-9]+")
 LAUNCHER_LOG = "launcher.log"
@@ -40,7 +40,7 @@ PRIVATE = 0o700
 def default_path(log_dir: str | None) -> Path:
     """`/tmp/model_check_logs_<PID>_<timestamp>`, or the same name under `log_dir`."""
     stamp = datetime.now().strftime("%Y%m%d_%H%M%S")
-    return parent_of(log_dir).absolute() / f"{_PREFIX}{os.getpid()}_{stamp}"
+    return parent_of(log_dir).absolute() / f"{RUN_PREFIX}{os.getpid()}_{stamp}"
 
 
 def parent_of(log_dir: str | None) -> Path:
@@ -50,12 +50,12 @@ def parent_of(log_dir: str | None) -> Path:
 
 def has_default_name(path: Path) -> bool:
     """Whether nobody chose its name."""
-    return path.name.startswith(_PREFIX)
+    return path.name.startswith(RUN_PREFIX)
 
 
 def of_user(parent: Path) -> list[Path]:
     """The run directories in `parent` that are this user's own; no links, none of others."""
-    return [path for path in parent.glob(f"{_PREFIX}*") if is_users(path)]
+    return [path for path in parent.glob(f"{RUN_PREFIX}*") if is_users(path)]
 
 
 def is_users(path: Path) -> bool:
@@ -233,11 +233,6 @@ def kept(evidence: Path, dossier: Path) -> Path:
     """Where `keep` has put the file, or left it."""
     place = dossier / evidence.name
     return place if place.exists() else evidence
-
-
-def telemetry_path(directory: Path, worker: str) -> Path:
-    """`gpu3.telemetry.jsonl`: what NVML said of the worker's GPU."""
-    return directory / f"{worker.lower()}.telemetry.jsonl"
 
 
 def link_latest(path: Path) -> None:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from model_check.config.arguments import with_dashes
-from model_check.config.fields import flatten
+from model_check.config.fields import flatten, setting_of
 from model_check.config.inert import COMPARE
 from model_check.config.layers import Layer, command_line
 from model_check.config.load import Request
@@ -126,9 +126,9 @@ def refuse_overruled(request: Request, arms: Sequence[Arm]) -> None:
     for label, layer in command_line(request.overrides, request.flags):
         if layer.get("launch.mode", "compare") != "compare":
             raise ConfigError(f"{label}: has no arms; launch.mode=compare has")
-    in_all = set.intersection(*({*arm.layer[1]} for arm in arms))
+    in_all = set.intersection(*({*map(setting_of, arm.layer[1])} for arm in arms))
     for label, layer in command_line(request.overrides, request.flags):
-        if overruled := in_all & {*layer}:
+        if overruled := in_all & {*map(setting_of, layer)}:
             raise ConfigError(f"{label}: each arm gives its own {min(overruled)}: leave it out")
 
 

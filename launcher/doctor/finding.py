@@ -5,6 +5,8 @@ from typing import Literal, NamedTuple
 from model_check.errors import EXIT_USAGE
 
 GIB = 1 << 30
+DASH = "-"
+"""Stands for what a device or a driver does not report."""
 Status = Literal["ok", "warn", "FAIL"]
 
 
@@ -25,6 +27,18 @@ class Finding(NamedTuple):
 
 def gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.1f} GiB"
+
+
+def told(value: float | str | None, form: str = "{}") -> str:
+    """The value in this form; a dash where there is none."""
+    return DASH if value is None else form.format(value)
+
+
+def told_both(one: float | None, other: float | None, form: str = "{}", between: str = "/") -> str:
+    """Two values that belong together; one dash where neither is there."""
+    if one is None and other is None:
+        return DASH
+    return f"{told(one, form)}{between}{told(other, form)}"
 
 
 def ok(name: str, found: str) -> Finding:

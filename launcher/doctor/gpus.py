@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from launcher.devices import NO_GPU_VALUES, Machine
-from launcher.doctor.finding import Finding, fail, ok, warn, warn_if
+from launcher.doctor.finding import DASH, Finding, fail, ok, told, told_both, warn, warn_if
 from launcher.gpus.choose import choose, why_busy, why_unusable
 from launcher.gpus.codes import MISSING, WITHOUT
 from launcher.gpus.probe import BrokenGpu, Gpu
@@ -34,7 +34,7 @@ def check_gpus(machine: Machine, launch: LaunchSettings, used: Sequence[Gpu]) ->
     these settings from starting."""
     snapshot, findings = machine.snapshot, []
     if snapshot.driver_version:
-        served = snapshot.cuda_driver_version or "N/A"
+        served = told(snapshot.cuda_driver_version)
         findings.append(ok("driver", f"{snapshot.driver_version}, serves CUDA {served}"))
     if not snapshot.gpus:
         return [*findings, check_none(machine, launch.expect_gpus)]
@@ -88,8 +88,8 @@ def _broken(gpu: BrokenGpu, is_needed: bool) -> Finding:
 
 
 def _gpu(gpu: Gpu, is_visible: bool, is_used: bool) -> Finding:
-    found = f"{gpu.name}, {_memory(gpu)}, {_na(gpu.utilization_percent)} % used, "
-    found += f"{_na(gpu.temperature_c)} C{'' if is_visible else ' (hidden)'}"
+    found = f"{gpu.name}, {_memory(gpu)}, {told(gpu.utilization_percent)} % used, "
+    found += f"{told(gpu.temperature_c)} C{'' if is_visible else ' (hidden)'}"
     unusable, busy = why_unusable(gpu), why_busy(gpu)
     if unusable is not None and is_used:
         return fail(gpu.label, f"{found}; it {unusable}", "choose others with --gpus", EXIT_NO_GPU)
@@ -102,7 +102,7 @@ def _gpu(gpu: Gpu, is_visible: bool, is_used: bool) -> Finding:
 
 def _memory(gpu: Gpu) -> str:
     if gpu.free_mib is None or gpu.total_mib is None:
-        return "memory N/A"
+        return f"memory {DASH}"
     return f"{gpu.free_mib / 1024:.1f} of {gpu.total_mib / 1024:.1f} GiB free"
 
 
@@ -142,23 +142,19 @@ def check_health(gpu: Gpu, record: Record, fail_on: Collection[str]) -> Finding:
 
 
 def _describe(counters: Counters, sample: Telemetry) -> str:
-    errors = f"{_na(counters.ecc_corrected)}, {_na(counters.ecc_uncorrected)}"
-    in_life = f"{_na(counters.ecc_corrected_total)}, {_na(counters.ecc_uncorrected_total)}"
-    rows = f"{_na(counters.remapped_corrected)}, {_na(counters.remapped_uncorrected)}"
+    errors = told_both(counters.ecc_corrected, counters.ecc_uncorrected)
+    in_life = told_both(counters.ecc_corrected_total, counters.ecc_uncorrected_total)
+    rows = told_both(counters.remapped_corrected, counters.remapped_uncorrected)
     states = [("pending", counters.remap_pending), ("failed", counters.remap_failed)]
     rows += "".join(f", {state}" for state, is_so in states if is_so)
-    link = f"gen {_na(sample.pcie_gen)} x{_na(sample.pcie_width)}"
-    most = f"gen {_na(counters.pcie_max_gen)} x{_na(counters.pcie_max_width)}"
+    link = told_both(sample.pcie_gen, sample.pcie_width, between=" x")
+    most = told_both(counters.pcie_max_gen, counters.pcie_max_width, between=" x")
     return (
-        f"ECC errors (corrected, uncorrected) {errors} since load, {in_life} in its life; "
+        f"ECC errors (corrected/uncorrected) {errors} since load, {in_life} in its life; "
         f"remapped rows {rows}; clocks: {_clocks(sample.clocks_event_reasons)}; "
-        f"PCIe {link} of {most}"
+        f"PCIe gen {link} of {most}"
     )
 
 
 def _clocks(bits: int | None) -> str:
-    return "N/A" if bits is None else ", ".join(throttle_reasons(bits)) or "free"
-
-
-def _na(value: int | None) -> str:
-    return "N/A" if value is None else str(value)
+    return DASH if bits is None else ", ".join(throttle_reasons(bits)) or "free"

@@ -82,7 +82,8 @@ def _shared_memory() -> Finding:
 
 def _open_files() -> Finding:
     soft, hard = _limits(resource.RLIMIT_NOFILE)
-    found = f"{_number(soft)}, raised to {_number(hard)} for workers"
+    raised = "" if soft == hard else f", raised to {_number(hard)} for workers"
+    found = f"{_number(soft)}{raised}"
     advice = f"raise the hard limit (ulimit -Hn) to {LOW_OPEN_FILES}"
     return warn_if(hard < LOW_OPEN_FILES, "open files", found, advice)
 

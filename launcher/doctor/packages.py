@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.doctor.finding import Finding, fail, ok, warn
+from launcher.doctor.finding import Finding, fail, ok, told, warn
 from launcher.gpus.probe import Snapshot
 from launcher.install.requirements import Requirement, extra, installed, normalised, pins, required
 from model_check.errors import NoGpuError
@@ -65,7 +65,7 @@ def check_torch(build: TorchBuild, snapshot: Snapshot | None) -> Finding:
     driver = snapshot.cuda_driver_version
     if (why := why_too_old(build, driver)) is not None:
         return fail("torch build", f"{found}, and {why}", _UPDATE)
-    return ok("torch build", f"{found}; the driver serves CUDA {driver or 'N/A'}")
+    return ok("torch build", f"{found}; the driver serves CUDA {told(driver)}")
 
 
 def why_too_old(build: TorchBuild, driver: str | None) -> str | None:

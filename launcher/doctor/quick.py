@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from launcher.devices import Machine
 from launcher.doctor.finding import Finding, fail, warn
 from launcher.doctor.gpus import check_mask, check_none, check_unlisted
-from launcher.doctor.quick_answer import Answer, Checked, Fault, document_of, lines_of
+from launcher.doctor.quick_answer import Answer, Checked, Fault, Figures, document_of, lines_of
 from launcher.gpus.choose import auto_count, choose, why_unusable
 from launcher.gpus.probe import BrokenGpu, Gpu, NvmlProbe
 from launcher.history.gpu_history import path_of
@@ -24,7 +24,7 @@ from launcher.verdict.severity import Severity, Symptom
 from model_check.config.derived import failing_severities
 from model_check.config.schema import LaunchSettings
 from model_check.errors import EXIT_HEALTH, EXIT_NO_GPU, ModelCheckError
-from model_check.events import Trouble
+from model_check.events import Counters, Telemetry, Trouble
 
 _CALL_S = 3.0
 """For one call of NVML."""
@@ -41,7 +41,7 @@ def quick(
     as_json: bool,
     write: Callable[[str], None],
 ) -> int:
-    """Write a summary and a line a GPU, or one JSON document. Returns the exit code of the worst
+    """Write a summary and a table of GPUs, or one JSON document. Returns the exit code of the worst
     fault: 69 for a GPU that is missing or does not answer, 22 for a severity of launch.fail_on."""
     end = time.monotonic() + _ALL_S
     path = path_of(launch.history_file, environ)
@@ -124,7 +124,22 @@ def _checked(
     faults += _unanswered_calls(record)
     # Of several as grave the first one: NVML now, then the past.
     faults.sort(key=lambda fault: (-fault.exit_code, _GRAVITY.index(fault.severity)))
-    return Checked(gpu.label, gpu.uuid, gpu.name, gpu.pci_bus_id, faults)
+    return Checked(gpu.label, gpu.uuid, gpu.name, gpu.pci_bus_id, faults, _figures(gpu, record))
+
+
+def _figures(gpu: Gpu, record: Record) -> Figures:
+    sample, counters = record.sample or Telemetry(), record.counters or Counters()
+    remapped = (counters.remapped_corrected, counters.remapped_uncorrected)
+    rows = [num for num in remapped if num is not None]
+    return Figures(
+        gpu.used_mib,
+        gpu.total_mib,
+        sample.temperature_c,
+        sample.power_w,
+        sample.utilization_percent,
+        counters.ecc_uncorrected,
+        sum(rows) if rows else None,
+    )
 
 
 def _symptoms(gpu: Gpu, record: Record) -> list[Symptom]:

@@ -1,10 +1,11 @@
-"""What `doctor --quick` found, as a line a GPU or as JSON. Pure."""
+"""What `doctor --quick` found: a summary, a table of the GPUs and the findings, or JSON. Pure."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from launcher.doctor.finding import Finding, Status
+from launcher.doctor.finding import DASH, Finding, Status, told, told_both
+from launcher.report.table import aligned
 from model_check.utils.secrets import masked_values
 from model_check.utils.words import printable
 
@@ -14,6 +15,9 @@ _COLUMNS = 80
 _NAME = 24
 """Columns of a GPU's name."""
 _CUT = "..."
+_HEADER = ("", "GPU", "name", "used/total GiB", "°C", "W", "util", "ECC", "remapped")
+_NUM_LEFT = 3
+"""Columns of words; the others hold numbers."""
 
 
 class Fault(NamedTuple):
@@ -29,6 +33,31 @@ class Fault(NamedTuple):
     """0: only told."""
 
 
+class Figures(NamedTuple):
+    """What NVML reports of a GPU at this moment; None: it does not report it."""
+
+    memory_used_mib: int | None = None
+    memory_total_mib: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    utilization_percent: int | None = None
+    ecc_uncorrected: int | None = None
+    """Memory errors since the driver was loaded."""
+    remapped_rows: int | None = None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Under the header of the table."""
+        return (
+            told_both(_gib(self.memory_used_mib), _gib(self.memory_total_mib), "{:.1f}"),
+            told(self.temperature_c),
+            told(self.power_w, "{:.0f}"),
+            told(self.utilization_percent, "{} %"),
+            told(self.ecc_uncorrected),
+            told(self.remapped_rows),
+        )
+
+
 class Checked(NamedTuple):
     """One GPU or MIG instance, and its faults, the gravest first."""
 
@@ -39,6 +68,7 @@ class Checked(NamedTuple):
     name: str | None
     pci_bus_id: str | None
     faults: list[Fault]
+    figures: Figures = Figures()
 
     @property
     def exit_code(self) -> int:
@@ -71,16 +101,29 @@ class Answer(NamedTuple):
 
 
 def lines_of(answer: Answer) -> Iterator[str]:
-    """The summary, a line a GPU, and the other checks; what could move a cursor is escaped."""
-    yield _cut(_summary(answer))
-    for each in answer.gpus:
-        name = printable(each.name or "").removeprefix("NVIDIA ")[:_NAME]
-        figures = printable("; ".join(fault.figure for fault in each.faults))
-        told = ": ".join(filter(None, (name, figures)))
-        yield _cut(f"{each.status:<4}  {each.gpu}  {told}")
-    yield from (printable(str(check)) for check in answer.checks)
-    if any(each.faults for each in answer.gpus):
-        yield "what to do: --json, and on an idle machine `run.sh doctor`"
+    """The summary, the table of GPUs, and each finding that the summary does not hold whole; of one
+    that it holds, what to do. What could move a cursor is escaped."""
+    summary = _cut(_summary(answer))
+    yield summary
+    if answer.gpus:
+        yield from aligned([_HEADER, *map(_row, answer.gpus)], _NUM_LEFT, _COLUMNS)
+    for finding in (*_findings(answer.gpus), *answer.checks):
+        if printable(f"{finding.name}: {finding.found}") not in summary:
+            yield printable(str(finding))
+        elif finding.advice:
+            yield printable(str(finding._replace(found="")))
+
+
+def _row(gpu: Checked) -> tuple[str, ...]:
+    name = printable(gpu.name or DASH).removeprefix("NVIDIA ")[:_NAME]
+    return (f"{gpu.status:<4}", gpu.gpu, name, *gpu.figures.cells)
+
+
+def _findings(gpus: Sequence[Checked]) -> Iterator[Finding]:
+    for each in gpus:
+        for fault in each.faults:
+            status: Status = "FAIL" if fault.exit_code else "warn"
+            yield Finding(status, each.gpu, fault.figure, fault.cure)
 
 
 def _summary(answer: Answer) -> str:
@@ -89,10 +132,10 @@ def _summary(answer: Answer) -> str:
     gpus = [each for each in answer.gpus if each.status == status]
     if status == "ok":
         return f"ok: {num} GPU{'' if num == 1 else 's'}"
-    told = [f"{check.name}: {check.found}" for check in answer.checks if check.status == status]
-    told += [f"{each.gpu}: {each.faults[0].figure}" for each in gpus]
+    found = [f"{check.name}: {check.found}" for check in answer.checks if check.status == status]
+    found += [f"{each.gpu}: {each.faults[0].figure}" for each in gpus]
     count = f" ({len(gpus)} of {num} GPUs)" if gpus else ""
-    return printable(f"{status}{count}: {'; '.join(told)}")
+    return printable(f"{status}{count}: {'; '.join(found)}")
 
 
 def _cut(line: str) -> str:
@@ -102,7 +145,9 @@ def _cut(line: str) -> str:
 def document_of(answer: Answer) -> str:
     """The same as JSON, with what to do (docs/telemetry.md)."""
     gpus = [
-        each._asdict() | {"status": each.status, "faults": [*map(_without_code, each.faults)]}
+        each._asdict()
+        | {"status": each.status, "faults": [*map(_without_code, each.faults)]}
+        | {"figures": each.figures._asdict()}
         for each in answer.gpus
     ]
     document = {
@@ -119,3 +164,7 @@ def _without_code(found: Fault | Finding) -> dict[str, Any]:
     fields = found._asdict()
     del fields["exit_code"]
     return fields
+
+
+def _gib(mib: int | None) -> float | None:
+    return None if mib is None else mib / 1024

@@ -11,7 +11,7 @@ NOT_AVAILABLE = {2, 3, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND}
 """Invalid argument, not supported, no permission, not found, function not found: this device or
 driver has no such value. Any other code is a device in trouble."""
 
-WITHOUT = "--device cpu trains without"
+WITHOUT = "--device cpu, without --gpus, trains on the CPU"
 MISSING = "see `nvidia-smi -L` and `dmesg | grep -i -e nvrm -e xid`"
 """Where a GPU that is missing may have left a trace."""
 

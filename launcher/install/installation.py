@@ -19,13 +19,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.install import requirements
+from launcher.install.progress import BEGINS, follow
 from launcher.install.requirements import CONSTRAINTS, PYPROJECT, RUN_EXTRAS, Requirement, say
 from model_check.errors import InternalError, StorageError, UsageError
 from model_check.utils.project_files import PACKAGES
 
 EXTRAS = {"run": RUN_EXTRAS, "check": (*RUN_EXTRAS, "fast", "midi", "dev")}
 """What an environment is made for -> the extras that it gets. One for checks is one to run in."""
-LOCK = "install.lock"
+LOCK, LOG = "install.lock", "install.log"
+"""Who installs, and what pip says."""
+WHEELS = "MODEL_CHECK_WHEELS"
+"""A directory with all packages, for a machine without network: run.sh sets it for --wheels."""
+_COST = "2 to 5 minutes; about 3 GB to download, without CUDA 0.3 GB, and 1.5 GB on disk"
+_COST_WITHOUT_TORCH = "about 0.2 GB to download"
+"""docs/troubleshooting.md says what of it was measured."""
+_NUM_LAST_LINES = 12
 
 # Kept as they are where this machine has them: they are built for its driver and for each other.
 _KEPT = ("torch", "numpy")
@@ -35,15 +43,19 @@ _NOT_FOR_PIP = ("PIP_CONSTRAINT", "PIP_TARGET", "PIP_PREFIX", "PYTHONPATH", "PYT
 
 
 def make(venv: Path, purpose: str) -> Path:
-    """The Python of the environment `venv`, which is ready for `purpose` on return.
+    """The Python of the environment `venv`, which is ready for `purpose` on return. One that is
+    ready is only read: it may be another user's.
 
     Raises UsageError (not ours to touch), StorageError (not writable) and InternalError (pip or
     venv failed; their own messages say why).
     """
+    if is_ready(venv, purpose):
+        return python_of(venv)
     try:
         _claim(venv)
         with _lock(venv / LOCK) as lock:
             if not is_ready(venv, purpose):
+                (venv / LOG).unlink(missing_ok=True)
                 _install(venv, purpose, lock)
     except OSError as error:
         raise StorageError(
@@ -92,42 +104,59 @@ def _lock(path: Path) -> Iterator[int]:
 
 
 def _install(venv: Path, purpose: str, lock: int) -> None:
-    started, python = time.monotonic(), python_of(venv)
+    started, python, wheels = time.monotonic(), python_of(venv), _wheels()
     if not _runs(python, "import sys; sys.exit(sys.version_info < (3, 11))"):
-        _create(venv, lock)
+        _create(venv, lock, started)
     _remove_half_installed(venv)
     kept = _kept(python)
     needs = requirements.required()
     needs += [need for name in EXTRAS[purpose] for need in requirements.extra(name)]
     wanted = [need for need in needs if need.name not in kept]
-    say(f"installing into {venv} (once; packages: {len(wanted)} and what they need)")
+    say(f"installing into {venv}, once: {_extent(wanted, kept, wheels)}")
     if kept:
         reused = ", ".join(f"{name} {version}" for name, version in kept.items())
         say(f"reusing {reused} of {sys.executable}")
-    if _pip_install(venv, wanted, kept, quiet=purpose == "check", lock=lock) != 0:
+    if _pip_install(venv, wanted, kept, wheels, lock, started) != 0:
+        last = (venv / LOG).read_text(errors="replace").splitlines()[-_NUM_LAST_LINES:]
+        say("\n".join(["the last words of pip:", *last]))
         raise InternalError(
-            f"pip could not install the requirements into {venv}; its own words are above. "
-            "Connect this machine to a package index and start again, or name an interpreter that "
-            "has them: MODEL_CHECK_PYTHON=/path/to/python"
+            f"pip could not install the requirements into {venv}; all its words are in "
+            f"{venv / LOG}. Connect this machine to a package index and start again; or fill a "
+            "directory elsewhere (pip download -r requirements.txt -d DIR) and give --wheels DIR; "
+            "or name an interpreter that has them: MODEL_CHECK_PYTHON=/path/to/python"
         )
     for ready_for in {"run", purpose}:
         (venv / f"ready-{ready_for}").write_text(_stamp(venv))
     say(f"installed in {time.monotonic() - started:.0f} s")
 
 
-def _create(venv: Path, lock: int) -> None:
+def _extent(wanted: Sequence[Requirement], kept: dict[str, str], wheels: str | None) -> str:
+    cost = _COST_WITHOUT_TORCH if "torch" in kept else _COST
+    source = f"all from {wheels}" if wheels else cost
+    return f"{len(wanted)} packages and what they need ({source})"
+
+
+def _wheels() -> str | None:
+    """Raises UsageError where the directory is none."""
+    wheels = os.environ.get(WHEELS)
+    if wheels and not os.path.isdir(wheels):
+        raise UsageError(f"--wheels {wheels}: no such directory ({WHEELS})")
+    return wheels
+
+
+def _create(venv: Path, lock: int, began: float) -> None:
     """A new venv in place of whatever is there; above the interpreter's own packages where those
     hold a torch that will do."""
     for entry in venv.iterdir():
-        if entry.name != LOCK:
+        if entry.name not in (LOCK, LOG):
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     # The interpreter behind the links: this one may be the venv's own, which is gone by now.
     command = [os.path.realpath(sys.executable), "-P", "-m", "venv", "--without-pip"]
     kept = [need for need in requirements.required() if need.name in _KEPT]
     if sys.prefix == sys.base_prefix and not requirements.lacking(kept):
         command.append("--system-site-packages")
-    if _call([*command, str(venv)], lock) != 0:
-        raise InternalError(f"{shlex.join(command)} failed: its own words are above")
+    if _call([*command, str(venv)], venv, lock, began) != 0:
+        raise InternalError(f"{shlex.join(command)} failed: {venv / LOG} has its own words")
 
 
 def _remove_half_installed(venv: Path) -> None:
@@ -148,24 +177,30 @@ def _kept(python: Path) -> dict[str, str]:
 
 
 def _pip_install(
-    venv: Path, wanted: Sequence[Requirement], kept: dict[str, str], *, quiet: bool, lock: int
+    venv: Path,
+    wanted: Sequence[Requirement],
+    kept: dict[str, str],
+    wheels: str | None,
+    lock: int,
+    began: float,
 ) -> int:
     constraints = venv / "constraints.txt"
     versions = requirements.pins() | kept
     constraints.write_text("".join(f"{name}=={v}\n" for name, v in versions.items()))
-    command = [*_pip(python_of(venv), lock), "install", "--disable-pip-version-check"]
-    command += ["--quiet"] if quiet else []
-    return _call([*command, "--constraint", str(constraints), *map(str, wanted)], lock)
+    command = [*_pip(venv, lock, began), "install", "--disable-pip-version-check"]
+    command += ["--no-index", "--find-links", wheels] if wheels else []
+    return _call([*command, "--constraint", str(constraints), *map(str, wanted)], venv, lock, began)
 
 
-def _pip(python: Path, lock: int) -> list[str]:
-    """A pip that installs for `python`: its own, else the one of the interpreter that runs this.
+def _pip(venv: Path, lock: int, began: float) -> list[str]:
+    """A pip that installs into `venv`: its own, else the one of the interpreter that runs this.
     Debian has ensurepip in a package of its own."""
+    python = python_of(venv)
     own = [str(python), "-P", "-m", "pip"]
     if _runs(python, "import pip"):
         return own
     if _runs(python, "import ensurepip"):
-        if _call([str(python), "-P", "-m", "ensurepip", "--default-pip"], lock) == 0:
+        if _call([str(python), "-P", "-m", "ensurepip", "--default-pip"], venv, lock, began) == 0:
             return own
     elif _runs(Path(sys.executable), "import pip"):
         return [sys.executable, "-P", "-m", "pip", "--python", str(python)]
@@ -175,18 +210,21 @@ def _pip(python: Path, lock: int) -> list[str]:
     )
 
 
-def _call(command: Sequence[str], lock: int) -> int:
-    """Run it to its end, with all its output on stderr; the exit code. It holds the lock, too: if
+def _call(command: Sequence[str], venv: Path, lock: int, began: float) -> int:
+    """Run it to its end, with all its output in the log; the exit code. It holds the lock, too: if
     we are killed, the next start waits for it instead of installing beside it."""
     env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_PIP}
     # A `user = true` in a pip.conf fails in a venv.
     env["PIP_USER"] = "0"
     # As -P, for the Pythons that pip and ensurepip start: the working directory may hold a pip.py.
     env["PYTHONSAFEPATH"] = "1"
-    done = subprocess.run(
-        command, env=env, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(lock,), check=False
-    )
-    return done.returncode
+    with (venv / LOG).open("ab") as log:
+        log.write(f"{BEGINS}{shlex.join(command)}\n".encode())
+        log.flush()
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock,)
+        )
+    return follow(process, venv / LOG, began)
 
 
 def _runs(python: Path, code: str) -> bool:

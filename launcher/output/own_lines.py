@@ -4,8 +4,8 @@ import os
 import re
 from collections.abc import Sequence
 
-_LEAST_COLUMNS = 40
-"""A terminal that tells less has no size (0), or is too narrow for a table anyway."""
+_LEAST_COLUMNS, _USUAL_COLUMNS = 40, 80
+"""A terminal that tells less than the first has no size (0), or is too narrow for any table."""
 _COLOURS = {
     "PASS": "32",
     **dict.fromkeys(("FAIL", "SUSPECT", "error:"), "1;31"),
@@ -19,9 +19,10 @@ def for_terminal(lines: Sequence[str], fd: int, prefix: str) -> Sequence[str]:
     (https://no-color.org); unchanged where it is none. A path is never broken: it may run over,
     alone on its line."""
     try:
-        width = max(_LEAST_COLUMNS, os.get_terminal_size(fd).columns) - len(prefix)
+        columns = os.get_terminal_size(fd).columns
     except OSError:
         return lines
+    width = (columns if columns >= _LEAST_COLUMNS else _USUAL_COLUMNS) - len(prefix)
     pieces = [piece for line in lines for piece in _pieces(line, width)]
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return pieces

@@ -52,7 +52,10 @@ class Printer:
         return os.isatty(self._fd)
 
     def lines(self, prefix: str, texts: Sequence[str]) -> None:
-        """Lines that are safe to print (`view.escape`), without another's between them."""
+        """Lines that are safe to print (`view.escape`), without another's between them. Those of a
+        program that speaks for the launcher are broken as its own are."""
+        if prefix == self._prefix:
+            texts = for_terminal(texts, self._fd, prefix)
         self._put(_block(prefix, texts), len(texts), _QUEUE_BYTES)
 
     def say(self, text: str) -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import asdict
 
 from launcher.arguments import RunArguments
 from launcher.gpus.sizes import fitted
+from launcher.levels import duration, run_seconds
 from model_check.config.backends import backend_refusal, generation_obstacle
 from model_check.config.flops import flops_per_token
 from model_check.config.gpu_models import GpuModel, gpu_model
@@ -98,13 +99,16 @@ class GpuPlan:
             f"{plan.tokens_per_s:,.0f} tokens/s, MFU {full:.1%} (full attention), "
             f"{causal:.1%} (causal)"
         )
+        if (seconds := run_seconds(self.settings, self.gpu.name)) is not None:
+            steps = self.settings.training.max_steps
+            yield f"run: about {duration(seconds)} for {steps:,} steps, start and end included"
         if self.settings.launch.mode != "replicate":
             yield "  links between GPUs are not counted"
         for row in plan.operators:
             yield f"  {row.name:<32}{row.ms:>9,.1f} ms{row.ms / plan.step_ms:>8.1%}"
         yield (
             "by published shares of this GPU's peak and memory speed; clocks, cooling and kernels "
-            "decide (python -m benchmarks.gpu_plan: all GPUs)"
+            "decide"
         )
 
     def document(self, notes: list[str]) -> dict[str, Any]:

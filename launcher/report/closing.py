@@ -2,6 +2,7 @@
 the verdict. And what a stopped training can go on from. Writes nothing."""
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,8 +15,10 @@ from launcher.verdict.results import Judgement, Verdict, WorkerResult
 from launcher.verdict.scope import scope_lines
 from launcher.verdict.severity import CauseClass
 from launcher.verdict.summary import called, names_by_text
-from model_check.config.schema import TrainingSettings
+from model_check.config.ranks import JOBS
+from model_check.config.schema import Settings, TrainingSettings
 from model_check.events import Saved
+from model_check.utils.project_files import COMMAND
 
 _CLEAR = 0.2
 """Of its time one rank must wait less than the next, for the others to wait for it."""
@@ -23,10 +26,16 @@ _MANY_STEPS = 20
 
 
 def closing_lines(
-    judgement: Judgement, directory: Path, tail_lines: int, *, has_report: bool = True
+    judgement: Judgement,
+    directory: Path,
+    tail_lines: int,
+    *,
+    has_report: bool = True,
+    checkpoints: Iterable[str] = (),
 ) -> Iterator[str]:
     """What follows the workers, unprefixed. `tail_lines` of each failed worker come first, the
-    culprit's after the others': a page of the terminal ends with the verdict."""
+    culprit's after the others': a page of the terminal ends with the verdict. `checkpoints`: see
+    `checkpoint_lines`."""
     result = judgement.result
     if tail_lines and len(result.workers) > 1:  # the lines of a single worker stand right above
         yield from _last_words(judgement, tail_lines)
@@ -42,10 +51,11 @@ def closing_lines(
     yield from _warnings(result.workers)
     if result.dropped_lines:
         yield f"{result.dropped_lines} lines were too fast for this terminal; the logs have them"
+    yield from checkpoints
     yield f"{'logs and report' if has_report else 'logs'}: {directory}"
     if result.golden is not None:
         yield from golden_lines(result.golden)
-    if result.scope is not None:
+    if result.scope is not None and not judgement.is_training:
         yield from scope_lines(result.scope, len(result.workers))
     yield f"{result.verdict}: {result.summary} (exit code {result.exit_code})"
 
@@ -131,25 +141,69 @@ def _warnings(workers: Sequence[WorkerResult]) -> Iterator[str]:
     yield from (f"warning: {who}: {text}" for who, text in _told(pairs, workers))
 
 
-def resume_line(training: TrainingSettings, saved: Mapping[str, Sequence[Saved]]) -> str | None:
-    """Which checkpoints `--resume auto` would find, or that there is none; None where the settings
-    ask for none. `saved`: who writes them -> what was written."""
-    if training.save_interval is None and not training.save_last:
-        return None
-    newest = {worker: [Path(event.path) for event in intact(own)] for worker, own in saved.items()}
-    if any(newest.values()):
-        parent = os.path.commonpath([paths[-1].parent for paths in newest.values() if paths])
-        with suppress(ValueError):  # as a person gave it
-            parent = str(Path(parent).relative_to(Path.cwd()))
-        names = ((worker, paths[-1].name if paths else "none") for worker, paths in newest.items())
-        whose = {name: _whose(who, list(saved)) for name, who in names_by_text(names).items()}
-        found = ", ".join(f"{name} ({who})" for name, who in whose.items())
-        text = f"checkpoints in {parent}: {found}; --resume auto goes on from there"
-    else:
-        text = "this run saved no checkpoint"
+def checkpoint_lines(
+    settings: Settings, saved: Mapping[str, Sequence[Saved]], *, is_stopped: bool, speaks: str
+) -> Iterator[str]:
+    """Where the checkpoints of a training are, and what to do with them. `saved`: who writes them
+    -> what was written. `is_stopped`: by a signal, which left nothing where none was due.
+    `speaks`: `text`, `chat` or `music`, which its data are."""
+    training = settings.training
+    newest = {worker: intact(own)[-1:] for worker, own in saved.items()}
+    paths = [_as_given(Path(event.path)) for own in newest.values() for event in own]
+    asked_for = training.save_interval is not None or training.save_last
+    if not paths:
+        if is_stopped and asked_for:
+            yield f"this run saved no checkpoint{_what_a_signal_does(training)}"
+        return
+    parent = os.path.commonpath([path.parent for path in paths])
+    names = ((w, Path(own[0].path).name if own else "none") for w, own in newest.items())
+    whose = {name: _whose(who, list(saved)) for name, who in names_by_text(names).items()}
+    found = ", ".join(f"{name} ({who})" for name, who in whose.items())
+    told = f"checkpoints in {parent}: {found}" if len(saved) > 1 else f"checkpoint: {paths[0]}"
+    if is_stopped:
+        yield f"{told}; --resume auto goes on from there{_what_a_signal_does(training)}"
+        return
+    yield told
+    yield f"next: {shlex.join([*_PROGRAM, 'generate', str(paths[0]), *_ASK[speaks]])}"
+    if len(saved) == 1:
+        step = max(event.step for own in newest.values() for event in own)
+        yield f"train on: {_command_to_go_on(settings, next(iter(saved)), paths[0], step)}"
+
+
+_PROGRAM = ["bash", COMMAND] if COMMAND.endswith(".sh") else [COMMAND]
+_ASK = {
+    "text": ("--prompt", "Once upon a time"),
+    "chat": ("--chat",),
+    "music": ("--prompt-midi", "begins.mid", "--midi", "goes_on.mid"),
+}
+"""How `generate` asks a model that was trained on such data."""
+
+
+def _command_to_go_on(settings: Settings, writer: str, path: Path, step: int) -> str:
+    """A whole one: the checkpoint has the settings of model, training and data."""
+    where = ["--mode", settings.launch.mode]
+    if settings.launch.mode not in JOBS:
+        is_gpu = writer.startswith("GPU")
+        where = ["--gpu", writer.removeprefix("GPU")] if is_gpu else ["--workers", "1"]
+    steps = settings.training.max_steps
+    more = ["--max-steps", str(2 * steps)] if step >= steps else []
+    place = settings.system.checkpoint_dir
+    is_usual = place == Settings().system.checkpoint_dir
+    kept = [] if is_usual else [f"system.checkpoint_dir={place}"]
+    return shlex.join([*_PROGRAM, *where, "--resume", str(path.parent), *more, *kept])
+
+
+def _as_given(path: Path) -> Path:
+    """Relative where it lies below the working directory, as people give it."""
+    with suppress(ValueError):
+        return path.relative_to(Path.cwd())
+    return path
+
+
+def _what_a_signal_does(training: TrainingSettings) -> str:
     if training.save_on_signal:
-        return f"{text} (a SIGUSR1 instead would have saved first)"
-    return f"{text} (with training.save_on_signal=true a SIGUSR1 saves, then ends the run)"
+        return " (a SIGUSR1 instead would have saved first)"
+    return " (with training.save_on_signal=true a SIGUSR1 saves, then ends the run)"
 
 
 def _whose(names: Sequence[str], everyone: Sequence[str]) -> str:

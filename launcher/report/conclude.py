@@ -32,6 +32,7 @@ from model_check.forensics.manifest import (
     read_manifest,
 )
 from model_check.utils.fingerprint import SCHEMA
+from model_check.utils.worker_env import telemetry_path
 
 
 def conclude(
@@ -187,7 +188,7 @@ def _last_steps(watch: Watch) -> list[LastStep]:
 def _samples(directory: Path, worker: str, slow: Slow) -> list[Telemetry]:
     """What telemetry said of its GPU while it was slow."""
     with suppress(UsageError):
-        events = lines_of(run_dir.telemetry_path(directory, worker), decode_gpu)
+        events = lines_of(telemetry_path(directory, worker), decode_gpu)
         samples = [event for event in events if isinstance(event, Telemetry)]
         return [sample for sample in samples if slow.since_ns <= sample.t <= slow.last_ns]
     return []

@@ -10,7 +10,6 @@ from signal import SIGTERM
 import msgspec
 from msgspec import Struct, field
 
-from launcher import run_dir
 from launcher.report.rebuild import is_running, read_record
 from launcher.report.runs import ended_run
 from launcher.verdict.record import RunRecord
@@ -29,6 +28,7 @@ from model_check.events import (
 )
 from model_check.utils.held import hold_unlinked
 from model_check.utils.words import printable, printable_lines
+from model_check.utils.worker_env import telemetry_path
 
 _TAIL_BYTES = 4096
 _END_WORDS = {EXIT_PASS: "done", EXIT_SIGNAL_BASE + SIGTERM: "stopped"}
@@ -160,7 +160,7 @@ class RunProgress:
 
     def _follow(self, name: str) -> Iterator[tuple[Appended, Callable[[bytes], Event | GpuEvent]]]:
         yield Appended(self.directory / f"{name.lower()}.events.jsonl"), decode
-        yield Appended(run_dir.telemetry_path(self.directory, name)), decode_gpu
+        yield Appended(telemetry_path(self.directory, name)), decode_gpu
 
     def _log(self, name: str) -> Appended:
         return Appended(self.directory / f"{name.lower()}.log", from_end=_TAIL_BYTES)

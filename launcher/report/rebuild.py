@@ -54,6 +54,7 @@ from model_check.events import Event, decode, decode_gpu
 from model_check.utils.project_files import COMMAND
 from model_check.utils.requests import request_of
 from model_check.utils.words import Say, listed
+from model_check.utils.worker_env import telemetry_path
 
 _ABOUT = """\
 Make the report of a finished run again from what it left behind, and print it. Ends
@@ -408,7 +409,7 @@ def _read_healths(record: RunRecord, directory: Path) -> dict[str, Health | None
     launcher was killed, or is older than the `healths` of run.json."""
     if record.telemetry_interval_s == 0:
         return {}
-    return {name: _heard(run_dir.telemetry_path(directory, name)) for name in record.gpus}
+    return {name: _heard(telemetry_path(directory, name)) for name in record.gpus}
 
 
 def _heard(path: Path) -> Health | None:

@@ -1,4 +1,4 @@
-"""The table of workers that ends a run: its columns, and its lines on a terminal. Pure."""
+"""The table of workers that ends a run: its columns, and rows that line up on a terminal. Pure."""
 
 from collections.abc import Sequence
 
@@ -19,10 +19,17 @@ def table(workers: Sequence[WorkerResult]) -> list[str]:
     rows = [row(worker) for worker in workers]
     every = zip(COLUMNS, *rows, strict=True)
     columns = [cells for cells in every if {*cells[1:]} - {_UNKNOWN, "0"}]
-    widths = [max(map(len, cells)) for cells in columns]
-    gap = next((g for g in _GAPS if sum(widths) + g * (len(widths) - 1) <= _WIDTH), _GAPS[-1])
-    head, *lines = (_line(cells, widths, gap) for cells in zip(*columns, strict=True))
-    return [head, "─" * (sum(widths) + gap * (len(widths) - 1)), *lines]
+    head, *lines = aligned([*zip(*columns, strict=True)], _NUM_LEFT, _WIDTH)
+    return [head, "─" * max(map(len, [head, *lines])), *lines]
+
+
+def aligned(rows: Sequence[Sequence[str]], num_left: int, max_width: int) -> list[str]:
+    """The rows as lines whose cells stand below each other: the first `num_left` columns start at
+    the left, the others end at the right. The widest gap that keeps to `max_width` is taken."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    room = max_width - sum(widths)
+    gap = next((gap for gap in _GAPS if gap * (len(widths) - 1) <= room), _GAPS[-1])
+    return [_line(cells, widths, num_left, gap) for cells in rows]
 
 
 def row(worker: WorkerResult) -> tuple[str, ...]:
@@ -44,9 +51,9 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 1000 else f"{seconds / 3600:.2f} h"
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], gap: int) -> str:
+def _line(cells: Sequence[str], widths: Sequence[int], num_left: int, gap: int) -> str:
     padded = [
-        cell.ljust(width) if at < _NUM_LEFT else cell.rjust(width)
+        cell.ljust(width) if at < num_left else cell.rjust(width)
         for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
     ]
     return (" " * gap).join(padded).rstrip()

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from launcher import run_dir
 from launcher.gpus.nvml_child import NvmlChild
 from launcher.output.append_file import AppendFile
 from launcher.telemetry.health import Record, trouble_symptom
 from launcher.telemetry.xids import xid_symptom
 from launcher.verdict.health import Health
 from model_check.events import SCHEMA, GpuEvent, Trouble, Watched, Xid, encode
+from model_check.utils.worker_env import telemetry_path
 
 DEADLINE_S = 10.0
 """A GPU without persistence mode takes seconds to wake up; a driver that hangs, for ever."""
@@ -85,7 +85,7 @@ class Monitor:
         """Start the sampler. From the main thread: its death would take the sampler along."""
         for worker, uuid in self._uuids.items():
             if self._directory is not None:
-                path = run_dir.telemetry_path(self._directory, worker)
+                path = telemetry_path(self._directory, worker)
                 self._files[worker] = AppendFile(path, self._say)
             self._keep(worker, Watched(uuid=uuid, interval_s=self._interval_s, schema=SCHEMA))
         devices = msgspec.json.encode(list(self._uuids.items())).decode()

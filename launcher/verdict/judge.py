@@ -11,6 +11,7 @@ from launcher.verdict.causes import Cause
 from launcher.verdict.disagreement import Disagreement, Replay, quantity_name
 from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Case, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, SplitResult, Verdict, WorkerResult
+from launcher.verdict.scope import what_one_showed
 from launcher.verdict.severity import Repeat
 from launcher.verdict.shared import Peers, is_equal, peers_at, shared_failure
 from launcher.verdict.steps import History
@@ -88,7 +89,7 @@ def judge(case: Case) -> Judgement:
     shares, or every one of a kind, blames no GPU, nor does a tie. A worker that ended by a signal
     which we got, too, was stopped.
     """
-    causes = [_answered(case, worker, _cause(case, worker)) for worker in case.workers]
+    causes = causes_of(case)
     rows = [_row(case, *each) for each in zip(case.workers, causes, strict=True)]
     verdict = _run_verdict(case, rows)
     text, explained = summary(case, verdict, rows)
@@ -114,7 +115,18 @@ def judge(case: Case) -> Judgement:
         if worker.name in explained and facts.get("said") == f": {_last_error(worker)}"
     }
     unexplained = {row.name for row in rows if row.verdict not in _INNOCENT}
-    return Judgement(result, unexplained.difference(explained), quoted)
+    return Judgement(result, unexplained.difference(explained), quoted, case.is_training)
+
+
+def _shown_beside(case: Case, history: History) -> list[str]:
+    """What a training shows of its device: the summary of a check tells it."""
+    shows = case.is_training and case.end.exit_code == EXIT_PASS
+    return [what_one_showed(history, None)] if shows else []
+
+
+def causes_of(case: Case) -> list[Found]:
+    """Why each worker ended as it did, in their order."""
+    return [_answered(case, worker, _cause(case, worker)) for worker in case.workers]
 
 
 def _culprits(case: Case, causes: Sequence[Cause]) -> list[str]:
@@ -151,7 +163,7 @@ def _row(case: Case, worker: WorkerEnd, found: Found) -> WorkerResult:
         gpu=case.record.gpus.get(worker.name),
         detail=history.detail,
         validation=_validation(history),
-        notes=history.notes,
+        notes=[*history.notes, *_shown_beside(case, history)],
         evidence=[*(item.path for item in history.evidence), *worker.evidence],
         last_lines=list(worker.last_lines) if tells_last_lines else [],
         cause_class=cause_class,

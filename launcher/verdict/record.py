@@ -192,6 +192,15 @@ class Case(Struct, frozen=True):
         return self.record.mode in JOBS
 
     @property
+    def is_training(self) -> bool:
+        """Whether one worker trained for its checkpoints, and had nothing to be compared with."""
+        if self.record.command[:1] == ["check"]:
+            return False
+        is_alone = len(self.workers) == 1 and self.record.part is None
+        saves = any(history.saved for history in self.histories.values())
+        return is_alone and saves and self.record.golden is None
+
+    @property
     def broken(self) -> list[str]:
         """The workers whose state changed by itself, and not that of all alike."""
         broken = [name for name, history in self.histories.items() if history.broken is not None]

@@ -158,3 +158,5 @@ class Judgement(Struct, frozen=True):
     """Workers with a cause that the summary does not tell."""
     quoted: Set[str]
     """Workers whose last line the summary quotes."""
+    is_training: bool = False
+    """What it shows of the hardware is for the report alone."""

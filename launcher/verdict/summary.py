@@ -240,6 +240,9 @@ def _what_is_missing(case: Case, results: Sequence[WorkerResult]) -> str:
 
 def _what_passed(case: Case, results: Sequence[WorkerResult]) -> str:
     names = [row.name for row in results]
+    if case.is_training:
+        (row,) = results
+        return f"{row.name} {_what_ran(case, row)}{_loss(row)}"
     steps = min(row.steps for row in results)
     if steps == 0:
         return f"{called(names, names)} ended with exit code 0"
@@ -255,6 +258,12 @@ def _what_ran(case: Case, row: WorkerResult) -> str:
     unit = "step" if row.steps == 1 else "steps"
     job = " of one job" if case.is_job else ""
     return f"trained {row.steps} {unit}{job}, {case.histories[row.name].tokens:,} tokens"
+
+
+def _loss(row: WorkerResult) -> str:
+    if not (isinstance(row.loss_first, float) and isinstance(row.loss_last, float)):
+        return ""
+    return f", loss {row.loss_first:.4f} -> {row.loss_last:.4f}"
 
 
 def _what_was_compared(case: Case, names: Sequence[str], steps: str) -> str:

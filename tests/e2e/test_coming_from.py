@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from launcher.arguments import parse_run
+from model_check.config.fields import setting_of
 from model_check.config.load import Loaded, load
 from model_check.config.shape import geometry
 from model_check.engine.console import Console
@@ -33,6 +34,10 @@ GUIDE = (ROOT / "docs" / "compare.md").read_text()
 PROGRAMS = ("run.sh", "train_gpu.sh", "train_auto_gpu.sh", "pretrain_main.py", "prepare_dataset.py")
 STARTS = ("bash run.sh", "./train_", "python3 ", "CUDA_VISIBLE_DEVICES=")
 VERBS = (["doctor"], ["prepare"])
+HEADS = ("command", "name", "key", "size", "file", "checkpoint field", "there", "paper")
+"""What the left column of a table lists; a test below holds the rows of each."""
+NO_COMMAND = ("not needed", "the same", "`tensorboard --logdir tensorboard_logs`")
+"""How the answer to a command begins where nothing of ours is to be typed."""
 WITH_SHELL = ('bash run.sh 2>&1 | grep "GPU2"', "./train_gpu.sh 3 --debug", "./train_auto_gpu.sh")
 """Those that a shell runs; tests/shell/test_start.py holds what the scripts make of arguments."""
 MADE = (
@@ -43,6 +48,7 @@ MADE = (
     "training.",
     "system.",
     "logging.",
+    "baseline_",
 )
 GPUS_AND_NO_CUDA = 69
 READY = (
@@ -114,7 +120,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     for ready in READY:
         shutil.copytree(path / "processed_data", path / ready)
     (path / "checkpoints").mkdir()
-    make_run(path / "checkpoints", training__max_steps=1, training__save_last="true")()
+    make_run(
+        path / "checkpoints",
+        training__max_steps=1,
+        training__save_last="true",
+        training__context_length=2048,
+    )()
     (path / "checkpoints" / "last.pt").rename(path / "checkpoints" / "checkpoint_step_50000.pt")
     file = path / "scenario"
     file.write_text(scenario([fake_gpu(index) for index in range(8)]))
@@ -143,6 +154,7 @@ def write_settings(path: Path) -> None:
     }
     test = '{"training": {"batch_size": 8, // one GPU\n "grad_accum_nums": 4, "num_workers": 8}}'
     (path / "my.yaml").write_text("training: {max_steps: 20}\n")
+    (path / "nanotron.yaml").write_text("general: {seed: 7}\nparallelism: {dp: 8}\n")
     (path / "custom_config.json").write_text(json.dumps(custom))
     (path / "single_gpu.json").write_text(json.dumps(single))
     for name in ("my_config.json", "test_config.json", "debug_config.json"):
@@ -155,6 +167,19 @@ def write_settings(path: Path) -> None:
 
 def test_the_commands_are_found() -> None:
     assert len(commands()) > 40
+
+
+def test_each_table_is_held_by_a_test() -> None:
+    lines = PAGE.splitlines()
+    tables = [lines[number - 1] for number, line in enumerate(lines) if line.startswith("|---")]
+    heads = {table.split("|")[1].strip().removesuffix(" there") for table in tables}
+    assert heads == {*HEADS}
+
+
+@pytest.mark.parametrize(("there", "ours"), rows("command"))
+def test_each_command_has_one_that_is_typed(there: str, ours: str) -> None:
+    assert spans(there)
+    assert ours.startswith(NO_COMMAND) or {*spans(ours)} & {*commands(), "bash run.sh"}
 
 
 def dry_runs() -> dict[str, list[str]]:
@@ -253,6 +278,13 @@ def test_each_name_means_what_stands_beside_it(
 ) -> None:
     monkeypatch.chdir(place[0])
     (left,) = spans(there)
+    if ours.startswith("refused"):
+        with pytest.raises(ModelCheckError) as caught:
+            typed(left)
+        assert caught.value.exit_code == 2
+        assert spans(ours) or ours.removeprefix("refused: ") in str(caught.value)
+        assert [span for span in spans(ours) if span not in str(caught.value)] == []
+        return
     loaded = typed(left)
     if ours.startswith("changes nothing: "):
         (note,) = loaded.notes
@@ -269,6 +301,19 @@ def test_each_name_means_what_stands_beside_it(
 def about(note: str) -> str:
     """A note without the name that was given."""
     return note[note.index("system.checkpoint_dir = ") :]
+
+
+@pytest.mark.parametrize(("there", "ours"), rows("key"))
+def test_each_key_is_that_setting(there: str, ours: str) -> None:
+    assert setting_of(spans(there)[0]) == spans(ours)[0]
+
+
+@pytest.mark.parametrize(("paper", "file"), rows("paper"))
+def test_each_paper_is_named_where_it_is_used(paper: str, file: str) -> None:
+    number = re.search(r"arXiv ([0-9.]+)", paper)
+    assert number
+    source = " ".join((ROOT / spans(file)[0]).read_text().split())
+    assert f"arXiv {number[1]}" in source
 
 
 SIZES = re.search(r"these have ([0-9, and]+) million parameters", PAGE)

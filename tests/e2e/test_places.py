@@ -13,6 +13,7 @@ from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import ROOT, TINY
 
 pytestmark = pytest.mark.root
+NOBODY = 4711
 
 READ_ONLY = (
     'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && cd "$1" && shift && exec "$@"'
@@ -70,16 +71,16 @@ def test_where_the_working_directory_is_read_only_a_run_keeps_its_data_at_home(
     (tmp_path / "a.txt").write_text("some words of a text " * 500)
     text = (f"data.dataset={tmp_path}/a.txt", "data.tokenizer=bpe")
     asked = ("--workers=1", "--max-steps=1", "training.save_last=true", *text)
+    asked += ("logging.tensorboard=true",)
     run = launcher(where, home, "--run-dir", str(tmp_path / "run"), *asked)
     assert run.returncode == 0, run.stdout
     ours = home / ".cache" / "model_check"
     (checkpoints,) = (ours / "checkpoints").glob("where-*")
     assert (checkpoints / "cpu0" / "last.pt").exists()
     assert list((ours / "datasets").glob("*/manifest.json"))
+    assert list((ours / "checkpoints" / "tensorboard_logs").glob("*/cpu0/events*"))
     (note,) = [line for line in run.stdout.splitlines() if "cannot be written" in line]
     assert f"data.cache_dir = {ours}/datasets, system.checkpoint_dir = {checkpoints}" in note
-    # A person who named no place for checkpoints is not told how to fill it.
-    assert "written to after a NaN alone" not in launcher(where, home, "--dry-run").stdout
 
 
 def test_a_trainer_without_a_launcher_says_where_it_writes_instead(where: Path, home: Path) -> None:
@@ -125,35 +126,59 @@ def test_a_cache_that_lies_there_is_read(where: Path, home: Path) -> None:
     assert f'"{home}/.cache/model_check/checkpoints/where-' in run.stdout
 
 
-def test_without_a_home_to_write_to_the_message_names_the_working_directory(
+@pytest.mark.parametrize("home_directory", [".", "/dev/null", "relative"])
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_what_is_no_home_is_no_place_and_temporary_files_are_one_unless_another_user_made_it(
+    where: Path, monkeypatch: pytest.MonkeyPatch, home_directory: str, is_ours: bool
+) -> None:
+    monkeypatch.chdir(where)
+    monkeypatch.setattr("model_check.config.places._can_serve", lambda *_: False)
+    monkeypatch.setattr("tempfile.tempdir", str(where))
+    where.chmod(0o1777)
+    place = where / "model_check_0"
+    if not is_ours:
+        place.mkdir()
+        os.chown(place, NOBODY, NOBODY)
+    found = {"data.cache_dir": f"{place}/datasets"} if is_ours else {}
+    assert fallbacks({"HOME": home_directory}).items() >= found.items()
+    assert bool(fallbacks({"HOME": home_directory})) is is_ours
+
+
+def test_without_any_place_to_write_to_the_message_names_the_working_directory(
     where: Path, home: Path
 ) -> None:
-    run = launcher(where, home, f"logging.log_dir={home}", environ={"HOME": "/dev/null"})
+    nowhere = {"HOME": "/dev/null", "TMPDIR": str(home)}
+    (home / "model_check_0").touch()
+    run = launcher(where, home, f"logging.log_dir={home}", environ=nowhere)
     assert run.returncode == 2
     assert ".cache/datasets" in run.stdout + run.stderr
     assert "Traceback" not in run.stdout + run.stderr
 
 
-@pytest.mark.parametrize("home_directory", [".", "/dev/null", "relative"])
-def test_what_is_no_home_is_no_place(
-    where: Path, monkeypatch: pytest.MonkeyPatch, home_directory: str
+def test_a_user_without_a_home_trains_from_a_tree_and_an_environment_of_others(
+    where: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(where)
-    monkeypatch.setattr("model_check.config.places._can_serve", lambda *_: False)
-    assert fallbacks({"HOME": home_directory}) == {}
-
-
-def test_a_user_whose_home_nobody_knows_has_no_such_place(tmp_path: Path) -> None:
-    code = (
-        "import os; from model_check.config.places import fallbacks\n"
-        "os.setresuid(4711, 4711, 4711); print(fallbacks(os.environ))"
-    )
-    env = {name: text for name, text in os.environ.items() if name not in ("HOME", "USER")}
+    """As a prolog of Slurm's: no HOME, no name for its user. It may read everything here, and write
+    to one directory."""
+    room, tiny = tmp_path / "room", tmp_path / "tiny.json"
+    room.mkdir()
+    os.chown(room, NOBODY, NOBODY)
+    tiny.write_text(json.dumps(TINY))
+    reads = "+dac_read_search"
+    become = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    become += (f"--inh-caps={reads}", f"--ambient-caps={reads}")
+    asked = ("--workers=1", "--max-steps=1", "training.save_last=true", f"--run-dir={room}/run")
+    ours = {"MODEL_CHECK_PYTHON": sys.executable, "MODEL_CHECK_VENV": str(where / "none")}
     done = subprocess.run(
-        (sys.executable, "-c", code),
-        env={**env, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
+        [*become, "bash", str(ROOT / "run.sh"), *asked, "--device=cpu", f"--config={tiny}"],
+        cwd=where,
+        env={"PATH": os.environ["PATH"], "TMPDIR": str(room)} | ours,
         capture_output=True,
         text=True,
+        timeout=DEADLINE_S,
     )
-    assert done.stdout == "{}\n", done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = room / f"model_check_{NOBODY}"
+    assert list((kept / "checkpoints").glob("where-*/cpu0/last.pt"))
+    assert list((kept / "datasets").glob("*/manifest.json"))
+    assert kept.stat().st_mode & 0o777 == 0o700

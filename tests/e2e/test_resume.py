@@ -40,7 +40,7 @@ def test_a_training_that_a_notice_ends_goes_on_and_ctrl_c_tells_how_once_more(
     told = f"[CPU0] Resumed from .checkpoints/cpu0/last.pt: {num_done} steps done"
     assert second.lines(told)
     (line,) = [line for line in second.lines("[launcher] ") if "--resume auto" in line]
-    assert line.startswith("[launcher] checkpoints in .checkpoints/cpu0: step_")
+    assert line.startswith("[launcher] checkpoint: .checkpoints/cpu0/step_")
 
 
 def test_each_worker_goes_on_from_its_own_checkpoint_and_they_are_compared(

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from launcher.arguments import RunArguments, parse_run
+from launcher.arguments import RunArguments, parse_run, parse_train
+from launcher.doctor.preflight import check_worker_settings
 from model_check.config.load import load
-from model_check.errors import ConfigError, UsageError
+from model_check.errors import ConfigError, DataError, UsageError
 
 
 def parse(*argv: str) -> RunArguments:
@@ -62,6 +63,28 @@ def test_what_is_not_understood_is_one_message(argv: list[str], message: str) ->
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["nowhere", "nowhere.d", "~nobody"])
+def test_what_is_trained_on_is_a_path_where_it_has_one_word(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"train {name}: no such file or directory \(/.*{name}\)"):
+        parse_train([name], {})
+
+
+@pytest.mark.parametrize("name", ["launcher", "wikitext", "owner/name", "launcher/"])
+def test_what_is_there_or_may_be_on_the_hub_is_trained_on(name: str) -> None:
+    settings = load(parse_train([name], {}).request, lambda: False).settings
+    check_worker_settings(settings)
+    assert settings.data.dataset == name
+
+
+@pytest.mark.parametrize(
+    "name", ["./nowhere", "nowhere/", "/nowhere", "a/b/c", "no.txt", "x.MD.gz"]
+)
+def test_a_path_that_is_not_there_is_refused_before_anything_starts(name: str) -> None:
+    settings = load(parse(f"data.dataset={name}").request, lambda: False).settings
+    with pytest.raises(DataError, match=rf"'{re.escape(name)}': no such file or directory \(/"):
+        check_worker_settings(settings)
+
+
 def test_help_lists_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse("--help")
@@ -86,6 +109,9 @@ def test_a_setting_in_that_way_needs_its_value_behind_an_equals_sign() -> None:
     [
         ("frob", "'frob': no verb, no option"),
         ("reprot", "did you mean report?"),
+        ("wacth", "did you mean watch?"),
+        ("helath", "did you mean doctor?"),
+        ("status", "did you mean watch?"),
         ("gpt2/train.py", "gpt2/train.py: run.sh trains by itself: leave it out (`-- pytho"),
     ],
 )

@@ -179,7 +179,18 @@ def test_verbs_become_the_programs_that_they_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    ["", "doctor", "config show", "report", "runs", "history", "prepare", "export", "train"],
+    [
+        "",
+        "doctor",
+        "config show",
+        "report",
+        "runs",
+        "history",
+        "prepare",
+        "export",
+        "train",
+        "check",
+    ],
 )
 def test_every_help_has_examples_and_fits_80_columns(tmp_path: Path, verb: str) -> None:
     ask = start if verb in ("prepare", "export") else answered
@@ -203,7 +214,10 @@ def test_gpus_that_are_not_there_are_refused_with_a_next_step(tmp_path: Path) ->
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     none = answered(tmp_path, "--gpus", "auto", "--dry-run", **hidden)
     assert none.returncode == 69
-    assert b"--device cpu instead trains without; run.sh doctor" in none.stderr
+    assert (
+        b"; --device cpu, without --gpus, trains on the CPU, `bash run.sh doctor` looks"
+        in none.stderr
+    )
     (tmp_path / "single_gpu.json").write_text('{"system": {"device": "cuda"}}')
     for asked in (("--device", "cuda"), ("system.device=cuda",), ("--config", "single_gpu.json")):
         none = answered(tmp_path, *asked, "--dry-run", **hidden)

@@ -1,6 +1,7 @@
 """The environment is made once and completely, repaired if damaged, and by one start at a time."""
 
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -47,9 +48,11 @@ def test_the_first_start_installs_and_then_runs(first_start: FirstStart) -> None
     tree, done = first_start.tree, first_start.done
     assert done.returncode == 0, done.stderr
     assert '"argv": ["--debug"]' in done.stdout
-    assert f"[launcher] installing into {tree.venv} (once; packages: 3 and what" in done.stderr
-    assert "Successfully installed alpha-1.0" in done.stderr  # pip's output is shown
-    assert done.stderr.splitlines()[-1].startswith("[launcher] installed in ")
+    first, *_, last = done.stderr.splitlines()
+    assert first.startswith(f"[launcher] installing into {tree.venv}, once: 3 packages and what")
+    assert "(2 to 5 minutes; about 3 GB to download, without CUDA 0.3 GB" in first
+    assert last.startswith("[launcher] installed in ")
+    assert "Successfully installed alpha-1.0" in (tree.venv / "install.log").read_text()
 
 
 def test_the_first_start_imports_nothing_of_the_working_directory(first_start: FirstStart) -> None:
@@ -60,6 +63,34 @@ def test_changed_pins_are_installed(ready: Tree) -> None:
     write_constraints(ready.root, WHEELS | {"alpha": "1.5"})
     assert ready("version", "alpha").stdout == "1.5\n"
     assert ready("version", "alpha").stderr == ""
+
+
+NO_NETWORK = {"PIP_NO_INDEX": "0", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": "http://127.0.0.1:9"}
+
+
+@pytest.mark.parametrize("given", [["--wheels", "{}"], ["x=1", "--wheels={}"], []])
+def test_without_network_packages_come_from_a_directory_of_wheels(
+    ready: Tree, given: list[str]
+) -> None:
+    write_constraints(ready.root, WHEELS | {"alpha": "1.5"})
+    asked = [word.format(ready.wheels) for word in given]
+    variable = {} if given else {"MODEL_CHECK_WHEELS": str(ready.wheels)}
+    done = ready(*asked, "--", "--wheels", "mine", **NO_NETWORK, **variable)
+    assert done.returncode == 0, done.stderr
+    assert f"what they need (all from {ready.wheels})" in done.stderr
+    others = [word for word in asked if "wheels" not in word]
+    assert json.loads(done.stdout)["argv"] == [*others, "--", "--wheels", "mine"]
+    assert ready("version", "alpha").stdout == "1.5\n"
+
+
+@pytest.mark.parametrize("name", ["nowhere", ""])
+def test_a_directory_of_wheels_that_is_not_there_is_told_before_anything_is_installed(
+    bare: Tree, name: str
+) -> None:
+    done = bare("--wheels", *filter(None, [name]))
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"[launcher] error: --wheels {name or '(no directory was given)'}: no")
 
 
 def test_a_killed_installation_is_repaired_by_the_next_start(
@@ -118,6 +149,15 @@ def test_a_start_that_waits_says_for_whom(ready: Tree) -> None:
     assert process.returncode == 0
 
 
+def test_a_ready_environment_that_is_named_is_only_read(ready: Tree) -> None:
+    """It may be another user's: nobody asks for its lock."""
+    python = ready.venv / "bin" / "python"
+    with (ready.venv / "install.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = ready("x", MODEL_CHECK_PYTHON=str(python))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_without_an_index_the_last_line_says_what_to_do(ready: Tree) -> None:
     write_constraints(ready.root, WHEELS | {"alpha": "9.9"})
     done = ready("x")
@@ -125,6 +165,7 @@ def test_without_an_index_the_last_line_says_what_to_do(ready: Tree) -> None:
     assert done.stdout == ""
     assert "ERROR: Cannot install alpha" in done.stderr or "alpha==9.9" in done.stderr
     last = done.stderr.splitlines()[-1]
+    assert str(ready.venv / "install.log") in last
     assert last.startswith("[launcher] error: pip could not install the requirements into")
     assert "MODEL_CHECK_PYTHON" in last
     write_constraints(ready.root, WHEELS)
@@ -183,6 +224,7 @@ def test_a_torch_that_is_here_is_reused_and_not_replaced(bare: Tree) -> None:
     )
     assert done.stdout == "2.12.0a0+vendor\n", done.stderr
     assert "reusing torch 2.12.0a0+vendor, numpy 1.26.4" in done.stderr
+    assert "about 3 GB" not in done.stderr
     assert {path.name for path in bare.packages.glob("*.dist-info")} == {"alpha-1.0.dist-info"}
 
 
@@ -217,9 +259,13 @@ def test_the_checks_leave_out_slow_tests_unless_all_are_asked_for(first_checks: 
     assert last["--fast"].startswith(f"{pytest_with(4)} -m not slow tests/")
 
 
-def test_arguments_of_the_checks_are_for_the_tests_alone(first_checks: FirstStart) -> None:
-    said = first_checks.tree("-k", "one test", script="check.sh").stdout
-    assert said == "pytest -k one test\n"
+def test_arguments_of_the_checks_are_for_the_tests_and_format_and_lint_come_first(
+    first_checks: FirstStart,
+) -> None:
+    said = first_checks.tree("-k", "one test", script="check.sh").stdout.splitlines()
+    assert said == ["ruff format --check .", "ruff check .", "pytest -k one test"]
+    done = first_checks.tree("-k", "one test", script="check.sh", BAD="ruff")
+    assert (done.returncode, done.stdout) == (1, "ruff format --check .\n")
 
 
 def test_the_checks_explain_themselves_without_installing_anything(bare: Tree) -> None:

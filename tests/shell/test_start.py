@@ -180,7 +180,33 @@ def test_an_option_that_nobody_typed_is_explained(
     assert (done.returncode != 0, done.stdout) == (True, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"[launcher] error: {begins}")
-    assert line.endswith(f" ({script} means run.sh {means})") is (means is not None)
+    assert line.endswith(f"; {script} means run.sh {means}") is (means is not None)
+
+
+@pytest.mark.parametrize("script", ["run.sh", "train_gpu.sh", "train_auto_gpu.sh", "check.sh"])
+@pytest.mark.parametrize(
+    ("ostype", "version", "is_refused"),
+    [
+        ("darwin23", "5.2.37(1)-release", True),
+        ("msys", "5.2.26(1)-release", True),
+        ("linux-gnu", "3.2.57(1)-release", True),
+        ("linux-gnu", "4.3.48(1)-release", True),
+        ("linux-gnu", "4.4.20(1)-release", False),
+        ("linux-musl", "10.0.1(1)-release", False),
+    ],
+)
+def test_another_system_or_an_old_bash_is_one_line_and_exit_code_2(
+    bare: Tree, script: str, ostype: str, version: str, is_refused: bool
+) -> None:
+    pretend = f"OSTYPE={ostype} BASH_VERSION='{version}'; source ./{script}"
+    env = {**bare.env, "MODEL_CHECK_PYTHON": "/nowhere"}
+    done = subprocess.run(
+        ["bash", "-c", pretend, "bash"], cwd=bare.root, env=env, capture_output=True, text=True
+    )
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert line.startswith("[launcher] error: Model Check needs Linux and bash 4.4") is is_refused
+    assert (f"this is bash {version} on {ostype}" in line) is is_refused
 
 
 @pytest.mark.parametrize("script", ["run.sh", "train_gpu.sh", "train_auto_gpu.sh"])

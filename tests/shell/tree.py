@@ -20,6 +20,7 @@ COPIED = (
     *("run.sh", "train_gpu.sh", "train_auto_gpu.sh", "check.sh", ".ci/run"),
     *("launcher/__init__.py", "launcher/install/__init__.py", "launcher/install/environment.sh"),
     *("launcher/install/environment.py", "launcher/install/installation.py"),
+    "launcher/install/progress.py",
     *("launcher/install/by_hand.py", "launcher/install/by_hand.sh"),
     *("launcher/install/requirements.py", "model_check/__init__.py"),
     *("model_check/errors.py", "model_check/utils/__init__.py"),

@@ -6,11 +6,11 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from launcher import run_dir
 from launcher.report.files import lines_of
 from launcher.telemetry.health import throttle_reasons
 from launcher.verdict.curves import Series, Span, bounded
 from model_check.events import Counters, GpuEvent, Telemetry, Trouble, Xid, decode_gpu
+from model_check.utils.worker_env import telemetry_path
 
 FIGURES = ("temperature_c", "power_w", "sm_mhz")
 _MAX_HAPPENED = 12
@@ -89,4 +89,4 @@ def read_gpu_curves(directory: Path, worker: str, began_ns: int) -> GpuCurves:
 
 
 def _events(directory: Path, worker: str) -> Iterator[GpuEvent]:
-    return lines_of(run_dir.telemetry_path(directory, worker), decode_gpu)
+    return lines_of(telemetry_path(directory, worker), decode_gpu)

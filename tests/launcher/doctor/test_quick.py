@@ -65,13 +65,17 @@ def quick(
 
 
 def told(box: Box, *arguments: str, code: int = 0, **env: str) -> list[str]:
-    """The lines; those of GPUs fit in 80 columns."""
+    """The lines; the summary and the table fit in 80 columns."""
     done = quick(box, *arguments, **env)
     assert done.returncode == code, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    of_gpus = [line for line in lines if re.match(r"\S+ +GPU\d", line)]
-    assert max(map(len, [lines[0], *of_gpus])) <= 80
+    assert max(map(len, [lines[0], *table(lines)])) <= 80
     return lines
+
+
+def table(lines: Sequence[str]) -> list[str]:
+    """The rows of GPUs, without the header: they alone end with a number or a dash."""
+    return [line for line in lines if re.fullmatch(r"\S+ +GPU\S+ .* (\d+|-)", line)]
 
 
 def document(box: Box, *arguments: str, **env: str) -> dict[str, Any]:
@@ -84,27 +88,56 @@ def document(box: Box, *arguments: str, **env: str) -> dict[str, Any]:
 # What it tells
 
 
-def test_a_healthy_box_is_a_summary_and_a_line_a_gpu(box: MakeBox) -> None:
-    assert told(box(EIGHT)) == ["ok: 8 GPUs", *(f"ok    GPU{n}  H100 80GB HBM3" for n in range(8))]
+def test_a_healthy_box_is_a_summary_and_a_table_of_what_nvml_reports(box: MakeBox) -> None:
+    """Index, name, memory used and total, as `nvidia-smi --query-gpu` tells them, and more; what a
+    GPU does not report is a dash."""
+    hot = {"temperature": 83, "utilization": 100, "used_mib": 70000}
+    busy = fake_gpu(1, **hot, more=WELL | {"power_mw": 699500, "remapped_uncorrected": 2})
+    silent = {"temperature": None, "utilization": None, "used_mib": None, "total_mib": None}
+    bare = fake_gpu(2, **silent, more={"event_types": 31})
+    assert told(box([EIGHT[0], busy, bare])) == [
+        "ok: 3 GPUs",
+        "      GPU   name            used/total GiB  °C    W   util  ECC  remapped",
+        "ok    GPU0  H100 80GB HBM3        0.0/79.6  31    -    0 %    0         0",
+        "ok    GPU1  H100 80GB HBM3       68.4/79.6  83  700  100 %    0         2",
+        "ok    GPU2  H100 80GB HBM3               -   -    -      -    -         -",
+    ]
 
 
 def test_a_row_that_waits_to_be_remapped_is_22_and_the_first_line_says_which(box: MakeBox) -> None:
     lines = told(box(among_eight(3, remap_pending=1)), code=22)
     assert lines[0] == "FAIL (1 of 8 GPUs): GPU3: a row of its memory waits to be remapped"
-    assert lines[4] == "FAIL  GPU3  H100 80GB HBM3: a row of its memory waits to be remapped"
-    assert [line[:4] for line in lines[1:9]].count("ok  ") == 7
+    assert [line[:4] for line in table(lines)] == [*["ok  "] * 3, "FAIL", *["ok  "] * 4]
+
+
+def test_each_finding_is_told_once_and_with_what_to_do(box: MakeBox) -> None:
+    hot = well(5, clocks_event_reasons=0x48)
+    lines = told(box([*among_eight(3, remap_pending=1)[:5], hot, *EIGHT[6:]]), code=22)
+    text = "\n".join(lines)
+    assert [text.count(words) for words in ("waits to be remapped", "its clocks are held")] == [
+        1,
+        1,
+    ]
+    assert lines[10] == (
+        "FAIL  GPU3                 -> end what runs on it, "
+        "then `nvidia-smi --gpu-reset -i 3` or reboot"
+    )
+    assert lines[11].startswith("warn  GPU5                hardware thermal slowdown: its clocks")
 
 
 def test_a_lost_gpu_is_69_and_the_others_are_looked_at(box: MakeBox) -> None:
     lines = told(box(among_eight(2, remap_failed=1), [LOST]), code=69)
-    assert lines[3].startswith("FAIL  GPU2  H100 80GB HBM3: a row of its memory could not be")
-    assert lines[4] == "FAIL  GPU3  nvmlDeviceGetHandleByIndex: GPU is lost (NVML 15)"
-    assert lines[5].startswith("ok    GPU4")
+    rows = table(lines)
+    assert re.fullmatch(r"FAIL +GPU3( +-){7}", rows[3])
+    assert [row[:4] for row in rows[2:5]] == ["FAIL", "FAIL", "ok  "]
+    (lost,) = [line for line in lines[1:] if "nvmlDeviceGetHandleByIndex: GPU is lost" in line]
+    assert lost.startswith("FAIL  GPU3  ")
 
 
 def test_a_gpu_that_is_lost_behind_its_name_is_named_by_telemetry(box: MakeBox) -> None:
     lines = told(box(EIGHT, [fault("DeviceGetPowerUsage", 5, 15)]), code=22)
-    assert lines[6] == "FAIL  GPU5  H100 80GB HBM3: nvmlDeviceGetPowerUsage: GPU is lost (NVML 15)"
+    assert lines[0].endswith("GPU5: nvmlDeviceGetPowerUsage: GPU is lost (NVML 15)")
+    assert table(lines)[5].split()[:2] == ["FAIL", "GPU5"]
 
 
 @pytest.mark.parametrize(
@@ -132,10 +165,10 @@ def test_what_is_told_and_what_fails_is_by_the_rules_of_a_run(
     box: MakeBox, more: dict[str, int | str], settings: list[str], code: int, words: str | None
 ) -> None:
     lines = told(box(among_eight(2, **more)), *settings, code=code)
-    of_gpu = "".join(line for line in lines if line[6:].startswith("GPU2  "))
-    assert (words is None) is (of_gpu == "")
-    assert (words or "") in of_gpu
-    assert of_gpu[:4] == (("FAIL" if code else "warn") if words else "ok  " if of_gpu else "")
+    row = "".join(row for row in table(lines) if row.split()[1] == "GPU2")
+    assert (words is None) is (row == "")
+    assert (words or "") in "\n".join(lines)
+    assert row[:4] == (("FAIL" if code else "warn") if words else "ok  " if row else "")
 
 
 @pytest.mark.parametrize("code", [13, 25, 999])
@@ -148,7 +181,7 @@ def test_a_gpu_in_use_by_others_is_no_fault(box: MakeBox) -> None:
     taken = fake_gpu(
         0, used_mib=70000, utilization=100, compute_mode=3, processes=[(4711, 70000)], more=WELL
     )
-    assert told(box([taken])) == ["ok: 1 GPU", "ok    GPU0  H100 80GB HBM3"]
+    assert told(box([taken]))[0] == "ok: 1 GPU"
     assert told(box([taken]), "--gpus", "0")[0] == "ok: 1 GPU"
     assert told(box([taken]), "--gpus", "auto")[0] == "ok: 1 GPU"
 
@@ -187,9 +220,11 @@ def test_every_mig_instance_is_a_line_with_the_state_of_its_board(
     board = fake_gpu(0, mig_mode=1, migs=slices, more=WELL | {"remap_pending": 1})
     path = history(tmp_path, slices[1].uuid)
     lines = told(box([board, EIGHT[1]]), code=22, MODEL_CHECK_HISTORY_FILE=path)
-    assert [line[:12] for line in lines[1:4]] == ["FAIL  GPU0.0", "FAIL  GPU0.1", "ok    GPU1  "]
-    assert lines[1].endswith("a row of its memory waits to be remapped")
-    assert "2 transient" in lines[2]
+    rows = [row.split()[:2] for row in table(lines)]
+    assert rows == [["FAIL", "GPU0.0"], ["FAIL", "GPU0.1"], ["ok", "GPU1"]]
+    assert table(lines)[0].split()[-6:-5] == ["0.0/9.8"]
+    assert lines[0].startswith("FAIL (2 of 3 GPUs): GPU0.0: a row of its memory waits")
+    assert any(line.startswith("FAIL  GPU0.1 ") and "2 transient" in line for line in lines)
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -203,7 +238,9 @@ def test_what_nvml_calls_a_gpu_moves_no_cursor_and_makes_no_line(
     if as_json:
         assert json.loads(done.stdout)["gpus"][0]["name"] == evil.name
     else:
-        assert done.stdout.splitlines() == ["ok: 1 GPU", r"ok    GPU0  \x1b[2J\rok: 8 GPUs \u20"]
+        summary, _, row = done.stdout.splitlines()
+        assert summary == "ok: 1 GPU"
+        assert row.startswith(r"ok    GPU0  \x1b[2J\rok: 8 GPUs \u20 ")
 
 
 # Its history
@@ -223,7 +260,7 @@ def test_two_transient_faults_of_a_gpu_are_22(box: MakeBox, tmp_path: Path) -> N
     lines = told(box(EIGHT), code=22, MODEL_CHECK_HISTORY_FILE=path)
     words = "2 transient faults in earlier runs, first on 2026"
     assert lines[0].startswith(f"FAIL (1 of 8 GPUs): GPU3: {words}")
-    assert lines[4].startswith(f"FAIL  GPU3  H100 80GB HBM3: {words}")
+    assert table(lines)[3].startswith("FAIL")
     (held,) = document(box(EIGHT), f"launch.history_file={path}")["gpus"][3]["faults"]
     assert (held["source"], held["severity"]) == ("history", "ISOLATE")
     assert "run.sh history GPU-" in held["cure"]
@@ -238,7 +275,7 @@ def test_a_history_that_cannot_be_read_is_told_and_fails_nothing(
 ) -> None:
     lines = told(box(EIGHT), MODEL_CHECK_HISTORY_FILE=str(tmp_path))
     assert lines[0].startswith(f"warn: history: {tmp_path} cannot be read"[:77])
-    assert lines[9].startswith(f"warn  history             {tmp_path} cannot be read: ")
+    assert lines[10].startswith(f"warn  history             {tmp_path} cannot be read: ")
     torn = tmp_path / "torn"
     torn.write_text('{"schema')
     assert "1 lines left out" in told(box(EIGHT), MODEL_CHECK_HISTORY_FILE=str(torn))[-1]
@@ -268,6 +305,15 @@ def test_the_document_is_as_the_docs_say(box: MakeBox) -> None:
         "pci_bus_id": "00000000:1B:00.0",
         "faults": [],
         "status": "ok",
+        "figures": {
+            "memory_used_mib": 4,
+            "memory_total_mib": 81559,
+            "temperature_c": 31,
+            "power_w": None,
+            "utilization_percent": 0,
+            "ecc_uncorrected": 0,
+            "remapped_rows": 0,
+        },
     }
     reset = "end what runs on it, then `nvidia-smi --gpu-reset -i 1` or reboot"
     waits = "a row of its memory waits to be remapped"
@@ -297,9 +343,9 @@ def test_a_gpu_that_hangs_is_69_and_the_others_are_looked_at(
     box: MakeBox, rule: str, words: str
 ) -> None:
     lines = told(box(among_eight(6, remap_pending=1), [rule]), code=69)
-    assert lines[5].startswith("FAIL  GPU4  ")
-    assert words in lines[5]
-    assert [line[:4] for line in lines[1:9]] == [*["ok  "] * 4, "FAIL", "ok  ", "FAIL", "ok  "]
+    assert f"GPU4: {words}" in lines[0] or any(f"GPU4  {words}" in line for line in lines)
+    rows = [row[:4] for row in table(lines)]
+    assert rows == [*["ok  "] * 4, "FAIL", "ok  ", "FAIL", "ok  "]
 
 
 @pytest.mark.parametrize("function", ["InitWithFlags", "DeviceGetCount_v2", "EventSetCreate"])
@@ -335,8 +381,8 @@ def test_a_child_that_cannot_be_killed_holds_nobody_up(
         assert "nvmlInitWithFlags did not return within 3 s" in lines[1]
     else:
         assert done.returncode == 0
-        assert lines[1:9] == [f"ok    GPU{n}  H100 80GB HBM3" for n in range(8)]
-        assert lines[9].startswith(f"warn  history             {frozen}/kept/file: the history")
+        assert [row.split()[:2] for row in table(lines)] == [["ok", f"GPU{n}"] for n in range(8)]
+        assert lines[10].startswith(f"warn  history             {frozen}/kept/file: the history")
 
 
 @pytest.mark.parametrize("num_descriptors", [6, 7])
@@ -395,7 +441,7 @@ def test_it_writes_nothing_and_never_imports_torch(
         timeout=DEADLINE_S,
     )
     assert (done.returncode, done.stderr) == (69 if rules else 22, "")
-    assert len(done.stdout.splitlines()) == 10
+    assert len(table(done.stdout.splitlines())) == 8
     assert traces(tmp_path) == before
 
 

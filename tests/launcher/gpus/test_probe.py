@@ -248,7 +248,7 @@ def test_a_driver_that_hangs_as_a_whole_is_given_up_and_the_call_is_named(box: M
     assert message.startswith(
         "the NVIDIA driver hangs: nvmlInitWithFlags did not return within 3 s; "
     )
-    assert message.endswith("(--device cpu trains without)")
+    assert message.endswith("(--device cpu, without --gpus, trains on the CPU)")
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_a_box_whose_every_gpu_hangs_is_refused_naming_the_first(box: MakeBox) -
     rules = [delay("DeviceGetHandleByIndex_v2", "*", HANG)]
     message = refused(box(gpus, rules).snapshot(CALL_S))
     assert message.startswith("the NVIDIA driver hangs: nvmlDeviceGetHandleByIndex on GPU 0 did")
-    assert message.endswith("(--device cpu trains without)")
+    assert message.endswith("(--device cpu, without --gpus, trains on the CPU)")
 
 
 def test_a_time_for_all_calls_ends_them_and_names_each_gpu_that_hung(box: MakeBox) -> None:

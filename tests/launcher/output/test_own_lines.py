@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.output.printer import Printer
+from launcher.output.printer import LAUNCHER_PREFIX, Printer
 
 LONG = "FAIL: CPU1 failed first: non-finite gradient at step 3, first in layers.1.feed_forward.w2"
 
@@ -19,10 +19,13 @@ class Terminal:
         self.master, self.slave = pty.openpty()
         fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
-    def shown(self, text: str) -> list[str]:
-        """What it is sent when the launcher says `text`."""
+    def shown(self, text: str, prefix: str | None = None) -> list[str]:
+        """What it is sent when the launcher says `text`, or a child whose lines have `prefix`."""
         printer = Printer(self.slave)
-        printer.say(text)
+        if prefix is None:
+            printer.say(text)
+        else:
+            printer.lines(prefix, [text])
         assert printer.close(60)
         return os.read(self.master, 1 << 16).decode().splitlines()
 
@@ -50,6 +53,14 @@ def test_a_long_line_is_broken_between_words_and_indented(
     assert told == LONG
 
 
+def test_what_prepares_the_data_speaks_as_the_launcher_and_a_worker_does_not(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert terminal.shown(LONG, LAUNCHER_PREFIX) == terminal.shown(LONG)
+    assert terminal.shown(LONG, "[GPU3] ") == [f"[GPU3] {LONG}"]
+
+
 def test_a_path_runs_over_alone_on_its_line(terminal: Terminal) -> None:
     path = "/" + "x" * 100
     assert terminal.shown(f"logs and report: {path}") == [
@@ -60,7 +71,10 @@ def test_a_path_runs_over_alone_on_its_line(terminal: Terminal) -> None:
 
 @pytest.mark.parametrize("terminal", [0, 1], indirect=True)
 def test_a_terminal_without_a_size_gets_lines_all_the_same(terminal: Terminal) -> None:
+    """As one of 80 columns."""
     assert terminal.shown("one two") == ["[launcher] one two"]
+    words = "word " * 13
+    assert terminal.shown(words) == [f"[launcher] {words}"]
 
 
 def test_the_verdict_has_a_colour_and_other_words_have_none(terminal: Terminal) -> None:

@@ -1,15 +1,16 @@
 """Lines that end a run: for whom ranks waited, what a stopped training can go on from."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
 import pytest
 
-from launcher.report.closing import resume_line, waits
+from launcher.report.closing import checkpoint_lines, waits
 from launcher.verdict.slow import WARM_UP
 from launcher.verdict.steps import History
-from model_check.config.schema import TrainingSettings
+from model_check.config.schema import Settings, SystemSettings, TrainingSettings
 from model_check.events import Saved, Step
 from model_check.utils.checkpoint_names import content_of
 from tests.launcher.report.test_table import worker
@@ -30,7 +31,8 @@ def put(path: Path, step: int) -> Saved:
 
 def told(*workers: list[Saved], **training: Any) -> str:
     saved = {f"CPU{number}": own for number, own in enumerate(workers)}
-    return resume_line(TrainingSettings(**training), saved) or ""
+    settings = Settings(training=TrainingSettings(**training))
+    return "\n".join(checkpoint_lines(settings, saved, is_stopped=True, speaks="text"))
 
 
 def test_the_newest_of_each_worker_is_named(place: Path) -> None:
@@ -51,13 +53,46 @@ def test_one_that_all_workers_have_names_none_of_them(place: Path) -> None:
     assert line.startswith(f"checkpoints in {place}: last.pt (all 2 CPU workers); --resume auto")
 
 
+def done(
+    saved: dict[str, list[Saved]], max_steps: int = 3, speaks: str = "text", **system: Any
+) -> list[str]:
+    training = TrainingSettings(max_steps=max_steps, save_last=True)
+    settings = Settings(training=training, system=SystemSettings(**system))
+    return list(checkpoint_lines(settings, saved, is_stopped=False, speaks=speaks))
+
+
+def test_a_training_that_is_done_says_where_its_weights_are_and_what_to_do(place: Path) -> None:
+    saved = {"CPU0": [put(place / "cpu0" / "last.pt", 3)]}
+    where, asked, goes_on = done(saved)
+    assert where == f"checkpoint: {place}/cpu0/last.pt"
+    assert asked == f"next: bash run.sh generate {place}/cpu0/last.pt --prompt 'Once upon a time'"
+    assert goes_on == f"train on: bash run.sh --workers 1 --resume {place}/cpu0 --max-steps 6"
+    assert (
+        done(saved, max_steps=9)[-1] == f"train on: bash run.sh --workers 1 --resume {place}/cpu0"
+    )
+    assert done(saved, speaks="chat")[1].endswith("/last.pt --chat")
+    assert done(saved, speaks="music")[1].endswith(" --prompt-midi begins.mid --midi goes_on.mid")
+    assert not done({"CPU0": []})
+
+
+def test_what_is_to_be_typed_can_be_typed(tmp_path: Path) -> None:
+    (tmp_path / "my runs").mkdir()
+    saved = {"GPU3": [put(tmp_path / "my runs" / "last.pt", 3)]}
+    _, asked, goes_on = done(saved, checkpoint_dir=f"{tmp_path}/my runs")
+    assert shlex.split(asked)[4] == f"{tmp_path}/my runs/last.pt"
+    assert shlex.split(goes_on)[4:] == [
+        *("--gpu", "3", "--resume", f"{tmp_path}/my runs", "--max-steps", "6"),
+        f"system.checkpoint_dir={tmp_path}/my runs",
+    ]
+
+
 def test_none_yet_is_told_with_what_would_have_saved() -> None:
     line = told([], [], save_last=True)
     assert line.startswith("this run saved no checkpoint (with training.save_on_signal=true")
 
 
-def test_who_saves_nothing_is_told_nothing(place: Path) -> None:
-    assert not told([put(place / "cpu0" / "step_4.pt", 4)])
+def test_who_saves_nothing_is_told_nothing() -> None:
+    assert not told([])
 
 
 @pytest.mark.parametrize(

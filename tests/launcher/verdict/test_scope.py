@@ -13,7 +13,7 @@ from launcher.verdict.record import Case, RunEnd
 from launcher.verdict.results import Judgement, Scope, Verdict
 from launcher.verdict.scope import scope_of
 from launcher.verdict.steps import History
-from model_check.events import Done, Finished, Phase, Step
+from model_check.events import Done, Finished, Phase, Saved, Step
 from tests.launcher.report.page.stories import story
 from tests.launcher.verdict.test_judge import LOSS, RECORD, ended
 
@@ -40,9 +40,11 @@ def trained(steps: int, *, finished: bool = True, **detail: Any) -> History:
     return history
 
 
-def concluded(agreed: dict[str, int], device: str = "cuda", **histories: History) -> Judgement:
+def concluded(
+    agreed: dict[str, int], device: str = "cuda", verb: str = "", **histories: History
+) -> Judgement:
     workers = [ended(name) for name in histories]
-    record = replace(RECORD, device=device)
+    record = replace(RECORD, device=device, command=[verb])
     case = Case(record, RunEnd(exit_code=0), workers, histories, agreed)
     found = judge(case)
     return replace(found, result=replace(found.result, scope=scope_of(case, found.result)))
@@ -56,6 +58,27 @@ def scope(*arguments: Any, **more: Any) -> Scope:
 
 def last_lines(judgement: Judgement) -> list[str]:
     return list(closing_lines(judgement, Path("/r"), tail_lines=0))[-3:]
+
+
+@pytest.mark.parametrize("verb", ["train", "check"])
+def test_a_training_of_one_worker_is_told_in_a_trainers_words(verb: str) -> None:
+    """What it shows of the GPU is in its report; a check says it, also where it saves."""
+    history = trained(100)
+    history.record(Saved(step=100, path="/c/last.pt", content=""))
+    found = concluded({}, verb=verb, GPU0=history)
+    result, loss = found.result, float.fromhex(LOSS)
+    assert (result.verdict, result.exit_code) == (Verdict.PASS, 0)
+    assert result.scope is not None
+    closing = " ".join(last_lines(found))
+    if verb == "check":
+        assert "checked: " in closing
+        assert "nothing to compare it with" in result.summary
+        return
+    what = f"GPU0 trained 100 steps, 100,000 tokens, loss {loss:.4f} -> {loss:.4f}"
+    assert result.summary == what
+    assert "checked: " not in closing
+    (note,) = result.workers[0].notes
+    assert "its weights and moments stayed as each update left them" in note
 
 
 def test_two_gpus_say_work_memory_what_is_out_of_reach_and_the_bound() -> None:
