@@ -1,7 +1,7 @@
 """Every way in which a run fails, and the exit code of each.
 
-The codes are a contract (README, "Exit codes"): schedulers act on them. A message says where, what
-value, what next.
+The codes are a contract (the table in README.md): schedulers act on them. A message says where,
+what value, what next.
 """
 
 import signal

@@ -58,7 +58,7 @@ ALLOWED = {
     | rooms(LAUNCHER, "run_dir", "telemetry", "verdict"),
     "launcher.doctor": FLOOR
     | rooms(LAUNCHER, "contain", "devices", "gpus", "history", "install", "plan", "run_dir")
-    | rooms(LAUNCHER, "telemetry", "verdict"),
+    | rooms(LAUNCHER, "report.table", "telemetry", "verdict"),
     "launcher.compare.arms": FLOOR,
     "launcher": FLOOR
     | rooms(LAUNCHER, "compare.arms", "contain", "devices", "doctor", "gpus", "history", "install")

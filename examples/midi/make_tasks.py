@@ -45,19 +45,27 @@ def example(notes: Notes, task: str, rng: np.random.Generator) -> Row | None:
 def rows_of(
     folder: Path, tasks: Sequence[str], num_notes: int, seed: int, column: str | None
 ) -> Iterator[Row]:
-    """Of all files that have notes; the others are named on standard error. Raises DataError."""
+    """The rows of all files that have notes; the others are named on standard error. Raises
+    DataError, also where no file is long enough."""
     files = sorted(file for file in folder.rglob("*") if file.name.lower().endswith(SUFFIXES))
     names = [file.relative_to(folder).as_posix() for file in files]
     table = _table(folder, names, column)
     rng = np.random.default_rng(seed)
+    most = 0
     for file, name in zip(files, names, strict=True):
         about = {"file": name}
         if column is not None and table is not None:
             about[column] = table.row(name).get(column, "")
-        for window in windows(_notes(file), num_notes):
+        notes = _notes(file)
+        most = max(most, len(notes))
+        for window in windows(notes, num_notes):
             for task in tasks:
                 if (row := example(window, task, rng)) is not None:
                     yield row | about
+    if most < num_notes:
+        raise DataError(
+            f"{folder}: the longest MIDI file has {most} notes, fewer than --notes {num_notes}"
+        )
 
 
 def _notes(file: Path) -> Notes:
@@ -93,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DataError as error:
         parser.error(str(error))
     if not rows:
-        parser.error(f"{names.folder}: no MIDI file there has {names.notes} notes")
+        parser.error(f"{names.folder}: its notes give no example of {', '.join(tasks)}")
     names.out.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     print(f"{names.out}: {len(rows)} examples of {', '.join(tasks)}")
     return 0

@@ -110,6 +110,18 @@ def train(place: Path, name: str, *overrides: str) -> tuple[Path, str]:
 
 
 @pytest.mark.midi
+def test_windows_longer_than_any_piece_are_told_with_the_longest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_pieces(tmp_path, 2, 96, seed=0)
+    with pytest.raises(SystemExit):
+        make_tasks([str(tmp_path), str(tmp_path / "tasks.jsonl"), "--notes=128"])
+    assert "the longest MIDI file has 96 notes, fewer than --notes 128" in capsys.readouterr().err
+    make_pieces(tmp_path, 2, 256, seed=0)
+    assert make_tasks([str(tmp_path), str(tmp_path / "tasks.jsonl"), "--notes=128"]) == 0
+
+
+@pytest.mark.midi
 def test_from_pieces_to_a_midi_file_that_a_model_wrote(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
