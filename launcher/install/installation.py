@@ -112,7 +112,8 @@ def _install(venv: Path, purpose: str, lock: int) -> None:
     needs = requirements.required()
     needs += [need for name in EXTRAS[purpose] for need in requirements.extra(name)]
     wanted = [need for need in needs if need.name not in kept]
-    say(f"installing into {venv}, once: {_extent(wanted, kept, wheels)}")
+    has_torch = "torch" in kept or (venv / "ready-run").exists()
+    say(f"installing into {venv}, once: {_extent(wanted, has_torch, wheels)}")
     if kept:
         reused = ", ".join(f"{name} {version}" for name, version in kept.items())
         say(f"reusing {reused} of {sys.executable}")
@@ -130,8 +131,8 @@ def _install(venv: Path, purpose: str, lock: int) -> None:
     say(f"installed in {time.monotonic() - started:.0f} s")
 
 
-def _extent(wanted: Sequence[Requirement], kept: dict[str, str], wheels: str | None) -> str:
-    cost = _COST_WITHOUT_TORCH if "torch" in kept else _COST
+def _extent(wanted: Sequence[Requirement], has_torch: bool, wheels: str | None) -> str:
+    cost = _COST_WITHOUT_TORCH if has_torch else _COST
     source = f"all from {wheels}" if wheels else cost
     return f"{len(wanted)} packages and what they need ({source})"
 

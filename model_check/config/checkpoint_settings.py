@@ -6,10 +6,12 @@ from typing import Any
 
 import msgspec
 
-from model_check.config.fields import all_fields, nested, sections
+from model_check.config.fields import nested
 from model_check.config.inert import CHECKPOINT
 from model_check.config.layers import Layer
+from model_check.config.resume import flat, with_defaults
 from model_check.config.schema import Settings
+from model_check.errors import ConfigError
 from model_check.utils.checkpoint_names import common_file, is_sharded, paths_in
 
 _OF_RUN = ("model.", "training.", "data.", "system.seed", "system.deterministic")
@@ -40,10 +42,10 @@ def resumed_layer(resume: str) -> Layer | None:
     newest = max(states, key=lambda each: _order(states[each]), default=path)
     if (settings := _settings_of(states.get(newest, {}))) is None:
         return None
-    flat = _flat(msgspec.to_builtins(settings))
+    values = flat(msgspec.to_builtins(settings))
     if settings.model.init_from is not None:  # it has those weights, and their tokenizer
-        flat["model.init_from"] = str(newest)
-    of_run = {n: v for n, v in flat.items() if n.startswith(_OF_RUN) and n not in _OF_PLACE}
+        values["model.init_from"] = str(newest)
+    of_run = {n: v for n, v in values.items() if n.startswith(_OF_RUN) and n not in _OF_PLACE}
     return f"{CHECKPOINT}{resume}", nested(of_run)
 
 
@@ -57,20 +59,10 @@ def _settings_of(state: Mapping[str, Any]) -> Settings | None:
     given = state.get("settings")
     if not isinstance(given, dict) or "model" not in given:
         return None
-    known = all_fields().keys() | sections().keys()  # a section may be null
     try:
-        flat = {name: value for name, value in _flat(given).items() if name in known}
-        return msgspec.convert(nested(flat), Settings)
-    except (msgspec.ValidationError, AttributeError, TypeError, RecursionError):
+        return with_defaults(flat(given))
+    except (ConfigError, AttributeError, TypeError, RecursionError):
         return None
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return flat
 
 
 def _order(state: Mapping[str, Any]) -> tuple[int, int]:

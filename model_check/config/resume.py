@@ -49,7 +49,7 @@ def settings_digest(settings: Settings) -> str:
 
 def digest_of_run(tree: Mapping[str, Any]) -> str:
     """A digest of the settings that a run never changes. `tree`: all settings, as plain types."""
-    values = _flat(msgspec.to_builtins(Settings())) | _flat(tree)
+    values = flat(msgspec.to_builtins(Settings())) | flat(tree)
     fixed = [n for n, field in all_fields().items() if field.on_resume == "must_equal"]
     text = msgspec.json.encode([(name, values.get(name)) for name in fixed])
     return hashlib.sha256(text).hexdigest()[:16]
@@ -58,7 +58,7 @@ def digest_of_run(tree: Mapping[str, Any]) -> str:
 def acting_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Name -> value of those. `tree`: all settings, as plain types."""
     silent = {name for name, field in all_fields().items() if field.on_resume == "silent"}
-    values = _flat(tree)
+    values = flat(tree)
     return {n: value for n, value in values.items() if n not in silent or n in FIRST_WEIGHTS}
 
 
@@ -124,8 +124,8 @@ def changes(saved: Mapping[str, Any], settings: Settings) -> list[str]:
 def changed(saved: Mapping[str, Any], settings: Settings, *rules: str) -> Iterator[tuple[str, str]]:
     """Name and `name old -> new` of each changed setting whose `on_resume` is one of `rules`. A
     setting that an older checkpoint does not hold had its default."""
-    before = _flat(msgspec.to_builtins(Settings())) | _flat(saved)
-    now = _flat(msgspec.to_builtins(settings))
+    before = flat(msgspec.to_builtins(Settings())) | flat(saved)
+    now = flat(msgspec.to_builtins(settings))
     for name, field in all_fields().items():
         old, new = before.get(name), now.get(name)
         if field.on_resume in rules and old != new:
@@ -135,22 +135,27 @@ def changed(saved: Mapping[str, Any], settings: Settings, *rules: str) -> Iterat
 def known_settings(saved: Mapping[str, Any]) -> Settings:
     """The settings of a checkpoint that decide its steps. Those that it lacks have their defaults;
     those that this version does not know are left out. Raises ConfigError for a damaged value."""
+    return with_defaults(acting_settings(saved))
+
+
+def with_defaults(saved: Mapping[str, Any]) -> Settings:
+    """The settings of a checkpoint by dotted name, completed in the same way. Raises
+    ConfigError."""
     known = all_fields().keys() | sections().keys()
-    acting = {name: value for name, value in acting_settings(saved).items() if name in known}
     try:
-        return msgspec.convert(nested(acting), Settings)
+        return msgspec.convert(nested({n: v for n, v in saved.items() if n in known}), Settings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"its settings are damaged: {error}") from error
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """By the names of all_fields(). A section that is null, or no section, has its own name."""
-    flat: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
         is_section = name in sections() and isinstance(value, Mapping)
-        flat |= _flat(value, f"{name}.") if is_section else {name: value}
-    return flat
+        values |= flat(value, f"{name}.") if is_section else {name: value}
+    return values
 
 
 def full(model: ModelSettings) -> ModelSettings:

@@ -55,6 +55,12 @@ def test_the_first_start_installs_and_then_runs(first_start: FirstStart) -> None
     assert "Successfully installed alpha-1.0" in (tree.venv / "install.log").read_text()
 
 
+def test_checks_on_top_of_an_environment_to_run_in_do_not_cost_torch_again(
+    first_checks: FirstStart,
+) -> None:
+    assert "what they need (about 0.2 GB to download)" in first_checks.done.stderr
+
+
 def test_the_first_start_imports_nothing_of_the_working_directory(first_start: FirstStart) -> None:
     assert not first_start.imported.exists(), first_start.imported.read_text()
 

@@ -77,10 +77,9 @@ def _of_settings(settings: Mapping[str, Any]) -> list[Summary.Value]:
     """As a text, and for the hparams plugin; no settings: nothing."""
     if not settings:
         return []
-    shown = {name: "null" if value is None else value for name, value in settings.items()}
     lines = "\n".join(f"    {name} = {setting_text(value)}" for name, value in settings.items())
     session = SessionStartInfo(start_time_secs=time.time())
-    for name, value in shown.items():
+    for name, value in settings.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         kind = "number_value" if is_number else "string_value"
         setattr(session.hparams[name], kind, value if is_number else setting_text(value))
