@@ -343,6 +343,8 @@ class LoggingSettings(_Section, frozen=True):
     """Print a step line every so many steps (events carry every step)."""
     details: Annotated[bool, SILENT] = False
     """After each step line another one: tokens/s, memory, the gradient's norm by layer."""
+    speed_interval: Annotated[Count | None, SILENT] = None
+    """Print a line of tokens/s, MFU and memory every so many steps; null: never."""
     all_ranks: Annotated[bool, SILENT] = False
     """Every rank of a job prints what is true of all; false: one does."""
     log_dir: Annotated[str | None, SILENT] = None

@@ -61,9 +61,9 @@ def run_observers(
         peak_flops(device_name(context.device), dtype),
         num_devices=context.world.size,
     )
-    interval, place = settings.logging.log_interval, context.run_dir
+    place = context.run_dir
     telemetry = place and telemetry_path(place, context.identity.worker)
-    log = ScalarLog(training.max_steps, interval, utilisation, channels, writers, telemetry)
+    log = ScalarLog(training.max_steps, logging, utilisation, channels, writers, telemetry)
     observers.append(log)
     if settings.debug.profile_steps is not None:
         steps = parse_steps(settings.debug.profile_steps, training.max_steps)

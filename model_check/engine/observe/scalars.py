@@ -6,6 +6,7 @@ from math import exp
 from pathlib import Path
 from typing import Protocol
 
+from model_check.config.schema import LoggingSettings
 from model_check.engine.metrics import current_memory_bytes, peak_memory_bytes
 from model_check.engine.observe import gates
 from model_check.engine.observe.gpu_figures import gpu_figures
@@ -30,8 +31,9 @@ class Writer(Protocol):
 
 
 class ScalarLog(RunObserver):
-    """Writes each step, and every `log_interval` steps what was measured since the last report. The
-    first step pays for warm-up, so no rate counts it.
+    """Writes each step, and every `log_interval` steps what was measured since the last report, and
+    prints a line of it every `speed_interval` steps. The first step pays for warm-up, so no rate
+    counts it.
 
     A writer that cannot begin raises StorageError, since nobody would see what was asked for. One
     that fails later is reported and left out: training is worth more than its log.
@@ -40,18 +42,18 @@ class ScalarLog(RunObserver):
     def __init__(
         self,
         max_steps: int,
-        log_interval: int,
+        logging: LoggingSettings,
         utilisation: Utilisation,
         channels: Channels,
         writers: Sequence[Writer] = (),
         telemetry: Path | None = None,
     ) -> None:
         """`telemetry`: the file in which the launcher notes how its GPU does; None: nobody does."""
-        self._max_steps, self._log_interval = max_steps, log_interval
+        self._max_steps, self._logging = max_steps, logging
         self._utilisation, self._channels = utilisation, channels
         self._writers, self._has_written = list(writers), False
         self._telemetry = telemetry
-        self._run, self._lately = _Span(), _Span()
+        self._run, self._lately, self._printed = _Span(), _Span(), _Span()
         self._num_read = 0
 
     def on_step(self, step: StepMetrics, seconds: float) -> None:
@@ -59,11 +61,16 @@ class ScalarLog(RunObserver):
         if self._num_read > 1:
             self._run.add(step, seconds)
             self._lately.add(step, seconds)
+            self._printed.add(step, seconds)
         last = step.step == self._max_steps - 1
         scalars = scalars_of_step(step) if self._writers else {}
-        if step.step % self._log_interval == 0 or last:
+        if step.step % self._logging.log_interval == 0 or last:
             scalars |= self._report(step)
             self._lately = _Span()
+        interval = self._logging.speed_interval
+        if interval is not None and self._printed.tokens_per_s and step.step % interval == 0:
+            self._channels.say(self._speed(step.step, self._printed.tokens_per_s))
+            self._printed = _Span()
         if scalars:
             self._write(step.step, lambda writer: writer.write(step.step, scalars))
         if last:
@@ -103,6 +110,15 @@ class ScalarLog(RunObserver):
             return {}
         gpu = {} if self._telemetry is None else gpu_figures(self._telemetry)
         return scalars_of_report(metrics) | gpu
+
+    def _speed(self, step: int, tokens_per_s: float) -> str:
+        memory, peak = current_memory_bytes() / 2**30, peak_memory_bytes() / 2**30
+        known = self._utilisation.peak is not None
+        mfu = f" | MFU: {self._utilisation.describe(tokens_per_s)}" if known else ""
+        return (
+            f"Speed [{step}/{self._max_steps}] | Tokens/s: {tokens_per_s:,.0f}{mfu} | "
+            f"Memory: {memory:.2f} GiB, peak {peak:.2f}"
+        )
 
     def _write(self, step: int, write: Callable[[Writer], None]) -> None:
         for writer in [*self._writers]:

@@ -1,5 +1,6 @@
 """Speed, waiting, memory: measured over the steps since the last report, and told everywhere."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from model_check.config.flops import FlopsPerToken
+from model_check.config.schema import LoggingSettings
 from model_check.engine.batches import StepData
 from model_check.engine.observe.mfu import Utilisation
 from model_check.engine.observe.scalars import ScalarLog
@@ -45,12 +47,14 @@ def make(
     kept: Kept,
     written: Written,
     log_interval: int = 2,
+    speed_interval: int | None = None,
     peak: float | None = 1e9,
     telemetry: Path | None = None,
 ) -> ScalarLog:
     utilisation = Utilisation(FlopsPerToken(full=1e6, causal=5e5), peak)
     channels = Channels(kept.say, kept)
-    return ScalarLog(5, log_interval, utilisation, channels, [written], telemetry)
+    logging = LoggingSettings(log_interval=log_interval, speed_interval=speed_interval)
+    return ScalarLog(5, logging, utilisation, channels, [written], telemetry)
 
 
 def test_each_report_covers_the_steps_since_the_last_and_never_the_first() -> None:
@@ -73,6 +77,17 @@ def test_each_report_covers_the_steps_since_the_last_and_never_the_first() -> No
     assert kept.lines == [
         "MFU 20.0% (full attention), 10.0% (causal); waited for data: 20.0% of the time"
     ]
+
+
+def test_a_line_of_speed_covers_the_steps_since_the_last_one() -> None:
+    kept = Kept()
+    log = make(kept, Written(), log_interval=1, speed_interval=2)
+    for step, seconds in enumerate([60.0, 4.0, 6.0, 1.0]):
+        log.on_step(reading(step), seconds)
+    (line,) = kept.lines
+    memory = r"Memory: \d+\.\d\d GiB, peak \d+\.\d\d"
+    mfu = re.escape("MFU: 20.0% (full attention), 10.0% (causal)")
+    assert re.fullmatch(rf"Speed \[2/5\] \| Tokens/s: 200 \| {mfu} \| {memory}", line)
 
 
 def test_where_no_peak_is_known_the_last_line_says_nothing_of_it() -> None:
