@@ -187,7 +187,7 @@ class Run:
         )
         self._record = held_against_golden(self._record, self._watch)
         self._replay(outcome)
-        judgement = self._remember(conclude(self._record, self._watch, self._directory))
+        judgement = conclude(self._record, self._watch, self._directory, recall=self._remember)
         has_report = self._write_reports(judgement.result)
         self._close(judgement, has_report=has_report)
         return judgement.result

@@ -25,8 +25,10 @@ from launcher.report.conclude import conclude, write
 from launcher.report.rebuild import as_it_ended, is_running, read_record, watched_again
 from launcher.verdict.disagreement import Replay
 from launcher.verdict.live import Watch
+from launcher.verdict.past import EarlierFaults
 from launcher.verdict.record import RunRecord
 from launcher.verdict.replay import Question, question_about, questions_of
+from launcher.verdict.results import Judgement
 from launcher.verdict.severity import Repeat
 from model_check.config.arguments import Parser
 from model_check.config.load import Request, load
@@ -203,12 +205,20 @@ def _conclude(
     assert record.end is not None, "it is as it ended"
     others = [r for r in record.end.replays if r.suspects != found.suspects]
     record = replace(record, end=replace(record.end, replays=(*others, found)))
-    judgement = conclude(record, watch, directory, run_dir.kept)
+    faults: dict[str, EarlierFaults] = {}
+
+    def recall(judgement: Judgement) -> Judgement:
+        if history is None:
+            return judgement
+        remembered = remember(judgement, history)
+        faults.update(remembered.faults)
+        if remembered.problem is not None:
+            printer.say(f"history: {remembered.problem}")
+        return remembered.judgement
+
+    judgement = conclude(record, watch, directory, run_dir.kept, recall)
     if history is not None:
-        judgement, faults, problem = remember(judgement, history)
         record = replace(record, earlier_faults=faults or None)
-        if problem is not None:
-            printer.say(f"history: {problem}")
     run_dir.write(directory / "run.json", msgspec.to_builtins(record, str_keys=True))
     write(judgement.result, record, watch, directory)
     for line in closing_lines(judgement, directory, tail_lines=0):

@@ -9,16 +9,17 @@ from pathlib import Path
 
 from launcher.report.files import intact
 from launcher.report.table import number, table
+from launcher.verdict.advice import troubled
 from launcher.verdict.golden import golden_lines
 from launcher.verdict.last_lines import last_lines
-from launcher.verdict.results import Judgement, Verdict, WorkerResult
+from launcher.verdict.results import Judgement, WorkerResult
 from launcher.verdict.scope import scope_lines
 from launcher.verdict.severity import CauseClass
 from launcher.verdict.summary import called, names_by_text
 from model_check.config.ranks import JOBS
 from model_check.config.schema import Settings, TrainingSettings
 from model_check.events import Saved
-from model_check.utils.project_files import COMMAND
+from model_check.utils.project_files import PROGRAM
 
 _CLEAR = 0.2
 """Of its time one rank must wait less than the next, for the others to wait for it."""
@@ -45,7 +46,7 @@ def closing_lines(
         if worker.name in judgement.unexplained:
             yield f"{worker.name}: {worker.cause}"
         yield from (f"{worker.name}: evidence: {path}" for path in worker.evidence)
-    yield from _classes(result.workers)
+    yield from _to_do(result.workers)
     yield from _validation(result.workers)
     yield from waits(result.workers)
     yield from _warnings(result.workers)
@@ -57,6 +58,9 @@ def closing_lines(
         yield from golden_lines(result.golden)
     if result.scope is not None and not judgement.is_training:
         yield from scope_lines(result.scope, len(result.workers))
+    # What to do about symptoms stands in their own lines, each about one GPU.
+    if any(not (worker.symptoms or worker.warnings) for worker in troubled(result)):
+        yield f"do now: {result.do_now}"
     yield f"{result.verdict}: {result.summary} (exit code {result.exit_code})"
 
 
@@ -73,13 +77,8 @@ def _last_words(judgement: Judgement, tail_lines: int) -> Iterator[str]:
             yield from (f"  | {line}" for line in tail)
 
 
-def _classes(workers: Sequence[WorkerResult]) -> Iterator[str]:
-    """`GPU3: ISOLATE (hardware, persistent)`; a worker that was stopped has none."""
-    pairs = (
-        (worker.name, f"{worker.severity} ({', '.join(filter(None, (kind, worker.repeat)))})")
-        for worker in workers
-        if (kind := worker.cause_class) and worker.verdict is not Verdict.STOPPED
-    )
+def _to_do(workers: Sequence[WorkerResult]) -> Iterator[str]:
+    pairs = ((worker.name, worker.do_now) for worker in workers if worker.do_now)
     yield from (f"{who}: {text}" for who, text in _told(pairs, workers))
 
 
@@ -164,13 +163,12 @@ def checkpoint_lines(
         yield f"{told}; --resume auto goes on from there{_what_a_signal_does(training)}"
         return
     yield told
-    yield f"next: {shlex.join([*_PROGRAM, 'generate', str(paths[0]), *_ASK[speaks]])}"
+    yield f"next: {PROGRAM} {shlex.join(['generate', str(paths[0]), *_ASK[speaks]])}"
     if len(saved) == 1:
         step = max(event.step for own in newest.values() for event in own)
         yield f"train on: {_command_to_go_on(settings, next(iter(saved)), paths[0], step)}"
 
 
-_PROGRAM = ["bash", COMMAND] if COMMAND.endswith(".sh") else [COMMAND]
 _ASK = {
     "text": ("--prompt", "Once upon a time"),
     "chat": ("--chat",),
@@ -190,7 +188,7 @@ def _command_to_go_on(settings: Settings, writer: str, path: Path, step: int) ->
     place = settings.system.checkpoint_dir
     is_usual = place == Settings().system.checkpoint_dir
     kept = [] if is_usual else [f"system.checkpoint_dir={place}"]
-    return shlex.join([*_PROGRAM, *where, "--resume", str(path.parent), *more, *kept])
+    return f"{PROGRAM} {shlex.join([*where, '--resume', str(path.parent), *more, *kept])}"
 
 
 def _as_given(path: Path) -> Path:

@@ -14,6 +14,7 @@ from launcher.report.files import lines_of
 from launcher.report.page.document import page
 from launcher.report.page.story import story_of
 from launcher.telemetry.health_result import with_health
+from launcher.verdict.advice import advised
 from launcher.verdict.judge import judge
 from launcher.verdict.live import Watch
 from launcher.verdict.record import Case, RunEnd, RunRecord
@@ -40,9 +41,11 @@ def conclude(
     watch: Watch,
     directory: Path,
     place: Callable[[Path, Path], Path] = run_dir.keep,
+    recall: Callable[[Judgement], Judgement] = lambda judgement: judgement,
 ) -> Judgement:
-    """The verdict of a run, and its GPUs' health. `place` puts a file of evidence into a dossier of
-    `directory`, where no later run writes over it, or finds it there."""
+    """The verdict of a run with its GPUs' health and history, and what to do. `place` puts a file
+    of evidence into a dossier of `directory`, where no later run writes over it, or finds it there.
+    `recall` adds what the history holds of the GPUs."""
     for name, history in watch.histories.items():
         history.evidence = _placed(
             history.evidence, directory / run_dir.DOSSIER / name.lower(), place
@@ -65,7 +68,9 @@ def conclude(
     }
     result = with_health(judgement.result, record.healths or {}, fail_on, slow)
     scope, fingerprints = scope_of(case, result), _last_steps(watch)
-    return replace(judgement, result=replace(result, fingerprints=fingerprints, scope=scope))
+    result = replace(result, fingerprints=fingerprints, scope=scope)
+    judgement = recall(replace(judgement, result=result))
+    return replace(judgement, result=advised(judgement.result, str(directory)))
 
 
 def held_against_golden(record: RunRecord, watch: Watch) -> RunRecord:

@@ -315,8 +315,8 @@ def _rebuilt(directory: Path, golden: Golden | None, file: Path | None) -> Finis
         held = GoldenWatch(golden, str(file), record.groups, settings_of(directory))
     watch = watched_again(record, directory, held)
     record = held_against_golden(as_it_ended(record, directory, watch), watch)
-    judgement = conclude(record, watch, directory.absolute(), run_dir.kept)
-    judgement = isolated(judgement, record.earlier_faults or {})
+    recall = partial(isolated, faults=record.earlier_faults or {})
+    judgement = conclude(record, watch, directory.absolute(), run_dir.kept, recall)
     return Finished(directory, judgement, record, watch)
 
 

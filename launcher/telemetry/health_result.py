@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from launcher.telemetry.health import slow_symptom, symptoms
 from launcher.verdict.health import Health
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
+from launcher.verdict.rules import Kind
 from launcher.verdict.severity import CauseClass, Symptom, worst
 from launcher.verdict.slow import Slow
 from launcher.verdict.summary import called, names_by_text
 from model_check.errors import (
     EXIT_DISAGREEMENT,
-    EXIT_HEALTH,
     EXIT_INTERNAL,
     EXIT_PASS,
     EXIT_UNNAMED,
@@ -90,12 +90,22 @@ def _row(worker: WorkerResult, found: Sequence[Symptom]) -> WorkerResult:
     if not hard and not (soft and worker.verdict is Verdict.PASS):
         return worker
     gravest = worst(found)
-    worker = replace(worker, cause_class=gravest.cause_class, severity=gravest.severity)
-    if not hard:
-        return replace(worker, verdict=Verdict.WARN)
     has_cause = worker.verdict not in (Verdict.PASS, Verdict.STOPPED)
-    cause = worker.cause if has_cause else _sentence(hard)
-    return replace(worker, verdict=Verdict.FAIL, cause=cause)
+    cause = worker.cause if has_cause or not hard else _sentence(hard)
+    worker = _as(Kind.GPU_FAULT if hard else Kind.GPU_WARNING, worker, cause)
+    return replace(worker, cause_class=gravest.cause_class, severity=gravest.severity)
+
+
+def _as(kind: Kind, worker: WorkerResult, cause: str | None) -> WorkerResult:
+    cause_class, severity = kind.rule.classed
+    return replace(
+        worker,
+        verdict=kind.rule.verdict,
+        kind=kind.name.lower(),
+        cause=cause,
+        cause_class=cause_class,
+        severity=severity,
+    )
 
 
 def _decide(result: RunResult, found: Symptoms, fail_on: Collection[str]) -> RunResult:
@@ -115,7 +125,8 @@ def _decide(result: RunResult, found: Symptoms, fail_on: Collection[str]) -> Run
         if passing := {name: of_one for name, of_one in hard.items() if name not in failing}:
             parts.append(f"{_sentences(passing)}; {_LETS_PASS}")
         culprits = list(failing)
-        failed = replace(result, verdict=Verdict.FAIL, exit_code=EXIT_HEALTH, culprits=culprits)
+        code = Kind.GPU_FAULT.rule.exit_code
+        failed = replace(result, verdict=Verdict.FAIL, exit_code=code, culprits=culprits)
         return replace(failed, summary="; ".join(parts))
     if not hard:
         return result
@@ -144,8 +155,7 @@ def _named(result: RunResult, odd: str) -> RunResult:
 
 def _cleared(worker: WorkerResult, odd: str) -> WorkerResult:
     """The row of a worker that differs from `odd`: nothing is known against it."""
-    cause = f"differs from {odd}, whose health tells that it is the odd one"
-    return replace(worker, verdict=Verdict.STOPPED, cause=cause, cause_class=None, severity=None)
+    return _as(Kind.CLEARED, worker, Kind.CLEARED.rule.sentence.format(odd=odd))
 
 
 def _fails(found: Sequence[Symptom], fail_on: Collection[str]) -> bool:

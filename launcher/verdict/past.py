@@ -7,6 +7,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from launcher.verdict.results import Judgement, RunResult, Verdict, WorkerResult
+from launcher.verdict.rules import Kind
 from launcher.verdict.severity import CauseClass, Repeat, Severity, Symptom
 
 SCHEMA = 1
@@ -142,7 +143,10 @@ def isolated(judgement: Judgement, faults: Mapping[str, EarlierFaults]) -> Judge
 
 
 def _isolated(row: WorkerResult, earlier: EarlierFaults) -> WorkerResult:
-    return replace(row, severity=Severity.ISOLATE, cause=f"{row.cause}; {earlier}")
+    kind = Kind.SEEN_BEFORE
+    cause = kind.rule.sentence.format(cause=row.cause, earlier=earlier)
+    _, severity = kind.rule.classed
+    return replace(row, kind=kind.name.lower(), severity=severity, cause=cause)
 
 
 def against(past: Iterable[PastRun]) -> dict[str, Symptom]:

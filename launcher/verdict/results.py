@@ -50,6 +50,8 @@ class WorkerResult(Struct, frozen=True, kw_only=True):
 
     name: str
     verdict: Verdict
+    kind: str | None = None
+    """Which row of the table in docs/verdicts.md decided; null: an older version wrote this."""
     cause: str | None
     steps: int
     loss_first: float | str | None
@@ -79,6 +81,8 @@ class WorkerResult(Struct, frozen=True, kw_only=True):
     decided or supports the verdict; null: not classed."""
     repeat: Repeat | None = None
     """Of other bits and of a NaN: whether they came again when the step was computed again."""
+    do_now: str | None = None
+    """What to do with its GPU, and why, in words; null: nothing is to be done."""
     symptoms: list[str] = []
     """What condemns its GPU, and what to do. The run's summary tells it, too."""
     trace: Trace | None = None
@@ -129,6 +133,8 @@ class RunResult(Struct, frozen=True, kw_only=True):
     verdict: Verdict
     exit_code: int
     summary: str
+    do_now: str = ""
+    """What to do, in a sentence or two; empty: an older version wrote this."""
     culprits: list[str]
     disagreement: Disagreement | None
     """The first."""

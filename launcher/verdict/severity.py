@@ -41,6 +41,37 @@ class Repeat(StrEnum):
     NOT_REPLAYED = "not replayed"
 
 
+_TO_DO = {
+    Severity.ISOLATE: "take it out of service",
+    Severity.RESET: "reset it",
+    Severity.MONITOR: "keep it in service, and watch it",
+    Severity.IGNORE: "nothing is known against it",
+}
+_CAUSES = {
+    CauseClass.HARDWARE: "hardware fault",
+    CauseClass.SOFTWARE: "software fault",
+    CauseClass.HOST: "fault of this host",
+    CauseClass.USER: "a setting or a request",
+    CauseClass.UNKNOWN: "cause not known",
+}
+_REPEATS = {
+    Repeat.TRANSIENT: "did not repeat",
+    Repeat.PERSISTENT: "repeats",
+    Repeat.INTERMITTENT: "repeats at times",
+    Repeat.UNSETTLED: "repeated, too rarely to prove it",
+    Repeat.NOT_REPLAYED: "not replayed",
+}
+
+
+def in_words(severity: Severity, cause_class: CauseClass | None, repeat: Repeat | None) -> str:
+    """`take it out of service: hardware fault, repeats (ISOLATE)`"""
+    cause = _CAUSES[cause_class] if cause_class else ""
+    if severity is Severity.MONITOR and repeat is None:  # a warning is no fault
+        cause = cause.removesuffix(" fault")
+    known = ", ".join(filter(None, [cause, _REPEATS[repeat] if repeat else ""]))
+    return f"{_TO_DO[severity]}: {known} ({severity})"
+
+
 class Symptom(Struct, frozen=True):
     """One thing that is wrong with a GPU, or that NVML could not tell of it."""
 

@@ -4,18 +4,17 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from launcher.verdict.disagreement import quantity_name
+from launcher.verdict.findings import OF_BITS, born
 from launcher.verdict.golden import GoldenResult
 from launcher.verdict.record import Case
 from launcher.verdict.results import Verdict, WorkerResult
 from launcher.verdict.scope import what_one_showed, what_was_equal
 from launcher.verdict.severity import CauseClass
 from launcher.verdict.shared import Failure, shared_failure, shared_nonfinite
-from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_UNNAMED, EXIT_USAGE
-from model_check.events import NonFinite, again
-from model_check.utils.words import few, listed
+from model_check.errors import EXIT_USAGE
+from model_check.events import NonFinite
+from model_check.utils.words import listed
 
-_OF_DIFFERENCES = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
-"""How a run ends whose workers differ, or one of which is no more what it was."""
 _DEADLINE = "the deadline came before"
 
 
@@ -32,7 +31,7 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
         return Summary(f"{passed}{_as_golden(case)}{until}")
     reason, explained = _why_not(case, results)
     parts = [reason]
-    if case.end.exit_code not in _OF_DIFFERENCES:
+    if case.end.exit_code not in OF_BITS:
         parts += _besides(case)
     told = [replay.said for replay in case.end.replays]
     parts += told
@@ -62,13 +61,6 @@ def _among_nodes(case: Case) -> str:
     return f"; nodes equal bit for bit at {node.agreed_steps} steps"
 
 
-def born(bad: NonFinite) -> str:
-    """Where it was born, for the end of a sentence; nothing where that is not known."""
-    if bad.origin is not None:
-        return f", born in {bad.origin.place}: {bad.origin.counts}{again(bad.repeated)}"
-    return f", in {few(bad.names)}" if bad.names else ""
-
-
 def names_by_text(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """(worker, text) pairs -> text -> the workers that share it, in their order."""
     sharing: dict[str, list[str]] = {}
@@ -92,22 +84,22 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
         return Summary(end.reason or "")
     if (shared := _what_was_shared(case)) is not None:
         return shared
-    if (alike := case.changed_alike) and end.exit_code in _OF_DIFFERENCES:
+    if (alike := case.changed_alike) and end.exit_code in OF_BITS:
         found = case.histories[alike[0]].broken
         what = "" if found is None else found.what
         return Summary(f"the software, not a GPU: {what}, in {len(alike)} workers alike", alike)
-    if end.exit_code in _OF_DIFFERENCES and (told := _what_golden_tells(case)) is not None:
+    if end.exit_code in OF_BITS and (told := _what_golden_tells(case)) is not None:
         return told
     if end.mismatch is not None:
         return Summary(str(end.mismatch), list(end.mismatch.values))
     broken = [row for row in results if row.name in case.broken]
-    if broken and end.exit_code in _OF_DIFFERENCES:
+    if broken and end.exit_code in OF_BITS:
         names = {row.name for row in broken}
         text = "; ".join(f"{row.name}: {row.cause}" for row in broken)
         others = [d for d in end.disagreements if names.isdisjoint(d.odd or d.bits)]
         parts = [f"{text}: nothing in its program did that", *map(str, others)]
         return Summary("; ".join(parts), [*names, *(n for found in others for n in found.odd)])
-    if end.disagreement and end.exit_code in _OF_DIFFERENCES:
+    if end.disagreement and end.exit_code in OF_BITS:
         odd = [name for found in end.disagreements for name in found.odd]
         return Summary("; ".join(map(str, end.disagreements)), odd)
     if end.is_by_signal or end.tied:

@@ -14,6 +14,7 @@ PACKAGES = _PACKAGE.parent
 PROJECT = _INSTALLED if _INSTALLED.is_dir() else PACKAGES
 """The directory of the files at the top of a checkout."""
 COMMAND = "run.sh" if PROJECT == PACKAGES else "model-check"
+PROGRAM = f"bash {COMMAND}" if COMMAND.endswith(".sh") else COMMAND
 """What a person types."""
 
 

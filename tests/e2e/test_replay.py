@@ -197,7 +197,10 @@ def test_a_launcher_that_is_killed_in_the_replay_leaves_nobody_and_what_is_known
         time.sleep(0.02)
     again = scripted.verb("report", str(scripted.cwd / "run"))
     assert again.returncode == 21, again.stdout
-    assert "CPU1: MONITOR (unknown, not replayed)" in again.stdout
+    assert (
+        "CPU1: keep it in service, and watch it: cause not known, not replayed (MONITOR)"
+        in again.stdout
+    )
 
 
 def test_a_later_answer_takes_the_place_of_an_earlier_one(scripted: Launcher) -> None:
@@ -211,7 +214,7 @@ def test_a_later_answer_takes_the_place_of_an_earlier_one(scripted: Launcher) ->
     again = scripted.verb("replay", str(run.directory), "launch.replay_s=100")
     assert again.returncode == 21, again.stdout
     assert row(run, "CPU1") == ("FAIL", "hardware", "persistent", "ISOLATE")
-    assert "CPU1: ISOLATE (hardware, persistent)" in again.stdout
+    assert "CPU1: take it out of service: hardware fault, repeats (ISOLATE)" in again.stdout
     assert "CPU1 was wrong again in 4 of 4 replays, first in the gradient of" in said(run)
     assert num_replays(run, "CPU1") == 1 + 4
     assert len(run.report()["replays"]) == 1
@@ -236,7 +239,7 @@ def test_the_second_transient_fault_of_a_gpu_takes_it_out_of_service(scripted: L
         (third.exit_code, third.output, "3 times now"),
     ):
         assert code == 21, output
-        assert "GPU0: ISOLATE (hardware, transient)" in output
+        assert "GPU0: take it out of service: hardware fault, did not repeat (ISOLATE)" in output
         assert f"; {times}: first " in output
     listed = scripted.verb("history", "GPU0", "--file", str(scripted.cwd / "history.jsonl"))
     assert listed.returncode == 0, listed.stdout

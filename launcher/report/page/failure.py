@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from launcher.report.page.faults import difference_of, troubled
+from launcher.report.page.faults import difference_of
 from launcher.report.page.markup import badge, section, table, text
 from launcher.report.page.story import Story
+from launcher.verdict.advice import troubled
 from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from model_check.utils.words import listed

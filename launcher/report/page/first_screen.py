@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from launcher.report.page.faults import next_step, since, troubled
+from launcher.report.page.faults import since
 from launcher.report.page.markup import SIGNS, badge, facts, folded, text
 from launcher.report.page.story import Story
 from launcher.report.table import number
+from launcher.verdict.advice import troubled
 from launcher.verdict.golden import golden_lines
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.scope import scope_lines
@@ -63,10 +64,9 @@ def _answers(result: RunResult, story: Story) -> Iterator[tuple[str, str]]:
     if result.culprits:
         yield "which", "<br>".join(text(_identity(worker)) for worker in named)
     yield "since", "<br>".join(dict.fromkeys(_since(worker, result, story) for worker in named))
-    to_do = text(next_step(result, str(story.directory)))
-    is_drill = story.record.drill and result.verdict is not Verdict.PASS
-    yield "do now", f"Nothing: this is a drill. Else: {to_do}" if is_drill else to_do
-    yield "severity", "<br>".join(text(_class(worker)) for worker in named if worker.severity)
+    yield "do now", text(result.do_now)
+    words = (f"{worker.name}: {worker.do_now}" for worker in named if worker.do_now)
+    yield "GPU", "<br>".join(map(text, words))
     yield "what", text(result.summary)
     if result.scope is not None:
         lines = scope_lines(result.scope, len(result.workers))
@@ -82,11 +82,6 @@ def _since(worker: WorkerResult, result: RunResult, story: Story) -> str:
     if begun.seconds is None:
         return text(begun)
     return text(f"{begun} ({story.clock(begun.seconds)})")
-
-
-def _class(worker: WorkerResult) -> str:
-    kinds = ", ".join(filter(None, (worker.cause_class, worker.repeat)))
-    return f"{worker.name}: {worker.severity} ({kinds})"
 
 
 def _identity(worker: WorkerResult) -> str:

@@ -11,6 +11,7 @@ from launcher.report.page.document import page
 from launcher.telemetry.health import Record, slow_symptom, symptoms
 from launcher.telemetry.health_result import with_health
 from launcher.telemetry.xids import xid_symptom
+from launcher.verdict.advice import advised
 from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.health import Health
 from launcher.verdict.results import Judgement, RunResult, Verdict, WorkerResult
@@ -671,7 +672,8 @@ def test_a_failed_worker_keeps_its_cause_and_carries_the_class_of_its_gpu() -> N
 
 
 def closing(result: RunResult) -> list[str]:
-    return list(closing_lines(Judgement(result, set(), set()), Path("run"), 0))
+    told = advised(result, "run")
+    return list(closing_lines(Judgement(told, set(), set()), Path("run"), 0))
 
 
 def test_what_is_wrong_with_all_gpus_alike_is_one_line() -> None:
@@ -679,7 +681,8 @@ def test_what_is_wrong_with_all_gpus_alike_is_one_line() -> None:
     lines = closing(judged(result_of(PASS, PASS), records, DEFAULT))
     silent = "telemetry ended: NVML was silent for 11 s: its health from then on is not known"
     assert [line for line in lines if "warning: " in line] == [f"warning: all 2 GPUs: {silent}"]
-    assert "all 2 GPUs: MONITOR (unknown)" in lines
+    words = "keep it in service, and watch it: cause not known (MONITOR)"
+    assert f"all 2 GPUs: {words}" in lines
     assert lines[-1].endswith("; 2 warnings about all 2 GPUs (exit code 0)")
     lost = {"GPU0": FAILED_REMAP, "GPU1": FAILED_REMAP}
     summary = judged(result_of(PASS, PASS), lost, DEFAULT).summary

@@ -6,22 +6,25 @@ from pathlib import Path
 import pytest
 
 from launcher.verdict import judge
-from launcher.verdict.causes import Cause
+from launcher.verdict.findings import Finding
 from launcher.verdict.record import Case
+from launcher.verdict.rules import Kind
 
-unseen = {cause.name for cause in Cause}
-_causes_of = judge.causes_of
+OF_GPUS = {Kind.GPU_FAULT, Kind.GPU_WARNING, Kind.CLEARED, Kind.SEEN_BEFORE}
+"""Of telemetry and history: test_health.py, test_past.py."""
+unseen = {kind.name for kind in {*Kind} - OF_GPUS}
+_findings_of = judge.findings_of
 
 
-def _noted(case: Case) -> list[judge.Found]:
-    found = _causes_of(case)
-    unseen.difference_update(cause.name for cause, _ in found)
+def _noted(case: Case) -> dict[str, Finding]:
+    found = _findings_of(case)
+    unseen.difference_update(finding.kind.name for finding in found.values())
     return found
 
 
 @pytest.hookimpl
 def pytest_sessionstart() -> None:
-    judge.causes_of = _noted
+    judge.findings_of = _noted
 
 
 @pytest.hookimpl

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launcher.report.page.faults import next_step
 from launcher.telemetry.health_result import with_health
+from launcher.verdict.advice import advised
 from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.disagreement import Replay as ReplayFound
 from launcher.verdict.golden import (
@@ -340,10 +340,13 @@ def test_a_majority_that_the_file_contradicts_names_nobody() -> None:
     assert {row.verdict for row in judged.workers} == {Verdict.INCONCLUSIVE}
 
 
-def test_the_page_says_what_to_do_next() -> None:
-    assert "--write-golden" in next_step(result(found_of(foreign("GPU0"))), "/run")
-    assert next_step(result(found_of(unlike("GPU0"))), "/run").endswith("replay /run GPU0")
-    assert "No GPU is to blame" in next_step(result(found_of(*map(unlike, ("A", "B")))), "/run")
+def test_what_to_do_is_told_of_each_answer_of_a_golden_file() -> None:
+    def do_now(*workers: Standing) -> str:
+        return advised(result(found_of(*workers)), "/run").do_now
+
+    assert "--write-golden" in do_now(foreign("GPU0"))
+    assert do_now(unlike("GPU0")).endswith("replay /run GPU0")
+    assert "No GPU is to blame" in do_now(*map(unlike, ("A", "B")))
 
 
 def test_a_gpu_that_its_health_condemns_fails_beside_a_file_of_another_stack() -> None:

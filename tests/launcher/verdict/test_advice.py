@@ -1,0 +1,63 @@
+"""What to do now is a sentence for each row of the table of verdicts."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from launcher.verdict.advice import advised
+from launcher.verdict.results import RunResult, Verdict, WorkerResult
+from launcher.verdict.rules import Kind, document
+from launcher.verdict.severity import Repeat
+from model_check.utils.project_files import PROJECT
+from tests.launcher.report.page.stories import result, worker
+
+
+def row(kind: Kind, name: str = "GPU0", **more: Any) -> WorkerResult:
+    cause_class, severity = kind.rule.classed
+    found = worker(name, kind.rule.verdict, kind=kind.name.lower(), **more)
+    return replace(found, cause_class=cause_class, severity=severity)
+
+
+def run_of(*rows: WorkerResult, **more: Any) -> RunResult:
+    culprits = [row.name for row in rows if row.verdict in (Verdict.FAIL, Verdict.SUSPECT)]
+    return advised(result(*rows, culprits=culprits, **{"verdict": rows[0].verdict} | more), "/run")
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_kind_of_finding_has_something_to_do(kind: Kind) -> None:
+    found = run_of(row(kind, symptoms=["hot: cool it"]))
+    assert found.do_now
+    assert "{" not in found.do_now
+    (words,) = (each.do_now for each in found.workers)
+    is_told = kind.rule.classed[1] is not None and kind.rule.verdict is not Verdict.STOPPED
+    assert (words is not None) == is_told
+
+
+@pytest.mark.parametrize(
+    ("found", "step"),
+    [
+        (run_of(row(Kind.PASSED)), "Nothing. A longer run finds"),
+        (run_of(row(Kind.GPU_FAULT, symptoms=["Xid 79: power-cycle"])), "GPU0: Xid 79: power-"),
+        (run_of(row(Kind.GPU_WARNING, warnings=["GPU0: hot: cool it"])), "GPU0: hot: cool it"),
+        (run_of(row(Kind.ODD)), "Compute the steps again: bash run.sh replay /run GPU0"),
+        (run_of(row(Kind.ODD), run=result().run | {"mode": "ddp"}), "--mode replicate"),
+        (run_of(row(Kind.ODD), run=result().run | {"drill": "nan@2"}), "Nothing: this is a drill."),
+        (run_of(row(Kind.STOPPED), verdict=Verdict.INCONCLUSIVE, exit_code=130), "it was stopped"),
+        (run_of(row(Kind.ODD_ONCE), row(Kind.ODD_AGAIN, "GPU1")), "Take GPU1 out of service"),
+        (run_of(row(Kind.ODD_AGAIN), row(Kind.NON_FINITE, "GPU1")), "Take GPU0 and GPU1 out of"),
+    ],
+)
+def test_what_to_do_names_the_worker_and_the_command(found: RunResult, step: str) -> None:
+    assert step in found.do_now
+
+
+def test_the_page_of_findings_is_that_of_the_table() -> None:
+    page = (PROJECT / "docs" / "findings.md").read_text()
+    assert page == document(), "run `python -m launcher.verdict.rules > docs/findings.md`"
+
+
+def test_words_come_before_the_class() -> None:
+    found = run_of(row(Kind.ODD_AGAIN, repeat=Repeat.PERSISTENT))
+    words = "take it out of service: hardware fault, repeats (ISOLATE)"
+    assert found.workers[0].do_now == words
