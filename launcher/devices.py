@@ -133,8 +133,13 @@ def pick(loaded: Loaded, machine: Machine, hold: Hold, first_slot: int = 0) -> P
         _refuse_without_gpus(loaded, machine)
         return _pick_cpu(loaded, machine, first_slot)
     if not machine.has_gpu():
-        given = given_by(loaded.sources["system.device"], "system.device")
-        raise NoGpuError(f"{given}system.device = cuda: {machine.why_no_gpu()}; {WITHOUT}")
+        _refuse_without_gpus(loaded, machine)
+        source = loaded.sources["system.device"]
+        asked = f"{given_by(source, 'system.device')}system.device = cuda"
+        asked = f"{source} needs a GPU" if source.startswith("check ") else asked
+        raise NoGpuError(
+            f"{asked}: {machine.why_no_gpu()}; {WITHOUT}, `bash run.sh doctor` looks at the machine"
+        )
     if is_asked_for(loaded, "launch.workers"):
         raise UsageError(
             f"{loaded.sources['launch.workers']}: launch.workers counts CPU workers, and this run "

@@ -21,6 +21,7 @@ LEVELS: dict[str, dict[str, Any]] = {
 DEFAULT = "full"
 
 _NOT_TESTED = "not tested: memory, PCIe and NVLink bandwidth, power; dcgmi diag -r 3 does"
+_ON_CPU = "how long it takes on a CPU is not known; not tested: GPUs"
 _START_AND_END_S = 8.0
 """As one H100 took 12.5 s for 20 steps of 208 ms."""
 _MEASURED = "NVIDIA H100 80GB HBM3"
@@ -37,6 +38,7 @@ def notes_on_level(
     again = f", again and again for {duration(soak_s)}" if soak_s else ""
     yield f"check {level}: {what} on all workers at once{again}"
     if not gpu_names:
+        yield _ON_CPU
         return
     if not is_command:
         yield f"{'each round' if soak_s else 'it'} takes {_time(loaded, gpu_names)}"

@@ -37,7 +37,7 @@ def check_gpus(machine: Machine, launch: LaunchSettings, used: Sequence[Gpu]) ->
         served = told(snapshot.cuda_driver_version)
         findings.append(ok("driver", f"{snapshot.driver_version}, serves CUDA {served}"))
     if not snapshot.gpus:
-        return [*findings, check_none(machine, launch.expect_gpus)]
+        return [*findings, check_none(machine, launch)]
     needed = machine.broken(launch.gpus, launch.expect_gpus)
     findings += [_broken(gpu, gpu in needed) for gpu in snapshot.broken]
     for device in pinnable(snapshot.gpus):
@@ -51,14 +51,17 @@ def check_gpus(machine: Machine, launch: LaunchSettings, used: Sequence[Gpu]) ->
     return findings + [warn("GPUs", note, "") for note in notes if note]
 
 
-def check_none(machine: Machine, expect_gpus: int | None) -> Finding:
-    """A machine with a driver should have GPUs: a run would not take its CPU for them."""
+def check_none(machine: Machine, launch: LaunchSettings) -> Finding:
+    """A machine with a driver should have GPUs: a run would not take its CPU for them. Nor would
+    one that asks for GPUs."""
     snapshot = machine.snapshot
     found = f"none: {snapshot.reason or 'no reason given'}"
     has_driver = snapshot.driver_version is not None and machine.mask_value not in NO_GPU_VALUES
-    if has_driver or expect_gpus is not None:
+    asks = launch.expect_gpus is not None or launch.gpus.strip() != "all" or launch.require_idle
+    if has_driver or asks:
         return fail("GPUs", found, f"{MISSING}; {WITHOUT}", EXIT_NO_GPU)
-    return warn("GPUs", found, "runs train small CPU workers")
+    names = machine.unused_mask() or "launch.expect_gpus=N makes this a FAIL"
+    return warn("GPUs", found, f"runs train small CPU workers; {names}")
 
 
 def check_unlisted(

@@ -74,7 +74,7 @@ def _present(
         snapshot = machine.snapshot
         lost = check_unlisted(machine, launch, logged)
         if not snapshot.gpus:
-            return [], [], [check_none(machine, launch.expect_gpus), *lost]
+            return [], [], [check_none(machine, launch), *lost]
         devices = _devices(machine, launch.gpus)
     except ModelCheckError as error:
         return [], [], [fail("GPUs", str(error), "", error.exit_code)]

@@ -100,8 +100,10 @@ class GpuPlan:
             f"{causal:.1%} (causal)"
         )
         if (seconds := run_seconds(self.settings, self.gpu.name)) is not None:
-            steps = self.settings.training.max_steps
-            yield f"run: about {duration(seconds)} for {steps:,} steps, start and end included"
+            steps, soak_s = self.settings.training.max_steps, self.settings.launch.soak_s
+            again = f", again and again for {duration(soak_s)}" if soak_s else ""
+            took = f"about {duration(seconds)} for {steps:,} steps, start and end included"
+            yield f"{'round' if soak_s else 'run'}: {took}{again}"
         if self.settings.launch.mode != "replicate":
             yield "  links between GPUs are not counted"
         for row in plan.operators:

@@ -44,6 +44,7 @@ from model_check.errors import (
     NoGpuError,
     UsageError,
 )
+from model_check.events import NonFinite, again
 from model_check.utils.cores import usable_cores
 from model_check.utils.project_files import COMMAND
 from model_check.utils.requests import TO_FORWARD, TO_STOP
@@ -127,6 +128,10 @@ def _question(worker: str | None, record: RunRecord, watch: Watch) -> Question:
     if worker is not None and worker not in record.workers:
         raise UsageError(f"replay: this run has no {worker} (it has {', '.join(record.workers)})")
     own = [q for q in questions_of(watch) if worker is None or worker in q.suspects]
+    asked_for = record.workers if worker is None else [worker]
+    bad = {n: found for n in asked_for if (found := watch.histories[n].nonfinite) is not None}
+    if bad and not own:
+        raise UsageError(_no_bits(bad))
     if worker is None and not own:
         raise UsageError(
             f"replay: this run names no worker: say which (it has {', '.join(record.workers)})"
@@ -135,6 +140,16 @@ def _question(worker: str | None, record: RunRecord, watch: Watch) -> Question:
     if question is None:
         raise UsageError(f"replay: {worker} told no step in this run")
     return question
+
+
+def _no_bits(bad: Mapping[str, NonFinite]) -> str:
+    """A step that is not finite tells no bits: a replay would end before it and prove nothing."""
+    each = (
+        f"{name} met a NaN or Inf in step {found.step}, and computed it again itself"
+        f"{again(found.repeated)}"
+        for name, found in bad.items()
+    )
+    return f"replay: {'; '.join(each)}. Run again, with three workers of one kind or more"
 
 
 def _with_who_is_here(question: Question, record: RunRecord, machine: Machine) -> Question:

@@ -256,10 +256,11 @@ class Kind(Enum):
 _ABOUT = """\
 # Kinds of findings
 
-For everybody who reads `report.json` or the lines at the end of a run. Each worker has one finding that decides its
-row; `kind` in `report.json` names it. The run has the verdict and the exit code of the finding that ended it; of several
-the one that stands first here. This page is made of the table that the launcher itself uses
-(`launcher/verdict/rules.py`). [What a verdict means](verdicts.md) explains the words.
+For everybody who reads `report.json` or the lines at the end of a run. Each worker has one finding
+that decides its row; `kind` in `report.json` names it. The run has the verdict and the exit code of
+the finding that ended it; of several the one that stands first here. This page is made of the table
+that the launcher itself uses (`launcher/verdict/rules.py`). [What a verdict means](verdicts.md)
+explains the words.
 
 `bash run.sh report RUN_DIR` prints the finding of each worker again.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main
+from tests.corpus.said import RUNS
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import Launcher, Run, scripted_in
 from tests.e2e.test_run import read_until
@@ -329,6 +330,18 @@ def test_what_cannot_be_replayed_is_one_line(
     assert main(["replay", *arguments]) == 2
     (line,) = "".join(capfd.readouterr()).splitlines()
     assert message in line
+
+
+def test_a_step_that_was_not_finite_has_no_bits_to_compare(
+    passed: Launcher, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its last finite step would clear a GPU that the run condemns."""
+    run = RUNS / "nan_one"
+    monkeypatch.chdir(passed.cwd)
+    for which in ([], ["CPU1"]):
+        assert main(["replay", str(run), *which]) == 2
+        (line,) = "".join(capfd.readouterr()).splitlines()
+        assert "CPU1 met a NaN or Inf in step 2, and computed it again itself" in line
 
 
 def test_a_gpu_that_is_gone_is_told_with_its_uuid(passed: Launcher) -> None:

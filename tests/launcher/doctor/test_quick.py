@@ -207,9 +207,8 @@ def test_a_machine_without_gpus_says_so_as_the_whole_doctor_does(box: MakeBox) -
     nowhere = {"LD_LIBRARY_PATH": "/nowhere"}
     lines = told(machine, **nowhere)
     assert lines[0] == "warn: GPUs: none: no NVIDIA driver (libnvidia-ml.so.1 not found)"
-    assert told(machine, "launch.expect_gpus=8", code=69, **nowhere)[0].startswith(
-        "FAIL: GPUs: none"
-    )
+    for asked in ("launch.expect_gpus=8", "launch.gpus=3", "launch.gpus=auto"):
+        assert told(machine, asked, code=69, **nowhere)[0].startswith("FAIL: GPUs: none")
     assert told(machine, code=69)[0].startswith("FAIL: GPUs: none: NVIDIA driver 570.124.06 is")
 
 
