@@ -168,7 +168,7 @@ class RunArguments(Struct, frozen=True):
     level: str = ""
     """Of `run.sh check`; empty: another verb, or none."""
     is_alone: bool = False
-    """One worker, on the freest GPU, unless the settings say how many."""
+    """One worker, on the freest GPU, unless the settings say how many, or ask for a job."""
     arms: tuple[Arm, ...] = ()
     """Of a comparison."""
     seat: Seat | None = None

@@ -151,7 +151,8 @@ def make_launch(
     loaded = load(arguments.request, machine.has_gpu)
     if loaded.settings.launch.mode == "compare":
         raise UsageError(f"--mode compare: give two arms: --arm NAME key=value ..., or {BOTH}")
-    if arguments.is_alone or _goes_on_alone(loaded.settings, arguments):
+    is_job = loaded.settings.launch.mode in JOBS  # it takes all GPUs
+    if (arguments.is_alone and not is_job) or _goes_on_alone(loaded.settings, arguments):
         loaded = _alone(loaded)
     _refuse_rounds_that_go_on(loaded)
     picked = pick(loaded, machine, hold, seat.first_slot if seat else 0)
@@ -163,7 +164,6 @@ def make_launch(
         loaded, size_notes = fitted(loaded, arguments.request, memory_gib(gpus))
         more_notes += size_notes
         if not arguments.level:
-            is_job = loaded.settings.launch.mode in JOBS
             loaded = with_checkpoints(loaded, num_copies=1 if is_job else len(picked.places))
     if arguments.level and seat is None:
         names = {gpu.name for gpu in gpus}
@@ -172,7 +172,6 @@ def make_launch(
     picked = replace(picked, notes=(*picked.notes, *more_notes))
     system = replace(loaded.settings.system, device=loaded.device)
     settings = replace(loaded.settings, system=system)
-    is_job = settings.launch.mode in JOBS
     nodes = nodes_of_job(environ) if is_job and seat is None else None
     num_here = len(picked.places)
     context = _context(arguments, settings, environ, num_here, nodes)

@@ -329,8 +329,10 @@ class Run:
         if launch.is_job:  # one rank writes for all
             saved = {"the job": [event for each in saved.values() for event in each]}
         speaks = (self._record.data or {}).get("speaks", "text")
-        settings = launch.loaded.settings
-        return checkpoint_lines(settings, saved, is_stopped=is_stopped, speaks=speaks)
+        loaded = launch.loaded
+        return checkpoint_lines(
+            loaded.settings, loaded.preset, saved, is_stopped=is_stopped, speaks=speaks
+        )
 
 
 def _import_what_judges() -> None:

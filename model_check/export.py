@@ -38,6 +38,7 @@ from model_check.data.sources.declared import declared_in
 from model_check.data.tokenizers.marks import Marks, end_of_answers, marks_of
 from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
 from model_check.engine.checkpoint import not_ours, read_checkpoint, settings_of, tokenizer_of
+from model_check.engine.saving.lineage import newest_in
 from model_check.errors import (
     EXIT_PASS,
     EXIT_SIGNAL_BASE,
@@ -55,6 +56,7 @@ CONFIG = "config.json"
 _EXAMPLES = """\
 examples:
   bash run.sh export .checkpoints/gpu0/last.pt OUT
+  bash run.sh export .checkpoints/gpu0 OUT          the newest of a directory
   bash run.sh export last.pt OUT --dtype bfloat16
   bash run.sh export .checkpoints/step_500 OUT      of --mode fsdp
 """
@@ -76,6 +78,10 @@ def export(
     older one, where its token cache still exists. Beside it lies what transformers' AutoTokenizer
     needs.
     """
+    try:
+        checkpoint = newest_in(checkpoint)
+    except OSError as error:
+        raise ConfigError(f"{checkpoint}: cannot be read: {error.strerror}") from error
     state = read_checkpoint(checkpoint)
     settings = settings_of(state, checkpoint)
     _refuse_other_names(state, settings.model, checkpoint)

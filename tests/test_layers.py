@@ -125,7 +125,7 @@ ALLOWED = {
     | {ENGINE, "model_check.engine.assembly", "model_check.data.read", "model_check.models"},
     "model_check.library": FLOOR | {"model_check.engine.checkpoint", "model_check.models"},
     "model_check.export": FLOOR
-    | {"model_check.engine.checkpoint", "model_check.models"}
+    | {"model_check.engine.checkpoint", "model_check.engine.saving", "model_check.models"}
     | rooms(DATA, "read", "sources", "tokenizers"),
 }
 

@@ -141,7 +141,12 @@ def _warnings(workers: Sequence[WorkerResult]) -> Iterator[str]:
 
 
 def checkpoint_lines(
-    settings: Settings, saved: Mapping[str, Sequence[Saved]], *, is_stopped: bool, speaks: str
+    settings: Settings,
+    preset: str,
+    saved: Mapping[str, Sequence[Saved]],
+    *,
+    is_stopped: bool,
+    speaks: str,
 ) -> Iterator[str]:
     """Where the checkpoints of a training are, and what to do with them. `saved`: who writes them
     -> what was written. `is_stopped`: by a signal, which left nothing where none was due.
@@ -166,7 +171,8 @@ def checkpoint_lines(
     yield f"next: {PROGRAM} {shlex.join(['generate', str(paths[0]), *_ASK[speaks]])}"
     if len(saved) == 1:
         step = max(event.step for own in newest.values() for event in own)
-        yield f"train on: {_command_to_go_on(settings, next(iter(saved)), paths[0], step)}"
+        how = ["--preset", preset, *_where(settings, next(iter(saved)))]
+        yield f"train on: {_command_to_go_on(settings, how, paths[0], step)}"
 
 
 _ASK = {
@@ -177,18 +183,20 @@ _ASK = {
 """How `generate` asks a model that was trained on such data."""
 
 
-def _command_to_go_on(settings: Settings, writer: str, path: Path, step: int) -> str:
+def _where(settings: Settings, writer: str) -> list[str]:
+    if settings.launch.mode in JOBS:
+        return ["--mode", settings.launch.mode]
+    is_gpu = writer.startswith("GPU")
+    return ["--gpu", writer.removeprefix("GPU")] if is_gpu else ["--workers", "1"]
+
+
+def _command_to_go_on(settings: Settings, how: Sequence[str], path: Path, step: int) -> str:
     """A whole one: the checkpoint has the settings of model, training and data."""
-    where = ["--mode", settings.launch.mode]
-    if settings.launch.mode not in JOBS:
-        is_gpu = writer.startswith("GPU")
-        where = ["--gpu", writer.removeprefix("GPU")] if is_gpu else ["--workers", "1"]
-    steps = settings.training.max_steps
+    steps, place = settings.training.max_steps, settings.system.checkpoint_dir
     more = ["--max-steps", str(2 * steps)] if step >= steps else []
-    place = settings.system.checkpoint_dir
     is_usual = place == Settings().system.checkpoint_dir
     kept = [] if is_usual else [f"system.checkpoint_dir={place}"]
-    return f"{PROGRAM} {shlex.join([*where, '--resume', str(path.parent), *more, *kept])}"
+    return f"{PROGRAM} {shlex.join([*how, '--resume', str(path.parent), *more, *kept])}"
 
 
 def _as_given(path: Path) -> Path:

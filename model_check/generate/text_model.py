@@ -18,13 +18,12 @@ from model_check.data.sources.declared import declared_in
 from model_check.data.tokenizers.marks import end_of_answers, marks_of
 from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, parse
 from model_check.engine.checkpoint import read_checkpoint, settings_of, tokenizer_of
-from model_check.engine.saving.lineage import newest_first
+from model_check.engine.saving.lineage import newest_in
 from model_check.errors import ConfigError
 from model_check.library import model_of
 from model_check.models.attention import BACKENDS
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.build_model import unfilled_model
-from model_check.utils.checkpoint_names import NONE_THERE, is_sharded, was_begun
 from model_check.utils.files import read_text, read_whole
 
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
@@ -78,23 +77,10 @@ def read_text_model(source: Path, device: torch.device, tokenizer: Path | None) 
     if os.path.isfile(source / _CONFIG):
         return _of_directory(source, device, tokenizer)
     try:
-        source = _newest_in(source)
+        source = newest_in(source)
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read: {error.strerror}") from error
     return _of_checkpoint(source, device, tokenizer)
-
-
-def _newest_in(source: Path) -> Path:
-    """Of a directory of checkpoints; else `source`. Raises OSError, ConfigError."""
-    if not os.path.lexists(source):
-        raise ConfigError(f"{source}: no such checkpoint, and no such directory")
-    source.stat()
-    if not source.is_dir() or is_sharded(source):
-        return source
-    checkpoints = newest_first(source)
-    if not checkpoints and not was_begun(source):
-        raise ConfigError(f"{source}: {NONE_THERE}, and no {_CONFIG}")
-    return next(iter(checkpoints), source)
 
 
 def _of_checkpoint(path: Path, device: torch.device, given: Path | None) -> TextModel:

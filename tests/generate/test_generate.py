@@ -302,6 +302,8 @@ def test_a_place_without_a_model_is_told(capfd: pytest.CaptureFixture[str], tmp_
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "config.json").write_text("{")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "above" / "cpu0").mkdir(parents=True)
+    (tmp_path / "above" / "cpu0" / "last.pt").write_text("x")
     (tmp_path / "x.pt").write_text("x")
     (tmp_path / "step_4" / ("0" * 16)).mkdir(parents=True)
     for name, content in (("not_text", b'{"a":"\xff"}'), ("endless", b'{"a":' + b"[" * 100_000)):
@@ -314,9 +316,10 @@ def test_a_place_without_a_model_is_told(capfd: pytest.CaptureFixture[str], tmp_
         ("nowhere", "no such checkpoint"),
         (
             "empty",
-            "holds no last.pt or step_N.pt, nor a sharded last or step_N, and no config.json",
+            "holds no last.pt or step_N.pt, nor a sharded last or step_N",
         ),
         ("torn", "config.json"),
+        ("above", f"; {tmp_path}/above/cpu0 has some"),
         ("x.pt", "x.pt"),
     ):
         code, _, err = said(capfd, str(tmp_path / name), "--prompt=a")

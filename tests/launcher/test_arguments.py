@@ -1,6 +1,8 @@
 """What a command line asks for."""
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from launcher.arguments import RunArguments, parse_run, parse_train
 from launcher.doctor.preflight import check_worker_settings
 from model_check.config.load import load
 from model_check.errors import ConfigError, DataError, UsageError
+from tests.in_process import answer_of
 
 
 def parse(*argv: str) -> RunArguments:
@@ -67,6 +70,13 @@ def test_what_is_not_understood_is_one_message(argv: list[str], message: str) ->
 def test_what_is_trained_on_is_a_path_where_it_has_one_word(name: str) -> None:
     with pytest.raises(UsageError, match=rf"train {name}: no such file or directory \(/.*{name}\)"):
         parse_train([name], {})
+
+
+@pytest.mark.parametrize(("mode", "num"), [("replicate", 1), ("ddp", 2)])
+def test_a_training_has_one_worker_and_a_job_all(tmp_path: Path, mode: str, num: int) -> None:
+    asked = ("train", "embedded", "--mode", mode, "--device", "cpu", "--dry-run")
+    plan = answer_of(*asked, cwd=tmp_path, env=dict(os.environ)).stdout
+    assert plan.count("MODEL_CHECK_WORKER=") == num
 
 
 @pytest.mark.parametrize("name", ["launcher", "wikitext", "owner/name", "launcher/"])

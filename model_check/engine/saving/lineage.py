@@ -7,6 +7,7 @@ branches of a run the later one is the newer, whichever came further.
 """
 
 import math
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -25,13 +26,16 @@ from model_check.events import Natural
 from model_check.utils.archive import DAMAGE, checksums_of
 from model_check.utils.checkpoint_names import (
     LAST,
+    NONE_THERE,
     common_file,
     is_earlier,
     is_sharded,
     paths_in,
     sharded_name,
     steps_of,
+    was_begun,
 )
+from model_check.utils.words import few
 
 _EXTENDED = "training.max_steps"
 """Whoever resumes a run often wants more steps of it: this change says least about whose it is."""
@@ -161,6 +165,21 @@ def newest_first(directory: Path) -> list[Path]:
     """The checkpoints of all runs there. Raises OSError where the directory cannot be listed."""
     contents = contents_of(directory)
     return contents.to_try(contents.headers)
+
+
+def newest_in(source: Path) -> Path:
+    """Of a directory of checkpoints the newest; else `source`. Raises OSError, ConfigError."""
+    if not os.path.lexists(source):
+        raise ConfigError(f"{source}: no such checkpoint, and no such directory")
+    source.stat()
+    if not source.is_dir() or is_sharded(source):
+        return source
+    checkpoints = newest_first(source)
+    if not checkpoints and not was_begun(source):
+        below = [str(path) for path in sorted(source.glob("*/")) if newest_first(path)]
+        there = f"; {few(below)} {'has' if len(below) == 1 else 'have'} some" if below else ""
+        raise ConfigError(f"{source}: {NONE_THERE}{there}")
+    return next(iter(checkpoints), source)
 
 
 def state_sum(path: Path) -> int | None:

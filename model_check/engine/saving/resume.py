@@ -29,11 +29,15 @@ from model_check.engine.saving.place import (
     refuse_unshared,
 )
 from model_check.engine.saving.saver import Saver
+from model_check.engine.schedule import learning_rate
 from model_check.engine.sharded.parts import mesh_of
 from model_check.engine.state import Resumable, TrainingState
 from model_check.errors import CheckpointError, ConfigError
 from model_check.utils.checkpoint_names import NONE_THERE, content_of, steps_of
 from model_check.utils.words import Say, few
+
+_SMOOTH = 0.1
+"""By so much of itself the learning rate may change from one step to the next."""
 
 
 def resume(state: TrainingState, which: str, saver: Saver) -> None:
@@ -54,6 +58,8 @@ def resume(state: TrainingState, which: str, saver: Saver) -> None:
     ranks = _num_ranks(saved, state)
     if other := [*forbidden(before, state.settings, ranks), *changes(before, state.settings)]:
         say(f"Resumed with other settings: {', '.join(other)}")
+    if jump := _jump_of_rate(before, state.settings, saved["step"]):
+        say(jump)
     theirs, ours = _layout_of(saved), _layout(ranks[1], mesh_of(state.sharded))
     if theirs != ours:
         say(
@@ -62,6 +68,19 @@ def resume(state: TrainingState, which: str, saver: Saver) -> None:
             + ("" if ranks[0] == ranks[1] else "; each rank has the first one's random states")
         )
     say(f"Resumed from {path}: {saved['step']} steps done, {saved['total_tokens']:,} tokens")
+
+
+def _jump_of_rate(before: dict[str, Any], settings: Settings, step: int) -> str | None:
+    """A longer training stretches its schedule. None: the rate goes on."""
+    if step == 0:
+        return None
+    training = settings.training
+    old = learning_rate(step - 1, known_settings(before).training)
+    new = learning_rate(step, training)
+    if abs(new - old) <= _SMOOTH * old:
+        return None
+    end = f"{training.lr_schedule} to step {training.max_steps}"
+    return f"Learning rate: {old:.2e} in the last step, {new:.2e} in the next ({end})"
 
 
 def _layout_of(saved: dict[str, Any]) -> str:

@@ -112,6 +112,15 @@ def test_more_steps_may_follow_a_run_that_had_ended(tiny_run: MakeRun, tmp_path:
     assert train.detail["first_step"] == 4
 
 
+def test_a_schedule_that_is_stretched_is_told_with_both_rates(tiny_run: MakeRun) -> None:
+    falling = {"training__lr_schedule": "cosine", "training__learning_rate": "0.5"}
+    tiny_run(training__max_steps=4, training__save_last="true", **falling)()
+    rest = tiny_run(training__max_steps=8, training__resume="auto", **falling)()
+    (told,) = (line for line in rest.kept.lines if line.startswith("Learning rate: "))
+    end = "2.50e-01 in the next (cosine to step 8)"
+    assert told == f"Learning rate: 7.32e-02 in the last step, {end}"
+
+
 def test_a_run_that_is_over_says_so_and_does_nothing(tiny_run: MakeRun) -> None:
     tiny_run(training__save_last="true")()
     again = tiny_run(training__save_last="true", training__resume="auto")

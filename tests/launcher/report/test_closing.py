@@ -32,7 +32,7 @@ def put(path: Path, step: int) -> Saved:
 def told(*workers: list[Saved], **training: Any) -> str:
     saved = {f"CPU{number}": own for number, own in enumerate(workers)}
     settings = Settings(training=TrainingSettings(**training))
-    return "\n".join(checkpoint_lines(settings, saved, is_stopped=True, speaks="text"))
+    return "\n".join(checkpoint_lines(settings, "train", saved, is_stopped=True, speaks="text"))
 
 
 def test_the_newest_of_each_worker_is_named(place: Path) -> None:
@@ -58,7 +58,7 @@ def done(
 ) -> list[str]:
     training = TrainingSettings(max_steps=max_steps, save_last=True)
     settings = Settings(training=training, system=SystemSettings(**system))
-    return list(checkpoint_lines(settings, saved, is_stopped=False, speaks=speaks))
+    return list(checkpoint_lines(settings, "train", saved, is_stopped=False, speaks=speaks))
 
 
 def test_a_training_that_is_done_says_where_its_weights_are_and_what_to_do(place: Path) -> None:
@@ -66,9 +66,13 @@ def test_a_training_that_is_done_says_where_its_weights_are_and_what_to_do(place
     where, asked, goes_on = done(saved)
     assert where == f"checkpoint: {place}/cpu0/last.pt"
     assert asked == f"next: bash run.sh generate {place}/cpu0/last.pt --prompt 'Once upon a time'"
-    assert goes_on == f"train on: bash run.sh --workers 1 --resume {place}/cpu0 --max-steps 6"
     assert (
-        done(saved, max_steps=9)[-1] == f"train on: bash run.sh --workers 1 --resume {place}/cpu0"
+        goes_on
+        == f"train on: bash run.sh --preset train --workers 1 --resume {place}/cpu0 --max-steps 6"
+    )
+    assert (
+        done(saved, max_steps=9)[-1]
+        == f"train on: bash run.sh --preset train --workers 1 --resume {place}/cpu0"
     )
     assert done(saved, speaks="chat")[1].endswith("/last.pt --chat")
     assert done(saved, speaks="music")[1].endswith(" --prompt-midi begins.mid --midi goes_on.mid")
@@ -81,7 +85,7 @@ def test_what_is_to_be_typed_can_be_typed(tmp_path: Path) -> None:
     _, asked, goes_on = done(saved, checkpoint_dir=f"{tmp_path}/my runs")
     assert shlex.split(asked)[4] == f"{tmp_path}/my runs/last.pt"
     assert shlex.split(goes_on)[4:] == [
-        *("--gpu", "3", "--resume", f"{tmp_path}/my runs", "--max-steps", "6"),
+        *("--preset", "train", "--gpu", "3", "--resume", f"{tmp_path}/my runs", "--max-steps", "6"),
         f"system.checkpoint_dir={tmp_path}/my runs",
     ]
 
