@@ -152,6 +152,8 @@ SINGLE_PLACE = {
     "flash_attn_interface": ("model_check/models/attention.py",),
     "triton": ("model_check/forensics/fingerprint_triton.py",),
     "rich": ("launcher/report/watch.py",),
+    "jinja2": ("launcher/report/page/render.py",),
+    "markupsafe": ("launcher/report/page/render.py",),
     "tensorboard": ("model_check/engine/observe/tensorboard.py",),
     "safetensors": (
         "model_check/engine/sharded/",

@@ -1,11 +1,10 @@
-"""Charts as inline SVG without text: it stretches with the page, and what is to be read stands
-beside it as HTML. Colours are the page's. Pure."""
+"""Charts: what a template draws as inline SVG without text. It stretches with the page, and what is
+to be read stands beside it as HTML. Colours are the page's. Pure."""
 
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from launcher.report.page.markup import text
 from launcher.verdict.curves import Series
 
 _SIDE = 1000
@@ -55,6 +54,45 @@ class Scale(Struct, frozen=True):
         return round(_SIDE * min(1.0, max(0.0, (value - self.low) / width)))
 
 
+class Path(Struct, frozen=True):
+    kind: str
+    """Classes of the style."""
+    d: str
+
+
+class Point(Struct, frozen=True):
+    percent: float
+    what: str
+
+
+class Rect(Struct, frozen=True):
+    kind: str
+    x: int
+    width: int
+
+
+class Row(Struct, frozen=True):
+    name: str
+    note: str
+    rects: Sequence[Rect]
+
+
+class Figure(Struct, frozen=True, kw_only=True):
+    """What a template draws: lines (`paths`) with marks, or bars (`rows`)."""
+
+    title: str
+    about: str = ""
+    x_names: tuple[str, str]
+    """What stands at the left and the right end."""
+    paths: Sequence[Path] = ()
+    top: str = ""
+    bottom: str = ""
+    marks: Sequence[Point] = ()
+    rows: Sequence[Row] = ()
+    legend: Sequence[tuple[str, str]]
+    """(classes of the style, meaning)"""
+
+
 def lines(
     title: str,
     about: str,
@@ -65,27 +103,34 @@ def lines(
     span: Scale | None = None,
     *,
     from_zero: bool = False,
-) -> Iterator[str]:
-    """A figure of lines. `x_names`: what stands at its left and right end; `y_form`: how a value is
-    written; `span`: from where to where x goes, where that is more than the lines have;
-    `from_zero`: y begins there, so that heights are in proportion."""
+) -> Iterator[Figure]:
+    """None where there is no value. `y_form`: how a value is written; `span`: from where to where x
+    goes, where that is more than the lines have; `from_zero`: y begins there, so that heights are
+    in proportion."""
     points = {line.name: list(_thinned(line, drawn).points()) for line in drawn}
     every = [point for each in points.values() for point in each]
     if not every:
         return
     x = span or Scale(min(p[0] for p in every), max(p[0] for p in every))
     y = Scale(0 if from_zero else min(p[1] for p in every), max(p[2] for p in every))
-    yield from _head(title, about)
-    top, bottom = y_form.format(y.high), y_form.format(y.low)
-    yield f'<div class="y"><span>{top}</span><span>{bottom}</span></div>'
-    yield f'<div class="plot">{_svg(title)}'
     odd = [line.name for line in drawn if line.is_odd]
+    paths = []
     for line in sorted(drawn, key=lambda line: line.is_odd):
         kind = f"odd odd{odd.index(line.name) % _NUM_STYLES}" if line.is_odd else "usual"
         path = _path(points[line.name], x, y)
-        yield f'<path class="{kind}{"" if path.endswith("z") else " open"}" d="{path}"/>'
-    yield f"{_verticals(marks, x)}</svg>{_numbers(marks, x)}</div>{_ends(x_names)}"
-    yield f"{_legend(drawn)}{_told(marks)}</figure>"
+        paths.append(Path(f"{kind}{'' if path.endswith('z') else ' open'}", path))
+    if marks:
+        paths.append(Path("mark", "".join(f"M{x(mark.x)} 0V{_SIDE}" for mark in marks)))
+    yield Figure(
+        title=title,
+        about=about,
+        x_names=x_names,
+        paths=paths,
+        top=y_form.format(y.high),
+        bottom=y_form.format(y.low),
+        marks=[Point(x(mark.x) / 10, mark.what) for mark in marks],
+        legend=_legend(drawn),
+    )
 
 
 def bars(
@@ -94,16 +139,10 @@ def bars(
     x_names: tuple[str, str],
     x: Scale,
     kinds: Sequence[tuple[str, str]],
-) -> Iterator[str]:
-    """A figure with a bar a row. `kinds`: (class of a segment, its meaning) for the legend."""
-    yield from _head(title)
-    for bar in drawn:
-        rects = "".join(_rect(segment, x) for segment in bar.segments)
-        svg = f"{_svg(f'{bar.name}: {bar.note}')}{rects}</svg>"
-        yield f'<div class="name">{text(bar.name)}</div><div class="bar">{svg}</div>'
-        yield f'<div class="note">{text(bar.note)}</div>'
-    keys = "".join(f'<li><i class="{kind}"></i>{text(meaning)}</li>' for kind, meaning in kinds)
-    yield f'{_ends(x_names)}<ul class="legend">{keys}</ul></figure>'
+) -> Figure:
+    """A bar a row. `kinds`: (class of a segment, its meaning) for the legend."""
+    rows = [Row(bar.name, bar.note, [_rect(each, x) for each in bar.segments]) for bar in drawn]
+    return Figure(title=title, x_names=x_names, rows=rows, legend=kinds)
 
 
 def _thinned(line: Line, drawn: Sequence[Line]) -> Series:
@@ -127,44 +166,13 @@ def _joined(points: Sequence[tuple[int, int]]) -> str:
     return "L".join(f"{at} {value}" for at, value in points)
 
 
-def _rect(segment: Segment, x: Scale) -> str:
+def _rect(segment: Segment, x: Scale) -> Rect:
     since, until = x(segment.since), x(segment.until)
-    return f'<rect class="{segment.kind}" x="{since}" width="{max(1, until - since)}"/>'
+    return Rect(segment.kind, since, max(1, until - since))
 
 
-def _verticals(marks: Sequence[Mark], x: Scale) -> str:
-    path = "".join(f"M{x(mark.x)} 0V{_SIDE}" for mark in marks)
-    return f'<path class="mark" d="{path}"/>' if path else ""
-
-
-def _numbers(marks: Sequence[Mark], x: Scale) -> str:
-    spans = (f'<b style="left:{x(m.x) / 10}%">{n}</b>' for n, m in enumerate(marks, 1))
-    return "".join(spans)
-
-
-def _told(marks: Sequence[Mark]) -> str:
-    items = "".join(f"<li>{text(mark.what)}</li>" for mark in marks)
-    return f'<ol class="marks">{items}</ol>' if items else ""
-
-
-def _legend(drawn: Sequence[Line]) -> str:
-    usual = [line.name for line in drawn if not line.is_odd]
+def _legend(drawn: Sequence[Line]) -> list[tuple[str, str]]:
+    usual = ", ".join(line.name for line in drawn if not line.is_odd)
     odd = [line.name for line in drawn if line.is_odd]
-    styles = (f"line odd odd{at % _NUM_STYLES}" for at in range(len(odd)))
-    keys = [f'<li><i class="{s}"></i>{text(n)}</li>' for s, n in zip(styles, odd, strict=True)]
-    if usual:
-        keys.insert(0, f'<li><i class="line usual"></i>{text(", ".join(usual))}</li>')
-    return f'<ul class="legend">{"".join(keys)}</ul>'
-
-
-def _head(title: str, about: str = "") -> Iterator[str]:
-    yield f"<figure><figcaption><b>{text(title)}</b> {text(about)}</figcaption>"
-
-
-def _svg(label: str) -> str:
-    box = f'viewBox="0 0 {_SIDE} {_SIDE}" preserveAspectRatio="none"'
-    return f'<svg role="img" aria-label="{text(label)}" {box}>'
-
-
-def _ends(names: tuple[str, str]) -> str:
-    return f'<div class="x"><span>{text(names[0])}</span><span>{text(names[1])}</span></div>'
+    keys = [("line usual", usual)] if usual else []
+    return keys + [(f"line odd odd{at % _NUM_STYLES}", name) for at, name in enumerate(odd)]

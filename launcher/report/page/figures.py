@@ -1,11 +1,11 @@
 """The pictures of a run. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from launcher.report.page import chart
-from launcher.report.page.chart import Bar, Line, Mark, Scale, Segment
+from launcher.report.page.chart import Bar, Figure, Line, Mark, Scale, Segment
 from launcher.report.page.faults import difference_of, since
-from launcher.report.page.markup import section, table, text
 from launcher.report.page.story import Story
 from launcher.telemetry.health import POWER_CAP
 from launcher.verdict.curves import Series, Span
@@ -35,14 +35,24 @@ _MAX_MARKS = 8
 _INNOCENT = (Verdict.PASS, Verdict.STOPPED)
 
 
-def figures(result: RunResult, story: Story) -> Iterator[str]:
-    steps = [*_strip(result, story), *_losses(result, story), *_step_times(result, story)]
-    yield from section("Steps", steps)
-    yield from section("Time", [*_timeline(result, story), *_shares(result, story)])
-    yield from section("GPUs over the run", _gpu_figures(result, story))
+def figures(result: RunResult, story: Story) -> dict[str, Any]:
+    """Of the sections about steps, time and GPUs, as the template names them."""
+    happened = _happened(story)
+    return {
+        "steps": [
+            *_strip(result, story),
+            *_losses(result, story),
+            *_step_times(result, story),
+        ],
+        "time": list(_timeline(result, story)),
+        "share_columns": ("worker", "total", *(name for _, name in _PHASES), "waiting for data"),
+        "shares": list(_shares(result, story)),
+        "gpu_figures": list(_gpu_figures(result, story, happened)),
+        "num_more_events": max(0, len(happened) - _MAX_MARKS),
+    }
 
 
-def _strip(result: RunResult, story: Story) -> Iterator[str]:
+def _strip(result: RunResult, story: Story) -> Iterator[Figure]:
     """A bar a worker: where it was equal, where its bits part, where it was not finite."""
     trained = [w for w in result.workers if story.history(w.name).last_step is not None]
     if not trained:
@@ -52,7 +62,7 @@ def _strip(result: RunResult, story: Story) -> Iterator[str]:
     x = Scale(first, max(last + 1, story.record.steps or 0))
     bars = [_bar_of_steps(worker, result, story) for worker in trained]
     ends = (f"step {first:,}", f"step {int(x.high) - 1:,}")
-    yield from chart.bars("Worker by step", bars, ends, x, _STEP_KINDS)
+    yield chart.bars("Worker by step", bars, ends, x, _STEP_KINDS)
 
 
 def _bar_of_steps(worker: WorkerResult, result: RunResult, story: Story) -> Bar:
@@ -75,7 +85,7 @@ def _bar_of_steps(worker: WorkerResult, result: RunResult, story: Story) -> Bar:
     return Bar(worker.name, segments, note)
 
 
-def _losses(result: RunResult, story: Story) -> Iterator[str]:
+def _losses(result: RunResult, story: Story) -> Iterator[Figure]:
     marks = _faults(result, story)
     for title, name in (("Loss", "loss"), ("Gradient norm", "grad_norm")):
         series = {w.name: getattr(story.curve(w.name), name) for w in result.workers}
@@ -124,7 +134,7 @@ def _faults(result: RunResult, story: Story) -> list[Mark]:
     return [Mark(step, f"{listed(names)}: step {step:,}") for step, names in items]
 
 
-def _step_times(result: RunResult, story: Story) -> Iterator[str]:
+def _step_times(result: RunResult, story: Story) -> Iterator[Figure]:
     """Without the warm-up, where there is more."""
     series = {w.name: _warm(story.curve(w.name).busy_ms) for w in result.workers}
     lines = [
@@ -147,14 +157,14 @@ def _warm(series: Series) -> Series:
     return Series(series.width, warm) if is_enough else series
 
 
-def _timeline(result: RunResult, story: Story) -> Iterator[str]:
+def _timeline(result: RunResult, story: Story) -> Iterator[Figure]:
     bars = [bar for worker in result.workers if (bar := _bar_of_time(worker, result, story))]
     if bars:
         ends = ("start", f"{story.seconds(story.ended_ns):,.1f} s")
         is_hang = result.exit_code == EXIT_HANG
         kinds = (*_PHASES, *([_SILENT] if is_hang else []))
         x = Scale(0, story.seconds(story.ended_ns))
-        yield from chart.bars("Worker by time", bars, ends, x, kinds)
+        yield chart.bars("Worker by time", bars, ends, x, kinds)
 
 
 def _bar_of_time(worker: WorkerResult, result: RunResult, story: Story) -> Bar | None:
@@ -176,9 +186,8 @@ def _bar_of_time(worker: WorkerResult, result: RunResult, story: Story) -> Bar |
     return Bar(worker.name, segments, note)
 
 
-def _shares(result: RunResult, story: Story) -> Iterator[str]:
+def _shares(result: RunResult, story: Story) -> Iterator[tuple[str, ...]]:
     """Where the time went, by the phases that each worker told."""
-    rows = []
     for worker in result.workers:
         spent = story.curve(worker.name).spent
         if total := sum(spent.values()):
@@ -186,41 +195,39 @@ def _shares(result: RunResult, story: Story) -> Iterator[str]:
             waited = min(train, story.curve(worker.name).waited_ns)
             parts = {**spent, "train": train - waited, "wait": waited}
             cells = (_share(parts.get(name, 0), total) for name, _ in (*_PHASES, ("wait", "")))
-            rows.append((worker.name, f"{total / 1e9:,.1f} s", *cells))
-    if rows:
-        yield "<h3>Where the time went</h3>"
-        yield from table(("worker", "total", *(n for _, n in _PHASES), "waiting for data"), rows)
+            yield (worker.name, f"{total / 1e9:,.1f} s", *cells)
 
 
 def _share(part: int, total: int) -> str:
     return f"{100 * part / total:.1f} %" if part else "0"
 
 
-def _gpu_figures(result: RunResult, story: Story) -> Iterator[str]:
-    end = story.seconds(story.ended_ns)
-    x_names, span = ("start", f"{end:,.1f} s"), Scale(0, end * 1000)
-    odd = {worker.name for worker in result.workers if worker.verdict not in _INNOCENT}
-    happened = [
+def _happened(story: Story) -> list[Mark]:
+    """Events of all GPUs, by milliseconds since the run began."""
+    marks = (
         Mark((event.ns - gpu.began_ns) / 1e6, f"{name}: {event.what}")
         for name, gpu in story.gpus.items()
         for event in gpu.happened
-    ]
-    marks = sorted(happened, key=lambda mark: mark.x)[:_MAX_MARKS]
+    )
+    return sorted(marks, key=lambda mark: mark.x)
+
+
+def _gpu_figures(result: RunResult, story: Story, happened: Sequence[Mark]) -> Iterator[Figure]:
+    end = story.seconds(story.ended_ns)
+    x_names, span = ("start", f"{end:,.1f} s"), Scale(0, end * 1000)
+    odd = {worker.name for worker in result.workers if worker.verdict not in _INNOCENT}
     for figure, title in _GPU_TITLES.items():
         lines = [
             Line(name, gpu.figures[figure], is_odd=name in odd)
             for name, gpu in story.gpus.items()
             if figure in gpu.figures
         ]
-        yield from chart.lines(
-            title, "", lines, x_names, _GPU_FORMS[figure], marks, span, from_zero=True
-        )
+        marks, form = happened[:_MAX_MARKS], _GPU_FORMS[figure]
+        yield from chart.lines(title, "", lines, x_names, form, marks, span, from_zero=True)
     yield from _throttling(story, x_names)
-    if len(happened) > _MAX_MARKS:
-        yield f"<p>{text(len(happened) - _MAX_MARKS)} more events: see the telemetry files</p>"
 
 
-def _throttling(story: Story, x_names: tuple[str, str]) -> Iterator[str]:
+def _throttling(story: Story, x_names: tuple[str, str]) -> Iterator[Figure]:
     """Where clocks were held back, and why."""
     bars = []
     for name, gpu in story.gpus.items():
@@ -231,7 +238,7 @@ def _throttling(story: Story, x_names: tuple[str, str]) -> Iterator[str]:
     if bars:
         x = Scale(0, story.seconds(story.ended_ns))
         kinds = (("capped", POWER_CAP), ("held", "held back"))
-        yield from chart.bars("Clocks held back", bars, x_names, x, kinds)
+        yield chart.bars("Clocks held back", bars, x_names, x, kinds)
 
 
 def _held_back(span: Span, story: Story) -> Segment:

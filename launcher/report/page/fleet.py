@@ -5,10 +5,11 @@ the page stays below 1 MB.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 from urllib.parse import quote
 
-from launcher.report.page.markup import SIGNS, badge, document, facts, section, table, text
+from launcher.report.page.render import rendered
 from launcher.verdict.fleet import Finding, FleetResult, FleetRun, Group
 from launcher.verdict.fleet_merge import name_of
 from launcher.verdict.results import Verdict
@@ -49,26 +50,28 @@ _SHOWN = (
 def fleet_page(result: FleetResult) -> str:
     """The whole document."""
     title = f"{result.verdict}: {len(result.runs):,} runs"
-    return document(title, _parts(result, title))
-
-
-def _parts(result: FleetResult, title: str) -> Iterator[str]:
-    bad = [run for run in result.runs if run.verdict is not Verdict.PASS]
-    head = f"{result.verdict}: {names}" if (names := _names(result)) else title
-    yield f'<header class="{result.verdict}"><h1>{SIGNS[result.verdict]} {text(head)}</h1>'
-    if drills := _short(", ".join(sorted({run.drill for run in result.runs if run.drill})), 90):
-        yield f'<p class="drill">DRILL: {text(drills)} was injected; such faults are not real</p>'
-    yield from facts(
-        [
-            ("what", text(result.summary)),
-            ("exit code", text(result.exit_code)),
-            *(("note", text(note)) for note in result.notes),
-        ]
+    names = _names(result)
+    return rendered(
+        "fleet.html",
+        title=title,
+        verdict=result.verdict,
+        headline=f"{result.verdict}: {names}" if names else title,
+        drills=_short(", ".join(sorted({run.drill for run in result.runs if run.drill})), 90),
+        answers=[
+            ("what", result.summary),
+            ("exit code", str(result.exit_code)),
+            *(("note", note) for note in result.notes),
+        ],
+        columns=_COLUMNS,
+        findings=[_row(each, result.runs[each.run]) for each in result.findings[:_MOST]],
+        num_more=max(0, len(result.findings) - _MOST),
+        num_bad=sum(run.verdict is not Verdict.PASS for run in result.runs),
+        num_runs=len(result.runs),
+        key=_key(result.runs),
+        tiles=_tiles(result),
+        group_columns=_GROUP_COLUMNS,
+        groups=[_group_row(at, group) for at, group in enumerate(result.groups[:_MOST])],
     )
-    yield "</header>"
-    yield from section("What is wrong", _findings(result))
-    yield from section(f"Runs ({len(bad):,} of {len(result.runs):,} not PASS)", _tiles(result))
-    yield from section("Groups", _groups(result.groups))
 
 
 def _names(result: FleetResult) -> str:
@@ -81,38 +84,24 @@ def _names(result: FleetResult) -> str:
     return f"{count}{', '.join(names[:_NUM_IN_HEAD])}{more}"
 
 
-def _findings(result: FleetResult) -> Iterator[str]:
-    if not result.findings:
-        return
-    heads = "".join(f'<th scope="col">{column}</th>' for column in _COLUMNS)
-    yield '<div class="scroll" tabindex="0"><table class="findings">'
-    yield f"<thead><tr>{heads}</tr></thead><tbody>"
-    for finding in result.findings[:_MOST]:
-        yield _row(finding, result.runs[finding.run])
-    yield "</tbody></table></div>"
-    if (more := len(result.findings) - _MOST) > 0:
-        yield f"<p>and {more:,} more: fleet.json</p>"
-
-
-def _row(finding: Finding, run: FleetRun) -> str:
+def _row(finding: Finding, run: FleetRun) -> dict[str, Any]:
     device = finding.device
     drill = f"DRILL {finding.drill}: " if finding.drill else ""
     serial = f"serial {device.serial}" if device.serial else ""
-    parts = [finding.worker, device.uuid, device.pci_bus_id, serial]
-    who = "<br>".join(text(printable(part)) for part in parts if part)
-    cells = [
-        _link(run, text(name_of(finding))),
-        badge(finding.verdict),
-        text(finding.severity or ""),
-        who,
-        text("" if finding.step is None else f"step {finding.step:,}"),
-        text(printable(_short(drill + finding.what, _LONGEST))),
-        text(printable(run.directory.rstrip("/").rpartition("/")[2])),
-    ]
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    parts = (finding.worker, device.uuid, device.pci_bus_id, serial)
+    return {
+        "link": _link(run),
+        "node": name_of(finding),
+        "verdict": finding.verdict,
+        "severity": finding.severity or "",
+        "who": tuple(printable(part) for part in parts if part),
+        "since": "" if finding.step is None else f"step {finding.step:,}",
+        "what": printable(_short(drill + finding.what, _LONGEST)),
+        "run": printable(run.directory.rstrip("/").rpartition("/")[2]),
+    }
 
 
-def _tiles(result: FleetResult) -> Iterator[str]:
+def _tiles(result: FleetResult) -> list[dict[str, Any]]:
     """In the order of the runs; what all names begin with is said once."""
     names = [name_of(run) for run in result.runs]
     twice = {name for name, count in Counter(names).items() if count > 1}
@@ -122,11 +111,10 @@ def _tiles(result: FleetResult) -> Iterator[str]:
     ]
     shared = _num_shared(labels) if len(labels) > 1 else 0
     first = {finding.run: finding for finding in reversed(result.findings)}
-    yield f'<p class="key">{_key(result.runs)}</p>'
-    yield '<ul class="fleet">'
-    for at, (label, run) in enumerate(zip(labels, result.runs, strict=True)):
-        yield _tile(run, label, _cut(label, shared), first.get(at))
-    yield "</ul>"
+    return [
+        _tile(run, label, _cut(label, shared), first.get(at))
+        for at, (label, run) in enumerate(zip(labels, result.runs, strict=True))
+    ]
 
 
 def _num_shared(labels: Sequence[str]) -> int:
@@ -144,35 +132,28 @@ def _cut(label: str, shared: int) -> str:
     return label[shared:]
 
 
-def _tile(run: FleetRun, label: str, short: str, finding: Finding | None) -> str:
+def _tile(run: FleetRun, label: str, short: str, finding: Finding | None) -> dict[str, Any]:
     who = "" if finding is None or finding.worker is None else f"{finding.worker}: "
     what = "" if finding is None else f": {who}{_short(finding.what, 80)}"
-    title = f' title="{text(printable(f"{label}: {run.verdict}{what}"))}"'
-    letter = _DEAD if run.is_dead else _LETTERS[run.verdict]
-    inner = f"<b>{letter}</b> {text(_short(short, 24))}"
-    return f'<li class="{run.verdict}"{title}>{_link(run, inner)}</li>'
+    return {
+        "verdict": run.verdict,
+        "title": printable(f"{label}: {run.verdict}{what}"),
+        "letter": _DEAD if run.is_dead else _LETTERS[run.verdict],
+        "short": _short(short, 24),
+        "link": _link(run),
+    }
 
 
-def _link(run: FleetRun, inner: str) -> str:
-    if run.page is None:
-        return f"<span>{inner}</span>"
-    return f'<a href="{text(quote(run.page, errors="surrogateescape"))}">{inner}</a>'
+def _link(run: FleetRun) -> str | None:
+    return None if run.page is None else quote(run.page, errors="surrogateescape")
 
 
-def _key(runs: Sequence[FleetRun]) -> str:
-    """`P 982 PASS · S 10 SUSPECT`"""
+def _key(runs: Sequence[FleetRun]) -> list[tuple[str, str, str]]:
+    """`P 982 PASS`, `S 10 SUSPECT`"""
     dead = sum(run.is_dead for run in runs)
     counts = Counter(run.verdict for run in runs if not run.is_dead)
-    parts = [f"<b>{_LETTERS[v]}</b> {counts[v]:,} {v}" for v in Verdict if counts[v]]
-    parts += [f"<b>{_DEAD}</b> {dead:,} dead"] if dead else []
-    return " · ".join(parts)
-
-
-def _groups(groups: Sequence[Group]) -> Iterator[str]:
-    if not groups:
-        return
-    rows = [_group_row(at, group) for at, group in enumerate(groups[:_MOST])]
-    yield from table(_GROUP_COLUMNS, rows, "groups")
+    parts = [(_LETTERS[v], f"{counts[v]:,}", str(v)) for v in Verdict if counts[v]]
+    return [*parts, *([(_DEAD, f"{dead:,}", "dead")] if dead else [])]
 
 
 def _group_row(number: int, group: Group) -> tuple[str, ...]:

@@ -146,9 +146,16 @@ def test_the_first_screen_says_which_since_when_and_what_to_do() -> None:
     assert "GPU3 (NVIDIA H100, GPU-1234abcd, bus 00000000:3B:00.0, serial 1650000000003)" in text
     assert "sincestep 57" in text
     assert "do nowTake GPU3 out of service." in text
-    assert "GPU0, GPU1 and GPU2: stopped by us; nothing is known against them" in text
-    first_screen = text[: text.index("What happened")]
-    assert first_screen.count("stopped by us") == 1
+    assert text.count("stopped by us; nothing is known against it") == 3
+    assert text.index("do now") < text.index("Workers") < text.index("What happened")
+
+
+def test_the_sentence_of_the_fault_stands_once() -> None:
+    cause = "non-finite gradient at step 2"
+    bad = worker("GPU3", Verdict.FAIL, cause=cause, last_lines=["x"], **ISOLATE)
+    summary = f"GPU3 failed first: {cause}"
+    told = result(bad, worker("GPU1"), verdict=Verdict.FAIL, culprits=["GPU3"], summary=summary)
+    assert shown(told).text.count(cause) == 1
 
 
 def test_bits_stand_side_by_side_and_digits_that_differ_are_marked() -> None:

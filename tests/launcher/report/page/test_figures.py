@@ -4,13 +4,15 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from launcher.report.page.chart import Bar, Line, Mark, Scale, Segment, bars, lines
+from launcher.report.page.chart import Bar, Figure, Line, Mark, Scale, Segment, bars, lines
+from launcher.report.page.document import page
 from launcher.report.page.faults import since
-from launcher.report.page.figures import figures
 from launcher.report.page.gpu_curves import GpuCurves
+from launcher.report.page.render import _environment
+from launcher.report.page.story import Story
 from launcher.verdict.curves import Curves, Series
 from launcher.verdict.disagreement import Disagreement
-from launcher.verdict.results import Verdict
+from launcher.verdict.results import RunResult, Verdict
 from launcher.verdict.slow import Slow
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_HANG
@@ -44,9 +46,19 @@ def told(events: dict[str, list[Event]], **more: Any) -> Any:
     return story(*events, curves=curves, histories=histories, **more)
 
 
-def figure(title: str, drawn: Iterable[str]) -> str:
+def figures(of: RunResult, how: Story) -> str:
+    """The page that has them."""
+    return page(of, how)
+
+
+def markup(drawn: Iterable[Figure]) -> str:
+    parts = _environment().get_template("parts.html").module
+    return str(parts.figures(list(drawn)))  # type: ignore[attr-defined]
+
+
+def figure(title: str, drawn: str) -> str:
     """The one of that title."""
-    found = re.findall(r"<figure>.*?</figure>", "\n".join(drawn), re.S)
+    found = re.findall(r"<figure>.*?</figure>", drawn, re.S)
     return next(f for f in found if f"<b>{title}</b>" in f)
 
 
@@ -66,7 +78,7 @@ def test_the_odd_one_is_drawn_apart_and_marked_where_bits_part() -> None:
     rows = [worker("CPU0"), worker("CPU1", Verdict.FAIL), worker("CPU2")]
     of = result(*rows, disagreement=found, culprits=["CPU1"])
     agreed = {"CPU0": 9, "CPU1": 6, "CPU2": 9}
-    drawn = list(figures(of, told(events, agreed_steps=agreed)))
+    drawn = figures(of, told(events, agreed_steps=agreed))
     loss = figure("Loss", drawn)
     assert re.findall(r'<path class="([^"]*)"', loss) == ["usual open", "odd odd0 open", "mark"]
     assert "CPU1: step 6" in loss
@@ -121,7 +133,7 @@ def test_a_silent_worker_is_silent_to_the_end() -> None:
 
 
 def test_a_run_without_steps_has_no_empty_figure() -> None:
-    assert list(figures(result(worker("CPU0")), story("CPU0"))) == []
+    assert "<figure>" not in figures(result(worker("CPU0")), story("CPU0"))
 
 
 def test_an_xid_stands_on_the_time_axis_of_every_figure_of_the_gpus() -> None:
@@ -131,7 +143,7 @@ def test_an_xid_stands_on_the_time_axis_of_every_figure_of_the_gpus() -> None:
         curves.record(sample)
     curves.record(Xid(t=5 * SECOND, xid=79))
     how = told({"GPU0": [step(0), step(8)]}, gpus={"GPU0": curves})
-    drawn = list(figures(result(worker("GPU0", Verdict.FAIL)), how))
+    drawn = figures(result(worker("GPU0", Verdict.FAIL)), how)
     for title in ("Temperature", "Power", "SM clock"):
         assert "<li>GPU0: Xid 79</li>" in figure(title, drawn)
         assert '<path class="mark" d="M500 0V1000"/>' in figure(title, drawn)
@@ -150,7 +162,7 @@ def test_a_spike_stands_in_the_picture() -> None:
     series = Series()
     for x in range(10_000):
         series.add(x, 50.0 if x == 7777 else 1.0)
-    drawn = "".join(lines("t", "", [Line("a", series)], ("0", "1"), "{}"))
+    drawn = markup(lines("t", "", [Line("a", series)], ("0", "1"), "{}"))
     path = re.search(r' d="([^"]*)"', drawn)
     assert path is not None
     assert re.search(r"L7[78]\d 0L", path[1])  # y of the highest is 0
@@ -160,7 +172,7 @@ def test_a_spike_stands_in_the_picture() -> None:
 def test_one_value_is_a_dash_and_none_is_no_figure() -> None:
     one = Series()
     one.add(3, 1.0)
-    assert "<path" in "".join(lines("t", "", [Line("a", one)], ("0", "1"), "{}"))
+    assert "<path" in markup(lines("t", "", [Line("a", one)], ("0", "1"), "{}"))
     assert not list(lines("t", "", [Line("a", Series())], ("0", "1"), "{}"))
 
 
@@ -168,18 +180,12 @@ def test_names_are_escaped() -> None:
     series = Series()
     series.add(1, 1.0)
     hostile = '"><script>'
-    drawn = "".join(
+    bar = Bar(hostile, [Segment(0, 1, "a")], hostile)
+    line, mark = Line(hostile, series), Mark(1, hostile)
+    drawn = markup(
         (
-            *lines(
-                hostile, hostile, [Line(hostile, series)], (hostile, ""), "{}", [Mark(1, hostile)]
-            ),
-            *bars(
-                hostile,
-                [Bar(hostile, [Segment(0, 1, "a")], hostile)],
-                ("", ""),
-                Scale(0, 1),
-                [],
-            ),
+            *lines(hostile, hostile, [line], (hostile, ""), "{}", [mark]),
+            bars(hostile, [bar], ("", ""), Scale(0, 1), [(hostile, hostile)]),
         )
     )
     assert "<script>" not in drawn
