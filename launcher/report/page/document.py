@@ -40,7 +40,7 @@ class Table(Struct, frozen=True):
 def page(result: RunResult, story: Story) -> str:
     """The whole document."""
     is_watched = result.verdict is Verdict.PASS and troubled(result)
-    told = troubled(result)
+    told = [each for w in troubled(result) if _has_more(each := _about(w, result, story))]
     return rendered(
         "run.html",
         title=f"{result.verdict}: Model Check on {story.record.host}",
@@ -51,8 +51,8 @@ def page(result: RunResult, story: Story) -> str:
         workers=_workers(result, story),
         differences=[_bits(each) for each in filter(None, [result.disagreement, *result.further])],
         replays=[each.said for each in result.replays if each.said not in result.summary],
-        told=[_about(worker, result, story) for worker in told[:_MAX_TOLD]],
-        not_told=listed([worker.name for worker in told[_MAX_TOLD:]]),
+        told=told[:_MAX_TOLD],
+        not_told=listed([each["name"] for each in told[_MAX_TOLD:]]),
         **figures(result, story),
         validation=_validation(result.workers),
         gpus=Table(gpu_table.COLUMNS, gpu_table.rows(result.workers)),
@@ -122,11 +122,13 @@ def _gpu(worker: WorkerResult) -> tuple[str, ...]:
 def _workers(result: RunResult, story: Story) -> Table:
     """A row for each, those first of which there is something to say."""
     order = [*troubled(result), *(w for w in result.workers if w.verdict in _CALM)]
-    rows = [
-        (*row(w), _gpu(w) or (str(w.detail.get("device_name", "")),), _state(w, result, story))
-        for w in order
-    ]
-    return Table((*COLUMNS, "device", "state"), rows)
+    rows = []
+    for worker in order:
+        name, verdict, *figures = row(worker)
+        device = _gpu(worker) or (str(worker.detail.get("device_name", "")),)
+        rows.append((name, verdict, _state(worker, result, story), *figures, device))
+    name, verdict, *figures = COLUMNS
+    return Table((name, verdict, "what to do", *figures, "device"), rows)
 
 
 _CALM = (Verdict.PASS, Verdict.STOPPED)
@@ -197,6 +199,11 @@ def _about(worker: WorkerResult, result: RunResult, story: Story) -> dict[str, A
         "stacks": story.stacks.get(worker.name),
         "last_lines": "\n".join(worker.last_lines),
     }
+
+
+def _has_more(about: Mapping[str, Any]) -> bool:
+    """Than its name and verdict."""
+    return any(value for key, value in about.items() if key not in ("name", "verdict"))
 
 
 def _origin(worker: WorkerResult, story: Story) -> tuple[str, ...]:
