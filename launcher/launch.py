@@ -24,9 +24,10 @@ from launcher.nodes.failures import silence_limit_s
 from launcher.nodes.interfaces import check_interfaces
 from launcher.nodes.job import check_job, nodes_of_job, note_on_nodes
 from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
-from launcher.supervise.policy import MOMENT_S, NEVER, Limits
+from launcher.supervise.policy import MOMENT_S, Limits
 from launcher.telemetry.kernel_log import UNLISTED, against, read_kernel_log, unlisted
 from launcher.verdict.golden import Golden
+from launcher.verdict.observer import NEVER
 from model_check.config.checkpoint_settings import checkpoints_at
 from model_check.config.load import Loaded, load, with_checkpoints
 from model_check.config.ranks import JOBS

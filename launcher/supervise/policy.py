@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
-from launcher.verdict.observer import Dismissal
+from launcher.verdict.observer import NEVER, SETTLE_S, SETTLE_STEPS, Dismissal
 from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Stop
 from model_check.config.ranks import SILENCE_PATIENCE
 from model_check.errors import (
@@ -23,18 +23,12 @@ from model_check.utils.evidence import EVIDENCE_BYTES_PER_S, EVIDENCE_S
 from model_check.utils.requests import request_of
 from model_check.utils.words import listed
 
-NEVER = float("inf")
 LINGER_S = 5.0
 """A worker that announced its failure has this long to end by itself before it counts as failed."""
 HOLD_S = 0.2
 """A worker that ended as a request asks may have got the request before us: `systemctl stop`,
 `scancel` and `killall` signal the processes of a job one after the other. We wait this long for our
 own copy before we blame the worker."""
-SETTLE_S = 5.0
-"""When a worker has told its failure, the others have so long, or SETTLE_STEPS of their steps, to
-pass the step in which it failed, or to fail in it, too: then it is no fault of one GPU. One that
-has not made a step yet has as long again as the first took from its start: it may begin late."""
-SETTLE_STEPS = 2
 MOMENT_S, LATE_MOMENT_S, LATE_S = 0.4, 1.0, 5.0
 """When a worker ends with an exit code of its own and tells nothing, the others have as long again
 as it took from its start, MOMENT_S at least, to end in the same way: then no GPU is to blame. One

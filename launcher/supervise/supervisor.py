@@ -29,7 +29,7 @@ from launcher.supervise.outcome import Companion, OtherNodes, Outcome
 from launcher.supervise.signals import SignalInbox
 from launcher.supervise.teardown import Stage, Teardown
 from launcher.supervise.worker import Spawn, SpawnError, Worker, spawn
-from launcher.verdict.observer import Observer
+from launcher.verdict.observer import NEVER, Observer
 from launcher.verdict.record import RunEnd, Stop
 from model_check.errors import EXIT_PASS, EXIT_UNNAMED
 from model_check.events import Event, Step
@@ -89,9 +89,9 @@ class Supervisor:
         # Number and time (monotonic seconds) of the latest wake-up.
         self._wake, self._woke = 0, clock()
         self._listener = Listener(self._loop, printer, lambda: self._woke)
-        self._judge_at = policy.NEVER
+        self._judge_at = NEVER
         # When we heard that the job ends on another node.
-        self._stopped_at = policy.NEVER
+        self._stopped_at = NEVER
         self._told: set[str] = set()
         self._keeps_signals = keep_signals
         self._kept_signals: list[signal.Signals] = []

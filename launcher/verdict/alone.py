@@ -49,10 +49,15 @@ def who_is_alone(passes: Mapping[str, Sequence[str]]) -> Answer:
     return Answer(Standing.EQUAL if len(set(bits.values())) == 1 else Standing.UNSETTLED)
 
 
+def is_majority(votes: int, num: int) -> bool:
+    """A strict one, of `num` that have a vote."""
+    return 2 * votes > num
+
+
 def minority(bits: Mapping[Who, Hashable]) -> Set[Who]:
     """The workers (nodes, rounds) that differ from a strict majority; none where there is none."""
     value, votes = Counter(bits.values()).most_common(1)[0]
-    if votes * 2 <= len(bits):
+    if not is_majority(votes, len(bits)):
         return set()
     return {worker for worker, each in bits.items() if each != value}
 

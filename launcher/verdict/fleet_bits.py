@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from launcher.verdict.agreement import compare
+from launcher.verdict.alone import is_majority
 from launcher.verdict.disagreement import Disagreement, explain
 from launcher.verdict.fleet import Compared, OddBits, Place
 from launcher.verdict.trace import Trace, Tracer
@@ -165,7 +166,7 @@ class Comparison:
                 sides.setdefault(parting.bits if parting.at == at else "", []).append(each)
         votes = {b: set().union(*(e.voters_at(at) for e in side)) for b, side in sides.items()}
         num = len(unsure.union(*votes.values()))
-        most = [bits for bits, voters in votes.items() if 2 * len(voters) > num]
+        most = [bits for bits, voters in votes.items() if is_majority(len(voters), num)]
         right = sides[most[0]] if len(most) == 1 else None
         for_right = set() if right is None else votes[most[0]]
         some = next(parting for parting in partings.values() if parting.at == at)

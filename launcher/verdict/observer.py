@@ -7,6 +7,11 @@ from launcher.verdict.record import Stop
 from model_check.events import Command, Event
 
 NEVER = float("inf")
+SETTLE_S = 5.0
+"""When one worker has shown a fault, each other one has so long, or SETTLE_STEPS of its steps, to
+come to that step: to fail in it, too, to pass it, or to tell its fingerprints there. Five seconds
+are for a busy machine."""
+SETTLE_STEPS = 2
 
 
 class Dismissal(Enum):

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.verdict.agreement import DIVIDING, MUST_MATCH, TAKEN, compare
-from launcher.verdict.alone import Tally
+from launcher.verdict.alone import Tally, is_majority
 from launcher.verdict.disagreement import REPEATED, VARIED, Disagreement, Replay, explain
 from launcher.verdict.live import Watch
 from launcher.verdict.observer import NEVER, Dismissal, Observer
@@ -114,7 +114,7 @@ def _of_trial(found: Disagreement, watch: Watch) -> Iterator[Question]:
     if not found.is_of_trial:
         return
     failed = [name for name, shown in found.bits.items() if shown != PASSED]
-    if len(failed) * 2 > len(found.bits):
+    if is_majority(len(failed), len(found.bits)):
         return
     to_step = max(watch.histories[name].first_step for name in found.bits)
     passed = tuple(name for name in found.bits if name not in (*failed, *found.others))

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from statistics import median
 
 from launcher.verdict.disagreement import Disagreement, explain
-from launcher.verdict.observer import NEVER
+from launcher.verdict.observer import NEVER, SETTLE_S, SETTLE_STEPS
 from launcher.verdict.pace import Pace
 from launcher.verdict.record import Stop
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_UNNAMED
@@ -15,10 +15,6 @@ from model_check.events import AskVectors, Break, Command, Dump, Vectors
 from model_check.utils.evidence import EVIDENCE_BYTES_PER_S, EVIDENCE_S
 from model_check.utils.fingerprint import BEFORE, QUANTITIES
 
-SETTLE_S = 2.0
-"""Workers that differ have so long to tell their vectors, or SETTLE_STEPS of their median step:
-they answer between two steps. Two seconds are for a busy machine."""
-SETTLE_STEPS = 2
 GO_S = 10.0
 """No worker stays longer after the last of its group has finished."""
 _MAX_GUILTY = 64

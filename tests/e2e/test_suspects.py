@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import main
-from launcher.verdict.settling import SETTLE_S
+from launcher.verdict.observer import SETTLE_S
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import Launcher, Run
 from tests.e2e.test_in_step import events, pid_of

@@ -11,8 +11,6 @@ from launcher.supervise.policy import (
     LATE_S,
     LINGER_S,
     MOMENT_S,
-    SETTLE_S,
-    SETTLE_STEPS,
     Confession,
     Continue,
     Done,
@@ -22,6 +20,7 @@ from launcher.supervise.policy import (
     ended_early,
     stop_for_signal,
 )
+from launcher.verdict.observer import SETTLE_S, SETTLE_STEPS
 from launcher.verdict.record import Stop
 from model_check.config.ranks import SILENCE_PATIENCE
 from model_check.errors import EXIT_HANG

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from launcher.supervise.policy import SETTLE_S
+from launcher.verdict.observer import SETTLE_S
 from model_check.events import Done, encode
 from tests.deadline import DEADLINE_S
 from tests.launcher.supervise.lab import (

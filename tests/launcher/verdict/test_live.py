@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from launcher.verdict.live import Watch
-from launcher.verdict.observer import NEVER, Dismissal
+from launcher.verdict.observer import NEVER, SETTLE_S, SETTLE_STEPS, Dismissal
 from launcher.verdict.record import Stop
-from launcher.verdict.settling import GO_S, SETTLE_S, SETTLE_STEPS
+from launcher.verdict.settling import GO_S
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_UNNAMED, EXIT_USAGE
 from model_check.events import (
     AskVectors,
