@@ -38,6 +38,7 @@ from model_check.events import (
     Xid,
     encode,
 )
+from model_check.utils.worker_env import telemetry_path
 
 BEGAN_NS = 1_000_000_000_000
 STEP_NS = 300_000_000
@@ -113,7 +114,7 @@ def write_run(case: Case, directory: Path) -> None:
         lines = b"".join(map(encode, events(case, at)))
         (directory / f"{name.lower()}.events.jsonl").write_bytes(lines)
         told = b"".join(map(encode, telemetry(case, at)))
-        run_dir.telemetry_path(directory, name).write_bytes(told)
+        telemetry_path(directory, name).write_bytes(told)
 
 
 def record_of(case: Case, names: Sequence[str]) -> RunRecord:
