@@ -153,10 +153,13 @@ class KeepSetting(argparse.Action):
     """Of an option that is the setting `dest` by another name: keeps (option, value)."""
 
     def __call__(self, _: object, names: object, values: Any, option: str | None = None) -> None:
-        before, _ = getattr(names, self.dest) or (option, None)
+        value = self.const if self.nargs == 0 else values
+        before, old = getattr(names, self.dest) or (option, value)
         if before != option:
             raise UsageError(f"{before} and {option} are the same option: give one of them")
-        setattr(names, self.dest, (option, self.const if self.nargs == 0 else values))
+        if old != value:
+            raise UsageError(f"{option} {old} and {option} {value}: give one of them")
+        setattr(names, self.dest, (option, value))
 
 
 class _PrintVersion(argparse.Action):
@@ -174,7 +177,7 @@ def add_settings_options(parser: Parser) -> None:
     for option, text in (("--preset", files), ("--config-name", argparse.SUPPRESS)):
         add(option, dest="preset", action=KeepSetting, metavar="NAME", help=text)
     add("--debug", action="store_true", help="same as --preset debug")
-    formats = "JSON (comments allowed), YAML or TOML, partial"
+    formats = "JSON (with // comments), YAML or TOML, partial"
     for option, text in (("--config", formats), ("--config-file", argparse.SUPPRESS)):
         add(option, dest="config", action=KeepSetting, metavar="FILE", type=Path, help=text)
     steps, logs, kernel = "training.max_steps", "logging.tensorboard_dir", "model.attention_backend"

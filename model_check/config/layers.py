@@ -20,7 +20,8 @@ Layer = tuple[str, dict[str, Any]]
 
 def command_line(overrides: Sequence[str], flags: Mapping[str, tuple[str, Any]]) -> Iterator[Layer]:
     """A layer for each `section.key=value`, then for each flag (name of a setting -> flag, value).
-    Raises ConfigError for two names of one setting; a flag of our own is the setting itself."""
+    Raises ConfigError for two names of one setting, and for two values of it; a flag of our own is
+    the setting itself."""
     given: dict[str, _Typed] = {}
     for typed in _typed(overrides, flags):
         setting = setting_of(*typed.layer)
@@ -30,6 +31,10 @@ def command_line(overrides: Sequence[str], flags: Mapping[str, tuple[str, Any]])
             shown = pair if pair[0] != pair[1] else [before.key, typed.key]
             raise ConfigError(
                 f"{' and '.join(shown)} are the same setting ({setting}): give one of them"
+            )
+        if typed.layer != before.layer:
+            raise ConfigError(
+                f"{before.shown} and {typed.shown}: {setting} is given twice: give one of them"
             )
         yield typed.label, typed.layer
 
@@ -44,6 +49,13 @@ class _Typed(NamedTuple):
     """Its setting and value."""
     is_their_word: bool = False
     """The value is another project's word, so that the key is its name, too."""
+
+    @property
+    def shown(self) -> str:
+        """`training.max_steps=20`, `--max-steps 20`"""
+        if not self.label.startswith("--"):
+            return self.label
+        return f"{self.label} {setting_text(next(iter(self.layer.values())))}"
 
     def is_named_as(self, other: "_Typed") -> bool:
         are_ours = not (self.is_their_word or other.is_their_word)

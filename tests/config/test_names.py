@@ -9,7 +9,7 @@ from model_check.config.aliases import ABSENT, ALIASES, UNNEEDED, VALUES
 from model_check.config.derived import precision
 from model_check.config.fields import _names_by_leaf, all_fields, full_name, nearest
 from model_check.config.load import Loaded, Request, load
-from model_check.errors import ConfigError, ModelCheckError
+from model_check.errors import ConfigError, ModelCheckError, UsageError
 
 PIANO = """\
 optimizer:
@@ -71,10 +71,23 @@ def test_two_names_of_one_setting_on_a_command_line_are_refused(
         assert key.replace("_", "-") in message or full_name(key) in message
 
 
-def test_a_name_given_again_replaces_itself_and_an_option_a_setting() -> None:
-    assert typed("max_steps=5", "training.max_steps=6").settings.training.max_steps == 6
-    assert typed("--max-steps=7", "training.max_steps=6").settings.training.max_steps == 7
-    assert typed("init_from=scratch", "init_from=x.pt").settings.model.init_from == "x.pt"
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("max_steps=5", "training.max_steps=6"),
+        ("--max-steps=7", "training.max_steps=6"),
+        ("--max-steps=7", "--max-steps=6"),
+        ("init_from=scratch", "init_from=x.pt"),
+    ],
+    ids=" ".join,
+)
+def test_of_two_values_none_is_dropped_in_silence(pair: tuple[str, str]) -> None:
+    with pytest.raises((ConfigError, UsageError), match="give one of them"):
+        typed(*pair)
+
+
+def test_a_value_given_again_is_that_value() -> None:
+    assert typed("--max-steps=6", "training.max_steps=6").settings.training.max_steps == 6
 
 
 @pytest.mark.parametrize("step", [1, -1], ids=["", "reversed"])

@@ -104,9 +104,10 @@ def test_what_must_equal_of_the_model_is_its_architecture() -> None:
 def test_segments_and_the_memory_are_part_of_the_architecture(
     attention: str, override: str, is_refused: bool
 ) -> None:
-    own = (f"model.attention={attention}", "model.infini.segment_length=16")
-    now = settings(*own, f"model.infini.{override}")
-    assert bool(forbidden(saved(*own), now)) is is_refused
+    kind, length = f"model.attention={attention}", "model.infini.segment_length"
+    others = [] if override.startswith("segment_length") else [f"{length}=16"]
+    now = settings(kind, *others, f"model.infini.{override}")
+    assert bool(forbidden(saved(kind, f"{length}=16"), now)) is is_refused
     assert forbidden(saved(), now), "full attention is another model"
 
 
