@@ -230,6 +230,35 @@ def test_two_rows_of_one_name_are_no_report(fleet: Path) -> None:
     assert samples_of(fleet / "x.prom")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema": 7},
+        {"exit_code": 256},
+        {"run": {}},
+        {"workers": [{"name": "GPU0"}]},
+        {"disagreement": {"step": 1 << 80, "quantity": "loss", "bits": {"a": "1", "b": "2"}}},
+    ],
+)
+def test_a_report_that_cannot_be_used_is_made_again(fleet: Path, changes: dict[str, Any]) -> None:
+    path = fleet / "node0003" / "report.json"
+    right = json.loads(path.read_text())
+    path.write_text(json.dumps(right | changes))
+    report(fleet)
+    assert named(fleet) == FOUND
+    assert json.loads(path.read_text())["run"] == right["run"]
+
+
+def test_a_gpu_whose_identity_is_no_text_is_none(fleet: Path) -> None:
+    path = fleet / "node0003" / "report.json"
+    content = json.loads(path.read_text())
+    content["workers"][0]["gpu"]["uuid"] = 5
+    path.write_text(json.dumps(content))
+    (fleet / "node0003" / "run.json").write_text("{}")
+    report(fleet)
+    assert named(fleet) == {*FOUND, ("dead", "node0003", None)}
+
+
 @pytest.mark.parametrize("what", ["fifo", "huge", "deep", "link", "directory", "text"])
 def test_what_somebody_planted_in_place_of_a_report_stops_nothing(fleet: Path, what: str) -> None:
     place = fleet / "node0003" / "report.json"
