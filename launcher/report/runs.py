@@ -154,7 +154,7 @@ def _table(found: Sequence[LeftRun], parent: Path) -> Iterator[str]:
 
 def _document(found: Sequence[LeftRun]) -> str:
     rows = [msgspec.structs.asdict(run) | {"directory": str(run.directory)} for run in found]
-    return json.dumps({"schema": run_dir.SCHEMA, "runs": rows}, indent=2)
+    return json.dumps({"schema": run_dir.SCHEMA, "kind": "runs", "runs": rows}, indent=2)
 
 
 def _chosen(found: Sequence[LeftRun], wanted: Path | None, parent: Path) -> LeftRun:

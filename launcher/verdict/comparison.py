@@ -37,7 +37,7 @@ class TrialRecord(Struct, frozen=True, kw_only=True):
     """What its launcher said at its end, or how that was killed."""
 
 
-class ComparisonRecord(Struct, frozen=True, kw_only=True):
+class ComparisonRecord(Struct, frozen=True, kw_only=True, tag_field="kind", tag="trials"):
     """comparison.json: what was asked for, and what came of each training."""
 
     command: list[str]
@@ -130,9 +130,11 @@ class Arm(Struct, frozen=True, kw_only=True):
     gates: list[Gates]
 
 
-class ComparisonResult(Conclusion, frozen=True, kw_only=True):
+class ComparisonResult(Conclusion, frozen=True, kw_only=True, tag_field="kind", tag="comparison"):
     """report.json of a comparison, without its schema number."""
 
+    culprits: list[str]
+    """Arms of which a training failed."""
     seeds: list[int]
     arms: list[Arm]
     """In the order of the command line; the first is what the others stand beside."""

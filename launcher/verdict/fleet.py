@@ -217,7 +217,7 @@ class FleetRun(Struct, frozen=True, kw_only=True):
         return None if self.started_at is None else self.started_at.timestamp()
 
 
-class FleetResult(Struct, frozen=True, kw_only=True):
+class FleetResult(Struct, frozen=True, kw_only=True, tag_field="kind", tag="fleet"):
     """fleet.json without its schema number."""
 
     verdict: Verdict

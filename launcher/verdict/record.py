@@ -107,7 +107,7 @@ class RunEnd(Stop, frozen=True, kw_only=True):
         return is_blameless and self.exit_code - EXIT_SIGNAL_BASE in self.requests
 
 
-class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="run"):
     """run.json without its schema number. Nothing in it looks like a secret."""
 
     command: list[str]
@@ -170,6 +170,7 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
             self, end=None, ended=None, healths=None, earlier_faults=None, golden=None
         )
         asked: dict[str, Any] = msgspec.to_builtins(without_end)
+        del asked["kind"]
         return asked
 
 

@@ -140,15 +140,14 @@ class Conclusion(Struct, frozen=True, kw_only=True):
     verdict: Verdict
     exit_code: ExitCode
     summary: str
+
+
+class RunResult(Conclusion, frozen=True, kw_only=True, tag_field="kind", tag="report"):
+    """report.json without its schema number."""
+
     do_now: str = ""
     """What to do, in a sentence or two; empty: an older version wrote this."""
     culprits: list[str]
-    """Workers; of a comparison the arms of which a training failed."""
-
-
-class RunResult(Conclusion, frozen=True, kw_only=True):
-    """report.json without its schema number."""
-
     disagreement: Disagreement | None
     """The first."""
     workers: list[WorkerResult]

@@ -57,9 +57,10 @@ class WorkerRounds(Struct, frozen=True, kw_only=True):
     """That gave the bits of another round."""
 
 
-class RoundsResult(Conclusion, frozen=True, kw_only=True):
+class RoundsResult(Conclusion, frozen=True, kw_only=True, tag_field="kind", tag="rounds"):
     """report.json of a run of several rounds, without its schema number."""
 
+    culprits: list[str]
     rounds: list[Round]
     workers: list[WorkerRounds]
     differences: list[Difference]
