@@ -27,7 +27,8 @@ import msgspec
 
 from launcher import run_dir
 from launcher.report.conclude import conclude, write
-from launcher.report.rebuild import as_it_ended, read_record, watched_again
+from launcher.report.read_run import read_record
+from launcher.report.rebuild import as_it_ended, watched_again
 from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
 from model_check.events import Done, Event, Finished, Note, Phase, Step, encode
 

@@ -22,7 +22,8 @@ from launcher import run_dir
 from launcher.report.conclude import conclude
 from launcher.report.page.document import page
 from launcher.report.page.story import story_of
-from launcher.report.rebuild import as_it_ended, read_record, watched_again
+from launcher.report.read_run import read_record
+from launcher.report.rebuild import as_it_ended, watched_again
 from launcher.verdict.live import Watch
 from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
 from model_check.events import (

@@ -41,19 +41,23 @@ ALLOWED = {
     "launcher.supervise": FLOOR | rooms(LAUNCHER, "contain", "output", "plan", "verdict"),
     "launcher.history": FLOOR | rooms(LAUNCHER, "contain", "run_dir", "verdict"),
     "launcher.report.files": FLOOR,
+    "launcher.report.read_run": FLOOR
+    | {"launcher.report.files"}
+    | rooms(LAUNCHER, "run_dir", "verdict"),
     "launcher.report.table": FLOOR | {"launcher.verdict"},
     "launcher.report.page": FLOOR
     | {"launcher.report.files", "launcher.report.table", "model_check.forensics.manifest"}
     | rooms(LAUNCHER, "run_dir", "telemetry", "verdict"),
     "launcher.report.golden": FLOOR | {"launcher.report.files", "launcher.verdict"},
     "launcher.report.comparison": FLOOR
-    | rooms("launcher.report", "files", "page", "table")
+    | rooms("launcher.report", "files", "page", "read_run", "table")
     | rooms(LAUNCHER, "run_dir", "verdict"),
     "launcher.report.fleet": FLOOR
-    | rooms("launcher.report", "comparison", "files", "golden", "page")
+    | rooms("launcher.report", "comparison", "files", "golden", "page", "read_run")
     | rooms(LAUNCHER, "run_dir", "verdict"),
     "launcher.report": FLOOR
-    | rooms("launcher.report", "comparison", "files", "fleet", "golden", "page", "table")
+    | rooms("launcher.report", "comparison", "files", "fleet", "golden", "page", "read_run")
+    | {"launcher.report.table"}
     | rooms("model_check.forensics", "compare", "manifest")
     | rooms(LAUNCHER, "run_dir", "telemetry", "verdict"),
     "launcher.doctor": FLOOR
@@ -72,7 +76,7 @@ ALLOWED = {
     "launcher.repeat": FLOOR
     | {"launcher"}
     | rooms(LAUNCHER, "contain", "devices", "gpus", "history", "output", "plan", "report")
-    | rooms(LAUNCHER, "run_dir", "verdict"),
+    | rooms(LAUNCHER, "report.read_run", "run_dir", "verdict"),
     "launcher.preview": FLOOR
     | {"launcher"}
     | rooms(LAUNCHER, "compare", "compare.arms", "devices", "gpus", "plan", "verdict"),

@@ -90,7 +90,7 @@ def _document(findings: Sequence[Finding], exit_code: int) -> str:
     checks = [finding._asdict() for finding in findings]
     for check in checks:
         del check["exit_code"]
-    document = {"schema": SCHEMA, "exit_code": exit_code, "checks": checks}
+    document = {"schema": SCHEMA, "kind": "doctor", "exit_code": exit_code, "checks": checks}
     return json.dumps(masked_values(document), indent=2)
 
 

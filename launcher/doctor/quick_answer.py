@@ -152,6 +152,7 @@ def document_of(answer: Answer) -> str:
     ]
     document = {
         "schema": SCHEMA,
+        "kind": "doctor_quick",
         "exit_code": answer.exit_code,
         "summary": _summary(answer),
         "gpus": gpus,

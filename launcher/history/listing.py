@@ -101,8 +101,8 @@ def _is_of(run: PastRun, which: str | None) -> bool:
 
 def _document(path: Path, runs: Sequence[PastRun], kept: GpuHistory) -> str:
     rows = [msgspec.to_builtins(run) for run in runs]
-    document = {"schema": SCHEMA, "file": str(path), "left_out": kept.num_unread, "runs": rows}
-    return json.dumps(document, indent=2)
+    document = {"schema": SCHEMA, "kind": "history", "file": str(path)}
+    return json.dumps(document | {"left_out": kept.num_unread, "runs": rows}, indent=2)
 
 
 def _lines(runs: Sequence[PastRun], kept: GpuHistory) -> Iterator[str]:

@@ -45,6 +45,7 @@ def describe_comparison(comparison: Comparison, probe: GpuProbe, *, as_json: boo
     if as_json:
         plan = {
             "schema": 1,
+            "kind": "comparison_plan",
             "arms": list(comparison.loaded),
             "seeds": comparison.seeds,
             "differing": msgspec.to_builtins(comparison.differing),
@@ -66,6 +67,7 @@ def _launch(trial: Trial, comparison: Comparison, probe: GpuProbe) -> Launch:
 def _document(launch: Launch, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     plan = {
         "schema": 1,
+        "kind": "plan",
         "device": launch.loaded.device,
         "why": launch.picked.why,
         "notes": list(launch.picked.notes),

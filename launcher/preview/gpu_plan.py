@@ -117,6 +117,7 @@ class GpuPlan:
         plan = self.plan
         return {
             "schema": 1,
+            "kind": "gpu_plan",
             "computed": COMPUTED,
             "gpu": asdict(self.gpu),
             "preset": self.loaded.preset,

@@ -22,7 +22,8 @@ from launcher.plan import LaunchContext, Place, cpu_places
 from launcher.replay import replay
 from launcher.report.closing import closing_lines
 from launcher.report.conclude import conclude, write
-from launcher.report.rebuild import as_it_ended, is_running, read_record, watched_again
+from launcher.report.read_run import is_running, read_record
+from launcher.report.rebuild import as_it_ended, watched_again
 from launcher.verdict.disagreement import Replay
 from launcher.verdict.live import Watch
 from launcher.verdict.past import EarlierFaults

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from launcher import run_dir
-from launcher.report.files import content_of, lines_of
+from launcher.report.files import lines_of
 from launcher.report.page.comparison import TrialCurves, comparison_page
+from launcher.report.read_run import decoded, read_record, read_result
 from launcher.report.table import number
 from launcher.verdict.comparison import (
     Arm,
@@ -26,47 +26,15 @@ from launcher.verdict.comparison import (
     compared,
     is_loss,
 )
-from launcher.verdict.results import RunResult, SplitResult, Verdict
+from launcher.verdict.results import RunResult, Verdict
 from model_check.errors import EXIT_UNPROVEN, UsageError
-from model_check.events import Metrics, Scalar, Step, decode
+from model_check.events import Metrics, Step, decode
 
 _END_SHARE = 10
 """Of its steps, one in so many are the end, whose mean loss stands for the training."""
 _ASKED = ("command", "started_at", "host", "cwd", "preset", "device", "differing")
-T = TypeVar("T")
 _SMALL = 5e-4
 _COLUMNS = ("arm", "end loss", "tokens/s", "", "GiB", "time")
-
-
-class _Worker(Struct):
-    """What a comparison needs of a row of report.json."""
-
-    name: str
-    steps: int
-    tokens_per_s: float | None
-    peak_memory_bytes: int | None
-    duration_s: float
-    validation: list[SplitResult] = []
-    detail: dict[str, Scalar] = field(default_factory=dict)
-
-
-class _Report(Struct):
-    """The same of report.json."""
-
-    verdict: Verdict
-    exit_code: int
-    summary: str
-    workers: list[_Worker]
-
-
-class _End(Struct, frozen=True):
-    is_deadline: bool = False
-
-
-class _Run(Struct):
-    """The same of run.json."""
-
-    end: _End = _End()
 
 
 def write_record(record: ComparisonRecord, directory: Path) -> None:
@@ -78,10 +46,7 @@ def read_comparison(directory: Path) -> ComparisonRecord:
     """Raises UsageError for one whose record is damaged."""
     path = directory / run_dir.COMPARISON
     try:
-        document = msgspec.json.decode(content_of(path), type=dict[str, Any])
-        if (schema := document.get("schema")) != run_dir.SCHEMA:
-            raise UsageError(f"{path}: written by another version (schema {schema!r})")
-        record = msgspec.convert(document, ComparisonRecord)
+        record = decoded(path, ComparisonRecord)
         _refuse_contradictions(record)
         return record
     except (OSError, ValueError, RecursionError) as error:
@@ -140,17 +105,18 @@ def _read_trial(
     directory: Path, trial: TrialRecord, curves: TrialCurves, result: RunResult | None
 ) -> Measured | None:
     """What it told of its steps goes into `curves`. None: it left no report."""
-    path, report = directory / trial.directory, None
-    if result is not None:
-        report = msgspec.convert(result, _Report, from_attributes=True)
-    elif (report := _read_file(path / "report.json", _Report)) is None:
+    path = directory / trial.directory
+    if (result := result or read_result(path)) is None:
         return None
     try:
         gates = _read_events(path, trial.workers[0], curves)
     except UsageError as error:
         return Measured(verdict=Verdict.INCONCLUSIVE, exit_code=EXIT_UNPROVEN, summary=str(error))
-    run = _read_file(path / "run.json", _Run) or _Run()
-    return _measured(report, run, curves.end_loss, gates)
+    is_deadline = False
+    with suppress(UsageError):
+        end = read_record(path).end
+        is_deadline = end is not None and end.is_deadline
+    return _measured(result, curves.end_loss, gates, is_deadline=is_deadline)
 
 
 def comparison_lines(result: ComparisonResult, directory: Path) -> Iterator[str]:
@@ -247,26 +213,23 @@ def gates_text(gates: Gates) -> str:
     )
 
 
-def _read_file(path: Path, kind: type[T]) -> T | None:
-    """None: there is none that can be read."""
-    with suppress(OSError, ValueError, RecursionError):
-        return msgspec.json.decode(content_of(path), type=kind)
-    return None
-
-
 def _measured(
-    report: _Report, run: _Run, end_loss: float | None, gates: list[list[float]] | None
+    result: RunResult,
+    end_loss: float | None,
+    gates: list[list[float]] | None,
+    *,
+    is_deadline: bool,
 ) -> Measured:
-    workers = report.workers
+    workers = result.workers
     rates = [worker.tokens_per_s for worker in workers if worker.tokens_per_s is not None]
     peaks = [w.peak_memory_bytes for w in workers if w.peak_memory_bytes is not None]
     parameters = workers[0].detail.get("num_parameters") if workers else None
     return Measured(
-        verdict=report.verdict,
-        exit_code=report.exit_code,
-        summary=report.summary,
+        verdict=result.verdict,
+        exit_code=result.exit_code,
+        summary=result.summary,
         steps=min((worker.steps for worker in workers), default=0),
-        is_deadline=run.end.is_deadline,
+        is_deadline=is_deadline,
         parameters=parameters if isinstance(parameters, int) else None,
         end_loss=end_loss,
         tokens_per_s=min(rates, default=None),

@@ -10,8 +10,7 @@ from signal import SIGTERM
 import msgspec
 from msgspec import Struct, field
 
-from launcher.report.rebuild import is_running, read_record
-from launcher.report.runs import ended_run
+from launcher.report.read_run import is_running, read_conclusion, read_record
 from launcher.verdict.record import RunRecord
 from model_check.errors import EXIT_PASS, EXIT_SIGNAL_BASE, UsageError
 from model_check.events import (
@@ -173,7 +172,7 @@ class RunProgress:
 
     def _end(self) -> str | None:
         """None: it goes on."""
-        if (ended := ended_run(self.directory)) is not None:
+        if (ended := read_conclusion(self.directory)) is not None:
             text = f"{ended.verdict}: {ended.summary} (exit code {ended.exit_code})"
             return printable_lines(text)
         with suppress(UsageError):

@@ -9,16 +9,15 @@ from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.report.closing import closing_lines
 from launcher.report.comparison import begun, comparison_lines, read_comparison, what_is_left
 from launcher.report.conclude import conclude, held_against_golden, write
-from launcher.report.files import content_of, lines_of
+from launcher.report.files import lines_of
 from launcher.report.fleet.found import Search, is_fleet
 from launcher.report.fleet.lines import fleet_lines
 from launcher.report.fleet.reading import Again, StillGoing
@@ -37,6 +36,7 @@ from launcher.report.golden import (
     what_was_written,
     write_golden,
 )
+from launcher.report.read_run import is_running, read_record
 from launcher.report.rounds import Rounds, rounds_lines, write_rounds
 from launcher.telemetry.health import Record
 from launcher.verdict.comparison import ComparisonRecord
@@ -53,7 +53,7 @@ from model_check.errors import EXIT_INTERNAL, EXIT_PASS, EXIT_UNNAMED, StorageEr
 from model_check.events import Event, decode, decode_gpu
 from model_check.utils.project_files import COMMAND
 from model_check.utils.requests import request_of
-from model_check.utils.words import Say, listed
+from model_check.utils.words import Say
 from model_check.utils.worker_env import telemetry_path
 
 _ABOUT = """\
@@ -336,42 +336,6 @@ def _told_by(name: str, directory: Path) -> Iterator[tuple[int, str, Event]]:
         yield event.t, name, event
 
 
-def read_record(directory: Path) -> RunRecord:
-    """run.json. Raises UsageError where there is none, or none of ours."""
-    path = directory / "run.json"
-    if rounds := run_dir.rounds_in(directory):
-        raise UsageError(f"{directory}: a run of {len(rounds)} rounds: give one, as {rounds[-1]}")
-    if run_dir.is_comparison(directory):
-        raise UsageError(f"{directory}: a comparison: give one training of it, a directory below")
-    try:
-        document = msgspec.json.decode(content_of(path), type=dict[str, Any])
-        if (schema := document.get("schema")) != run_dir.SCHEMA:
-            raise UsageError(f"{path}: written by another version (schema {schema!r})")
-        record = msgspec.convert(document, RunRecord, str_keys=True)
-        _refuse_contradictions(record)
-    except OSError as error:
-        raise UsageError(f"{path}: not a run directory: {error.strerror}") from error
-    # What is not UTF-8 is a ValueError, as is every error of msgspec.
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: damaged, or not a run of ours: {error}") from error
-    return record
-
-
-def _refuse_contradictions(record: RunRecord) -> None:
-    """Raises ValueError."""
-    workers, end, ended = {*record.workers}, record.end, record.ended
-    if not workers or workers != record.groups.keys():
-        raise ValueError("`workers` and `groups` name different workers, or none")
-    if end is None and ended is None:
-        return
-    if end is None or ended is None:
-        raise ValueError("it needs `end` and `ended`, or neither")
-    if record.golden and workers != {each.name for each in record.golden.workers}:
-        raise ValueError("`golden` names other workers than `workers`")
-    if strangers := end.workers - {worker.name for worker in ended}:
-        raise ValueError(f"`end` names {listed(sorted(strangers))}, who is not in `ended`")
-
-
 def _cut_short(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:
     """The launcher itself was killed: what its workers said is all there is. Raises UsageError when
     it lives."""
@@ -386,14 +350,6 @@ def _cut_short(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:
     )
     ended = tuple(_by_its_word(name, watch) for name in record.groups)
     return replace(record, end=end, ended=ended)
-
-
-def is_running(record: RunRecord | ComparisonRecord) -> bool:
-    """Whether the launcher that wrote it lives: on this host, under this pid, as a launcher."""
-    with suppress(OSError):
-        command = Path(f"/proc/{record.pid}/cmdline").read_bytes()
-        return record.host == os.uname().nodename and b"launcher" in command
-    return False
 
 
 def _by_its_word(name: str, watch: Watch) -> WorkerEnd:

@@ -12,8 +12,7 @@ from msgspec import Struct
 
 from launcher import run_dir
 from launcher.report.comparison import begun, read_comparison
-from launcher.report.files import content_of
-from launcher.report.rebuild import is_running, read_record
+from launcher.report.read_run import is_running, read_conclusion, read_record
 from launcher.verdict.comparison import ComparisonRecord
 from launcher.verdict.record import RunRecord
 from model_check.config.arguments import Parser
@@ -38,14 +37,6 @@ examples:
   bash run.sh runs clear --dry-run  what `clear` would remove
   bash run.sh runs clear --days 0   all that have ended
 """
-
-
-class EndedRun(Struct, frozen=True):
-    """What the list needs of report.json."""
-
-    verdict: str
-    exit_code: int
-    summary: str
 
 
 class LeftRun(Struct, frozen=True):
@@ -114,7 +105,7 @@ def _left_runs(directories: Iterable[Path]) -> Iterator[LeftRun]:
 def _left_run(directory: Path) -> LeftRun:
     age_s = max(0.0, time.time() - _last_written(directory))
     last_attempt = [directory, *run_dir.restarts_in(directory)][-1]
-    ended = ended_run(last_attempt)
+    ended = read_conclusion(last_attempt)
     return LeftRun(
         directory=directory,
         verdict=ended.verdict if ended else _state(directory),
@@ -135,13 +126,6 @@ def _last_written(directory: Path) -> float:
         with suppress(FileNotFoundError):
             written.append((part / run_dir.LAUNCHER_LOG).stat().st_mtime)
     return max(written) if written else directory.stat().st_mtime
-
-
-def ended_run(directory: Path) -> EndedRun | None:
-    """None: it has no report, or none that can be read."""
-    with suppress(OSError, ValueError, RecursionError):
-        return msgspec.json.decode(content_of(directory / "report.json"), type=EndedRun)
-    return None
 
 
 def _state(directory: Path) -> str:
@@ -170,7 +154,7 @@ def _table(found: Sequence[LeftRun], parent: Path) -> Iterator[str]:
 
 def _document(found: Sequence[LeftRun]) -> str:
     rows = [msgspec.structs.asdict(run) | {"directory": str(run.directory)} for run in found]
-    return json.dumps({"schema": run_dir.SCHEMA, "runs": rows}, indent=2)
+    return json.dumps({"schema": run_dir.SCHEMA, "kind": "runs", "runs": rows}, indent=2)
 
 
 def _chosen(found: Sequence[LeftRun], wanted: Path | None, parent: Path) -> LeftRun:

@@ -18,8 +18,7 @@ from rich.text import Text
 from launcher import run_dir
 from launcher.report.comparison import begun, read_comparison
 from launcher.report.progress import RunProgress, WorkerProgress
-from launcher.report.rebuild import is_running
-from launcher.report.runs import ended_run
+from launcher.report.read_run import is_running, read_conclusion
 from model_check.config.arguments import Parser
 from model_check.errors import EXIT_PASS, UsageError
 from model_check.utils.project_files import COMMAND
@@ -75,7 +74,7 @@ class Watched:
     def is_over(self) -> bool:
         if self.run.verdict is None:
             return False
-        if run_dir.rounds_in(self._directory) and ended_run(self._directory):
+        if run_dir.rounds_in(self._directory) and read_conclusion(self._directory):
             return True
         record = self.run.record
         may_restart = bool((record.asked_for or {}).get("launch.max_restarts"))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from launcher.verdict.results import SplitResult, Verdict
+from launcher.verdict.results import Conclusion, SplitResult, Verdict
 from model_check.errors import EXIT_INTERNAL, EXIT_PASS, EXIT_SIGNAL_BASE, EXIT_UNPROVEN
 from model_check.utils.requests import TO_STOP
 from model_check.utils.words import listed
@@ -37,7 +37,7 @@ class TrialRecord(Struct, frozen=True, kw_only=True):
     """What its launcher said at its end, or how that was killed."""
 
 
-class ComparisonRecord(Struct, frozen=True, kw_only=True):
+class ComparisonRecord(Struct, frozen=True, kw_only=True, tag_field="kind", tag="trials"):
     """comparison.json: what was asked for, and what came of each training."""
 
     command: list[str]
@@ -130,12 +130,9 @@ class Arm(Struct, frozen=True, kw_only=True):
     gates: list[Gates]
 
 
-class ComparisonResult(Struct, frozen=True, kw_only=True):
+class ComparisonResult(Conclusion, frozen=True, kw_only=True, tag_field="kind", tag="comparison"):
     """report.json of a comparison, without its schema number."""
 
-    verdict: Verdict
-    exit_code: int
-    summary: str
     culprits: list[str]
     """Arms of which a training failed."""
     seeds: list[int]

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from launcher.verdict.alone import minority
 from launcher.verdict.severity import Repeat
-from model_check.events import Scalar, Vectors
+from model_check.events import Natural, Scalar, Vectors
 from model_check.utils.fingerprint import describe_flip, flipped, label
 from model_check.utils.trials import PASSED, TRIAL_OF
 from model_check.utils.words import listed
@@ -57,7 +57,7 @@ class Dispute(Struct, frozen=True):
 class Disagreement(Struct, frozen=True):
     """The first step at which the bits of one group differ; or the trial of a kernel before it."""
 
-    step: int
+    step: Natural
     quantity: str
     """The first that differs, of utils.fingerprint.QUANTITIES; or `validation loss of SPLIT`, or
     `trial of KERNEL`."""

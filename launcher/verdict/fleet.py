@@ -1,17 +1,19 @@
 """Many runs as one: what is read of each, and fleet.json. Values only."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal
 
 from msgspec import Struct, field
 
 from launcher.verdict.disagreement import Disagreement
-from launcher.verdict.golden import Other
-from launcher.verdict.results import Verdict
+from launcher.verdict.golden import Other, key_of
+from launcher.verdict.nodes import JobPart
+from launcher.verdict.record import RunRecord
+from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Repeat, Severity
-from launcher.verdict.trace import Trace
+from model_check.config.ranks import JOBS
+from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS
 from model_check.events import Scalar
 
 Scheduler = Literal["slurm", "kubernetes"]
@@ -39,49 +41,8 @@ class Figures(Struct, frozen=True, kw_only=True):
     temperature_max_c: int | None = None
 
 
-class WorkerRead(Struct, frozen=True, kw_only=True):
-    """What the merge needs of a worker of one run."""
-
-    name: str
-    device: Device
-    verdict: Verdict
-    said: str
-    """What is wrong, or what to watch; empty: nothing."""
-    cause_class: CauseClass | None
-    severity: Severity | None
-    repeat: Repeat | None
-    returncode: int | None
-    is_odd: bool
-    """Its own run names it for other bits."""
-    golden_step: int | None = None
-    """The first in which it has other bits than a golden file; None: in none, or there is no file.
-    """
-    is_slow: bool
-    """Its own run has found it slow."""
-    figures: Figures
-    trace: Trace | None
-    key: Mapping[str, Scalar]
-    """What another worker's must equal for their bits to be compared."""
-    why_not: str | None
-    """Why its bits can be compared with nobody's; None: they can."""
-    is_rank: bool = False
-    """Of a job: its ranks sum what they computed, so that a fault of one is in the bits of all."""
-
-
-class PartRead(Struct, frozen=True, kw_only=True):
-    """Which part of a job of several nodes a run was."""
-
-    job: tuple[str, ...]
-    """The same for all of its parts."""
-    name: str
-    """Of the node, in that job."""
-    failed_first: tuple[str, str] | None = None
-    """Node and worker that ended the job from elsewhere; None: it ended here, or nobody is named.
-    """
-
-
-class RunRead(Struct, frozen=True, kw_only=True):
-    """One run, as its directory tells it."""
+class FleetInput(Struct, frozen=True, kw_only=True):
+    """A run that is merged, as its report tells it, and where it lies."""
 
     directory: str
     """As it is shown."""
@@ -89,24 +50,87 @@ class RunRead(Struct, frozen=True, kw_only=True):
     """Absolute."""
     page: str | None
     """Where its report.html is, relative to the fleet's page; None: it has none."""
-    host: str = ""
-    node: str | None = None
-    scheduler: Scheduler | None = None
-    started_at: str | None = None
-    duration_s: float | None = None
-    verdict: Verdict = Verdict.INCONCLUSIVE
-    exit_code: int = 0
-    summary: str = ""
-    culprits: list[str] = []
-    drill: str | None = None
-    fails_on_speed: bool = False
-    step: int | None = None
-    """Of its first disagreement."""
+    result: RunResult
+    record: RunRecord | None = None
+    """What was asked for; None: nothing of the run can be read."""
+    devices: Mapping[str, Device] = {}
+    """Worker -> its GPU."""
+    job: tuple[str, ...] | None = None
+    """The same for all parts of a job of several nodes; None: it ran on one node."""
     is_dead: bool = False
     """It never began, has no end, or cannot be read."""
-    part: PartRead | None = None
-    """None: of no job of several nodes."""
-    workers: list[WorkerRead] = []
+
+    @property
+    def workers(self) -> list[WorkerResult]:
+        return self.result.workers
+
+    @property
+    def host(self) -> str:
+        return self.record.host if self.record else ""
+
+    @property
+    def node(self) -> str | None:
+        return self.record.node if self.record else None
+
+    @property
+    def drill(self) -> str | None:
+        return self.record.drill if self.record else None
+
+    @property
+    def is_job(self) -> bool:
+        """Ranks sum what they computed, so that a fault of one is in the bits of all."""
+        return self.record is not None and self.record.mode in JOBS
+
+    @property
+    def part(self) -> JobPart | None:
+        return self.record.part if self.record else None
+
+    @property
+    def failed_first(self) -> tuple[str, str] | None:
+        """The node and the worker that ended its job from elsewhere; None: it ended here, or nobody
+        is named."""
+        ended, part = self.result.elsewhere, self.part
+        if part is None or ended is None or ended.worker is None or ended.node == part.name:
+            return None
+        return ended.node, ended.worker
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """The node and the name of each worker that its run names, as `failed_first` has them."""
+        return [(self.part.name, name) for name in self.result.culprits] if self.part else []
+
+    def is_odd(self, worker: WorkerResult) -> bool:
+        """Whether its run names it for other bits."""
+        return self.result.exit_code == EXIT_DISAGREEMENT and worker.name in self.result.culprits
+
+    def key_of(self, worker: WorkerResult) -> dict[str, Scalar]:
+        """What another worker's must equal for their bits to be compared: the key of a golden file,
+        and what else may change bits rightly from machine to machine. The driver compiles kernels,
+        ranks of a job sum what so many of them computed."""
+        assert self.record is not None, "it has workers"
+        versions = self.record.versions
+        key = key_of(self.record.groups.get(worker.name, worker.name), worker.detail)
+        key["driver"] = versions.get("driver")
+        key["model_check"] = versions.get("model_check")
+        if worker.detail.get("attention_backend") == "flash_attn_2":  # a package of its own
+            key["flash_attn"] = versions.get("flash_attn")
+        if self.is_job:
+            ranks = self.part.num_ranks if self.part else len(self.workers)
+            key |= {"mode": self.record.mode, "ranks": ranks}
+        return key
+
+    def why_not(self, worker: WorkerResult) -> str | None:
+        """Why its bits can be compared with nobody's; None: they can."""
+        if self.record is not None and self.record.not_compared is not None:
+            return self.record.not_compared
+        if worker.verdict is Verdict.INVALID:
+            return worker.cause or "its run calls it INVALID"
+        # Ranks are compared with each other all the same: they have the same sums.
+        if worker.detail.get("deterministic") is False:
+            return "system.deterministic is false"
+        # A run of a command of the user's own, or one that ended before its first step.
+        is_training = self.result.exit_code == EXIT_PASS and worker.steps
+        return "it told no step" if worker.trace is None and is_training else None
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -176,7 +200,7 @@ class FleetRun(Struct, frozen=True, kw_only=True):
     host: str
     node: str | None
     scheduler: Scheduler | None
-    started_at: str | None
+    started_at: datetime | None
     duration_s: float | None
     verdict: Verdict
     """The gravest of the run's own and of what the merge has found."""
@@ -189,13 +213,11 @@ class FleetRun(Struct, frozen=True, kw_only=True):
 
     @property
     def started_s(self) -> float | None:
-        """Seconds since 1970; None: not told, or no time."""
-        with suppress(ValueError, OverflowError, OSError):
-            return datetime.fromisoformat(self.started_at or "").timestamp()
-        return None
+        """Seconds since 1970; None: not told."""
+        return None if self.started_at is None else self.started_at.timestamp()
 
 
-class FleetResult(Struct, frozen=True, kw_only=True):
+class FleetResult(Struct, frozen=True, kw_only=True, tag_field="kind", tag="fleet"):
     """fleet.json without its schema number."""
 
     verdict: Verdict

@@ -11,16 +11,15 @@ from launcher.verdict.fleet import (
     Compared,
     Device,
     Finding,
+    FleetInput,
     Group,
     OddBits,
     Place,
-    RunRead,
     Seen,
-    WorkerRead,
 )
 from launcher.verdict.fleet_bits import Member
 from launcher.verdict.fleet_speed import Speeds
-from launcher.verdict.results import Verdict
+from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Repeat, Severity
 from model_check.errors import (
     EXIT_DISAGREEMENT,
@@ -38,6 +37,7 @@ GRAVEST = (
 )
 """From the gravest to the least, of findings of the same severity."""
 _GOOD = (Verdict.PASS, Verdict.STOPPED)
+_OF_BITS = (EXIT_DISAGREEMENT, EXIT_UNNAMED)
 
 
 class Members(Struct):
@@ -85,7 +85,7 @@ class Findings:
 
     def __init__(
         self,
-        runs: Sequence[RunRead],
+        runs: Sequence[FleetInput],
         groups: Sequence[Members],
         told: Sequence[Group],
         *,
@@ -105,8 +105,8 @@ class Findings:
         self._parts: dict[tuple[str, ...], list[int]] = {}
         """Job of several nodes -> its runs."""
         for number, run in enumerate(runs):
-            if run.part is not None:
-                self._parts.setdefault(run.part.job, []).append(number)
+            if run.job is not None:
+                self._parts.setdefault(run.job, []).append(number)
 
     def all(self) -> Iterator[Finding]:
         for number, run in enumerate(self._runs):
@@ -120,19 +120,19 @@ class Findings:
             if (of_run := self._of_run(number, run, named)) is not None:
                 yield of_run
 
-    def _of_worker(self, number: int, run: RunRead, worker: WorkerRead) -> Iterator[Finding]:
+    def _of_worker(self, number: int, run: FleetInput, worker: WorkerResult) -> Iterator[Finding]:
         place = (number, worker.name)
         own = self._own(number, run, worker)
-        odd = None if self._is_named_for(number, worker) else self._odd(place)
-        if (others := self._unlike_golden_with(place, worker)) is not None:
+        odd = None if self._is_named_for(number, run, worker) else self._odd(place)
+        if (others := self._unlike_golden_with(place, run, worker)) is not None:
             yield self._golden_is_unlike(number, run, worker, others)
-        elif self._is_contradicted(place, worker):
+        elif self._is_contradicted(place, run, worker):
             yield self._contradiction(number, run, worker)
         elif odd is not None:
             yield _graver(own, self._of_bits(number, run, worker, odd), odd)
-            if own is not None and own.exit_code not in (EXIT_DISAGREEMENT, EXIT_UNNAMED):
+            if own is not None and own.exit_code not in _OF_BITS:
                 yield own
-        elif (finite := self._finite_peers(place, worker)) is not None:
+        elif (finite := self._finite_peers(place, run, worker)) is not None:
             yield self._nonfinite(number, run, worker, finite)
         elif own is not None and not self._is_tie_settled(place, own):
             yield own
@@ -143,7 +143,7 @@ class Findings:
 
     # What a run itself has found
 
-    def _own(self, number: int, run: RunRead, worker: WorkerRead) -> Finding | None:
+    def _own(self, number: int, run: FleetInput, worker: WorkerResult) -> Finding | None:
         if worker.verdict in _GOOD or (run.is_dead and worker.verdict is Verdict.INCONCLUSIVE):
             return None
         fails = worker.verdict is not Verdict.WARN
@@ -154,41 +154,42 @@ class Findings:
             worker.verdict,
             worker.cause_class,
             worker.severity,
-            run.exit_code if fails else EXIT_PASS,
-            worker.said or run.summary,
+            run.result.exit_code if fails else EXIT_PASS,
+            _said(worker) or run.result.summary,
             repeat=worker.repeat,
-            step=run.step if run.exit_code in (EXIT_DISAGREEMENT, EXIT_UNNAMED) else None,
+            step=_first_step(run.result) if run.result.exit_code in _OF_BITS else None,
         )
 
-    def _of_run(self, number: int, run: RunRead, named: bool) -> Finding | None:
+    def _of_run(self, number: int, run: FleetInput, named: bool) -> Finding | None:
         """Of a run that did not pass and names no worker, or of which nothing is left."""
-        is_settled = run.exit_code == EXIT_UNNAMED and all(
+        result = run.result
+        is_settled = result.exit_code == EXIT_UNNAMED and all(
             self._is_cleared((number, w.name)) or self._odd((number, w.name)) for w in run.workers
         )
-        if run.exit_code == EXIT_PASS or ((named or is_settled) and not run.is_dead):
+        if result.exit_code == EXIT_PASS or ((named or is_settled) and not run.is_dead):
             return None
         if not named and self._is_ended_by_another_part(run):
             row = (Verdict.STOPPED, None, Severity.IGNORE, EXIT_PASS)
-            return self._finding("run", number, None, *row, run.summary)
+            return self._finding("run", number, None, *row, result.summary)
         seen: Seen = "dead" if run.is_dead else "run"
         kind = CauseClass.UNKNOWN if run.is_dead else None
         severity = Severity.MONITOR if run.is_dead else None
         return self._finding(
-            seen, number, None, run.verdict, kind, severity, run.exit_code, run.summary
+            *(seen, number, None, result.verdict, kind, severity),
+            *(result.exit_code, result.summary),
         )
 
     def _job_of(self, number: int) -> list[int]:
         """The runs that are parts of its job: of one on a single node itself."""
-        part = self._runs[number].part
-        return [number] if part is None else self._parts[part.job]
+        job = self._runs[number].job
+        return [number] if job is None else self._parts[job]
 
-    def _is_ended_by_another_part(self, run: RunRead) -> bool:
+    def _is_ended_by_another_part(self, run: FleetInput) -> bool:
         """Whether the worker that ended its job is told by the run of that node, which is here."""
-        if run.is_dead or run.part is None or run.part.failed_first is None:
+        if run.is_dead or run.job is None or run.failed_first is None:
             return False
-        node, worker = run.part.failed_first
-        others = (self._runs[number] for number in self._parts[run.part.job])
-        return any(e.part and e.part.name == node and worker in e.culprits for e in others)
+        others = (self._runs[number] for number in self._parts[run.job])
+        return any(run.failed_first in each.named for each in others)
 
     # What only the comparison shows
 
@@ -205,14 +206,14 @@ class Findings:
         is_tie = own.exit_code == EXIT_UNNAMED and own.verdict is Verdict.INCONCLUSIVE
         return is_tie and self._is_cleared(place)
 
-    def _is_named_for(self, number: int, worker: WorkerRead) -> bool:
+    def _is_named_for(self, number: int, run: FleetInput, worker: WorkerResult) -> bool:
         """Whether another rank of its job is named for the bits that all of them have."""
 
-        def is_named(at: int, each: WorkerRead) -> bool:
+        def is_named(at: int, each: WorkerResult) -> bool:
             odd = self._odd((at, each.name))
-            return each.is_odd or (odd is not None and odd.is_alone)
+            return self._runs[at].is_odd(each) or (odd is not None and odd.is_alone)
 
-        if not worker.is_rank or is_named(number, worker):
+        if not run.is_job or is_named(number, worker):
             return False
         job = self._job_of(number)
         return any(is_named(at, each) for at in job for each in self._runs[at].workers)
@@ -237,8 +238,8 @@ class Findings:
             )
         }
 
-    def _of_bits(self, number: int, run: RunRead, worker: WorkerRead, odd: OddBits) -> Finding:
-        noun = "job" if worker.is_rank else "device"
+    def _of_bits(self, number: int, run: FleetInput, worker: WorkerResult, odd: OddBits) -> Finding:
+        noun = "job" if run.is_job else "device"
         what, step = _odd_text(odd, noun), odd.step
         repeat = None
         if not odd.num_right:
@@ -249,7 +250,7 @@ class Findings:
                 "share: software, host, data"
             )
             row = (Verdict.INVALID, CauseClass.SOFTWARE, Severity.IGNORE, EXIT_USAGE)
-        elif worker.is_rank and not odd.is_alone:
+        elif run.is_job and not odd.is_alone:
             what += "; ranks sum what they computed: the fault may be any one's"
             row = (Verdict.INCONCLUSIVE, CauseClass.UNKNOWN, Severity.MONITOR, EXIT_UNNAMED)
         elif self._member_of[number, worker.name].device in self._odd_again:
@@ -267,11 +268,13 @@ class Findings:
             difference=odd.difference,
         )
 
-    def _unlike_golden_with(self, place: Place, worker: WorkerRead) -> int | None:
+    def _unlike_golden_with(
+        self, place: Place, run: FleetInput, worker: WorkerResult
+    ) -> int | None:
         """Other devices of a strict majority that had its bits in the step for which its run names
         it against a golden file. None: it does not, or there is none."""
-        step, is_named = worker.golden_step, worker.verdict in (Verdict.FAIL, Verdict.SUSPECT)
-        if step is None or worker.is_rank or not (is_named and worker.is_odd):
+        step = _golden_step(run.result, worker)
+        if step is None or run.is_job or not _is_named_odd(run, worker):
             return None
         if not self._is_cleared(place):
             return None
@@ -281,37 +284,36 @@ class Findings:
         return len(others - {self._member_of[place].device}) or None
 
     def _golden_is_unlike(
-        self, number: int, run: RunRead, worker: WorkerRead, others: int
+        self, number: int, run: FleetInput, worker: WorkerResult, others: int
     ) -> Finding:
         """The rule of a run of several workers, all of which differ from the file."""
-        what = f"{worker.said}; and so do {others:,} equals in the fleet, with the same bits: "
+        what = f"{_said(worker)}; and so do {others:,} equals in the fleet, with the same bits: "
         what += "the software, or another golden file's"
         return self._finding(
             *("bits", number, worker, Verdict.INVALID, CauseClass.SOFTWARE),
             *(Severity.IGNORE, EXIT_USAGE, what),
-            step=worker.golden_step,
+            step=_golden_step(run.result, worker),
         )
 
-    def _is_contradicted(self, place: Place, worker: WorkerRead) -> bool:
+    def _is_contradicted(self, place: Place, run: FleetInput, worker: WorkerResult) -> bool:
         """Its run names it for other bits, and the fleet has those."""
-        is_named = worker.verdict in (Verdict.FAIL, Verdict.SUSPECT) and worker.is_odd
         others = self._odd_in.get(place[0], set()) - {worker.name}
-        return is_named and self._is_cleared(place) and bool(others)
+        return _is_named_odd(run, worker) and self._is_cleared(place) and bool(others)
 
-    def _contradiction(self, number: int, run: RunRead, worker: WorkerRead) -> Finding:
+    def _contradiction(self, number: int, run: FleetInput, worker: WorkerResult) -> Finding:
         what = "its run names it for other bits, but most of the fleet has the same: "
         return self._finding(
             *("bits", number, worker, Verdict.INCONCLUSIVE, CauseClass.UNKNOWN),
-            *(Severity.MONITOR, EXIT_UNNAMED, what + worker.said),
-            step=run.step,
+            *(Severity.MONITOR, EXIT_UNNAMED, what + _said(worker)),
+            step=_first_step(run.result),
         )
 
-    def _finite_peers(self, place: Place, worker: WorkerRead) -> int | None:
+    def _finite_peers(self, place: Place, run: FleetInput, worker: WorkerResult) -> int | None:
         """Devices that were finite at the step in which this worker was not, and had its bits until
         then. None: it was finite; there are fewer than two; another device was not finite there
         either, and no two GPUs fail alike; it is a rank, which gets the NaN of any other; or its
         own run had such peers."""
-        if worker.returncode != EXIT_NON_FINITE or worker.is_rank or not self._is_cleared(place):
+        if worker.returncode != EXIT_NON_FINITE or run.is_job or not self._is_cleared(place):
             return None
         if worker.severity is Severity.ISOLATE:
             return None
@@ -335,40 +337,41 @@ class Findings:
         workers = self._runs[place[0]].workers
         return any(w.name == place[1] and w.returncode == EXIT_NON_FINITE for w in workers)
 
-    def _nonfinite(self, number: int, run: RunRead, worker: WorkerRead, finite: int) -> Finding:
+    def _nonfinite(
+        self, number: int, run: FleetInput, worker: WorkerResult, finite: int
+    ) -> Finding:
         member = self._member_of[number, worker.name]
         step = member.first_step + member.trace.steps
-        what = (
-            f"not finite in step {step}, where {finite:,} equals in the fleet were: {worker.said}"
-        )
+        what = f"not finite in step {step}, where {finite:,} equals in the fleet were: "
         return self._finding(
             *("nonfinite", number, worker, Verdict.FAIL, CauseClass.HARDWARE),
-            *(Severity.ISOLATE, EXIT_NON_FINITE, what),
+            *(Severity.ISOLATE, EXIT_NON_FINITE, what + _said(worker)),
             repeat=worker.repeat,
             step=step,
         )
 
-    def _slow(self, number: int, run: RunRead, worker: WorkerRead) -> Finding | None:
+    def _slow(self, number: int, run: FleetInput, worker: WorkerResult) -> Finding | None:
         place = (number, worker.name)
         at = self._group_of.get(place)
         slow = None if at is None else self._groups[at].speeds.slow.get(place)
-        if slow is None or worker.is_slow:
+        if slow is None or worker.slow is not None:
             return None
         first_step = self._member_of[place].first_step
+        fails = run.record is not None and "speed" in (run.record.fail_on or ())
         return self._finding(
             *("slow", number, worker, Verdict.WARN, CauseClass.HARDWARE, Severity.MONITOR),
-            *(EXIT_HEALTH if run.fails_on_speed else EXIT_PASS, slow.text(first_step)),
+            *(EXIT_HEALTH if fails else EXIT_PASS, slow.text(first_step)),
             step=first_step + slow.since,
         )
 
-    def _not_compared(self, number: int, run: RunRead, worker: WorkerRead) -> Finding | None:
+    def _not_compared(self, number: int, run: FleetInput, worker: WorkerResult) -> Finding | None:
         """Of a worker that trained, and whose bits were held against nobody's: neither in its run
         (or job) nor in another."""
-        if not self._needs_peers or len(run.workers) > 1 or run.part or worker.trace is None:
+        if not self._needs_peers or len(run.workers) > 1 or run.job or worker.trace is None:
             return None
         place = (number, worker.name)
         at = self._group_of.get(place)
-        why = worker.why_not
+        why = run.why_not(worker)
         if at is not None:
             why = self._groups[at].compared.unlike.get(place) or why
             if why is None and len(self._groups[at].members) == 1:
@@ -384,7 +387,7 @@ class Findings:
         self,
         seen: Seen,
         number: int,
-        worker: WorkerRead | None,
+        worker: WorkerResult | None,
         verdict: Verdict,
         kind: CauseClass | None,
         severity: Severity | None,
@@ -400,7 +403,7 @@ class Findings:
             host=run.host,
             node=run.node,
             worker=None if worker is None else worker.name,
-            device=Device() if worker is None else worker.device,
+            device=Device() if worker is None else run.devices[worker.name],
             verdict=verdict,
             cause_class=kind,
             severity=severity,
@@ -411,9 +414,32 @@ class Findings:
         )
 
 
-def _machine(run: RunRead) -> str | None:
+def _machine(run: FleetInput) -> str | None:
     """None: not known. Two pods of one machine have two names."""
-    return run.node or (None if run.scheduler == "kubernetes" else run.host)
+    is_pod = run.record is not None and run.record.scheduler == "kubernetes"
+    return run.node or (None if is_pod else run.host)
+
+
+def _said(worker: WorkerResult) -> str:
+    """What is wrong with it, or what to watch; empty: nothing."""
+    told = next(filter(None, [*worker.symptoms, worker.cause, *worker.warnings]), "")
+    return told.removeprefix(f"{worker.name}: ") if worker.verdict not in _GOOD else ""
+
+
+def _first_step(result: RunResult) -> int | None:
+    """That of its first disagreement."""
+    return result.disagreement.step if result.disagreement else None
+
+
+def _golden_step(result: RunResult, worker: WorkerResult) -> int | None:
+    """The first in which it has other bits than the golden file. None: in none, or there is no
+    file."""
+    standing = result.golden.of(worker.name) if result.golden else None
+    return standing.disagreement.step if standing and standing.disagreement else None
+
+
+def _is_named_odd(run: FleetInput, worker: WorkerResult) -> bool:
+    return worker.verdict in (Verdict.FAIL, Verdict.SUSPECT) and run.is_odd(worker)
 
 
 def _graver(own: Finding | None, found: Finding, odd: OddBits) -> Finding:

@@ -7,21 +7,21 @@ from pathlib import PurePath
 from typing import Any
 
 from launcher.verdict.fleet import (
+    Figures,
     Finding,
+    FleetInput,
     FleetResult,
     FleetRun,
     FleetWorker,
     Group,
     Place,
-    RunRead,
     Seen,
-    WorkerRead,
 )
 from launcher.verdict.fleet_bits import Comparison, Load, Member
 from launcher.verdict.fleet_findings import GRAVEST, Findings, Members, gravity
 from launcher.verdict.fleet_speed import speeds
 from launcher.verdict.golden import others
-from launcher.verdict.results import Verdict
+from launcher.verdict.results import Verdict, WorkerResult
 from model_check.errors import EXIT_PASS
 from model_check.utils.words import printable
 
@@ -32,7 +32,7 @@ SettingsOf = Callable[[int], Mapping[str, Any]]
 
 
 def merged(
-    runs: Sequence[RunRead],
+    runs: Sequence[FleetInput],
     load: Load,
     settings_of: SettingsOf = lambda run: {},
     notes: Sequence[str] = (),
@@ -61,41 +61,41 @@ def merged(
     )
 
 
-def _groups(runs: Sequence[RunRead]) -> list[Members]:
+def _groups(runs: Sequence[FleetInput]) -> list[Members]:
     """The largest first."""
     groups: dict[tuple[Any, ...], Members] = {}
     jobs = _jobs(runs)
     for number, run in enumerate(runs):
         job, attempt = jobs[number]
         for worker in run.workers:
-            if worker.why_not is not None or worker.trace is None:
+            if run.why_not(worker) is not None or worker.trace is None:
                 continue
-            key = {**worker.key, "first_state": worker.trace.began}
+            key = {**run.key_of(worker), "first_state": worker.trace.began}
             group = groups.setdefault(tuple(key.items()), Members(key))
-            first = worker.key.get("first_step")
+            first = key["first_step"]
             first = first if isinstance(first, int) else 0
-            device = _device(number, worker)
-            voter = job if worker.is_rank else device
+            device = _device(number, run, worker.name)
+            voter = job if run.is_job else device
             place = (number, worker.name)
             group.members.append(Member(place, device, voter, attempt, first, worker.trace))
     return sorted(groups.values(), key=lambda each: -len(each.members))
 
 
-def _jobs(runs: Sequence[RunRead]) -> list[tuple[str, str]]:
+def _jobs(runs: Sequence[FleetInput]) -> list[tuple[str, str]]:
     """Of each run: the devices of all parts of its job, and the first run that is a part of it."""
     parts: dict[Any, list[int]] = {}
     for number, run in enumerate(runs):
-        parts.setdefault(run.part.job if run.part else number, []).append(number)
+        parts.setdefault(run.job or number, []).append(number)
     found: dict[int, tuple[str, str]] = {}
     for numbers in parts.values():
-        devices = sorted(_device(at, worker) for at in numbers for worker in runs[at].workers)
+        devices = sorted(_device(n, runs[n], w.name) for n in numbers for w in runs[n].workers)
         found |= dict.fromkeys(numbers, ("+".join(devices), str(numbers[0])))
     return [found[number] for number in range(len(runs))]
 
 
-def _device(run: int, worker: WorkerRead) -> str:
+def _device(number: int, run: FleetInput, worker: str) -> str:
     """A CPU worker is another one in each run."""
-    return worker.device.uuid or f"{run} {worker.name}"
+    return run.devices[worker].uuid or f"{number} {worker}"
 
 
 def _told(group: Members, largest: Members, settings_of: SettingsOf) -> Group:
@@ -117,12 +117,14 @@ def _told(group: Members, largest: Members, settings_of: SettingsOf) -> Group:
     )
 
 
-def name_of(run: RunRead | FleetRun | Finding) -> str:
+def name_of(run: FleetInput | FleetRun | Finding) -> str:
     """What people call the machine."""
     return printable(run.node or run.host or PurePath(run.directory).name or run.directory)
 
 
-def _summary(runs: Sequence[RunRead], findings: Sequence[Finding], groups: Sequence[Group]) -> str:
+def _summary(
+    runs: Sequence[FleetInput], findings: Sequence[Finding], groups: Sequence[Group]
+) -> str:
     """`1,000 runs, 8,000 workers: 10 with other bits, 5 slow, 3 dead`"""
     num_workers = sum(len(run.workers) for run in runs)
     count = f"{_many(len(runs), 'run')}, {_many(num_workers, 'worker')}"
@@ -158,7 +160,7 @@ def _counts(findings: Iterable[Finding]) -> Iterator[str]:
     yield from (f"{of_runs[verdict]:,} {verdict}" for verdict in GRAVEST if of_runs[verdict])
 
 
-def _notes(runs: Sequence[RunRead], groups: Sequence[Group]) -> Iterator[str]:
+def _notes(runs: Sequence[FleetInput], groups: Sequence[Group]) -> Iterator[str]:
     """Which workers stand apart, and why."""
     apart = groups[1 : 1 + _MOST_APART]
     for group in apart:
@@ -167,11 +169,11 @@ def _notes(runs: Sequence[RunRead], groups: Sequence[Group]) -> Iterator[str]:
         yield f"apart: {many}: {why}"
     if (rest := len(groups) - 1 - len(apart)) > 0:
         yield f"apart: {rest:,} more groups"
-    reasons = Counter(w.why_not for run in runs for w in run.workers if w.why_not is not None)
+    reasons = Counter(reason for run in runs for w in run.workers if (reason := run.why_not(w)))
     for why, num in reasons.items():
-        yield f"not compared: {_many(num, 'worker')}: {printable(str(why))}"
+        yield f"not compared: {_many(num, 'worker')}: {printable(why)}"
     names = Counter(name_of(run) for run in runs)
-    devices = Counter(w.device.uuid for run in runs for w in run.workers if w.device.uuid)
+    devices = Counter(d.uuid for run in runs for d in run.devices.values() if d.uuid)
     if again := sum(1 for count in devices.values() if count > 1):
         yield f"in several runs, with one vote each: {_many(again, 'GPU')}"
     if twice := [name for name, count in names.items() if count > 1]:
@@ -187,7 +189,7 @@ def _unlike(groups: Sequence[Members]) -> Iterator[str]:
 
 
 def _rows(
-    runs: Sequence[RunRead], groups: Sequence[Members], findings: Sequence[Finding]
+    runs: Sequence[FleetInput], groups: Sequence[Members], findings: Sequence[Finding]
 ) -> list[FleetRun]:
     of_run: dict[int, list[Finding]] = {}
     for finding in findings:
@@ -198,7 +200,7 @@ def _rows(
 
 def _row(
     number: int,
-    run: RunRead,
+    run: FleetInput,
     groups: Sequence[Members],
     group_of: Mapping[Place, int],
     findings: Sequence[Finding],
@@ -216,26 +218,38 @@ def _row(
                 verdict=_cleared_or(run, worker.verdict) if found is None else found.verdict,
                 severity=None if found is None else found.severity,
                 group=at,
-                device=worker.device,
-                figures=worker.figures,
+                device=run.devices[worker.name],
+                figures=_figures(worker),
                 speed=None if at is None else groups[at].speeds.speed.get(place),
             )
         )
-    verdict = findings[0].verdict if findings else _cleared_or(run, run.verdict)
+    verdict = findings[0].verdict if findings else _cleared_or(run, run.result.verdict)
     return FleetRun(
         **{name: getattr(run, name) for name in _SAME},
+        scheduler=run.record.scheduler if run.record else None,
+        started_at=run.record.started_at if run.record else None,
+        duration_s=run.record.duration_s if run.record else None,
         verdict=verdict,
+        exit_code=run.result.exit_code,
+        summary=run.result.summary,
         workers=workers,
     )
 
 
-_SAME = (
-    *("directory", "path", "page", "host", "node", "scheduler", "started_at", "duration_s"),
-    *("exit_code", "summary", "drill", "is_dead"),
-)
+_SAME = ("directory", "path", "page", "host", "node", "drill", "is_dead")
 
 
-def _cleared_or(run: RunRead, verdict: Verdict) -> Verdict:
+def _figures(worker: WorkerResult) -> Figures:
+    return Figures(
+        steps=worker.steps,
+        duration_s=worker.duration_s,
+        tokens_per_s=worker.tokens_per_s,
+        peak_memory_bytes=worker.peak_memory_bytes,
+        temperature_max_c=worker.telemetry.temperature_max_c if worker.telemetry else None,
+    )
+
+
+def _cleared_or(run: FleetInput, verdict: Verdict) -> Verdict:
     """One that differed from its only peer is cleared where the fleet has its bits: then nothing
     was found of it."""
     is_cleared = verdict is Verdict.INCONCLUSIVE and not run.is_dead

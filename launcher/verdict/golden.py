@@ -41,7 +41,7 @@ class Source(Struct, frozen=True, kw_only=True):
     """Why it would not have been written without --force; null: nothing was missing."""
 
 
-class Golden(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Golden(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="golden"):
     """The whole file."""
 
     schema: int

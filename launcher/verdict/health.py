@@ -1,18 +1,20 @@
 """What telemetry said of one GPU during a run: values only."""
 
-import msgspec
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from model_check.events import Trouble
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
+class Health(Struct, frozen=True, kw_only=True):
     """One GPU during a run. None is "not told" (N/A); a count with `_new` rose so much during the
     run."""
 
     samples: int
     samples_loaded: int
     """Samples in which the GPU said that it was busy."""
-    temperature_max_c: int | None
+    temperature_max_c: Annotated[int, Meta(ge=-(2**53), le=2**53)] | None
     memory_temperature_max_c: int | None
     power_mean_w: float | None
     power_max_w: float | None

@@ -3,6 +3,8 @@ only."""
 
 from msgspec import Struct
 
+from model_check.events import Natural
+
 
 class Elsewhere(Struct, frozen=True, kw_only=True):
     """What ended a job of several nodes, on another node than this."""
@@ -33,7 +35,7 @@ class JobPart(Struct, frozen=True, kw_only=True):
     name: str
     job: str | None = None
     """The same for all parts: the step of Slurm, as `4711.0`; after a requeue `4711.0+1`."""
-    num_ranks: int
+    num_ranks: Natural
     """Of the whole job."""
     ranks: dict[str, int]
     """Worker of this node -> its rank."""

@@ -16,15 +16,14 @@ from launcher.verdict.golden import GoldenResult
 from launcher.verdict.health import Health
 from launcher.verdict.nodes import Elsewhere, JobPart
 from launcher.verdict.past import EarlierFaults
+from launcher.verdict.results import Seconds, WorkerName
 from launcher.verdict.steps import History, changed_alike
 from model_check.config.ranks import JOBS
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_SIGNAL_BASE
-from model_check.events import MonotonicNs
+from model_check.events import ExitCode, MonotonicNs
 
 FAULT_OF_HOST = " (a fault of this host; `run.sh doctor` looks at its limits)"
 NO_HOST_MEMORY = "killed for want of host memory: SIGKILL (9)"
-Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-"""Up to 30 years, as any run of ours; what is read may be damaged."""
 
 
 class WorkerEnd(Struct, frozen=True, kw_only=True):
@@ -55,7 +54,7 @@ class Stop(Struct, frozen=True):
 
     reason: str | None
     """A sentence for people; None only in a `RunEnd`."""
-    exit_code: int
+    exit_code: ExitCode
     culprits: tuple[str, ...] = ()
     """Names of the workers that are blamed; none: a signal to us, or a tie."""
     is_hang: bool = False
@@ -108,7 +107,7 @@ class RunEnd(Stop, frozen=True, kw_only=True):
         return is_blameless and self.exit_code - EXIT_SIGNAL_BASE in self.requests
 
 
-class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="run"):
     """run.json without its schema number. Nothing in it looks like a secret."""
 
     command: list[str]
@@ -133,7 +132,7 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The settings that neither the preset nor a default gave."""
     steps: int | None
     """The step at which training ends; None: a foreign command."""
-    workers: list[str]
+    workers: list[WorkerName]
     groups: dict[str, str]
     """Worker -> the group whose members must agree bit for bit."""
     not_compared: str | None
@@ -171,6 +170,7 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
             self, end=None, ended=None, healths=None, earlier_faults=None, golden=None
         )
         asked: dict[str, Any] = msgspec.to_builtins(without_end)
+        del asked["kind"]
         return asked
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Set
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from launcher.verdict.disagreement import Disagreement, Replay
 from launcher.verdict.golden import GoldenResult
@@ -13,7 +13,14 @@ from launcher.verdict.nodes import Elsewhere
 from launcher.verdict.severity import CauseClass, Repeat, Severity
 from launcher.verdict.slow import Slow
 from launcher.verdict.trace import Trace
-from model_check.events import Scalar
+from model_check.events import ExitCode, Natural, Scalar
+
+# What is read may be damaged, or another's: numbers are bounded as far as figures are made of them.
+WorkerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
+"""It is a part of the names of its files."""
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+"""Up to 30 years, as any run of ours."""
+Rate = Annotated[float, Meta(ge=0, le=1e18)]
 
 
 class Verdict(StrEnum):
@@ -48,17 +55,17 @@ class SplitResult(Struct, frozen=True, kw_only=True):
 class WorkerResult(Struct, frozen=True, kw_only=True):
     """One row of the table, one entry of report.json."""
 
-    name: str
+    name: WorkerName
     verdict: Verdict
     kind: str | None = None
     """Which row of the table in docs/verdicts.md decided; null: an older version wrote this."""
     cause: str | None
-    steps: int
+    steps: Natural
     loss_first: float | str | None
     loss_last: float | str | None
-    tokens_per_s: float | None
-    peak_memory_bytes: int | None
-    duration_s: float
+    tokens_per_s: Rate | None
+    peak_memory_bytes: Natural | None
+    duration_s: Seconds
     waiting: float | None = None
     """The share of its steps behind the first in which it waited for the other ranks of its job, 0
     to 1; null: it trained alone, or hardly at all."""
@@ -127,12 +134,17 @@ class Scope(Struct, frozen=True, kw_only=True):
     """The golden file whose bits every worker had; None: there was none, or not every worker."""
 
 
-class RunResult(Struct, frozen=True, kw_only=True):
-    """report.json without its schema number."""
+class Conclusion(Struct, frozen=True, kw_only=True):
+    """What every report.json begins with: of a run, of its rounds, of a comparison."""
 
     verdict: Verdict
-    exit_code: int
+    exit_code: ExitCode
     summary: str
+
+
+class RunResult(Conclusion, frozen=True, kw_only=True, tag_field="kind", tag="report"):
+    """report.json without its schema number."""
+
     do_now: str = ""
     """What to do, in a sentence or two; empty: an older version wrote this."""
     culprits: list[str]

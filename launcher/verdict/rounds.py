@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct
 
 from launcher.verdict.alone import minority
-from launcher.verdict.results import RunResult, Verdict, WorkerResult
+from launcher.verdict.results import Conclusion, RunResult, Verdict, WorkerResult
 from launcher.verdict.scope import max_rate
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_UNNAMED, EXIT_USAGE
 from model_check.utils.words import few
@@ -57,12 +57,9 @@ class WorkerRounds(Struct, frozen=True, kw_only=True):
     """That gave the bits of another round."""
 
 
-class RoundsResult(Struct, frozen=True, kw_only=True):
+class RoundsResult(Conclusion, frozen=True, kw_only=True, tag_field="kind", tag="rounds"):
     """report.json of a run of several rounds, without its schema number."""
 
-    verdict: Verdict
-    exit_code: int
-    summary: str
     culprits: list[str]
     rounds: list[Round]
     workers: list[WorkerRounds]

@@ -57,7 +57,8 @@ def show(loaded: Loaded, *, as_json: bool = False) -> str:
     sources = {**loaded.sources, **{name: source for name, (_, source) in replaced.items()}}
     if as_json:
         rows = {n: {"value": v, "source": sources[n]} for n, v in values.items()}
-        return json.dumps({"schema": 1, "preset": loaded.preset, "settings": rows}, indent=2)
+        document = {"schema": 1, "kind": "settings", "preset": loaded.preset, "settings": rows}
+        return json.dumps(document, indent=2)
     width = max(len(name) for name in values)
     texts = {name: json.dumps(value) for name, value in values.items()}
     value_width = min(40, max(len(text) for text in texts.values()))

@@ -74,7 +74,7 @@ class TensorDifference(msgspec.Struct, frozen=True, kw_only=True):
     """Bit -> how many values differ in it."""
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class Difference(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="difference"):
     """The content of `difference.json`."""
 
     schema: int = SCHEMA

@@ -30,7 +30,9 @@ def test_config_show_names_the_source_of_each_value() -> None:
     assert set(lines) == set(all_fields())
     assert lines["training.max_steps"].split()[1:] == ["3", "training.max_steps=3"]
     assert lines["model.num_layers"].endswith("preset debug")
-    rows = json.loads(show(loaded, as_json=True))["settings"]
+    document = json.loads(show(loaded, as_json=True))
+    assert (document["schema"], document["kind"]) == (1, "settings")
+    rows = document["settings"]
     assert rows["training.weight_decay"] == {"value": 0.1, "source": "default"}
 
 

@@ -1,5 +1,6 @@
 """Many runs -> fleet.json, fleet.html, and lines on the terminal."""
 
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,10 +13,10 @@ from launcher import run_dir
 from launcher.report.fleet.drain import drain_lines
 from launcher.report.fleet.found import Search, parts
 from launcher.report.fleet.prometheus import prometheus_text
-from launcher.report.fleet.reading import Again, Read, Reader, events_of
+from launcher.report.fleet.reading import Again, Reader, events_of
 from launcher.report.golden import settings_of
 from launcher.report.page.fleet import fleet_page
-from launcher.verdict.fleet import FleetResult, Place
+from launcher.verdict.fleet import FleetInput, FleetResult, Place
 from launcher.verdict.fleet_merge import merged
 from launcher.verdict.results import Verdict
 from launcher.verdict.severity import Repeat
@@ -34,8 +35,8 @@ def fleet_of(
     search = Search(given)
     place = Path(output or search.holder or ".").absolute()
     reader = Reader(place, again)
-    reads, notes = _each_once([reader.read(found) for found in search.found])
-    return _merge(reads, [*search.notes, *notes]), place
+    runs, notes = _each_once([reader.read(found) for found in search.found])
+    return _merge(runs, [*search.notes, *notes]), place
 
 
 def fleet_of_one(
@@ -72,8 +73,10 @@ def drain_script(result: FleetResult) -> str:
     return "\n".join(drain_lines(result))
 
 
-def _merge(reads: Sequence[Read], notes: Sequence[str], *, is_fleet: bool = True) -> FleetResult:
-    directories = [Path(each.run.path) for each in reads]
+def _merge(
+    runs: Sequence[FleetInput], notes: Sequence[str], *, is_fleet: bool = True
+) -> FleetResult:
+    directories = [Path(each.path) for each in runs]
 
     def load(place: Place) -> Iterable[Event]:
         number, worker = place
@@ -82,27 +85,34 @@ def _merge(reads: Sequence[Read], notes: Sequence[str], *, is_fleet: bool = True
     def settings(number: int) -> dict[str, Any]:
         return settings_of(directories[number])
 
-    return merged([each.run for each in reads], load, settings, notes, is_fleet=is_fleet)
+    return merged(runs, load, settings, notes, is_fleet=is_fleet)
 
 
-def _each_once(reads: Sequence[Read]) -> tuple[list[Read], list[str]]:
+def _each_once(runs: Sequence[FleetInput]) -> tuple[list[FleetInput], list[str]]:
     """A run that was given twice, or copied, counts once: by the copy that knows most of it."""
-    copies: dict[tuple[Any, ...], list[Read]] = {}
-    for each in reads:
-        copies.setdefault(each.identity, []).append(each)
+    copies: dict[tuple[Any, ...], list[FleetInput]] = {}
+    for each in runs:
+        copies.setdefault(_identity(each), []).append(each)
     kept, notes = [], []
     for same in copies.values():
         best = max(same, key=_known)
         kept.append(best)
         notes += [
-            f"{each.run.directory}: the same run as {best.run.directory}: counts once"
+            f"{each.directory}: the same run as {best.directory}: counts once"
             for each in same
             if each is not best
         ]
     return kept, notes
 
 
-def _known(read: Read) -> tuple[bool, bool]:
+def _identity(run: FleetInput) -> tuple[Any, ...]:
+    """The same for a copy of this run."""
+    if (record := run.record) is None:
+        return (os.path.realpath(run.path),)
+    return record.host, record.pid, record.started_ns, record.started_at
+
+
+def _known(run: FleetInput) -> tuple[bool, bool]:
     """What a copy that was made too early lacks: the end of the run, and its replay."""
-    told = {worker.repeat for worker in read.run.workers}
-    return not read.run.is_dead, bool(told - {None, Repeat.NOT_REPLAYED})
+    told = {worker.repeat for worker in run.workers}
+    return not run.is_dead, bool(told - {None, Repeat.NOT_REPLAYED})

@@ -295,7 +295,7 @@ def test_the_document_is_as_the_docs_say(box: MakeBox) -> None:
     found = document(
         box([EIGHT[0], well(1, remap_pending=1), EIGHT[2]], [LOST.replace(" 3 ", " 2 ")])
     )
-    assert list(found) == ["schema", "exit_code", "summary", "gpus", "checks"]
+    assert list(found) == ["schema", "kind", "exit_code", "summary", "gpus", "checks"]
     assert (found["schema"], found["exit_code"], found["checks"]) == (1, 69, [])
     assert found["gpus"][0] == {
         "gpu": "GPU0",

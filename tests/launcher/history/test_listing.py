@@ -67,7 +67,8 @@ def test_the_document_holds_every_line_as_it_was_kept(path: Path) -> None:
     path.write_text(f'{path.read_text()}{{"schema": 2}}\n')
     document = json.loads(verb("--json", MODEL_CHECK_HISTORY_FILE=str(path)))
     kept = [json.loads(line) for line in path.read_text().splitlines()]
-    assert (document["schema"], document["file"]) == (1, str(path))
+    assert (document["schema"], document["kind"]) == (1, "history")
+    assert document["file"] == str(path)
     assert document["runs"] == kept[:-1]
     assert document["left_out"] == 1
     assert verb("--file", str(path)).splitlines()[-1].startswith(f"{path}: 1 lines left out")

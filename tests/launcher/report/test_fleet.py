@@ -15,12 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks import fleet as synthetic
 from launcher import run_dir
 from launcher.report.rebuild import rebuild
-from launcher.report.schema import fleet_schema
 from model_check.errors import UsageError
 from tests.launcher.report.report_schema import faults
 
 ROOT = Path(__file__).parents[3]
-SCHEMA = json.loads((ROOT / "docs" / "fleet.schema.json").read_text())
 HEALTHY = synthetic.Planned({}, {}, [])
 
 
@@ -78,12 +76,9 @@ def test_a_directory_that_holds_runs_is_all_of_them(fleet: Path) -> None:
 
 
 def test_it_holds_to_its_published_schema(fleet: Path) -> None:
-    assert json.loads(json.dumps(fleet_schema())) == SCHEMA, (
-        "run `python -m launcher.report.schema fleet > docs/fleet.schema.json`"
-    )
     report(fleet)
-    assert document(fleet)["schema"] == run_dir.SCHEMA
-    assert faults(document(fleet), SCHEMA, root=SCHEMA) == []
+    assert (document(fleet)["schema"], document(fleet)["kind"]) == (run_dir.SCHEMA, "fleet")
+    assert faults(document(fleet), "fleet") == []
 
 
 def test_runs_that_are_named_have_their_report_where_it_was_asked(
@@ -228,6 +223,36 @@ def test_two_rows_of_one_name_are_no_report(fleet: Path) -> None:
     report(fleet, "--prometheus", fleet / "x.prom")
     assert named(fleet) == FOUND
     assert samples_of(fleet / "x.prom")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema": 7},
+        {"kind": "rounds"},
+        {"exit_code": 256},
+        {"run": {}},
+        {"workers": [{"name": "GPU0"}]},
+        {"disagreement": {"step": 1 << 80, "quantity": "loss", "bits": {"a": "1", "b": "2"}}},
+    ],
+)
+def test_a_report_that_cannot_be_used_is_made_again(fleet: Path, changes: dict[str, Any]) -> None:
+    path = fleet / "node0003" / "report.json"
+    right = json.loads(path.read_text())
+    path.write_text(json.dumps(right | changes))
+    report(fleet)
+    assert named(fleet) == FOUND
+    assert json.loads(path.read_text())["run"] == right["run"]
+
+
+def test_a_gpu_whose_identity_is_no_text_is_none(fleet: Path) -> None:
+    path = fleet / "node0003" / "report.json"
+    content = json.loads(path.read_text())
+    content["workers"][0]["gpu"]["uuid"] = 5
+    path.write_text(json.dumps(content))
+    (fleet / "node0003" / "run.json").write_text("{}")
+    report(fleet)
+    assert named(fleet) == {*FOUND, ("dead", "node0003", None)}
 
 
 @pytest.mark.parametrize("what", ["fifo", "huge", "deep", "link", "directory", "text"])

@@ -121,17 +121,10 @@ def test_what_is_no_record_is_one_message(tmp_path: Path) -> None:
 
 
 def test_a_worker_whose_name_is_none_of_a_file_is_one_message(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no name of a file"):
-        rebuild(
-            [
-                str(
-                    written(
-                        tmp_path, workers=["CPU\0"], groups={"CPU\0": "CPU"}, end=None, ended=None
-                    )
-                )
-            ],
-            print,
-        )
+    for name in ("CPU\0", "../CPU0", "x" * 65):
+        run = written(tmp_path, workers=[name], groups={name: "CPU"}, end=None, ended=None)
+        with pytest.raises(UsageError, match=r"damaged, .*\$\.workers\[0\]"):
+            rebuild([str(run)], print)
 
 
 @pytest.mark.root

@@ -1,4 +1,4 @@
-"""report.json has a published schema: made of the types, and every report holds to it."""
+"""Each kind of document has a published schema, made of the types; every report holds to its."""
 
 import json
 from pathlib import Path
@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.report.conclude import conclude, write
-from launcher.report.schema import report_schema
+from launcher.report.schema import KINDS, schema_of
 from launcher.verdict.live import Watch
 from launcher.verdict.record import RunEnd, RunRecord
 from launcher.verdict.results import RunResult
 from model_check.events import Done, Event, Finished, Phase, Step, Vectors
-from tests.launcher.report.report_schema import SCHEMA, faults
+from tests.launcher.report.report_schema import faults, published
 from tests.launcher.verdict.test_judge import RECORD, ended
 
 NAMES = ("CPU0", "CPU1", "CPU2")
@@ -58,9 +58,10 @@ def written(directory: Path, *, flipped: bool) -> dict[str, Any]:
     return document
 
 
-def test_the_published_schema_is_that_of_the_types() -> None:
-    text = "run `python -m launcher.report.schema > docs/report.schema.json`"
-    assert json.loads(json.dumps(report_schema())) == SCHEMA, text
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_published_schema_is_that_of_the_types(kind: str) -> None:
+    text = f"run `python -m launcher.report.schema {kind} > docs/{kind}.schema.json`"
+    assert json.loads(json.dumps(schema_of(kind))) == published(kind), text
 
 
 @pytest.mark.parametrize("flipped", [False, True])
@@ -68,6 +69,7 @@ def test_a_report_holds_to_it_and_reads_back_as_it_was(tmp_path: Path, flipped: 
     document = written(tmp_path, flipped=flipped)
     assert faults(document) == []
     assert document.pop("schema") == run_dir.SCHEMA
+    assert document["kind"] == "report"
     read = msgspec.convert(document, RunResult)
     assert json.loads(msgspec.json.encode(read)) == document
 

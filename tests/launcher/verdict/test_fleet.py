@@ -1,28 +1,26 @@
 """Many runs as one: who is named, and who is not."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from launcher.verdict.fleet import (
-    Device,
-    Figures,
-    FleetResult,
-    PartRead,
-    Place,
-    RunRead,
-    WorkerRead,
-)
+from launcher.verdict.disagreement import Disagreement
+from launcher.verdict.fleet import Device, FleetInput, FleetResult, Place
 from launcher.verdict.fleet_merge import merged
-from launcher.verdict.results import Verdict
+from launcher.verdict.golden import GoldenResult, Source, Standing
+from launcher.verdict.nodes import Elsewhere, JobPart
+from launcher.verdict.record import RunRecord
+from launcher.verdict.results import RunResult, Verdict
 from launcher.verdict.severity import CauseClass, Repeat, Severity
 from launcher.verdict.trace import Trace, trace_of
 from model_check.events import Evaluation, Event, Step, Vectors
+from tests.launcher.report.page.stories import record, result, worker
 
 NUM_STEPS = 40
-KEY = {"group": "H100 80 GiB", "first_step": 0, "settings": "s", "driver": "580"}
 
 
 def steps(
@@ -52,7 +50,7 @@ class Fleet:
     """Runs, and the events of their workers."""
 
     def __init__(self) -> None:
-        self.runs: list[RunRead] = []
+        self.runs: list[FleetInput] = []
         self.events: dict[Place, Sequence[Event]] = {}
         self.num_read = 0
         self._traces: dict[int, Trace | None] = {}
@@ -60,57 +58,45 @@ class Fleet:
     def add(
         self,
         *workers: Sequence[Event],
-        uuids: Sequence[str | None] = (),
-        key: Mapping[str, Any] | None = None,
+        uuids: Sequence[str] = (),
         rows: Sequence[Mapping[str, Any]] = (),
+        driver: str = "580",
+        data: str = "d",
+        is_dead: bool = False,
+        part: JobPart | None = None,
         **run: Any,
     ) -> "Fleet":
-        """A run of these workers."""
+        """A run of these workers. `run`: what else stands in its run.json and report.json."""
         number = len(self.runs)
         made = []
         for at, events in enumerate(workers):
             name = f"GPU{at}"
             uuid = uuids[at] if uuids else f"GPU-{number}-{at}"
-            more = rows[at] if rows else {}
-            made.append(self._worker(name, uuid, events, {**KEY, **(key or {})}, more))
+            row = {
+                "steps": len(events),
+                "gpu": {"uuid": uuid, "pci_bus_id": "0000:0a:00.0", "serial": "1320"},
+                "detail": {"settings": "s", "data": data},
+                "trace": self._trace(events),
+                **(rows[at] if rows else {}),
+            }
+            made.append(worker(name, **row))
             self.events[number, name] = events
-        shown = {"host": f"node{number}", "verdict": Verdict.PASS, **run}
+        of_record = {*RunRecord.__struct_fields__} - {*RunResult.__struct_fields__}
+        asked = {name: run.pop(name) for name in of_record & run.keys()}
+        asked = {"host": f"node{number}", "versions": {"driver": driver}, "part": part} | asked
         self.runs.append(
-            RunRead(
+            FleetInput(
                 directory=f"runs/{number}",
                 path=f"/runs/{number}",
                 page=f"{number}/report.html",
-                workers=made,
-                **shown,
+                result=result(*made, **run),
+                record=record(*(row.name for row in made), **asked),
+                devices={row.name: msgspec.convert(row.gpu, Device) for row in made},
+                job=None if part is None else (part.job or "", "n0", "n1"),
+                is_dead=is_dead,
             )
         )
         return self
-
-    def _worker(
-        self,
-        name: str,
-        uuid: str | None,
-        events: Sequence[Event],
-        key: Mapping[str, Any],
-        more: Mapping[str, Any],
-    ) -> WorkerRead:
-        worker = WorkerRead(
-            name=name,
-            device=Device(uuid=uuid, pci_bus_id="0000:0a:00.0", serial="1320"),
-            verdict=Verdict.PASS,
-            said="",
-            cause_class=None,
-            severity=None,
-            repeat=None,
-            returncode=0,
-            is_odd=False,
-            is_slow=False,
-            figures=Figures(steps=len(events), duration_s=1.0),
-            trace=self._trace(events),
-            key=key,
-            why_not=None,
-        )
-        return replace(worker, **more)
 
     def _trace(self, events: Sequence[Event]) -> Trace | None:
         """Made once of a list that many workers share."""
@@ -126,6 +112,12 @@ class Fleet:
         return merged(self.runs, self.load)
 
 
+def asked(run: FleetInput, **changes: Any) -> FleetInput:
+    """As if this had been asked for."""
+    assert run.record is not None
+    return replace(run, record=replace(run.record, **changes))
+
+
 def named(result: FleetResult) -> dict[tuple[int, str | None], tuple[str, str, str | None, int]]:
     """(run, worker) -> kind, verdict, severity, exit code."""
     return {
@@ -134,6 +126,7 @@ def named(result: FleetResult) -> dict[tuple[int, str | None], tuple[str, str, s
     }
 
 
+NAMED: dict[str, Any] = {"verdict": Verdict.SUSPECT, "exit_code": 21, "culprits": ["GPU0"]}
 SUSPECT = ("bits", "SUSPECT", "MONITOR", 21)
 UNNAMED = ("bits", "INCONCLUSIVE", "MONITOR", 23)
 
@@ -251,11 +244,8 @@ def test_a_gpu_that_is_odd_in_two_hosts_is_to_be_isolated() -> None:
     fleet.add(steps(odd_at=7), uuids=["GPU-odd"], host="b")
     assert {each[2] for each in named(fleet.result()).values()} == {"ISOLATE"}
     # Of pods nobody knows the machine.
-    fleet.runs[2:] = [replace(run, scheduler="kubernetes") for run in fleet.runs[2:]]
+    fleet.runs[2:] = [asked(run, scheduler="kubernetes") for run in fleet.runs[2:]]
     assert {each[2] for each in named(fleet.result()).values()} == {"MONITOR"}
-
-
-RANK = {"is_rank": True}
 
 
 def test_of_a_job_with_other_bits_no_rank_is_named_nor_cleared() -> None:
@@ -263,7 +253,7 @@ def test_of_a_job_with_other_bits_no_rank_is_named_nor_cleared() -> None:
     fleet = Fleet()
     for number in range(3):
         events = steps(odd_at=7 if number == 1 else None)
-        fleet.add(events, events, events, rows=[RANK] * 3)
+        fleet.add(events, events, events, mode="ddp")
     result = fleet.result()
     assert named(result) == {(1, f"GPU{at}"): UNNAMED for at in range(3)}
     assert "2 equal jobs" in result.findings[0].what
@@ -273,28 +263,29 @@ def test_of_a_job_with_other_bits_no_rank_is_named_nor_cleared() -> None:
 def test_a_rank_that_parts_from_its_own_job_first_is_named() -> None:
     fleet = Fleet()
     for _ in range(3):
-        fleet.add(steps(), steps(), rows=[RANK] * 2)
-    fleet.add(steps(odd_at=7), steps(odd_at=8, salt=2), rows=[RANK] * 2)
+        fleet.add(steps(), steps(), mode="ddp")
+    fleet.add(steps(odd_at=7), steps(odd_at=8, salt=2), mode="ddp")
     assert named(fleet.result()) == {(3, "GPU0"): SUSPECT}
 
 
 def test_two_jobs_that_differ_have_no_majority_however_many_ranks_they_have() -> None:
-    fleet = Fleet().add(*[steps()] * 5, rows=[RANK] * 5).add(steps(odd_at=7), rows=[RANK])
+    fleet = Fleet().add(*[steps()] * 4, mode="ddp", part=part("4711.0", 0))
+    fleet.add(steps(odd_at=7), mode="ddp", part=part("4712.0", 0))
     assert {each[:2] for each in named(fleet.result()).values()} == {("bits", "INCONCLUSIVE")}
 
 
 def test_of_a_job_that_has_named_a_rank_the_others_are_not_told() -> None:
-    row = {"verdict": Verdict.SUSPECT, "severity": Severity.MONITOR, "is_odd": True} | RANK
-    fleet = Fleet().add(steps(), rows=[RANK]).add(steps(), rows=[RANK])
+    row = {"verdict": Verdict.SUSPECT, "severity": Severity.MONITOR}
+    fleet = Fleet().add(steps(), steps(), mode="ddp").add(steps(), steps(), mode="ddp")
     odd = steps(odd_at=7)
-    fleet.add(odd, odd, rows=[row, RANK], verdict=Verdict.SUSPECT, exit_code=21)
+    fleet.add(odd, odd, mode="ddp", rows=[row, {}], **NAMED)
     assert {place: each[1] for place, each in named(fleet.result()).items()} == {
         (2, "GPU0"): "SUSPECT"
     }
 
 
-def part(job: str, node: int, failed_first: tuple[str, str] | None = None) -> PartRead:
-    return PartRead(job=(job, "n0", "n1"), name=f"n{node}", failed_first=failed_first)
+def part(job: str, node: int) -> JobPart:
+    return JobPart(number=node, name=f"n{node}", job=job, num_ranks=4, ranks={}, hosts={})
 
 
 def test_a_job_on_several_nodes_has_one_vote() -> None:
@@ -302,11 +293,11 @@ def test_a_job_on_several_nodes_has_one_vote() -> None:
     for job in ("4711.0", "4712.0"):
         events = steps(odd_at=7 if job == "4711.0" else None)
         for node in range(2 if job == "4711.0" else 1):
-            fleet.add(events, events, rows=[RANK] * 2, part=part(job, node))
+            fleet.add(events, events, mode="ddp", part=part(job, node))
     result = fleet.result()
     assert {each[:2] for each in named(result).values()} == {("bits", "INCONCLUSIVE")}
     assert all("no majority" in each.what for each in result.findings)
-    fleet.add(steps(), steps(), rows=[RANK] * 2)
+    fleet.add(steps(), steps(), mode="ddp", part=part("4713.0", 0))
     result = fleet.result()
     assert named(result) == {(run, f"GPU{at}"): UNNAMED for run in range(2) for at in range(2)}
     assert "2 equal jobs" in result.findings[0].what
@@ -318,7 +309,7 @@ def test_the_gpus_of_two_nodes_that_ran_several_jobs_vote_job_by_job(odd: int) -
     for number in range(3):
         for node in range(2):
             events = steps(odd_at=7 if number == odd else None)
-            fleet.add(events, uuids=[f"GPU-{node}"], rows=[RANK], part=part(f"{number}.0", node))
+            fleet.add(events, uuids=[f"GPU-{node}"], mode="ddp", part=part(f"{number}.0", node))
     result = fleet.result()
     assert named(result) == {(2 * odd + node, "GPU0"): UNNAMED for node in range(2)}
     assert "2 equal jobs" in result.findings[0].what
@@ -328,23 +319,29 @@ def test_one_gpu_a_node_is_not_alone_in_a_job_of_several() -> None:
     """Of a model that ranks share, each has other tensors."""
     fleet = Fleet()
     for node in range(2):
-        fleet.add(steps(), key={"shard": node}, rows=[RANK], part=part("4711.0", node))
+        fleet.add(steps(), data=f"shard {node}", mode="ddp", part=part("4711.0", node))
     assert fleet.result().exit_code == 0
     # As wide a job that is alone: its ranks were compared with each other.
     fleet = Fleet()
     for node in range(2):
-        fleet.add(steps(), rows=[RANK], part=part("4711.0", node))
+        fleet.add(steps(), mode="ddp", part=part("4711.0", node))
     assert f"equal bit for bit in {2 * NUM_STEPS} steps" in fleet.result().summary
 
 
 def test_of_a_job_that_another_node_ended_that_node_alone_is_to_blame() -> None:
-    dead = {"verdict": Verdict.FAIL, "exit_code": 7}
-    failed = {"verdict": Verdict.FAIL, "returncode": 7, "said": "exit code 7"}
-    here = {"summary": "GPU0 on n1 failed first", "part": part("4711.0", 0, ("n1", "GPU0"))}
-    fleet = Fleet().add(steps(9), rows=[RANK | {"verdict": Verdict.STOPPED}], **dead, **here)
+    dead: dict[str, Any] = {"verdict": Verdict.FAIL, "exit_code": 7}
+    failed = {"verdict": Verdict.FAIL, "returncode": 7, "cause": "exit code 7"}
+    ended = Elsewhere(node="n1", worker="GPU0", cause="exit code 7", exit_code=7)
+    here: dict[str, Any] = {
+        "summary": "GPU0 on n1 failed first",
+        "part": part("4711.0", 0),
+        "elsewhere": ended,
+    }
+    fleet = Fleet().add(steps(9), mode="ddp", rows=[{"verdict": Verdict.STOPPED}], **dead, **here)
     # The run of that node is not here: all that is known is what this one heard.
     assert named(fleet.result()) == {(0, None): ("run", "FAIL", None, 7)}
-    fleet.add(steps(9), rows=[RANK | failed], culprits=["GPU0"], part=part("4711.0", 1), **dead)
+    there: dict[str, Any] = {"culprits": ["GPU0"], "part": part("4711.0", 1)}
+    fleet.add(steps(9), mode="ddp", rows=[failed], **there, **dead)
     result = fleet.result()
     assert named(result) == {
         (1, "GPU0"): ("run", "FAIL", None, 7),
@@ -352,15 +349,19 @@ def test_of_a_job_that_another_node_ended_that_node_alone_is_to_blame() -> None:
     }
     assert (result.exit_code, result.runs[0].verdict) == (7, Verdict.STOPPED)
     # Two that did not hear each other: neither is cleared by the other.
-    fleet.runs = [replace(run, culprits=[], workers=[]) for run in fleet.runs]
+    fleet.runs = [
+        replace(run, result=replace(run.result, culprits=[], workers=[])) for run in fleet.runs
+    ]
     assert {each[3] for each in named(fleet.result()).values()} == {7}
 
 
 def test_of_a_job_on_several_nodes_that_has_named_a_rank_the_others_are_not_told() -> None:
-    row = {"verdict": Verdict.SUSPECT, "severity": Severity.MONITOR, "is_odd": True} | RANK
-    fleet = Fleet().add(steps(), rows=[RANK]).add(steps(), rows=[RANK])
-    for node, rank in enumerate((RANK, row)):
-        fleet.add(steps(odd_at=7), rows=[rank], part=part("4711.0", node))
+    row = {"verdict": Verdict.SUSPECT, "severity": Severity.MONITOR}
+    fleet = Fleet()
+    for job in ("4709.0", "4710.0"):
+        fleet.add(steps(), mode="ddp", part=part(job, 0))
+    fleet.add(steps(odd_at=7), mode="ddp", part=part("4711.0", 0))
+    fleet.add(steps(odd_at=7), mode="ddp", part=part("4711.0", 1), rows=[row], **NAMED)
     assert {place: each[1] for place, each in named(fleet.result()).items()} == {
         (3, "GPU0"): "SUSPECT"
     }
@@ -389,13 +390,13 @@ def test_the_same_wrong_bits_on_two_devices_are_no_gpus() -> None:
 
 
 def test_only_equals_are_compared_and_what_differs_is_told() -> None:
-    fleet = Fleet().add(steps()).add(steps()).add(steps(odd_at=3), key={"driver": "570"})
+    fleet = Fleet().add(steps()).add(steps()).add(steps(odd_at=3), driver="570")
     result = fleet.result()
     assert named(result) == {(2, "GPU0"): ("not compared", "INCONCLUSIVE", "IGNORE", 75)}
     assert "driver 580 there, 570 here" in result.findings[0].what
     assert [str(other) for other in result.groups[1].others] == ["driver 580 there, 570 here"]
     # Where its own run has peers, it was compared.
-    peers = Fleet().add(steps()).add(steps()).add(steps(), steps(), key={"driver": "570"})
+    peers = Fleet().add(steps()).add(steps()).add(steps(), steps(), driver="570")
     assert named(peers.result()) == {}
     assert any(note.startswith("apart: 2 workers of 1 run") for note in peers.result().notes)
 
@@ -448,7 +449,7 @@ def test_events_that_are_not_those_of_the_report_count_as_none() -> None:
 
 
 def test_a_tie_of_one_run_is_settled_by_the_fleet() -> None:
-    row = {"verdict": Verdict.INCONCLUSIVE, "severity": Severity.MONITOR, "said": "differs"}
+    row = {"verdict": Verdict.INCONCLUSIVE, "severity": Severity.MONITOR, "cause": "differs"}
     fleet = Fleet().add(
         steps(num=10, odd_at=9),
         steps(num=10),
@@ -463,15 +464,13 @@ def test_a_tie_of_one_run_is_settled_by_the_fleet() -> None:
 
 
 def test_against_a_majority_of_its_run_and_with_the_fleet_nobody_is_named() -> None:
-    row = {"verdict": Verdict.SUSPECT, "is_odd": True, "said": "differs from the majority"}
+    row = {"verdict": Verdict.SUSPECT, "cause": "differs from the majority"}
     fleet = Fleet().add(
         steps(num=10),
         steps(num=10, odd_at=9),
         steps(num=10, odd_at=9),
         rows=[row, {}, {}],
-        verdict=Verdict.SUSPECT,
-        exit_code=21,
-        culprits=["GPU0"],
+        **NAMED,
     )
     fleet.add(steps(), steps()).add(steps(), steps())
     told = named(fleet.result())
@@ -482,9 +481,21 @@ def test_against_a_majority_of_its_run_and_with_the_fleet_nobody_is_named() -> N
 @pytest.mark.parametrize("repeat", [Repeat.NOT_REPLAYED, Repeat.PERSISTENT])
 def test_a_golden_file_that_no_node_equals_condemns_none(repeat: Repeat) -> None:
     """Each is the only worker of its run, so each run names its own."""
-    row = {"verdict": Verdict.FAIL, "severity": Severity.ISOLATE, "is_odd": True, "repeat": repeat}
-    row |= {"said": "differs from golden g.json at step 7", "golden_step": 7}
-    run: dict[str, Any] = {"rows": [row], "verdict": Verdict.FAIL, "exit_code": 21}
+    row = {"verdict": Verdict.FAIL, "severity": Severity.ISOLATE, "repeat": repeat}
+    worded = {**row, "cause": "differs from golden g.json at step 7"}
+    unlike = Disagreement(7, "loss", {"golden": "1", "GPU0": "2"})
+    golden = GoldenResult(
+        file="g.json",
+        source=Source(
+            run_dir=None,
+            host="h",
+            started_at=datetime(2026, 1, 1, tzinfo=UTC),
+            workers=["GPU0"],
+            versions={},
+        ),
+        workers=[Standing(name="GPU0", steps=9, equal_steps=7, disagreement=unlike)],
+    )
+    run: dict[str, Any] = {"rows": [worded], "golden": golden, **NAMED, "verdict": Verdict.FAIL}
     fleet = Fleet()
     for _ in range(3):
         fleet.add(steps(9), **run)
@@ -508,8 +519,7 @@ def test_what_a_replay_has_shown_stands() -> None:
         "severity": Severity.ISOLATE,
         "cause_class": CauseClass.HARDWARE,
         "repeat": Repeat.PERSISTENT,
-        "said": "differs",
-        "is_odd": True,
+        "cause": "differs",
     }
     fleet = Fleet().add(
         *(steps(odd_at=4), steps(), steps()),
@@ -525,13 +535,11 @@ def test_what_a_replay_has_shown_stands() -> None:
 
 
 def test_what_its_run_and_the_fleet_say_of_a_worker_is_one_finding() -> None:
-    row = {"verdict": Verdict.SUSPECT, "severity": Severity.MONITOR, "said": "differs in a tensor"}
+    row = {"verdict": Verdict.SUSPECT, "severity": Severity.MONITOR, "cause": "differs in a tensor"}
     fleet = Fleet().add(
         *(steps(odd_at=4), steps(), steps()),
-        rows=[row | {"is_odd": True}, {}, {}],
-        verdict=Verdict.SUSPECT,
-        exit_code=21,
-        culprits=["GPU0"],
+        rows=[row, {}, {}],
+        **NAMED,
     )
     result = fleet.add(steps()).result()
     assert named(result) == {(0, "GPU0"): SUSPECT}
@@ -543,7 +551,7 @@ def nan_run(fleet: Fleet, num: int) -> Fleet:
         "verdict": Verdict.SUSPECT,
         "severity": Severity.MONITOR,
         "returncode": 20,
-        "said": "NaN",
+        "cause": "NaN",
     }
     return fleet.add(steps(num=num), rows=[row], verdict=Verdict.SUSPECT, exit_code=20)
 
@@ -573,27 +581,31 @@ def test_a_nan_of_two_devices_in_the_same_step_condemns_neither() -> None:
 
 
 def test_a_nan_of_a_job_condemns_none_of_its_ranks() -> None:
-    row = {"verdict": Verdict.FAIL, "severity": Severity.IGNORE, "returncode": 20, "said": "NaN"}
+    row = {"verdict": Verdict.FAIL, "severity": Severity.IGNORE, "returncode": 20, "cause": "NaN"}
     fleet = Fleet()
     for _ in range(3):
-        fleet.add(steps(), steps(), rows=[RANK] * 2)
-    fleet.add(*[steps(11)] * 2, rows=[row | RANK] * 2, verdict=Verdict.FAIL, exit_code=20)
+        fleet.add(steps(), steps(), mode="ddp")
+    fleet.add(*[steps(11)] * 2, mode="ddp", rows=[row] * 2, verdict=Verdict.FAIL, exit_code=20)
     assert {each[0] for each in named(fleet.result()).values()} == {"run"}
 
 
 def test_what_else_a_run_has_found_of_an_odd_worker_or_a_tie_is_not_lost() -> None:
-    warned = {"verdict": Verdict.WARN, "severity": Severity.MONITOR, "said": "corrected errors"}
+    warned = {"verdict": Verdict.WARN, "severity": Severity.MONITOR, "cause": "corrected errors"}
     fleet = Fleet().add(steps()).add(steps(odd_at=7), rows=[warned]).add(steps())
     assert {each.seen for each in fleet.result().findings} == {"bits", "run"}
-    row = {"verdict": Verdict.INCONCLUSIVE, "severity": Severity.MONITOR, "said": "differs"}
-    ecc = {"verdict": Verdict.FAIL, "severity": Severity.ISOLATE, "said": "uncorrected ECC"}
-    tie = {"verdict": Verdict.INCONCLUSIVE, "exit_code": 23, "summary": "workers differ"}
+    row = {"verdict": Verdict.INCONCLUSIVE, "severity": Severity.MONITOR, "cause": "differs"}
+    ecc = {"verdict": Verdict.FAIL, "severity": Severity.ISOLATE, "cause": "uncorrected ECC"}
+    tie: dict[str, Any] = {
+        "verdict": Verdict.INCONCLUSIVE,
+        "exit_code": 23,
+        "summary": "workers differ",
+    }
     fleet = Fleet().add(steps()).add(steps()).add(steps(), steps(odd_at=7), rows=[ecc, row], **tie)
     assert named(fleet.result())[2, "GPU0"] == ("run", "FAIL", "ISOLATE", 23)
 
 
 def test_a_tie_that_is_settled_does_not_hide_that_the_run_has_no_end() -> None:
-    row = {"verdict": Verdict.INCONCLUSIVE, "said": "differs"}
+    row = {"verdict": Verdict.INCONCLUSIVE, "cause": "differs"}
     fleet = Fleet().add(steps()).add(steps())
     fleet.add(
         *(steps(), steps(odd_at=7)),
@@ -614,13 +626,13 @@ def test_slow_workers_are_named_and_fail_only_where_it_was_asked() -> None:
     fleet = Fleet()
     for number in range(12):
         slow = 1.3 if number == 4 else 1.1 if number == 5 else 1.0
-        fleet.add(steps(slow=slow), fails_on_speed=False)
+        fleet.add(steps(slow=slow))
     result = fleet.result()
     assert named(result) == {(4, "GPU0"): ("slow", "WARN", "MONITOR", 0)}
     assert (result.verdict, result.exit_code) == (Verdict.WARN, 0)
     assert "1.30 x its equals in the fleet since step 5" in result.findings[0].what
     assert result.runs[4].workers[0].speed == pytest.approx(1 / 1.3, abs=0.01)
-    fleet.runs[4] = replace(fleet.runs[4], fails_on_speed=True)
+    fleet.runs[4] = asked(fleet.runs[4], fail_on=["speed"])
     assert fleet.result().exit_code == 22
 
 
@@ -629,7 +641,7 @@ def test_single_slow_steps_and_two_workers_name_nobody() -> None:
     for number in range(6):
         events = steps()
         if number == 2:
-            events[10::7] = [replace(e, busy_ms=900.0) for e in events[10::7]]  # type: ignore[call-overload]
+            events[10::7] = [replace(e, busy_ms=900.0) for e in events[10::7]]
         fleet.add(events)
     assert fleet.result().findings == []
     assert Fleet().add(steps()).add(steps(slow=3.0)).result().findings == []
@@ -637,7 +649,11 @@ def test_single_slow_steps_and_two_workers_name_nobody() -> None:
 
 def test_a_dead_run_and_one_that_failed_are_told_once_each() -> None:
     fleet = Fleet().add(steps()).add(steps())
-    dead = {"verdict": Verdict.INCONCLUSIVE, "exit_code": 75, "summary": "it is empty"}
+    dead: dict[str, Any] = {
+        "verdict": Verdict.INCONCLUSIVE,
+        "exit_code": 75,
+        "summary": "it is empty",
+    }
     fleet.add(is_dead=True, **dead)
     fleet.add(verdict=Verdict.FAIL, exit_code=2, summary="no such preset")
     result = fleet.result()
@@ -649,9 +665,13 @@ def test_a_dead_run_and_one_that_failed_are_told_once_each() -> None:
 
 def test_that_a_worker_is_alone_hides_no_failure_of_its_run() -> None:
     stopped = [{"verdict": Verdict.STOPPED}]
-    ended = {"verdict": Verdict.INCONCLUSIVE, "exit_code": 143, "summary": "SIGTERM received"}
+    ended: dict[str, Any] = {
+        "verdict": Verdict.INCONCLUSIVE,
+        "exit_code": 143,
+        "summary": "SIGTERM received",
+    }
     fleet = Fleet().add(steps()).add(steps())
-    fleet.add(steps(9), key={"driver": "570"}, rows=stopped, **ended)
+    fleet.add(steps(9), driver="570", rows=stopped, **ended)
     result = fleet.result()
     assert named(result) == {
         (2, None): ("run", "INCONCLUSIVE", None, 143),
@@ -662,7 +682,7 @@ def test_that_a_worker_is_alone_hides_no_failure_of_its_run() -> None:
 
 def test_the_exit_code_is_that_of_the_gravest() -> None:
     def row(verdict: Verdict, severity: Severity) -> list[dict[str, Any]]:
-        return [{"verdict": verdict, "severity": severity, "said": "x"}]
+        return [{"verdict": verdict, "severity": severity, "cause": "x"}]
 
     fleet = Fleet().add(steps(), rows=row(Verdict.SUSPECT, Severity.MONITOR), exit_code=21)
     fleet.add(steps(), rows=row(Verdict.FAIL, Severity.RESET), exit_code=22)
