@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from launcher.compare.arms import BOTH, SEAT, Arm, Seat, split_arms
 from launcher.levels import DEFAULT, LEVELS
-from model_check.config import aliases
+from launcher.verbs import RUN, VERBS, Verb, check_word, help_of
 from model_check.config.arguments import (
     Parser,
     add_resume_option,
@@ -20,7 +20,7 @@ from model_check.config.arguments import (
     settings_request,
 )
 from model_check.config.dataset import WORDS
-from model_check.config.fields import nearest
+from model_check.config.fields import did_you_mean
 from model_check.config.load import Request
 from model_check.errors import UsageError
 from model_check.utils.project_files import COMMAND
@@ -28,132 +28,34 @@ from model_check.utils.project_files import COMMAND
 _TIME = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[smh])")
 _MODE = "launch.mode"
 _UNITS_S = {"s": 1, "m": 60, "h": 3600}
-_EXIT_CODES = """\
-exit codes:
-  0 every worker passed        2 usage, configuration, or not comparable
-  20 NaN or Inf                21 a worker is named: odd, or its state changed
-  22 health (launch.fail_on)   23 workers differ, none can be named
-  69 no usable GPU, or one     70 our own fault
-     is missing                75 too little was compared (--deadline)
-  124 hang                     128+N ended by signal N
-  else the exit code of the worker that failed first
-"""
-_VERBS_HELP = """
-verbs (run.sh VERB --help):
-  check [LEVEL]           quick, full or burnin: a check of stated length
-  doctor                  what of this machine is fine, what not, what to do
-  config show             every setting, its value and where it came from
-  report RUN_DIR ...      rebuild a run's report; of many runs one of all
-  watch [RUN_DIR ...]     runs while they go, as a table
-  replay RUN_DIR          compute the steps to a fault once more
-  runs [open | clear]     your run directories: list, a report, clear the old
-  forensics DOSSIER       what a failed worker kept: tensors, values, bits
-  history [UUID]          what became of each GPU in your runs, since ever
-  prepare [OPTIONS]       the token cache alone: build, --list, --verify, --gc
-  export CHECKPOINT OUT   what transformers loads, made of a checkpoint
-  train TEXT [OPTIONS]    train on your own text: one worker, checkpoints
-  generate CHECKPOINT     what a trained model says: --prompt "Once upon a time"
-  passkey                 what each kind of attention brings back from afar
-  completion              for bash's Tab key: source <(./run.sh completion)
-
-examples:
-  bash run.sh                                   every GPU, the short check
-  bash run.sh --debug                           small, with tensor dumps
-  bash run.sh --gpus 0,2 training.max_steps=100
-  bash run.sh -- python my_script.py            your own command on every GPU
-  bash run.sh --run-both-models                 Infini-attention beside full
-  bash run.sh --arm a --arm b training.learning_rate=1e-3
-  bash run.sh --wheels wheels/                  a first start without network
-  ./train_gpu.sh [GPU] [OPTIONS]                one GPU, 0 unless told
-  ./train_auto_gpu.sh [OPTIONS]                 the freest GPU, reserved
-"""
-_DOCTOR_HELP = """
-examples:
-  bash run.sh doctor                            before the first run
-  bash run.sh doctor launch.expect_gpus=8       a lost GPU is a FAIL
-  bash run.sh doctor --json                     for machines
-  bash run.sh doctor --quick                    a health check beside jobs
-"""
-_CHECK_HELP = """
-levels:
-  quick                   20 steps: about 12 s on an H100
-  full                    the steps of a plain run: 100, about 30 s on an H100
-  burnin                  full again and again for an hour; the others go on
-                          without a GPU that is named (launch.on_suspect)
-What you give counts more than what the level says. A first run also makes the
-environment and prepares its text. No level tests memory, the bandwidth of PCIe
-and NVLink, or power: dcgmi diag -r 3 does.
-
-examples:
-  bash run.sh check                             full
-  bash run.sh check quick --gpus 0,1
-  bash run.sh check burnin --soak 8h
-  bash run.sh check burnin -- python my_script.py
-"""
-_CONFIG_HELP = """
-examples:
-  bash run.sh config show --debug
-  bash run.sh config show --config my.json training.max_steps=20
-  bash run.sh config show --json                for machines
-"""
-_TRAIN_HELP = """
-examples:
-  bash run.sh train texts/                      a file or a directory of text
-  bash run.sh train texts/ training.max_steps=5000 data.validation=held_out=0.05
-  bash run.sh train texts/ --resume auto        go on from the newest checkpoint
-"""
-_ABOUT = {
-    "": (
-        "Run the same short LLaMA training on every GPU and compare the workers.",
-        _EXIT_CODES + _VERBS_HELP,
-    ),
-    "doctor": (
-        "Say what of this machine is fine, what is not, and what to do. It changes\n"
-        "nothing, asks no network, and ends with the exit code of a run like this.",
-        _EXIT_CODES + _DOCTOR_HELP,
-    ),
-    "check": (
-        "Run the same short LLaMA training on every GPU, compare the workers, and say\n"
-        "before it starts how long it takes and what it does not test.",
-        _EXIT_CODES + _CHECK_HELP,
-    ),
-    "train": (
-        "Train a small LLaMA on your own text: one worker (the freest GPU), a tokenizer of\n"
-        "its own, checkpoints in .checkpoints/. The preset `train`, where nothing else is said.",
-        _EXIT_CODES + _TRAIN_HELP,
-    ),
-    "config show": (
-        "Print every setting, its value and where it came from, as a run with these\n"
-        "arguments would have it.",
-        _CONFIG_HELP,
-    ),
-}
-"""Verb -> what its help says above and below the options."""
-_ABOUT_RUN = ("doctor", "config show")
-"""Verbs that start no run: their help leaves out what they refuse."""
-
-VERBS = (
-    "check",
-    "doctor",
-    "config",
-    "report",
-    "watch",
-    "replay",
-    "runs",
-    "history",
-    "prepare",
-    "export",
-    "forensics",
-    "train",
-    "generate",
-    "passkey",
-    "completion",
-)
-"""They come first on a command line."""
+_SETTINGS = (
+    ("--gpus", "launch.gpus", "WHICH", "all | auto | auto:N | 0,2,5 | GPU-<uuid prefix>"),
+    ("--gpu", "launch.gpus", "N", "same as --gpus N"),
+    ("--require-idle", "launch.require_idle", "",
+     "refuse GPUs that somebody else uses (exit code 69)"),
+    ("--device", "system.device", "KIND", "auto | cuda | cpu"),
+    ("--workers", "launch.workers", "N", "CPU workers, where no GPU is used (2)"),
+    ("--mode", _MODE, "MODE", "replicate: one isolated, identical run a GPU; ddp: one job on all; "
+     "fsdp: one whose model they share; compare: arms"),
+    ("--seeds", "launch.seeds", "N",
+     "how often each arm is trained, each time with another system.seed (1)"),
+    ("--max-restarts", "launch.max_restarts", "N",
+     "a job (ddp, fsdp) that failed goes on so often (0)"),
+    ("--golden", "launch.golden", "FILE",
+     "hold the workers against a golden file (report RUN --write-golden FILE)"),
+    ("--grace", "launch.grace_s", "S", "seconds from SIGTERM to SIGKILL (10)"),
+    ("--deadline", "launch.deadline_s", "S",
+     "the run is over by then, start-up included; 0: none (0)"),
+    ("--repeat", "launch.repeat", "N", "so many rounds, one report of all"),
+    ("--soak", "launch.soak_s", "TIME", "rounds for so long: 90s, 30m, 8h"),
+    ("--hang-timeout", "launch.hang_timeout_s", "S",
+     "seconds of silence that are a hang; 0: never (300)"),
+)  # fmt: skip
+"""Option, setting, value (none: a switch), help."""
 
 
 class RunArguments(Struct, frozen=True):
-    """`run.sh [OPTIONS] [section.key=value ...] [-- COMMAND ARG ...]`."""
+    """`run.sh [OPTIONS] [section.key=value ...] [-- COMMAND ...]`."""
 
     request: Request
     command: tuple[str, ...]
@@ -183,15 +85,15 @@ class RunArguments(Struct, frozen=True):
         return replace(self, request=request, run_dir=seat.directory, arms=(), seat=seat)
 
 
-def parse_run(argv: Sequence[str], environ: Mapping[str, str], verb: str = "") -> RunArguments:
+def parse_run(argv: Sequence[str], environ: Mapping[str, str], verb: Verb = RUN) -> RunArguments:
     """What a run, or a verb that asks about one, was asked for. Raises UsageError or ConfigError;
     `--help` prints and leaves with SystemExit(0)."""
     own, command = _split_command(argv)
     own, arms = split_arms(own)
-    parser = _parser(verb)
+    parser = parser_of(verb)
     names = parser.read(own)
-    _refuse_words(names.overrides)
     _take_mode(names, arms)
+    _refuse_unsuitable(verb, names, command, arms)
     return RunArguments(
         request=settings_request(names, environ),
         command=command,
@@ -199,7 +101,7 @@ def parse_run(argv: Sequence[str], environ: Mapping[str, str], verb: str = "") -
         dry_run=names.dry_run,
         as_json=names.json,
         gpu_model=names.gpu_model,
-        quick=verb == "doctor" and names.quick,
+        quick=verb.name == "doctor" and names.quick,
         arms=arms,
     )
 
@@ -211,10 +113,9 @@ def parse_check(argv: Sequence[str], environ: Mapping[str, str]) -> RunArguments
     if argv and not argv[0].startswith("-") and "=" not in argv[0]:
         level, *options = argv
     if level not in LEVELS:
-        near = nearest(level, LEVELS)
-        hint = f"; did you mean {near}?" if near else ""
+        hint = did_you_mean(level, LEVELS)
         raise UsageError(f"check: no such level: {level!r}; there are {', '.join(LEVELS)}{hint}")
-    arguments = parse_run(options, environ, "check")
+    arguments = parse_run(options, environ, VERBS["check"])
     of_level = (f"check {level}", LEVELS[level])
     return replace(arguments, request=replace(arguments.request, level=of_level), level=level)
 
@@ -222,7 +123,7 @@ def parse_check(argv: Sequence[str], environ: Mapping[str, str]) -> RunArguments
 def parse_train(argv: Sequence[str], environ: Mapping[str, str]) -> RunArguments:
     """`train TEXT [OPTIONS]`: a run of the preset `train` on that text. Raises as `parse_run`."""
     if {"-h", "--help"} & {*argv}:
-        return parse_run(argv, environ, "train")
+        return parse_run(argv, environ, VERBS["train"])
     if not argv or argv[0].startswith("-") or "=" in argv[0]:
         raise UsageError("train: give the text first: run.sh train texts/ [OPTIONS]")
     text, *options = argv
@@ -232,16 +133,21 @@ def parse_train(argv: Sequence[str], environ: Mapping[str, str]) -> RunArguments
             f"the hub with this name: run.sh --preset train data.dataset={text}"
         )
     options = ["--preset", "train", f"data.dataset={text}", *options]
-    arguments = parse_run(options, environ, "train")
-    if arguments.command:
-        raise UsageError("train: `-- COMMAND` is for a run of your own command")
+    arguments = parse_run(options, environ, VERBS["train"])
     return replace(arguments, is_alone=True)
 
 
-def options_of_run() -> list[str]:
-    """`--gpus`, `--mode`, ...: those that the help of a run lists."""
-    actions = _parser("")._actions
-    return [o for a in actions if a.help != SUPPRESS for o in a.option_strings if o[:2] == "--"]
+def _refuse_unsuitable(
+    verb: Verb, names: Namespace, command: Sequence[str], arms: Sequence[Arm]
+) -> None:
+    """Raises UsageError."""
+    if command and verb.starts_run and not verb.takes_command:
+        raise UsageError(f"{verb.name}: `-- COMMAND` is for a run of your own command")
+    of_run = (command, names.dry_run, names.run_dir, arms, names.gpu_model)
+    if any(of_run) and not verb.starts_run:
+        raise UsageError(
+            f"{verb.name}: --dry-run, --gpu-model, --run-dir, --arm and -- COMMAND are for a run"
+        )
 
 
 def _take_mode(names: Namespace, arms: Sequence[Arm]) -> None:
@@ -253,65 +159,26 @@ def _take_mode(names: Namespace, arms: Sequence[Arm]) -> None:
         setattr(names, _MODE, (option, "compare"))
 
 
-def _refuse_words(overrides: Sequence[str]) -> None:
-    """A word among the settings that is no setting may be a verb, misspelt or misplaced. Raises
-    UsageError."""
-    for word in overrides:
-        if word in VERBS:
-            raise UsageError(f"{word}: a verb comes first: run.sh {word} ... (--help lists them)")
-        if word.isalpha() and (near := nearest(word, [*VERBS, *aliases.VERBS])):
-            near = aliases.VERBS.get(near, near)
-            raise UsageError(f"{word!r}: no such verb; did you mean {near}? (--help lists them)")
-        if word.endswith(".py") and "=" not in word:
-            raise UsageError(
-                f"{word}: run.sh trains by itself: leave it out (`-- python {word}` runs your own)"
-            )
-        if word.isalpha():
-            raise UsageError(f"{word!r}: no verb, no option, no section.key=value (see --help)")
-
-
-def _parser(verb: str) -> Parser:
-    description, epilog = _ABOUT[verb]
-    prog = f"{COMMAND} {verb}".strip()
-    command = {"": " [-- COMMAND ARG ...]", "check": " [-- COMMAND ...]"}.get(verb, "")
-    first = {"train": " TEXT", "check": " [LEVEL]"}.get(verb, "")
-    usage = f"{prog}{first} [OPTIONS] [section.key=value ...]{command}"
-    parser = Parser(prog=prog, usage=usage, description=description, epilog=epilog)
-    add_settings_options(parser)
+def parser_of(verb: Verb) -> Parser:
+    """For a run, or a verb that takes a run's options."""
+    command = " [-- COMMAND ...]" if verb.takes_command else ""
+    usage = f"{COMMAND} {verb.usage}".strip() + f" [OPTIONS] [section.key=value ...]{command}"
+    above, below = help_of(verb)
+    parser = Parser(usage=usage, description=above, epilog=below)
+    add_settings_options(parser, check_word)
     add_resume_option(parser)
-    add, setting = parser.add_argument, parser.setting
-    which = "all | auto | auto:N | 0,2,5 | GPU-<uuid prefix>"
-    setting("launch.gpus", "--gpus", metavar="WHICH", help=which)
-    setting("launch.gpus", "--gpu", metavar="N", help="same as --gpus N")
-    refuse = "refuse GPUs that somebody else uses (exit code 69)"
-    setting("launch.require_idle", "--require-idle", nargs=0, const=True, help=refuse)
-    setting("system.device", "--device", metavar="KIND", help="auto | cuda | cpu")
-    cpus = "CPU workers, where no GPU is used (2)"
-    setting("launch.workers", "--workers", metavar="N", help=cpus)
-    modes = "replicate: one isolated, identical run a GPU; ddp: one job on all; fsdp: one whose "
-    modes += "model they share; compare: arms"
-    setting(_MODE, "--mode", metavar="MODE", help=modes)
-    of_run: Callable[[str], str] = str if verb not in _ABOUT_RUN else lambda _: SUPPRESS
+    for option, setting, metavar, text in _SETTINGS:
+        kind = _seconds if option in ("--deadline", "--soak") else None
+        more = {"metavar": metavar, "type": kind} if metavar else {"nargs": 0, "const": True}
+        parser.setting(setting, option, help=text, **more)
+    of_run: Callable[[str], str] = str if verb.starts_run else lambda _: SUPPRESS
+    add = parser.add_argument
     # `split_arms` has taken these out: here they are for --help.
     arm = of_run("an arm of --mode compare; two or more")
     add("--arm", nargs="+", metavar="NAME key=value", help=arm)
     add(BOTH, action="store_true", help=of_run("arms full and infini (model.attention)"))
-    often = "how often each arm is trained, each time with another system.seed (1)"
-    setting("launch.seeds", "--seeds", metavar="N", help=often)
-    again = "a job (ddp, fsdp) that failed goes on so often (0)"
-    setting("launch.max_restarts", "--max-restarts", metavar="N", help=again)
-    peer = "hold the workers against a golden file (report RUN --write-golden FILE)"
-    setting("launch.golden", "--golden", metavar="FILE", help=peer)
     add("--run-dir", metavar="DIR", type=Path, help=of_run("exactly this run directory"))
-    setting("launch.grace_s", "--grace", metavar="S", help="seconds from SIGTERM to SIGKILL (10)")
-    deadline = "the run is over by then, start-up included; 0: none (0)"
-    setting("launch.deadline_s", "--deadline", metavar="S", type=_seconds, help=deadline)
-    setting("launch.repeat", "--repeat", metavar="N", help="so many rounds, one report of all")
-    soak = "rounds for so long: 90s, 30m, 8h"
-    setting("launch.soak_s", "--soak", metavar="TIME", type=_seconds, help=soak)
-    hang = "seconds of silence that are a hang; 0: never (300)"
-    setting("launch.hang_timeout_s", "--hang-timeout", metavar="S", help=hang)
-    if verb == "doctor":
+    if verb.name == "doctor":
         quick = "NVML and the history of the GPUs alone, in 10 s at most"
         add("--quick", action="store_true", help=quick)
     add("--dry-run", action="store_true", help=of_run("print the plan, start nothing"))
@@ -336,7 +203,6 @@ def _split_command(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     if "--" not in argv:
         return list(argv), ()
     at = argv.index("--")
-    command = tuple(argv[at + 1 :])
-    if not command:
+    if at + 1 == len(argv):
         raise UsageError("nothing after --: give the command to supervise")
-    return list(argv[:at]), command
+    return list(argv[:at]), tuple(argv[at + 1 :])

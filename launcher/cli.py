@@ -1,10 +1,14 @@
-"""argv -> what to do. Builds the real probe, and knows the process's own streams."""
+"""argv -> what to do. Builds the real probe, and knows the process's own streams.
+
+`do_NAME` carries out the verb NAME, `do_run` a command line without a verb.
+"""
 
 import os
 import signal
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +24,7 @@ from launcher.output.own_lines import for_terminal
 from launcher.output.printer import LAUNCHER_PREFIX
 from launcher.part import reason
 from launcher.run import run
+from launcher.verbs import VERBS, Verb, chosen
 from model_check.errors import (
     EXIT_INTERNAL,
     EXIT_PASS,
@@ -36,6 +41,10 @@ MEANT = "MODEL_CHECK_MEANT"
 """Of train_gpu.sh and train_auto_gpu.sh: the option that they add, which a message may name."""
 
 
+Start = Callable[[RunArguments], int]
+"""Starts what was asked for, or prints its plan; returns the exit code."""
+
+
 def main(argv: Sequence[str] | None = None, mask: Collection[int] | None = None) -> int:
     """Run the command line; returns the exit code that the contract promises. What was printed is
     flushed, unless its reader is gone or its disk is full. `mask`: of signals, to put back where no
@@ -46,10 +55,11 @@ def main(argv: Sequence[str] | None = None, mask: Collection[int] | None = None)
     try:
         seat = None if seated is None else Seat.of(seated)
         tag = seat.tag if seat else ""
-        is_of_job = seat is None and _is_run(arguments) and absence.guess(arguments, os.environ)
+        verb, rest = chosen(arguments)
+        is_of_job = seat is None and verb.starts_run and absence.guess(arguments, os.environ)
         if mask is not None and not is_of_job:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        return _dispatch(arguments, os.environ, seat, absence)
+        return _carry_out(verb, rest, partial(_start, arguments, seat, absence))
     except ModelCheckError as error:
         nobody_typed = meant and "--gpu" in str(error)
         _complain(f"error: {error}; {meant}" if nobody_typed else f"error: {error}", tag)
@@ -71,11 +81,6 @@ def main(argv: Sequence[str] | None = None, mask: Collection[int] | None = None)
         return EXIT_INTERNAL
 
 
-def _is_run(argv: Sequence[str]) -> bool:
-    """And no other verb."""
-    return not argv or argv[0] in ("check", "train") or not argv[0].isalpha()
-
-
 def _complain(text: str, tag: str) -> None:
     prefix = f"{LAUNCHER_PREFIX}{tag}"
     # Where nobody reads it, the exit code still tells.
@@ -94,56 +99,24 @@ def _show_to_person(text: str) -> None:
     put("\n".join(for_terminal(printable_lines(text).split("\n"), 1, "")))
 
 
-def _dispatch(
-    argv: list[str], environ: Mapping[str, str], seat: Seat | None, absence: Absence
-) -> int:
-    match argv:
-        case ["help", *rest]:
-            return _dispatch([*rest, "--help"], environ, seat, absence)
-        case ["doctor", *rest]:
-            return _doctor(rest, environ)
-        case ["config", *rest]:
-            return _config(rest, environ)
-        case ["report", *rest]:
-            return _report(rest)
-        case ["watch", *rest]:
-            return _watch(rest)
-        case ["replay", *rest]:
-            return _replay(rest, environ)
-        case ["runs", *rest]:
-            return _runs(rest, environ)
-        case ["history", *rest]:
-            return _history(rest, environ)
-        case ["check", *rest]:
-            return _run(argv, environ, parse_check(rest, environ), seat, absence)
-        case ["train", *rest]:
-            return _run(argv, environ, parse_train(rest, environ), seat, absence)
-        case ["prepare", *rest]:
-            _become(str(PROJECT / "prepare_dataset.py"), *rest)
-        case ["forensics", *rest]:
-            _become("-P", "-m", "model_check.forensics", *rest)
-        case ["export", *rest]:
-            _become("-P", "-m", "model_check.export", "export", *rest)
-        case ["generate", *rest]:
-            _become("-P", "-m", "model_check.generate", *rest)
-        case ["passkey", *rest]:
-            _become("-P", "-m", "model_check.passkey", *rest)
-        case ["completion", *_]:
-            return _completion()
-        case _:
-            return _run(argv, environ, parse_run(argv, environ), seat, absence)
-
-
-def _become(*arguments: str) -> NoReturn:
-    """Run another program of ours in place of this process."""
+def _carry_out(verb: Verb, rest: list[str], start: Start) -> int:
     _refuse_lost_directory()
+    if verb.program:
+        _become(verb.program, rest)
+    function: Callable[..., int] = globals()[f"do_{verb.name or 'run'}"]
+    return function(rest, start) if verb.starts_run else function(rest)
+
+
+def _become(program: str, arguments: Sequence[str]) -> NoReturn:
+    """Run another program of ours in place of this process."""
+    how = [str(PROJECT / program)] if program.endswith(".py") else ["-P", "-m", program]
     path = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     # `__main__` holds signals back for workers, and this program starts none.
     for signum in TO_FORWARD:
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*TO_FORWARD, *TO_STOP))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    os.execve(sys.executable, [sys.executable, *arguments], env)
+    os.execve(sys.executable, [sys.executable, *how, *arguments], env)
 
 
 def _refuse_lost_directory() -> None:
@@ -156,13 +129,19 @@ def _refuse_lost_directory() -> None:
         ) from error
 
 
-def _run(
-    argv: list[str],
-    environ: Mapping[str, str],
-    arguments: RunArguments,
-    seat: Seat | None,
-    absence: Absence,
-) -> int:
+def do_run(rest: list[str], start: Start) -> int:
+    return start(parse_run(rest, os.environ))
+
+
+def do_check(rest: list[str], start: Start) -> int:
+    return start(parse_check(rest, os.environ))
+
+
+def do_train(rest: list[str], start: Start) -> int:
+    return start(parse_train(rest, os.environ))
+
+
+def _start(argv: list[str], seat: Seat | None, absence: Absence, arguments: RunArguments) -> int:
     if arguments.dry_run or arguments.arms or seat is not None:
         absence.end()
     if arguments.as_json and not arguments.dry_run:
@@ -172,20 +151,19 @@ def _run(
 
         _show(describe_on_model(arguments))
         return EXIT_PASS
-    _refuse_lost_directory()
     probe = NvmlProbe()
     hold = Hold.LOOK if arguments.dry_run else Hold.TAKE
     if seat is not None:
         arguments, hold = arguments.seated(seat), Hold.ABOVE
     elif arguments.arms:
-        return _compare(argv, arguments, probe, environ, hold)
-    launch = replace(make_launch(arguments, probe, environ, hold), absence=absence)
+        return _compare(argv, arguments, probe, hold)
+    launch = replace(make_launch(arguments, probe, os.environ, hold), absence=absence)
     if arguments.dry_run:
         from launcher.preview.dry_run import describe
 
         _show(describe(launch, as_json=arguments.as_json))
         return 0
-    absence.expect(launch.nodes, environ)
+    absence.expect(launch.nodes, os.environ)
     if has_rounds(launch.loaded.settings.launch):
         from launcher.repeat.rounds import run_rounds
 
@@ -197,16 +175,10 @@ def _run(
     return run(launch, argv, sys.stdout.fileno())
 
 
-def _compare(
-    argv: list[str],
-    arguments: RunArguments,
-    probe: NvmlProbe,
-    environ: Mapping[str, str],
-    hold: Hold,
-) -> int:
+def _compare(argv: list[str], arguments: RunArguments, probe: NvmlProbe, hold: Hold) -> int:
     from launcher.compare.comparison import make_comparison
 
-    comparison = make_comparison(arguments, probe, environ, hold)
+    comparison = make_comparison(arguments, probe, os.environ, hold)
     if arguments.dry_run:
         from launcher.preview.dry_run import describe_comparison
 
@@ -217,89 +189,72 @@ def _compare(
     return run_comparison(comparison, argv, sys.stdout.fileno())
 
 
-def _config(argv: list[str], environ: Mapping[str, str]) -> int:
+def do_config(rest: list[str]) -> int:
     from launcher.doctor.gpus import taken
     from launcher.gpus.sizes import fitted, memory_gib
     from model_check.config.describe import show
     from model_check.config.load import load
 
-    if argv[:1] in (["-h"], ["--help"]):
-        argv = ["show", *argv]
-    if argv[:1] != ["show"]:
-        raise UsageError("config: the one thing to ask is `config show [OPTIONS]`")
-    arguments = _only_settings(parse_run(argv[1:], environ, "config show"))
-    machine = Machine(NvmlProbe(), environ)
+    options = rest[1:] if rest[:1] == ["show"] else rest
+    arguments = parse_run(options, os.environ, VERBS["config"])
+    machine = Machine(NvmlProbe(), os.environ)
     loaded = load(arguments.request, machine.has_gpu)
     if loaded.device == "cuda":
         gpus = taken(machine, loaded.settings.launch.gpus)[0]
         loaded, _ = fitted(loaded, arguments.request, memory_gib(gpus))
     _show(show(loaded, as_json=arguments.as_json))
-    return 0
-
-
-def _doctor(argv: list[str], environ: Mapping[str, str]) -> int:
-    from model_check.config.load import load
-
-    arguments = _only_settings(parse_run(argv, environ, "doctor"))
-    _refuse_lost_directory()
-    settings = load(arguments.request, lambda: False).settings
-    as_json = arguments.as_json
-    write = _show if as_json else _show_to_person
-    if arguments.quick:
-        from launcher.doctor.quick import quick
-
-        return quick(environ, settings.launch, as_json=as_json, write=write)
-    from launcher.doctor.doctor import doctor
-
-    return doctor(NvmlProbe(), environ, Path.cwd(), settings, as_json=as_json, write=write)
-
-
-def _only_settings(arguments: RunArguments) -> RunArguments:
-    of_run = (arguments.command, arguments.dry_run, arguments.run_dir)
-    if any(of_run) or arguments.arms or arguments.gpu_model is not None:
-        options = "--dry-run, --gpu-model, --run-dir, --arm and -- COMMAND"
-        raise UsageError(f"{options} are for a run, not for a verb")
-    return arguments
-
-
-def _report(argv: list[str]) -> int:
-    from launcher.report.rebuild import parser, rebuild
-
-    if {"-h", "--help"} & {*argv}:
-        _show(parser().format_help().rstrip())
-        return EXIT_PASS
-    return rebuild(argv, _show, complain)
-
-
-def _completion() -> int:
-    from launcher.arguments import options_of_run
-    from launcher.completion import completion
-
-    _show(completion(options_of_run()))
     return EXIT_PASS
 
 
-def _watch(argv: list[str]) -> int:
+def do_doctor(rest: list[str]) -> int:
+    from model_check.config.load import load
+
+    arguments = parse_run(rest, os.environ, VERBS["doctor"])
+    settings = load(arguments.request, lambda: False).settings
+    write = _show if arguments.as_json else _show_to_person
+    if arguments.quick:
+        from launcher.doctor.quick import quick
+
+        return quick(os.environ, settings.launch, as_json=arguments.as_json, write=write)
+    from launcher.doctor.doctor import doctor
+
+    return doctor(
+        NvmlProbe(), os.environ, Path.cwd(), settings, as_json=arguments.as_json, write=write
+    )
+
+
+def do_report(rest: list[str]) -> int:
+    from launcher.report.rebuild import rebuild
+
+    return rebuild(rest, _show, complain)
+
+
+def do_watch(rest: list[str]) -> int:
     from launcher.report.watch import watch
 
-    _refuse_lost_directory()
-    return watch(argv)
+    return watch(rest)
 
 
-def _runs(argv: list[str], environ: Mapping[str, str]) -> int:
-    from launcher.report.runs import runs
-
-    return runs(argv, environ, _show)
-
-
-def _replay(argv: list[str], environ: Mapping[str, str]) -> int:
+def do_replay(rest: list[str]) -> int:
     from launcher.repeat.replay_again import replay_again
 
-    return replay_again(argv, NvmlProbe(), environ, sys.stdout.fileno())
+    return replay_again(rest, NvmlProbe(), os.environ, sys.stdout.fileno())
 
 
-def _history(argv: list[str], environ: Mapping[str, str]) -> int:
+def do_runs(rest: list[str]) -> int:
+    from launcher.report.runs import runs
+
+    return runs(rest, os.environ, _show)
+
+
+def do_history(rest: list[str]) -> int:
     from launcher.history.listing import history
 
-    _refuse_lost_directory()
-    return history(argv, environ, _show)
+    return history(rest, os.environ, _show)
+
+
+def do_completion(rest: list[str]) -> int:
+    from launcher.completion import completion
+
+    _show(completion(rest))
+    return EXIT_PASS

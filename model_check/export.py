@@ -6,7 +6,6 @@ import shutil
 import signal
 import stat
 import sys
-from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -237,10 +236,8 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _parser() -> Parser:
-    prog = f"{COMMAND} export"
-    usage = f"{prog} CHECKPOINT OUT_DIR [OPTIONS]"
-    parser = Parser(prog=prog, usage=usage, description=__doc__, epilog=_EXAMPLES)
-    parser.add_argument("verb", choices=["export"], help=SUPPRESS)
+    usage = f"{COMMAND} export CHECKPOINT OUT_DIR [OPTIONS]"
+    parser = Parser(usage=usage, description=__doc__, epilog=_EXAMPLES)
     parser.add_argument(
         "checkpoint", type=Path, metavar="CHECKPOINT", help="a file or a sharded one"
     )

@@ -61,6 +61,7 @@ CAPABILITIES: dict[str, Callable[[], bool]] = {
     "netns": can_make_a_network,
     "slurm": can_run_slurm,
     "browser": has_program("chromium", "chromium-browser", "google-chrome"),
+    "zsh": has_program("zsh"),
     "image": lambda: all(map(shutil.which, ("buildah", "debootstrap"))),
     "triton": lambda: importlib.util.find_spec("triton") is not None,
     "midi": has_packages("symusic", "miditok"),

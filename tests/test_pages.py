@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from launcher.verbs import VERBS
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path
@@ -14,6 +16,8 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
 )
 LONGEST_README = 150
+HISTORY = {"CHANGELOG.md", "log.md"}
+"""Pages that name what was there once."""
 
 
 def without_code(text: str) -> str:
@@ -56,3 +60,19 @@ def test_the_citation_is_of_this_version() -> None:
     assert [author["name"] for author in citation["authors"]] == [
         author["name"] for author in project["authors"]
     ]
+
+
+def test_the_table_of_verbs_has_a_row_for_each() -> None:
+    page = (ROOT / "docs" / "options.md").read_text()
+    table = page.partition("\n## Verbs\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([a-z]+)", table, re.MULTILINE)
+    assert sorted(rows) == sorted(VERBS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_verb_that_a_page_shows_is_there(page: Path) -> None:
+    if page.name not in HISTORY:
+        shown = re.findall(
+            r"(?:^|`|bash |\./)run\.sh ([a-z]+)(?![a-z=./<])", page.read_text(), re.M
+        )
+        assert {*shown} <= {*VERBS}, page

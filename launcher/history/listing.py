@@ -1,7 +1,7 @@
 """`history`: what became of each GPU in the runs so far."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -14,8 +14,8 @@ from model_check.config.arguments import Parser
 from model_check.config.load import Request, load
 from model_check.errors import EXIT_PASS, UsageError
 from model_check.utils.project_files import COMMAND
+from model_check.utils.words import Say
 
-Say = Callable[[str], None]
 _COLUMNS = 80
 _UUID = len("GPU-5d1c92ab")
 _ABOUT = """\
@@ -73,9 +73,8 @@ def _kept(file_name: str | None, environ: Mapping[str, str]) -> tuple[Path, GpuH
 
 
 def _parser() -> Parser:
-    prog = f"{COMMAND} history"
-    usage = f"{prog} [UUID | WORKER] [OPTIONS]"
-    parser = Parser(prog=prog, usage=usage, description=_ABOUT, epilog=_HELP)
+    usage = f"{COMMAND} history [UUID | WORKER] [OPTIONS]"
+    parser = Parser(usage=usage, description=_ABOUT, epilog=_HELP)
     add = parser.add_argument
     which = "the beginning of a GPU's UUID, or a worker's name"
     add("which", nargs="?", metavar="UUID | WORKER", help=which)
@@ -85,9 +84,9 @@ def _parser() -> Parser:
 
 
 def _forget_parser() -> Parser:
-    prog = f"{COMMAND} history forget"
+    usage = f"{COMMAND} history forget UUID --because TEXT [--file FILE]"
     about = "What the history holds of a GPU counts no more: it was replaced, or a cause was found."
-    parser = Parser(prog=prog, usage=f"{prog} UUID --because TEXT [--file FILE]", description=about)
+    parser = Parser(usage=usage, description=about)
     parser.add_argument("uuid", metavar="UUID", help="the beginning of the GPU's UUID")
     parser.add_argument("--because", metavar="TEXT", required=True, help="why; it is kept")
     parser.add_argument("--file", metavar="FILE", help="where it is kept (launch.history_file)")

@@ -102,7 +102,7 @@ def replay_again(argv: Sequence[str], probe: GpuProbe, environ: Mapping[str, str
 
 def _parser() -> Parser:
     usage = f"{COMMAND} replay RUN_DIR [WORKER | --gpu N] [launch.replay_s=S]"
-    parser = Parser(prog=f"{COMMAND} replay", usage=usage, description=_ABOUT, epilog=_HELP)
+    parser = Parser(usage=usage, description=_ABOUT, epilog=_HELP)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help=".logs/latest is the newest")
     parser.add_argument(
         "words", nargs="*", default=(), metavar="WORKER", help="GPU3, CPU0, as its log says"

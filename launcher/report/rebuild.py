@@ -78,10 +78,9 @@ examples:
 """
 
 
-def parser() -> Parser:
-    prog = f"{COMMAND} report"
-    usage = f"{prog} RUN_DIR ... [OPTIONS]"
-    parser = Parser(prog=prog, usage=usage, description=_ABOUT, epilog=_HELP)
+def _parser() -> Parser:
+    usage = f"{COMMAND} report RUN_DIR ... [OPTIONS]"
+    parser = Parser(usage=usage, description=_ABOUT, epilog=_HELP)
     add = parser.add_argument
     which = ".logs/latest is the newest; a directory that holds runs stands for all of them"
     add("run_dirs", nargs="*", type=Path, metavar="RUN_DIR", help=which)
@@ -106,7 +105,7 @@ def rebuild(argv: Sequence[str], say: Say, aside: Say | None = None) -> int:
     holds no run of ours, or one that is still going, for a golden file that cannot be read, or a
     run that none can be made of; StorageError.
     """
-    names = parser().read(argv)
+    names = _parser().read(argv)
     _refuse_options(names)
     tell = aside if names.drain and aside is not None else say
     if is_fleet(names.run_dirs):

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,11 +19,11 @@ from model_check.config.arguments import Parser
 from model_check.errors import EXIT_PASS, StorageError, UsageError
 from model_check.utils.held import hold
 from model_check.utils.project_files import COMMAND
+from model_check.utils.words import Say
 
 RUNNING, CUT_SHORT, UNKNOWN = "running", "cut short", "unknown"
 """States of a run without report.json: its launcher lives; died; was never named, or is of another
 host."""
-Say = Callable[[str], None]
 _DAY_S = 86400.0
 _DEFAULT_DAYS = 7.0
 _ABOUT = """\
@@ -72,9 +72,8 @@ def runs(argv: Sequence[str], environ: Mapping[str, str], say: Say) -> int:
 
 
 def _parser() -> Parser:
-    prog = f"{COMMAND} runs"
-    usage = f"{prog} [list | open [RUN_DIR] | clear] [OPTIONS]"
-    parser = Parser(prog=prog, usage=usage, description=_ABOUT, epilog=_HELP)
+    usage = f"{COMMAND} runs [list | open [RUN_DIR] | clear] [OPTIONS]"
+    parser = Parser(usage=usage, description=_ABOUT, epilog=_HELP)
     add = parser.add_argument
     add("what", nargs="?", choices=("list", "open", "clear"), default="list", help="list")
     add("run_dir", nargs="?", type=Path, metavar="RUN_DIR", help="the newest that has a report")

@@ -140,8 +140,7 @@ def watch(argv: Sequence[str]) -> int:
 
 
 def _directories(argv: Sequence[str]) -> list[Path]:
-    prog = f"{COMMAND} watch"
-    parser = Parser(prog=prog, usage=f"{prog} [RUN_DIR ...]", description=_ABOUT, epilog=_HELP)
+    parser = Parser(usage=f"{COMMAND} watch [RUN_DIR ...]", description=_ABOUT, epilog=_HELP)
     parser.add_argument("run_dirs", nargs="*", type=Path, metavar="RUN_DIR", help=str(_LATEST))
     found: list[Path] = parser.read(argv).run_dirs
     if not found and not os.path.lexists(_LATEST):

@@ -303,14 +303,3 @@ CONFIG_NAMES: dict[str, str] = {
     "gpt2_piano_finetuning": "finetune",
 }
 """Names of another project's configurations -> presets."""
-
-VERBS: dict[str, str] = {
-    "health": "doctor",
-    "status": "watch",
-    "top": "watch",
-    "ps": "runs",
-    "list": "runs",
-    "sample": "generate",
-    "resume": "train",
-}
-"""Verbs that people try -> ours."""

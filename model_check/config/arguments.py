@@ -4,7 +4,7 @@ is an option by its own name, and by those of `aliases`: --hidden-size 768."""
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +17,7 @@ from model_check.config.aliases import (
     VALUES,
     why_absent,
 )
-from model_check.config.fields import all_fields, full_name, nearest
+from model_check.config.fields import all_fields, did_you_mean, full_name
 from model_check.config.load import Request, preset_names
 from model_check.config.prepared_dir import read_metadata
 from model_check.errors import UsageError
@@ -40,8 +40,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options
         )
-        self.takes_settings = False
-        """Whether a setting is an option (`add_settings_options`)."""
+        self.check_word: Callable[[str], object] | None = None
+        """Refuses what stands in the place of section.key=value; None: no setting is taken."""
         self.register("type", Path, _path)
         self.add_argument("--version", action=_PrintVersion, nargs=0, help="print it and leave")
 
@@ -52,11 +52,14 @@ class Parser(argparse.ArgumentParser):
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse; raises UsageError instead of leaving the process."""
         arguments = [with_dashes(argument) for argument in argv]
-        if self.takes_settings:
+        if self.check_word:
             self._add_settings(arguments)
         namespace, unknown = self.parse_known_intermixed_args(arguments)
-        for argument in unknown:
-            raise self._refused(argument)
+        for argument in arguments:
+            if argument in unknown:
+                raise self._refused(argument)
+            if self.check_word and argument in namespace.overrides:
+                self.check_word(argument)
         return namespace
 
     def _add_settings(self, arguments: Sequence[str]) -> None:
@@ -79,17 +82,14 @@ class Parser(argparse.ArgumentParser):
         if why := why_absent(option):
             return UsageError(f"{option}: {why}")
         known = [name for action in self._actions for name in action.option_strings]
-        if self.takes_settings:
+        if self.check_word:
             known += [f"--{name}" for name in _setting_options()]
-        near = nearest(option, known)
-        hint = f"; did you mean {near}?" if near else ""
+        hint = did_you_mean(option, known)
         return UsageError(f"{argument}: no such option{hint} (--help lists them)")
 
     def _check_value(self, action: argparse.Action, value: str) -> None:
         if action.choices is not None and value not in action.choices:
-            near = nearest(value, action.choices)
-            hint = f"; did you mean {near}?" if near else ""
-            known = ", ".join(action.choices)
+            hint, known = did_you_mean(value, action.choices), ", ".join(action.choices)
             raise UsageError(f"{value!r}: none of {known}{hint} (--help lists the options)")
 
     def _print_message(self, message: str, _: object = None) -> None:
@@ -170,8 +170,8 @@ class _PrintVersion(argparse.Action):
         raise SystemExit(0)
 
 
-def add_settings_options(parser: Parser) -> None:
-    parser.takes_settings = True
+def add_settings_options(parser: Parser, check_word: Callable[[str], object] = str) -> None:
+    parser.check_word = check_word
     add = parser.add_argument
     files = "a file of config/presets/"
     for option, text in (("--preset", files), ("--config-name", argparse.SUPPRESS)):

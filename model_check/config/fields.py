@@ -194,8 +194,17 @@ def meanings(struct: type[Struct]) -> dict[str, str]:
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """The candidate that `name` is a misspelling of, if any: its key is alike in every word."""
-    alike = [c for c in candidates if _is_misspelt(name.rpartition(".")[2], c.rpartition(".")[2])]
-    return max(alike, key=lambda candidate: _likeness(name, candidate), default=None)
+    alike = [c for c in candidates if _is_misspelt(_leaf(name), _leaf(c))]
+    return max(alike, key=lambda c: (_is_swapped(name, c), _likeness(name, c)), default=None)
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _is_swapped(name: str, known: str) -> bool:
+    """The same letters in another order: `--gpsu` is `--gpus`, and less likely `--gpu`."""
+    return sorted(_leaf(name)) == sorted(_leaf(known))
 
 
 def _is_misspelt(name: str, known: str) -> bool:
@@ -220,9 +229,9 @@ def _likeness(a: str, b: str) -> float:
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """`; did you mean 'training.max_steps'?`; empty where no candidate is close."""
+    """`; did you mean training.max_steps?`; empty where no candidate is close."""
     near = nearest(name, candidates)
-    return f"; did you mean {near!r}?" if near else ""
+    return f"; did you mean {near}?" if near else ""
 
 
 @functools.cache

@@ -30,6 +30,7 @@ from model_check.generate.music import check_music, prompt_with, write_music
 from model_check.generate.sampling import Sampling
 from model_check.generate.text_model import TextModel, read_text_model
 from model_check.utils.garbage import leave
+from model_check.utils.project_files import COMMAND
 from model_check.utils.standard_streams import complain, open_missing_streams, put
 from model_check.utils.words import printable_lines
 
@@ -50,9 +51,8 @@ safetensors, as `run.sh export` makes it and transformers loads it.
 
 
 def _parser() -> Parser:
-    prog = "run.sh generate"
-    usage = f"{prog} CHECKPOINT --prompt TEXT [OPTIONS]"
-    parser = Parser(prog=prog, usage=usage, description=__doc__, epilog=_EXAMPLES)
+    usage = f"{COMMAND} generate CHECKPOINT --prompt TEXT [OPTIONS]"
+    parser = Parser(usage=usage, description=__doc__, epilog=_EXAMPLES)
     add = parser.add_argument
     add("checkpoint", type=Path, metavar="CHECKPOINT", help="see below")
     add("--prompt", metavar="TEXT", help="what the text begins with")

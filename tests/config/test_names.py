@@ -296,8 +296,8 @@ def test_their_name_for_full_attention_is_the_setting(tmp_path: Path) -> None:
         (("--mixed_precision", "fp8"), "'fp8': not an option"),
         (("--hidden-size",), "argument --hidden-size: expected one argument"),
         (("--hiden-size=3",), "did you mean --hidden-size?"),
-        (("max_step=3",), "did you mean 'training.max_steps'?"),
-        (("training.grad_accum=3",), "did you mean 'training.grad_accum_nums'?"),
+        (("max_step=3",), "did you mean training.max_steps?"),
+        (("training.grad_accum=3",), "did you mean training.grad_accum_nums?"),
     ],
 )
 def test_what_is_not_taken_is_told_truly(argv: tuple[str, ...], told: str) -> None:

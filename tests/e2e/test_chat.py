@@ -59,7 +59,7 @@ def test_the_model_is_asked_as_it_was_taught_and_its_export_too(
 ) -> None:
     monkeypatch.chdir(trained)
     last, out = ".checkpoints/cpu0/last.pt", str(tmp_path / "out")
-    assert export.main(["export", last, out]) == 0
+    assert export.main([last, out]) == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["eos_token_id"] == [0, 2]  # of a document, and of a turn
     assert (tmp_path / "out" / "chat_template.jinja").is_file()

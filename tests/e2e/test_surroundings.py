@@ -25,7 +25,7 @@ def test_a_typo_in_a_key_is_one_line_with_the_nearest_name_and_starts_nothing(
     assert run.exit_code == 2
     assert run.output.splitlines() == [
         "[launcher] error: command line: training.max_step: no such setting; "
-        "did you mean 'training.max_steps'?"
+        "did you mean training.max_steps?"
     ]
     assert not run.directory.exists()
 

@@ -273,7 +273,7 @@ def test_it_trains_without_standard_streams(start: Start) -> None:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("training.max_step=3", "no such setting; did you mean 'training.max_steps'?"),
+        ("training.max_step=3", "no such setting; did you mean training.max_steps?"),
         ("debug.drill=nan@9", "step 9 is never reached"),
         ("--max-stesp=3", "no such option; did you mean --max-steps"),
     ],

@@ -277,7 +277,7 @@ def test_a_flipped_bit_is_named_in_its_step(tiny_run: MakeRun) -> None:
 
 
 def test_an_unknown_parameter_of_a_drill_names_the_nearest(tiny_run: MakeRun) -> None:
-    with pytest.raises(ConfigError, match=r"did you mean 'layers\.0\.attention\.wq\.weight'"):
+    with pytest.raises(ConfigError, match=r"did you mean layers\.0\.attention\.wq\.weight"):
         tiny_run(debug__drill="nan@1:GPU6:layers.0.attention.wqq.weight")
 
 

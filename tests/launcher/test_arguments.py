@@ -8,6 +8,7 @@ import pytest
 
 from launcher.arguments import RunArguments, parse_run, parse_train
 from launcher.doctor.preflight import check_worker_settings
+from launcher.verbs import RUN, VERBS, Verb
 from model_check.config.load import load
 from model_check.errors import ConfigError, DataError, UsageError
 from tests.in_process import answer_of
@@ -130,9 +131,9 @@ def test_a_word_that_is_no_verb_is_told_so(word: str, told: str) -> None:
         parse(word)
 
 
-@pytest.mark.parametrize(("verb", "is_listed"), [("", True), ("doctor", False)])
+@pytest.mark.parametrize(("verb", "is_listed"), [(RUN, True), (VERBS["doctor"], False)])
 def test_the_help_of_a_verb_lists_nothing_that_it_refuses(
-    verb: str, is_listed: bool, capfd: pytest.CaptureFixture[str]
+    verb: Verb, is_listed: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         parse_run(["--help"], {}, verb)

@@ -2,17 +2,21 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
+from launcher.completion import options_of
+from launcher.verbs import RUN, VERBS, Verb
 from tests.deadline import DEADLINE_S
 from tests.in_process import answer_of
 
 ROOT = Path(__file__).parents[2]
-VERBS = [
+PRINT = [
     ("config", "show", "--device", "cpu"),
     ("--dry-run", "--device", "cpu"),
     ("doctor", "--device", "cpu"),
@@ -48,7 +52,7 @@ def nobody() -> int:
     return writer
 
 
-@pytest.mark.parametrize("arguments", VERBS, ids=lambda arguments: arguments[0])
+@pytest.mark.parametrize("arguments", PRINT, ids=lambda arguments: arguments[0])
 def test_a_full_disk_is_told_in_a_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     done = start(tmp_path, *arguments, stdout=full)
@@ -57,7 +61,7 @@ def test_a_full_disk_is_told_in_a_line(tmp_path: Path, arguments: tuple[str, ...
     assert done.stderr == b"[launcher] error: standard output: No space left on device\n"
 
 
-@pytest.mark.parametrize("arguments", VERBS, ids=lambda arguments: arguments[0])
+@pytest.mark.parametrize("arguments", PRINT, ids=lambda arguments: arguments[0])
 def test_a_reader_who_is_gone_ends_it_as_sigpipe_would(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
@@ -178,29 +182,21 @@ def test_verbs_become_the_programs_that_they_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb",
-    [
-        "",
-        "doctor",
-        "config show",
-        "report",
-        "runs",
-        "history",
-        "prepare",
-        "export",
-        "train",
-        "check",
-    ],
+    "verb", [RUN, *(verb for verb in VERBS.values() if verb.name != "help")], ids=lambda v: v.name
 )
-def test_every_help_has_examples_and_fits_80_columns(tmp_path: Path, verb: str) -> None:
-    ask = start if verb in ("prepare", "export") else answered
-    done = ask(tmp_path, *verb.split(), "--help")
+def test_every_help_has_examples_fits_80_columns_and_lists_what_tab_offers(
+    tmp_path: Path, verb: Verb
+) -> None:
+    ask = start if verb.program or verb.name == "replay" else answered
+    done = ask(tmp_path, *verb.name.split(), "--help")
     assert (done.returncode, done.stderr) == (0, b"")
     lines = done.stdout.decode().splitlines()
     assert lines[0].startswith("usage: ")
-    examples = lines[lines.index("examples:") + 1 :]
+    examples = list(takewhile(bool, lines[lines.index("examples:") + 1 :]))
     assert all(line.startswith(("  bash run.sh ", "  ./train_")) for line in examples), examples
     assert max(map(len, lines)) <= 80
+    listed = [line[2:].partition("  ")[0] for line in lines if line.startswith("  -")]
+    assert {*re.findall("--[a-z-]+", " ".join(listed))} == {*options_of(verb)}
 
 
 @pytest.mark.parametrize("verb", ["", "doctor"])

@@ -263,10 +263,10 @@ def test_the_command_tells_what_it_wrote(
 ) -> None:
     wanted = settings()
     checkpoint = saved(built(wanted), wanted, tmp_path / "last.pt")
-    assert main(["export", str(checkpoint), str(tmp_path / "out")]) == 0
+    assert main([str(checkpoint), str(tmp_path / "out")]) == 0
     assert "config.json, model.safetensors" in capsys.readouterr().out
     (tmp_path / "text.pt").write_text("not a checkpoint")
-    assert main(["export", str(tmp_path / "text.pt"), str(tmp_path / "b")]) == 2
+    assert main([str(tmp_path / "text.pt"), str(tmp_path / "b")]) == 2
     assert "not a checkpoint of Model Check" in capsys.readouterr().err
 
 
@@ -319,7 +319,7 @@ def test_an_export_without_a_tokenizer_says_so(
 ) -> None:
     path = trained_on_a_cache(settings(), tmp_path)
     shutil.rmtree(tmp_path / "cache")
-    assert main(["export", str(path), str(tmp_path / "out")]) == 0
+    assert main([str(path), str(tmp_path / "out")]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("without tokenizer.json: this checkpoint holds none")
     assert last.endswith("--tokenizer FILE puts one in")
@@ -333,7 +333,7 @@ def test_a_damaged_tokenizer_is_no_traceback(
 ) -> None:
     path = trained_on_a_cache(settings(), tmp_path)
     torch.save(torch.load(path) | {"tokenizer": held}, path)
-    assert main(["export", str(path), str(tmp_path / "out")]) == 2
+    assert main([str(path), str(tmp_path / "out")]) == 2
     assert "its tokenizer" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

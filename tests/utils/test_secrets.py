@@ -76,7 +76,7 @@ def test_options_that_only_look_like_secrets_stay() -> None:
     [
         "acme/tiny: is gated: accept its terms at https://hub/acme/tiny, then export HF_TOKEN=...",
         "'foo': not an option, and not section.key=value (for example training.max_steps=20)",
-        "my.json: training.api_key: no such setting; did you mean 'training.max_steps'?",
+        "my.json: training.api_key: no such setting; did you mean training.max_steps?",
         "HF_TOKEN  not set -> only gated models need it",
         "basic training, bearer of news",
         "PASS: equal",

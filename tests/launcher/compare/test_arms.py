@@ -82,7 +82,7 @@ def test_bad_arms_are_refused(argv: tuple[str, ...], told: str) -> None:
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("max_step=3", "did you mean 'training.max_steps'"),
+        ("max_step=3", "did you mean training.max_steps"),
         ("launch.gpus=0", "--arm a: launch.gpus is one for all arms"),
         ("seed=7", "--arm a: system.seed is one for all arms"),
         ("system.device=cuda", "one for all arms"),

@@ -144,14 +144,14 @@ def test_looking_makes_no_directory(cwd: Path) -> None:
 @pytest.mark.parametrize(
     ("drill", "why"),
     [
-        ("nan@1:CPU0:layers.0.attention.wr.weight", "did you mean 'layers.0.attention.w"),
+        ("nan@1:CPU0:layers.0.attention.wr.weight", "did you mean layers.0.attention.w"),
         ("nan@1:CPU0:layers.1.attention.wq.weight", "no parameter"),  # there is one layer
         ("nan@1:CPU7", "this run has no worker CPU7"),
         ("nan@100", "step 100 is never reached"),
-        ("flip_moment@1:CPU0:exp_avg_sq.layers.0.attention.wr.weight", "did you mean 'layers.0"),
-        ("flip_activation@1:CPU0:layers.0.attention.wr", "did you mean 'layers.0.attention.w"),
+        ("flip_moment@1:CPU0:exp_avg_sq.layers.0.attention.wr.weight", "did you mean layers.0"),
+        ("flip_activation@1:CPU0:layers.0.attention.wr", "did you mean layers.0.attention.w"),
         ("flip_gradient@1:CPU0:rope_cos", "no parameter"),
-        ("burst@1:CPU0:rope_cis", "did you mean 'rope_cos'"),
+        ("burst@1:CPU0:rope_cis", "did you mean rope_cos"),
         ("burst@1:CPU0:rope_cos:65", "burst takes 2 to 64 values"),
         ("slow@1:CPU0:0.5x", "above 1x"),
     ],
