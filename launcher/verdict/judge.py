@@ -155,7 +155,7 @@ def _row(case: Case, worker: WorkerEnd, finding: Finding) -> WorkerResult:
         cause_class=cause_class,
         severity=severity,
         repeat=finding.facts.get("repeat"),
-        trace=history.tracer.trace,
+        trace=history.tracer.trace if history.tracer else None,
     )
 
 

@@ -125,8 +125,8 @@ def _short(finding: Finding) -> str:
     who = f"{finding.worker or 'run'} ({known})" if known else f"{finding.worker or 'run'}"
     drill = f"DRILL {finding.drill}: " if finding.drill else ""
     severity = finding.severity
-    known = severity and in_words(severity, finding.cause_class, finding.repeat)
-    return printable(f"{drill}{who}: {known or finding.verdict}: {finding.what}")
+    words = severity and in_words(severity, finding.cause_class, finding.repeat)
+    return printable(f"{drill}{who}: {words or finding.verdict}: {finding.what}")
 
 
 def _comment(text: str) -> str:
