@@ -246,7 +246,7 @@ def _failed(
 ) -> Finding:
     how = f"{describe_exit(returncode)}{_where(history, tells_phase=not error)}"
     said, oom = f": {error}" if error else "", f"; {worker.oom}" if worker.oom else ""
-    return Finding(kind, {"how": how, "said": said, "oom": oom})
+    return Finding(kind, {"how": how, "said": said, "oom": oom, "exit_code": returncode})
 
 
 def _where(history: History, tells_phase: bool = True) -> str:

@@ -221,6 +221,11 @@ class Case(Struct, frozen=True):
         return [name for name in named if name not in self.doubted]
 
     @property
+    def differs(self) -> bool:
+        """Bits do, or a state changed by itself."""
+        return self.end.disagreement is not None or bool(self.suspects or self.doubted)
+
+    @property
     def odd_by_replay(self) -> list[str]:
         """Of two that differed the one that was wrong again and again."""
         return [replay.named for replay in self.end.replays if replay.named]
