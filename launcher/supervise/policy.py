@@ -17,6 +17,7 @@ from model_check.errors import (
     EXIT_SIGNAL_BASE,
     describe_exit,
     exit_code_of,
+    is_of_its_own,
 )
 from model_check.events import BEAT_S
 from model_check.utils.evidence import EVIDENCE_BYTES_PER_S, EVIDENCE_S
@@ -314,9 +315,8 @@ def _all_ended_alike(workers: Sequence[WorkerView]) -> bool:
 
 
 def _stop_for_all(workers: Sequence[WorkerView]) -> Stop:
-    code = _exit_code(workers[0])
-    names = tuple(worker.name for worker in workers)
-    return Stop(f"every worker ended with exit code {code}", code, tied=names)
+    names, how = tuple(w.name for w in workers), describe_exit(workers[0].returncode or 0)
+    return Stop(f"every worker ended with {how}", _exit_code(workers[0]), tied=names)
 
 
 def follow_elsewhere(
@@ -325,7 +325,7 @@ def follow_elsewhere(
     """The job ends on another node, and none of ours has failed. A rank there is to blame only if
     ours do not meet the same: what all ranks meet in one step, they tell within milliseconds."""
     first = stop.elsewhere
-    if first is None or first.worker is None or not _may_be_shared(first.exit_code):
+    if first is None or first.worker is None or not is_of_its_own(first.exit_code):
         return stop
     settling = _settling(first.worker, first.step, heard_at, workers, limits)
     return settling if now < settling.until else stop
@@ -338,7 +338,7 @@ def _settle(
     others, took_s = [w for w in workers if w is not first], _took_s(first)
     if first.confession is None:
         return _settle_death(first, others, now, limits)
-    if not _may_be_shared(first.confession.exit_code):
+    if not is_of_its_own(first.confession.exit_code):
         return Continue(until=-NEVER)
     step = first.confession.step
     return _settling(first.name, step, _known_at(first), others, limits, took_s)
@@ -371,18 +371,14 @@ def judges_a_death(workers: Sequence[WorkerView], limits: Limits) -> bool:
 
 
 def ended_by_itself(worker: WorkerView) -> bool:
-    """With an exit code of failure, and without a word to us."""
-    code, is_own = worker.returncode or 0, worker.spawn_error is None and worker.oom is None
-    return code > 0 and _may_be_shared(code) and is_own and worker.confession is None
+    """With an exit code of failure, or by a crash, and without a word to us."""
+    is_own = worker.spawn_error is None and worker.oom is None and worker.confession is None
+    return is_own and is_of_its_own(exit_code_of(worker.returncode or 0))
 
 
 def _took_s(worker: WorkerView) -> float:
     """From its start until it failed."""
     return _known_at(worker) - (worker.started_at or 0.0)
-
-
-def _may_be_shared(exit_code: int) -> bool:
-    return exit_code < EXIT_SIGNAL_BASE and exit_code != EXIT_HANG
 
 
 def _settling(

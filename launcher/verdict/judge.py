@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, convert
 from msgspec.structs import replace
 
-from launcher.verdict.findings import OF_BITS, Finding, findings_of, is_unordered, last_error
+from launcher.verdict.findings import OF_BITS, Finding, findings_of, is_unordered
 from launcher.verdict.record import Case, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, SplitResult, Verdict, WorkerResult
 from launcher.verdict.rules import Kind
@@ -68,7 +68,7 @@ def judge(case: Case) -> Judgement:
         worker.name
         for worker in case.workers
         if worker.name in explained
-        and findings[worker.name].facts.get("said") == f": {last_error(worker)}"
+        and findings[worker.name].facts.get("said") == f": {worker.last_error}"
     }
     unexplained = {row.name for row in rows if row.verdict not in _INNOCENT}
     return Judgement(result, unexplained.difference(explained), quoted, case.is_training)

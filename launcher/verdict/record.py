@@ -23,6 +23,8 @@ from model_check.errors import EXIT_DISAGREEMENT, EXIT_SIGNAL_BASE
 from model_check.events import ExitCode, MonotonicNs
 
 FAULT_OF_HOST = " (a fault of this host; `run.sh doctor` looks at its limits)"
+_ERROR = "error: "
+"""How our programs begin the line that says why they end."""
 NO_HOST_MEMORY = "killed for want of host memory: SIGKILL (9)"
 
 
@@ -47,6 +49,13 @@ class WorkerEnd(Struct, frozen=True, kw_only=True):
     """The end of its output, without prefix, safe to print."""
     evidence: tuple[str, ...] = ()
     """Files that the supervisor wrote to explain its end."""
+
+    @property
+    def last_error(self) -> str | None:
+        """Why it ended, by its last line, as our programs say it; None: the line says something
+        else."""
+        last = self.last_lines[-1] if self.last_lines else ""
+        return last.removeprefix(_ERROR) if last.startswith(_ERROR) else None
 
 
 class Stop(Struct, frozen=True):

@@ -11,7 +11,7 @@ from launcher.verdict.results import Verdict, WorkerResult
 from launcher.verdict.scope import what_one_showed, what_was_equal
 from launcher.verdict.severity import CauseClass
 from launcher.verdict.shared import Failure, shared_failure, shared_nonfinite
-from model_check.errors import EXIT_USAGE
+from model_check.errors import EXIT_USAGE, describe_exit
 from model_check.events import NonFinite
 from model_check.utils.words import listed
 
@@ -196,9 +196,14 @@ def _shared_nonfinite(case: Case, workers: Sequence[str], bad: NonFinite) -> Sum
 
 def _shared_failure(case: Case, workers: Sequence[str], failure: Failure) -> Summary:
     said = f": {failure.said.splitlines()[0]}" if failure.said else ""
-    what = f"{_who(case, workers)} ended with exit code {failure.exit_code}{said}"
-    whose = "the settings" if failure.exit_code == EXIT_USAGE else "the software or the settings"
+    what = f"{_who(case, workers)} {_ended(failure.returncode)}{said}"
+    whose = "the settings" if failure.returncode == EXIT_USAGE else "the software or the settings"
     return Summary(f"{what}; {whose}, not a GPU", workers)
+
+
+def _ended(returncode: int) -> str:
+    how = describe_exit(returncode)
+    return f"was {how}" if returncode < 0 else f"ended with {how}"
 
 
 def _who(case: Case, workers: Sequence[str]) -> str:
