@@ -31,11 +31,12 @@ HOLD_S = 0.2
 `scancel` and `killall` signal the processes of a job one after the other. We wait this long for our
 own copy before we blame the worker."""
 MOMENT_S, LATE_MOMENT_S, LATE_S = 0.4, 1.0, 5.0
-"""When a worker ends with an exit code of its own and tells nothing, the others have as long again
-as it took from its start, MOMENT_S at least, to end in the same way: then no GPU is to blame. One
-that took LATE_S leaves them LATE_MOMENT_S."""
+"""A worker ended by itself and told nothing. If all others end in the same way within the time that
+it took from its start (MOMENT_S at least; LATE_MOMENT_S if it took more than LATE_S), no GPU is to
+blame."""
 IDLE_S = 0.03
-"""One that does nothing for so long, and is older by AGE_S than the first became, will not."""
+"""A worker that has done nothing for so long, and is older by AGE_S than the first one became, will
+not end in that way."""
 AGE_S = 0.05
 """By so much more as Limits.moment_s is longer on a busy machine, where it may have begun late."""
 FOLLOW_S = 2.0
@@ -126,7 +127,8 @@ class WorkerView(Struct, eq=False):
     wake: int = 0
     """Number of the wake-up that saw it end: within one, the order of deaths is unknown. The kernel
     keeps no time of a death, and its list is no order of causes: a process that died of the closed
-    socket of another one stood before it in 2 of 20 trials, in 5 of 20 if that held 19,000 more."""
+    socket of another one stood before it in 2 of 20 trials, in 5 of 20 if that one held 19,000 more
+    descriptors."""
     error: str | None = None
     """Its last message on why it failed (`Done.error`)."""
     dismissal: Dismissal | None = None

@@ -15,11 +15,9 @@ from launcher.verdict.shared import Peers, is_equal, peers_at, shared_failure
 from launcher.verdict.steps import History
 from launcher.verdict.trials import what_its_trial_showed
 from model_check.errors import (
-    EXIT_DISAGREEMENT,
     EXIT_INTERNAL,
     EXIT_PASS,
     EXIT_SIGNAL_BASE,
-    EXIT_UNNAMED,
     EXIT_USAGE,
     describe_exit,
 )
@@ -29,8 +27,6 @@ from model_check.utils.words import few
 
 ENOUGH_STEPS = 10
 """Compared steps with which a worker passes that its deadline ended."""
-OF_BITS = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
-"""How a run ends whose workers differ, or one of which is no more what it was."""
 _BESIDE = {
     Peers.FINITE: Kind.NON_FINITE,
     Peers.FEWER_FINITE: Kind.NON_FINITE_IN_MOST,
@@ -78,7 +74,7 @@ def findings_of(case: Case) -> dict[str, Finding]:
 
 def _finding(case: Case, worker: WorkerEnd) -> Finding:
     """The first that is found. What ended the run comes before what it brought about."""
-    looks = [*_BITS_FIRST] if case.end.exit_code in OF_BITS else []
+    looks = [*_BITS_FIRST] if case.end.is_by_bits else []
     for look in (_variation, *looks, *_IN_ORDER):
         if (found := look(case, worker)) is not None:
             return found

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, convert
 from msgspec.structs import replace
 
-from launcher.verdict.findings import OF_BITS, Finding, findings_of, is_unordered
+from launcher.verdict.findings import Finding, findings_of, is_unordered
 from launcher.verdict.record import Case, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, SplitResult, Verdict, WorkerResult
 from launcher.verdict.rules import Kind
@@ -89,7 +89,7 @@ def _decided(case: Case, findings: Mapping[str, Finding]) -> tuple[Verdict, int]
     end, every = case.end, list(findings.values())
     if software := _of_software(case, findings):
         return _as(_first(software))
-    if end.exit_code not in OF_BITS or end.tied:
+    if not end.is_by_bits or end.tied:
         blamed = [findings[name] for name in (*end.culprits, *end.tied) if name in findings]
         return _by_process(case, blamed), end.exit_code
     if case.differs:
@@ -127,10 +127,10 @@ def _by_process(case: Case, blamed: Sequence[Finding]) -> Verdict:
         return Verdict.INCONCLUSIVE
     if first is not None and first.rule.verdict is Verdict.SUSPECT:
         return Verdict.SUSPECT
-    if end.elsewhere is not None and end.exit_code in OF_BITS:
+    if end.elsewhere is not None and end.is_by_bits:
         return Verdict.SUSPECT if end.elsewhere.worker else Verdict.INCONCLUSIVE
     is_named = end.culprits or (end.elsewhere is not None and end.elsewhere.worker)
-    return Verdict.FAIL if is_named or end.exit_code in OF_BITS else Verdict.INCONCLUSIVE
+    return Verdict.FAIL if is_named or end.is_by_bits else Verdict.INCONCLUSIVE
 
 
 def _first(findings: Sequence[Finding]) -> Finding:

@@ -19,7 +19,7 @@ from launcher.verdict.past import EarlierFaults
 from launcher.verdict.results import Seconds, WorkerName
 from launcher.verdict.steps import History, changed_alike
 from model_check.config.ranks import JOBS
-from model_check.errors import EXIT_DISAGREEMENT, EXIT_SIGNAL_BASE
+from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_SIGNAL_BASE, EXIT_UNNAMED
 from model_check.events import ExitCode, MonotonicNs
 
 FAULT_OF_HOST = " (a fault of this host; `run.sh doctor` looks at its limits)"
@@ -98,6 +98,11 @@ class RunEnd(Stop, frozen=True, kw_only=True):
     """Pids that are alive after everything: SIGKILL has no effect on them."""
     dropped_lines: int = 0
     """Lines that a slow terminal missed; the log files have them."""
+
+    @property
+    def is_by_bits(self) -> bool:
+        """No worker, node or request ended it: all is done, or a comparison of bits ended it."""
+        return self.exit_code in (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
 
     @property
     def disagreements(self) -> list[Disagreement]:
