@@ -5,17 +5,10 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from launcher.levels import LEVELS
+from launcher.verdict import exit_codes
 from model_check.config.fields import nearest
 from model_check.errors import UsageError
 
-_EXIT_CODES = """exit codes:
-  0 every worker passed        2 usage, configuration, or not comparable
-  20 NaN or Inf                21 a worker is named: odd, or its state changed
-  22 health (launch.fail_on)   23 workers differ, none can be named
-  69 no usable GPU, or one     70 our own fault
-     is missing                75 too little was compared (--deadline)
-  124 hang                     128+N ended by signal N
-  else the exit code of the worker that failed first"""
 _RUN_HELP = """\
 Run the same short LLaMA training on every GPU and compare the workers.
 
@@ -196,4 +189,4 @@ def help_of(verb: Verb) -> tuple[str, str]:
     """What stands above the options of a run, and what stands below them."""
     rows = "\n".join(f"  {each.usage:<23} {each.does}" for each in VERBS.values())
     above, _, below = verb.help.partition("\n\n")
-    return above, below.replace("{exit_codes}", _EXIT_CODES).replace("{verbs}", rows)
+    return above, below.replace("{exit_codes}", exit_codes.for_help()).replace("{verbs}", rows)

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from launcher.verbs import VERBS
+from launcher.verdict.exit_codes import for_readme
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -55,6 +56,10 @@ def test_every_test_that_a_page_names_exists() -> None:
         if not any(test.startswith(name) if dots else test == name for test in tests)
     ]
     assert missing == [], "rename it in the page, too"
+
+
+def test_the_readme_has_the_table_of_exit_codes() -> None:
+    assert for_readme() in (ROOT / "README.md").read_text()
 
 
 def test_the_readme_is_short_and_keeps_the_command_of_the_tests() -> None:
