@@ -81,14 +81,15 @@ class Absence:
 
     def _link(self, step: SlurmStep, why: str, exit_code: int) -> "Link":
         # Runs that begin well do not wait for these imports.
-        from launcher.nodes.first_node import FirstNode
-        from launcher.nodes.further_node import FurtherNode
-        from launcher.nodes.messages import Refused
+        from launcher.nodes.follower import Follower
+        from launcher.nodes.leader import Leader
+        from launcher.nodes.messages import Failure, Join
 
         job, name = name_of_meeting(step, self._part), step.names[step.node]
-        refused = Refused(step.node, job, name, why, exit_code, version())
-        make = FirstNode if step.node == 0 else FurtherNode
-        return make(refused, step.names, *meeting_place(step, self._environ))
+        failure = Failure(step.node, None, None, why, exit_code)
+        join = Join(step.node, job, name, version(), failure=failure)
+        make = Leader if step.node == 0 else Follower
+        return make(join, step.names, *meeting_place(step, self._environ))
 
 
 def _wait(thread: threading.Thread, say: Callable[[str], None]) -> None:
@@ -103,11 +104,11 @@ def _wait(thread: threading.Thread, say: Callable[[str], None]) -> None:
 
 
 def _all_know(link: "Link", step: SlurmStep) -> bool:
-    from launcher.nodes.messages import Gone, Over
+    from launcher.nodes.messages import Leave
 
-    if link.refused is not None or link.fault is not None:
+    if link.refused is not None or link.is_cut_off:
         return True
-    left = {message.node for message in [*link.log] if isinstance(message, Over | Gone)}
+    left = {message.node for message in [*link.log] if isinstance(message, Leave)}
     return step.node in left if step.node else left >= {*range(step.num_nodes)}
 
 

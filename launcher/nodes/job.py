@@ -108,12 +108,12 @@ def join_nodes(
     be leaving.
     """
     # A run on one machine does not wait for these imports.
-    from launcher.nodes.messages import Hello
+    from launcher.nodes.messages import Join
     from launcher.nodes.nodes import Nodes
 
     # Where a job goes on, the first node chooses from where, for all.
     of_a_node = (_DRILL, _RESUME) if part else (_DRILL,)
-    hello = Hello(
+    join = Join(
         node=step.node,
         job=name_of_meeting(step, part),
         name=step.names[step.node],
@@ -126,8 +126,7 @@ def join_nodes(
         resume=settings.training.resume if part else None,
     )
     address, port = meeting_place(step, environ)
-    is_sharded = settings.launch.mode == "fsdp"
-    return Nodes(step, hello, address, port, silence_s, is_sharded=is_sharded)
+    return Nodes(step, join, address, port, silence_s)
 
 
 def meeting_place(step: SlurmStep, environ: Mapping[str, str]) -> tuple[str, int]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.nodes.messages import Hello
+from launcher.nodes.messages import Join
 from launcher.nodes.nodes import Nodes
 from launcher.verdict.record import RunEnd
 from model_check.utils.slurm import SlurmStep
@@ -17,8 +17,8 @@ NAMES = ("n1", "n2")
 
 def nodes_at(port: int, number: int, address: str = "127.0.0.1") -> Nodes:
     step = SlurmStep("1.0", number, len(NAMES), len(NAMES), NAMES, port)
-    hello = Hello(number, "1.0", NAMES[number], "host", ["CPU0"], "cpu", "2.13", {})
-    nodes = Nodes(step, hello, address, port, 5.0)
+    join = Join(number, "1.0", NAMES[number], "", "host", ["CPU0"], "cpu")
+    nodes = Nodes(step, join, address, port, 5.0)
     nodes.open(DEADLINE_S)
     return nodes
 
