@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from launcher.nodes.link import ANSWER_S, RETRY_S, Connection, Link
 from launcher.nodes.messages import MAX_LINE_BYTES, Heartbeat, JoinRejected, Message
+from model_check.errors import EXIT_USAGE
 
 _CONNECT_S = 3.0
 _ANOTHER_PORT = "set MASTER_PORT to a free port, the same on all nodes"
@@ -32,14 +33,15 @@ class Follower(Link):
     async def _serve(self) -> None:
         """The launcher of an earlier attempt may still be leaving, and answer there."""
         failing_since: float | None = None
-        while not (self.is_cut_off or self.refused):
+        while not self.is_cut_off:
             if (made := self._connect()) is None:
                 failing_since = None  # who answered there has left
             else:
                 why = await self._talk(made)
                 failing_since = failing_since or time.monotonic()
-                if time.monotonic() - failing_since >= ANSWER_S:
-                    self._refuse(f"port {self.port} of {self.address}: {why}; {_ANOTHER_PORT}")
+                if time.monotonic() - failing_since >= ANSWER_S and not self.is_cut_off:
+                    where = f"port {self.port} of {self.address}"
+                    self._cut_off(f"{where}: {why}; {_ANOTHER_PORT}", EXIT_USAGE)
             await asyncio.sleep(RETRY_S)
 
     def _connect(self) -> socket.socket | None:
@@ -81,7 +83,7 @@ class Follower(Link):
                 break
             if isinstance(message, JoinRejected):
                 if message.is_final:
-                    self._refuse(message.why)
+                    self._cut_off(message.why, EXIT_USAGE)
                 return message.why
             if not isinstance(message, Heartbeat):
                 self._is_welcome = True

@@ -83,8 +83,6 @@ class Link:
         self.address, self.port = address, port
         self.log: list[Message] = []
         """What all nodes said, in the order of the first node's launcher. It only grows."""
-        self.refused: str | None = None
-        """Why this launcher may not join, and what to do."""
         self.fault: str | None = None
         """The traceback of a fault of ours that has ended the link."""
         self.is_cut_off = False
@@ -190,12 +188,17 @@ class Link:
             "a fault of Model Check itself in the link between the launchers: "
             f"{type(error).__name__}: {first_line(error)}"
         )
-        failure = Failure(self.join.node, None, None, why, EXIT_INTERNAL, is_own=False)
-        self.is_cut_off = True
-        self._record(failure)
+        failure = self._cut_off(why, EXIT_INTERNAL)
         for each in self._connections:
             each.send(failure)
         self._closing.set()
+
+    def _cut_off(self, why: str, exit_code: int) -> Failure:
+        """This launcher may not go on with the others."""
+        self.is_cut_off = True
+        failure = Failure(self.join.node, None, None, why, exit_code, is_own=False)
+        self._record(failure)
+        return failure
 
     async def _beat(self) -> None:
         beaten = 0.0
@@ -217,11 +220,6 @@ class Link:
             self.log.append(message)
             self._changed.notify_all()
         os.eventfd_write(self.fd, 1)
-
-    def _refuse(self, why: str) -> None:
-        with self._changed:
-            self.refused = self.refused or why
-            self._changed.notify_all()
 
     def _lost(self, node: int, why: str, may_come: bool) -> list[Message]:
         """What there is to say of a node that is not heard any more; nothing of one that has left.

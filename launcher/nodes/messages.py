@@ -26,8 +26,8 @@ class Failure(Struct, frozen=True, tag=True):
     peer_lost: bool = False
     """The rank only lost another one: that ends nothing."""
     is_own: bool = True
-    """Its launcher says so itself; False: the first node does, which has lost that launcher or
-    compared the bits of all nodes. A launcher also says so of itself when its link breaks."""
+    """Its launcher says so itself; False: the link does, which has lost or refused that launcher,
+    is broken, or has compared the bits of all nodes."""
 
 
 class Join(Struct, frozen=True, tag=True):

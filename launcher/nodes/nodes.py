@@ -3,13 +3,12 @@ failed first, and whether all are done."""
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher.nodes.failures import TELL_S, Asked, EndedElsewhere, NodeLost
+from launcher.nodes.failures import TELL_S, Asked, JobEnded
 from launcher.nodes.follower import Follower
 from launcher.nodes.leader import Leader
 from launcher.nodes.link import Link
@@ -35,23 +34,13 @@ from model_check.errors import (
 from model_check.events import Step
 from model_check.utils.requests import TO_STOP
 from model_check.utils.slurm import SlurmStep
-from model_check.utils.words import few, listed
+from model_check.utils.words import few
 
 NEVER = float("inf")
 _LOOK_S = 0.1
 _ORDER_S = 2.0
 """The first node's launcher orders what is told within milliseconds."""
 Said = TypeVar("Said", Join, Ready, Failure, WorkersExited, Leave)
-
-
-class Share(Struct, frozen=True):
-    """This node's part of a job."""
-
-    first_rank: int
-    num_ranks: int
-    """Of the whole job."""
-    resume: str | None = None
-    """The checkpoint that the first node has chosen for all; None: the job begins as it began."""
 
 
 class Nodes:
@@ -78,6 +67,8 @@ class Nodes:
         """Those that not all ranks here have told."""
         self._told: set[str] = set()
         """The workers of ours whose failure the others know."""
+        self._ranks: dict[tuple[int, str], int] = {}
+        """Node and worker -> its rank, when all are here."""
         self._heard_at: dict[Failure, float] = {}
 
     def open(self, patience_s: float) -> None:
@@ -98,10 +89,11 @@ class Nodes:
 
     # -- before the start
 
-    def meet(self) -> Share:
-        """Wait until all are here. Raises ConfigError where they were asked for different things,
-        NodeLost, Asked."""
-        joined = self._all(Join, self._patience_s)
+    def meet(self) -> tuple[JobPart, str | None]:
+        """Wait until all are here: this node's part, and the checkpoint that the first node has
+        chosen for all (None: the job begins as it began). Raises ConfigError where they were asked
+        for different things, JobEnded."""
+        joined = self._all(Join)
         first = joined[0]
         for each in joined[1:]:
             if names := differing(first.settings, each.settings):
@@ -116,14 +108,23 @@ class Nodes:
                     f"torch is {first.torch} on {first.name} and {each.torch} on {each.name}: "
                     "install the same on all nodes"
                 )
-        sizes = [len(each.workers) for each in joined]
-        return Share(sum(sizes[: self._me]), sum(sizes), first.resume)
+        members = [(each.node, worker) for each in joined for worker in each.workers]
+        self._ranks = {member: rank for rank, member in enumerate(members)}
+        part = JobPart(
+            number=self._me,
+            name=self._name(self._me),
+            job=self._step.key,
+            num_ranks=len(members),
+            ranks={name: rank for (node, name), rank in self._ranks.items() if node == self._me},
+            hosts={join.name: join.host for join in joined},
+        )
+        return part, first.resume
 
     def begin(self, data: str, port: int) -> int:
         """Wait until the data of all are prepared; where the ranks meet. `port`: of the first node.
-        Raises ConfigError where nodes would train on different data, NodeLost, Asked."""
+        Raises ConfigError where nodes would train on different data, JobEnded."""
         self._link.say(Ready(self._me, data, port))
-        ready = self._all(Ready, None)
+        ready = self._all(Ready)
         for each in ready[1:]:
             if each.data != ready[0].data:
                 raise ConfigError(
@@ -132,25 +133,18 @@ class Nodes:
                 )
         return ready[0].port
 
-    def _all(self, kind: type[Said], patience_s: float | None) -> list[Said]:
+    def _all(self, kind: type[Said]) -> list[Said]:
         """What each node said, in their order."""
-        until = NEVER if patience_s is None else time.monotonic() + patience_s + 2 * self._silence_s
-        found: dict[int, Said] = {}
 
-        def is_settled() -> bool:
-            found.update({m.node: m for m in self._of(kind)})
-            is_complete = len(found) == len(self._step.names)
-            return is_complete or self._link.refused is not None or self.stop() is not None
+        def found() -> dict[int, Said]:
+            return {message.node: message for message in self._of(kind)}
 
-        self._wait(is_settled, until)
-        if len(found) == len(self._step.names):
-            return [found[node] for node in sorted(found)]
-        if self._link.refused is not None:
-            raise ConfigError(self._link.refused)
-        if (stop := self.stop()) is not None:
-            raise EndedElsewhere(stop)
-        missing = [n for i, n in enumerate(self._step.names) if i not in found]
-        raise NodeLost(f"{listed(missing)} did not come in {patience_s:.0f} s")
+        num_nodes = len(self._step.names)
+        self._wait(lambda: len(found()) == num_nodes or self.stop() is not None)
+        told, stop = found(), self.stop()
+        if len(told) < num_nodes and stop is not None:
+            raise JobEnded(stop)
+        return [told[node] for node in sorted(told)]
 
     def _wait(self, is_there: Callable[[], bool], until: float = NEVER) -> None:
         """Raises Asked: signals are blocked until a supervisor answers them."""
@@ -263,22 +257,27 @@ class Nodes:
         step with its first task, we would cut them off. `goes_on`: this node would try again.
         Whether all would, as far as is known: one that is not heard may come."""
         self._link.say(Leave(self._me, goes_on))
+        try:
+            self.stay()
+        except Asked:
+            goes_on = False
+        return goes_on and all(each.goes_on for each in self._of(Leave))
+
+    def stay(self) -> None:
+        """Until all others know what this launcher had to say, and are done. Raises Asked."""
         tell_until = (now := time.monotonic()) + TELL_S
         try:
             self._wait(
                 lambda: self._may_leave(time.monotonic() < tell_until), now + self._patience_s
             )
-        except Asked:
-            goes_on = False
-        self._link.close()
-        return goes_on and all(each.goes_on for each in self._of(Leave))
+        finally:
+            self._link.close()
 
     def _may_leave(self, waits_for_late: bool) -> bool:
         """`waits_for_late`: for those that have not come; on a further node for the first one, to
         which it has said nothing yet."""
         owed = {*range(len(self._step.names))} if self.is_first else {self._me}
-        knows = owed <= {message.node for message in self._of(Leave)}
-        knows |= self._link.is_cut_off or self._link.refused is not None
+        knows = self._link.is_cut_off or owed <= {message.node for message in self._of(Leave)}
         return self._are_all(Leave) and (knows or not waits_for_late)
 
     def break_off(self, why: str, exit_code: int) -> None:
@@ -287,26 +286,10 @@ class Nodes:
             self.tell_failure(None, None, why, exit_code)
         self._link.close()
 
-    def vanish(self) -> None:
-        """Go without a word: the others hear that this launcher is gone."""
-        self._link.close()
-
     @property
     def fault(self) -> str | None:
         """A traceback: of ours, in the link."""
         return self._link.fault
-
-    def record(self, share: Share, workers: Sequence[str]) -> JobPart:
-        """For run.json."""
-        joined = sorted(self._of(Join), key=lambda join: join.node)
-        return JobPart(
-            number=self._me,
-            name=self._name(self._me),
-            job=self._step.key,
-            num_ranks=share.num_ranks,
-            ranks={worker: share.first_rank + at for at, worker in enumerate(workers)},
-            hosts={join.name: join.host for join in joined},
-        )
 
     @property
     def agreed_steps(self) -> int | None:
@@ -340,11 +323,10 @@ class Nodes:
 
     def _stop_for(self, first: Failure) -> Stop:
         node = self._name(first.node)
-        rank = None if first.worker is None else self._rank(first.node, first.worker)
         where = Elsewhere(
             node=node,
             worker=first.worker,
-            rank=rank,
+            rank=self._ranks.get((first.node, first.worker or "")),
             step=first.step,
             cause=first.cause,
             exit_code=first.exit_code,
@@ -354,13 +336,6 @@ class Nodes:
         reason = f"{first.cause}: no GPU is to blame" if is_lost else where.told
         named = (first.worker,) if first.worker is not None and first.node == self._me else ()
         return Stop(reason, first.exit_code, named, is_deadline=first.is_deadline, elsewhere=where)
-
-    def _rank(self, node: int, worker: str) -> int | None:
-        workers: Mapping[int, list[str]] = {m.node: m.workers for m in self._of(Join)}
-        if worker not in workers.get(node, []):
-            return None
-        before = sum(len(workers.get(number, [])) for number in range(node))
-        return before + workers[node].index(worker)
 
     @property
     def _has_told(self) -> bool:

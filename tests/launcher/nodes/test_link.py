@@ -276,8 +276,8 @@ def test_an_address_that_nobody_knows_is_one_line() -> None:
 def test_a_launcher_of_another_job_is_refused(lab: Lab) -> None:
     lab.link(0)
     other = lab.link(1, job="2.0")
-    assert other.wait(lambda: other.refused is not None, DEADLINE_S)
-    assert "the nodes of job 1.0 meet there, this is 2.0; set MASTER_PORT" in str(other.refused)
+    (refused,) = said(other, Failure)
+    assert "the nodes of job 1.0 meet there, this is 2.0; set MASTER_PORT" in str(refused)
 
 
 def test_a_port_that_is_taken_is_one_line(lab: Lab) -> None:
@@ -337,11 +337,8 @@ def test_a_launcher_of_another_version_ends_the_job_on_both_sides(lab: Lab, line
 def test_a_node_that_may_not_come_heeds_it_at_once(lab: Lab) -> None:
     lab.link(0)
     other = lab.link(1, first=replace(join(1), version="0.1"))
-    assert other.wait(lambda: other.refused is not None, DEADLINE_S)
-    assert (
-        other.refused
-        == "n1 runs Model Check another version, and n2 0.1: install the same on all nodes"
-    )
+    why = "n1 runs Model Check another version, and n2 0.1: install the same on all nodes"
+    assert said(other, Failure) == [Failure(1, None, None, why, 2, is_own=False)]
 
 
 @pytest.mark.parametrize("node", [0, 1])
