@@ -25,9 +25,10 @@ from launcher.nodes.messages import (
     greeting,
     two_versions,
 )
-from launcher.verdict.agreement import Agreement
+from launcher.verdict.agreement import compare
 from launcher.verdict.disagreement import Disagreement
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_UNNAMED, EXIT_USAGE, ConfigError
+from model_check.events import Step
 from model_check.utils.words import listed
 
 MAX_STRANGERS = 64
@@ -40,7 +41,10 @@ _MOST_WORDS = 16
 class Leader(Link):
     def _open(self) -> None:
         self._here: dict[int, Connection] = {}
-        self._agreement: Agreement | None = None
+        self.num_agreed = 0
+        """Steps at which the nodes of a kind had the same bits."""
+        self._steps: dict[tuple[str, int], dict[str, Step]] = {}
+        """Those that not all nodes of a kind have told."""
         self._words: Counter[int] = Counter()
         """How many messages of each node are in the log."""
         self._strangers: list[Connection] = []
@@ -147,13 +151,21 @@ class Leader(Link):
             each.send(message)
 
     def _compare(self, bits: Bits) -> None:
-        """Nodes of one kind, each of which has one voice: that of ranks that agree."""
-        if self._agreement is None:
-            joined = self._joined.values()
-            self._agreement = Agreement({join.name: join.kind or join.name for join in joined})
-        found = self._agreement.record(self.names[bits.node], bits.step)
-        if found is not None:
+        """Nodes of one kind must agree; each has one voice, that of its ranks. Whole steps alone,
+        so that many nodes cost little."""
+        kind = self._joined[bits.node].kind
+        equals = [join.name for join in self._joined.values() if join.kind == kind]
+        if kind is None or len(equals) < 2:
+            return
+        told = self._steps.setdefault((kind, bits.step.step), {})
+        told[self.names[bits.node]] = bits.step
+        if len(told) < len(equals):
+            return
+        del self._steps[kind, bits.step.step]
+        if (found := compare(told)) is not None:
             self._send(self._failure(found))
+        else:
+            self.num_agreed += 1
 
     def _failure(self, found: Disagreement) -> Failure:
         """Named by strict majority of the nodes, or nobody."""
@@ -170,12 +182,6 @@ class Leader(Link):
         num_others = len(found.bits) - len(found.odd)
         cause = f"{names}other {found.place} than {num_others} other nodes at step {found.step}"
         return Failure(node, worker, found.step, cause, EXIT_DISAGREEMENT, is_own=False)
-
-    @property
-    def num_agreed(self) -> int:
-        """Steps at which the nodes of a kind had the same bits."""
-        counts = {} if self._agreement is None else self._agreement.agreed_steps
-        return max(counts.values(), default=0)
 
     def _check(self, now: float) -> None:
         for node, connection in [*self._here.items()]:
