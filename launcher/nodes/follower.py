@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import time
-from collections.abc import Sequence
 
 from launcher.nodes.link import ANSWER_S, RETRY_S, Connection, Link
 from launcher.nodes.messages import MAX_LINE_BYTES, Heartbeat, JoinRejected, Message
@@ -15,20 +14,14 @@ _ANOTHER_PORT = "set MASTER_PORT to a free port, the same on all nodes"
 
 class Follower(Link):
     def _open(self) -> None:
-        self._connection: Connection | None = None
-        self._is_welcome = False
-        self._waiting: list[Message] = [self.join]
-        """What is said before the first node has answered."""
-
-    @property
-    def _connections(self) -> Sequence[Connection]:
-        return [] if self._connection is None else [self._connection]
+        self._waiting: list[Message] = []
+        """What is said before the first node has let this one in."""
 
     def _send(self, message: Message) -> None:
-        if not self._is_welcome:
-            self._waiting.append(message)
-        for each in self._connections:
+        for each in self._here.values():
             each.send(message)
+        if not self._here:
+            self._waiting.append(message)
 
     async def _serve(self) -> None:
         """The launcher of an earlier attempt may still be leaving, and answer there."""
@@ -51,7 +44,7 @@ class Follower(Link):
         except OSError as error:
             if time.monotonic() >= self._until:
                 how = error.strerror or error  # a timeout has no strerror
-                self._lose(f"node {self.names[0]} did not come ({self.address}: {how})", True)
+                self._lose(0, f"did not come ({self.address}: {how})", True)
             return None
         if made.getsockname() == made.getpeername():
             made.close()  # TCP has joined this socket to itself: nobody listens there yet
@@ -62,43 +55,35 @@ class Follower(Link):
     async def _talk(self, made: socket.socket) -> str:
         """Until it ends; why this launcher was not let in."""
         connection = Connection(*await asyncio.open_connection(sock=made, limit=MAX_LINE_BYTES))
-        self._connection, self.local_address = connection, connection.local_address
-        connection.send(*self._waiting)
+        connection.send(self.join)
         try:
-            return await self._hear(connection)
+            first = await asyncio.wait_for(connection.read(), ANSWER_S)
+            if isinstance(first, JoinRejected):
+                if first.is_final:
+                    self._cut_off(first.why, EXIT_USAGE)
+                return first.why
+            if first is not None:
+                await self._hear(connection, first)
+            return "another program answers there, or a launcher of another version"
         except TimeoutError:
             return (
                 f"another program answers there, or the launcher of {self.names[0]} is stopped: "
                 f"nothing was said in {ANSWER_S:.0f} s"
             )
         finally:
-            self._connection = None
             await connection.close()
 
-    async def _hear(self, connection: Connection) -> str:
-        while True:
-            patience_s = None if self._is_welcome else ANSWER_S
-            message = await asyncio.wait_for(connection.read(), patience_s)
-            if message is None:
-                break
-            if isinstance(message, JoinRejected):
-                if message.is_final:
-                    self._cut_off(message.why, EXIT_USAGE)
-                return message.why
+    async def _hear(self, connection: Connection, first: Message) -> None:
+        """The first node has let this one in."""
+        message: Message | None = first
+        connection.send(*self._waiting)
+        self._here[0] = connection
+        while message is not None:
             if not isinstance(message, Heartbeat):
-                self._is_welcome = True
                 self._record(message)
-        if self._is_welcome:
-            self._lose(f"node {self.names[0]} is gone: {connection.why_lost}", False)
-        return "another program answers there, or a launcher of another version"
+            message = await connection.read()
+        self._lose(0, f"is gone: {connection.why_lost}", False)
 
-    def _check(self, now: float) -> None:
-        for each in self._connections if self._is_welcome else ():
-            if (why := self._silence(0, now, each)) is not None:
-                self._lose(why, True)
-                each.hang_up()
-
-    def _lose(self, why: str, may_come: bool) -> None:
+    def _lose(self, node: int, why: str, may_come: bool) -> None:
         self.is_cut_off = True
-        for message in self._lost(0, why, may_come):
-            self._record(message)
+        super()._lose(node, why, may_come)

@@ -6,7 +6,6 @@ import errno
 import ipaddress
 import socket
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -40,7 +39,6 @@ _MOST_WORDS = 16
 
 class Leader(Link):
     def _open(self) -> None:
-        self._here: dict[int, Connection] = {}
         self.num_agreed = 0
         """Steps at which the nodes of a kind had the same bits."""
         self._steps: dict[tuple[str, int], dict[str, Step]] = {}
@@ -50,10 +48,6 @@ class Leader(Link):
         self._strangers: list[Connection] = []
         self._listener = _listening(self.address, self.port)
         self._admit(self.join)
-
-    @property
-    def _connections(self) -> Sequence[Connection]:
-        return [*self._here.values()]
 
     async def _serve(self) -> None:
         def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -97,7 +91,7 @@ class Leader(Link):
             join = Join(join.node, join.job, join.name, failure=failure)
             self._admit(join)
             return False
-        self.local_address = connection.local_address
+        self.address = connection.local_address
         self._admit(join)
         connection.send(*self.log)
         if join.failure is None:
@@ -128,8 +122,7 @@ class Leader(Link):
                 break
             if not isinstance(message, Heartbeat):
                 self._send(message)
-        why = f"node {self.names[node]} is gone: {connection.why_lost}"
-        self._lose(node, why, False)
+        self._lose(node, f"is gone: {connection.why_lost}", False)
 
     def _may_say(self, node: int, message: Message) -> bool:
         """A node speaks for itself alone, and not for ever: the log is kept in memory."""
@@ -145,10 +138,8 @@ class Leader(Link):
     def _send(self, message: Message) -> None:
         if isinstance(message, Bits):  # of all messages these alone are for this node only
             self._compare(message)
-            return
-        self._record(message)
-        for each in self._here.values():
-            each.send(message)
+        else:
+            self._order(message)
 
     def _compare(self, bits: Bits) -> None:
         """Nodes of one kind must agree; each has one voice, that of its ranks. Whole steps alone,
@@ -184,22 +175,14 @@ class Leader(Link):
         return Failure(node, worker, found.step, cause, EXIT_DISAGREEMENT, is_own=False)
 
     def _check(self, now: float) -> None:
-        for node, connection in [*self._here.items()]:
-            if (why := self._silence(node, now, connection)) is not None:
-                self._lose(node, why, True)
+        super()._check(now)
         if now >= self._until:
             for node in {*range(len(self.names))} - self._joined.keys():
-                self._lose(node, f"node {self.names[node]} did not come", True)
+                self._lose(node, "did not come", True)
 
     @property
     def _joined(self) -> dict[int, Join]:
         return {m.node: m for m in self.log if isinstance(m, Join)}
-
-    def _lose(self, node: int, why: str, may_come: bool) -> None:
-        if (connection := self._here.pop(node, None)) is not None:
-            connection.hang_up()
-        for message in self._lost(node, why, may_come):
-            self._send(message)
 
 
 def places_to_listen(address: str, resolved: str) -> list[str]:

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
@@ -74,25 +75,26 @@ class Connection:
             await self._writer.wait_closed()
 
 
-class Link:
+class Link(ABC):
     """This launcher's end. `start` it, then read `log`; methods are for the main thread."""
 
     def __init__(self, join: Join, names: Sequence[str], address: str, port: int) -> None:
         """`join`: the first message. `names`: of all nodes."""
         self.join, self.names = join, names
         self.address, self.port = address, port
+        """Of the first node; it may be known to the others by another address."""
         self.log: list[Message] = []
         """What all nodes said, in the order of the first node's launcher. It only grows."""
         self.fault: str | None = None
         """The traceback of a fault of ours that has ended the link."""
         self.is_cut_off = False
         """Nothing will come from the other nodes any more."""
-        self.local_address: str | None = None
-        """Ours, as the other nodes see it."""
         self.limit_s = 0.0
         """Longest silence of a node, once it has come."""
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when the log has grown."""
+        self._here: dict[int, Connection] = {}
+        """The nodes that this one is connected with."""
         self._changed = threading.Condition()
         self._closing = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -132,23 +134,16 @@ class Link:
 
     # -- the thread
 
-    def _open(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _open(self) -> None: ...
 
+    @abstractmethod
     async def _serve(self) -> None:
-        raise NotImplementedError
+        """Connect, and hear the others."""
 
+    @abstractmethod
     def _send(self, message: Message) -> None:
         """Ours, on its way to the log."""
-        raise NotImplementedError
-
-    def _check(self, now: float) -> None:
-        """Who is silent, and who has not come."""
-        raise NotImplementedError
-
-    @property
-    def _connections(self) -> Sequence[Connection]:
-        raise NotImplementedError
 
     def _work(self) -> None:
         self._loop.run_until_complete(self._run())
@@ -189,7 +184,7 @@ class Link:
             f"{type(error).__name__}: {first_line(error)}"
         )
         failure = self._cut_off(why, EXIT_INTERNAL)
-        for each in self._connections:
+        for each in self._here.values():
             each.send(failure)
         self._closing.set()
 
@@ -207,13 +202,25 @@ class Link:
             await asyncio.sleep(RETRY_S)
             now = time.monotonic()
             if now - slept_from > RETRY_S + _PAUSE_S:
-                for each in self._connections:
+                for each in self._here.values():
                     each.heard_at += now - slept_from
             if now - beaten >= BEAT_S:
                 beaten = now
-                for each in self._connections:
+                for each in self._here.values():
                     each.send(Heartbeat())
             self._check(now)
+
+    def _check(self, now: float) -> None:
+        """Who is not heard any more."""
+        for node, connection in [*self._here.items()]:
+            if (silent_s := now - connection.heard_at) >= self.limit_s:
+                self._lose(node, f"not heard for {silent_s:.0f} s", True)
+
+    def _order(self, message: Message) -> None:
+        """Give it its place in the log, here and on the nodes that have theirs from this one."""
+        self._record(message)
+        for each in self._here.values():
+            each.send(message)
 
     def _record(self, message: Message) -> None:
         with self._changed:
@@ -221,17 +228,14 @@ class Link:
             self._changed.notify_all()
         os.eventfd_write(self.fd, 1)
 
-    def _lost(self, node: int, why: str, may_come: bool) -> list[Message]:
-        """What there is to say of a node that is not heard any more; nothing of one that has left.
-        One whose workers have exited may go. `may_come`: it may still run, and try again."""
+    def _lose(self, node: int, why: str, may_come: bool) -> None:
+        """It is not heard any more. One whose workers have exited may go. `may_come`: it may still
+        run, and try again."""
+        if (connection := self._here.pop(node, None)) is not None:
+            connection.hang_up()
         about = [m for m in self.log if isinstance(m, WorkersExited | Leave) and m.node == node]
-        if any(isinstance(message, Leave) for message in about):
-            return []
-        failure = Failure(node, None, None, why, EXIT_PEER_LOST, is_own=False)
-        return [*([] if about else [failure]), Leave(node, may_come)]
-
-    def _silence(self, node: int, now: float, connection: Connection) -> str | None:
-        silent_s = now - connection.heard_at
-        if silent_s < self.limit_s:
-            return None
-        return f"node {self.names[node]} not heard for {silent_s:.0f} s"
+        if not about:
+            cause = f"node {self.names[node]} {why}"
+            self._order(Failure(node, None, None, cause, EXIT_PEER_LOST, is_own=False))
+        if not any(isinstance(message, Leave) for message in about):
+            self._order(Leave(node, may_come))

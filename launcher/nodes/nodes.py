@@ -20,7 +20,6 @@ from launcher.nodes.messages import (
     Ready,
     WorkersExited,
     differing,
-    two_versions,
 )
 from launcher.verdict.agreement import compare
 from launcher.verdict.nodes import Elsewhere, JobPart, LostPeer
@@ -56,7 +55,6 @@ class Nodes:
     ) -> None:
         """`silence_s`: how long another node may be silent."""
         self._step, self._me = step, join.node
-        self._address = address
         make = Leader if join.node == 0 else Follower
         self._link: Link = make(join, step.names, address, port)
         self._silence_s = silence_s
@@ -80,8 +78,7 @@ class Nodes:
     def address(self) -> str:
         """Where the ranks meet: of the first node as the others reach it, since its own name may
         mean loopback to it."""
-        seen = self._link.local_address if self.is_first else None
-        return self._address if seen is None else seen
+        return self._link.address
 
     @property
     def is_first(self) -> bool:
@@ -101,8 +98,6 @@ class Nodes:
                     f"nodes {first.name} and {each.name} were asked for different trainings: "
                     f"{few(names)} differ: give all the same command"
                 )
-            if each.version != first.version:  # else the first node refuses it
-                raise ConfigError(two_versions(first, each))
             if each.torch != first.torch:
                 raise ConfigError(
                     f"torch is {first.torch} on {first.name} and {each.torch} on {each.name}: "
