@@ -41,12 +41,13 @@ class Follower(Link):
         """It may wait: there is nobody to hear yet."""
         try:
             made = socket.create_connection((self.address, self.port), timeout=_CONNECT_S)
+            is_itself = made.getsockname() == made.getpeername()
         except OSError as error:
             if time.monotonic() >= self._until:
                 how = error.strerror or error  # a timeout has no strerror
                 self._lose(0, f"did not come ({self.address}: {how})", True)
             return None
-        if made.getsockname() == made.getpeername():
+        if is_itself:
             made.close()  # TCP has joined this socket to itself: nobody listens there yet
             return None
         made.setblocking(False)
@@ -85,5 +86,5 @@ class Follower(Link):
         self._lose(0, f"is gone: {connection.why_lost}", False)
 
     def _lose(self, node: int, why: str, may_come: bool) -> None:
-        self.is_cut_off = True
         super()._lose(node, why, may_come)
+        self._part()

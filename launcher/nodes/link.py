@@ -190,10 +190,16 @@ class Link(ABC):
 
     def _cut_off(self, why: str, exit_code: int) -> Failure:
         """This launcher may not go on with the others."""
-        self.is_cut_off = True
         failure = Failure(self.join.node, None, None, why, exit_code, is_own=False)
         self._record(failure)
+        self._part()
         return failure
+
+    def _part(self) -> None:
+        """When the log tells why."""
+        with self._changed:
+            self.is_cut_off = True
+            self._changed.notify_all()
 
     async def _beat(self) -> None:
         beaten = 0.0

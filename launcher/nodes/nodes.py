@@ -46,12 +46,7 @@ class Nodes:
     """From the meeting to the end of one run."""
 
     def __init__(
-        self,
-        step: SlurmStep,
-        join: Join,
-        address: str,
-        port: int,
-        silence_s: float,
+        self, step: SlurmStep, join: Join, address: str, port: int, silence_s: float
     ) -> None:
         """`silence_s`: how long another node may be silent."""
         self._step, self._me = step, join.node
