@@ -183,7 +183,7 @@ def _flipped(lab: Lab, place: Path, kind: str, draw: random.Random) -> Verdict:
     code = lab.start(place, 3, f"debug.drill={kind}@{step}:{worker}:{name}:{bit}").wait(DEADLINE_S)
     report = _report(place)
     summary = report["summary"]
-    when = f"step {step}" in summary
+    when = f"step {step}" in summary or f"after the update of step {step - 1}" in summary
     # A gradient that is not finite is told by its module.
     is_right = report["culprits"] == [worker] and when and name.removesuffix(".weight") in summary
     told = f"{worker} at {step}, {name} bit {bit}: exit {code}, {summary}"

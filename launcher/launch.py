@@ -117,6 +117,7 @@ class Launch(Struct, frozen=True):
         until = self.began_at + deadline_s if deadline_s else NEVER
         # On a busy machine workers start one after the other.
         load = os.getloadavg()[0] / self.context.num_cores
+        num_here = len(self.picked.places)
         return Limits(
             launch.grace_s,
             silence_s,
@@ -124,14 +125,10 @@ class Launch(Struct, frozen=True):
             until=until,
             deadline_s=deadline_s,
             is_job=self.is_job,
-            num_distant=self._num_distant,
+            num_distant=(self.context.num_ranks or num_here) - num_here,
             elsewhere_s=2 * EVIDENCE_S + self.node_silence_s,
             has_launcher_above=self.context.is_trial,
         )
-
-    @property
-    def _num_distant(self) -> int:
-        return 0 if self.nodes is None else (self.context.num_ranks or 0) - len(self.picked.places)
 
     @property
     def node_silence_s(self) -> float:

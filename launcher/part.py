@@ -55,15 +55,16 @@ class Part:
         nodes.open(min(patience_s, launch.limits.stop_at - time.monotonic()))
         launch.absence.end()
         self.nodes = nodes
-        share = nodes.meet()
-        check_ranks(launch.loaded.settings, share.num_ranks)
-        context = replace(launch.context, first_rank=share.first_rank, num_ranks=share.num_ranks)
+        node, resume = nodes.meet()
+        check_ranks(launch.loaded.settings, node.num_ranks)
+        first_rank = min(node.ranks.values())
+        context = replace(launch.context, first_rank=first_rank, num_ranks=node.num_ranks)
         launch = replace(launch, context=context)
-        record = replace(record, part=(node := nodes.record(share, record.workers)))
+        record = replace(record, part=node)
         ranks = ", ".join(f"{name} is rank {rank}" for name, rank in node.ranks.items())
         self._printer.say(f"all {len(node.hosts)} nodes are here: on {node.name}, {ranks}")
         if part and not nodes.is_first:
-            launch = self._as_the_first(launch, share.resume)
+            launch = self._as_the_first(launch, resume)
         return launch, record
 
     def _as_the_first(self, launch: Launch, resume: str | None) -> Launch:

@@ -22,7 +22,7 @@ from launcher.arguments import RunArguments
 from launcher.contain.trampoline import raise_file_limit
 from launcher.install.versions import versions
 from launcher.launch import Launch
-from launcher.nodes.failures import Asked, EndedElsewhere
+from launcher.nodes.failures import JobEnded
 from launcher.nodes.scheduler import started_by
 from launcher.output.printer import Printer
 from launcher.part import Part
@@ -215,12 +215,10 @@ class Run:
                 return self._supervise(self._launch.specs)
             self._join()
             outcome = self._prepare_and_train()
+        except JobEnded as ended:
+            outcome = Outcome(ended.end)
         except ModelCheckError as error:
-            requests = (error.signum,) if isinstance(error, Asked) else ()
-            end = RunEnd(reason=str(error), exit_code=error.exit_code, requests=requests)
-            if isinstance(error, EndedElsewhere):
-                end = replace(end, elsewhere=error.elsewhere)
-            outcome = Outcome(end)
+            outcome = Outcome(RunEnd(reason=str(error), exit_code=error.exit_code))
         return self._part.concluded(outcome)
 
     def _join(self) -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.nodes.failures import SILENCE_S, TELL_S
 from launcher.nodes.job import meeting_place, name_of_meeting, nodes_of_job
@@ -18,9 +17,6 @@ from model_check.utils.files import read_whole
 from model_check.utils.project_files import version
 from model_check.utils.requests import TO_STOP
 from model_check.utils.slurm import SlurmStep
-
-if TYPE_CHECKING:
-    from launcher.nodes.link import Link
 
 _LOOK_S = 0.1
 _TOLD_S = 1.0
@@ -74,21 +70,16 @@ class Absence:
 
     def _work(self, step: SlurmStep, why: str, exit_code: int) -> None:
         with suppress(Exception):  # what goes wrong here would hide why we leave
-            link = self._link(step, why, exit_code)
-            link.start(SILENCE_S, time.monotonic() + TELL_S)
-            link.wait(lambda: _all_know(link, step), TELL_S)
-            link.close()
+            # Runs that begin well do not wait for these imports.
+            from launcher.nodes.messages import Failure, Join
+            from launcher.nodes.nodes import Nodes
 
-    def _link(self, step: SlurmStep, why: str, exit_code: int) -> "Link":
-        # Runs that begin well do not wait for these imports.
-        from launcher.nodes.first_node import FirstNode
-        from launcher.nodes.further_node import FurtherNode
-        from launcher.nodes.messages import Refused
-
-        job, name = name_of_meeting(step, self._part), step.names[step.node]
-        refused = Refused(step.node, job, name, why, exit_code, version())
-        make = FirstNode if step.node == 0 else FurtherNode
-        return make(refused, step.names, *meeting_place(step, self._environ))
+            job, name = name_of_meeting(step, self._part), step.names[step.node]
+            failure = Failure(step.node, None, None, why, exit_code)
+            join = Join(step.node, job, name, version(), failure=failure)
+            nodes = Nodes(step, join, *meeting_place(step, self._environ), SILENCE_S)
+            nodes.open(TELL_S)
+            nodes.stay()
 
 
 def _wait(thread: threading.Thread, say: Callable[[str], None]) -> None:
@@ -100,15 +91,6 @@ def _wait(thread: threading.Thread, say: Callable[[str], None]) -> None:
         thread.join(_LOOK_S)
         if signal.sigtimedwait(TO_STOP, 0) is not None:
             return
-
-
-def _all_know(link: "Link", step: SlurmStep) -> bool:
-    from launcher.nodes.messages import Gone, Over
-
-    if link.refused is not None or link.fault is not None:
-        return True
-    left = {message.node for message in [*link.log] if isinstance(message, Over | Gone)}
-    return step.node in left if step.node else left >= {*range(step.num_nodes)}
 
 
 def _names_job(argv: Sequence[str]) -> bool:

@@ -3,8 +3,10 @@ to import: every run does."""
 
 import signal
 
-from launcher.verdict.record import Stop
-from model_check.errors import EXIT_PEER_LOST, EXIT_SIGNAL_BASE, ModelCheckError
+from msgspec.structs import asdict
+
+from launcher.verdict.record import RunEnd, Stop
+from model_check.errors import EXIT_SIGNAL_BASE, ModelCheckError
 
 SILENCE_S = 30.0
 """A node that is not heard for so long is gone; for launch.rank_timeout_s, where that is less."""
@@ -14,27 +16,22 @@ TELL_S = 10.0
 within seconds of each other, and its KillWait is 30 s."""
 
 
-class NodeLost(ModelCheckError):
-    """Another node did not come, or is not heard any more: nothing is known against a GPU."""
+class JobEnded(ModelCheckError):
+    """The job has ended before its ranks began here."""
 
-    exit_code = EXIT_PEER_LOST
+    def __init__(self, stop: Stop, requests: tuple[int, ...] = ()) -> None:
+        super().__init__(str(stop.reason))
+        self.exit_code = stop.exit_code
+        self.end = RunEnd(**asdict(stop), requests=requests)
 
 
-class Asked(ModelCheckError):
+class Asked(JobEnded):
     """A signal asked us to end while we waited for other nodes."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(f"{signal.Signals(signum).name} received")
+        reason = f"{signal.Signals(signum).name} received"
+        super().__init__(Stop(reason, EXIT_SIGNAL_BASE + signum), (signum,))
         self.signum = signum
-        self.exit_code = EXIT_SIGNAL_BASE + signum
-
-
-class EndedElsewhere(ModelCheckError):
-    """The job has ended on another node before it began here."""
-
-    def __init__(self, stop: Stop) -> None:
-        super().__init__(str(stop.reason))
-        self.elsewhere, self.exit_code = stop.elsewhere, stop.exit_code
 
 
 def silence_limit_s(rank_timeout_s: float | None) -> float:

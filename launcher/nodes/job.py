@@ -108,12 +108,12 @@ def join_nodes(
     be leaving.
     """
     # A run on one machine does not wait for these imports.
-    from launcher.nodes.messages import Hello
+    from launcher.nodes.messages import Join
     from launcher.nodes.nodes import Nodes
 
     # Where a job goes on, the first node chooses from where, for all.
     of_a_node = (_DRILL, _RESUME) if part else (_DRILL,)
-    hello = Hello(
+    join = Join(
         node=step.node,
         job=name_of_meeting(step, part),
         name=step.names[step.node],
@@ -126,8 +126,7 @@ def join_nodes(
         resume=settings.training.resume if part else None,
     )
     address, port = meeting_place(step, environ)
-    is_sharded = settings.launch.mode == "fsdp"
-    return Nodes(step, hello, address, port, silence_s, is_sharded=is_sharded)
+    return Nodes(step, join, address, port, silence_s)
 
 
 def meeting_place(step: SlurmStep, environ: Mapping[str, str]) -> tuple[str, int]:
@@ -147,33 +146,23 @@ def name_of_meeting(step: SlurmStep, part: str) -> str:
 @contextmanager
 def open_meeting(address: str | None = None) -> Iterator[Meeting]:
     """Taken until the ranks are gone. `address`: of this machine, where ranks on other nodes come
-    to; None: on loopback. Raises InternalError where no port is free."""
-    with _taken() if address is None else _taken_at(address) as place:
-        port = place.getsockname()[1]
-        if address is not None:
-            yield Meeting(address, port, place.fileno())
-            return
-        address, port = place.getsockname()[:2]
-        yield Meeting(address, port, place.fileno())
+    to, or of all its addresses, where that one is translated on the way here; None: on loopback.
+    Raises InternalError where no port is free."""
+    places = _LOOPBACKS
+    if address is not None:
+        family, *_, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        places = ((family, str(place[0])), (family, "::" if family == socket.AF_INET6 else ""))
+    with _taken(places) as taken:
+        host, port = taken.getsockname()[:2]
+        yield Meeting(address or host, port, taken.fileno())
 
 
-def _taken_at(address: str) -> socket.socket:
-    """Or at all addresses, where this one is translated on the way here."""
-    family, *_, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-    for where in (place, ("::" if family == socket.AF_INET6 else "", 0)):
+def _taken(places: Sequence[tuple[socket.AddressFamily, str]]) -> socket.socket:
+    for family, address in places:
         with suppress(OSError), ExitStack() as stack:
             taken = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            taken.bind(where)
+            taken.bind((address, 0))
             stack.pop_all()
             return taken
-    raise InternalError(f"no port is free at {address}, where the ranks find each other")
-
-
-def _taken() -> socket.socket:
-    for family, address in _LOOPBACKS:
-        with suppress(OSError), ExitStack() as stack:
-            place = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            place.bind((address, 0))
-            stack.pop_all()
-            return place
-    raise InternalError("no port is free on 127.0.0.1 or ::1, where ranks find each other")
+    where = " or ".join(address or "any address" for _, address in places)
+    raise InternalError(f"no port is free on {where}, where ranks find each other")

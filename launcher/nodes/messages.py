@@ -6,38 +6,50 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from model_check.events import Step
+
 MAX_LINE_BYTES = 1 << 20
 
 
-class Hello(Struct, frozen=True, tag=True):
-    """I am here."""
+class Failure(Struct, frozen=True, tag=True):
+    """One of its ranks failed, or its launcher ends its part of the job for another reason."""
+
+    node: int
+    worker: str | None
+    """None: no rank of it is blamed."""
+    step: int | None
+    cause: str
+    exit_code: int
+    signum: int | None = None
+    """A signal to the launcher asked for it."""
+    is_deadline: bool = False
+    peer_lost: bool = False
+    """The rank only lost another one: that ends nothing."""
+    is_own: bool = True
+    """Its launcher says so itself; False: the link does, which has lost or refused that launcher,
+    is broken, or has compared the bits of all nodes."""
+
+
+class Join(Struct, frozen=True, tag=True):
+    """The first message of a launcher."""
 
     node: int
     job: str
     """Which step of Slurm; another one's launcher is refused."""
     name: str
-    host: str
-    workers: list[str]
-    kind: str | None
-    """Of its workers: nodes of one kind must agree bit for bit. None: they are of several kinds."""
-    torch: str | None
-    settings: dict[str, Any]
-    """Those that decide or change the steps."""
     version: str = ""
     """Of this program: launchers of two may not understand each other."""
+    host: str = ""
+    workers: list[str] = []
+    kind: str | None = None
+    """Of its workers: nodes of one kind must agree bit for bit. None: they are of several kinds."""
+    torch: str | None = None
+    settings: dict[str, Any] = {}
+    """Those that decide or change the steps."""
     resume: str | None = None
     """Of the first node, where the job goes on: the checkpoint for all. None: as it began."""
-
-
-class Refused(Struct, frozen=True, tag=True):
-    """I do not come, and leave for this reason. The first word of such a launcher, and its last."""
-
-    node: int
-    job: str
-    name: str
-    why: str
-    exit_code: int
-    version: str = ""
+    failure: Failure | None = None
+    """Why this launcher does not join the others: then this is its last message, too."""
 
 
 class Greeting(Struct, frozen=True):
@@ -59,70 +71,28 @@ class Ready(Struct, frozen=True, tag=True):
     """Of the first node: where the ranks meet."""
 
 
-class Follower(Struct, frozen=True, tag=True):
-    """One of its ranks cannot go on without another one."""
-
-    node: int
-    worker: str
-    said: str
-
-
-class Failure(Struct, frozen=True, tag=True):
-    """One of its ranks failed, or the launcher ends its part of the job for another reason."""
-
-    node: int
-    worker: str | None
-    """None: no rank of it is blamed."""
-    step: int | None
-    cause: str
-    exit_code: int
-    signum: int | None = None
-    """A signal to the launcher asked for it."""
-    is_deadline: bool = False
-    is_compared: bool = False
-    """Not its own word: the first node has compared the bits of all."""
-
-
 class Bits(Struct, frozen=True, tag=True):
-    """Of a step: those that all ranks of its node share."""
+    """All ranks of its node have the same bits after this step."""
 
     node: int
-    step: int
-    values: dict[str, str]
-    """Quantity -> its bits."""
+    step: Step
 
 
-class Ended(Struct, frozen=True, tag=True):
-    """Its workers are gone."""
+class WorkersExited(Struct, frozen=True, tag=True):
+    """The workers of its node are gone."""
 
     node: int
-    exit_code: int
 
 
-class Over(Struct, frozen=True, tag=True):
-    """Its reports are written, its launcher leaves."""
+class Leave(Struct, frozen=True, tag=True):
+    """Its reports are written and its launcher leaves, or the first node has lost it."""
 
     node: int
     goes_on: bool = False
-    """Where the job failed, it would try again."""
+    """It would try again where the job failed. One that is not heard may do so, too."""
 
 
-class Gone(Struct, frozen=True, tag=True):
-    """It left without a word, or is not heard any more. Its first node says so, or who lost it."""
-
-    node: int
-    why: str
-    has_ended: bool = False
-    """Its launcher is no more: it will not come again."""
-
-
-class Broken(Struct, frozen=True, tag=True):
-    """The link of this launcher has failed by a fault of ours. Never sent."""
-
-    why: str
-
-
-class Refusal(Struct, frozen=True, tag=True):
+class JoinRejected(Struct, frozen=True, tag=True):
     """You are not of this job."""
 
     why: str
@@ -130,24 +100,11 @@ class Refusal(Struct, frozen=True, tag=True):
     """Or you are, and may not come."""
 
 
-class Beat(Struct, frozen=True, tag=True):
+class Heartbeat(Struct, frozen=True, tag=True):
     pass
 
 
-Message = (
-    Hello
-    | Refused
-    | Ready
-    | Follower
-    | Failure
-    | Bits
-    | Ended
-    | Over
-    | Gone
-    | Broken
-    | Refusal
-    | Beat
-)
+Message = Join | Ready | Failure | Bits | WorkersExited | Leave | JoinRejected | Heartbeat
 _DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 
@@ -171,7 +128,7 @@ def greeting(line: bytes) -> Greeting | None:
         return None
 
 
-def two_versions(first: Hello | Refused, other: Hello | Greeting) -> str:
+def two_versions(first: Join, other: Join | Greeting) -> str:
     here, there = (each.version or "another version" for each in (first, other))
     return (
         f"{first.name} runs Model Check {here}, and {other.name} {there}: install the same on all "

@@ -7,12 +7,7 @@ from launcher.supervise import policy
 from launcher.supervise.outcome import OtherNodes
 from launcher.supervise.policy import WorkerView
 from launcher.verdict.record import Stop
-from model_check.errors import (
-    EXIT_NON_FINITE,
-    EXIT_PASS,
-    describe_exit,
-    exit_code_of,
-)
+from model_check.errors import EXIT_NON_FINITE, describe_exit
 from model_check.utils.requests import request_of
 
 
@@ -20,12 +15,11 @@ def tell_failures(workers: Sequence[WorkerView], nodes: OtherNodes) -> None:
     """At once: the order in which they are told decides who was first, and the others wait for what
     is known, while evidence is saved here. A request that a rank followed is told with the end, if
     it is one."""
-    for worker in policy.followers(workers):
-        nodes.tell_follower(worker.name, worker.error or "")
-    for worker in policy.own_failures(workers):
-        code = _exit_code(worker)
-        if code != EXIT_PASS and request_of(code) is None:
-            nodes.tell_failure(worker.name, step_of(worker), _cause(worker, code), code)
+    for worker in policy.suspects(workers):
+        code, peer_lost = policy.exit_code(worker), policy.lost_a_peer(worker)
+        if peer_lost or request_of(code) is None:
+            what = (step_of(worker), _cause(worker, code), code)
+            nodes.tell_failure(worker.name, *what, peer_lost=peer_lost)
 
 
 def tell_end(stop: Stop, workers: Sequence[WorkerView], nodes: OtherNodes) -> None:
@@ -49,12 +43,6 @@ def step_of(worker: WorkerView) -> int | None:
     if worker.confession is not None:
         return worker.confession.step
     return None if worker.last_step is None else worker.last_step + 1
-
-
-def _exit_code(worker: WorkerView) -> int:
-    if worker.confession is not None:
-        return worker.confession.exit_code
-    return 0 if worker.returncode is None else exit_code_of(worker.returncode)
 
 
 def _cause(worker: WorkerView, exit_code: int) -> str:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from launcher.verdict.nodes import LostPeer
 from launcher.verdict.record import RunEnd, Stop, WorkerEnd
 from model_check.events import Step
 
@@ -46,18 +47,14 @@ class OtherNodes(Protocol):
 
     def drain(self) -> None: ...
 
-    def followers(self, now: float) -> list[tuple[str, str, float]]:
-        """Ranks there that cannot go on without another one: name, what it said, when we heard of
-        it."""
+    def lost_peers(self, now: float) -> list[LostPeer]:
+        """Ranks there that cannot go on without another one."""
 
     def stop(self) -> Stop | None:
         """What ends the job there."""
 
     def tell_step(self, worker: str, step: Step) -> None:
         """One of ours has taken it."""
-
-    def tell_follower(self, worker: str, said: str) -> None:
-        """The first word on each worker counts, here and below."""
 
     def tell_failure(
         self,
@@ -68,8 +65,10 @@ class OtherNodes(Protocol):
         *,
         signum: int | None = None,
         is_deadline: bool = False,
+        peer_lost: bool = False,
     ) -> None:
-        """`worker`: None: nobody is blamed. `signum`: the signal that asked for it."""
+        """The first word on each worker counts. `worker`: None: nobody is blamed. `signum`: the
+        signal that asked for it. `peer_lost`: the rank only lost another one."""
 
 
 class Outcome(Struct, frozen=True):

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
+from launcher.verdict.nodes import LostPeer
 from launcher.verdict.observer import NEVER, SETTLE_S, SETTLE_STEPS, Dismissal
 from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Stop
 from model_check.config.ranks import SILENCE_PATIENCE
@@ -149,27 +150,20 @@ class Done(Struct, frozen=True):
     """All workers ended with exit code 0; independent ones in whatever way."""
 
 
-class Distant(Struct, frozen=True):
-    """A rank on another node that lost one of its job."""
-
-    name: str
-    said: str
-    heard_at: float
-
-
 def decide(
     workers: Sequence[WorkerView],
     now: float,
     limits: Limits,
     received: Collection[int] = (),
-    distant: Sequence[Distant] = (),
+    lost_elsewhere: Sequence[LostPeer] = (),
 ) -> Continue | Stop | Done:
     """The first failure wins; silence is a failure too. `received`: the requests that we got, some
-    of which do not end a run by themselves. `distant`: those that wait, elsewhere, for ours."""
+    of which do not end a run by themselves. `lost_elsewhere`: ranks of other
+    nodes that lost one."""
     if limits.is_independent:
         return Continue() if any(worker.returncode is None for worker in workers) else Done()
     everybody, workers = workers, [w for w in workers if w.dismissal is None]
-    if (waiting := _look_for_the_lost(workers, now, limits, distant)) is not None:
+    if (waiting := _look_for_the_lost(workers, now, limits, lost_elsewhere)) is not None:
         return waiting
     has_failed = any(_has_failed(worker, now) for worker in workers)
     first, evidence_due = _first_failures(workers), NEVER
@@ -231,56 +225,50 @@ def _linger_deadline(worker: WorkerView) -> float:
 
 def _first_failures(workers: Sequence[WorkerView]) -> list[WorkerView]:
     """The culprit; or several, when nothing tells which of them came first; or none."""
-    suspects = _suspects(workers)
-    suspects = [w for w in suspects if not _lost_a_peer(w)] or suspects
-    first = min(suspects, key=_failed_at, default=None)
+    failed = own_failures(workers) or suspects(workers)
+    first = min(failed, key=_failed_at, default=None)
     if first is None:
         return []
     if first.confession is not None:
         return [first]
-    return [w for w in suspects if w.confession is None and w.wake == first.wake]
+    return [w for w in failed if w.confession is None and w.wake == first.wake]
 
 
-def _suspects(workers: Sequence[WorkerView]) -> list[WorkerView]:
+def suspects(workers: Sequence[WorkerView]) -> list[WorkerView]:
     return [w for w in workers if w.returncode != 0 and (w.returncode or w.confession)]
 
 
-def _lost_a_peer(worker: WorkerView) -> bool:
+def lost_a_peer(worker: WorkerView) -> bool:
     return worker.confession is not None and worker.confession.peer_lost
 
 
 def own_failures(workers: Sequence[WorkerView]) -> list[WorkerView]:
     """Those that failed by themselves, whether they are dead by now or say so."""
-    return [w for w in _suspects(workers) if not _lost_a_peer(w)]
-
-
-def followers(workers: Sequence[WorkerView]) -> list[WorkerView]:
-    """The ranks that lost another one."""
-    return [w for w in workers if _lost_a_peer(w)]
+    return [w for w in suspects(workers) if not lost_a_peer(w)]
 
 
 def _look_for_the_lost(
-    workers: Sequence[WorkerView], now: float, limits: Limits, distant: Sequence[Distant]
+    workers: Sequence[WorkerView], now: float, limits: Limits, elsewhere: Sequence[LostPeer]
 ) -> Continue | Stop | None:
     """Ranks that lost another one do not know why. If nothing else tells it, it is one that still
     runs, and that the others waited for in vain. None: there is no such question."""
-    here = followers(workers)
-    if not (here or distant) or len(here) < len(_suspects(workers)):
+    here = [worker for worker in workers if lost_a_peer(worker)]
+    if not (here or elsewhere) or len(here) < len(suspects(workers)):
         return None
     told = [
-        *(Distant(w.name, w.error or "", w.confession.heard_at) for w in here if w.confession),
-        *distant,
+        *(LostPeer(w.name, w.error or "", w.confession.heard_at) for w in here if w.confession),
+        *elsewhere,
     ]
     heard_at = min(each.heard_at for each in told)
     missing = [w for w in workers if _is_running(w) and w not in here]
     if not here and not missing:
         return None  # ours are done
-    is_untold = not missing and len(distant) < limits.num_distant
+    is_untold = not missing and len(elsewhere) < limits.num_distant
     until = heard_at + (max(FOLLOW_S, limits.elsewhere_s) if is_untold else FOLLOW_S)
     if now < until:
         return Continue(until=until)
     first = min(here, key=_failed_at, default=None)
-    one = told[0] if first is None else Distant(first.name, first.error or "", heard_at)
+    one = told[0] if first is None else LostPeer(first.name, first.error or "", heard_at)
     said = f"{one.name}: {one.said}"
     if not missing:
         return Stop(f"every rank lost another one, and none tells why ({said})", EXIT_PEER_LOST)
@@ -318,7 +306,7 @@ def _all_ended_alike(workers: Sequence[WorkerView]) -> bool:
 
 def _stop_for_all(workers: Sequence[WorkerView]) -> Stop:
     names, how = tuple(w.name for w in workers), describe_exit(workers[0].returncode or 0)
-    return Stop(f"every worker ended with {how}", _exit_code(workers[0]), tied=names)
+    return Stop(f"every worker ended with {how}", exit_code(workers[0]), tied=names)
 
 
 def follow_elsewhere(
@@ -439,14 +427,14 @@ def _failed_at(worker: WorkerView) -> float:
 
 def _stop_for_failure(culprits: Sequence[WorkerView]) -> Stop:
     names = tuple(worker.name for worker in culprits)
-    exit_code = _exit_code(culprits[0])
+    code = exit_code(culprits[0])
     if all(map(_is_fault_of_host, culprits)):
-        return Stop(_describe_fault_of_host(culprits), exit_code)
+        return Stop(_describe_fault_of_host(culprits), code)
     if len(culprits) == 1:
-        return Stop(_describe(culprits[0]), exit_code, names)
+        return Stop(_describe(culprits[0]), code, names)
     each = ", ".join(f"{w.name} ({_how(w)}{_oom(w)})" for w in culprits)
     reason = f"died within one reading, so none is named before the other: {each}"
-    return Stop(reason, exit_code, (), tied=names)
+    return Stop(reason, code, (), tied=names)
 
 
 def _describe(worker: WorkerView) -> str:
@@ -481,14 +469,14 @@ def _ran(worker: WorkerView) -> str:
 def _how(worker: WorkerView) -> str:
     if worker.returncode is not None:
         return describe_exit(worker.returncode)
-    return f"it announced exit code {_exit_code(worker)}"
+    return f"it announced exit code {exit_code(worker)}"
 
 
 def _oom(worker: WorkerView) -> str:
     return f"; {worker.oom}" if worker.oom else ""
 
 
-def _exit_code(worker: WorkerView) -> int:
+def exit_code(worker: WorkerView) -> int:
     """Of one that met a NaN and never said that it is done: the NaN's, whatever ended it."""
     said = worker.confession
     if said is not None and (worker.returncode is None or not said.final):
@@ -539,4 +527,4 @@ def _stop_for_silent_evidence(worker: WorkerView, now: float) -> Stop:
         f"{worker.name} failed first: it met a NaN or Inf, and fell silent for {silent_s:.0f} s "
         "while it saved the evidence, which is not whole"
     )
-    return Stop(reason, _exit_code(worker), (worker.name,))
+    return Stop(reason, exit_code(worker), (worker.name,))

@@ -303,8 +303,8 @@ class Supervisor:
         if policy.judges_a_death(self._workers, self._limits):
             for worker in self._workers:
                 worker.look_at_work(now)
-        distant = () if others is None else [policy.Distant(*t) for t in others.followers(now)]
-        return policy.decide(self._workers, now, self._limits, self._requests, distant)
+        lost_elsewhere = () if others is None else others.lost_peers(now)
+        return policy.decide(self._workers, now, self._limits, self._requests, lost_elsewhere)
 
     def _follow(self, decision: policy.Continue | Stop | policy.Done) -> None:
         match decision:

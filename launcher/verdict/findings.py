@@ -118,7 +118,7 @@ def _odd(case: Case, worker: WorkerEnd) -> Finding | None:
         return Finding(kind, _facts(case, worker, difference) | {"whom": "its peer"})
     if difference is not None and worker.name in difference.odd:
         return Finding(kind, _facts(case, worker, difference) | {"whom": "the majority"})
-    if worker.name == case.odd_among_nodes and case.end.elsewhere is not None:
+    if case.end.elsewhere is not None and worker.name in case.end.culprits:
         facts = {"place": f"step {case.end.elsewhere.step}", "repeat": Repeat.NOT_REPLAYED}
         return Finding(kind, facts | {"whom": "the other nodes"})
     standing = None if golden is None else golden.of(worker.name)

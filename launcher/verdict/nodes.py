@@ -28,6 +28,14 @@ class Elsewhere(Struct, frozen=True, kw_only=True):
         return f"{of_node(self.worker, self.node, self.rank)} failed first{step}: {self.cause}"
 
 
+class LostPeer(Struct, frozen=True):
+    """A rank on another node that lost one of its job."""
+
+    name: str
+    said: str
+    heard_at: float
+
+
 class JobPart(Struct, frozen=True, kw_only=True):
     """Which part of a job of several nodes this run was."""
 

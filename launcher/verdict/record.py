@@ -230,7 +230,8 @@ class Case(Struct, frozen=True):
         odd = [name for found in self.end.disagreements for name in found.odd]
         if self.contradiction:
             odd = []
-        odd += filter(None, [self.odd_among_nodes])
+        if self.end.elsewhere is not None:  # the comparison of several nodes names them
+            odd += self.end.culprits
         named = dict.fromkeys([*self.broken, *odd, *self.odd_by_replay, *self.odd_by_golden])
         return [name for name in named if name not in self.doubted]
 
@@ -248,14 +249,6 @@ class Case(Struct, frozen=True):
     def doubted(self) -> list[str]:
         """Those whose replay nothing settles, since a healthy worker was wrong in it, too."""
         return [name for each in self.end.replays if each.doubted for name in each.suspects]
-
-    @property
-    def odd_among_nodes(self) -> str | None:
-        """The worker here that the comparison of several nodes names."""
-        node, found = self.record.part, self.end.elsewhere
-        if found is None or node is None or found.exit_code != EXIT_DISAGREEMENT:
-            return None
-        return found.worker if found.node == node.name else None
 
     @property
     def odd_by_golden(self) -> list[str]:

@@ -109,12 +109,12 @@ def test_a_fault_of_ours_is_told_as_that(job: Job, tmp_path: Path, where: str) -
 def test_a_link_that_breaks_ends_all_as_a_fault_of_ours(job: Job, tmp_path: Path) -> None:
     code = f"""
 import os
-from launcher.nodes.further_node import FurtherNode
-def turn(self, now, really=FurtherNode._turn):
+from launcher.nodes.follower import Follower
+def check(self, now, really=Follower._check):
     if os.path.exists({str(tmp_path / "now")!r}):
         raise KeyError("odd")
     really(self, now)
-FurtherNode._turn = turn
+Follower._check = check
 """
     (process,) = job.start(LONG, only=FIRST, **RESTING)
     (broken,) = job.start(LONG, only=SECOND, **RESTING, **hooked(tmp_path, code))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.nodes.messages import Hello
+from launcher.nodes.messages import Join
 from launcher.nodes.nodes import Nodes
 from launcher.verdict.record import RunEnd
 from model_check.utils.slurm import SlurmStep
@@ -17,8 +17,8 @@ NAMES = ("n1", "n2")
 
 def nodes_at(port: int, number: int, address: str = "127.0.0.1") -> Nodes:
     step = SlurmStep("1.0", number, len(NAMES), len(NAMES), NAMES, port)
-    hello = Hello(number, "1.0", NAMES[number], "host", ["CPU0"], "cpu", "2.13", {})
-    nodes = Nodes(step, hello, address, port, 5.0)
+    join = Join(number, "1.0", NAMES[number], "", "host", ["CPU0"], "cpu")
+    nodes = Nodes(step, join, address, port, 5.0)
     nodes.open(DEADLINE_S)
     return nodes
 
@@ -27,10 +27,10 @@ def nodes_at(port: int, number: int, address: str = "127.0.0.1") -> Nodes:
 def pair() -> Iterator[tuple[Nodes, Nodes]]:
     port = Lab().port
     pair = (nodes_at(port, 0), nodes_at(port, 1))
-    assert pair[0].meet().num_ranks == pair[1].meet().num_ranks == 2
+    assert pair[0].meet()[0].num_ranks == pair[1].meet()[0].num_ranks == 2
     yield pair
     for nodes in pair:
-        nodes.vanish()
+        nodes._link.close()
 
 
 def test_a_request_before_the_start_is_a_request_on_every_node(pair: tuple[Nodes, Nodes]) -> None:
@@ -69,7 +69,7 @@ def test_a_request_when_all_are_done_ends_nothing(pair: tuple[Nodes, Nodes], ask
 
 def test_a_launcher_that_breaks_is_told_as_gone(pair: tuple[Nodes, Nodes]) -> None:
     first, second = pair
-    second.vanish()
+    second._link.close()
     end = first.concluded(RunEnd(reason=None, exit_code=0))
     assert (end.reason, end.exit_code) == (
         "node n2 is gone: its launcher ended without a word: no GPU is to blame",
@@ -81,7 +81,7 @@ def test_ranks_meet_where_the_first_node_was_reached() -> None:
     """Its own name may mean loopback to it; here it is `localhost`, and an address."""
     port = Lab().port
     first, second = nodes_at(port, 0, "localhost"), nodes_at(port, 1)
-    assert first.meet().num_ranks == second.meet().num_ranks == 2
+    assert first.meet()[0].num_ranks == second.meet()[0].num_ranks == 2
     assert first.address == "127.0.0.1"
     for nodes in (first, second):
-        nodes.vanish()
+        nodes._link.close()

@@ -6,7 +6,6 @@ from launcher.supervise.policy import (
     FOLLOW_S,
     Confession,
     Continue,
-    Distant,
     Done,
     Limits,
     Stop,
@@ -14,7 +13,7 @@ from launcher.supervise.policy import (
     decide,
     follow_elsewhere,
 )
-from launcher.verdict.nodes import Elsewhere
+from launcher.verdict.nodes import Elsewhere, LostPeer
 
 LIMITS = Limits(grace_s=10, silence_s=300, is_job=True, num_distant=1, elsewhere_s=100)
 NOW = 50.0
@@ -31,14 +30,14 @@ def follower(name: str, at: float = NOW) -> WorkerView:
     return view
 
 
-def distant(at: float = NOW) -> Distant:
-    return Distant("CPU0 on n2", "another rank did not come in 3 s", at)
+def lost_elsewhere(at: float = NOW) -> LostPeer:
+    return LostPeer("CPU0 on n2", "another rank did not come in 3 s", at)
 
 
 def test_a_rank_that_others_wait_for_elsewhere_is_the_one_that_did_not_come() -> None:
     workers = [running("CPU0")]
-    assert decide(workers, NOW, LIMITS, (), [distant()]) == Continue(until=NOW + FOLLOW_S)
-    stop = decide(workers, NOW + FOLLOW_S, LIMITS, (), [distant()])
+    assert decide(workers, NOW, LIMITS, (), [lost_elsewhere()]) == Continue(until=NOW + FOLLOW_S)
+    stop = decide(workers, NOW + FOLLOW_S, LIMITS, (), [lost_elsewhere()])
     assert isinstance(stop, Stop)
     assert stop.culprits == ("CPU0",)
     assert "CPU0 did not come where the others waited (CPU0 on n2: another rank" in str(stop.reason)
@@ -54,7 +53,7 @@ def test_other_nodes_get_time_to_tell_whom_ours_lost() -> None:
 
 def test_where_every_rank_of_every_node_lost_another_one_nobody_waits() -> None:
     """The link between GPUs of two nodes is broken, and that between launchers is not."""
-    stop = decide([follower("CPU0")], NOW + FOLLOW_S, LIMITS, (), [distant()])
+    stop = decide([follower("CPU0")], NOW + FOLLOW_S, LIMITS, (), [lost_elsewhere()])
     assert isinstance(stop, Stop)
     assert str(stop.reason).startswith("every rank lost another one, and none tells why")
 
@@ -71,12 +70,12 @@ def test_of_ranks_here_the_one_that_was_first_to_fail_speaks_not_the_first_heard
 
 def test_ranks_that_are_done_are_missed_by_nobody() -> None:
     done = WorkerView("CPU0", 0, started_at=1.0, last_heard=NOW)
-    assert decide([done], NOW + FOLLOW_S, LIMITS, (), [distant()]) == Done()
+    assert decide([done], NOW + FOLLOW_S, LIMITS, (), [lost_elsewhere()]) == Done()
 
 
 def test_our_own_failure_counts_more_than_those_that_follow_it_elsewhere() -> None:
     failed = WorkerView("CPU0", 7, started_at=1.0, last_heard=NOW, ended_at=NOW)
-    stop = decide([failed], NOW, LIMITS, (), [distant()])
+    stop = decide([failed], NOW, LIMITS, (), [lost_elsewhere()])
     assert isinstance(stop, Stop)
     assert (stop.culprits, stop.exit_code) == (("CPU0",), 7)
 

@@ -56,7 +56,7 @@ def ends(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
 
     yield run
     for nodes in (first, second):
-        nodes.vanish()
+        nodes._link.close()
 
 
 def test_what_a_rank_here_meets_too_is_no_fault_of_the_other_node(ends: Ends) -> None:
