@@ -153,6 +153,8 @@ def make_launch(
     if (arguments.is_alone and not is_job) or _goes_on_alone(loaded.settings, arguments):
         loaded = _alone(loaded)
     _refuse_rounds_that_go_on(loaded)
+    if arguments.command and loaded.settings.debug.drill:
+        raise ConfigError("debug.drill acts in our trainer alone: a command of yours has no drill")
     picked = pick(loaded, machine, hold, seat.first_slot if seat else 0)
     gpus = [place.gpu for place in picked.places if place.gpu]
     more_notes = [*loaded.notes]

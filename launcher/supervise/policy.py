@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
+from launcher.verdict.last_lines import last_words, without_numbers
 from launcher.verdict.nodes import LostPeer
 from launcher.verdict.observer import NEVER, SETTLE_S, SETTLE_STEPS, Dismissal
 from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Stop
@@ -18,7 +19,6 @@ from model_check.errors import (
     EXIT_SIGNAL_BASE,
     describe_exit,
     exit_code_of,
-    is_of_its_own,
 )
 from model_check.events import BEAT_S
 from model_check.utils.evidence import EVIDENCE_BYTES_PER_S, EVIDENCE_S
@@ -35,6 +35,8 @@ MOMENT_S, LATE_MOMENT_S, LATE_S = 0.4, 1.0, 5.0
 """A worker ended by itself and told nothing. If all others end in the same way within the time that
 it took from its start (MOMENT_S at least; LATE_MOMENT_S if it took more than LATE_S), no GPU is to
 blame."""
+_TOGETHER = 0.1
+"""Workers that were last heard within this share of the limit of silence fell silent together."""
 IDLE_S = 0.03
 """A worker that has done nothing for so long, and is older by AGE_S than the first one became, will
 not end in that way."""
@@ -130,6 +132,7 @@ class WorkerView(Struct, eq=False):
     keeps no time of a death, and its list is no order of causes: a process that died of the closed
     socket of another one stood before it in 2 of 20 trials, in 5 of 20 if that one held 19,000 more
     descriptors."""
+    last_lines: tuple[str, ...] = ()
     error: str | None = None
     """Its last message on why it failed (`Done.error`)."""
     dismissal: Dismissal | None = None
@@ -182,7 +185,7 @@ def decide(
     running = [w for w in workers if _is_running(w)]
     overdue = [w for w in running if now >= _silence_deadline(w, limits)]
     if overdue:
-        return _stop_for_silence(min(overdue, key=lambda w: w.last_heard), now, limits)
+        return _stop_for_silence(min(overdue, key=lambda w: w.last_heard), workers, now, limits)
     silences = [_silence_deadline(w, limits) for w in running]
     lingers = [_linger_deadline(w) for w in running]
     earlies = [w.ended_at + limits.early_s for w in workers if w.returncode == 0]
@@ -300,8 +303,18 @@ def _judge_failure(
 
 
 def _all_ended_alike(workers: Sequence[WorkerView]) -> bool:
-    codes = {worker.returncode for worker in workers}
-    return len(workers) > 1 and len(codes) == 1 and all(map(ended_by_itself, workers))
+    """With the same exit code, and the same last line; or as the same request asks."""
+    if len(workers) < 2:
+        return False
+    if all(map(ended_by_itself, workers)):
+        return len({(exit_code(worker), _said(worker)) for worker in workers}) == 1
+    return len({_followed(worker) for worker in workers}) == 1 and bool(_followed(workers[0]))
+
+
+def _said(worker: WorkerView) -> str:
+    """Progress of a trainer tells nothing of its end."""
+    is_progress = worker.last_step is not None
+    return "" if is_progress else without_numbers(last_words(worker.last_lines))
 
 
 def _stop_for_all(workers: Sequence[WorkerView]) -> Stop:
@@ -315,7 +328,7 @@ def follow_elsewhere(
     """The job ends on another node, and none of ours has failed. A rank there is to blame only if
     ours do not meet the same: what all ranks meet in one step, they tell within milliseconds."""
     first = stop.elsewhere
-    if first is None or first.worker is None or not is_of_its_own(first.exit_code):
+    if first is None or first.worker is None or not _may_be_shared(first.exit_code):
         return stop
     settling = _settling(first.worker, first.step, heard_at, workers, limits)
     return settling if now < settling.until else stop
@@ -328,7 +341,7 @@ def _settle(
     others, took_s = [w for w in workers if w is not first], _took_s(first)
     if first.confession is None:
         return _settle_death(first, others, now, limits)
-    if not is_of_its_own(first.confession.exit_code):
+    if not _may_be_shared(first.confession.exit_code):
         return Continue(until=-NEVER)
     step = first.confession.step
     return _settling(first.name, step, _known_at(first), others, limits, took_s)
@@ -345,6 +358,7 @@ def _settle_death(
         for w in others
         if _is_running(w)
         and not _has_passed(w, step)
+        and not lost_a_peer(w)
         and not (w.is_idle and now - (w.started_at or 0.0) >= age_s)
     ]
     if not on_their_way or not ended_by_itself(first):
@@ -361,9 +375,13 @@ def judges_a_death(workers: Sequence[WorkerView], limits: Limits) -> bool:
 
 
 def ended_by_itself(worker: WorkerView) -> bool:
-    """With an exit code of failure, or by a crash, and without a word to us."""
+    """With an exit code of failure, or by a signal, and without a word to us."""
     is_own = worker.spawn_error is None and worker.oom is None and worker.confession is None
-    return is_own and is_of_its_own(exit_code_of(worker.returncode or 0))
+    return is_own and bool(worker.returncode)
+
+
+def _may_be_shared(exit_code: int) -> bool:
+    return exit_code < EXIT_SIGNAL_BASE and exit_code != EXIT_HANG
 
 
 def _took_s(worker: WorkerView) -> float:
@@ -484,11 +502,22 @@ def exit_code(worker: WorkerView) -> int:
     return 0 if worker.returncode is None else exit_code_of(worker.returncode)
 
 
-def _stop_for_silence(worker: WorkerView, now: float, limits: Limits) -> Stop:
-    silent_s, limit_s = now - worker.last_heard, _silence_limit_s(worker, limits)
-    where = f" in phase {worker.patient_phase}" if worker.patient_phase else ""
-    reason = f"{worker.name} silent for {silent_s:.0f} s{where} (limit {limit_s:.0f} s)"
-    return Stop(reason, EXIT_HANG, (worker.name,), is_hang=True)
+def _stop_for_silence(
+    first: WorkerView, workers: Sequence[WorkerView], now: float, limits: Limits
+) -> Stop:
+    """Of workers that all fell silent together none is named."""
+    silent_s, limit_s = now - first.last_heard, _silence_limit_s(first, limits)
+    together_s = _TOGETHER * limit_s
+    is_shared = len(workers) > 1 and all(
+        _is_running(w) and w.last_heard <= first.last_heard + together_s for w in workers
+    )
+    who = "every worker" if is_shared else first.name
+    where = f" in phase {first.patient_phase}" if first.patient_phase else ""
+    reason = f"{who} silent for {silent_s:.0f} s{where} (limit {limit_s:.0f} s)"
+    if is_shared:
+        names = tuple(worker.name for worker in workers)
+        return Stop(reason, EXIT_HANG, tied=names, is_hang=True)
+    return Stop(reason, EXIT_HANG, (first.name,), is_hang=True)
 
 
 def _silence_limit_s(worker: WorkerView, limits: Limits) -> float:

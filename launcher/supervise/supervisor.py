@@ -477,7 +477,8 @@ class Supervisor:
     def _begin_teardown(self) -> Teardown:
         if self._hang is not None and self._stop is not None:
             found = self._hang.close(self._woke)
-            places = [found[name] for name in self._stop.culprits if name in found]
+            silent = (*self._stop.culprits, *self._stop.tied)
+            places = dict.fromkeys(found[name] for name in silent if name in found)
             reason = ", ".join([str(self._stop.reason), *places])
             self._stop = replace(self._stop, reason=reason)
         self._wake += 1  # a worker that is found dead now died after what made us stop

@@ -86,7 +86,6 @@ class Worker(WorkerView, eq=False, kw_only=True):
     pid: int | None = None
     duration_s: float = 0.0
     evidence: tuple[str, ...] = ()
-    last_lines: tuple[str, ...] = ()
     _stopped_with: signal.Signals | None = None
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_STEPS))
     """How long the last ones took."""

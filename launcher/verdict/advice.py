@@ -1,14 +1,17 @@
 """What to do now, from the table of verdicts: with each GPU, and about the run. Pure."""
 
+import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
+from launcher.verdict.nodes import Elsewhere
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.rules import NOT_AGAIN, REPLAY, Kind
 from launcher.verdict.severity import CauseClass, in_words
+from model_check.config.drill import worker_of
 from model_check.config.ranks import JOBS
 from model_check.errors import EXIT_SIGNAL_BASE
 from model_check.utils.project_files import PROGRAM
@@ -41,38 +44,60 @@ def _with_worker(worker: WorkerResult) -> str | None:
 
 
 def _about_run(result: RunResult, directory: str) -> str:
+    """A sentence or two for each thing to do, the first in the order of the table first: of the
+    culprits, and of whose GPU is condemned; where there are none, of all."""
     found = troubled(result)
+    if result.elsewhere is not None and not result.culprits:
+        return _see_node(result.elsewhere)
     if not found:
         return _without_trouble(result).rule.advice
-    named = [worker for worker in found if worker.name in result.culprits] or found
+    named = [w for w in found if w.name in result.culprits or w.symptoms] or found
     kinds = {worker.name: Kind[str(worker.kind).upper()] for worker in named}
-    first = min(named, key=lambda worker: _ORDER.index(kinds[worker.name]))
-    form = kinds[first.name].rule.advice
-    if form.startswith(REPLAY) and (
-        result.run.get("mode") in JOBS or result.run.get("not_compared")
-    ):
-        form = NOT_AGAIN
-    alike = [worker for worker in named if kinds[worker.name].rule.advice == form] or [first]
-    advice = form.format(
-        who=listed([worker.name for worker in alike]),
-        first=first.name,
-        symptoms=_symptoms(alike),
-        program=PROGRAM,
-        directory=directory,
+    by_form: dict[str, list[str]] = {}
+    for kind in sorted({*kinds.values()}, key=_ORDER.index):
+        by_form.setdefault(_form(kind, result), [])
+    for worker in result.workers:
+        if worker.name in kinds:
+            by_form[_form(kinds[worker.name], result)].append(worker.name)
+    advice = " ".join(
+        form.format(
+            who=listed(names),
+            first=names[0],
+            symptoms=_symptoms([worker for worker in named if worker.name in names]),
+            program=PROGRAM,
+            directory=shlex.quote(directory),
+        )
+        for form, names in by_form.items()
     )
-    return _unless_drill(advice, result.run, result.verdict)
+    return _unless_drill(advice, result.run, result.verdict, kinds)
+
+
+def _form(kind: Kind, result: RunResult) -> str:
+    form = kind.rule.advice
+    is_job = result.run.get("mode") in JOBS
+    return NOT_AGAIN if form.startswith(REPLAY) and (is_job or _is_incomparable(result)) else form
+
+
+def _is_incomparable(result: RunResult) -> bool:
+    return result.run.get("not_compared") is not None
+
+
+def _see_node(elsewhere: Elsewhere) -> str:
+    who = elsewhere.node if elsewhere.worker is None else f"{elsewhere.node}, {elsewhere.worker}"
+    return f"See the report of {who}: the job ended there."
 
 
 def about_rounds(
     results: Sequence[RunResult], verdict: Verdict, odd: Sequence[str], directory: str
 ) -> str:
-    """What to do after rounds. A worker that was named in two is not one to watch any more. `odd`:
-    named by what differs between rounds that all passed."""
-    named = Counter(name for result in results for name in result.culprits)
-    twice = [name for name, rounds in named.items() if rounds > 1 and _is_hardware(name, results)]
+    """What to do after rounds. A worker that was named for its bits in two is not one to watch any
+    more. `odd`: named by what differs between rounds that all passed."""
+    named = Counter(name for result in results for name in _named_for_bits(result))
+    twice = [name for name, num_rounds in named.items() if num_rounds > 1]
     failed = next((result for result in results if result.exit_code), None)
     if twice:
-        advice = Kind.SEEN_BEFORE.rule.advice.format(who=listed(twice), directory=directory)
+        form = Kind.SEEN_BEFORE.rule.advice
+        advice = form.format(who=listed(twice), directory=shlex.quote(directory))
     elif failed is not None:
         return failed.do_now
     elif verdict is Verdict.INCONCLUSIVE:
@@ -80,17 +105,29 @@ def about_rounds(
     else:
         kinds = {Verdict.INVALID: Kind.VARIES, Verdict.SUSPECT: Kind.ODD_ONCE}
         advice = kinds.get(verdict, Kind.PASSED).rule.advice.format(who=listed(odd))
-    return _unless_drill(advice, results[0].run, verdict)
+    return _unless_drill(advice, results[0].run, verdict, [*twice, *odd])
 
 
-def _is_hardware(name: str, results: Sequence[RunResult]) -> bool:
-    rows = (w for result in results for w in result.workers if w.name == name)
-    return any(row.cause_class is CauseClass.HARDWARE for row in rows)
+def _named_for_bits(result: RunResult) -> list[str]:
+    """The culprits whose hardware computed something else. What NVML tells has its own cure."""
+    of_health = {kind.name.lower() for kind in (Kind.GPU_FAULT, Kind.GPU_WARNING)}
+    return [
+        row.name
+        for row in result.workers
+        if row.name in result.culprits
+        and row.cause_class is CauseClass.HARDWARE
+        and row.kind not in of_health
+    ]
 
 
-def _unless_drill(advice: str, run: Mapping[str, Any], verdict: Verdict) -> str:
-    is_drill = run.get("drill") and verdict is not Verdict.PASS
-    return f"Nothing: this is a drill. Otherwise: {advice}" if is_drill else advice
+def _unless_drill(
+    advice: str, run: Mapping[str, Any], verdict: Verdict, whom: Collection[str]
+) -> str:
+    """Another worker than the drill's has a fault of its own."""
+    drill = run.get("drill")
+    if not drill or verdict is Verdict.PASS or worker_of(drill) not in (None, *whom):
+        return advice
+    return f"Nothing: this is a drill. Otherwise: {advice}"
 
 
 def _symptoms(workers: Sequence[WorkerResult]) -> str:

@@ -20,6 +20,7 @@ from model_check.errors import (
     EXIT_SIGNAL_BASE,
     EXIT_USAGE,
     describe_exit,
+    exit_code_of,
 )
 from model_check.events import NonFinite, again
 from model_check.utils.requests import request_of
@@ -153,8 +154,10 @@ def _not_started(case: Case, worker: WorkerEnd) -> Finding | None:
 
 
 def _hang(case: Case, worker: WorkerEnd) -> Finding | None:
-    is_silent = case.end.is_hang and worker.name in case.end.culprits
-    return Finding(Kind.HANG, {"reason": case.end.reason}) if is_silent else None
+    if not case.end.is_hang or worker.name not in (*case.end.culprits, *case.end.tied):
+        return None
+    kind = Kind.HANG if case.end.culprits else Kind.HANG_ALIKE
+    return Finding(kind, {"reason": case.end.reason})
 
 
 def _not_finite(case: Case, worker: WorkerEnd) -> Finding | None:
@@ -219,16 +222,18 @@ def _ended_badly(case: Case, worker: WorkerEnd) -> Finding | None:
     announced, error = _announced(history), _error(case, worker)
     is_blamed = worker.name in end.culprits
     if shared_failure(case, worker.name) is not None:
-        kind = Kind.REFUSED_ALIKE if announced == EXIT_USAGE else Kind.FAILED_ALIKE
-        said = error if history.done else worker.last_error
-        return _failed(kind, worker, history, announced or worker.returncode or 0, said)
+        code = announced or worker.returncode or 0
+        kind = Kind.REFUSED_ALIKE if code == EXIT_USAGE else Kind.FAILED_ALIKE
+        return _failed(kind, worker, history, code, error if history.done else worker.last_error)
     if worker.oom and announced == EXIT_PASS:
         how = f"{NO_HOST_MEMORY}{_where(history)}"
         facts = {"how": how, "oom": f"; {worker.oom}", "whose": FAULT_OF_HOST}
         return Finding(Kind.NO_HOST_MEMORY, facts)
     if worker.returncode and not worker.stopped_by_us:
         said = error or worker.last_error
-        return _failed(Kind.FAILED, worker, history, worker.returncode, said)
+        is_refused = worker.returncode == EXIT_USAGE and said and len(case.workers) == 1
+        kind = Kind.REFUSED if is_refused else Kind.FAILED
+        return _failed(kind, worker, history, worker.returncode, said)
     is_stopped_for = is_blamed and announced == end.exit_code
     if announced != EXIT_PASS and (is_stopped_for or announced < EXIT_SIGNAL_BASE):
         return _failed(Kind.FAILED, worker, history, announced, error)
@@ -240,7 +245,8 @@ def _failed(
 ) -> Finding:
     how = f"{describe_exit(returncode)}{_where(history, tells_phase=not error)}"
     said, oom = f": {error}" if error else "", f"; {worker.oom}" if worker.oom else ""
-    return Finding(kind, {"how": how, "said": said, "oom": oom, "exit_code": returncode})
+    facts = {"how": how, "said": said, "oom": oom, "exit_code": exit_code_of(returncode)}
+    return Finding(kind, facts)
 
 
 def _where(history: History, tells_phase: bool = True) -> str:
@@ -308,7 +314,10 @@ def _by_deadline(case: Case, worker: WorkerEnd) -> Finding:
     done = case.agreed_steps.get(worker.name, alone)
     if done >= ENOUGH_STEPS:
         return _passed(case, worker)
-    return Finding(Kind.TOO_SOON, {"done": done, "enough": ENOUGH_STEPS})
+    what = f"{done} steps compared, {ENOUGH_STEPS} are enough"
+    if case.record.steps is None:
+        what = "had not ended when the time was up"
+    return Finding(Kind.TOO_SOON, {"what": what})
 
 
 def _passed(case: Case, worker: WorkerEnd) -> Finding:

@@ -121,7 +121,8 @@ def _of_software(case: Case, findings: Mapping[str, Finding]) -> list[Finding]:
 def _by_process(case: Case, blamed: Sequence[Finding]) -> Verdict:
     """Of a run that a worker, another node or a request ended."""
     end, first = case.end, _first(blamed) if blamed else None
-    if first is not None and first.rule.of_run is not None:
+    is_shared = all(found.rule.of_run for found in blamed)
+    if first is not None and first.rule.of_run is not None and (is_shared or not end.tied):
         return first.rule.of_run
     if end.tied:
         return Verdict.INCONCLUSIVE

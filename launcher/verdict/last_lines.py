@@ -1,8 +1,10 @@
 """The last lines of a worker: what is kept of its output, and what is quoted of that. Pure."""
 
+import re
 from collections.abc import Sequence
 
 CUT = "..."
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 
 
 def last_lines(lines: Sequence[str], num: int) -> tuple[str, ...]:
@@ -12,6 +14,16 @@ def last_lines(lines: Sequence[str], num: int) -> tuple[str, ...]:
     if title is None or num < 3 or any(map(_is_title, lines[first:])):
         return tuple(lines[first:])
     return (title, CUT, *lines[first + 2 :])
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """The last line that says something; empty: there is none."""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def without_numbers(text: str) -> str:
+    """A GPU, a size, an address, a time differ between workers that fail alike."""
+    return _NUMBER.sub("#", text)
 
 
 def _is_title(line: str) -> bool:

@@ -30,7 +30,7 @@ _UNKNOWN = CauseClass.UNKNOWN, Severity.MONITOR
 _UNPROVEN = CauseClass.UNKNOWN, Severity.IGNORE
 _NOT_CLASSED = None, None
 
-_REPLACE = "Take {who} out of service; the others are not in doubt. Keep {directory} as evidence."
+_REPLACE = "Take {who} out of service. Keep {directory} as evidence."
 REPLAY = "Compute the steps again: {program} replay {directory}"
 _REPLAY = f"{REPLAY} {{first}}"
 _NAME_ONE = f"{REPLAY}; or run with three workers or more."
@@ -63,6 +63,12 @@ _SEE_STACKS = (
     "See in the report where {who} stood, then run again: a GPU that hangs twice goes out of "
     "service."
 )
+_SEE_ALL_STACKS = (
+    "No GPU is to blame: all fell silent together. See in the report where each stood; a command "
+    "that says nothing for long needs a longer --hang-timeout."
+)
+_MORE_TIME = "Run again with more time (--deadline): too little was compared to tell anything."
+_GO_ON = "Nothing. To train further: --resume auto, and a higher --max-steps."
 _NEW_GOLDEN = (
     "Make a golden file of such a device with this software: run three workers or more, then "
     "{program} report RUN_DIR --write-golden FILE"
@@ -102,6 +108,10 @@ class Kind(Enum):
         Verdict.INCONCLUSIVE, EXIT_USAGE, _USER, "{how}{said}", _CHANGE_SETTING, Verdict.FAIL
     )
     """The same, for what somebody has set."""
+    HANG_ALIKE = Rule(
+        Verdict.INCONCLUSIVE, EXIT_HANG, _SOFTWARE, "{reason}", _SEE_ALL_STACKS, Verdict.FAIL
+    )
+    """All workers fell silent together."""
     STATE_CHANGED_ALIKE = Rule(
         Verdict.INVALID, EXIT_USAGE, _SOFTWARE, "{what}, as in all workers", _LOOK_AT_SOFTWARE
     )
@@ -135,6 +145,8 @@ class Kind(Enum):
     NOT_STARTED = Rule(
         Verdict.FAIL, None, _NOT_CLASSED, "could not be started: {spawn_error}", _READ_LINES
     )
+    REFUSED = Rule(Verdict.FAIL, EXIT_USAGE, _NOT_CLASSED, "{how}{said}{oom}", _CHANGE_SETTING)
+    """It is alone, or prepares the data, and a setting is wrong."""
     FAILED = Rule(Verdict.FAIL, None, _NOT_CLASSED, "{how}{said}{oom}", _READ_LINES)
     """It ended with an exit code of failure, or announced one before our signal reached it."""
     NO_PROCESS = Rule(
@@ -212,8 +224,8 @@ class Kind(Enum):
         Verdict.INCONCLUSIVE,
         EXIT_UNPROVEN,
         _UNPROVEN,
-        "{done} steps compared, {enough} are enough",
-        _RUN_AGAIN,
+        "{what}",
+        _MORE_TIME,
     )
     NO_GOLDEN = Rule(
         Verdict.INCONCLUSIVE,
@@ -241,7 +253,7 @@ class Kind(Enum):
         "differs from {odd}, whose health tells that it is the odd one",
         _RUN_AGAIN,
     )
-    ENDED_EARLY = Rule(Verdict.STOPPED, EXIT_PASS, _NOT_CLASSED, "{why}", _RUN_AGAIN)
+    ENDED_EARLY = Rule(Verdict.STOPPED, EXIT_PASS, _NOT_CLASSED, "{why}", _GO_ON)
     """It was asked to end early, or had nothing left to do."""
     GPU_WARNING = Rule(Verdict.WARN, EXIT_PASS, _SUSPICIOUS, "", "{symptoms}")
     """Severity and advice are the symptom's."""
@@ -257,8 +269,9 @@ _ABOUT = """\
 # Kinds of findings
 
 For everybody who reads `report.json` or the lines at the end of a run. Each worker has one finding
-that decides its row; `kind` in `report.json` names it. The run has the verdict and the exit code of
-the finding that ended it; of several the one that stands first here. This page is made of the table
+that decides its row; `kind` in `report.json` names it. Where several could decide a run, the one
+that stands first here does. A run that a worker's process ended has the exit code of that process;
+one in which bits differ has 21 where a worker is named, otherwise 23. This page is made of the table
 that the launcher itself uses (`launcher/verdict/rules.py`). [What a verdict means](verdicts.md)
 explains the words.
 

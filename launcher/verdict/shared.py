@@ -1,17 +1,16 @@
 """What workers met alike: a failure of all, or of all of one kind, is no GPU's. Pure."""
 
-import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Generic, NamedTuple, TypeVar
 
 from launcher.verdict.agreement import DIVIDING
+from launcher.verdict.last_lines import last_words, without_numbers
 from launcher.verdict.record import Case, WorkerEnd
 from launcher.verdict.steps import History
-from model_check.errors import EXIT_SIGNAL_BASE, exit_code_of, is_of_its_own
+from model_check.errors import EXIT_SIGNAL_BASE, exit_code_of
 from model_check.events import NonFinite, Scalar
 
-_NUMBER = re.compile(r"\d+(\.\d+)?")
 Met = TypeVar("Met")
 
 
@@ -74,6 +73,8 @@ class Failure(NamedTuple):
 def shared_failure(case: Case, worker: str) -> Shared[Failure] | None:
     """How the first of them failed; the others told the same, but for numbers, or ended with the
     same exit code and told nothing. None: this worker did not, or shares it with nobody."""
+    if case.end.is_by_signal:
+        return None
     ends = {each.name: each for each in case.workers}
     names = _sharing(case, worker, lambda name: _failure(case.histories[name], ends[name]))
     if not names:
@@ -81,9 +82,8 @@ def shared_failure(case: Case, worker: str) -> Shared[Failure] | None:
     first, end = case.histories[names[0]], ends[names[0]]
     if first.done is not None:
         return Shared(names, Failure(first.done.exit_code, first.done.error or ""))
-    last = end.last_lines[-1] if end.last_lines else ""
     is_trainer = first.phase is not None
-    said = end.last_error or "" if is_trainer else last
+    said = end.last_error or "" if is_trainer else last_words(end.last_lines)
     return Shared(names, Failure(end.returncode or 0, said))
 
 
@@ -124,14 +124,19 @@ def _bad_step(case: Case) -> Callable[[str], int | None]:
 
 
 def _failure(history: History, end: WorkerEnd) -> tuple[int, str] | None:
-    """How it failed, but by a NaN or a break: these have rows of their own. A GPU, a size, an
-    address, a time differ between workers."""
+    """How it failed, and what it said of that, but for a NaN or a break: these have rows of their
+    own."""
     done = history.done
     if history.nonfinite or history.broken or (done and done.peer_lost):
         return None
-    if done is None and not (end.stopped_by_us or end.spawn_error or end.oom):
-        code = exit_code_of(end.returncode or 0)
-        return (code, "") if is_of_its_own(code) else None
-    if done is None or done.error is None or not 0 < done.exit_code < EXIT_SIGNAL_BASE:
+    if done is None:
+        is_own = not (end.stopped_by_us or end.spawn_error or end.oom) and end.returncode
+        return (exit_code_of(end.returncode or 0), _said(history, end)) if is_own else None
+    if done.error is None or not 0 < done.exit_code < EXIT_SIGNAL_BASE:
         return None
-    return done.exit_code, _NUMBER.sub("#", done.error)
+    return done.exit_code, without_numbers(done.error)
+
+
+def _said(history: History, end: WorkerEnd) -> str:
+    """Progress of a trainer tells nothing of its end."""
+    return without_numbers(last_words(end.last_lines)) if history.last_step is None else ""

@@ -35,7 +35,7 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
         parts += _besides(case)
     told = [replay.said for replay in case.end.replays]
     parts += told
-    explained = [*explained, *(row.name for row in results if row.cause in told)]
+    explained = [*explained, *(w.name for w in results if w.cause in (*told, case.end.reason))]
     if case.end.leftovers:
         pids = ", ".join(map(str, case.end.leftovers))
         parts.append(f"could not be killed, and may still hold a GPU: pid {pids}")

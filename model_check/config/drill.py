@@ -115,6 +115,12 @@ def parse_drill(text: str, max_steps: int) -> Drill:
     return drill
 
 
+def worker_of(text: str) -> str | None:
+    """The worker in which a drill acts; None: in every one, or the text is none."""
+    match = _GRAMMAR.fullmatch(text.strip())
+    return None if match is None else _drill(match).worker
+
+
 def check_name(drill: Drill, parameters: Iterable[str]) -> None:
     """Refuse the name of a parameter, buffer or module that a model with these parameters does not
     have, or on which this kind cannot act. Raises ConfigError."""

@@ -101,7 +101,7 @@ def test_help_lists_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
         parse("--help")
     assert caught.value.code == 0
     lines = capsys.readouterr().out.splitlines()
-    for told in ("69 no usable GPU", "21 a worker is named", "23 workers differ, none"):
+    for told in ("69      no usable GPU", "21      one worker is named", "23      workers differ"):
         assert any(told in line for line in lines)
     assert any(line.startswith("  report RUN_DIR ... ") for line in lines), "not as a table"
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
+from urllib.parse import quote
 
 from msgspec import Struct
 
@@ -116,7 +117,7 @@ def _gpu(worker: WorkerResult) -> tuple[str, ...]:
         gpu.get("uuid"),
         *(f"{word}{value}" for word, value in named if value),
     ]
-    return tuple(filter(None, parts))
+    return tuple(str(part) for part in parts if part)
 
 
 def _workers(result: RunResult, story: Story) -> Table:
@@ -230,11 +231,11 @@ def _rows(name: str, found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         yield (name, f"[{index}]", *map(str, told))
 
 
-def _link(path: str, story: Story) -> tuple[str, bool]:
-    """Where it is, and whether that lies in the run directory: such a link holds wherever the
+def _link(path: str, story: Story) -> tuple[str, str]:
+    """Where it is, and a link if that lies in the run directory: such a link holds wherever the
     directory is moved to."""
     inside = os.path.relpath(path, story.directory)
-    return (path, False) if inside.startswith("..") else (inside, True)
+    return (path, "") if inside.startswith("..") else (inside, quote(inside))
 
 
 def _validation(workers: Sequence[WorkerResult]) -> Table:

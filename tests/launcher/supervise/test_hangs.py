@@ -78,6 +78,8 @@ class Hours:
 
     def on_event(self, worker: str, event: Event) -> None:
         self._missing -= isinstance(event, Step)
+        if self._missing and isinstance(event, Step):
+            self.clock.now += LIMIT_S / 2  # the others do not fall silent together with it
         if self._missing == 0 and self._jumped_at is None:
             self.then()
             self.clock.now += 3600.0

@@ -167,6 +167,18 @@ def test_a_worker_that_said_it_failed_gets_time_to_end_and_no_more() -> None:
     assert (stop.exit_code, stop.culprits) == (7, ("GPU0",))
 
 
+def test_workers_that_fall_silent_together_are_a_tie() -> None:
+    views = [running(f"GPU{n}", last_heard=3.0 + n) for n in range(3)]
+    tie = decide(views, 70.0, Limits(3.0, 60.0))
+    assert isinstance(tie, Stop)
+    assert (tie.culprits, tie.tied, tie.is_hang) == ((), ("GPU0", "GPU1", "GPU2"), True)
+    assert tie.reason == "every worker silent for 67 s (limit 60 s)"
+    views[1].last_heard = 60.0
+    named = decide(views, 70.0, Limits(3.0, 60.0))
+    assert isinstance(named, Stop)
+    assert named.culprits == ("GPU0",)
+
+
 def test_a_silent_worker_stops_the_run() -> None:
     views = [running("GPU0", last_heard=58.0), running("GPU1", last_heard=3.0)]
     expected = Stop("GPU1 silent for 57 s (limit 30 s)", 124, ("GPU1",), is_hang=True)
@@ -259,7 +271,8 @@ def test_a_signal_to_us_is_nobodys_fault() -> None:
 
 @pytest.mark.parametrize("code", [-15, 143, -2, 130, -1, 129, -3, 131, -24, 152, -10, 138, 140])
 def test_an_end_that_a_request_explains_is_held_for_our_own_copy_of_it(code: int) -> None:
-    views = [ended("GPU0", code, at=4.0, wake=2), running("GPU1")]
+    further = running("GPU1", last_step=3)
+    views = [ended("GPU0", code, at=4.0, wake=2, last_step=1), further]
     assert decide(views, 4.0, NO_LIMIT) == Continue(until=4.0 + HOLD_S)
     stop = decide(views, 4.0 + HOLD_S, NO_LIMIT)
     assert isinstance(stop, Stop)
@@ -269,9 +282,10 @@ def test_an_end_that_a_request_explains_is_held_for_our_own_copy_of_it(code: int
 
 
 @pytest.mark.parametrize("code", [137, -9, 255, 124])
-def test_an_end_that_somebody_else_made_is_judged_at_once(code: int) -> None:
+def test_an_end_that_no_request_explains_is_not_held(code: int) -> None:
     assert request_of(code) is None
-    assert isinstance(decide([ended("GPU0", code, 4.0, 2), running("GPU1")], 4.0, NO_LIMIT), Stop)
+    views = [ended("GPU0", code, 4.0, 2, last_step=1), running("GPU1", last_step=3)]
+    assert isinstance(decide(views, 4.0, NO_LIMIT), Stop)
 
 
 @pytest.mark.parametrize(
@@ -333,13 +347,27 @@ def test_when_all_have_ended_in_the_same_way_none_was_first() -> None:
     assert alone.culprits == ("GPU0",)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL])
-def test_a_crash_of_all_is_no_ones(signum: int) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGSEGV, signal.SIGABRT, signal.SIGPIPE, signal.SIGKILL])
+def test_a_signal_that_ends_all_is_no_ones(signum: int) -> None:
     views = [ended("GPU0", -signum, at=4.0, wake=2), running("GPU1")]
     assert isinstance(decide(views, 4.1, NO_LIMIT), Continue)
     stop = decide([views[0], ended("GPU1", -signum, at=4.2, wake=3)], 4.2, NO_LIMIT)
     assert isinstance(stop, Stop)
     assert (stop.culprits, stop.tied, stop.exit_code) == ((), ("GPU0", "GPU1"), 128 + signum)
+
+
+def test_of_ends_that_differ_in_their_last_line_the_first_is_named() -> None:
+    views = [
+        ended("GPU0", 1, at=4.2, wake=3, last_lines=("Connection reset by peer 1",)),
+        ended("GPU1", 1, at=4.0, wake=2, last_lines=("uncorrectable ECC error",)),
+    ]
+    stop = decide(views, 4.2, NO_LIMIT)
+    assert isinstance(stop, Stop)
+    assert (stop.culprits, stop.tied) == (("GPU1",), ())
+    views = [ended(f"GPU{n}", 1, 4.0 + n, n, last_lines=(f"at 0x{n}f: {n} s",)) for n in (1, 2)]
+    alike = decide(views, 6.0, NO_LIMIT)
+    assert isinstance(alike, Stop)
+    assert alike.tied == ("GPU1", "GPU2")
 
 
 def test_an_exit_code_of_a_worker_that_could_not_start_is_judged_at_once() -> None:

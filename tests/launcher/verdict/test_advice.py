@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.verdict.advice import advised
+from launcher.verdict.nodes import Elsewhere
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.rules import Kind, document
 from launcher.verdict.severity import Repeat
@@ -50,6 +51,31 @@ def test_every_kind_of_finding_has_something_to_do(kind: Kind) -> None:
 )
 def test_what_to_do_names_the_worker_and_the_command(found: RunResult, step: str) -> None:
     assert step in found.do_now
+
+
+def test_a_condemned_gpu_is_told_beside_the_culprit() -> None:
+    sick = row(Kind.GPU_FAULT, "GPU1", symptoms=["Xid 79: power-cycle the host"])
+    found = result(row(Kind.ODD_AGAIN), sick, culprits=["GPU0"], verdict=Verdict.FAIL)
+    told = advised(found, "/run").do_now
+    assert "GPU1: Xid 79: power-cycle the host" in told
+    assert "Take GPU0 out of service." in told
+
+
+def test_a_fault_of_another_worker_than_the_drills_is_real() -> None:
+    drill = result().run | {"drill": "nan@9:GPU1"}
+    assert run_of(row(Kind.FAILED, "GPU0"), run=drill).do_now.startswith("Read the last lines")
+    assert run_of(row(Kind.FAILED, "GPU1"), run=drill).do_now.startswith("Nothing: this is a dr")
+
+
+def test_a_command_can_be_typed_whatever_the_directory_is_called() -> None:
+    told = advised(result(row(Kind.ODD), culprits=["GPU0"]), "/my runs/a").do_now
+    assert "replay '/my runs/a' GPU0" in told
+
+
+def test_what_ended_on_another_node_is_looked_for_there() -> None:
+    elsewhere = Elsewhere(node="n2", worker="GPU3", cause="NaN", exit_code=20)
+    found = result(row(Kind.STOPPED), elsewhere=elsewhere, exit_code=20, verdict=Verdict.FAIL)
+    assert advised(found, "/run").do_now == "See the report of n2, GPU3: the job ended there."
 
 
 def test_the_page_of_findings_is_that_of_the_table() -> None:

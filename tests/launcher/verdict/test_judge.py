@@ -1035,7 +1035,9 @@ def test_kernels_that_vary_clear_all_where_all_are_of_a_kind() -> None:
         ((22, 22, 22), Verdict.FAIL, {"software"}),
         ((-11, -11, -11), Verdict.FAIL, {"software"}),
         ((-11, 139, -11), Verdict.FAIL, {"software"}),
-        ((-9, -9, -9), Verdict.INCONCLUSIVE, {None}),
+        ((-9, -9, -9), Verdict.FAIL, {"software"}),
+        ((124, 124, 124), Verdict.FAIL, {"software"}),
+        ((2, 2, 2), Verdict.FAIL, {"user"}),
         ((1, 1, 7), Verdict.INCONCLUSIVE, {None}),
         ((1, 1, 0), Verdict.INCONCLUSIVE, {None}),
     ],
@@ -1054,8 +1056,56 @@ def test_what_died_alike_within_one_reading_is_no_tie_but_the_softwares(
     told = [row for row in result.workers if row.name in tied]
     assert {row.verdict for row in told} == {Verdict.INCONCLUSIVE}
     assert {row.cause_class for row in told} == classes
-    is_told = "No module named 'x'; the software or the settings, not a GPU" in result.summary
+    is_told = "settings, not a GPU" in result.summary
     assert is_told is (verdict is Verdict.FAIL)
+
+
+def test_ends_of_which_one_said_something_else_are_no_shared_failure() -> None:
+    said = {"GPU0": "ConnectionResetError: rank 0", "GPU1": "CUDA error: uncorrectable ECC"}
+    ends = [ended(name, 1, last_lines=(text,)) for name, text in said.items()]
+    end = RunEnd(exit_code=1, reason="GPU1 failed first: exit code 1", culprits=("GPU1",))
+    result = judged(end, ends, {name: History() for name in said}, steps=None)
+    assert (result.verdict, result.culprits) == (Verdict.FAIL, ["GPU1"])
+    assert {row.cause_class for row in result.workers} == {None}
+
+
+def test_workers_that_fell_silent_together_blame_no_gpu() -> None:
+    names = ("GPU0", "GPU1")
+    end = RunEnd(exit_code=124, reason="every worker silent for 9 s", tied=names, is_hang=True)
+    ends = [ended(name, -15, stopped_by_us=True) for name in names]
+    result = judged(end, ends, {name: trained(2) for name in names})
+    assert (result.verdict, result.exit_code, result.culprits) == (Verdict.FAIL, 124, [])
+    assert {row.kind for row in result.workers} == {"hang_alike"}
+
+
+def test_a_tie_of_which_not_all_ended_alike_is_no_software() -> None:
+    codes = {"GPU0": -11, "GPU1": -11, "GPU2": -7}
+    end = RunEnd(exit_code=139, reason="died within one reading", tied=tuple(codes))
+    ends = [ended(name, code) for name, code in codes.items()]
+    groups = {"GPU0": "a", "GPU1": "a", "GPU2": "b"}
+    histories = {name: History() for name in codes}
+    result = judged(end, ends, histories, groups=groups, steps=None)
+    assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 139)
+
+
+def test_a_setting_that_the_only_worker_refuses_is_told_as_that() -> None:
+    end = RunEnd(exit_code=2, reason="CPU0 failed first: exit code 2", culprits=("CPU0",))
+    ends = [ended("CPU0", 2, last_lines=("error: model.init_from: no weights in it",))]
+    (row,) = judged(end, ends, {"CPU0": History()}).workers
+    assert (row.verdict, row.kind) == (Verdict.FAIL, "refused")
+
+
+def test_an_exit_code_is_that_of_a_shell_whoever_ended_the_run() -> None:
+    ends = [ended("CPU0", -11), ended("CPU1")]
+    histories = {"CPU0": History(), "CPU1": trained()}
+    assert judged(RunEnd(exit_code=0), ends, histories).exit_code == 139
+
+
+def test_a_command_that_the_deadline_ended_has_compared_no_steps() -> None:
+    ends = [ended("CPU0", -15, stopped_by_us=True)]
+    result = judged(RunEnd(exit_code=0, is_deadline=True), ends, {"CPU0": History()}, steps=None)
+    assert result.exit_code == 75
+    assert "had not ended when the time was up" in result.summary
 
 
 def test_of_a_trainer_no_line_of_progress_is_quoted_as_the_reason() -> None:

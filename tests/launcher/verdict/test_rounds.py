@@ -130,7 +130,7 @@ def test_a_transient_fault_in_two_rounds_takes_its_gpu_out_of_service() -> None:
     once = replace(once, workers=rows)
     good = passed("GPU0", "GPU1")
     assert rounds(good, once, good).do_now == "Keep GPU0 in service."
-    assert rounds(good, once, once).do_now.startswith("Take GPU0 out of service; ")
+    assert rounds(good, once, once).do_now.startswith("Take GPU0 out of service.")
     drill = replace(once, run=once.run | {"drill": "flip@2"})
     assert rounds(drill, drill).do_now.startswith("Nothing: this is a drill. Otherwise: Take GPU0")
 
@@ -138,6 +138,9 @@ def test_a_transient_fault_in_two_rounds_takes_its_gpu_out_of_service() -> None:
 def test_a_program_that_fails_in_two_rounds_condemns_no_gpu() -> None:
     once = replace(failed("GPU0"), do_now="Read the last lines of GPU0.")
     assert rounds(once, once).do_now == "Read the last lines of GPU0."
+    reset = replace(once.workers[0], cause_class=CauseClass.HARDWARE, kind="gpu_fault")
+    to_reset = replace(once, workers=[reset], do_now="GPU0: reset it")
+    assert rounds(to_reset, to_reset).do_now == "GPU0: reset it"
 
 
 def test_what_to_do_about_other_bits_between_rounds() -> None:

@@ -97,7 +97,12 @@ def test_what_a_worker_printed_is_text_and_no_markup() -> None:
 def test_a_name_of_evidence_opens_no_attribute() -> None:
     hostile = '/run/dossier/"onmouseover="alert(1)/x.pt'
     tags = shown(result(worker("GPU0", Verdict.FAIL, evidence=[hostile])))
-    assert 'dossier/"onmouseover="alert(1)/x.pt' in tags.links
+    assert "dossier/%22onmouseover%3D%22alert%281%29/x.pt" in tags.links
+
+
+def test_a_name_of_evidence_is_no_script() -> None:
+    tags = shown(result(worker("GPU0", Verdict.FAIL, evidence=["/run/javascript:alert(1)"])))
+    assert "javascript%3Aalert%281%29" in tags.links
 
 
 def test_links_hold_where_the_directory_is_moved_to() -> None:
