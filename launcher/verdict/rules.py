@@ -271,9 +271,9 @@ _ABOUT = """\
 For everybody who reads `report.json` or the lines at the end of a run. Each worker has one finding
 that decides its row; `kind` in `report.json` names it. Where several could decide a run, the one
 that stands first here does. A run that a worker's process ended has the exit code of that process;
-one in which bits differ has 21 where a worker is named, otherwise 23. This page is made of the table
-that the launcher itself uses (`launcher/verdict/rules.py`). [What a verdict means](verdicts.md)
-explains the words.
+one in which bits differ has 21 where a worker is named, otherwise 23. This page is made of the
+table that the launcher itself uses (`launcher/verdict/rules.py`). [What a verdict
+means](verdicts.md) explains the words.
 
 `bash run.sh report RUN_DIR` prints the finding of each worker again.
 
