@@ -97,8 +97,10 @@ def _start(
     run_dir.write(config := Path(f"{stem}.json"), document)
     where = str(comparison.run_dir / trial.directory)
     argv = ("--preset", loaded.preset, "--config", str(config), "--run-dir", where)
-    # The GPUs are reserved by us: who trains there locks files of its own.
-    environ = {**comparison.environ, LOCK_DIR: str(comparison.run_dir / "locks")}
+    environ = comparison.environ
+    if comparison.picked.reservation is not None:  # it is ours: who trains there locks other files
+        run_dir.opened(locks := comparison.run_dir / "locks").close()
+        environ = {**environ, LOCK_DIR: str(locks)}
     return Child(argv, environ, Path(f"{stem}.log"), trial.tag, printer)
 
 
