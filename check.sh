@@ -28,7 +28,10 @@ find_python
 PYTHONPATH=$root "$python" -P -m launcher.install.environment check
 python=$(readlink -f -- "$venv/bin")/python
 cd -- "$root"
-"$python" -m ruff format --check .
+"$python" -m ruff format --check . || {
+    printf >&2 '%s\n' '.venv/bin/ruff format .  makes it so'
+    exit 1
+}
 "$python" -m ruff check .
 if [[ $* == "" || $* == --fast || $* == --all ]]; then
     # Bytecode, whatever the environment says, for the hundreds of processes that tests start.

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -143,11 +143,11 @@ def own_expressions(stmt: ast.stmt) -> Iterator[ast.expr]:
         todo += ast.iter_child_nodes(node)
 
 
-def draw(seed: int, count: int) -> list[Mutation]:
+def draw(seed: int, count: int, packages: Sequence[str]) -> list[Mutation]:
     """As many of each kind; each of another file, as far as there are enough."""
     dice = random.Random(seed)
     by_kind: defaultdict[str, list[Mutation]] = defaultdict(list)
-    for package in PACKAGES:
+    for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
             for mutation in mutations_of(path):
                 by_kind[mutation.kind].append(mutation)
@@ -248,9 +248,11 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/mutations"))
     parser.add_argument("--old", type=Path, help="a checkout whose tests try the survivors")
     parser.add_argument("--tests", nargs="*", default=[], help="of these paths alone")
+    parser.add_argument("--packages", nargs="*", default=PACKAGES, help="to draw from")
     parser.add_argument("--list", action="store_true", help="only draw")
     options = parser.parse_args()
-    drawn, dice = draw(options.seed, options.count), random.Random(options.seed)
+    drawn = draw(options.seed, options.count, options.packages)
+    dice = random.Random(options.seed)
     if options.list:
         for number, mutation in enumerate(drawn):
             print(f"{number:2} {mutation.kind}: {mutation.path}:{mutation.line}: ", end="")

@@ -29,19 +29,16 @@ from launcher.verdict.replay import (
     is_open,
     questions_of,
 )
-from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_UNNAMED
 from model_check.events import Step, decode
 from model_check.utils.checkpoint_names import content_of
 from model_check.utils.requests import TO_STOP
 from model_check.utils.words import listed
 
-_OF_BITS = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
-
 
 def questions_to(launch: Launch, record: RunRecord, watch: Watch) -> list[Question]:
     """What the devices of a run that is over are to be asked."""
     end = record.end
-    is_over = end is not None and end.exit_code in _OF_BITS and not end.leftovers
+    is_over = end is not None and end.is_by_bits and not end.leftovers
     settings = launch.loaded.settings.launch
     if not is_over or launch.not_compared or launch.is_job or settings.replay_s == 0:
         return []

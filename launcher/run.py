@@ -32,7 +32,7 @@ from launcher.supervise.supervisor import Supervisor
 from launcher.verdict.live import Watch
 from launcher.verdict.record import RunEnd, RunRecord
 from launcher.verdict.results import Judgement, RunResult
-from model_check.config.derived import failing_severities
+from model_check.config.derived import failing_severities, in_short
 from model_check.config.load import Loaded, to_json
 from model_check.config.places import FALLBACK
 from model_check.config.ranks import SILENCE_PATIENCE
@@ -350,6 +350,8 @@ def greet(launch: Launch, printer: Printer) -> None:
     unit = ("GPU" if on_gpu else "CPU worker") + ("" if num == 1 else "s")
     command = masked_argv(launch.arguments.command)
     say(f"Model Check: {num} {unit}, {shlex.join(command) or f'preset {loaded.preset}'}")
+    if not command:
+        say(f"training: {in_short(loaded.settings, launch.context.num_ranks or 1)}")
     if not on_gpu:
         say(f"no GPU is used: {picked.why}")
     for place in picked.places:

@@ -5,17 +5,10 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from launcher.levels import LEVELS
+from launcher.verdict import exit_codes
 from model_check.config.fields import nearest
 from model_check.errors import UsageError
 
-_EXIT_CODES = """exit codes:
-  0 every worker passed        2 usage, configuration, or not comparable
-  20 NaN or Inf                21 a worker is named: odd, or its state changed
-  22 health (launch.fail_on)   23 workers differ, none can be named
-  69 no usable GPU, or one     70 our own fault
-     is missing                75 too little was compared (--deadline)
-  124 hang                     128+N ended by signal N
-  else the exit code of the worker that failed first"""
 _RUN_HELP = """\
 Run the same short LLaMA training on every GPU and compare the workers.
 
@@ -124,10 +117,12 @@ RUN = Verb("", "", starts_run=True, takes_command=True, help=_RUN_HELP)
 """What is done without a verb."""
 _ROWS = (
     Verb("check [LEVEL]", "quick, full or burnin: a check of stated length",
-         words=" ".join(LEVELS), starts_run=True, takes_command=True, help=_CHECK_HELP),
+         words=" ".join(LEVELS), other_names="quick full burnin diag test start",
+         starts_run=True, takes_command=True, help=_CHECK_HELP),
     Verb("doctor", "what of this machine is fine, what is not, what to do", other_names="health",
          help=_DOCTOR_HELP),
     Verb("config show", "every setting, its value and where it came from", words="show",
+         other_names="settings",
          help=_CONFIG_HELP),
     Verb("report RUN_DIR ...", "make the report of a run again, or one of many runs",
          options="--output --prometheus --drain --golden --write-golden --force"),
@@ -135,7 +130,7 @@ _ROWS = (
     Verb("replay RUN_DIR", "compute the steps to a fault once more", options="--gpu"),
     Verb("runs [open | clear]", "list your run directories, open a report, clear old",
          options="--parent --days --dry-run --json", words="list open clear",
-         other_names="ps list"),
+         other_names="ps list clean clear open"),
     Verb("forensics DOSSIER", "what a failed worker kept: tensors, values, bits",
          program="model_check.forensics"),
     Verb("history [UUID]", "which faults each GPU had in your runs so far",
@@ -149,7 +144,7 @@ _ROWS = (
     Verb("train TEXT", "train on your own text: one worker, checkpoints", other_names="resume",
          starts_run=True, help=_TRAIN_HELP),
     Verb("generate CHECKPOINT", 'what a trained model says: --prompt "Once upon a time"',
-         program="model_check.generate", other_names="sample",
+         program="model_check.generate", other_names="sample chat talk",
          options="--prompt --prompts --chat --system --raw --stop --max-tokens --temperature "
                  "--top-k --top-p --seed --tokenizer --device --midi --prompt-midi --prompt-notes "
                  "--json"),
@@ -194,4 +189,4 @@ def help_of(verb: Verb) -> tuple[str, str]:
     """What stands above the options of a run, and what stands below them."""
     rows = "\n".join(f"  {each.usage:<23} {each.does}" for each in VERBS.values())
     above, _, below = verb.help.partition("\n\n")
-    return above, below.replace("{exit_codes}", _EXIT_CODES).replace("{verbs}", rows)
+    return above, below.replace("{exit_codes}", exit_codes.for_help()).replace("{verbs}", rows)

@@ -91,6 +91,19 @@ def exit_code_of(returncode: int) -> int:
     return EXIT_SIGNAL_BASE - returncode if returncode < 0 else returncode
 
 
+CRASHES = frozenset(
+    EXIT_SIGNAL_BASE + getattr(signal, f"SIG{name}")
+    for name in ("ILL", "TRAP", "ABRT", "BUS", "FPE", "SEGV", "SYS")
+)
+"""Exit codes of a program that ends by a signal which nobody sent: it crashed."""
+
+
+def is_of_its_own(exit_code: int) -> bool:
+    """Whether a program ends so by what it does itself, as each copy of it may: nobody killed it,
+    or ended its silence."""
+    return (0 < exit_code < EXIT_SIGNAL_BASE and exit_code != EXIT_HANG) or exit_code in CRASHES
+
+
 def describe_exit(returncode: int) -> str:
     """`exit code 7`, `killed by SIGKILL (9)`. A negative `returncode` is a signal, as in
     `subprocess.Popen`."""

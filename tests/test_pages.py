@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from launcher.verbs import VERBS
+from launcher.verdict.exit_codes import for_readme
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -39,6 +40,26 @@ def test_every_link_to_a_file_or_a_heading_leads_there(page: Path) -> None:
         there = page.parent / path if path else page
         assert there.exists(), target
         assert not anchor or anchor in anchors(there), target
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    """Of `test_a_name_...` the beginning counts. The log tells of tests as they were."""
+    code = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    tests = re.findall(r"def (test_\w+)", code)
+    missing = [
+        (page.name, name)
+        for page in PAGES
+        if page.name != "log.md"
+        for name, dots in re.findall(
+            r"`(?:\w+: )?(test_\w+)(\.\.\.)?(?:\[.*?\])?`", page.read_text()
+        )
+        if not any(test.startswith(name) if dots else test == name for test in tests)
+    ]
+    assert missing == [], "rename it in the page, too"
+
+
+def test_the_readme_has_the_table_of_exit_codes() -> None:
+    assert for_readme() in (ROOT / "README.md").read_text()
 
 
 def test_the_readme_is_short_and_keeps_the_command_of_the_tests() -> None:

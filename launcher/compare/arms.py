@@ -74,6 +74,9 @@ def split_arms(argv: Sequence[str]) -> tuple[list[str], tuple[Arm, ...]]:
 
 def refuse_overruled(request: Request, arms: Sequence[Arm]) -> None:
     """Raises ConfigError for a setting of the command line that every arm gives otherwise."""
+    for label, layer in command_line(request.overrides, request.flags):
+        if layer.get("launch.mode", "compare") != "compare":
+            raise ConfigError(f"{label}: has no arms; launch.mode=compare has")
     in_all = set.intersection(*({*map(setting_of, arm.layer[1])} for arm in arms))
     for label, layer in command_line(request.overrides, request.flags):
         if overruled := in_all & {*map(setting_of, layer)}:

@@ -17,6 +17,7 @@ from launcher.launch import Launch, make_launch
 from launcher.output.printer import LAUNCHER_PREFIX
 from launcher.plan import WorkerSpec, plan_prepare
 from launcher.verdict.comparison import TrialRecord
+from model_check.config.derived import in_short
 from model_check.config.memory import describe_size
 from model_check.utils.secrets import masked_argv, masked_values
 
@@ -30,7 +31,7 @@ def describe(launch: Launch, *, as_json: bool) -> str:
     if not launch.arguments.command:
         loaded, num_ranks = launch.loaded, launch.context.num_ranks or 1
         size = describe_size(loaded.settings, loaded.device, num_ranks)
-        lines.insert(0, f"model: {size}")
+        lines[:0] = [f"training: {in_short(loaded.settings, num_ranks)}", f"model: {size}"]
     lines[:0] = launch.picked.notes
     for row in rows:
         env = " ".join(f"{name}={shlex.quote(value)}" for name, value in row["env"].items())

@@ -39,7 +39,7 @@ def run_rounds(launch: Launch, argv: Sequence[str], printer_out: int) -> int:
     directory = launch.context.run_dir
     with printing(printer_out, directory) as printer:
         greet(launch, printer)
-    rounds = Rounds()
+    rounds = Rounds(directory)
     for path, result in _carried_out(launch, argv, printer_out):
         rounds.take(path, result)
     with printing(printer_out, directory) as printer:

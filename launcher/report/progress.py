@@ -5,32 +5,20 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
-from signal import SIGTERM
 
 import msgspec
 from msgspec import Struct, field
 
 from launcher.report.read_run import is_running, read_conclusion, read_record
 from launcher.verdict.record import RunRecord
-from model_check.errors import EXIT_PASS, EXIT_SIGNAL_BASE, UsageError
-from model_check.events import (
-    Done,
-    Event,
-    GpuEvent,
-    Metrics,
-    NonFinite,
-    Phase,
-    Step,
-    Telemetry,
-    decode,
-    decode_gpu,
-)
+from launcher.verdict.steps import History
+from model_check.errors import UsageError
+from model_check.events import Metrics, Step, Telemetry, decode, decode_gpu
 from model_check.utils.held import hold_unlinked
 from model_check.utils.words import printable, printable_lines
 from model_check.utils.worker_env import telemetry_path
 
 _TAIL_BYTES = 4096
-_END_WORDS = {EXIT_PASS: "done", EXIT_SIGNAL_BASE + SIGTERM: "stopped"}
 _RECENT = 32
 """Steps whose pace tells when the rest will be done."""
 
@@ -69,37 +57,31 @@ class Appended:
 class WorkerProgress(Struct):
     """One worker, as it is now. None: not told (yet)."""
 
-    phase: str
-    step: int | None = None
-    loss: float | None = None
-    grad_norm: float | None = None
-    tokens_per_s: float | None = None
-    mfu: float | None = None
-    memory_bytes: int | None = None
-    temperature_c: int | None = None
-    power_w: float | None = None
+    history: History = field(default_factory=lambda: History(tracer=None))
+    last: Step | None = None
+    metrics: Metrics | None = None
+    sample: Telemetry | None = None
     last_line: str = ""
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_RECENT))
     """(nanoseconds, step)"""
 
-    def take(self, event: Event | GpuEvent) -> None:
+    def take_event(self, line: bytes) -> None:
+        event = decode(line)
+        self.history.record(event)
         match event:
-            case Step():
-                self.step = event.step
-                self.loss = float.fromhex(event.loss)
-                self.grad_norm = float.fromhex(event.grad_norm)
-                self.recent.append((event.t, event.step))
-            case Phase():
-                self.phase = event.name
             case Metrics():
-                self.tokens_per_s, self.mfu = event.tokens_per_s, event.mfu_full
-                self.memory_bytes = event.memory_bytes
-            case NonFinite():
-                self.phase = "NaN"
-            case Done():
-                self.phase = _END_WORDS.get(event.exit_code, f"exit {event.exit_code}")
-            case Telemetry():
-                self.temperature_c, self.power_w = event.temperature_c, event.power_w
+                self.metrics = event
+            case Step():
+                self.last = event
+                self.recent.append((event.t, event.step))
+
+    def take_telemetry(self, line: bytes) -> None:
+        if isinstance(event := decode_gpu(line), Telemetry):
+            self.sample = event
+
+    @property
+    def step(self) -> int | None:
+        return self.history.last_step
 
     @property
     def step_s(self) -> float | None:
@@ -117,9 +99,7 @@ class RunProgress:
         """Raises UsageError where no run is."""
         self.directory = directory
         self.record: RunRecord = read_record(directory)
-        # A command of your own tells nothing.
-        phase = "" if self.record.steps is None else "waiting"
-        self.workers = {name: WorkerProgress(phase=phase) for name in self.record.workers}
+        self.workers = {name: WorkerProgress() for name in self.record.workers}
         self.verdict: str | None = None
         """Of a run that is over, with its summary and its exit code, or why it has none."""
         self._followed = {name: list(self._follow(name)) for name in self.workers}
@@ -130,12 +110,12 @@ class RunProgress:
         # Asked first: what a run that is over wrote in the end is read below.
         verdict = self._end()
         is_new = verdict != self.verdict
-        for name, progress in self.workers.items():
-            for file, read in self._followed[name]:
+        for name in self.workers:
+            for file, take in self._followed[name]:
                 for line in file.lines():
                     is_new = True
                     with suppress(msgspec.DecodeError):
-                        progress.take(read(line))
+                        take(line)
             is_new = self._read_log(name) or is_new
         self.verdict = verdict
         return is_new
@@ -157,9 +137,10 @@ class RunProgress:
         left = [(steps - 1 - at) * each for at, each in told if at is not None and each is not None]
         return max(left) if len(left) == len(self.workers) else None
 
-    def _follow(self, name: str) -> Iterator[tuple[Appended, Callable[[bytes], Event | GpuEvent]]]:
-        yield Appended(self.directory / f"{name.lower()}.events.jsonl"), decode
-        yield Appended(telemetry_path(self.directory, name)), decode_gpu
+    def _follow(self, name: str) -> Iterator[tuple[Appended, Callable[[bytes], None]]]:
+        worker = self.workers[name]
+        yield Appended(self.directory / f"{name.lower()}.events.jsonl"), worker.take_event
+        yield Appended(telemetry_path(self.directory, name)), worker.take_telemetry
 
     def _log(self, name: str) -> Appended:
         return Appended(self.directory / f"{name.lower()}.log", from_end=_TAIL_BYTES)

@@ -229,7 +229,7 @@ def _rounds_again(
     begun = [path for path in paths if os.path.exists(path / "run.json")]
     if not begun:
         raise UsageError(f"{directory}: none of its rounds has begun")
-    runs, rounds = [_rebuilt(path, golden, golden_file) for path in begun], Rounds()
+    runs, rounds = [_rebuilt(path, golden, golden_file) for path in begun], Rounds(directory)
     for run in runs:
         rounds.take(run.directory, run.judgement.result)
     result = rounds.result

@@ -22,7 +22,8 @@ _MAX_TOLD = 10
 class Rounds:
     """What is known of them, in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._results: dict[str, RunResult] = {}
         self._bits: dict[str, dict[str, Bits]] = {}
 
@@ -37,7 +38,7 @@ class Rounds:
     @property
     def result(self) -> RoundsResult:
         """Of one at least."""
-        return together(self._results, self._bits)
+        return together(self._results, self._bits, str(self._directory))
 
 
 def write_rounds(result: RoundsResult, directory: Path) -> None:
@@ -60,6 +61,7 @@ def rounds_lines(result: RoundsResult, directory: Path) -> Iterator[str]:
         share = f"errors in fewer than {result.max_rate:.2%} of steps (95 %)"
         yield f"not shown: {share}: {result.compared_steps:,} were compared"
     yield f"rounds and report: {directory}"
+    yield f"do now: {result.do_now}"
     yield f"{result.verdict}: {result.summary} (exit code {result.exit_code})"
 
 

@@ -67,5 +67,6 @@ def _meanings(struct: type[Struct]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    (wanted,) = sys.argv[1:]
-    print(msgspec.json.format(msgspec.json.encode(schema_of(wanted)), indent=2).decode())
+    if len(sys.argv) != 2 or sys.argv[1] not in KINDS:
+        sys.exit(f"which kind? {', '.join(KINDS)}")
+    print(msgspec.json.format(msgspec.json.encode(schema_of(sys.argv[1])), indent=2).decode())

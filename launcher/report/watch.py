@@ -9,6 +9,7 @@ import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -21,6 +22,7 @@ from launcher.report.progress import RunProgress, WorkerProgress
 from launcher.report.read_run import is_running, read_conclusion
 from model_check.config.arguments import Parser
 from model_check.errors import EXIT_PASS, UsageError
+from model_check.events import Metrics, Step, Telemetry
 from model_check.utils.project_files import COMMAND
 from model_check.utils.standard_streams import put
 from model_check.utils.words import printable
@@ -38,15 +40,14 @@ examples:
 """
 Cell = Callable[[WorkerProgress], str]
 _COLUMNS: tuple[tuple[str, int, Cell], ...] = (
-    ("phase", 0, lambda w: w.phase),
     ("step", 0, lambda w: _number(w.step, "{:,}")),
-    ("loss", 0, lambda w: _number(w.loss, "{:.4f}")),
-    ("norm", 0, lambda w: _number(w.grad_norm, "{:.3f}")),
-    ("tokens/s", 0, lambda w: _number(w.tokens_per_s, "{:,.0f}")),
-    ("MFU", 0, lambda w: _number(w.mfu and 100 * w.mfu, "{:.1f} %")),
-    ("°C", 0, lambda w: _number(w.temperature_c, "{}")),
-    ("W", 0, lambda w: _number(w.power_w, "{:.0f}")),
-    ("GiB", 0, lambda w: _number(w.memory_bytes and w.memory_bytes / 2**30, "{:.1f}")),
+    ("loss", 0, lambda w: _number(_float(_told(w.last, "loss")), "{:.4f}")),
+    ("norm", 0, lambda w: _number(_float(_told(w.last, "grad_norm")), "{:.3f}")),
+    ("tokens/s", 0, lambda w: _number(_told(w.metrics, "tokens_per_s"), "{:,.0f}")),
+    ("MFU", 0, lambda w: _number(_told(w.metrics, "mfu_full"), "{:.1%}")),
+    ("°C", 0, lambda w: _number(_told(w.sample, "temperature_c"), "{}")),
+    ("W", 0, lambda w: _number(_told(w.sample, "power_w"), "{:.0f}")),
+    ("GiB", 0, lambda w: _number(_gib(_told(w.metrics, "memory_bytes")), "{:.1f}")),
     ("last line", 110, lambda w: w.last_line),
 )
 """Title, from how many columns of the terminal on, cell. What is unknown of every worker has no
@@ -204,7 +205,10 @@ def _table(run: RunProgress, width: int) -> Table:
     table = Table(box=None, pad_edge=False)
     columns = [(name, cell) for name, at_least, cell in _COLUMNS if width >= at_least]
     cells = {name: [cell(worker) for worker in run.workers.values()] for name, cell in columns}
-    shown = [name for name, _ in columns if any(cells[name])]
+    # A command of your own tells nothing.
+    unheard = "" if run.record.steps is None else "waiting"
+    cells["phase"] = [worker.history.state or unheard for worker in run.workers.values()]
+    shown = [name for name in ("phase", *dict(columns)) if any(cells[name])]
     table.add_column("worker", no_wrap=True)
     for name in shown:
         is_text = name in ("phase", "last line")
@@ -239,3 +243,16 @@ def _minutes(seconds: float) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
+
+
+def _told(event: Metrics | Step | Telemetry | None, name: str) -> Any:
+    """None: there was no such event, or it did not tell."""
+    return None if event is None else getattr(event, name)
+
+
+def _float(bits: str | None) -> float | None:
+    return None if bits is None else float.fromhex(bits)
+
+
+def _gib(num_bytes: int | None) -> float | None:
+    return None if num_bytes is None else num_bytes / 2**30

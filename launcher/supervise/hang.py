@@ -99,14 +99,12 @@ class StackDump:
         # Where in the file the answer of the thread that runs begins.
         self._answer_of_running_from = 0
         self._running: int | None = None
-        self._asks_for_the_gil = False
 
     def look_again(self, waited_s: float) -> None:
         """So long after the first look."""
         pid = self._worker.pid or 0
         work = stacks.work_since(self._work, stacks.work_of(pid))
         self._running = stacks.running_thread(pid, work, waited_s)
-        self._asks_for_the_gil = stacks.asks_for_the_gil(pid, work, waited_s)
         if self._is_asked and self._running is not None:
             self._answer_of_running_from = len(self._answer())
             self._worker.ask_for_stacks(self._running)
@@ -129,8 +127,7 @@ class StackDump:
 
     def _place(self, main_calls: str) -> str:
         if self._running is None:
-            waits = ", which waits as for the GIL" if self._asks_for_the_gil else ""
-            return f"in {main_calls}{waits}"
+            return f"in {main_calls}"
         who, text = stacks.name_of_thread(self._running), self._answer()
         calls = stacks.current_calls(text[self._answer_of_running_from :])
         if not self._answer_of_running_from or calls is None:

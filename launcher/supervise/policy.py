@@ -17,6 +17,7 @@ from model_check.errors import (
     EXIT_SIGNAL_BASE,
     describe_exit,
     exit_code_of,
+    is_of_its_own,
 )
 from model_check.events import BEAT_S
 from model_check.utils.evidence import EVIDENCE_BYTES_PER_S, EVIDENCE_S
@@ -30,11 +31,12 @@ HOLD_S = 0.2
 `scancel` and `killall` signal the processes of a job one after the other. We wait this long for our
 own copy before we blame the worker."""
 MOMENT_S, LATE_MOMENT_S, LATE_S = 0.4, 1.0, 5.0
-"""When a worker ends with an exit code of its own and tells nothing, the others have as long again
-as it took from its start, MOMENT_S at least, to end in the same way: then no GPU is to blame. One
-that took LATE_S leaves them LATE_MOMENT_S."""
+"""A worker ended by itself and told nothing. If all others end in the same way within the time that
+it took from its start (MOMENT_S at least; LATE_MOMENT_S if it took more than LATE_S), no GPU is to
+blame."""
 IDLE_S = 0.03
-"""One that does nothing for so long, and is older by AGE_S than the first became, will not."""
+"""A worker that has done nothing for so long, and is older by AGE_S than the first one became, will
+not end in that way."""
 AGE_S = 0.05
 """By so much more as Limits.moment_s is longer on a busy machine, where it may have begun late."""
 FOLLOW_S = 2.0
@@ -121,7 +123,8 @@ class WorkerView(Struct, eq=False):
     wake: int = 0
     """Number of the wake-up that saw it end: within one, the order of deaths is unknown. The kernel
     keeps no time of a death, and its list is no order of causes: a process that died of the closed
-    socket of another one stood before it in 2 of 20 trials, in 5 of 20 if that held 19,000 more."""
+    socket of another one stood before it in 2 of 20 trials, in 5 of 20 if that one held 19,000 more
+    descriptors."""
     error: str | None = None
     """Its last message on why it failed (`Done.error`)."""
     dismissal: Dismissal | None = None
@@ -308,9 +311,8 @@ def _all_ended_alike(workers: Sequence[WorkerView]) -> bool:
 
 
 def _stop_for_all(workers: Sequence[WorkerView]) -> Stop:
-    code = _exit_code(workers[0])
-    names = tuple(worker.name for worker in workers)
-    return Stop(f"every worker ended with exit code {code}", code, tied=names)
+    names, how = tuple(w.name for w in workers), describe_exit(workers[0].returncode or 0)
+    return Stop(f"every worker ended with {how}", _exit_code(workers[0]), tied=names)
 
 
 def follow_elsewhere(
@@ -319,7 +321,7 @@ def follow_elsewhere(
     """The job ends on another node, and none of ours has failed. A rank there is to blame only if
     ours do not meet the same: what all ranks meet in one step, they tell within milliseconds."""
     first = stop.elsewhere
-    if first is None or first.worker is None or not _may_be_shared(first.exit_code):
+    if first is None or first.worker is None or not is_of_its_own(first.exit_code):
         return stop
     settling = _settling(first.worker, first.step, heard_at, workers, limits)
     return settling if now < settling.until else stop
@@ -332,7 +334,7 @@ def _settle(
     others, took_s = [w for w in workers if w is not first], _took_s(first)
     if first.confession is None:
         return _settle_death(first, others, now, limits)
-    if not _may_be_shared(first.confession.exit_code):
+    if not is_of_its_own(first.confession.exit_code):
         return Continue(until=-NEVER)
     step = first.confession.step
     return _settling(first.name, step, _known_at(first), others, limits, took_s)
@@ -364,18 +366,14 @@ def judges_a_death(workers: Sequence[WorkerView]) -> bool:
 
 
 def ended_by_itself(worker: WorkerView) -> bool:
-    """With an exit code of failure, and without a word to us."""
-    code, is_own = worker.returncode or 0, worker.spawn_error is None and worker.oom is None
-    return code > 0 and _may_be_shared(code) and is_own and worker.confession is None
+    """With an exit code of failure, or by a crash, and without a word to us."""
+    is_own = worker.spawn_error is None and worker.oom is None and worker.confession is None
+    return is_own and is_of_its_own(exit_code_of(worker.returncode or 0))
 
 
 def _took_s(worker: WorkerView) -> float:
     """From its start until it failed."""
     return _known_at(worker) - (worker.started_at or 0.0)
-
-
-def _may_be_shared(exit_code: int) -> bool:
-    return exit_code < EXIT_SIGNAL_BASE and exit_code != EXIT_HANG
 
 
 def _settling(

@@ -19,8 +19,6 @@ MAX_LINES = 512
 _NUM_CALLS = 3
 _BUSY = 0.5
 """Of the time: a thread that ran so long is at work."""
-_GIL_TURNS_PER_S = 50
-"""Python's threads ask for the GIL 200 times a second (`sys.getswitchinterval`)."""
 _THREAD = re.compile(r"^(?=Current thread 0x|Thread )", re.M)
 _FAULTHANDLER = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\S+) in (?P<name>.*)$', re.M)
 _PY_SPY = re.compile(r"^    (?P<name>\S+) \((?P<file>.*):(?P<line>\d+)\)$", re.M)
@@ -63,21 +61,19 @@ class Work(NamedTuple):
     ran_ns: int
     waited_ns: int
     """It could have run, and waited for a processor."""
-    num_turns: int
-    """How often it got one."""
 
     @property
     def busy_ns(self) -> int:
         return self.ran_ns + self.waited_ns
 
 
-_NOTHING = Work(0, 0, 0)
+_NOTHING = Work(0, 0)
 
 
 def work_of(pid: int) -> dict[int, Work]:
     """Of each thread of a process; those of which the kernel tells nothing are left out."""
     told = ((tid, processes.read_proc(tid, "schedstat").split()) for tid in _tids(pid))
-    return {tid: Work(*map(int, counts)) for tid, counts in told if len(counts) == 3}
+    return {tid: Work(*map(int, counts[:2])) for tid, counts in told if len(counts) == 3}
 
 
 def work_of_all(pid: int) -> dict[int, Work]:
@@ -110,13 +106,6 @@ def running_thread(pid: int, work: dict[int, Work], time_s: float) -> int | None
     most = max(ran, key=lambda tid: ran[tid], default=pid)
     main = work.get(pid, _NOTHING)
     return most if most != pid and ran[most] >= 2 * main.ran_ns else None
-
-
-def asks_for_the_gil(pid: int, work: dict[int, Work], time_s: float) -> bool:
-    """Whether the main thread hardly runs, and yet wakes up as often as one that waits for the GIL
-    of an interpreter: each 5 ms."""
-    main = work.get(pid, _NOTHING)
-    return main.ran_ns < _BUSY * time_s * 1e9 and main.num_turns >= _GIL_TURNS_PER_S * time_s
 
 
 def innermost_calls(text: str) -> str | None:

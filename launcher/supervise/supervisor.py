@@ -1,7 +1,8 @@
 """The loop that starts the workers, hears them, and ends when no process of the run is left.
 
 One thread, one selector: deaths (pidfds), events, output, signals, deadlines. What to do is decided
-by `policy`; how to end it is `teardown`'s; the terminal is `printer`'s.
+by `policy`, or where bits differ by the observer (`verdict/live`); how to end it is `teardown`'s;
+the terminal is `printer`'s.
 """
 
 import os

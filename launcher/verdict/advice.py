@@ -1,12 +1,14 @@
 """What to do now, from the table of verdicts: with each GPU, and about the run. Pure."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.rules import NOT_AGAIN, REPLAY, Kind
-from launcher.verdict.severity import in_words
+from launcher.verdict.severity import CauseClass, in_words
 from model_check.config.ranks import JOBS
 from model_check.errors import EXIT_SIGNAL_BASE
 from model_check.utils.project_files import PROGRAM
@@ -58,7 +60,36 @@ def _about_run(result: RunResult, directory: str) -> str:
         program=PROGRAM,
         directory=directory,
     )
-    is_drill = result.run.get("drill") and result.verdict is not Verdict.PASS
+    return _unless_drill(advice, result.run, result.verdict)
+
+
+def about_rounds(
+    results: Sequence[RunResult], verdict: Verdict, odd: Sequence[str], directory: str
+) -> str:
+    """What to do after rounds. A worker that was named in two is not one to watch any more. `odd`:
+    named by what differs between rounds that all passed."""
+    named = Counter(name for result in results for name in result.culprits)
+    twice = [name for name, rounds in named.items() if rounds > 1 and _is_hardware(name, results)]
+    failed = next((result for result in results if result.exit_code), None)
+    if twice:
+        advice = Kind.SEEN_BEFORE.rule.advice.format(who=listed(twice), directory=directory)
+    elif failed is not None:
+        return failed.do_now
+    elif verdict is Verdict.INCONCLUSIVE:
+        advice = NOT_AGAIN
+    else:
+        kinds = {Verdict.INVALID: Kind.VARIES, Verdict.SUSPECT: Kind.ODD_ONCE}
+        advice = kinds.get(verdict, Kind.PASSED).rule.advice.format(who=listed(odd))
+    return _unless_drill(advice, results[0].run, verdict)
+
+
+def _is_hardware(name: str, results: Sequence[RunResult]) -> bool:
+    rows = (w for result in results for w in result.workers if w.name == name)
+    return any(row.cause_class is CauseClass.HARDWARE for row in rows)
+
+
+def _unless_drill(advice: str, run: Mapping[str, Any], verdict: Verdict) -> str:
+    is_drill = run.get("drill") and verdict is not Verdict.PASS
     return f"Nothing: this is a drill. Otherwise: {advice}" if is_drill else advice
 
 

@@ -15,11 +15,9 @@ from launcher.verdict.shared import Peers, is_equal, peers_at, shared_failure
 from launcher.verdict.steps import History
 from launcher.verdict.trials import what_its_trial_showed
 from model_check.errors import (
-    EXIT_DISAGREEMENT,
     EXIT_INTERNAL,
     EXIT_PASS,
     EXIT_SIGNAL_BASE,
-    EXIT_UNNAMED,
     EXIT_USAGE,
     describe_exit,
 )
@@ -29,10 +27,6 @@ from model_check.utils.words import few
 
 ENOUGH_STEPS = 10
 """Compared steps with which a worker passes that its deadline ended."""
-OF_BITS = (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
-"""How a run ends whose workers differ, or one of which is no more what it was."""
-_ERROR = "error: "
-"""How our programs begin the line that says why they end."""
 _BESIDE = {
     Peers.FINITE: Kind.NON_FINITE,
     Peers.FEWER_FINITE: Kind.NON_FINITE_IN_MOST,
@@ -80,7 +74,7 @@ def findings_of(case: Case) -> dict[str, Finding]:
 
 def _finding(case: Case, worker: WorkerEnd) -> Finding:
     """The first that is found. What ended the run comes before what it brought about."""
-    looks = [*_BITS_FIRST] if case.end.exit_code in OF_BITS else []
+    looks = [*_BITS_FIRST] if case.end.is_by_bits else []
     for look in (_variation, *looks, *_IN_ORDER):
         if (found := look(case, worker)) is not None:
             return found
@@ -226,14 +220,14 @@ def _ended_badly(case: Case, worker: WorkerEnd) -> Finding | None:
     is_blamed = worker.name in end.culprits
     if shared_failure(case, worker.name) is not None:
         kind = Kind.REFUSED_ALIKE if announced == EXIT_USAGE else Kind.FAILED_ALIKE
-        said = error if history.done else last_error(worker)
+        said = error if history.done else worker.last_error
         return _failed(kind, worker, history, announced or worker.returncode or 0, said)
     if worker.oom and announced == EXIT_PASS:
         how = f"{NO_HOST_MEMORY}{_where(history)}"
         facts = {"how": how, "oom": f"; {worker.oom}", "whose": FAULT_OF_HOST}
         return Finding(Kind.NO_HOST_MEMORY, facts)
     if worker.returncode and not worker.stopped_by_us:
-        said = error or last_error(worker)
+        said = error or worker.last_error
         return _failed(Kind.FAILED, worker, history, worker.returncode, said)
     is_stopped_for = is_blamed and announced == end.exit_code
     if announced != EXIT_PASS and (is_stopped_for or announced < EXIT_SIGNAL_BASE):
@@ -246,19 +240,13 @@ def _failed(
 ) -> Finding:
     how = f"{describe_exit(returncode)}{_where(history, tells_phase=not error)}"
     said, oom = f": {error}" if error else "", f"; {worker.oom}" if worker.oom else ""
-    return Finding(kind, {"how": how, "said": said, "oom": oom})
+    return Finding(kind, {"how": how, "said": said, "oom": oom, "exit_code": returncode})
 
 
 def _where(history: History, tells_phase: bool = True) -> str:
     after = "" if history.last_step is None else f" after step {history.last_step}"
     phase = "" if history.phase is None or not tells_phase else f" in phase {history.phase}"
     return f"{after}{phase}"
-
-
-def last_error(worker: WorkerEnd) -> str | None:
-    """Why it ended, by its last line; None: the line says something else."""
-    last = worker.last_lines[-1] if worker.last_lines else ""
-    return last.removeprefix(_ERROR) if last.startswith(_ERROR) else None
 
 
 def _disputed(case: Case, worker: WorkerEnd) -> Finding | None:

@@ -1,18 +1,25 @@
 """A run that is over -> a verdict for each worker and for the run. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, convert
 from msgspec.structs import replace
 
-from launcher.verdict.findings import OF_BITS, Finding, findings_of, is_unordered, last_error
+from launcher.verdict.findings import Finding, findings_of, is_unordered
 from launcher.verdict.record import Case, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, SplitResult, Verdict, WorkerResult
 from launcher.verdict.rules import Kind
 from launcher.verdict.scope import what_one_showed
 from launcher.verdict.steps import History
 from launcher.verdict.summary import summary
-from model_check.errors import EXIT_INTERNAL, EXIT_PASS, EXIT_UNPROVEN
+from model_check.errors import (
+    EXIT_DISAGREEMENT,
+    EXIT_INTERNAL,
+    EXIT_PASS,
+    EXIT_UNNAMED,
+    EXIT_UNPROVEN,
+    EXIT_USAGE,
+)
 
 _INNOCENT = (Verdict.PASS, Verdict.STOPPED)
 _NAMES_NOBODY = (Verdict.INCONCLUSIVE, Verdict.INVALID)
@@ -61,7 +68,7 @@ def judge(case: Case) -> Judgement:
         worker.name
         for worker in case.workers
         if worker.name in explained
-        and findings[worker.name].facts.get("said") == f": {last_error(worker)}"
+        and findings[worker.name].facts.get("said") == f": {worker.last_error}"
     }
     unexplained = {row.name for row in rows if row.verdict not in _INNOCENT}
     return Judgement(result, unexplained.difference(explained), quoted, case.is_training)
@@ -72,56 +79,71 @@ def resolve(case: Case, findings: Mapping[str, Finding]) -> Decision:
     the first in the order of the table."""
     end = case.end
     named = dict.fromkeys([*end.culprits, *case.suspects])
-    culprits = [
-        name
-        for name in named
-        if name not in findings or findings[name].rule.verdict not in _NAMES_NOBODY
-    ]
-    first = min(_deciding(case, findings), key=lambda f: _ORDER.index(f.kind), default=None)
-    if first is None:
-        return Decision(_without_a_finding(case), end.exit_code or _code(case, None), culprits)
-    verdict = first.rule.of_run or first.rule.verdict
-    if (end.tied and first.rule.of_run is None) or verdict is Verdict.STOPPED:
-        verdict = Verdict.INCONCLUSIVE
-    is_of_process = end.exit_code not in OF_BITS or first.rule.exit_code is None
-    if is_of_process and end.exit_code != EXIT_PASS and verdict is not Verdict.INVALID:
-        return Decision(verdict, end.exit_code, culprits)
-    exit_code = _code(case, first)
+    cleared = [n for n, found in findings.items() if found.rule.verdict in _NAMES_NOBODY]
+    culprits = [name for name in named if name not in cleared]
+    verdict, exit_code = _decided(case, findings)
     return Decision(verdict, exit_code, culprits)
 
 
-def _deciding(case: Case, findings: Mapping[str, Finding]) -> list[Finding]:
-    """What tells why the run ended as it did; nothing: it passed, or nobody here is to blame."""
+def _decided(case: Case, findings: Mapping[str, Finding]) -> tuple[Verdict, int]:
     end, every = case.end, list(findings.values())
-    of_software = [f for f in every if f.rule.verdict is Verdict.INVALID]
-    if end.exit_code not in OF_BITS:
+    if software := _of_software(case, findings):
+        return _as(_first(software))
+    if not end.is_by_bits or end.tied:
         blamed = [findings[name] for name in (*end.culprits, *end.tied) if name in findings]
-        return blamed or of_software
-    if of_bits := [f for f in every if f.rule.exit_code in OF_BITS[1:]] + of_software:
-        return of_bits
-    return [f for f in every if f.kind is not Kind.PASSED] if end.elsewhere is None else []
+        return _by_process(case, blamed), end.exit_code
+    if case.differs:
+        found = [findings[name].rule.verdict for name in case.suspects if name in findings]
+        bits = Verdict.SUSPECT if case.suspects else Verdict.INCONCLUSIVE
+        code = EXIT_DISAGREEMENT if case.suspects else EXIT_UNNAMED
+        return Verdict.FAIL if Verdict.FAIL in found else bits, code
+    if end.exit_code != EXIT_PASS:
+        return _by_process(case, []), end.exit_code
+    open_ = [found for found in every if found.kind is not Kind.PASSED]
+    verdict, code = _as(_first(open_)) if open_ else (Verdict.PASS, EXIT_PASS)
+    if end.is_deadline and verdict is Verdict.INCONCLUSIVE:
+        return verdict, EXIT_UNPROVEN
+    if end.leftovers and verdict in (Verdict.PASS, Verdict.INCONCLUSIVE):
+        return Verdict.INCONCLUSIVE, EXIT_INTERNAL
+    return verdict, code
 
 
-def _without_a_finding(case: Case) -> Verdict:
-    """Another node ended the job, or nobody is to blame."""
-    end = case.end
-    if end.elsewhere is not None and end.elsewhere.worker is not None:
-        return Verdict.SUSPECT if end.exit_code in OF_BITS else Verdict.FAIL
-    if end.culprits:  # none of our workers: the preparer
-        return Verdict.FAIL
-    return Verdict.INCONCLUSIVE if end.exit_code != EXIT_PASS or end.leftovers else Verdict.PASS
+def _of_software(case: Case, findings: Mapping[str, Finding]) -> list[Finding]:
+    """Nothing can be compared, or no device is the reason of what differs."""
+    invalid = {n: f for n, f in findings.items() if f.rule.verdict is Verdict.INVALID}
+    alike = [
+        f for f in invalid.values() if f.kind in (Kind.STATE_CHANGED_ALIKE, Kind.UNLIKE_GOLDEN)
+    ]
+    varies = any(each.is_software for each in case.end.replays) and {*invalid} >= {*case.suspects}
+    return list(invalid.values()) if varies or case.end.exit_code == EXIT_USAGE else alike
 
 
-def _code(case: Case, finding: Finding | None) -> int:
-    """Of a run that no process ended: that of the finding, else that which a worker announced."""
-    if case.end.is_deadline and finding is not None and case.end.exit_code == EXIT_PASS:
-        return EXIT_UNPROVEN
-    if finding is not None and finding.rule.exit_code is not None and not case.end.leftovers:
-        return finding.rule.exit_code
-    if finding is None and not case.end.leftovers:
-        return EXIT_PASS
-    said = [history.done.exit_code for history in case.histories.values() if history.done]
-    return next((code for code in said if code != EXIT_PASS), EXIT_INTERNAL)
+def _by_process(case: Case, blamed: Sequence[Finding]) -> Verdict:
+    """Of a run that a worker, another node or a request ended."""
+    end, first = case.end, _first(blamed) if blamed else None
+    if first is not None and first.rule.of_run is not None:
+        return first.rule.of_run
+    if end.tied:
+        return Verdict.INCONCLUSIVE
+    if first is not None and first.rule.verdict is Verdict.SUSPECT:
+        return Verdict.SUSPECT
+    if end.elsewhere is not None and end.is_by_bits:
+        return Verdict.SUSPECT if end.elsewhere.worker else Verdict.INCONCLUSIVE
+    is_named = end.culprits or (end.elsewhere is not None and end.elsewhere.worker)
+    return Verdict.FAIL if is_named or end.is_by_bits else Verdict.INCONCLUSIVE
+
+
+def _first(findings: Sequence[Finding]) -> Finding:
+    return min(findings, key=lambda found: _ORDER.index(found.kind))
+
+
+def _as(finding: Finding) -> tuple[Verdict, int]:
+    """What the table says of a run that it decides, and that no process ended."""
+    rule = finding.rule
+    verdict = rule.of_run or rule.verdict
+    verdict = Verdict.INCONCLUSIVE if verdict is Verdict.STOPPED else verdict
+    said = finding.facts.get("exit_code", EXIT_INTERNAL)
+    return verdict, said if rule.exit_code is None else rule.exit_code
 
 
 def _row(case: Case, worker: WorkerEnd, finding: Finding) -> WorkerResult:
@@ -155,7 +177,7 @@ def _row(case: Case, worker: WorkerEnd, finding: Finding) -> WorkerResult:
         cause_class=cause_class,
         severity=severity,
         repeat=finding.facts.get("repeat"),
-        trace=history.tracer.trace,
+        trace=history.tracer.trace if history.tracer else None,
     )
 
 

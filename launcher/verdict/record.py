@@ -19,10 +19,12 @@ from launcher.verdict.past import EarlierFaults
 from launcher.verdict.results import Seconds, WorkerName
 from launcher.verdict.steps import History, changed_alike
 from model_check.config.ranks import JOBS
-from model_check.errors import EXIT_DISAGREEMENT, EXIT_SIGNAL_BASE
+from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_SIGNAL_BASE, EXIT_UNNAMED
 from model_check.events import ExitCode, MonotonicNs
 
 FAULT_OF_HOST = " (a fault of this host; `run.sh doctor` looks at its limits)"
+_ERROR = "error: "
+"""How our programs begin the line that says why they end."""
 NO_HOST_MEMORY = "killed for want of host memory: SIGKILL (9)"
 
 
@@ -47,6 +49,13 @@ class WorkerEnd(Struct, frozen=True, kw_only=True):
     """The end of its output, without prefix, safe to print."""
     evidence: tuple[str, ...] = ()
     """Files that the supervisor wrote to explain its end."""
+
+    @property
+    def last_error(self) -> str | None:
+        """Why it ended, by its last line, as our programs say it; None: the line says something
+        else."""
+        last = self.last_lines[-1] if self.last_lines else ""
+        return last.removeprefix(_ERROR) if last.startswith(_ERROR) else None
 
 
 class Stop(Struct, frozen=True):
@@ -89,6 +98,11 @@ class RunEnd(Stop, frozen=True, kw_only=True):
     """Pids that are alive after everything: SIGKILL has no effect on them."""
     dropped_lines: int = 0
     """Lines that a slow terminal missed; the log files have them."""
+
+    @property
+    def is_by_bits(self) -> bool:
+        """No worker, node or request ended it: all is done, or a comparison of bits ended it."""
+        return self.exit_code in (EXIT_PASS, EXIT_DISAGREEMENT, EXIT_UNNAMED)
 
     @property
     def disagreements(self) -> list[Disagreement]:
@@ -219,6 +233,11 @@ class Case(Struct, frozen=True):
         odd += filter(None, [self.odd_among_nodes])
         named = dict.fromkeys([*self.broken, *odd, *self.odd_by_replay, *self.odd_by_golden])
         return [name for name in named if name not in self.doubted]
+
+    @property
+    def differs(self) -> bool:
+        """Bits do, or a state changed by itself."""
+        return self.end.disagreement is not None or bool(self.suspects or self.doubted)
 
     @property
     def odd_by_replay(self) -> list[str]:

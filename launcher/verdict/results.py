@@ -58,7 +58,7 @@ class WorkerResult(Struct, frozen=True, kw_only=True):
     name: WorkerName
     verdict: Verdict
     kind: str | None = None
-    """Which row of the table in docs/verdicts.md decided; null: an older version wrote this."""
+    """Which row of the table in docs/findings.md decided; null: an older version wrote this."""
     cause: str | None
     steps: Natural
     loss_first: float | str | None

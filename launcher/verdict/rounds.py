@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from launcher.verdict.advice import about_rounds
 from launcher.verdict.alone import minority
 from launcher.verdict.results import Conclusion, RunResult, Verdict, WorkerResult
 from launcher.verdict.scope import max_rate
@@ -60,6 +61,8 @@ class WorkerRounds(Struct, frozen=True, kw_only=True):
 class RoundsResult(Conclusion, frozen=True, kw_only=True, tag_field="kind", tag="rounds"):
     """report.json of a run of several rounds, without its schema number."""
 
+    do_now: str = ""
+    """What to do, in a sentence or two; empty: an older version wrote this."""
     culprits: list[str]
     rounds: list[Round]
     workers: list[WorkerRounds]
@@ -75,10 +78,10 @@ class RoundsResult(Conclusion, frozen=True, kw_only=True, tag_field="kind", tag=
 
 
 def together(
-    results: Mapping[str, RunResult], bits: Mapping[str, Mapping[str, Bits]]
+    results: Mapping[str, RunResult], bits: Mapping[str, Mapping[str, Bits]], directory: str
 ) -> RoundsResult:
     """`results`: round -> its result, in their order, one at least. `bits`: worker -> round -> what
-    it told there, of the rounds that it passed."""
+    it told there, of the rounds that it passed. `directory`: where the rounds lie."""
     rounds = [
         Round(name, result.verdict, result.exit_code, result.summary, result.culprits)
         for name, result in results.items()
@@ -94,6 +97,7 @@ def together(
         verdict=verdict,
         exit_code=exit_code,
         summary=_summary(rounds, workers, differences),
+        do_now=about_rounds([*results.values()], verdict, culprits, directory),
         culprits=culprits,
         rounds=rounds,
         workers=workers,

@@ -32,7 +32,7 @@ class _Stage(Enum):
 
 
 class Settling:
-    """The fault that ends the run, of one group of workers."""
+    """A fault of one group of workers. It ends the run, unless the others go on."""
 
     def __init__(
         self, pace: Pace | None, died: Set[str], named: Set[str], dossier_bytes: float | None

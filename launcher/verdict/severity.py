@@ -45,7 +45,7 @@ _TO_DO = {
     Severity.ISOLATE: "take it out of service",
     Severity.RESET: "reset it",
     Severity.MONITOR: "keep it in service, and watch it",
-    Severity.IGNORE: "nothing is known against it",
+    Severity.IGNORE: "not to blame",
 }
 _CAUSES = {
     CauseClass.HARDWARE: "hardware fault",

@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 from launcher.verdict.agreement import DIVIDING
 from launcher.verdict.record import Case, WorkerEnd
 from launcher.verdict.steps import History
-from model_check.errors import EXIT_HANG, EXIT_SIGNAL_BASE
+from model_check.errors import EXIT_SIGNAL_BASE, exit_code_of, is_of_its_own
 from model_check.events import NonFinite, Scalar
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
@@ -65,9 +65,10 @@ def shared_nonfinite(case: Case, worker: str) -> Shared[NonFinite] | None:
 class Failure(NamedTuple):
     """How a worker failed by itself."""
 
-    exit_code: int
+    returncode: int
+    """As in `subprocess.Popen`."""
     said: str
-    """Why, in its own words; empty: it told nothing."""
+    """Why, in its own words: of a foreign command its last line. Empty: it told nothing."""
 
 
 def shared_failure(case: Case, worker: str) -> Shared[Failure] | None:
@@ -77,10 +78,13 @@ def shared_failure(case: Case, worker: str) -> Shared[Failure] | None:
     names = _sharing(case, worker, lambda name: _failure(case.histories[name], ends[name]))
     if not names:
         return None
-    done, lines = case.histories[names[0]].done, ends[names[0]].last_lines
-    if done is not None:
-        return Shared(names, Failure(done.exit_code, done.error or ""))
-    return Shared(names, Failure(ends[names[0]].returncode or 0, lines[-1] if lines else ""))
+    first, end = case.histories[names[0]], ends[names[0]]
+    if first.done is not None:
+        return Shared(names, Failure(first.done.exit_code, first.done.error or ""))
+    last = end.last_lines[-1] if end.last_lines else ""
+    is_trainer = first.phase is not None
+    said = end.last_error or "" if is_trainer else last
+    return Shared(names, Failure(end.returncode or 0, said))
 
 
 def _sharing(case: Case, worker: str, what: Callable[[str], Hashable | None]) -> Sequence[str]:
@@ -126,8 +130,8 @@ def _failure(history: History, end: WorkerEnd) -> tuple[int, str] | None:
     if history.nonfinite or history.broken or (done and done.peer_lost):
         return None
     if done is None and not (end.stopped_by_us or end.spawn_error or end.oom):
-        code = end.returncode or 0
-        return (code, "") if 0 < code < EXIT_SIGNAL_BASE and code != EXIT_HANG else None
+        code = exit_code_of(end.returncode or 0)
+        return (code, "") if is_of_its_own(code) else None
     if done is None or done.error is None or not 0 < done.exit_code < EXIT_SIGNAL_BASE:
         return None
     return done.exit_code, _NUMBER.sub("#", done.error)

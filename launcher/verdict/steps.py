@@ -1,11 +1,13 @@
 """What each worker said of itself, in bounded memory: of each kind of event the last, no step."""
 
 from collections.abc import Mapping
+from signal import SIGTERM
 
 from msgspec import Struct, field
 
 from launcher.verdict.slow import WARM_UP
 from launcher.verdict.trace import Tracer
+from model_check.errors import EXIT_PASS, EXIT_SIGNAL_BASE
 from model_check.events import (
     Break,
     Done,
@@ -25,6 +27,7 @@ UNREPEATABLE = (
     "the passes of its first step gave other bits when they were computed twice: its kernels vary, "
     "so no difference would prove anything"
 )
+_END_WORDS = {EXIT_PASS: "done", EXIT_SIGNAL_BASE + SIGTERM: "stopped"}
 
 
 class History(Struct):
@@ -60,8 +63,16 @@ class History(Struct):
     saved: list[Saved] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     done: Done | None = None
-    tracer: Tracer = field(default_factory=Tracer)
-    """What of its steps is compared with other runs."""
+    tracer: Tracer | None = field(default_factory=Tracer)
+    """What of its steps is compared with other runs; None: nobody will."""
+
+    @property
+    def state(self) -> str | None:
+        """Its phase; `NaN` until it trains on; how it ended. None: it told nothing."""
+        if self.done is not None:
+            code = self.done.exit_code
+            return _END_WORDS.get(code, f"exit {code}")
+        return self.phase if self.nonfinite is None else "NaN"
 
     @property
     def shard(self) -> str:
@@ -86,7 +97,8 @@ class History(Struct):
         return int(number) if number.isdigit() else None
 
     def record(self, event: Event) -> None:
-        self.tracer.record(event)
+        if self.tracer is not None:
+            self.tracer.record(event)
         match event:
             case Step():
                 self._step(event)

@@ -4,14 +4,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from launcher.verdict.disagreement import quantity_name
-from launcher.verdict.findings import OF_BITS, born
+from launcher.verdict.findings import born
 from launcher.verdict.golden import GoldenResult
 from launcher.verdict.record import Case
 from launcher.verdict.results import Verdict, WorkerResult
 from launcher.verdict.scope import what_one_showed, what_was_equal
 from launcher.verdict.severity import CauseClass
 from launcher.verdict.shared import Failure, shared_failure, shared_nonfinite
-from model_check.errors import EXIT_USAGE
+from model_check.errors import EXIT_USAGE, describe_exit
 from model_check.events import NonFinite
 from model_check.utils.words import listed
 
@@ -31,7 +31,7 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
         return Summary(f"{passed}{_as_golden(case)}{until}")
     reason, explained = _why_not(case, results)
     parts = [reason]
-    if case.end.exit_code not in OF_BITS:
+    if not case.end.is_by_bits:
         parts += _besides(case)
     told = [replay.said for replay in case.end.replays]
     parts += told
@@ -84,22 +84,22 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
         return Summary(end.reason or "")
     if (shared := _what_was_shared(case)) is not None:
         return shared
-    if (alike := case.changed_alike) and end.exit_code in OF_BITS:
+    if (alike := case.changed_alike) and end.is_by_bits:
         found = case.histories[alike[0]].broken
         what = "" if found is None else found.what
         return Summary(f"the software, not a GPU: {what}, in {len(alike)} workers alike", alike)
-    if end.exit_code in OF_BITS and (told := _what_golden_tells(case)) is not None:
+    if end.is_by_bits and (told := _what_golden_tells(case)) is not None:
         return told
     if end.mismatch is not None:
         return Summary(str(end.mismatch), list(end.mismatch.values))
     broken = [row for row in results if row.name in case.broken]
-    if broken and end.exit_code in OF_BITS:
+    if broken and end.is_by_bits:
         names = {row.name for row in broken}
         text = "; ".join(f"{row.name}: {row.cause}" for row in broken)
         others = [d for d in end.disagreements if names.isdisjoint(d.odd or d.bits)]
         parts = [f"{text}: nothing in its program did that", *map(str, others)]
         return Summary("; ".join(parts), [*names, *(n for found in others for n in found.odd)])
-    if end.disagreement and end.exit_code in OF_BITS:
+    if end.disagreement and end.is_by_bits:
         odd = [name for found in end.disagreements for name in found.odd]
         return Summary("; ".join(map(str, end.disagreements)), odd)
     if end.is_by_signal or end.tied:
@@ -196,9 +196,14 @@ def _shared_nonfinite(case: Case, workers: Sequence[str], bad: NonFinite) -> Sum
 
 def _shared_failure(case: Case, workers: Sequence[str], failure: Failure) -> Summary:
     said = f": {failure.said.splitlines()[0]}" if failure.said else ""
-    what = f"{_who(case, workers)} ended with exit code {failure.exit_code}{said}"
-    whose = "the settings" if failure.exit_code == EXIT_USAGE else "the software or the settings"
+    what = f"{_who(case, workers)} {_ended(failure.returncode)}{said}"
+    whose = "the settings" if failure.returncode == EXIT_USAGE else "the software or the settings"
     return Summary(f"{what}; {whose}, not a GPU", workers)
+
+
+def _ended(returncode: int) -> str:
+    how = describe_exit(returncode)
+    return f"was {how}" if returncode < 0 else f"ended with {how}"
 
 
 def _who(case: Case, workers: Sequence[str]) -> str:

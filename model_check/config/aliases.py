@@ -283,6 +283,10 @@ refused as an option, and in [training], too. One that is UNNEEDED as well is re
 values."""
 
 ABSENT_VALUES: dict[str, dict[str, str]] = {
+    "model.init_from": {
+        "resume": "`--resume auto` goes on from the newest checkpoint",
+        "gpt2": "GPT-2 is no LLaMA; a LLaMA of the hub is named ORGANISATION/MODEL",
+    },
     "training.use_amp": {
         word: f"it is true or false; training.precision={word} names the type"
         for word in ("bf16", "fp16", "fp32", "bfloat16", "float16", "float32")

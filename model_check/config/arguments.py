@@ -149,6 +149,10 @@ def _setting_options() -> list[str]:
     return [key.replace("_", "-") for key in keys]
 
 
+_REPLACED = "replaced"
+"""Of a namespace: a line for each value that a later one took the place of."""
+
+
 class KeepSetting(argparse.Action):
     """Of an option that is the setting `dest` by another name: keeps (option, value)."""
 
@@ -158,7 +162,8 @@ class KeepSetting(argparse.Action):
         if before != option:
             raise UsageError(f"{before} and {option} are the same option: give one of them")
         if old != value:
-            raise UsageError(f"{option} {old} and {option} {value}: give one of them")
+            again = f"{option} {value} takes the place of {option} {old}"
+            setattr(names, _REPLACED, (*getattr(names, _REPLACED, ()), again))
         setattr(names, self.dest, (option, value))
 
 
@@ -218,6 +223,7 @@ def settings_request(
         overrides=tuple(namespace.overrides),
         flags=_data_flags(namespace, prepares is not None) | (prepares or {}) | settings,
         environ=environ,
+        notes=getattr(namespace, _REPLACED, ()),
     )
 
 

@@ -77,3 +77,14 @@ def loss_chunk_rows(settings: Settings, vocab_size: int, device: str) -> int:
         is_lean = training.compile and precision(training) != "fp32"
         return COMPILED_CHUNK_ROWS if is_lean else EAGER_CHUNK_ROWS
     return max(128, min(2048, 2**21 // vocab_size))
+
+
+def in_short(settings: Settings, num_ranks: int = 1) -> str:
+    """What a person wants to see of all settings before a training starts, in one line."""
+    model, training = settings.model, settings.training
+    batch = training.batch_size * num_micro_batches(settings, num_ranks) * num_ranks
+    return (
+        f"{training.max_steps:,} steps of {batch:,} x {training.context_length:,} tokens; "
+        f"data {settings.data.dataset}; learning rate {training.learning_rate:g}, "
+        f"{training.lr_schedule}; {model.num_layers} layers of {model.hidden_size:,}"
+    )

@@ -19,7 +19,8 @@ MODULE_KINDS = (*FORWARD_KINDS, *BACKWARD_KINDS)
 BIT_KINDS = ("flip", "flip_gradient", "flip_moment", "flip_activation")
 FLIP_KINDS = (*BIT_KINDS, "burst")
 NAMED_KINDS = (*PARAMETER_KINDS, *MODULE_KINDS)
-KINDS = (*NAMED_KINDS, "loss_nan", "raise", "exit7", "kill", "hang", "slow")
+PROCESS_KINDS = ("raise", "exit7", "kill", "hang", "slow")
+KINDS = (*NAMED_KINDS, "loss_nan", *PROCESS_KINDS)
 DEFAULT_PARAMETER = "layers.0.feed_forward.w2.weight"
 # A flip of its first value changed loss or norm in the same step, in float32 and under autocast, at
 # two sizes; a flip in attention.wq took 2 to 6 steps to show.

@@ -300,6 +300,8 @@ def _checked_value(field: Field, value: Any, where: str, text: bool) -> Any:
     if isinstance(value, str) and masked(value) != value:
         raise ConfigError(f"{where}: {field.name} {_NO_SECRETS}")
     given = f"{where}: {field.name} = {value!r}"
+    if absent := ABSENT_VALUES.get(field.name, {}).get(str(value).lower()):
+        raise ConfigError(f"{given}: {absent}")
     try:
         converted = msgspec.convert(plain, field.type, strict=not (text and isinstance(plain, str)))
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
@@ -308,8 +310,7 @@ def _checked_value(field: Field, value: Any, where: str, text: bool) -> Any:
         # which it does not list.
         if text or reason.startswith("Invalid") or isinstance(error, UnicodeEncodeError):
             reason = field.type_name.replace("bool", "true or false")
-        absent = ABSENT_VALUES.get(field.name, {}).get(str(value).lower())
-        raise ConfigError(f"{given}: {absent or f'expected {reason}'}") from error
+        raise ConfigError(f"{given}: expected {reason}") from error
     if isinstance(converted, str) and field.name in PATHS:
         converted = os.path.expanduser(converted)
     if converted == "" and not field.may_be_empty:

@@ -20,8 +20,7 @@ Layer = tuple[str, dict[str, Any]]
 
 def command_line(overrides: Sequence[str], flags: Mapping[str, tuple[str, Any]]) -> Iterator[Layer]:
     """A layer for each `section.key=value`, then for each flag (name of a setting -> flag, value).
-    Raises ConfigError for two names of one setting, and for two values of it; a flag of our own is
-    the setting itself."""
+    Raises ConfigError for two names of one setting; a flag of our own is the setting itself."""
     given: dict[str, _Typed] = {}
     for typed in _typed(overrides, flags):
         setting = setting_of(*typed.layer)
@@ -32,11 +31,24 @@ def command_line(overrides: Sequence[str], flags: Mapping[str, tuple[str, Any]])
             raise ConfigError(
                 f"{' and '.join(shown)} are the same setting ({setting}): give one of them"
             )
-        if typed.layer != before.layer:
-            raise ConfigError(
-                f"{before.shown} and {typed.shown}: {setting} is given twice: give one of them"
-            )
         yield typed.label, typed.layer
+
+
+def replaced(layers: Sequence[Layer]) -> list[str]:
+    """A line for each value of a command line that a later one takes the place of."""
+    notes, last = [], dict[str, tuple[str, Any]]()
+    for label, layer in layers:
+        for name, value in layer.items():
+            before, old = last.get(name, (label, value))
+            if old != value:
+                notes.append(f"{_with(label, value)} takes the place of {_with(before, old)}")
+            last[name] = label, value
+    return notes
+
+
+def _with(label: str, value: Any) -> str:
+    """`training.max_steps=20`, `--max-steps 20`"""
+    return f"{label} {setting_text(value)}" if label.startswith("--") else label
 
 
 class _Typed(NamedTuple):
@@ -49,13 +61,6 @@ class _Typed(NamedTuple):
     """Its setting and value."""
     is_their_word: bool = False
     """The value is another project's word, so that the key is its name, too."""
-
-    @property
-    def shown(self) -> str:
-        """`training.max_steps=20`, `--max-steps 20`"""
-        if not self.label.startswith("--"):
-            return self.label
-        return f"{self.label} {setting_text(next(iter(self.layer.values())))}"
 
     def is_named_as(self, other: "_Typed") -> bool:
         are_ours = not (self.is_their_word or other.is_their_word)

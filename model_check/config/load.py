@@ -33,7 +33,7 @@ from model_check.config.fields import (
 from model_check.config.files import read_settings_file
 from model_check.config.geometry import SIZES, geometry_values, shape_of_weights
 from model_check.config.inert import acting, check_acts
-from model_check.config.layers import Layer, command_line, in_settings
+from model_check.config.layers import Layer, command_line, in_settings, replaced
 from model_check.config.nanotron import from_nanotron, is_nanotron
 from model_check.config.places import FALLBACK, fallback_note, fallbacks
 from model_check.config.prepared_dir import check_fits, check_stage, prepared_directory, settings_of
@@ -69,6 +69,8 @@ class Request(Struct, frozen=True):
     flags: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     """Name of a setting -> (flag, value). Flags win over every other source."""
     environ: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """Options that were given twice: a line each."""
     level: Layer | None = None
     """Of a check: what its level says, over the preset and below all that a person gives."""
     arm: tuple[Layer, ...] = ()
@@ -180,7 +182,8 @@ def _upper_layers(request: Request) -> tuple[list[Layer], list[str]]:
         if text or (text == "" and all_fields()[name].may_be_empty):
             text = _HUB_WORDS.get(text.upper(), text) if variable == "HF_HUB_OFFLINE" else text
             layers.append((variable, flatten({name: text}, variable, text=True)))
-    return [*layers, *command_line(request.overrides, request.flags), *request.arm], notes
+    typed = list(command_line(request.overrides, request.flags))
+    return [*layers, *typed, *request.arm], [*notes, *request.notes, *replaced(typed)]
 
 
 def _file_layers(path: Path) -> tuple[list[Layer], list[str]]:

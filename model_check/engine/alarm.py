@@ -95,7 +95,7 @@ class Alarm:
 
     def tell_changed(self) -> None:
         """What lies on this rank has changed by itself, and may be why the step is not finite on
-        all. It computes the step not again."""
+        all. This rank does not compute the step again."""
         with suppress(PeerLost):
             self._told(OwnState.CHANGED)
 
@@ -231,7 +231,7 @@ class Alarm:
         )
 
     def _advice(self, bad: BadStep) -> Iterator[str]:
-        """None for what did not come again, which no setting made, nor in a replay."""
+        """Nothing in a replay, nor where the fault did not come again: no setting made it."""
         if bad.repeated is not False and self.state.context.replay_to is None:
             settings, progress = self.state.settings, self.state.progress
             is_fresh = settings.model.init_from is None and progress.resumed is None

@@ -40,8 +40,8 @@ class StepData:
     """How long the step waited for its batches, seconds."""
     wait_for_ranks_s: float = 0.0
     """How long for other ranks."""
-    is_last_wish: bool = False
-    """A rank was asked to end: no rank trains on these."""
+    asked_to_end: bool = False
+    """A rank was asked to end: unless this is the first step, no rank trains on these."""
     busy: Busy = field(default_factory=Busy, compare=False)
     """What it keeps the device busy from now on."""
 
@@ -80,7 +80,7 @@ def gather(
         num_targets=num_targets,
         wait_s=read - started,
         wait_for_ranks_s=time.perf_counter() - offered,
-        is_last_wish=num_asked > 0,
+        asked_to_end=num_asked > 0,
         busy=Busy(device),
     )
 

@@ -20,6 +20,7 @@ from model_check.config.drill import (
     GRADIENT_KINDS,
     MODULE_KINDS,
     MOMENT_KINDS,
+    PROCESS_KINDS,
     WEIGHT_KINDS,
     Drill,
     check_name,
@@ -31,9 +32,6 @@ from model_check.engine.optim import AdamW
 from model_check.engine.uncompiled import uncompiled
 from model_check.errors import ConfigError
 from model_check.models.basic_llama import BasicLlama
-
-_OF_PROCESS = ("raise", "exit7", "kill", "hang", "slow")
-"""Kinds that spoil no tensor."""
 
 
 class Injector:
@@ -123,7 +121,7 @@ class Injector:
             self._hooks.enter_context(uncompiled(self._model))
             handle = _hook_module(self._model.get_submodule(drill.target), spoiler)
         else:
-            assert kind in _OF_PROCESS, f"drill {kind}: nothing injects it"
+            assert kind in PROCESS_KINDS, f"drill {kind}: nothing injects it"
             return
         self._hooks.callback(handle.remove)
 

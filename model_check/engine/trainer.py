@@ -126,7 +126,7 @@ class Trainer:
         self._rehearse(first)
         for step in range(num_done, state.num_steps):
             data = first if step == first.step else self._gather(stream, step)
-            if data.is_last_wish and step > first.step:
+            if data.asked_to_end and step > first.step:
                 break
             for observer in state.observers:
                 observer.before_step(step)

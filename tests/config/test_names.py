@@ -9,7 +9,7 @@ from model_check.config.aliases import ABSENT, ALIASES, UNNEEDED, VALUES
 from model_check.config.derived import precision
 from model_check.config.fields import _names_by_leaf, all_fields, full_name, nearest
 from model_check.config.load import Loaded, Request, load
-from model_check.errors import ConfigError, ModelCheckError, UsageError
+from model_check.errors import ConfigError, ModelCheckError
 
 PIANO = """\
 optimizer:
@@ -72,22 +72,22 @@ def test_two_names_of_one_setting_on_a_command_line_are_refused(
 
 
 @pytest.mark.parametrize(
-    "pair",
+    ("pair", "note"),
     [
-        ("max_steps=5", "training.max_steps=6"),
-        ("--max-steps=7", "training.max_steps=6"),
-        ("--max-steps=7", "--max-steps=6"),
-        ("init_from=scratch", "init_from=x.pt"),
+        (("max_steps=5", "training.max_steps=6"), "training.max_steps=6 takes the place of "),
+        (("training.max_steps=6", "--max-steps=7"), "--max-steps 7 takes the place of training."),
+        (("--max-steps=7", "--max-steps=6"), "--max-steps 6 takes the place of --max-steps 7"),
+        (("init_from=scratch", "init_from=x.pt"), "model.init_from=x.pt takes the place of "),
     ],
-    ids=" ".join,
 )
-def test_of_two_values_none_is_dropped_in_silence(pair: tuple[str, str]) -> None:
-    with pytest.raises((ConfigError, UsageError), match="give one of them"):
-        typed(*pair)
+def test_the_later_of_two_values_counts_and_is_told(pair: tuple[str, str], note: str) -> None:
+    found = typed(*pair)
+    assert [each for each in found.notes if each.startswith(note)]
 
 
 def test_a_value_given_again_is_that_value() -> None:
-    assert typed("--max-steps=6", "training.max_steps=6").settings.training.max_steps == 6
+    found = typed("--max-steps=6", "training.max_steps=6")
+    assert (found.settings.training.max_steps, found.notes) == (6, ())
 
 
 @pytest.mark.parametrize("step", [1, -1], ids=["", "reversed"])

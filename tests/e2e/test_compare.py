@@ -240,7 +240,7 @@ def test_it_goes_on_from_its_checkpoints_wherever_an_arm_runs(scripted: Launcher
         (("--seeds=2",), "needs launch.mode=compare"),
         (("--arm", "a", "--arm", "b", "debug.drill=nan@1:CPU7"), "this run has no worker CPU7"),
         (("--arm", "a", "--arm", "b", "debug.drill=nan@1:CPU0"), "this run has no worker CPU0"),
-        (("launch.mode=ddp", "--arm", "a", "--arm", "b"), "launch.mode is given twice"),
+        (("launch.mode=ddp", "--arm", "a", "--arm", "b"), "launch.mode=ddp: has no arms"),
         (("--workers=1", "--arm", "a", "--arm", "b", *HUGE), "moments alone"),
     ],
 )

@@ -58,8 +58,8 @@ PREPARATIONS = {
     "prepare --gc": ("--gc", "data.cache_dir=cache"),
 }
 EXPORTS = {
-    "export": ("export", f"{EVIL}.pt", "out"),
-    "export, unknown option": ("export", "a", "b", f"--{EVIL}"),
+    "export": (f"{EVIL}.pt", "out"),
+    "export, unknown option": ("a", "b", f"--{EVIL}"),
 }
 COMMANDS = {
     "run": (*LAUNCHER, *ONE, "--run-dir", f"run{EVIL}", "--", "printf", EVIL),
@@ -71,7 +71,7 @@ COMMANDS = {
 
 
 def a_run_of_a_colleague(directory: Path) -> None:
-    """Every text in its files is hostile."""
+    """Every text in its files is hostile, but for the workers' names: what is none is refused."""
     end = RunEnd(exit_code=1, reason=EVIL, culprits=("CPU0",))
     worker = WorkerEnd(
         name="CPU0",
@@ -98,8 +98,8 @@ def a_run_of_a_colleague(directory: Path) -> None:
         mode=EVIL,
         drill=EVIL,
         steps=4,
-        workers=["CPU0", EVIL],
-        groups={"CPU0": EVIL, EVIL: EVIL},
+        workers=["CPU0", "CPU1"],
+        groups={"CPU0": EVIL, "CPU1": EVIL},
         not_compared=EVIL,
         fail_on=[EVIL],
         versions={"torch": EVIL},
@@ -107,7 +107,7 @@ def a_run_of_a_colleague(directory: Path) -> None:
         notes=[EVIL],
         duration_s=0.1,
         end=end,
-        ended=(worker, replace(worker, name=EVIL)),
+        ended=(worker, replace(worker, name="CPU1")),
         healths={},
     )
     directory.mkdir()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_check.config.drill import KINDS, PROCESS_KINDS
 from model_check.engine.batches import StepData
 from model_check.errors import ConfigError
 from tests.engine.conftest import FakeSource, Run
@@ -108,6 +109,11 @@ def test_a_burst_turns_one_bit_of_each_neighbour(
     before = parameter.detach().clone()
     run.trainer.injector.before_step(1)
     assert turned(before, parameter) == dict.fromkeys(range(count), 1 << 16)
+
+
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {*PROCESS_KINDS}))
+def test_every_kind_that_ends_no_process_is_injected(tiny_run: MakeRun, kind: str) -> None:
+    tiny_run(debug__drill=f"{kind}@1").trainer.injector.before_step(1)
 
 
 def test_a_burst_longer_than_its_tensor_is_refused(tiny_run: MakeRun) -> None:

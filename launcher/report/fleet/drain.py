@@ -10,9 +10,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from launcher.verdict.fleet import Finding, FleetResult, FleetRun
+from launcher.verdict.fleet_merge import name_of
 from launcher.verdict.results import Verdict
-from launcher.verdict.severity import Repeat, Severity
-from model_check.utils.project_files import COMMAND
+from launcher.verdict.severity import Repeat, Severity, in_words
+from model_check.utils.project_files import PROGRAM
 from model_check.utils.words import printable
 
 _HARD = (Severity.ISOLATE, Severity.RESET)
@@ -95,6 +96,8 @@ def _of_node(run: FleetRun, findings: Sequence[Finding]) -> Iterator[str]:
 
 def _not_yet(findings: Sequence[Finding], drained: set[str]) -> Iterator[str]:
     for each in findings:
+        if each.seen == "dead":
+            yield _comment(f"not known: {name_of(each)}: {each.what}")
         is_named = each.verdict is Verdict.SUSPECT and each.severity is Severity.MONITOR
         node = _machine(each)
         if is_named and each.worker is not None and node not in drained:
@@ -104,8 +107,8 @@ def _not_yet(findings: Sequence[Finding], drained: set[str]) -> Iterator[str]:
 def _what_next(finding: Finding, worker: str) -> str:
     if finding.repeat is Repeat.TRANSIENT:
         return "The next time, it is ISOLATE"
-    again = shlex.join(["bash", COMMAND, "replay", finding.directory, worker])
-    return f"Does it come again? {again}"
+    again = shlex.join(["replay", finding.directory, worker])
+    return f"Does it come again? {PROGRAM} {again}"
 
 
 def _reason(findings: Sequence[Finding]) -> str:
@@ -121,7 +124,9 @@ def _short(finding: Finding) -> str:
     known = ", ".join(filter(None, [device.uuid, device.pci_bus_id, serial]))
     who = f"{finding.worker or 'run'} ({known})" if known else f"{finding.worker or 'run'}"
     drill = f"DRILL {finding.drill}: " if finding.drill else ""
-    return printable(f"{drill}{who} {finding.verdict} {finding.severity}: {finding.what}")
+    severity = finding.severity
+    words = severity and in_words(severity, finding.cause_class, finding.repeat)
+    return printable(f"{drill}{who}: {words or finding.verdict}: {finding.what}")
 
 
 def _comment(text: str) -> str:

@@ -8,6 +8,7 @@ samples: the collector refuses them.
 from collections.abc import Callable, Iterator, Mapping
 
 from launcher.verdict.fleet import FleetResult, FleetRun, FleetWorker
+from launcher.verdict.fleet_merge import name_of
 from model_check.utils.words import printable
 
 Labels = Mapping[str, str]
@@ -41,14 +42,14 @@ def _metrics(result: FleetResult, now_s: float) -> dict[str, tuple[str, list[Sam
         ),
         "run_verdict": (
             "1 for the verdict of the run, with what the merge has found.",
-            [({**_of_run(run), "verdict": str(run.verdict)}, 1) for run in result.runs],
+            [({**_of_run(run), **_judged(run, run)}, 1) for run in result.runs],
         ),
         "run_start_timestamp_seconds": ("When the run began.", list(_starts(result))),
         "worker_verdict": (
             "1 for the verdict of the worker's GPU, with its severity.",
             [
-                (labels | {"verdict": str(w.verdict), "severity": str(w.severity or "")}, 1)
-                for labels, w in _workers(result)
+                (labels | _judged(w, run) | {"severity": str(w.severity or "")}, 1)
+                for labels, w, run in _workers(result)
             ],
         ),
         **_figures(result),
@@ -102,10 +103,15 @@ def _starts(result: FleetResult) -> Iterator[Sample]:
 
 def _of_run(run: FleetRun) -> dict[str, str]:
     """Not `instance` and `job`: those are the scraper's own."""
-    return {"node": run.node or run.host, "host": run.host, "run_dir": run.path}
+    return {"node": name_of(run), "host": run.host, "run_dir": run.path}
 
 
-def _workers(result: FleetResult) -> Iterator[tuple[dict[str, str], FleetWorker]]:
+def _judged(of: FleetRun | FleetWorker, run: FleetRun) -> dict[str, str]:
+    """Of a run in which a fault was injected, no alarm is real."""
+    return {"verdict": str(of.verdict), "drill": run.drill or ""}
+
+
+def _workers(result: FleetResult) -> Iterator[tuple[dict[str, str], FleetWorker, FleetRun]]:
     for run in result.runs:
         for worker in run.workers:
             device = worker.device
@@ -113,11 +119,12 @@ def _workers(result: FleetResult) -> Iterator[tuple[dict[str, str], FleetWorker]
                 _of_run(run)
                 | {"worker": worker.name, "uuid": device.uuid or "", "model": device.name or ""},
                 worker,
+                run,
             )
 
 
 def _each(result: FleetResult, value: Callable[[FleetWorker], float | int | None]) -> list[Sample]:
-    told = ((labels, value(worker)) for labels, worker in _workers(result))
+    told = ((labels, value(worker)) for labels, worker, _ in _workers(result))
     return [(labels, number) for labels, number in told if number is not None]
 
 

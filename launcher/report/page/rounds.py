@@ -29,6 +29,7 @@ def rounds_page(result: RoundsResult) -> str:
 
 def _answers(result: RoundsResult) -> Iterator[tuple[str, Any]]:
     yield "what", result.summary
+    yield "do now", result.do_now
     if result.max_rate is not None:
         bound = f"errors in fewer than {result.max_rate:.2%} of steps (95 %)"
         yield "not shown", f"{bound}: {result.compared_steps:,} were compared"

@@ -229,27 +229,6 @@ def test_a_thread_that_runs_without_python_is_named_beside_the_main_one(lab: Lab
     )
 
 
-def test_a_main_thread_that_waits_for_the_gil_of_a_sleeping_thread_says_so(lab: Lab) -> None:
-    code = (
-        "offer(); fd = os.environ['MODEL_CHECK_EVENTS_FD']\n"
-        "code = f'import os; os.write({fd}, {EVENTS!r})'\n"
-        "print(code, file=open(os.environ['LAB'] + '/says.py', 'w'))\n"
-        "os.environ['PYTHON'] = sys.executable\n"
-        # C's own `system` keeps the GIL, and it is the child that says the step.
-        "system = ctypes.PyDLL(None).system\n"
-        "def holds(): system(b'$PYTHON -I -S $LAB/says.py; exec sleep 1000')\n"
-        "def is_innocent():\n while True: time.sleep(0.001)\n"
-        "threading.Thread(target=holds).start(); is_innocent()"
-    )
-
-    def asks_for_the_gil(work: WorkOfThreads) -> bool:
-        return work[lab.pids()["w0"]].num_turns >= 60
-
-    _, reason = hang(lab, worker("w0", code), is_enough=asks_for_the_gil)
-    assert reason.endswith(", which waits as for the GIL")
-    assert "in holds" in stacks(lab, "w0")
-
-
 def test_a_worker_that_cannot_answer_holds_the_teardown_up_for_a_bounded_time(lab: Lab) -> None:
     def freeze() -> None:
         os.kill(lab.pids()["w0"], signal.SIGSTOP)

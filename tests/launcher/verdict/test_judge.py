@@ -15,6 +15,7 @@ from launcher.verdict.record import Case, RunEnd, RunRecord, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, Verdict
 from launcher.verdict.severity import CauseClass, Repeat, Severity
 from launcher.verdict.steps import History
+from model_check.errors import exit_code_of
 from model_check.events import Break, Done, Evaluation, NonFinite, Origin, Phase, Step
 
 LOSS = (2.5).hex()
@@ -1032,6 +1033,9 @@ def test_kernels_that_vary_clear_all_where_all_are_of_a_kind() -> None:
     [
         ((1, 1, 1), Verdict.FAIL, {"software"}),
         ((22, 22, 22), Verdict.FAIL, {"software"}),
+        ((-11, -11, -11), Verdict.FAIL, {"software"}),
+        ((-11, 139, -11), Verdict.FAIL, {"software"}),
+        ((-9, -9, -9), Verdict.INCONCLUSIVE, {None}),
         ((1, 1, 7), Verdict.INCONCLUSIVE, {None}),
         ((1, 1, 0), Verdict.INCONCLUSIVE, {None}),
     ],
@@ -1041,16 +1045,27 @@ def test_what_died_alike_within_one_reading_is_no_tie_but_the_softwares(
 ) -> None:
     names = ["GPU0", "GPU1", "GPU2"]
     tied = tuple(name for name, code in zip(names, codes, strict=True) if code)
-    end = RunEnd(exit_code=codes[0], reason="died within one reading", tied=tied)
+    exit_code = exit_code_of(codes[0])
+    end = RunEnd(exit_code=exit_code, reason="died within one reading", tied=tied)
     lines = ("Traceback", "ModuleNotFoundError: No module named 'x'")
     ends = [ended(name, c, last_lines=lines) for name, c in zip(names, codes, strict=True)]
     result = judged(end, ends, {name: History() for name in names}, steps=None)
-    assert (result.verdict, result.exit_code, result.culprits) == (verdict, codes[0], [])
+    assert (result.verdict, result.exit_code, result.culprits) == (verdict, exit_code, [])
     told = [row for row in result.workers if row.name in tied]
     assert {row.verdict for row in told} == {Verdict.INCONCLUSIVE}
     assert {row.cause_class for row in told} == classes
     is_told = "No module named 'x'; the software or the settings, not a GPU" in result.summary
     assert is_told is (verdict is Verdict.FAIL)
+
+
+def test_of_a_trainer_no_line_of_progress_is_quoted_as_the_reason() -> None:
+    names = ["CPU0", "CPU1"]
+    end = RunEnd(exit_code=7, reason="died within one reading", tied=("CPU0", "CPU1"))
+    ends = [ended(name, 7, last_lines=("Step 3 | Loss: 4.1",)) for name in names]
+    training = History()
+    training.record(Phase(name="train"))
+    told = judged(end, ends, dict.fromkeys(names, training)).summary
+    assert "every worker ended with exit code 7; the software or the settings" in told
 
 
 def test_a_pass_says_whose_what_was_not_compared() -> None:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from launcher.verdict.results import RunResult, Scope, Verdict, WorkerResult
 from launcher.verdict.rounds import Bits, RoundsResult, together
+from launcher.verdict.severity import CauseClass
 
 SCOPE = Scope(
     steps=10,
@@ -63,7 +64,7 @@ def rounds(*results: RunResult, bits: Mapping[str, list[Bits]] | None = None) ->
     """`bits`: worker -> those of each round."""
     names = [f"round_{number:03}" for number in range(1, len(results) + 1)]
     told = {w: dict(zip(names, each, strict=True)) for w, each in (bits or {}).items()}
-    return together(dict(zip(names, results, strict=True)), told)
+    return together(dict(zip(names, results, strict=True)), told, "/r")
 
 
 @pytest.mark.parametrize(("num", "bound"), [(1, None), (3, None), (4, 0.75), (20, 0.15)])
@@ -123,11 +124,36 @@ def test_bits_that_equals_share_blame_no_gpu() -> None:
     assert (found.verdict, found.exit_code, found.culprits) == (Verdict.INVALID, 2, [])
 
 
+def test_a_transient_fault_in_two_rounds_takes_its_gpu_out_of_service() -> None:
+    once = replace(failed("GPU0", "GPU1"), do_now="Keep GPU0 in service.")
+    rows = [replace(row, cause_class=CauseClass.HARDWARE) for row in once.workers]
+    once = replace(once, workers=rows)
+    good = passed("GPU0", "GPU1")
+    assert rounds(good, once, good).do_now == "Keep GPU0 in service."
+    assert rounds(good, once, once).do_now.startswith("Take GPU0 out of service; ")
+    drill = replace(once, run=once.run | {"drill": "flip@2"})
+    assert rounds(drill, drill).do_now.startswith("Nothing: this is a drill. Otherwise: Take GPU0")
+
+
+def test_a_program_that_fails_in_two_rounds_condemns_no_gpu() -> None:
+    once = replace(failed("GPU0"), do_now="Read the last lines of GPU0.")
+    assert rounds(once, once).do_now == "Read the last lines of GPU0."
+
+
+def test_what_to_do_about_other_bits_between_rounds() -> None:
+    good = [passed("GPU0")] * 3
+    assert "in service and run again" in rounds(*good, bits={"GPU0": [SAME, OTHER, SAME]}).do_now
+    assert "with three workers" in rounds(*good[:2], bits={"GPU0": [SAME, OTHER]}).do_now
+    assert rounds(*good).do_now.startswith("Nothing.")
+
+
 def test_a_failure_is_told_before_other_bits() -> None:
     results = (passed("GPU0"), failed("GPU0"), passed("GPU0"))
     names = {"round_001": SAME, "round_003": OTHER}
     found = together(
-        dict(zip(("round_001", "round_002", "round_003"), results, strict=True)), {"GPU0": names}
+        dict(zip(("round_001", "round_002", "round_003"), results, strict=True)),
+        {"GPU0": names},
+        "/r",
     )
     assert (found.verdict, found.exit_code) == (Verdict.FAIL, 7)
     assert "round_003 gave other bits than the first" in found.summary
