@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher.compare.arms import BOTH, SEAT, Arm, Seat, split_arms
+from launcher.compare.arms import BOTH, Arm, split_arms
 from launcher.levels import DEFAULT, LEVELS
 from launcher.verbs import RUN, VERBS, Verb, check_word, help_of
 from model_check.config.arguments import (
@@ -73,16 +73,6 @@ class RunArguments(Struct, frozen=True):
     """One worker, on the freest GPU, unless the settings say how many, or ask for a job."""
     arms: tuple[Arm, ...] = ()
     """Of a comparison."""
-    seat: Seat | None = None
-    """Of one training of it."""
-
-    def seated(self, seat: Seat) -> "RunArguments":
-        """What is asked for of one training of a comparison. Raises UsageError and ConfigError."""
-        if len(self.arms) != 1:
-            raise UsageError(f"{SEAT}: a comparison sets it for its own launchers: unset it")
-        (arm,) = self.arms
-        request = seat.over(arm.of(self.request))
-        return replace(self, request=request, run_dir=seat.directory, arms=(), seat=seat)
 
 
 def parse_run(argv: Sequence[str], environ: Mapping[str, str], verb: Verb = RUN) -> RunArguments:

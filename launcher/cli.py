@@ -15,7 +15,6 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from launcher.arguments import RunArguments, parse_check, parse_run, parse_train
-from launcher.compare.arms import SEAT, Seat
 from launcher.devices import Hold, Machine
 from launcher.gpus.probe import NvmlProbe
 from launcher.launch import has_rounds, make_launch
@@ -51,19 +50,17 @@ def main(argv: Sequence[str] | None = None, mask: Collection[int] | None = None)
     other node of a job waits for this launcher."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     meant = os.environ.pop(MEANT, None)
-    seated, tag, absence = os.environ.pop(SEAT, None), "", Absence()
+    absence = Absence()
     try:
-        seat = None if seated is None else Seat.of(seated)
-        tag = seat.tag if seat else ""
         verb, rest = chosen(arguments)
-        is_of_job = seat is None and verb.starts_run and absence.guess(arguments, os.environ)
+        is_of_job = verb.starts_run and absence.guess(arguments, os.environ)
         if mask is not None and not is_of_job:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        return _carry_out(verb, rest, partial(_start, arguments, seat, absence))
+        return _carry_out(verb, rest, partial(_start, arguments, absence))
     except ModelCheckError as error:
         nobody_typed = meant and "--gpu" in str(error)
-        _complain(f"error: {error}; {meant}" if nobody_typed else f"error: {error}", tag)
-        absence.tell(*reason(error), lambda text: _complain(text, tag))
+        _complain(f"error: {error}; {meant}" if nobody_typed else f"error: {error}")
+        absence.tell(*reason(error), _complain)
         return error.exit_code
     # `| head`: its reader is gone.
     except BrokenPipeError:
@@ -76,17 +73,16 @@ def main(argv: Sequence[str] | None = None, mask: Collection[int] | None = None)
         import traceback
 
         fault = "error: a fault of Model Check itself; please report it"
-        _complain(f"{traceback.format_exc()}{fault}", tag)
-        absence.tell(*reason(error), lambda text: _complain(text, tag))
+        _complain(f"{traceback.format_exc()}{fault}")
+        absence.tell(*reason(error), _complain)
         return EXIT_INTERNAL
 
 
-def _complain(text: str, tag: str) -> None:
-    prefix = f"{LAUNCHER_PREFIX}{tag}"
+def _complain(text: str) -> None:
     # Where nobody reads it, the exit code still tells.
     with suppress(OSError):
-        for line in for_terminal(printable_lines(text).split("\n"), 2, prefix):
-            print(f"{prefix}{line}", file=sys.stderr, flush=True)
+        for line in for_terminal(printable_lines(text).split("\n"), 2, LAUNCHER_PREFIX):
+            print(f"{LAUNCHER_PREFIX}{line}", file=sys.stderr, flush=True)
 
 
 def _show(text: str) -> None:
@@ -141,8 +137,8 @@ def do_train(rest: list[str], start: Start) -> int:
     return start(parse_train(rest, os.environ))
 
 
-def _start(argv: list[str], seat: Seat | None, absence: Absence, arguments: RunArguments) -> int:
-    if arguments.dry_run or arguments.arms or seat is not None:
+def _start(argv: list[str], absence: Absence, arguments: RunArguments) -> int:
+    if arguments.dry_run or arguments.arms:
         absence.end()
     if arguments.as_json and not arguments.dry_run:
         raise UsageError("--json goes with --dry-run; a run leaves report.json in its directory")
@@ -153,9 +149,7 @@ def _start(argv: list[str], seat: Seat | None, absence: Absence, arguments: RunA
         return EXIT_PASS
     probe = NvmlProbe()
     hold = Hold.LOOK if arguments.dry_run else Hold.TAKE
-    if seat is not None:
-        arguments, hold = arguments.seated(seat), Hold.ABOVE
-    elif arguments.arms:
+    if arguments.arms:
         return _compare(argv, arguments, probe, hold)
     launch = replace(make_launch(arguments, probe, os.environ, hold), absence=absence)
     if arguments.dry_run:

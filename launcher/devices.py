@@ -121,17 +121,14 @@ class Hold(Enum):
     """Nothing: nobody wants to use them now."""
     TAKE = "take"
     """They are reserved."""
-    ABOVE = "above"
-    """The launcher that started this one has reserved them."""
 
 
-def pick(loaded: Loaded, machine: Machine, hold: Hold, first_slot: int = 0) -> Picked:
-    """Choose what the settings ask for. `first_slot`: number of the first CPU worker. Raises
-    UsageError, NoGpuError."""
+def pick(loaded: Loaded, machine: Machine, hold: Hold) -> Picked:
+    """Choose what the settings ask for. Raises UsageError, NoGpuError."""
     check_selector(loaded.settings.launch.gpus)
     if loaded.device == "cpu":
         _refuse_without_gpus(loaded, machine)
-        return _pick_cpu(loaded, machine, first_slot)
+        return _pick_cpu(loaded, machine)
     if not machine.has_gpu():
         _refuse_without_gpus(loaded, machine)
         source = loaded.sources["system.device"]
@@ -145,15 +142,7 @@ def pick(loaded: Loaded, machine: Machine, hold: Hold, first_slot: int = 0) -> P
             f"{loaded.sources['launch.workers']}: launch.workers counts CPU workers, and this run "
             "uses GPUs: choose them with --gpus, or say --device cpu"
         )
-    return _pick_held(loaded, machine) if hold is Hold.ABOVE else _pick_gpus(loaded, machine, hold)
-
-
-def _pick_held(loaded: Loaded, machine: Machine) -> Picked:
-    """Those of the launcher above, which has looked whether they are idle: until now its own
-    trainings may have worked there."""
-    gpus = choose(loaded.settings.launch.gpus, machine.visible, machine.snapshot.gpus)
-    why = ", ".join(f"{gpu.label} {gpu.name}" for gpu in gpus)
-    return Picked(tuple(gpu_places(gpus)), why, snapshot=machine.snapshot)
+    return _pick_gpus(loaded, machine, hold)
 
 
 def _refuse_without_gpus(loaded: Loaded, machine: Machine) -> None:
@@ -172,8 +161,9 @@ def _refuse_without_gpus(loaded: Loaded, machine: Machine) -> None:
         )
 
 
-def _pick_cpu(loaded: Loaded, machine: Machine, first_slot: int) -> Picked:
-    places = tuple(cpu_places(loaded.settings.launch.workers, first_slot))
+def _pick_cpu(loaded: Loaded, machine: Machine) -> Picked:
+    launch = loaded.settings.launch
+    places = tuple(cpu_places(launch.workers, launch.first_worker))
     if loaded.settings.system.device == "cpu":
         return Picked(places, "system.device is cpu")
     return Picked(places, machine.why_no_gpu(), tuple(filter(None, [machine.unused_mask()])))

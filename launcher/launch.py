@@ -127,7 +127,6 @@ class Launch(Struct, frozen=True):
             is_job=self.is_job,
             num_distant=(self.context.num_ranks or num_here) - num_here,
             elsewhere_s=2 * EVIDENCE_S + self.node_silence_s,
-            has_launcher_above=self.context.is_trial,
         )
 
     @property
@@ -145,7 +144,7 @@ def make_launch(
     arguments: RunArguments, probe: GpuProbe, environ: Mapping[str, str], hold: Hold
 ) -> Launch:
     """Settings, places and directory name. Raises ModelCheckError before anything is touched."""
-    machine, seat = Machine(probe, environ), arguments.seat
+    machine = Machine(probe, environ)
     loaded = load(arguments.request, machine.has_gpu)
     if loaded.settings.launch.mode == "compare":
         raise UsageError(f"--mode compare: give two arms: --arm NAME key=value ..., or {BOTH}")
@@ -155,24 +154,22 @@ def make_launch(
     _refuse_rounds_that_go_on(loaded)
     if arguments.command and loaded.settings.debug.drill:
         raise ConfigError("debug.drill acts in our trainer alone: a command of yours has no drill")
-    picked = pick(loaded, machine, hold, seat.first_slot if seat else 0)
+    picked = pick(loaded, machine, hold)
     gpus = [place.gpu for place in picked.places if place.gpu]
-    more_notes = [*loaded.notes]
-    if seat is None:  # the comparison has said what there is to say of its GPUs
-        more_notes += notes_on_kernel_log(gpus, machine)
+    more_notes = [*loaded.notes, *notes_on_kernel_log(gpus, machine)]
     if not arguments.command:
         loaded, size_notes = fitted(loaded, arguments.request, memory_gib(gpus))
         more_notes += size_notes
         if not arguments.level:
             loaded = with_checkpoints(loaded, num_copies=1 if is_job else len(picked.places))
-    if arguments.level and seat is None:
+    if arguments.level:
         names = {gpu.name for gpu in gpus}
         is_command = bool(arguments.command)
         more_notes += notes_on_level(arguments.level, loaded, names, is_command=is_command)
     picked = replace(picked, notes=(*picked.notes, *more_notes))
     system = replace(loaded.settings.system, device=loaded.device)
     settings = replace(loaded.settings, system=system)
-    nodes = nodes_of_job(environ) if is_job and seat is None else None
+    nodes = nodes_of_job(environ) if is_job else None
     num_here = len(picked.places)
     context = _context(arguments, settings, environ, num_here, nodes)
     if is_job:
@@ -188,9 +185,7 @@ def make_launch(
 
         if gpus:
             refuse_old_driver(picked.snapshot)
-        checked = check_training(
-            settings, picked.places, seat.workers if seat else (), context.num_ranks
-        )
+        checked = check_training(settings, picked.places, context.num_ranks)
         notes = [*loaded.decisions, *checked]
     if is_job and (note := note_on_nodes(environ, nodes, num_here)):
         notes = [*notes, note]
@@ -208,22 +203,20 @@ def _context(
     nodes: SlurmStep | None,
 ) -> LaunchContext:
     """`num_here`: workers. As if each of several nodes had as many, until they meet."""
-    seat, is_job = arguments.seat, settings.launch.mode in JOBS
+    is_job = settings.launch.mode in JOBS
     directory = arguments.run_dir or run_dir.default_path(settings.logging.log_dir)
     if nodes is not None:
         directory = run_dir.node_path(directory, nodes.node, is_named=bool(arguments.run_dir))
     return LaunchContext(
         environ=environ,
         run_dir=directory.absolute(),
-        num_cores=max(1, usable_cores() // (seat.num_beside if seat else 1)),
-        is_busy=seat.is_busy if seat else works_beside_others(),
+        num_cores=usable_cores(),
+        is_busy=works_beside_others(),
         num_ranks=num_here * (1 if nodes is None else nodes.num_nodes) if is_job else None,
         first_rank=0 if nodes is None else num_here * nodes.node,
         has_other_nodes=nodes is not None,
         node=0 if nodes is None else nodes.node,
-        tag=seat.tag if seat else "",
-        is_trial=seat is not None,
-        run_name=seat.run_name if seat else None,
+        comparison=run_dir.comparison_of(directory.absolute()),
     )
 
 

@@ -16,8 +16,7 @@ from model_check.utils.project_files import PROJECT
 _INTERACTIVE = ("PYTHONINSPECT", "PYTHONSTARTUP")
 """They would keep a Python that has ended alive, at a prompt that nobody sees."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_COMPILE_THREADS, _MOST_COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS", 32
-"""Of torch.compile, a pool a worker: by torch's default as many as all cores."""
+_MOST_COMPILE_THREADS = 32
 PYTHONPATH_BEFORE = "MODEL_CHECK_PYTHONPATH_BEFORE"
 """What PYTHONPATH was before run.sh put this project first: a foreign command gets it back."""
 
@@ -41,8 +40,6 @@ class WorkerSpec(Struct, frozen=True):
     """CPU affinity; empty: inherited."""
     announces_itself: bool = False
     """Its first event says that it can take signals. Before that event a signal would kill it."""
-    is_launcher: bool = False
-    """It stops its own workers, and itself, on SIGTSTP."""
     inherited_fds: tuple[int, ...] = ()
     """Descriptors of ours that it gets, under their numbers."""
 
@@ -93,12 +90,9 @@ class LaunchContext(Struct, frozen=True):
     """Its number among those."""
     meeting: Meeting | None = None
     """Where these find each other; None: none of them is to start."""
-    tag: str = ""
-    """`[infini] `, in a comparison: stands behind the name at the beginning of a line."""
-    is_trial: bool = False
-    """One training of a comparison: its checkpoint directory is its own."""
-    run_name: str | None = None
-    """By which logs for people know the run; None: by its directory."""
+    comparison: Path | None = None
+    """The directory of the comparison that this training is of: its checkpoint directory is its
+    own."""
 
 
 def gpu_places(gpus: Sequence[Gpu]) -> list[Place]:
@@ -171,7 +165,7 @@ def plan_replay(
             spec,
             log_path=directory / f"{spec.name.lower()}.replay{replay.number}.log",
             events_path=directory / f"{spec.name.lower()}.replay{replay.number}.events.jsonl",
-            prefix=f"[{spec.name} replay] {context.tag}",
+            prefix=f"[{spec.name} replay] ",
             announces_itself=True,
         )
         for spec in specs
@@ -198,7 +192,7 @@ def plan_prepare(context: LaunchContext) -> WorkerSpec:
         env=env,
         log_path=directory / "prepare.log",
         stacks_path=worker_env.stacks_path(directory, "prepare"),
-        prefix=f"[launcher] {context.tag}",
+        prefix="[launcher] ",
     )
 
 
@@ -219,7 +213,6 @@ def _spec(
         log_path=context.run_dir / f"{stem}.log",
         events_path=context.run_dir / f"{stem}.events.jsonl",
         stacks_path=worker_env.stacks_path(context.run_dir, place.name),
-        prefix=f"[{place.name}] {context.tag}",
         cpus=place.gpu.cpus if place.gpu else frozenset(),
     )
 
@@ -228,16 +221,14 @@ def _trainer_env(place: Place, num_workers: int, context: LaunchContext) -> dict
     env = _own_env(_worker_env(place, num_workers, context))
     # The data is prepared: no worker needs the secret.
     env.pop("HF_TOKEN", None)
-    if context.is_busy:
+    if context.is_busy and THREAD_VARIABLES[0] not in context.environ:
         # A thread that waits by spinning takes the core that the thread it waits for needs: beside
         # two other processes on two cores, 0.8 of the rate of one thread, and 1.5 with this. On an
         # idle machine it costs a sixth. It changes no bits.
         env.setdefault("OMP_WAIT_POLICY", "passive")
-    threads = min(_MOST_COMPILE_THREADS, max(1, context.num_cores // num_workers))
-    env.setdefault(_COMPILE_THREADS, str(threads))
     if place.gpu and not worker_env.ALLOCATOR_VARIABLES & env.keys():
         env |= worker_env.ALLOCATOR
-    if context.is_trial and num_workers == 1:
+    if context.comparison and num_workers == 1:
         env[worker_env.HAS_PLACE] = "1"
     if place.name in context.held:
         env[worker_env.HELD] = "1"
@@ -264,9 +255,8 @@ def _command_env(place: Place, num_workers: int, context: LaunchContext) -> dict
 
 
 def _worker_env(place: Place, num_workers: int, context: LaunchContext) -> dict[str, str]:
-    threads = str(max(1, context.num_cores // num_workers))
     env = {
-        **dict.fromkeys(THREAD_VARIABLES, threads),  # unless a person decided
+        **thread_variables(context.num_cores // num_workers),  # unless a person decided
         **_base_env(context),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": place.gpu.uuid if place.gpu else "",
@@ -279,10 +269,19 @@ def _worker_env(place: Place, num_workers: int, context: LaunchContext) -> dict[
     return env
 
 
+def thread_variables(num_cores: int) -> dict[str, str]:
+    """The environment of a worker that has so many cores for itself. torch.compile makes a pool of
+    processes, by torch's default as many as the machine has cores."""
+    threads = max(1, num_cores)
+    compile_threads = str(min(_MOST_COMPILE_THREADS, threads))
+    of_compile = {"TORCHINDUCTOR_COMPILE_THREADS": compile_threads}
+    return dict.fromkeys(THREAD_VARIABLES, str(threads)) | of_compile
+
+
 def _base_env(context: LaunchContext) -> dict[str, str]:
     return {
         **context.environ,
         "PYTHONUNBUFFERED": "1",
         worker_env.RUN_DIR: str(context.run_dir),
-        worker_env.RUN_NAME: context.run_name or run_dir.name_of(context.run_dir),
+        worker_env.RUN_NAME: run_dir.name_of(context.run_dir, context.comparison),
     }

@@ -53,7 +53,8 @@ _SHORT_UUID = len("GPU-77aa0b1c")
 def begin(launch: Launch) -> Launch:
     """Make the run directory, which may get another name than was planned. Raises StorageError."""
     is_first = launch.nodes is None or launch.nodes.node == 0
-    directory = make_directory(launch.arguments, launch.context.run_dir, is_latest=is_first)
+    is_latest = is_first and launch.context.comparison is None
+    directory = make_directory(launch.arguments, launch.context.run_dir, is_latest=is_latest)
     return launch.in_directory(directory)
 
 
@@ -68,7 +69,7 @@ def make_directory(arguments: RunArguments, planned: Path, *, is_latest: bool = 
     raise_file_limit()
     create = run_dir.create if arguments.run_dir else run_dir.create_default
     directory = create(planned)
-    if arguments.seat is None and is_latest:
+    if is_latest:
         run_dir.link_latest(directory)
     return directory
 
@@ -76,7 +77,7 @@ def make_directory(arguments: RunArguments, planned: Path, *, is_latest: bool = 
 def run(launch: Launch, argv: Sequence[str], printer_out: int) -> int:
     """Do it. Returns the exit code of the run; whatever stops it, its reports are written."""
     launch = begin(launch)
-    with printing(printer_out, launch.context.run_dir, launch.context.tag) as printer:
+    with printing(printer_out, launch.context.run_dir) as printer:
         greet(launch, printer)
         _, result = run_one(launch, argv, printer)
     return result.exit_code
@@ -103,8 +104,8 @@ def run_round(
 
 
 @contextmanager
-def printing(printer_out: int, directory: Path, tag: str = "") -> Iterator[Printer]:
-    printer = Printer(printer_out, directory / run_dir.LAUNCHER_LOG, tag)
+def printing(printer_out: int, directory: Path) -> Iterator[Printer]:
+    printer = Printer(printer_out, directory / run_dir.LAUNCHER_LOG)
     try:
         yield printer
     finally:
@@ -319,9 +320,8 @@ class Run:
         from launcher.report.closing import checkpoint_lines
 
         launch, is_stopped = self._launch, self.end.is_by_signal
-        is_of_arms = launch.arguments.seat is not None and not is_stopped
         is_over = is_stopped or exit_code == EXIT_PASS
-        if launch.arguments.command or is_of_arms or not is_over:
+        if launch.arguments.command or not is_over:
             return iter(())
         saved = {name: each.saved for name, each in self._watch.histories.items()}
         if launch.is_job:  # one rank writes for all
@@ -344,10 +344,6 @@ def _import_what_judges() -> None:
 
 def greet(launch: Launch, printer: Printer) -> None:
     picked, loaded, say = launch.picked, launch.loaded, printer.say
-    if launch.arguments.seat is not None:  # the comparison has said the rest
-        for note in picked.notes:
-            say(note)
-        return
     num, on_gpu = len(picked.places), loaded.device == "cuda"
     unit = ("GPU" if on_gpu else "CPU worker") + ("" if num == 1 else "s")
     command = masked_argv(launch.arguments.command)

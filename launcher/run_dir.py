@@ -98,9 +98,11 @@ def restart_path(directory: Path, number: int) -> Path:
     return directory / f"restart_{number}"
 
 
-def name_of(directory: Path) -> str:
+def name_of(directory: Path, comparison: Path | None = None) -> str:
     """By which logs for people know the run. What goes on after a failure is the same run, a round
-    is one of its own."""
+    is one of its own. `comparison`: the directory of the one that it is a training of."""
+    if comparison is not None:
+        return str(directory.relative_to(comparison.parent))
     if _ATTEMPT.fullmatch(directory.name):
         directory = directory.parent
     if _ROUND.fullmatch(directory.name):
@@ -139,6 +141,11 @@ def rounds_in(directory: Path) -> list[Path]:
 
 def is_comparison(directory: Path) -> bool:
     return os.path.isfile(directory / COMPARISON)
+
+
+def comparison_of(directory: Path) -> Path | None:
+    """The directory of the comparison that has `directory` as that of a training."""
+    return next(filter(is_comparison, directory.parents[:2]), None)
 
 
 def newest_part(directory: Path) -> Path:

@@ -79,7 +79,7 @@ ALLOWED = {
     | rooms(LAUNCHER, "report.read_run", "run_dir", "verdict"),
     "launcher.preview": FLOOR
     | {"launcher"}
-    | rooms(LAUNCHER, "compare", "compare.arms", "devices", "gpus", "plan", "verdict"),
+    | rooms(LAUNCHER, "compare", "compare.arms", "devices", "gpus", "output", "plan", "verdict"),
     "launcher.cli": FLOOR
     | {"launcher"}
     | rooms(LAUNCHER, "compare", "compare.arms", "devices", "doctor", "gpus", "history", "nodes")

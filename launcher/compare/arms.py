@@ -1,25 +1,18 @@
-"""The arms of a comparison (--mode compare): what the command line says of them, and what the
-launcher that runs one training of one arm is told. Pure."""
+"""The arms of a comparison (--mode compare): what the command line says of them. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from model_check.config.arguments import with_dashes
 from model_check.config.fields import flatten, setting_of
-from model_check.config.inert import COMPARE
 from model_check.config.layers import Layer, command_line
 from model_check.config.load import Request
 from model_check.errors import ConfigError, UsageError
 from model_check.utils.secrets import masked
 
-SEAT = "MODEL_CHECK_SEAT"
-"""Tells a launcher that it runs one training of a comparison: a `Seat`, as JSON."""
 BOTH = "--run-both-models"
 _OPTION = "--arm"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,39}")
@@ -56,50 +49,6 @@ BOTH_ARMS = (Arm("full", ("model.attention=full",)), Arm("infini", ("model.atten
 """What BOTH stands for."""
 
 
-class Seat(Struct, frozen=True):
-    """Of one training of a comparison: what is decided for it."""
-
-    tag: str
-    """`[infini] `: stands behind the name of who prints a line."""
-    run_dir: str
-    run_name: str
-    """By which logs for people know it."""
-    preset: str
-    """The size that serves the smallest GPU of the comparison."""
-    settings: dict[str, Any]
-    """Dotted name -> value; they win over all others."""
-    workers: tuple[str, ...] = ()
-    """Workers of the comparison that a drill may name, too."""
-    first_slot: int = 0
-    """Number of its first CPU worker."""
-    num_beside: int = 1
-    """Trainings that share the cores, this one included; of the fullest turn: a training has as
-    many threads in each."""
-    is_busy: bool = False
-    """Other processes worked on these cores before the first."""
-
-    def to_text(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def of(cls, text: str) -> "Seat":
-        """Raises UsageError."""
-        try:
-            return msgspec.json.decode(text, type=cls)
-        except msgspec.MsgspecError as error:
-            why = "a comparison sets it for its own launchers: unset it"
-            raise UsageError(f"{SEAT}: {why} ({error})") from error
-
-    def over(self, request: Request) -> Request:
-        """`request` with what is decided. Raises ConfigError."""
-        layer = flatten(self.settings, COMPARE)
-        return replace(request, preset=self.preset, arm=(*request.arm, (COMPARE, layer)))
-
-    @property
-    def directory(self) -> Path:
-        return Path(self.run_dir)
-
-
 def split_arms(argv: Sequence[str]) -> tuple[list[str], tuple[Arm, ...]]:
     """The command line without its arms; and these. Raises UsageError."""
     rest: list[str] = []
@@ -117,7 +66,9 @@ def split_arms(argv: Sequence[str]) -> tuple[list[str], tuple[Arm, ...]]:
             rest.append(word)
     _check_names([arm.name for arm in arms])
     for arm in arms:
-        _check_overrides(arm)
+        for word in arm.overrides:
+            if "=" not in word:
+                raise UsageError(f"{_OPTION} {arm.name}: {word!r} is not section.key=value")
     return rest, tuple(arms)
 
 
@@ -158,9 +109,3 @@ def _check_names(names: Sequence[str]) -> None:
             both = f"{seen[name.lower()]} and {name}"
             raise UsageError(f"{_OPTION}: {both}: each arm needs a name of its own")
         seen = {**seen, name.lower(): name}
-
-
-def _check_overrides(arm: Arm) -> None:
-    for word in arm.overrides:
-        if "=" not in word:
-            raise UsageError(f"{_OPTION} {arm.name}: {word!r} is not section.key=value")

@@ -1,42 +1,47 @@
-"""A comparison from its first line to its exit code: each training is a launcher of its own, with a
-run directory of its own, so that one that fails leaves the others alone."""
+"""A comparison from its first line to its exit code: each training is `run.sh --config D/arm.json
+--run-dir D/arm`, so that one that fails leaves the others alone."""
 
 import os
 import platform
+import re
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from threading import Thread
 
 import msgspec
 from msgspec.structs import replace
 
-from launcher.compare.arms import SEAT, split_arms
-from launcher.compare.comparison import Comparison, Trial, seat_of, tag_of
+from launcher import run_dir
+from launcher.compare.comparison import Comparison, asked_of, loaded_of, seeds_of
+from launcher.gpus.reservation import LOCK_DIR
+from launcher.output.append_file import AppendFile
 from launcher.output.printer import LAUNCHER_PREFIX, Printer
-from launcher.plan import WorkerSpec
+from launcher.output.streams import READ_BYTES
+from launcher.output.view import View
 from launcher.report.comparison import comparison_lines, what_is_left, write_record
 from launcher.run import make_directory, printing
-from launcher.supervise.outcome import Outcome
-from launcher.supervise.policy import Limits
-from launcher.supervise.supervisor import Supervisor
-from launcher.supervise.teardown import REAP_S
+from launcher.supervise.signals import answered
+from launcher.supervise.worker import SpawnError
 from launcher.verdict.comparison import ComparisonRecord, TrialRecord
-from launcher.verdict.record import RunEnd, WorkerEnd
-from model_check.config.fields import setting_text
-from model_check.errors import EXIT_SIGNAL_BASE, StorageError, describe_exit, exit_code_of
+from model_check.config.fields import nested, setting_text
+from model_check.errors import StorageError, describe_exit, exit_code_of
 from model_check.utils.project_files import PACKAGES
-from model_check.utils.requests import TO_FORWARD, request_of
+from model_check.utils.requests import REQUESTS, TO_STOP, request_of
 from model_check.utils.secrets import masked_argv
 from model_check.utils.words import listed
 
-_MORE_GRACE_S = REAP_S + 10.0
-"""A launcher that is asked to end gets so much longer than it gives its own workers: it waits for
-one that cannot be killed, and writes its report."""
 _CLOSING_S = 3.0
 """Before its deadline a comparison leaves its trainings this much less, to write its report."""
+PROGRAM = "launcher.__main__"
+_LAST_WORDS_S = 2.0
+"""To hear what one has said that has ended: a process that it left behind may hold the pipe."""
+_SPEAKER = re.compile(r"\[[^\[\]]+\] ")
 
 
 def run_comparison(comparison: Comparison, argv: Sequence[str], printer_out: int) -> int:
@@ -46,143 +51,90 @@ def run_comparison(comparison: Comparison, argv: Sequence[str], printer_out: int
     comparison = replace(comparison, run_dir=directory)
     with printing(printer_out, directory) as printer:
         _greet(comparison, printer)
-        return _Run(comparison, argv, printer).carry_out()
+        record = _record(comparison, argv)
+        write_record(record, directory)
+        return _conclude(_trained(comparison, record, printer), directory, printer)
 
 
-class _Run:
-    def __init__(self, comparison: Comparison, argv: Sequence[str], printer: Printer) -> None:
-        self._comparison, self._printer = comparison, printer
-        self._argv = argv
-        self._record = _record(comparison, argv)
-
-    def carry_out(self) -> int:
-        self._write_record()
-        after: Outcome | None = None
-        for number, turn in enumerate(self._comparison.turns, 1):
-            if self._is_too_late():
-                self._record = replace(self._record, is_deadline=True)
-                break
-            self._tell_turn(number, turn)
-            after = self._supervise(turn, number, after)
-            self._remember(turn, after)
-            is_last = number == len(self._comparison.turns)
-            if (signum := _request(after.end, is_last)) is not None:
-                self._record = replace(self._record, signal=signum)
-                break
-        return self._conclude()
-
-    def _supervise(self, turn: Sequence[Trial], number: int, after: Outcome | None) -> Outcome:
-        launch = self._comparison.common.settings.launch
-        limits = Limits(launch.grace_s + _MORE_GRACE_S, 0.0, is_independent=True)
-        left_s = self._left_s()
-        if left_s is not None:  # each turn gets as much
-            left_s /= len(self._comparison.turns) + 1 - number
-        specs = [self._spec(trial, left_s) for trial in turn]
-        return Supervisor(specs, limits, self._printer, after=after).run()
-
-    def _spec(self, trial: Trial, left_s: float | None) -> WorkerSpec:
-        comparison, arm = self._comparison, trial.arm
-        seat = seat_of(trial, comparison, left_s)
-        path = [str(PACKAGES), *filter(None, [comparison.environ.get("PYTHONPATH")])]
-        return WorkerSpec(
-            name=trial.title,
-            argv=(
-                *(sys.executable, "-P", "-m", "launcher"),
-                *split_arms(self._argv)[0],
-                *("--arm", arm.name, *arm.overrides),
-            ),
-            env={
-                **comparison.environ,
-                "PYTHONPATH": os.pathsep.join(path),
-                SEAT: seat.to_text(),
-            },
-            log_path=comparison.run_dir / f"{trial.directory.as_posix().replace('/', '.')}.log",
-            prefix="",
-            is_launcher=True,
-        )
-
-    def _left_s(self) -> float | None:
-        """Until a training must be over; None: there is no deadline."""
-        deadline_s = self._comparison.common.settings.launch.deadline_s
-        if not deadline_s:
-            return None
-        return deadline_s - (time.monotonic() - self._comparison.began_at) - _CLOSING_S
-
-    def _is_too_late(self) -> bool:
-        left_s = self._left_s()
-        return left_s is not None and left_s <= 0
-
-    def _tell_turn(self, number: int, turn: Sequence[Trial]) -> None:
-        if len(self._comparison.turns) > 1:
-            who = ", ".join(f"{trial.title} on {_names(trial)}" for trial in turn)
-            self._printer.say(f"turn {number} of {len(self._comparison.turns)}: {who}")
-
-    def _remember(self, turn: Sequence[Trial], outcome: Outcome) -> None:
-        """How the launchers of a turn ended."""
-        ends = {end.name: end for end in outcome.workers}
-        of_turn = {
-            str(trial.directory): (ends[trial.title], tag_of(trial, self._comparison))
-            for trial in turn
-        }
+def _trained(
+    comparison: Comparison, record: ComparisonRecord, printer: Printer
+) -> ComparisonRecord:
+    """Turn by turn; returns how the trainings ended."""
+    launch, turns = comparison.common.settings.launch, comparison.turns
+    until = comparison.began_at + launch.deadline_s - _CLOSING_S
+    for number, turn in enumerate(turns):
+        # Each turn gets as much of the time that is left.
+        left_s = (until - time.monotonic()) / (len(turns) - number) if launch.deadline_s else None
+        if left_s is not None and left_s <= 0:
+            return replace(record, is_deadline=True)
+        if len(turns) > 1:
+            who = ", ".join(f"{' '.join(t.names)} on {listed(t.workers)}" for t in turn)
+            printer.say(f"turn {number + 1} of {len(turns)}: {who}")
+        children = {t.directory: _start(t, comparison, left_s, printer) for t in turn}
+        signum = wait_for([*children.values()])
         trials = [
-            _ended(each, *of_turn[each.directory]) if each.directory in of_turn else each
-            for each in self._record.trials
+            _ended(each, children[each.directory]) if each.directory in children else each
+            for each in record.trials
         ]
-        self._record = replace(self._record, trials=trials)
+        record = replace(record, trials=trials, signal=signum)
         with suppress(StorageError):  # it is told at the end
-            self._write_record()
-
-    def _write_record(self) -> None:
-        """A launcher that is killed later leaves what is known."""
-        write_record(self._record, self._comparison.run_dir)
-
-    def _conclude(self) -> int:
-        directory = self._comparison.run_dir
-        left = what_is_left(self._record, directory)
-        try:
-            self._write_record()
-            left.write(directory)
-        # The disk has filled up: the verdict stands without its files.
-        except StorageError as error:
-            self._printer.say(f"no report: {error}")
-        for line in comparison_lines(left.result, directory):
-            self._printer.say(line)
-        return left.result.exit_code
+            write_record(record, comparison.run_dir)
+        if signum is not None:
+            break
+    return record
 
 
-def _request(end: RunEnd, is_last: bool) -> int | None:
-    """The signal after which no further turn begins: one that ended this one, or has its trainings
-    save and end early, or came too late for it."""
-    if end.is_by_signal:
-        return end.exit_code - EXIT_SIGNAL_BASE
-    return next((s for s in end.requests if s in TO_FORWARD or not is_last), None)
+def _start(
+    trial: TrialRecord, comparison: Comparison, left_s: float | None, printer: Printer
+) -> "Child":
+    """Raises SpawnError and StorageError."""
+    loaded = loaded_of(trial, comparison)
+    for note in (*loaded.notes, *loaded.decisions):
+        printer.say(f"{' '.join(trial.names)}: {note}")
+    stem = str(comparison.run_dir / trial.directory.replace("/", "."))
+    ((_, layer),) = asked_of(trial, comparison, left_s).arm
+    document = msgspec.json.format(msgspec.json.encode(nested(layer)), indent=2)
+    run_dir.write(config := Path(f"{stem}.json"), document)
+    where = str(comparison.run_dir / trial.directory)
+    argv = ("--preset", loaded.preset, "--config", str(config), "--run-dir", where)
+    environ = comparison.environ
+    if comparison.picked.reservation is not None:  # it is ours: who trains there locks other files
+        run_dir.opened(locks := comparison.run_dir / "locks").close()
+        environ = {**environ, LOCK_DIR: str(locks)}
+    return Child(argv, environ, Path(f"{stem}.log"), trial.tag, printer)
 
 
-def _ended(trial: TrialRecord, end: WorkerEnd, tag: str) -> TrialRecord:
-    last = next(reversed(end.last_lines), "").removeprefix(f"{LAUNCHER_PREFIX}{tag}")
-    words = end.spawn_error or last or None
-    if (code := end.returncode) is None:
-        return replace(trial, last_words=words)
+def _ended(trial: TrialRecord, child: "Child") -> TrialRecord:
+    code = child.process.returncode
     # What it ended by otherwise is its own: it may have failed in that moment.
-    is_stopped = end.stopped_by_us and (code < 0 or request_of(code) is not None)
-    if is_killed := code < 0 and not is_stopped:
-        words = f"its launcher was {describe_exit(code)}"
+    is_stopped = child.is_asked_to_stop and (code < 0 or request_of(code) is not None)
+    is_killed = code < 0 and not is_stopped
+    words = child.last_line.removeprefix(LAUNCHER_PREFIX) or None
     return replace(
         trial,
         exit_code=exit_code_of(code),
         is_stopped=is_stopped,
         is_killed=is_killed,
-        last_words=words,
+        last_words=f"its launcher was {describe_exit(code)}" if is_killed else words,
     )
 
 
-def _names(trial: Trial) -> str:
-    return listed([place.name for place in trial.places])
+def _conclude(record: ComparisonRecord, directory: Path, printer: Printer) -> int:
+    left = what_is_left(record, directory)
+    try:
+        write_record(record, directory)
+        left.write(directory)
+    # The disk has filled up: the verdict stands without its files.
+    except StorageError as error:
+        printer.say(f"no report: {error}")
+    for line in comparison_lines(left.result, directory):
+        printer.say(line)
+    return left.result.exit_code
 
 
 def _greet(comparison: Comparison, printer: Printer) -> None:
     say, picked = printer.say, comparison.picked
-    arms, seeds = list(comparison.loaded), comparison.seeds
+    arms, seeds = list(comparison.loaded), seeds_of(comparison.common.settings)
     each = f", seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else ""
     say(f"Model Check: {len(arms)} arms, {listed(arms)}{each}, preset {comparison.common.preset}")
     if comparison.common.device == "cpu":
@@ -194,15 +146,13 @@ def _greet(comparison: Comparison, printer: Printer) -> None:
         say(note)
     say(f"run directory {comparison.run_dir}")
     for arm in arms if comparison.differing else ():
-        say(f"{arm}: {_own_settings(comparison, arm)}")
+        values = (
+            f"{name}={setting_text(each[arm])}" for name, each in comparison.differing.items()
+        )
+        say(f"{arm}: {', '.join(values)}")
     if not comparison.differing:
         say("no setting differs between the arms: what differs is noise")
     say(comparison.order)
-
-
-def _own_settings(comparison: Comparison, arm: str) -> str:
-    values = {name: values[arm] for name, values in comparison.differing.items()}
-    return ", ".join(f"{name}={setting_text(value)}" for name, value in values.items())
 
 
 def _record(comparison: Comparison, argv: Sequence[str]) -> ComparisonRecord:
@@ -217,14 +167,95 @@ def _record(comparison: Comparison, argv: Sequence[str]) -> ComparisonRecord:
         preset=common.preset,
         device=common.device,
         differing=msgspec.to_builtins(comparison.differing),
-        trials=[
-            TrialRecord(
-                arm=trial.arm.name,
-                seed=trial.seed,
-                directory=str(trial.directory),
-                workers=[place.name for place in trial.places],
-            )
-            for turn in comparison.turns
-            for trial in turn
-        ],
+        trials=[trial for turn in comparison.turns for trial in turn],
     )
+
+
+class Child:
+    """The launcher of one training."""
+
+    def __init__(
+        self, argv: Sequence[str], environ: Mapping[str, str], log: Path, tag: str, printer: Printer
+    ) -> None:
+        """`tag`: what stands behind the name of who prints a line. Raises SpawnError."""
+        self._tag, self._printer = tag, printer
+        self._log = AppendFile(log, printer.say)
+        self.is_asked_to_stop = False
+        self.last_line = ""
+        code = (
+            f"import sys; sys.path.append({str(PACKAGES)!r}); "
+            f"from launcher.contain.linux import die_with_parent; die_with_parent({os.getpid()}); "
+            f"from {PROGRAM} import main; main()"
+        )
+        try:
+            # It begins with requests blocked, as we have them: none kills it before it answers.
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", code, *argv],
+                bufsize=0,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+        except OSError as error:
+            raise SpawnError("no process for a training", error) from error
+        self.reader = Thread(target=self._relay, daemon=True)
+        self.reader.start()
+
+    def send(self, signum: int) -> None:
+        self.is_asked_to_stop |= signum in TO_STOP
+        self.process.send_signal(signum)
+
+    def _relay(self) -> None:
+        assert self.process.stdout is not None
+        view = View()
+        while data := os.read(self.process.stdout.fileno(), READ_BYTES):
+            self._log.write(data)
+            self._show(view.feed(data, time.monotonic()))
+        self._show(view.close())
+        self._log.close()
+
+    def _show(self, lines: list[str]) -> None:
+        if lines:
+            self.last_line = lines[-1]
+            self._printer.lines("", [tagged(line, self._tag) for line in lines])
+
+
+def tagged(line: str, tag: str) -> str:
+    """`[CPU1] [infini] Step ...`"""
+    speaker = _SPEAKER.match(line)
+    at = speaker.end() if speaker else 0
+    return f"{line[:at] or LAUNCHER_PREFIX}{tag}{line[at:]}"
+
+
+def wait_for(children: Sequence[Child]) -> int | None:
+    """Until all have ended, and pass on the signals that come meanwhile. Returns the first that
+    asks to stop, else the first request, else None."""
+    received: list[signal.Signals] = []
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, exit codes are lost
+    signals = answered()
+    if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
+        signals.append(signal.SIGTSTP)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    while running := [child for child in children if child.process.poll() is None]:
+        received.append(signal.Signals(signal.sigwait(signals)))
+        if received[-1] != signal.SIGCHLD:
+            _pass_on(received[-1], running)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    for child in children:
+        child.reader.join(_LAST_WORDS_S)
+    asked = [signum for signum in received if signum in REQUESTS]
+    return next((signum for signum in asked if signum in TO_STOP), next(iter(asked), None))
+
+
+def _pass_on(signum: int, children: Sequence[Child]) -> None:
+    """What is to stop them until they are continued stops us, too. Where no shell is above, the
+    kernel has us go on at once."""
+    for child in children:
+        child.send(signum)
+    if signum == signal.SIGTSTP:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTSTP,))
+        signal.raise_signal(signal.SIGTSTP)  # here we stop
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP,))
+        _pass_on(signal.SIGCONT, children)

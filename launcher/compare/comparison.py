@@ -10,20 +10,23 @@ from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.arguments import RunArguments
-from launcher.compare.arms import BOTH, Arm, Seat, refuse_overruled
+from launcher.compare.arms import BOTH, Arm, refuse_overruled
 from launcher.contain.processes import began_at
 from launcher.devices import Hold, Machine, Picked, is_asked_for, pick
 from launcher.gpus.probe import GpuProbe
 from launcher.gpus.reservation import free
 from launcher.gpus.sizes import fitted, memory_gib
-from launcher.launch import notes_on_kernel_log, works_beside_others
-from launcher.plan import Place
+from launcher.launch import works_beside_others
+from launcher.plan import Place, thread_variables
+from launcher.verdict.comparison import TrialRecord
 from model_check.config.derived import precision, segment_length
+from model_check.config.drill import parse_drill
 from model_check.config.fields import all_fields, value_of
-from model_check.config.inert import acting
-from model_check.config.load import Loaded, load
+from model_check.config.inert import acting, nobody_gave
+from model_check.config.load import ENVIRONMENT, Loaded, Request, load, with_checkpoints
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError, UsageError
+from model_check.utils.cores import usable_cores
 from model_check.utils.words import listed
 
 _NOT_COMPARED = {
@@ -31,18 +34,12 @@ _NOT_COMPARED = {
     "launch.soak_s": "--seeds N trains each arm N times",
     "launch.golden": "a golden file is of one training",
 }
-
-
-class Trial(Struct, frozen=True):
-    """One training of one arm."""
-
-    arm: Arm
-    seed: int
-    title: str
-    """`infini`; where there are several seeds, `infini seed 43`."""
-    directory: Path
-    """Within that of the comparison, of `.checkpoints` and of TensorBoard's logs."""
-    places: tuple[Place, ...]
+_OF_ALL = (
+    *("launch.mode", "launch.seeds", "launch.replicas"),
+    # We have looked, and trainings of our own may have worked there until now.
+    *("launch.require_idle", "launch.expect_gpus"),
+)
+"""Settings of the comparison, not of its trainings."""
 
 
 class Comparison(Struct, frozen=True):
@@ -52,12 +49,11 @@ class Comparison(Struct, frozen=True):
     loaded: Mapping[str, Loaded]
     """Arm -> its settings."""
     picked: Picked
-    turns: tuple[tuple[Trial, ...], ...]
+    turns: tuple[tuple[TrialRecord, ...], ...]
     """Those of a turn run side by side; the next turn begins when all have ended."""
     environ: Mapping[str, str]
+    """Of each training."""
     run_dir: Path
-    is_busy: bool
-    """Other processes work on these cores, before any of ours does."""
     began_at: float = field(default_factory=began_at)
     """When this process did, monotonic seconds."""
 
@@ -67,8 +63,8 @@ class Comparison(Struct, frozen=True):
         return next(iter(self.loaded.values()))
 
     @property
-    def seeds(self) -> list[int]:
-        return _seeds(self.common.settings)
+    def places(self) -> dict[str, Place]:
+        return {place.name: place for place in self.picked.places}
 
     @property
     def order(self) -> str:
@@ -82,9 +78,9 @@ class Comparison(Struct, frozen=True):
         return f"{num} trainings in {len(self.turns)} turns of {room} on {on}"
 
     @property
-    def used(self) -> dict[str, Place]:
-        """The places with work, by name."""
-        return {p.name: p for turn in self.turns for trial in turn for p in trial.places}
+    def used(self) -> dict[str, None]:
+        """The names of places with work."""
+        return dict.fromkeys(w for turn in self.turns for trial in turn for w in trial.workers)
 
     @property
     def differing(self) -> dict[str, dict[str, Any]]:
@@ -94,23 +90,27 @@ class Comparison(Struct, frozen=True):
             setting: {name: value_of(tree, setting) for name, tree in trees.items()}
             for setting in all_fields()
         }
-        return {name: values for name, values in every.items() if _differ(list(values.values()))}
+        return {
+            name: values
+            for name, values in every.items()
+            if any(value != next(iter(values.values())) for value in values.values())
+        }
 
 
 def make_comparison(
     arguments: RunArguments, probe: GpuProbe, environ: Mapping[str, str], hold: Hold
 ) -> Comparison:
     """Raises ModelCheckError before anything is touched."""
-    _check_arms(arguments)
+    if len(arguments.arms) < 2:
+        raise UsageError(f"--mode compare: give two arms: --arm NAME key=value ..., or {BOTH}")
+    if arguments.command:
+        raise UsageError("--mode compare is for our trainer: leave `-- COMMAND` out")
     refuse_overruled(arguments.request, arguments.arms)
     machine = Machine(probe, environ)
     loaded = {arm.name: load(arm.of(arguments.request), machine.has_gpu) for arm in arguments.arms}
     common = next(iter(loaded.values()))
-    _refuse_what_acts_nowhere(loaded)
-    for name, of_arm in loaded.items():
-        _check_segments(name, of_arm.settings)
-    _check_launch(common)
-    seeds, replicas = _seeds(common.settings), common.settings.launch.replicas
+    _check(loaded)
+    seeds, replicas = seeds_of(common.settings), common.settings.launch.replicas
     needed = len(loaded) * len(seeds) * replicas
     picked = pick(_with_places(common, machine, needed), machine, hold)
     places = picked.places[:needed]
@@ -118,88 +118,102 @@ def make_comparison(
         raise UsageError(f"launch.replicas = {replicas}: {len(places)} is all there is")
     turns = plan_turns(arguments.arms, seeds, places, replicas)
     loaded, notes = _fitted(loaded, arguments, places)
-    gpus = [place.gpu for place in places if place.gpu]
-    more_notes = (*notes, *_notes_on_kinds(places), *notes_on_kernel_log(gpus, machine))
-    picked = replace(picked, notes=(*picked.notes, *more_notes))
-    _preflight(turns, loaded)
+    if len(kinds := dict.fromkeys(place.kind for place in places)) > 1:
+        notes += [f"not of one kind: {listed([*kinds])}: the speed of arms does not compare"]
+    picked = replace(picked, notes=(*picked.notes, *notes))
     directory = arguments.run_dir or run_dir.default_path(common.settings.logging.log_dir)
-    return Comparison(
-        arguments, loaded, picked, turns, environ, directory.absolute(), works_beside_others()
-    )
+    num_workers = len(turns[0]) * replicas
+    its_environ = _environ_of_trainings(environ, num_workers)
+    comparison = Comparison(arguments, loaded, picked, turns, its_environ, directory.absolute())
+    _preflight(comparison)
+    return comparison
 
 
 def plan_turns(
     arms: Sequence[Arm], seeds: Sequence[int], places: Sequence[Place], replicas: int
-) -> tuple[tuple[Trial, ...], ...]:
+) -> tuple[tuple[TrialRecord, ...], ...]:
     """All arms with the first seed, then all with the next. Where there is room for all arms, those
     with one seed run beside each other: what the machine does meanwhile, it does to all. From turn
     to turn they change places: a slow GPU is not one arm's. Each training gets `replicas` places.
     """
-    slots = [
-        tuple(places[at : at + replicas]) for at in range(0, len(places) - replicas + 1, replicas)
-    ]
+    names = [place.name for place in places]
+    slots = [names[at : at + replicas] for at in range(0, len(names) - replicas + 1, replicas)]
     num = len(slots) // len(arms) * len(arms) or len(slots)
-    pairs = [(arm, seed) for seed in seeds for arm in arms]
+    pairs = [(arm.name, seed) for seed in seeds for arm in arms]
     groups = [pairs[at : at + num] for at in range(0, len(pairs), num)]
     turns_of_seed = -(-len(arms) // num)
     return tuple(
         tuple(
-            _trial(*pair, slots[(at + number // turns_of_seed) % len(slots)], len(seeds) == 1)
-            for at, pair in enumerate(group)
+            TrialRecord(
+                arm=arm,
+                seed=seed,
+                directory=arm if len(seeds) == 1 else str(run_dir.seed_path(Path(arm), seed)),
+                workers=slots[(at + number // turns_of_seed) % len(slots)],
+            )
+            for at, (arm, seed) in enumerate(group)
         )
         for number, group in enumerate(groups)
     )
 
 
-def seat_of(trial: Trial, comparison: Comparison, left_s: float | None) -> Seat:
-    """What the launcher of this training is told. `left_s`: its deadline in seconds; None: none."""
-    settings = comparison.loaded[trial.arm.name].settings
-    decided: dict[str, Any] = {
-        "launch.mode": "replicate",
-        "launch.seeds": 1,
-        "launch.replicas": 1,
+def asked_of(trial: TrialRecord, comparison: Comparison, left_s: float | None) -> Request:
+    """What is asked for of this training: what a person gives, and what was decided for it.
+    `left_s`: its deadline in seconds; None: none. Raises ConfigError."""
+    loaded = loaded_of(trial, comparison)
+    settings, first = loaded.settings, comparison.places[trial.workers[0]]
+    values = {
+        **{n: loaded.value(n) for n, source in loaded.sources.items() if not nobody_gave(source)},
         "system.seed": trial.seed,
-        "system.checkpoint_dir": _checkpoint_dir(trial, settings),
+        "system.checkpoint_dir": settings.system.checkpoint_dir,
+        "logging.tensorboard_dir": settings.logging.tensorboard_dir,
+        "training.save_last": settings.training.save_last,
     }
-    if gpus := [place.gpu.uuid for place in trial.places if place.gpu]:
-        decided["launch.gpus"] = ",".join(gpus)
+    if first.gpu is None:
+        values |= {"launch.workers": len(trial.workers), "launch.first_worker": first.index}
     else:
-        decided["launch.workers"] = len(trial.places)
+        gpus = [comparison.places[name].gpu for name in trial.workers]
+        values["launch.gpus"] = ",".join(gpu.uuid for gpu in gpus if gpu)
     if left_s is not None:
-        decided["launch.deadline_s"] = round(left_s, 3)
-    return Seat(
-        tag=tag_of(trial, comparison),
-        run_dir=str(comparison.run_dir / trial.directory),
-        run_name=f"{comparison.run_dir.name}/{trial.directory}",
-        preset=comparison.loaded[trial.arm.name].preset,
-        settings=decided,
-        workers=_drilled(trial.arm, list(comparison.used)),
-        first_slot=trial.places[0].index,
-        num_beside=len(comparison.turns[0]),
-        is_busy=comparison.is_busy,
-    )
+        values["launch.deadline_s"] = round(left_s, 3)
+    left_out = {*_OF_ALL, *_drill_of_others(trial, comparison)}
+    layer = {name: value for name, value in values.items() if name not in left_out}
+    return Request(loaded.preset, environ=comparison.environ, arm=((trial.directory, layer),))
 
 
-def _checkpoint_dir(trial: Trial, settings: Settings) -> str:
-    return str(Path(settings.system.checkpoint_dir) / trial.directory)
+def loaded_of(trial: TrialRecord, comparison: Comparison) -> Loaded:
+    """The settings of its arm, with checkpoints of its own."""
+    loaded = comparison.loaded[trial.arm]
+    place = Path(loaded.settings.system.checkpoint_dir) / trial.directory
+    system = replace(loaded.settings.system, checkpoint_dir=str(place))
+    loaded = replace(loaded, settings=acting(replace(loaded.settings, system=system)))
+    if comparison.arguments.level:
+        return loaded
+    return with_checkpoints(loaded, num_copies=len(trial.workers))
 
 
-def tag_of(trial: Trial, comparison: Comparison) -> str:
-    """What stands behind the name at the beginning of each of its lines."""
-    seed = f"[seed {trial.seed}] " if len(comparison.seeds) > 1 else ""
-    return f"[{trial.arm.name}] {seed}"
-
-
-def _trial(arm: Arm, seed: int, places: tuple[Place, ...], is_one: bool) -> Trial:
-    if is_one:
-        return Trial(arm, seed, arm.name, Path(arm.name), places)
-    title, directory = f"{arm.name} seed {seed}", run_dir.seed_path(Path(arm.name), seed)
-    return Trial(arm, seed, title, directory, places)
-
-
-def _seeds(settings: Settings) -> list[int]:
+def seeds_of(settings: Settings) -> list[int]:
     first = settings.system.seed
     return list(range(first, first + settings.launch.seeds))
+
+
+def _drill_of_others(trial: TrialRecord, comparison: Comparison) -> list[str]:
+    """The setting of a drill, where all arms are given it and it names a worker of another one."""
+    loaded = comparison.loaded[trial.arm]
+    text, is_own = loaded.value("debug.drill"), loaded.sources["debug.drill"].startswith("--arm ")
+    if text is None or is_own:
+        return []
+    worker = parse_drill(text, loaded.settings.training.max_steps).worker
+    return ["debug.drill"] if worker in comparison.used.keys() - {*trial.workers} else []
+
+
+def _environ_of_trainings(environ: Mapping[str, str], num_workers: int) -> dict[str, str]:
+    """`num_workers`: of the fullest turn. A training has as many threads in each turn, and these
+    wait as in the first one, unless a person decided."""
+    return {
+        **thread_variables(usable_cores() // num_workers),
+        **({"OMP_WAIT_POLICY": "passive"} if works_beside_others() else {}),
+        **{name: value for name, value in environ.items() if name not in ENVIRONMENT},
+    }
 
 
 def _resolved(settings: Settings) -> Settings:
@@ -208,57 +222,38 @@ def _resolved(settings: Settings) -> Settings:
     return acting(replace(settings, training=training))
 
 
-def _drilled(arm: Arm, everyone: list[str]) -> tuple[str, ...]:
-    """Who may be named by a drill: of all arms anybody, of its own whom it has."""
-    return () if "debug.drill" in arm.layer[1] else tuple(everyone)
-
-
-def _differ(values: Sequence[Any]) -> bool:
-    return any(value != values[0] for value in values)
-
-
-def _check_arms(arguments: RunArguments) -> None:
-    """Raises UsageError."""
-    if len(arguments.arms) < 2:
-        raise UsageError(f"--mode compare: give two arms: --arm NAME key=value ..., or {BOTH}")
-    if arguments.command:
-        raise UsageError("--mode compare is for our trainer: leave `-- COMMAND` out")
-
-
-def _refuse_what_acts_nowhere(loaded: Mapping[str, Loaded]) -> None:
-    """Raises ConfigError for a setting given to all arms that does nothing in any of them."""
-    if nowhere := frozenset.intersection(*(each.inert for each in loaded.values())):
-        name = min(nowhere)
-        value = next(iter(loaded.values())).value(name)
+def _check(loaded: Mapping[str, Loaded]) -> None:
+    """Raises ConfigError for a setting given to all arms that does nothing in any of them, and
+    where an arm would be full attention by another name; UsageError for what a comparison has no
+    use for."""
+    common = next(iter(loaded.values()))
+    for name in sorted(frozenset.intersection(*(each.inert for each in loaded.values()))):
+        value = common.value(name)
         raise ConfigError(f"{name} = {value}: changes nothing in any arm: leave it out")
-
-
-def _check_segments(name: str, settings: Settings) -> None:
-    """Raises ConfigError where an arm would be full attention by another name."""
-    length, context_length = segment_length(settings), settings.training.context_length
-    if length is not None and length >= context_length:
-        raise ConfigError(
-            f"--arm {name}: model.infini.segment_length = {length}: {context_length} tokens are "
-            "one segment, so this arm would be full attention: a shorter segment, or a longer "
-            "training.context_length"
+    for name, each in loaded.items():
+        length, context_length = (
+            segment_length(each.settings),
+            each.settings.training.context_length,
         )
-
-
-def _check_launch(loaded: Loaded) -> None:
-    """Raises UsageError for what a comparison has no use for."""
+        if length is not None and length >= context_length:
+            raise ConfigError(
+                f"--arm {name}: model.infini.segment_length = {length}: {context_length} tokens "
+                "are one segment, so this arm would be full attention: a shorter segment, or a "
+                "longer training.context_length"
+            )
     for name, instead in _NOT_COMPARED.items():
-        if loaded.value(name) != all_fields()[name].default:
+        if common.value(name) != all_fields()[name].default:
             raise UsageError(f"--mode compare: without {name}: {instead}")
 
 
 def _with_places(loaded: Loaded, machine: Machine, needed: int) -> Loaded:
-    """As many places as there is work for: of those asked for, else of the GPUs that are free."""
-    launch = loaded.settings.launch
-    if loaded.device == "cpu":
-        is_asked = is_asked_for(loaded, "launch.workers")
-        room = launch.workers if is_asked else max(launch.workers, launch.replicas)
-        launch = replace(launch, workers=min(room, needed))
-    elif not is_asked_for(loaded, "launch.gpus"):
+    """Where nobody says which: the GPUs that are free, as many as there is work for."""
+    launch, on_cpu = loaded.settings.launch, loaded.device == "cpu"
+    if is_asked_for(loaded, "launch.workers" if on_cpu else "launch.gpus"):
+        return loaded
+    if on_cpu:
+        launch = replace(launch, workers=max(launch.workers, launch.replicas))
+    else:
         num_free = min(needed, len(free(machine.visible)))
         launch = replace(launch, gpus=f"auto:{max(launch.replicas, num_free)}")
     return replace(loaded, settings=replace(loaded.settings, launch=launch))
@@ -277,28 +272,16 @@ def _fitted(
     return {name: settings for name, (settings, _) in each.items()}, list(notes)
 
 
-def _notes_on_kinds(places: Sequence[Place]) -> list[str]:
-    kinds = dict.fromkeys(place.kind for place in places)
-    if len(kinds) == 1:
-        return []
-    return [f"not of one kind: {listed(list(kinds))}: the speed of arms does not compare"]
-
-
-def _preflight(turns: Sequence[Sequence[Trial]], loaded: Mapping[str, Loaded]) -> None:
+def _preflight(comparison: Comparison) -> None:
     """What can be known to fail in an arm, before one of them starts. What may fail is said by its
     own launcher. Raises ConfigError and StorageError."""
     from launcher.doctor.preflight import check_memory, check_training
 
-    everyone = [place.name for turn in turns for trial in turn for place in trial.places]
-    checked: set[tuple[str, tuple[Place, ...]]] = set()
-    for turn in turns:
-        for trial in turn:
-            if (trial.arm.name, trial.places) not in checked:
-                checked.add((trial.arm.name, trial.places))
-                settings = loaded[trial.arm.name].settings
-                system = replace(settings.system, checkpoint_dir=_checkpoint_dir(trial, settings))
-                settings = replace(settings, system=system)
-                check_training(settings, trial.places, _drilled(trial.arm, everyone))
-    if not any(trial.places[0].gpu for trial in turns[0]):
-        for arms in {tuple(t.arm.name for t in turn for _ in t.places) for turn in turns}:
-            check_memory([loaded[name].settings for name in arms])
+    on_gpus = comparison.common.device == "cuda"
+    for turn in comparison.turns:
+        requests = [asked_of(trial, comparison, None) for trial in turn]
+        settings = [load(request, lambda: on_gpus).settings for request in requests]
+        for trial, its_settings in zip(turn, settings, strict=True):
+            check_training(its_settings, [comparison.places[name] for name in trial.workers])
+        if not on_gpus:
+            check_memory([each for each in settings for _ in turn[0].workers])

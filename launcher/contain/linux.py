@@ -50,8 +50,8 @@ def set_child_subreaper(enabled: bool) -> bool:
     return bool(before.value)
 
 
-def reset_signals(blocked: tuple[int, ...] = ()) -> None:
-    """Set every signal to its default action and block these alone: for a process about to exec.
+def reset_signals() -> None:
+    """Set every signal to its default action and block none: for a process about to exec.
     What a shell makes its children ignore (`nohup`, a job in the background of a script) stays
     ignored.
 
@@ -63,9 +63,7 @@ def reset_signals(blocked: tuple[int, ...] = ()) -> None:
         before = _LIBC.signal(signum, _SIG_DFL)  # refused for KILL, STOP and libc's own
         if before == _SIG_IGN and signum in (_SIGHUP, _SIGINT, _SIGQUIT):
             _LIBC.signal(signum, _SIG_IGN)
-    mask = sum(1 << (signum - 1) for signum in blocked)
-    content = mask.to_bytes(_SIGSET_BYTES, sys.byteorder)
-    _LIBC.sigprocmask(_SIG_SETMASK, ctypes.create_string_buffer(content, _SIGSET_BYTES), None)
+    _LIBC.sigprocmask(_SIG_SETMASK, ctypes.create_string_buffer(_SIGSET_BYTES), None)
 
 
 def pidfd_open(pid: int) -> int:

@@ -16,13 +16,13 @@ EXIT_NOT_FOUND = 127
 
 
 def main(arguments: list[str]) -> None:
-    """`PARENT_PID REPORT_FD CGROUP_FD CPUS DROP_LC_CTYPE BLOCKED COMMAND ARG...` (CGROUP_FD: a
-    number or ``; CPUS and BLOCKED, the signals that stay blocked: `10,12` or ``): become COMMAND.
+    """`PARENT_PID REPORT_FD CGROUP_FD CPUS DROP_LC_CTYPE COMMAND ARG...` (CGROUP_FD: a number or
+    ``; CPUS: `10,12` or ``): become COMMAND.
 
     Never returns. When that fails, REPORT_FD gets the errno and the reason. When it succeeds, the
     exec closes REPORT_FD: an empty report says that the command's own code runs.
     """
-    parent_pid, report_fd, cgroup_fd, cpus, drop_lc_ctype, blocked, *command = arguments
+    parent_pid, report_fd, cgroup_fd, cpus, drop_lc_ctype, *command = arguments
     os.set_inheritable(int(report_fd), False)
     try:
         die_with_parent(int(parent_pid))
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
         if drop_lc_ctype == "1":
             # Python itself sets it in an environment without a locale (PEP 538), -I or not.
             os.environ.pop("LC_CTYPE", None)
-        reset_signals(tuple(int(signum) for signum in blocked.split(",") if signum))
+        reset_signals()
         os.execvpe(command[0], command, os.environ)
     except (OSError, ValueError) as error:
         _report(int(report_fd), error, command[0])

@@ -44,17 +44,15 @@ COPY_BYTES = 12
 def check_training(
     settings: Settings,
     places: Sequence[Place],
-    others: Sequence[str] = (),
     num_ranks: int | None = None,
 ) -> list[str]:
-    """Notes for a person before our trainer starts on `places`. `others`: workers of the same
-    comparison. `num_ranks`: of the job, on all its nodes; None: those of `places`. Raises
-    ConfigError and StorageError for what cannot work."""
+    """Notes for a person before our trainer starts on `places`. `num_ranks`: of the job, on all its
+    nodes; None: those of `places`. Raises ConfigError and StorageError for what cannot work."""
     names = [place.name for place in places]
     check_worker_settings(settings)
     device = "cuda" if any(place.gpu for place in places) else "cpu"
     num_ranks = num_ranks or len(places)
-    notes = check_drill(settings, names, others, num_ranks)
+    notes = check_drill(settings, names, num_ranks)
     check_checkpoint_dir(settings, names)
     if obstacle := flash_fallback(settings, device):
         notes.append(f"flash_attn falls back to sdpa: {obstacle}")
@@ -81,9 +79,7 @@ def check_worker_settings(settings: Settings) -> None:
     check_package(settings)
 
 
-def check_drill(
-    settings: Settings, workers: Sequence[str], others: Sequence[str], num_ranks: int
-) -> list[str]:
+def check_drill(settings: Settings, workers: Sequence[str], num_ranks: int) -> list[str]:
     """A note for a fault that nobody can notice. Raises ConfigError for one that no worker would
     have."""
     text = settings.debug.drill
@@ -91,7 +87,7 @@ def check_drill(
         return []
     drill = parse_drill(text, settings.training.max_steps)
     check_name(drill, [row.name for row in parameters(settings.model)])
-    if drill.worker is not None and drill.worker not in (*workers, *others):
+    if drill.worker is not None and drill.worker not in workers:
         there_are = ", ".join(workers)
         raise ConfigError(
             f"debug.drill = {text!r}: this run has no worker {drill.worker} (it has {there_are})"

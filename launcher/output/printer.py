@@ -31,10 +31,8 @@ that the terminal could take."""
 class Printer:
     """Lines to one file descriptor (which it does not own: it neither closes nor changes it)."""
 
-    def __init__(self, fd: int, launcher_log: Path | None = None, tag: str = "") -> None:
-        """`tag` stands behind the prefix of our own lines."""
+    def __init__(self, fd: int, launcher_log: Path | None = None) -> None:
         self._fd = fd
-        self._prefix = f"{LAUNCHER_PREFIX}{tag}"
         self._log = AppendFile(launcher_log, self._say_to_terminal) if launcher_log else None
         self._lock = threading.Condition()
         self._blocks: deque[bytes] = deque()
@@ -54,7 +52,7 @@ class Printer:
     def lines(self, prefix: str, texts: Sequence[str]) -> None:
         """Lines that are safe to print (`view.escape`), without another's between them. Those of a
         program that speaks for the launcher are broken as its own are."""
-        if prefix == self._prefix:
+        if prefix == LAUNCHER_PREFIX:
             texts = for_terminal(texts, self._fd, prefix)
         self._put(_block(prefix, texts), len(texts), _QUEUE_BYTES)
 
@@ -100,8 +98,8 @@ class Printer:
         return True
 
     def _say_to_terminal(self, text: str) -> None:
-        lines = for_terminal(_own_lines(text), self._fd, self._prefix)
-        self._put(_block(self._prefix, lines), len(lines), _OWN_QUEUE_BYTES)
+        lines = for_terminal(_own_lines(text), self._fd, LAUNCHER_PREFIX)
+        self._put(_block(LAUNCHER_PREFIX, lines), len(lines), _OWN_QUEUE_BYTES)
 
     def _put(self, block: bytes, num_lines: int, limit_bytes: int) -> None:
         with self._lock:
@@ -128,7 +126,7 @@ class Printer:
     def _tell_dropped(self) -> None:
         if self._untold_lines:
             told = f"terminal too slow: {self._untold_lines} lines not shown; the logs have them"
-            self._append(_block(self._prefix, (told,)))
+            self._append(_block(LAUNCHER_PREFIX, (told,)))
             self._untold_lines = 0
 
     def _append(self, block: bytes) -> None:

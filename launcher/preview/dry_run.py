@@ -1,6 +1,7 @@
 """The plan in words or JSON: what would be started, where, with which environment."""
 
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -8,11 +9,14 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from launcher.compare.comparison import Comparison, Trial, seat_of
+from launcher.compare.compare import tagged
+from launcher.compare.comparison import Comparison, asked_of, seeds_of
 from launcher.devices import Hold
 from launcher.gpus.probe import GpuProbe
 from launcher.launch import Launch, make_launch
+from launcher.output.printer import LAUNCHER_PREFIX
 from launcher.plan import WorkerSpec, plan_prepare
+from launcher.verdict.comparison import TrialRecord
 from model_check.config.derived import in_short
 from model_check.config.memory import describe_size
 from model_check.utils.secrets import masked_argv, masked_values
@@ -37,32 +41,45 @@ def describe(launch: Launch, *, as_json: bool) -> str:
             f"  {shlex.join(row['argv'])}",
             f"  > {row['log']}",
         ]
-    return "\n".join(f"[launcher] {launch.context.tag}{line}" for line in lines)
+    return "\n".join(f"{LAUNCHER_PREFIX}{line}" for line in lines)
 
 
 def describe_comparison(comparison: Comparison, probe: GpuProbe, *, as_json: bool) -> str:
     """`describe` for each training, in the order in which they would begin."""
-    turns = [[_launch(trial, comparison, probe) for trial in turn] for turn in comparison.turns]
+    turns = [
+        [(trial, _launch(trial, comparison, probe)) for trial in turn] for turn in comparison.turns
+    ]
     if as_json:
         plan = {
             "schema": 1,
             "kind": "comparison_plan",
             "arms": list(comparison.loaded),
-            "seeds": comparison.seeds,
+            "seeds": seeds_of(comparison.common.settings),
             "differing": msgspec.to_builtins(comparison.differing),
             "notes": list(comparison.picked.notes),
-            "turns": [[_document(each, _rows(each)) for each in turn] for turn in turns],
+            "turns": [[_document(each, _rows(each)) for _, each in turn] for turn in turns],
         }
         return json.dumps(masked_values(plan), indent=2)
     notes = [f"[launcher] {note}" for note in comparison.picked.notes]
-    told = [describe(each, as_json=False) for turn in turns for each in turn]
+    told = [
+        tagged(line, trial.tag)
+        for turn in turns
+        for trial, launch in turn
+        for line in describe(launch, as_json=False).split("\n")
+    ]
     return "\n".join([*notes, f"[launcher] {comparison.order}", *told])
 
 
-def _launch(trial: Trial, comparison: Comparison, probe: GpuProbe) -> Launch:
-    seat = seat_of(trial, comparison, comparison.common.settings.launch.deadline_s or None)
-    arguments = replace(comparison.arguments, arms=(trial.arm,)).seated(seat)
-    return make_launch(arguments, probe, comparison.environ, Hold.ABOVE)
+def _launch(trial: TrialRecord, comparison: Comparison, probe: GpuProbe) -> Launch:
+    arguments = replace(
+        comparison.arguments,
+        request=asked_of(trial, comparison, comparison.common.settings.launch.deadline_s),
+        run_dir=comparison.run_dir / trial.directory,
+        level="",
+        is_alone=False,
+    )
+    launch = make_launch(arguments, probe, comparison.environ, Hold.LOOK)
+    return replace(launch, context=replace(launch.context, comparison=comparison.run_dir))
 
 
 def _document(launch: Launch, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -86,12 +103,11 @@ def _document(launch: Launch, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _rows(launch: Launch) -> list[dict[str, Any]]:
     """Every process."""
     specs = [] if launch.arguments.command else [plan_prepare(launch.context)]
-    return [_row(spec, launch) for spec in (*specs, *launch.specs)]
+    return [_row(spec) for spec in (*specs, *launch.specs)]
 
 
-def _row(spec: WorkerSpec, launch: Launch) -> dict[str, Any]:
-    inherited = launch.context.environ
-    changed = {n: v for n, v in sorted(spec.env.items()) if inherited.get(n) != v}
+def _row(spec: WorkerSpec) -> dict[str, Any]:
+    changed = {n: v for n, v in sorted(spec.env.items()) if os.environ.get(n) != v}
     return {
         "name": spec.name,
         "argv": masked_argv(spec.argv),

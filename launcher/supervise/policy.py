@@ -75,10 +75,6 @@ class Limits(Struct, frozen=True):
     """So long their launchers may take to tell what they know of a rank that was lost."""
     moment_s: float = MOMENT_S
     """MOMENT_S, longer on a busy machine."""
-    is_independent: bool = False
-    """However one ends, the others go on, and nothing is to be compared; each judges itself."""
-    has_launcher_above: bool = False
-    """That suspends and continues this one, with all its workers."""
 
     @property
     def stop_at(self) -> float:
@@ -150,7 +146,7 @@ class Continue(Struct, frozen=True):
 
 
 class Done(Struct, frozen=True):
-    """All workers ended with exit code 0; independent ones in whatever way."""
+    """All workers ended with exit code 0."""
 
 
 def decide(
@@ -163,8 +159,6 @@ def decide(
     """The first failure wins; silence is a failure too. `received`: the requests that we got, some
     of which do not end a run by themselves. `lost_elsewhere`: ranks of other
     nodes that lost one."""
-    if limits.is_independent:
-        return Continue() if any(worker.returncode is None for worker in workers) else Done()
     everybody, workers = workers, [w for w in workers if w.dismissal is None]
     if (waiting := _look_for_the_lost(workers, now, limits, lost_elsewhere)) is not None:
         return waiting
@@ -368,10 +362,9 @@ def _settle_death(
     return Continue(min(end, now + IDLE_S))
 
 
-def judges_a_death(workers: Sequence[WorkerView], limits: Limits) -> bool:
+def judges_a_death(workers: Sequence[WorkerView]) -> bool:
     """Whether it matters what the others do: `is_idle`."""
-    ends_the_run = any(ended_by_itself(w) for w in workers if w.dismissal is None)
-    return ends_the_run and not limits.is_independent
+    return any(ended_by_itself(w) for w in workers if w.dismissal is None)
 
 
 def ended_by_itself(worker: WorkerView) -> bool:

@@ -15,6 +15,12 @@ _OURS_UNLESS_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIG
 us and by the workers."""
 
 
+def answered() -> list[signal.Signals]:
+    """The signals that a launcher answers."""
+    kept = [s for s in _OURS_UNLESS_IGNORED if signal.getsignal(s) is not signal.SIG_IGN]
+    return [*_ALWAYS_OURS, *kept]
+
+
 class SignalInbox:
     """While entered, signals are recorded and make `fd` readable; on exit all handlers, the wake-up
     descriptor and the mask are as before. For the main thread.
@@ -34,9 +40,8 @@ class SignalInbox:
 
     def __enter__(self) -> Self:
         self._wakeup_fd = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        kept = [s for s in _OURS_UNLESS_IGNORED if signal.getsignal(s) is not signal.SIG_IGN]
         # CHLD too: if we inherit it ignored, the kernel throws our children's exit codes away.
-        for signum in (*_ALWAYS_OURS, *kept):
+        for signum in answered():
             self._handlers[signum] = signal.signal(signum, _do_nothing)
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._handlers)
         if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
@@ -66,13 +71,9 @@ class SignalInbox:
                 arrived += chunk
         return [s for s in map(signal.Signals, arrived) if s in self._handlers]
 
-    def stop(self, *, is_orphaned: bool = False) -> None:
-        """Act on a pending SIGTSTP as every program does: this process stops until it is continued.
-        The kernel discards the signal in an orphaned process group, which SIGSTOP stops."""
-        if is_orphaned:
-            self.discard_stop()
-            os.kill(os.getpid(), signal.SIGSTOP)
-            return
+    def stop(self) -> None:
+        """Act on a pending SIGTSTP as every program does: this process stops until it is
+        continued."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTSTP,))  # here we stop
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP,))
 

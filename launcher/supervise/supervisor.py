@@ -300,7 +300,7 @@ class Supervisor:
 
     def _decided(self) -> policy.Continue | Stop | policy.Done:
         others, now = self._other_nodes, self._woke
-        if policy.judges_a_death(self._workers, self._limits):
+        if policy.judges_a_death(self._workers):
             for worker in self._workers:
                 worker.look_at_work(now)
         lost_elsewhere = () if others is None else others.lost_peers(now)
@@ -419,8 +419,7 @@ class Supervisor:
         if self._teardown is not None:
             self._inbox.discard_stop()
             return
-        is_orphaned = processes.is_orphaned(os.getpgrp())
-        if is_orphaned and not self._limits.has_launcher_above:
+        if processes.is_orphaned(os.getpgrp()):
             self._inbox.discard_stop()
             self._printer.say(
                 "SIGTSTP received: no shell is above that could continue this run, so it goes on"
@@ -428,7 +427,7 @@ class Supervisor:
             return
         for worker in self._workers:
             worker.suspend()
-        self._inbox.stop(is_orphaned=is_orphaned)
+        self._inbox.stop()
         self._resume()
 
     def _resume(self) -> None:

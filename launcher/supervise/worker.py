@@ -24,7 +24,6 @@ from launcher.verdict.record import WorkerEnd
 from model_check.errors import EXIT_INTERNAL, EXIT_NON_FINITE, ModelCheckError, describe_exit
 from model_check.events import STACKS_SIGNAL, Done, Event, NonFinite, Phase, Scalar, Step
 from model_check.utils.child import child_command
-from model_check.utils.requests import TO_FORWARD
 from model_check.utils.secrets import masked
 from model_check.utils.worker_env import EVENTS_FD, RUN_TAG
 
@@ -185,7 +184,7 @@ class Worker(WorkerView, eq=False, kw_only=True):
 
     def suspend(self) -> None:
         """Stop its group until it is continued. SIGSTOP, since no SIGTSTP stops an orphaned one."""
-        self.signal_group(signal.SIGTSTP if self.spec.is_launcher else signal.SIGSTOP)
+        self.signal_group(signal.SIGSTOP)
 
     def stop(self, signum: signal.Signals) -> None:
         """End its group. A stopped process acts on the signal when it is continued."""
@@ -316,12 +315,9 @@ def _popen(
 ) -> "subprocess.Popen[bytes]":
     cpus = ",".join(map(str, sorted(spec.cpus & os.sched_getaffinity(0))))
     drop_lc_ctype = "0" if "LC_CTYPE" in spec.env else "1"
-    # A launcher looks for them as soon as it can answer; until then they would kill or stop it.
-    blocked = (*TO_FORWARD, signal.SIGTSTP) if spec.is_launcher else ()
-    numbers = ",".join(str(int(signum)) for signum in blocked)
     inherited = [fd for fd in (events, cgroup_fd) if fd is not None]
     entry = "" if cgroup_fd is None else str(cgroup_fd)
-    ours = (str(os.getpid()), str(report), entry, cpus, drop_lc_ctype, numbers)
+    ours = (str(os.getpid()), str(report), entry, cpus, drop_lc_ctype)
     return subprocess.Popen(
         child_command("launcher.contain.trampoline", *ours, *spec.argv),
         env=_environment(spec, run_tag, events),

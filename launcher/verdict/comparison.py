@@ -36,6 +36,16 @@ class TrialRecord(Struct, frozen=True, kw_only=True):
     last_words: str | None = None
     """What its launcher said at its end, or how that was killed."""
 
+    @property
+    def names(self) -> list[str]:
+        """`infini`; where there are several seeds, also `seed 43`."""
+        return [self.arm] if self.directory == self.arm else [self.arm, f"seed {self.seed}"]
+
+    @property
+    def tag(self) -> str:
+        """What stands behind the name at the beginning of each of its lines."""
+        return "".join(f"[{name}] " for name in self.names)
+
 
 class ComparisonRecord(Struct, frozen=True, kw_only=True, tag_field="kind", tag="trials"):
     """comparison.json: what was asked for, and what came of each training."""

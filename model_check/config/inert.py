@@ -19,14 +19,12 @@ T = TypeVar("T", bound=Struct)
 
 CHECKPOINT = "checkpoint "
 """With its path: the source of what --resume takes from it."""
-COMPARE = "(compare)"
-"""The source of what a comparison decides for each of its trainings."""
 
 
 def nobody_gave(source: str) -> bool:
     """Whether no person gave a value of that source; a settings file may have any name."""
     of_ours = source.startswith(("preset ", CHECKPOINT))
-    return of_ours or source in ("default", FALLBACK, COMPARE)
+    return of_ours or source in ("default", FALLBACK)
 
 
 class Rule(NamedTuple):

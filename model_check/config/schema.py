@@ -416,6 +416,8 @@ class LaunchSettings(_Section, frozen=True):
     does not tell; false: say so and share."""
     workers: Annotated[Workers, SILENT] = 2
     """CPU workers, where no GPU is used."""
+    first_worker: Annotated[Natural, SILENT] = 0
+    """Number of the first CPU worker, so that runs side by side have workers of different names."""
     mode: Annotated[Literal["replicate", "ddp", "fsdp", "compare"], SILENT] = "replicate"
     """replicate: one isolated, identical run a worker; ddp: one job, whose ranks are the workers:
     they share the batches of each step; fsdp: such a job whose ranks share the model, too, for one

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,7 +19,7 @@ from launcher.plan import THREAD_VARIABLES
 from launcher.report.rebuild import rebuild
 from model_check.utils.cores import usable_cores
 from tests.deadline import DEADLINE_S
-from tests.e2e.conftest import Launcher, Run, launcher_in
+from tests.e2e.conftest import TINY, Launcher, Run, launcher_in
 from tests.e2e.test_gpus import EIGHT, box, library  # noqa: F401
 from tests.e2e.test_run import read_until
 from tests.in_process import answer_of
@@ -164,12 +165,22 @@ def test_an_arm_whose_launcher_is_killed_is_named_and_leaves_nobody(
     assert not [*alive(run.directory / "a"), *alive(run.directory / "b")]
 
 
+def test_a_comparison_that_is_killed_leaves_nobody(
+    scripted: Launcher, alive: Callable[[Path], list[str]]
+) -> None:
+    process = scripted.start("--arm", "a", "--arm", "b", "--max-steps=100000", **RESTING)
+    read_until(process, "[b] Step [1/100000]")
+    process.kill()
+    directory = scripted.cwd / "run"
+    wait_until(lambda: not [*alive(directory / "a"), *alive(directory / "b")])
+    assert scripted.verb("report", "run").returncode != 0
+
+
 def child_of(parent: int, arm: str) -> int:
     """The launcher that runs this arm for that one."""
     for path in Path(f"/proc/{parent}/task").glob("*/children"):
         for pid in path.read_text().split():
-            environ = Path(f"/proc/{pid}/environ").read_bytes()
-            if f'"tag":"[{arm}] "'.encode() in environ:
+            if f"/run/{arm}.json".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return int(pid)
     raise AssertionError(f"nobody runs {arm}")
 
@@ -274,6 +285,24 @@ def test_arms_and_seeds_are_placed_on_a_box_of_eight(box: Any) -> None:  # noqa:
     assert [len(turn) for turn in six["turns"]] == [8, 4]
     pairs = plan(box(EIGHT)(*asked, "launch.replicas=4"))
     assert [each for _, each in where(pairs["turns"])[0]] == [uuids[:4], uuids[4:]]
+
+
+def test_arms_take_turns_on_a_gpu_that_stays_reserved(
+    box: Any,  # noqa: F811
+    tmp_path: Path,
+    token_cache: Path,
+) -> None:
+    (tmp_path / "tiny.json").write_text(json.dumps(TINY | {"system": {"device": "cuda"}}))
+    run = box([fake_gpu(0)])(
+        *("--config", "tiny.json", "--run-dir", "run", "--arm", "a", "--arm", "b"),
+        program=(sys.executable, "-m", "tests.scripted"),
+        DATASET_CACHE_DIR=str(token_cache),
+    )
+    assert run.returncode == 0, run.stdout
+    assert "[GPU0] [b] Step [3/4]" in run.stdout
+    assert "is busy" not in run.stdout
+    for lock in (tmp_path / "locks", tmp_path / "run" / "locks"):  # ours; those of the trainings
+        assert [path.stem for path in lock.iterdir()] == [fake_gpu(0).uuid]
 
 
 def test_busy_gpus_are_left_alone_unless_they_are_asked_for(box: Any) -> None:  # noqa: F811

@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.arguments import parse_run
-from launcher.compare.arms import BOTH_ARMS, Arm, Seat, split_arms
+from launcher.compare.arms import BOTH_ARMS, Arm, split_arms
 from model_check.config.load import Loaded, load
 from model_check.errors import ConfigError, UsageError
 
@@ -94,13 +94,3 @@ def test_bad_settings_of_an_arm_are_refused(override: str, told: str) -> None:
     with pytest.raises((ConfigError, UsageError)) as refused:
         loaded("--arm", "a", override, "--arm", "b")
     assert told in str(refused.value)
-
-
-def test_what_is_decided_for_a_training_wins_over_its_arm() -> None:
-    seat = Seat("[a] ", "/r/a", "r/a", "debug", {"system.seed": 43, "launch.mode": "replicate"})
-    arguments = parse_run(["--mode=compare", "--arm", "a", "max_iters=9"], {})
-    seated = arguments.seated(Seat.of(seat.to_text()))
-    settings = load(seated.request, lambda: False).settings
-    assert (settings.system.seed, settings.launch.mode) == (43, "replicate")
-    assert (settings.training.max_steps, seated.arms) == (9, ())
-    assert str(seated.run_dir) == "/r/a"

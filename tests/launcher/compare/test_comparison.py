@@ -1,21 +1,24 @@
-"""Which training of a comparison runs when and where, and after which signal none begins."""
+"""Which training of a comparison runs when and where, and with which settings."""
 
-import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from launcher.arguments import parse_run
 from launcher.compare.arms import Arm
-from launcher.compare.compare import _request
-from launcher.compare.comparison import plan_turns
+from launcher.compare.comparison import asked_of, loaded_of, make_comparison, plan_turns
+from launcher.devices import Hold
+from launcher.gpus.probe import NvmlProbe
 from launcher.plan import cpu_places
-from launcher.verdict.record import RunEnd
+from model_check.config.inert import acting
+from model_check.config.load import load
 
 
 def turns(arms: str, seeds: Sequence[int], num_places: int, replicas: int = 1) -> list[list[str]]:
     """`a42@0`: arm, seed and first place of each training."""
     planned = plan_turns([Arm(name, ()) for name in arms], seeds, cpu_places(num_places), replicas)
-    return [[f"{t.arm.name}{t.seed}@{t.places[0].index}" for t in turn] for turn in planned]
+    return [[f"{t.arm}{t.seed}@{t.workers[0][len('CPU') :]}" for t in turn] for turn in planned]
 
 
 @pytest.mark.parametrize(
@@ -46,17 +49,23 @@ def test_replicas_are_neighbours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "is_last", "told"),
+    "options",
     [
-        (RunEnd(exit_code=0, reason=None), False, None),
-        (RunEnd(exit_code=143, reason="", requests=(signal.SIGTERM,)), True, signal.SIGTERM),
-        (RunEnd(exit_code=143, reason="", requests=(signal.SIGTERM, signal.SIGUSR1)), True, 15),
-        (RunEnd(exit_code=0, reason=None, requests=(signal.SIGTERM,)), True, None),
-        (RunEnd(exit_code=0, reason=None, requests=(signal.SIGTERM,)), False, signal.SIGTERM),
-        (RunEnd(exit_code=0, reason=None, requests=(signal.SIGUSR1,)), True, signal.SIGUSR1),
+        # Precision beside a preset's use_amp; what a preset has for a CPU alone; what one derives.
+        ("--preset=train", "data.dataset=embedded", "--max-steps=20"),
+        ("--preset=infini-tiny", "training.global_batch_size=16", "training.lr_schedule=constant"),
+        ("--preset=debug", "model.rope_scaling.factor=8", "system.checkpoint_dir=x"),
     ],
 )
-def test_a_signal_that_came_too_late_changes_nothing_of_the_last_turn(
-    end: RunEnd, is_last: bool, told: int | None
+def test_a_training_has_the_settings_of_its_arm(
+    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert _request(end, is_last) == told
+    monkeypatch.chdir(tmp_path)
+    arms = ("--arm", "fp32", "training.precision=fp32", "--arm", "bf16", "training.precision=bf16")
+    arguments = parse_run(["--device=cpu", *options, *arms], {})
+    comparison = make_comparison(arguments, NvmlProbe(), {}, Hold.LOOK)
+    for trial in comparison.turns[0]:
+        given = load(asked_of(trial, comparison, None), lambda: False).settings
+        wanted = loaded_of(trial, comparison).settings
+        for section in ("model", "training", "data", "logging", "debug"):
+            assert getattr(acting(given), section) == getattr(wanted, section)

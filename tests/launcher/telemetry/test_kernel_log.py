@@ -77,7 +77,7 @@ def test_a_log_that_may_not_be_read_tells_nothing(tmp_path: Path) -> None:
     ("arguments", "line"),
     [
         (["--dry-run"], "GPU0: before this run: Xid 79 (the GPU has fallen off the bus): power-"),
-        (["--run-both-models", "--dry-run"], "[launcher] GPU0: before this run: Xid 79 "),
+        (["--run-both-models", "--dry-run"], "[launcher] [full] GPU0: before this run: Xid 79 "),
         (["doctor"], "warn  GPU0 kernel log     Xid 79 (the GPU has fallen off the bus)"),
         (
             ["--dry-run"],
