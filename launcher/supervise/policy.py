@@ -312,8 +312,9 @@ def _said(worker: WorkerView) -> str:
 
 
 def _stop_for_all(workers: Sequence[WorkerView]) -> Stop:
-    names, how = tuple(w.name for w in workers), describe_exit(workers[0].returncode or 0)
-    return Stop(f"every worker ended with {how}", exit_code(workers[0]), tied=names)
+    returncode, names = workers[0].returncode or 0, tuple(w.name for w in workers)
+    how = f"{'was' if returncode < 0 else 'ended with'} {describe_exit(returncode)}"
+    return Stop(f"every worker {how}", exit_code(workers[0]), tied=names)
 
 
 def follow_elsewhere(

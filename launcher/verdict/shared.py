@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum, auto
+from signal import SIGKILL
 from typing import Generic, NamedTuple, TypeVar
 
 from launcher.verdict.agreement import DIVIDING
@@ -10,6 +11,7 @@ from launcher.verdict.record import Case, WorkerEnd
 from launcher.verdict.steps import History
 from model_check.errors import EXIT_SIGNAL_BASE, exit_code_of
 from model_check.events import NonFinite, Scalar
+from model_check.utils.requests import request_of
 
 Met = TypeVar("Met")
 
@@ -130,8 +132,11 @@ def _failure(history: History, end: WorkerEnd) -> tuple[int, str] | None:
     if history.nonfinite or history.broken or (done and done.peer_lost):
         return None
     if done is None:
-        is_own = not (end.stopped_by_us or end.spawn_error or end.oom) and end.returncode
-        return (exit_code_of(end.returncode or 0), _said(history, end)) if is_own else None
+        code = exit_code_of(end.returncode or 0)
+        is_own = code and not (end.stopped_by_us or end.spawn_error or end.oom)
+        # Who was killed, or asked to end, tells nothing of the software.
+        is_own = is_own and code != EXIT_SIGNAL_BASE + SIGKILL and request_of(code) is None
+        return (code, _said(history, end)) if is_own else None
     if done.error is None or not 0 < done.exit_code < EXIT_SIGNAL_BASE:
         return None
     return done.exit_code, without_numbers(done.error)
