@@ -1,11 +1,13 @@
 """What trainings of several arms show side by side."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from launcher.report.comparison import comparison_lines
 from launcher.verdict.comparison import (
     ComparisonRecord,
     ComparisonResult,
@@ -89,6 +91,15 @@ def test_the_first_that_failed_in_the_order_of_their_begin_gives_the_exit_code()
     told = result(full_44=failed(1), infini_43=failed(20))
     assert (told.exit_code, told.culprits, told.verdict) == (20, ["full", "infini"], Verdict.FAIL)
     assert "full failed (1 of 3 seeds): why 1; infini failed (1 of 3 seeds): why 20" in told.summary
+
+
+def test_a_training_that_failed_is_called_by_its_arm_and_where_there_are_several_its_seed() -> None:
+    several = list(comparison_lines(result(infini_43=failed(20)), Path("/r")))
+    assert "infini seed 43: FAIL: why 20" in several
+    only = [trial for trial in record().trials if trial.seed == 43]
+    trials = {trial.directory: passed(2.0) for trial in only} | {"infini/seed_43": failed(20)}
+    alone = list(comparison_lines(compared(record(trials=only), trials, {}), Path("/r")))
+    assert "infini: FAIL: why 20" in alone
 
 
 def test_who_was_stopped_has_not_failed() -> None:

@@ -364,6 +364,13 @@ def test_the_table_shows_nan_as_text_and_what_is_unknown_as_n_a() -> None:
     assert any("GPU0" in line and "FAIL" in line for line in table(result.workers))
 
 
+def test_the_last_lines_of_the_only_worker_are_not_printed_again() -> None:
+    end = RunEnd(exit_code=7, reason="CPU0 failed first: exit code 7", culprits=("CPU0",))
+    found = judgement(end, [ended("CPU0", 7, last_lines=("x", "y"))], {"CPU0": History()})
+    told = list(closing_lines(found, Path("/runs/r"), tail_lines=2))
+    assert not any("last lines of" in line or "| y" in line for line in told)
+
+
 def test_the_summary_of_a_failure_is_its_cause_and_is_told_once() -> None:
     bad = spoiled()
     end = RunEnd(exit_code=20, reason="GPU1 failed first: exit code 20", culprits=["GPU1"])
