@@ -201,7 +201,10 @@ class Child:
         except OSError as error:
             raise SpawnError("no process for a training", error) from error
         self.reader = Thread(target=self._relay, daemon=True)
+        # A signal that came to it, and not to who waits for one, would be lost.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self.reader.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def send(self, signum: int) -> None:
         self.is_asked_to_stop |= signum in TO_STOP
@@ -210,9 +213,10 @@ class Child:
     def _relay(self) -> None:
         assert self.process.stdout is not None
         view = View()
-        while data := os.read(self.process.stdout.fileno(), READ_BYTES):
-            self._log.write(data)
-            self._show(view.feed(data, time.monotonic()))
+        with self.process.stdout as output:
+            while data := os.read(output.fileno(), READ_BYTES):
+                self._log.write(data)
+                self._show(view.feed(data, time.monotonic()))
         self._show(view.close())
         self._log.close()
 

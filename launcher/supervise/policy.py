@@ -157,8 +157,8 @@ def decide(
     lost_elsewhere: Sequence[LostPeer] = (),
 ) -> Continue | Stop | Done:
     """The first failure wins; silence is a failure too. `received`: the requests that we got, some
-    of which do not end a run by themselves. `lost_elsewhere`: ranks of other
-    nodes that lost one."""
+    of which do not end a run by themselves. `lost_elsewhere`: ranks of other nodes that lost one.
+    """
     everybody, workers = workers, [w for w in workers if w.dismissal is None]
     if (waiting := _look_for_the_lost(workers, now, limits, lost_elsewhere)) is not None:
         return waiting
@@ -312,9 +312,11 @@ def _said(worker: WorkerView) -> str:
 
 
 def _stop_for_all(workers: Sequence[WorkerView]) -> Stop:
-    returncode, names = workers[0].returncode or 0, tuple(w.name for w in workers)
+    code, names = exit_code(workers[0]), tuple(worker.name for worker in workers)
+    # Some may have announced it, and not ended yet.
+    returncode = next((w.returncode for w in workers if w.returncode is not None), code)
     how = f"{'was' if returncode < 0 else 'ended with'} {describe_exit(returncode)}"
-    return Stop(f"every worker {how}", exit_code(workers[0]), tied=names)
+    return Stop(f"every worker {how}", code, tied=names)
 
 
 def follow_elsewhere(

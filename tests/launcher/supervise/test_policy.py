@@ -356,6 +356,14 @@ def test_a_signal_that_ends_all_is_no_ones(signum: int) -> None:
     assert (stop.culprits, stop.tied, stop.exit_code) == ((), ("GPU0", "GPU1"), 128 + signum)
 
 
+def test_a_request_that_only_the_workers_got_is_no_ones() -> None:
+    said = Confession(at=3.9, exit_code=143, heard_at=3.9, final=True)
+    views = [running(f"GPU{n}", confession=said) for n in range(2)]
+    views.append(ended("GPU2", 143, at=4.0, wake=2, confession=said))
+    stop = decide(views, 3.9 + LINGER_S, NO_LIMIT)
+    assert stop == Stop("every worker ended with exit code 143", 143, tied=("GPU0", "GPU1", "GPU2"))
+
+
 def test_of_ends_that_differ_in_their_last_line_the_first_is_named() -> None:
     views = [
         ended("GPU0", 1, at=4.2, wake=3, last_lines=("Connection reset by peer 1",)),
