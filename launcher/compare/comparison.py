@@ -20,7 +20,7 @@ from launcher.launch import works_beside_others
 from launcher.plan import Place, thread_variables
 from launcher.verdict.comparison import TrialRecord
 from model_check.config.derived import precision, segment_length
-from model_check.config.drill import parse_drill
+from model_check.config.drill import worker_of
 from model_check.config.fields import all_fields, value_of
 from model_check.config.inert import acting, nobody_gave
 from model_check.config.load import ENVIRONMENT, Loaded, Request, load, with_checkpoints
@@ -202,8 +202,7 @@ def _drill_of_others(trial: TrialRecord, comparison: Comparison) -> list[str]:
     text, is_own = loaded.value("debug.drill"), loaded.sources["debug.drill"].startswith("--arm ")
     if text is None or is_own:
         return []
-    worker = parse_drill(text, loaded.settings.training.max_steps).worker
-    return ["debug.drill"] if worker in comparison.used.keys() - {*trial.workers} else []
+    return ["debug.drill"] if worker_of(text) in comparison.used.keys() - {*trial.workers} else []
 
 
 def _environ_of_trainings(environ: Mapping[str, str], num_workers: int) -> dict[str, str]:
