@@ -168,7 +168,7 @@ class Run:
         run_dir.write(self._directory / "config.json", to_json(self._launch.loaded.settings))
         self._write_record()
         outcome = self._execute()
-        from launcher.report.conclude import conclude, held_against_golden
+        from launcher.report.conclude import held_against_golden
 
         self._watch.finish()
         found = self._watch.disagreements
@@ -188,7 +188,7 @@ class Run:
         )
         self._record = held_against_golden(self._record, self._watch)
         self._replay(outcome)
-        judgement = conclude(self._record, self._watch, self._directory, recall=self._remember)
+        judgement = self._concluded()
         has_report = self._write_reports(judgement.result)
         self._close(judgement, has_report=has_report)
         return judgement.result
@@ -286,16 +286,20 @@ class Run:
             return
         self._record = replace(self._record, end=replace(self._record.end, replays=replays))
 
-    def _remember(self, judgement: Judgement) -> Judgement:
-        """Judge by what the history holds of these workers, too, and add to it."""
-        if self._history is None:
-            return judgement
-        from launcher.history.gpu_history import remember
+    def _concluded(self) -> Judgement:
+        """Judged by what the history holds of these GPUs, too; the history keeps the run."""
+        from launcher.report.conclude import conclude
 
-        judgement, faults, problem = remember(judgement, self._history)
-        self._record = replace(self._record, earlier_faults=faults or None)
-        if problem is not None:
-            self._printer.say(f"history: {problem}")
+        if self._history is None:
+            return conclude(self._record, self._watch, self._directory)
+        from launcher.history.gpu_history import Memory
+
+        memory = Memory(self._history, self._record)
+        judgement = conclude(self._record, self._watch, self._directory, recall=memory.recall)
+        memory.remember(judgement.result)
+        self._record = replace(self._record, earlier_faults=memory.faults or None)
+        if memory.problem is not None:
+            self._printer.say(f"history: {memory.problem}")
         return judgement
 
     def _write_record(self) -> None:

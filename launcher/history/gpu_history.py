@@ -15,7 +15,6 @@ from datetime import datetime
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -24,11 +23,12 @@ from launcher.verdict.past import (
     SCHEMA,
     EarlierFaults,
     PastRun,
+    device_of,
     earlier_faults,
-    isolated,
     past_runs,
 )
-from launcher.verdict.results import Judgement
+from launcher.verdict.record import RunRecord
+from launcher.verdict.results import RunResult
 from model_check.errors import StorageError
 from model_check.events import readable
 from model_check.utils.held import OTHERS_WRITE, hold_own, make_unlinked
@@ -106,29 +106,42 @@ class GpuHistory:
                 self.num_unread += 1
 
 
-class Remembered(NamedTuple):
-    judgement: Judgement
-    faults: dict[str, EarlierFaults]
-    """Worker -> what the history held against it."""
-    problem: str | None
-    """Why the history holds less than it should; None: it does not."""
+class Memory:
+    """What a run asks of the history, and adds to it. Without a history the verdict stands: nothing
+    is raised, `problem` tells."""
 
+    def __init__(self, history: GpuHistory, record: RunRecord) -> None:
+        self._history, self._record = history, record
+        self.faults: dict[str, EarlierFaults] = {}
+        """Worker -> what the history holds against it."""
+        self.problem: str | None = None
+        """Why the history holds less than it should; None: it does not."""
 
-def remember(judgement: Judgement, history: GpuHistory) -> Remembered:
-    """Judge a run that has just ended by the history, too, and add the run. Raises nothing: without
-    a history the verdict stands."""
-    now, faults = datetime.now().astimezone(), dict[str, EarlierFaults]()
-    problem: str | None = None
-    try:
-        faults = earlier_faults(past_runs(judgement.result, now), history.runs())
-        problem, judgement = history.lack, isolated(judgement, faults)
-    except StorageError as error:
-        problem = str(error)
-    try:
-        history.append(past_runs(judgement.result, now))
-    except StorageError as error:
-        problem = str(error)
-    return Remembered(judgement, faults, problem)
+    def recall(self, workers: Sequence[str]) -> dict[str, EarlierFaults]:
+        """Of those that have just had a transient fault."""
+        record = self._record
+        devices = {device_of(record.gpus.get(name, {})): name for name in workers}
+        known = {device: name for device, name in devices.items() if device is not None}
+        if not known:
+            return {}
+        try:
+            self.faults = earlier_faults(
+                known,
+                self._history.runs(),
+                is_drill=record.drill is not None,
+                run_dir=record.run_dir,
+            )
+            self.problem = self._history.lack
+        except StorageError as error:
+            self.problem = str(error)
+        return self.faults
+
+    def remember(self, result: RunResult) -> None:
+        """Add a run that has just ended."""
+        try:
+            self._history.append(past_runs(result, datetime.now().astimezone()))
+        except StorageError as error:
+            self.problem = str(error)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from launcher.contain.trampoline import raise_file_limit
 from launcher.devices import Machine, Picked
 from launcher.gpus.probe import GpuProbe
 from launcher.gpus.reservation import reserve
-from launcher.history.gpu_history import GpuHistory, remember
+from launcher.history.gpu_history import GpuHistory, Memory
 from launcher.launch import Launch
 from launcher.output.printer import Printer
 from launcher.plan import LaunchContext, Place, cpu_places
@@ -26,10 +26,8 @@ from launcher.report.read_run import is_running, read_record
 from launcher.report.rebuild import as_it_ended, watched_again
 from launcher.verdict.disagreement import Replay
 from launcher.verdict.live import Watch
-from launcher.verdict.past import EarlierFaults
 from launcher.verdict.record import RunRecord
 from launcher.verdict.replay import Question, question_about, questions_of
-from launcher.verdict.results import Judgement
 from launcher.verdict.severity import Repeat
 from model_check.config.arguments import Parser
 from model_check.config.load import Request, load
@@ -221,20 +219,14 @@ def _conclude(
     assert record.end is not None, "it is as it ended"
     others = [r for r in record.end.replays if r.suspects != found.suspects]
     record = replace(record, end=replace(record.end, replays=(*others, found)))
-    faults: dict[str, EarlierFaults] = {}
-
-    def recall(judgement: Judgement) -> Judgement:
-        if history is None:
-            return judgement
-        remembered = remember(judgement, history)
-        faults.update(remembered.faults)
-        if remembered.problem is not None:
-            printer.say(f"history: {remembered.problem}")
-        return remembered.judgement
-
+    memory = None if history is None else Memory(history, record)
+    recall = None if memory is None else memory.recall
     judgement = conclude(record, watch, directory, run_dir.kept, recall)
-    if history is not None:
-        record = replace(record, earlier_faults=faults or None)
+    if memory is not None:
+        memory.remember(judgement.result)
+        record = replace(record, earlier_faults=memory.faults or None)
+        if memory.problem is not None:
+            printer.say(f"history: {memory.problem}")
     run_dir.write(directory / "run.json", msgspec.to_builtins(record, str_keys=True))
     write(judgement.result, record, watch, directory)
     for line in closing_lines(judgement, directory, tail_lines=0):

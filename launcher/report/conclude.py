@@ -13,9 +13,9 @@ from launcher import run_dir
 from launcher.report.files import lines_of
 from launcher.report.page.document import page
 from launcher.report.page.story import story_of
-from launcher.telemetry.health_result import with_health
+from launcher.telemetry.health import slow_symptom, symptoms
 from launcher.verdict.advice import advised
-from launcher.verdict.judge import judge
+from launcher.verdict.judge import Recall, judge
 from launcher.verdict.live import Watch
 from launcher.verdict.record import Case, RunEnd, RunRecord
 from launcher.verdict.results import Judgement, LastStep, RunResult
@@ -41,11 +41,11 @@ def conclude(
     watch: Watch,
     directory: Path,
     place: Callable[[Path, Path], Path] = run_dir.keep,
-    recall: Callable[[Judgement], Judgement] = lambda judgement: judgement,
+    recall: Recall | None = None,
 ) -> Judgement:
     """The verdict of a run with its GPUs' health and history, and what to do. `place` puts a file
     of evidence into a dossier of `directory`, where no later run writes over it, or finds it there.
-    `recall` adds what the history holds of the GPUs."""
+    `recall`: see `judge`; None: what the record kept of the history."""
     for name, history in watch.histories.items():
         history.evidence = _placed(
             history.evidence, directory / run_dir.DOSSIER / name.lower(), place
@@ -59,18 +59,24 @@ def conclude(
     )
     _compare_dossiers(end, watch, directory)
     histories = {worker.name: watch.histories.get(worker.name, History()) for worker in workers}
-    agreement = watch.agreement
-    case = Case(record, end, workers, histories, agreement.agreed_steps, agreement.lacking)
-    judgement = judge(case)
-    fail_on = FAIL_ON if record.fail_on is None else record.fail_on
-    slow = {
-        name: (how, _samples(directory, name, how)) for name, how in watch.slowness.found.items()
-    }
-    result = with_health(judgement.result, record.healths or {}, fail_on, slow)
-    scope, fingerprints = scope_of(case, result), _last_steps(watch)
-    result = replace(result, fingerprints=fingerprints, scope=scope)
-    judgement = recall(replace(judgement, result=result))
-    return replace(judgement, result=advised(judgement.result, str(directory)))
+    case = Case(
+        record,
+        end,
+        workers,
+        histories,
+        watch.agreement.agreed_steps,
+        watch.agreement.lacking,
+        symptoms={name: symptoms(name, health) for name, health in (record.healths or {}).items()},
+        slow={
+            name: (how, slow_symptom(how, _samples(directory, name, how)))
+            for name, how in watch.slowness.found.items()
+        },
+        fail_on=FAIL_ON if record.fail_on is None else record.fail_on,
+    )
+    judgement = judge(case, recall or (lambda names: record.earlier_faults or {}))
+    scope, fingerprints = scope_of(case, judgement.result), _last_steps(watch)
+    result = replace(judgement.result, fingerprints=fingerprints, scope=scope)
+    return replace(judgement, result=advised(result, str(directory)))
 
 
 def held_against_golden(record: RunRecord, watch: Watch) -> RunRecord:

@@ -45,7 +45,6 @@ from launcher.verdict.golden import ENOUGH_WORKERS, Golden
 from launcher.verdict.golden_watch import GoldenWatch
 from launcher.verdict.health import Health
 from launcher.verdict.live import Watch
-from launcher.verdict.past import isolated
 from launcher.verdict.record import RunEnd, RunRecord, WorkerEnd
 from launcher.verdict.results import Verdict
 from model_check.config.arguments import Parser
@@ -314,8 +313,7 @@ def _rebuilt(directory: Path, golden: Golden | None, file: Path | None) -> Finis
         held = GoldenWatch(golden, str(file), record.groups, settings_of(directory))
     watch = watched_again(record, directory, held)
     record = held_against_golden(as_it_ended(record, directory, watch), watch)
-    recall = partial(isolated, faults=record.earlier_faults or {})
-    judgement = conclude(record, watch, directory.absolute(), run_dir.kept, recall)
+    judgement = conclude(record, watch, directory.absolute(), run_dir.kept)
     return Finished(directory, judgement, record, watch)
 
 

@@ -1,7 +1,7 @@
 """What was found of each worker of a run that is over: of several things the one that decides its
 row. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from signal import Signals
 from typing import Any
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 from launcher.verdict.disagreement import Disagreement, Replay, quantity_name
 from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Case, WorkerEnd
 from launcher.verdict.rules import Kind, Rule
-from launcher.verdict.severity import Repeat
+from launcher.verdict.severity import CauseClass, Repeat, Severity, Symptom, worst
 from launcher.verdict.shared import Peers, is_equal, peers_at, shared_failure
 from launcher.verdict.steps import History
 from launcher.verdict.trials import what_its_trial_showed
@@ -53,6 +53,8 @@ class Finding(Struct, frozen=True):
     kind: Kind
     facts: dict[str, Any] = {}
     """What its sentence needs."""
+    symptoms: Sequence[Symptom] = ()
+    """Of its GPU: the gravest tells class and severity."""
 
     @property
     def rule(self) -> Rule:
@@ -63,9 +65,20 @@ class Finding(Struct, frozen=True):
         return self.rule.sentence.format(**self.facts)
 
     @property
+    def classed(self) -> tuple[CauseClass | None, Severity | None]:
+        if not self.symptoms:
+            return self.rule.classed
+        gravest = worst(self.symptoms)
+        return gravest.cause_class, gravest.severity
+
+    @property
     def is_of_replays(self) -> bool:
         """Whether a replay tells more of it."""
         return self.kind.name.startswith(("ODD", "STATE_CHANGED", "FAILED_TRIAL"))
+
+
+Findings = Mapping[str, Finding]
+"""By the worker."""
 
 
 def findings_of(case: Case) -> dict[str, Finding]:

@@ -1,17 +1,31 @@
 """A run that is over -> a verdict for each worker and for the run. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from msgspec import Struct, convert
+from msgspec import convert
 from msgspec.structs import replace
 
-from launcher.verdict.findings import Finding, findings_of, is_unordered
+from launcher.verdict.findings import Finding, Findings, findings_of, is_unordered
+from launcher.verdict.past import TRANSIENT, EarlierFaults
 from launcher.verdict.record import Case, WorkerEnd
-from launcher.verdict.results import Judgement, RunResult, SplitResult, Verdict, WorkerResult
+from launcher.verdict.results import (
+    Decision,
+    Judgement,
+    RunResult,
+    SplitResult,
+    Verdict,
+    WorkerResult,
+)
 from launcher.verdict.rules import Kind
 from launcher.verdict.scope import what_one_showed
 from launcher.verdict.steps import History
 from launcher.verdict.summary import summary
+from launcher.verdict.symptoms import (
+    gpu_findings,
+    odd_by_symptoms,
+    summary_with_gpus,
+    with_gpus,
+)
 from model_check.errors import (
     EXIT_DISAGREEMENT,
     EXIT_INTERNAL,
@@ -24,57 +38,82 @@ from model_check.errors import (
 _INNOCENT = (Verdict.PASS, Verdict.STOPPED)
 _NAMES_NOBODY = (Verdict.INCONCLUSIVE, Verdict.INVALID)
 _ORDER = list(Kind)
+Recall = Callable[[Sequence[str]], Mapping[str, EarlierFaults]]
+"""Workers -> those of them whose GPUs had transient faults in earlier runs."""
 
 
-class Decision(Struct, frozen=True):
-    """What a run comes down to."""
-
-    verdict: Verdict
-    exit_code: int
-    culprits: list[str]
-    """All that are named, whoever ended the run first: its exit code is that one's."""
-
-
-def judge(case: Case) -> Judgement:
+def judge(case: Case, recall: Recall = lambda names: {}) -> Judgement:
     """The whole verdict.
 
     What proves nothing is never a PASS: a trainer that ends well without all its steps, or a
     process that could not be killed, is INCONCLUSIVE and exit code 70; one that was asked to end
     early, or had nothing left to do, is INCONCLUSIVE and exit code 0. A failure that every worker
     shares, or every one of a kind, blames no GPU, nor does a tie. A worker that ended by a signal
-    which we got, too, was stopped.
+    which we got, too, was stopped. `recall`: what the history of their GPUs holds of the workers
+    that have just had a transient fault.
     """
-    findings = findings_of(case)
-    rows = [_row(case, worker, findings[worker.name]) for worker in case.workers]
-    decision = resolve(case, findings)
-    text, explained = summary(case, decision.verdict, rows)
+    own = findings_of(case)
+    by_workers = resolve(case, own)
+    gpus = gpu_findings(case, by_workers, own)
+    decision = with_gpus(case, by_workers, own, gpus)
+    rows = [_row(case, worker, own[worker.name]) for worker in case.workers]
+    text, explained = summary(case, by_workers.verdict, rows)
+    deciding = _deciding(case, by_workers, own, gpus)
+    seen = _seen_before(own, deciding, recall)
     end = case.end
     result = RunResult(
         verdict=decision.verdict,
         exit_code=decision.exit_code,
-        summary=text,
+        summary=summary_with_gpus(case, text, by_workers, decision, gpus),
         culprits=decision.culprits,
         disagreement=end.disagreement,
         further=list(end.further),
         replays=list(end.replays),
-        workers=rows,
+        workers=[_with_gpu(case, row, own, gpus, deciding | seen) for row in rows],
         leftovers=list(end.leftovers),
         dropped_lines=end.dropped_lines,
         run=case.record.asked,
         golden=case.record.golden,
         elsewhere=end.elsewhere,
     )
-    quoted = {
-        worker.name
-        for worker in case.workers
-        if worker.name in explained
-        and findings[worker.name].facts.get("said") == f": {worker.last_error}"
+    last_errors = {worker.name: f": {worker.last_error}" for worker in case.workers}
+    quoted = {n for n in own if n in explained and own[n].facts.get("said") == last_errors[n]}
+    # The summary does not tell of earlier runs.
+    unexplained = {row.name for row in rows if row.verdict not in _INNOCENT} - {*explained}
+    return Judgement(result, unexplained | seen.keys(), quoted, case.is_training)
+
+
+def _deciding(case: Case, decision: Decision, own: Findings, gpus: Findings) -> dict[str, Finding]:
+    """Of each worker the finding that decides its row. A hard symptom does, whatever the worker
+    did; any other, where it passed. Nothing is known against one that differs from the one whose
+    health tells that it is odd."""
+    deciding = dict(own)
+    for name, found in gpus.items():
+        if found.kind is Kind.GPU_FAULT or own[name].rule.verdict is Verdict.PASS:
+            deciding[name] = found
+    odd = odd_by_symptoms(case, decision, gpus)
+    if odd is not None and case.end.disagreement is not None:
+        cleared = Finding(Kind.CLEARED, {"odd": odd})
+        deciding |= dict.fromkeys(case.end.disagreement.bits.keys() - {odd}, cleared)
+    return deciding
+
+
+def _seen_before(own: Findings, deciding: Findings, recall: Recall) -> dict[str, Finding]:
+    """A transient fault is watched; the second one of a GPU takes it out of service."""
+    transient = [
+        name
+        for name, found in deciding.items()
+        if (found.classed[0], own[name].facts.get("repeat")) == TRANSIENT
+    ]
+    earlier = recall(transient) if transient else {}
+    return {
+        name: Finding(Kind.SEEN_BEFORE, {"cause": own[name].sentence, "earlier": earlier[name]})
+        for name in transient
+        if name in earlier
     }
-    unexplained = {row.name for row in rows if row.verdict not in _INNOCENT}
-    return Judgement(result, unexplained.difference(explained), quoted, case.is_training)
 
 
-def resolve(case: Case, findings: Mapping[str, Finding]) -> Decision:
+def resolve(case: Case, findings: Findings) -> Decision:
     """The verdict and the exit code of a run are those of the finding that decides it; of several
     the first in the order of the table."""
     end = case.end
@@ -85,7 +124,7 @@ def resolve(case: Case, findings: Mapping[str, Finding]) -> Decision:
     return Decision(verdict, exit_code, culprits)
 
 
-def _decided(case: Case, findings: Mapping[str, Finding]) -> tuple[Verdict, int]:
+def _decided(case: Case, findings: Findings) -> tuple[Verdict, int]:
     end, every = case.end, list(findings.values())
     if software := _of_software(case, findings):
         return _as(_first(software))
@@ -108,7 +147,7 @@ def _decided(case: Case, findings: Mapping[str, Finding]) -> tuple[Verdict, int]
     return verdict, code
 
 
-def _of_software(case: Case, findings: Mapping[str, Finding]) -> list[Finding]:
+def _of_software(case: Case, findings: Findings) -> list[Finding]:
     """Nothing can be compared, or no device is the reason of what differs."""
     invalid = {n: f for n, f in findings.items() if f.rule.verdict is Verdict.INVALID}
     alike = [
@@ -179,6 +218,36 @@ def _row(case: Case, worker: WorkerEnd, finding: Finding) -> WorkerResult:
         severity=severity,
         repeat=finding.facts.get("repeat"),
         trace=history.tracer.trace if history.tracer else None,
+    )
+
+
+def _with_gpu(
+    case: Case, row: WorkerResult, own: Findings, gpus: Findings, deciding: Findings
+) -> WorkerResult:
+    """The row of a worker with what is known of its GPU, and as the finding that decides it has
+    it."""
+    symptoms = gpus[row.name].symptoms if row.name in gpus else ()
+    row = replace(
+        row,
+        telemetry=case.healths.get(row.name),
+        slow=case.slow[row.name][0] if row.name in case.slow else None,
+        warnings=[f"{row.name}: {symptom}" for symptom in symptoms if not symptom.is_hard],
+        symptoms=[str(symptom) for symptom in symptoms if symptom.is_hard],
+    )
+    found = deciding[row.name]
+    if found is own[row.name]:
+        return row
+    verdict = found.rule.verdict
+    if found.kind is Kind.SEEN_BEFORE:  # how grave it is changes, not what happened
+        verdict = Verdict.FAIL if row.symptoms else row.verdict
+    cause_class, severity = found.classed
+    return replace(
+        row,
+        verdict=verdict,
+        kind=found.kind.name.lower(),
+        cause=found.sentence or None,
+        cause_class=cause_class,
+        severity=severity,
     )
 
 

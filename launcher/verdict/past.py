@@ -1,13 +1,13 @@
 """What a GPU did in earlier runs, and what follows from it for a run that is over. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from launcher.verdict.results import Judgement, RunResult, Verdict, WorkerResult
-from launcher.verdict.rules import Kind
+from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Repeat, Severity, Symptom
 
 SCHEMA = 1
@@ -42,14 +42,22 @@ class PastRun(Struct, frozen=True, kw_only=True):
 
     @property
     def device(self) -> str | None:
-        """What has a history: a GPU, wherever it is plugged in. None: a CPU worker's number tells
-        of no device."""
         return self.uuid or self.serial
 
 
-def is_transient(row: PastRun | WorkerResult) -> bool:
-    """The hardware computed other bits, or a NaN, and not when it computed the same again."""
-    return (row.cause_class, row.repeat) == (CauseClass.HARDWARE, Repeat.TRANSIENT)
+def device_of(gpu: Mapping[str, Any]) -> str | None:
+    """What has a history: a GPU as NVML described it, wherever it is plugged in. None: a CPU
+    worker's number tells of no device."""
+    return gpu.get("uuid") or gpu.get("serial")
+
+
+TRANSIENT = (CauseClass.HARDWARE, Repeat.TRANSIENT)
+"""Class and repeat of a fault of which the hardware computed other bits, or a NaN, and not when it
+computed the same again."""
+
+
+def is_transient(run: PastRun) -> bool:
+    return (run.cause_class, run.repeat) == TRANSIENT
 
 
 class EarlierFaults(Struct, frozen=True):
@@ -107,46 +115,29 @@ def _past_run(result: RunResult, worker: WorkerResult, time: str) -> PastRun:
     )
 
 
-def earlier_faults(now: Sequence[PastRun], past: Iterable[PastRun]) -> dict[str, EarlierFaults]:
-    """Worker of `now` -> its earlier transient faults, where it has another one now. Drills have a
-    history of their own. `past`, the oldest first, is not looked at where nothing needs it; of a
-    run that was replayed later, the last line counts."""
-    wanted: dict[tuple[str | None, bool], PastRun] = {
-        (run.device, run.is_drill): run for run in now if run.device and is_transient(run)
-    }
+def earlier_faults(
+    workers: Mapping[str, str], past: Iterable[PastRun], *, is_drill: bool, run_dir: str | None
+) -> dict[str, EarlierFaults]:
+    """Of the workers that have had a transient fault in a run: those whose devices had some before.
+    Drills have a history of their own. Of a run that was replayed later, the last line counts.
+
+    `workers`: device -> its worker; `past`: the oldest first; `run_dir`: of the run itself.
+    """
     latest: dict[str, dict[str, PastRun]] = {}
-    for run in past if wanted else ():
-        ours = wanted.get((run.device, run.is_drill))
-        if ours is not None and run.verdict == FORGOTTEN:
-            latest.pop(ours.worker, None)
-        elif ours is not None and run.run_dir != ours.run_dir:
-            latest.setdefault(ours.worker, {})[run.run_dir or run.time] = run
+    for run in past:
+        worker = workers.get(run.device or "")
+        if worker is None or run.is_drill != is_drill:
+            continue
+        if run.verdict == FORGOTTEN:
+            latest.pop(worker, None)
+        elif run.run_dir != run_dir:
+            latest.setdefault(worker, {})[run.run_dir or run.time] = run
     found: dict[str, EarlierFaults] = {}
     for worker, runs in latest.items():
         for run in filter(is_transient, runs.values()):
             before = found.get(worker) or EarlierFaults(0, run.time, run.run_dir)
             found[worker] = replace(before, count=before.count + 1)
     return found
-
-
-def isolated(judgement: Judgement, faults: Mapping[str, EarlierFaults]) -> Judgement:
-    """A transient fault is watched; the second one of a worker takes its GPU out of service."""
-    rows = judgement.result.workers
-    again = {row.name: faults[row.name] for row in rows if row.name in faults and is_transient(row)}
-    rows = [_isolated(row, again[row.name]) if row.name in again else row for row in rows]
-    return replace(
-        judgement,
-        result=replace(judgement.result, workers=rows),
-        # The run's summary does not tell of earlier runs.
-        unexplained=judgement.unexplained | again.keys(),
-    )
-
-
-def _isolated(row: WorkerResult, earlier: EarlierFaults) -> WorkerResult:
-    kind = Kind.SEEN_BEFORE
-    cause = kind.rule.sentence.format(cause=row.cause, earlier=earlier)
-    _, severity = kind.rule.classed
-    return replace(row, kind=kind.name.lower(), severity=severity, cause=cause)
 
 
 def against(past: Iterable[PastRun]) -> dict[str, Symptom]:

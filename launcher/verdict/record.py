@@ -17,6 +17,8 @@ from launcher.verdict.health import Health
 from launcher.verdict.nodes import Elsewhere, JobPart
 from launcher.verdict.past import EarlierFaults
 from launcher.verdict.results import Seconds, WorkerName
+from launcher.verdict.severity import Symptom
+from launcher.verdict.slow import Slow
 from launcher.verdict.steps import History, changed_alike
 from model_check.config.ranks import JOBS
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_SIGNAL_BASE, EXIT_UNNAMED
@@ -199,6 +201,17 @@ class Case(Struct, frozen=True):
     """Worker -> steps at which it had the bits of all its equals; absent: it has no equal."""
     lacking: Mapping[str, Collection[str]] = {}
     """Worker -> quantities that its equals told in some step and it did not."""
+    symptoms: Mapping[str, Sequence[Symptom]] = {}
+    """Worker -> what telemetry tells of its GPU."""
+    slow: Mapping[str, tuple[Slow, Symptom]] = {}
+    """Worker -> how slow it was, and what telemetry told of its GPU meanwhile."""
+    fail_on: Collection[str] = ()
+    """launch.fail_on: the symptoms that fail a run."""
+
+    @property
+    def healths(self) -> Mapping[str, Health | None]:
+        """Of the workers whose GPUs were to be watched; None: nothing was reported of this one."""
+        return self.record.healths or {}
 
     @property
     def is_job(self) -> bool:

@@ -168,6 +168,15 @@ class RunResult(Conclusion, frozen=True, kw_only=True, tag_field="kind", tag="re
     """What ended the job on another node; None: it ended here, or is no job of several nodes."""
 
 
+class Decision(Struct, frozen=True):
+    """What a run comes down to."""
+
+    verdict: Verdict
+    exit_code: int
+    culprits: list[str]
+    """All that are named, whoever ended the run first: its exit code is that one's."""
+
+
 class Judgement(Struct, frozen=True):
     """A result, and what its summary leaves to the lines that end a run."""
 

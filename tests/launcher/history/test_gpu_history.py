@@ -15,12 +15,12 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.history import gpu_history
-from launcher.history.gpu_history import GpuHistory, path_of, remember
-from launcher.verdict.severity import Severity
+from launcher.history.gpu_history import GpuHistory, Memory, path_of
 from model_check.errors import StorageError
 from tests.deadline import DEADLINE_S
 from tests.in_process import answer_of
-from tests.launcher.verdict.test_past import UUID, judgement, past
+from tests.launcher.verdict.test_judge import RECORD
+from tests.launcher.verdict.test_past import GPU, UUID, judgement, past
 
 ROOT = Path(__file__).parents[3]
 THEIRS = 4711
@@ -53,6 +53,14 @@ def launch(tmp_path: Path) -> Launch:
         )
 
     return run
+
+
+def remember(history: GpuHistory, run_dir: str = "/runs/now") -> Memory:
+    """Of a run in which GPU3 had a transient fault."""
+    memory = Memory(history, replace(RECORD, run_dir=run_dir, gpus={"GPU3": GPU}))
+    memory.recall(["GPU3"])
+    memory.remember(judgement(run_dir=run_dir).result)
+    return memory
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -278,8 +286,8 @@ def test_one_that_is_too_large_to_read_is_still_added_to(
     history = GpuHistory(path)
     history.append([past()])
     monkeypatch.setattr(gpu_history, "_LARGEST", 10)
-    remembered = remember(judgement(), history)
-    assert remembered.judgement == judgement()
+    remembered = remember(history)
+    assert remembered.faults == {}
     assert "larger than 10 bytes" in (remembered.problem or "")
     assert len(lines_of(path)) == 2
 
@@ -318,8 +326,8 @@ def test_what_is_no_plain_file_is_told_and_left_alone(
     mine = tmp_path / "bashrc"
     mine.write_text("precious")
     planted(path, what, mine)
-    remembered = remember(judgement(), GpuHistory(path))
-    assert remembered.judgement == judgement()
+    remembered = remember(GpuHistory(path))
+    assert remembered.faults == {}
     assert remembered.problem is not None
     assert str(path) in remembered.problem
     assert mine.read_text() == "precious"
@@ -353,8 +361,8 @@ def test_what_another_user_laid_ready_is_not_used(tmp_path: Path, path: Path, wh
             path.parent.mkdir()
             path.write_bytes(before)
             os.chown(path.parent, THEIRS, THEIRS)
-    remembered = remember(judgement(), GpuHistory(path))
-    assert remembered.judgement == judgement()
+    remembered = remember(GpuHistory(path))
+    assert remembered.faults == {}
     assert "another user" in (remembered.problem or "")
     assert mine.read_bytes() == before
 
@@ -426,9 +434,9 @@ def test_another_user_is_told_that_it_may_not_write_there(path: Path, child: Chi
     before = path.read_bytes()
     path.parents[1].chmod(0o755)
     code = (
-        "import os; from tests.launcher.verdict.test_past import judgement\n"
+        "import os; from tests.launcher.history.test_gpu_history import remember\n"
         "os.setresuid(4711, 4711, 4711)\n"
-        "print(gpu_history.remember(judgement(), history).problem)"
+        "print(remember(history).problem)"
     )
     out, _ = child(code).communicate("go\n", timeout=DEADLINE_S)
     assert out.startswith(f"{path} cannot be written: Permission denied (")
@@ -482,23 +490,25 @@ def test_a_report_that_is_made_again_adds_no_line(path: Path, launch: Launch) ->
 # What it changes
 
 
-def test_the_second_run_with_a_transient_fault_isolates(path: Path) -> None:
+def test_the_second_run_with_a_transient_fault_finds_the_first(path: Path) -> None:
     history = GpuHistory(path)
-    first = remember(judgement(run_dir="/runs/first"), history)
-    assert first.judgement.result.workers[0].severity is Severity.MONITOR
+    first = remember(history, "/runs/first")
     assert (first.faults, first.problem) == ({}, None)
-    second = remember(judgement(), history)
-    (row,) = second.judgement.result.workers
-    assert row.severity is Severity.ISOLATE
-    assert "; the second time: first " in (row.cause or "")
-    assert (row.cause or "").endswith(", /runs/first")
-    assert [line["severity"] for line in lines_of(path)] == ["MONITOR", "ISOLATE"]
+    second = remember(history)
+    assert str(second.faults["GPU3"]).startswith("the second time: first ")
+    assert str(second.faults["GPU3"]).endswith(", /runs/first")
     assert {line["uuid"] for line in lines_of(path)} == {UUID}
+
+
+def test_a_run_without_a_transient_fault_reads_no_history(path: Path) -> None:
+    path.mkdir(parents=True)
+    memory = Memory(GpuHistory(path), RECORD)
+    assert (memory.recall([]), memory.recall(["CPU0"]), memory.problem) == ({}, {}, None)
 
 
 def test_lines_that_were_left_out_are_told_where_they_may_matter(path: Path) -> None:
     path.parent.mkdir()
     path.write_text('{"schema": 2}\n')
-    remembered = remember(judgement(), GpuHistory(path))
+    remembered = remember(GpuHistory(path))
     assert "1 lines left out" in (remembered.problem or "")
     assert len(lines_of(path)) == 2

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launcher.telemetry.health_result import with_health
 from launcher.verdict.advice import advised
 from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.disagreement import Replay as ReplayFound
@@ -350,7 +349,6 @@ def test_what_to_do_is_told_of_each_answer_of_a_golden_file() -> None:
 
 
 def test_a_gpu_that_its_health_condemns_fails_beside_a_file_of_another_stack() -> None:
-    passed = result(found_of(foreign("GPU0")))
     sick = health_of(Counters(ecc_uncorrected=0), Counters(ecc_uncorrected=3))
-    judged = with_health(passed, {"GPU0": sick}, ["isolate", "reset"])
+    judged = result(found_of(foreign("GPU0")), healths={"GPU0": sick})
     assert (judged.verdict, judged.exit_code) == (Verdict.FAIL, 22)

@@ -1,5 +1,6 @@
 """From outcomes and histories to a verdict for each worker: facts in, words out."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ from msgspec.structs import replace
 
 from launcher.report.closing import closing_lines
 from launcher.report.table import row, table
+from launcher.telemetry.health import symptoms
 from launcher.verdict.disagreement import Disagreement, Dispute, Mismatch, Replay
-from launcher.verdict.judge import judge
+from launcher.verdict.judge import Recall, judge
+from launcher.verdict.past import EarlierFaults
 from launcher.verdict.record import Case, RunEnd, RunRecord, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, Verdict
-from launcher.verdict.severity import CauseClass, Repeat, Severity
+from launcher.verdict.severity import CauseClass, Repeat, Severity, Symptom
+from launcher.verdict.slow import Slow
 from launcher.verdict.steps import History
 from model_check.errors import exit_code_of
 from model_check.events import Break, Done, Evaluation, NonFinite, Origin, Phase, Step
@@ -65,10 +69,15 @@ def judgement(
     workers: list[WorkerEnd],
     histories: dict[str, History],
     agreed: dict[str, int] | None = None,
+    slow: dict[str, tuple[Slow, Symptom]] | None = None,
     **record: Any,
 ) -> Judgement:
     """`record`: what run.json holds otherwise."""
-    return judge(Case(replace(RECORD, **record), end, workers, histories, agreed or {}))
+    asked = replace(RECORD, **record)
+    told = {name: symptoms(name, health) for name, health in (asked.healths or {}).items()}
+    fail_on = ("isolate", "reset") if asked.fail_on is None else asked.fail_on
+    case = Case(asked, end, workers, histories, agreed or {}, symptoms=told, slow=slow or {})
+    return judge(replace(case, fail_on=fail_on))
 
 
 def judged(*arguments: Any, **more: Any) -> RunResult:
@@ -1138,3 +1147,39 @@ def test_a_pass_says_whose_what_was_not_compared() -> None:
         "loss and gradient norm of GPU0 and GPU2 equal bit for bit in 3 of 3 steps; not compared: "
         "norms of its gradients and weights of GPU1, which did not tell them in each step"
     )
+
+
+ONCE = Replay(to_step=2, suspects=("GPU2",), times=4, repeats={"GPU2": Repeat.TRANSIENT})
+BEFORE = EarlierFaults(1, "2026-02-01T08:00:00+01:00", "/runs/first")
+
+
+def of_three_one_is_odd(replay: Replay, recall: Recall) -> Judgement:
+    differ = Disagreement(2, "weights", {"GPU0": "aa", "GPU1": "aa", "GPU2": "bb"})
+    end = RunEnd(exit_code=21, disagreement=differ, culprits=("GPU2",), replays=(replay,))
+    names = [*differ.bits]
+    histories = {name: trained() for name in names}
+    return judge(
+        Case(RECORD, end, [*map(ended, names)], histories, dict.fromkeys(names, 3)), recall
+    )
+
+
+def test_the_second_transient_fault_of_a_gpu_takes_it_out_of_service() -> None:
+    first = of_three_one_is_odd(ONCE, lambda names: {})
+    second = of_three_one_is_odd(ONCE, lambda names: dict.fromkeys(names, BEFORE))
+    told = [(row.verdict, row.severity) for row in (*first.result.workers, *second.result.workers)]
+    passed = (Verdict.PASS, None)
+    watched, isolated = (Verdict.SUSPECT, Severity.MONITOR), (Verdict.SUSPECT, Severity.ISOLATE)
+    assert told == [passed, passed, watched, passed, passed, isolated]
+    said = "; the second time: first 2026-02-01 08:00, /runs/first"
+    assert second.result.workers[2].cause == f"{first.result.workers[2].cause}{said}"
+    assert second.unexplained == {"GPU2"}
+    assert (second.result.verdict, second.result.exit_code) == (Verdict.SUSPECT, 21)
+
+
+def test_a_fault_that_was_not_transient_asks_no_history() -> None:
+    def forbidden(names: Sequence[str]) -> dict[str, EarlierFaults]:
+        raise AssertionError("it was asked")
+
+    again = replace(ONCE, repeats={"GPU2": Repeat.PERSISTENT})
+    odd = of_three_one_is_odd(again, forbidden).result.workers[2]
+    assert (odd.verdict, odd.severity) == (Verdict.FAIL, Severity.ISOLATE)

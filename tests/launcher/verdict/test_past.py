@@ -1,6 +1,5 @@
 """What earlier runs say of a run that is over."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,9 +10,9 @@ from launcher.verdict.past import (
     EarlierFaults,
     PastRun,
     against,
+    device_of,
     earlier_faults,
     forgotten,
-    isolated,
     past_runs,
 )
 from launcher.verdict.results import Judgement, RunResult, Verdict, WorkerResult
@@ -64,8 +63,13 @@ def past(time: str = "2026-02-01T08:00:00+01:00", **changes: Any) -> PastRun:
     return replace(run, time=time, **changes)
 
 
-def found(*earlier: PastRun, now: Judgement | None = None) -> dict[str, EarlierFaults]:
-    return earlier_faults(past_runs((now or judgement()).result, NOW), earlier)
+def found(
+    *earlier: PastRun, gpu: dict[str, Any] = GPU, is_drill: bool = False
+) -> dict[str, EarlierFaults]:
+    """Of GPU3, in a run at /runs/now."""
+    device = device_of(gpu)
+    workers = {} if device is None else {device: "GPU3"}
+    return earlier_faults(workers, earlier, is_drill=is_drill, run_dir="/runs/now")
 
 
 def test_a_line_says_what_a_gpu_did_in_a_run() -> None:
@@ -76,25 +80,6 @@ def test_a_line_says_what_a_gpu_did_in_a_run() -> None:
     assert (run.verdict, run.exit_code, run.steps) == ("SUSPECT", 21, 6)
     assert (run.cause_class, run.severity, run.repeat) == ("hardware", "MONITOR", "transient")
     assert (run.run_dir, run.is_drill) == ("/runs/now", True)
-
-
-def test_the_second_transient_fault_of_a_gpu_takes_it_out_of_service() -> None:
-    second = isolated(judgement(), found(past()))
-    (changed,) = second.result.workers
-    assert changed.severity is Severity.ISOLATE
-    said = "; the second time: first 2026-02-01 08:00, /runs/first"
-    assert changed.cause == f"differs from the majority at step 5{said}"
-    assert second.unexplained == {"GPU3"}
-    assert (second.result.verdict, second.result.exit_code) == (Verdict.SUSPECT, 21)
-
-
-def test_a_report_made_again_that_finds_no_such_fault_isolates_nothing() -> None:
-    persistent = judgement(row(verdict=Verdict.FAIL, repeat=Repeat.PERSISTENT))
-    assert isolated(persistent, found(past())) == persistent
-
-
-def test_the_first_one_changes_nothing() -> None:
-    assert isolated(judgement(), found()) == judgement()
 
 
 def test_more_than_two_are_counted_from_the_first() -> None:
@@ -120,14 +105,14 @@ def test_a_gpu_keeps_its_history_in_another_slot_of_another_host() -> None:
 
 
 def test_the_number_of_a_cpu_worker_is_no_device_and_has_no_history() -> None:
-    cpu = judgement(row(name="CPU1", gpu=None))
-    (same,) = past_runs(cpu.result, NOW)
-    assert not found(replace(same, run_dir="/runs/first"), now=cpu)
+    cpu = judgement(row(name="CPU1", gpu=None), run_dir="/runs/first")
+    assert [run.device for run in past_runs(cpu.result, NOW)] == [None]
+    assert device_of({}) is None
 
 
 def test_a_gpu_without_a_uuid_is_known_by_its_serial_number() -> None:
-    assert found(past(uuid=None, serial="17"), now=judgement(row(gpu={"serial": "17"})))
-    assert not found(past(uuid=None, serial="17"), now=judgement(row(gpu={"serial": "18"})))
+    assert found(past(uuid=None, serial="17"), gpu={"serial": "17"})
+    assert not found(past(uuid=None, serial="17"), gpu={"serial": "18"})
 
 
 def test_what_was_forgotten_counts_no_more_and_what_comes_after_does() -> None:
@@ -146,10 +131,9 @@ def test_what_was_forgotten_counts_no_more_and_what_comes_after_does() -> None:
 
 
 def test_drills_count_among_drills_alone() -> None:
-    drill = judgement(drill="flip@1:GPU3")
     assert not found(past(is_drill=True))
-    assert not found(past(), now=drill)
-    assert found(past(is_drill=True), now=drill)
+    assert not found(past(), is_drill=True)
+    assert found(past(is_drill=True), is_drill=True)
 
 
 def test_a_nan_that_did_not_come_again_counts() -> None:
@@ -169,23 +153,6 @@ def test_a_nan_that_did_not_come_again_counts() -> None:
 )
 def test_only_what_was_transient_and_of_the_hardware_counts(changes: dict[str, Any]) -> None:
     assert not found(past(**changes))
-
-
-def test_a_run_that_needs_no_history_reads_none() -> None:
-    def forbidden() -> Iterator[PastRun]:
-        raise AssertionError("it was read")
-        yield
-
-    passed = row(verdict=Verdict.PASS, cause=None, cause_class=None, severity=None, repeat=None)
-    persistent = row(verdict=Verdict.FAIL, repeat=Repeat.PERSISTENT)
-    now = past_runs(judgement(passed, persistent).result, NOW)
-    assert earlier_faults(now, forbidden()) == {}
-
-
-def test_each_worker_has_its_own() -> None:
-    other = row(name="GPU4", gpu=GPU | {"uuid": "GPU-another"})
-    changed = isolated(judgement(row(), other), found(past())).result.workers
-    assert [each.severity for each in changed] == [Severity.ISOLATE, Severity.MONITOR]
 
 
 FAILED = past("2026-02-02", run_dir="/b", verdict="FAIL", severity="ISOLATE", repeat="persistent")
