@@ -59,9 +59,8 @@ def closing_lines(
     if result.scope is not None and not judgement.is_training:
         yield from scope_lines(result.scope, len(result.workers))
     # What to do about symptoms stands in their own lines, each about one GPU.
-    if any(not (worker.symptoms or worker.warnings) for worker in troubled(result)):
-        yield f"do now: {result.do_now}"
-    yield f"{result.verdict}: {result.summary} (exit code {result.exit_code})"
+    says_more = any(not (worker.symptoms or worker.warnings) for worker in troubled(result))
+    yield from result.last_lines if says_more else [result.line]
 
 
 def _last_words(judgement: Judgement, tail_lines: int) -> Iterator[str]:

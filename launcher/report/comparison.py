@@ -135,7 +135,7 @@ def comparison_lines(result: ComparisonResult, directory: Path) -> Iterator[str]
         who = name if len(result.seeds) == 1 else f"{name} seed {trial.seed}"
         yield f"{who}: {trial.measured.verdict}: {trial.measured.summary}"
     yield f"arms and report: {directory}"
-    yield f"{result.verdict}: {result.summary} (exit code {result.exit_code})"
+    yield from result.last_lines
 
 
 def _table(arms: Sequence[Arm]) -> Iterator[str]:
@@ -228,6 +228,7 @@ def _measured(
         verdict=result.verdict,
         exit_code=result.exit_code,
         summary=result.summary,
+        do_now=result.do_now,
         steps=min((worker.steps for worker in workers), default=0),
         is_deadline=is_deadline,
         parameters=parameters if isinstance(parameters, int) else None,

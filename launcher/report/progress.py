@@ -154,8 +154,7 @@ class RunProgress:
     def _end(self) -> str | None:
         """None: it goes on."""
         if (ended := read_conclusion(self.directory)) is not None:
-            text = f"{ended.verdict}: {ended.summary} (exit code {ended.exit_code})"
-            return printable_lines(text)
+            return printable_lines(ended.line)
         with suppress(UsageError):
             self.record = read_record(self.directory)
         return None if is_running(self.record) else "its launcher did not live to see the end"

@@ -61,8 +61,7 @@ def rounds_lines(result: RoundsResult, directory: Path) -> Iterator[str]:
         share = f"errors in fewer than {result.max_rate:.2%} of steps (95 %)"
         yield f"not shown: {share}: {result.compared_steps:,} were compared"
     yield f"rounds and report: {directory}"
-    yield f"do now: {result.do_now}"
-    yield f"{result.verdict}: {result.summary} (exit code {result.exit_code})"
+    yield from result.last_lines
 
 
 def _rate(worker: WorkerRounds) -> str:

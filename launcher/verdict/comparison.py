@@ -5,16 +5,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from signal import Signals
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from launcher.verdict.results import Conclusion, SplitResult, Verdict
+from launcher.verdict.rules import Kind
 from model_check.errors import EXIT_INTERNAL, EXIT_PASS, EXIT_SIGNAL_BASE, EXIT_UNPROVEN
+from model_check.utils.project_files import PROGRAM
 from model_check.utils.requests import TO_STOP
 from model_check.utils.words import listed
 
 _PASSED = (Verdict.PASS, Verdict.WARN)
 _LOW, _HIGH = 0.1, 0.9
+_MORE_TIME = "Run again with more time (--deadline): not every arm has trained."
+_MORE_SEEDS = (
+    "Before you choose, run again with --seeds 3: one seed does not tell a difference from chance."
+)
+_CHOOSE = "Choose by the figures: what differs by less than the seeds do is chance."
 _OF_TEXT = ("data.", "training.context_length", "model.vocab_size")
 """Beginnings of settings that decide which tokens a loss is of."""
 
@@ -71,12 +78,9 @@ class ComparisonRecord(Struct, frozen=True, kw_only=True, tag_field="kind", tag=
         return list(dict.fromkeys(trial.arm for trial in self.trials))
 
 
-class Measured(Struct, frozen=True, kw_only=True):
+class Measured(Conclusion, frozen=True, kw_only=True):
     """What the report of one training tells. Null: not known."""
 
-    verdict: Verdict
-    exit_code: int
-    summary: str
     steps: int = 0
     is_deadline: bool = False
     """launch.deadline_s ended it."""
@@ -88,7 +92,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     peak_memory_bytes: int | None = None
     """Of the worker that took most: of its GPU, on a CPU of the host."""
     duration_s: float | None = None
-    validation: list[SplitResult] = []
+    validation: list[SplitResult] = field(default_factory=list)
     gates: list[list[float]] | None = None
     """With Infini-attention, [layers][query heads]: at the end, the share of each head's output
     that comes from its memory."""
@@ -172,10 +176,14 @@ def compared(
     first = next(iter(trials.values()))
     arms = [_arm(name, of_arm, first, record) for name, of_arm in trials.items()]
     failed = [arm for arm in arms if any(map(_has_failed, arm.trials))]
+    order = [each.directory for each in record.trials]
+    every = [trial for arm in arms for trial in arm.trials]
+    in_order = sorted(every, key=lambda trial: order.index(trial.directory))
     return ComparisonResult(
         verdict=_verdict(arms, failed),
-        exit_code=_exit_code(record, [trial for arm in arms for trial in arm.trials]),
+        exit_code=_exit_code(record, in_order),
         summary=_summary(record, arms, failed),
+        do_now=_do_now(record, in_order),
         culprits=[arm.name for arm in failed],
         seeds=sorted({trial.seed for trial in record.trials}),
         arms=arms,
@@ -309,10 +317,8 @@ def _exit_code(record: ComparisonRecord, trials: Sequence[Trial]) -> int:
     else that something is missing."""
     if record.signal in TO_STOP:
         return EXIT_SIGNAL_BASE + record.signal
-    order = [each.directory for each in record.trials]
-    in_order = sorted(trials, key=lambda trial: order.index(trial.directory))
-    codes = [trial.measured.exit_code for trial in in_order if _has_failed(trial)]
-    codes += [trial.measured.exit_code for trial in in_order]
+    codes = [trial.measured.exit_code for trial in trials if _has_failed(trial)]
+    codes += [trial.measured.exit_code for trial in trials]
     return next((code for code in codes if code != EXIT_PASS), EXIT_PASS)
 
 
@@ -332,6 +338,21 @@ def _summary(record: ComparisonRecord, arms: Sequence[Arm], failed: Sequence[Arm
     seeds = f", {num_seeds} seeds each" if num_seeds > 1 else ""
     until = "; the deadline came before all steps" if _is_cut_short(arms) else ""
     return f"{_counted(arms)}{seeds}: {_losses(arms)}{until}"
+
+
+def _do_now(record: ComparisonRecord, trials: Sequence[Trial]) -> str:
+    """`trials`: in the order in which they began."""
+    if failed := [trial for trial in trials if _has_failed(trial)]:
+        read = Kind.FAILED.rule.advice.format(who=failed[0].directory, program=PROGRAM)
+        return failed[0].measured.do_now or read
+    if record.signal is not None:
+        return Kind.STOPPED_ON_REQUEST.rule.advice
+    missing = [trial for trial in trials if not _passed(trial)]
+    if missing and (record.is_deadline or any(trial.measured.is_deadline for trial in missing)):
+        return _MORE_TIME
+    if missing:
+        return missing[0].measured.do_now or Kind.END_UNSEEN.rule.advice
+    return _MORE_SEEDS if len({trial.seed for trial in trials}) == 1 else _CHOOSE
 
 
 def _counted(arms: Sequence[Arm]) -> str:

@@ -10,7 +10,7 @@ from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.golden import Other, key_of
 from launcher.verdict.nodes import JobPart
 from launcher.verdict.record import RunRecord
-from launcher.verdict.results import RunResult, Verdict, WorkerResult
+from launcher.verdict.results import Conclusion, Outcome, RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Repeat, Severity
 from model_check.config.ranks import JOBS
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS
@@ -192,7 +192,10 @@ class FleetWorker(Struct, frozen=True, kw_only=True):
     """As a multiple of its group's median; null: too few equals, or not measured."""
 
 
-class FleetRun(Struct, frozen=True, kw_only=True):
+class FleetRun(Outcome, frozen=True, kw_only=True):
+    """`verdict`: the gravest of the run's own and of what the merge has found. `exit_code`,
+    `summary`: the run's own."""
+
     directory: str
     path: str
     page: str | None
@@ -202,11 +205,6 @@ class FleetRun(Struct, frozen=True, kw_only=True):
     scheduler: Scheduler | None
     started_at: datetime | None
     duration_s: float | None
-    verdict: Verdict
-    """The gravest of the run's own and of what the merge has found."""
-    exit_code: int
-    """The run's own."""
-    summary: str
     drill: str | None
     is_dead: bool
     workers: list[FleetWorker]
@@ -217,13 +215,9 @@ class FleetRun(Struct, frozen=True, kw_only=True):
         return None if self.started_at is None else self.started_at.timestamp()
 
 
-class FleetResult(Struct, frozen=True, kw_only=True, tag_field="kind", tag="fleet"):
-    """fleet.json without its schema number."""
+class FleetResult(Conclusion, frozen=True, kw_only=True, tag_field="kind", tag="fleet"):
+    """fleet.json without its schema number. `exit_code`: of the gravest finding."""
 
-    verdict: Verdict
-    exit_code: int
-    """Of the gravest finding."""
-    summary: str
     findings: list[Finding]
     """The gravest first."""
     groups: list[Group]

@@ -22,10 +22,12 @@ from launcher.verdict.fleet_findings import GRAVEST, Findings, Members, gravity
 from launcher.verdict.fleet_speed import speeds
 from launcher.verdict.golden import others
 from launcher.verdict.results import Verdict, WorkerResult
+from launcher.verdict.severity import Severity
 from model_check.errors import EXIT_PASS
-from model_check.utils.words import printable
+from model_check.utils.words import few, printable
 
 _LARGEST = 0
+_CURES = {Severity.ISOLATE: "Take out of service", Severity.RESET: "Reset"}
 _MOST_APART = 8
 """Groups that a line each tells of."""
 SettingsOf = Callable[[int], Mapping[str, Any]]
@@ -54,6 +56,7 @@ def merged(
         verdict=calm if worst is None else worst.verdict,
         exit_code=EXIT_PASS if worst is None else worst.exit_code,
         summary=_summary(runs, findings, told),
+        do_now=_do_now(findings),
         findings=findings,
         groups=told,
         notes=[*notes, *_notes(runs, told), *_unlike(groups)],
@@ -136,6 +139,34 @@ def _summary(
             f"nothing is wrong{same}" if compared else "nothing is wrong, nothing was compared"
         ]
     return f"{count}: {', '.join(parts)}"
+
+
+def _do_now(findings: Sequence[Finding]) -> str:
+    """A drill asks for nothing."""
+    real = [each for each in findings if each.drill is None]
+    condemned = [each for each in real if is_condemned(each)]
+    parts = [
+        f"{form}: {_where([each for each in condemned if each.severity is severity])}."
+        for severity, form in _CURES.items()
+        if any(each.severity is severity for each in condemned)
+    ]
+    if parts:
+        return f"{' '.join(parts)} --drain prints the commands."
+    if failed := [each for each in real if each.exit_code]:
+        return f"See the report of {printable(failed[0].directory)}: it says what to do."
+    if watched := [each for each in real if each.verdict is Verdict.WARN]:
+        return f"Keep in service, and watch: {_where(watched)}."
+    return "Nothing: these are drills." if findings else "Nothing: no GPU stands apart."
+
+
+def is_condemned(finding: Finding) -> bool:
+    """SUSPECT is ISOLATE from the second transient fault of a GPU on."""
+    is_named = finding.verdict in (Verdict.FAIL, Verdict.SUSPECT)
+    return is_named and finding.severity in _CURES
+
+
+def _where(findings: Sequence[Finding]) -> str:
+    return few(list(dict.fromkeys(f"{name_of(f)} {f.worker or ''}".rstrip() for f in findings)))
 
 
 def _many(num: int, noun: str) -> str:

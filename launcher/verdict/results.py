@@ -134,19 +134,33 @@ class Scope(Struct, frozen=True, kw_only=True):
     """The golden file whose bits every worker had; None: there was none, or not every worker."""
 
 
-class Conclusion(Struct, frozen=True, kw_only=True):
-    """What every report.json begins with: of a run, of its rounds, of a comparison."""
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What became of a run, or of several that belong together."""
 
     verdict: Verdict
     exit_code: ExitCode
     summary: str
 
+    @property
+    def line(self) -> str:
+        return f"{self.verdict}: {self.summary} (exit code {self.exit_code})"
+
+
+class Conclusion(Outcome, frozen=True, kw_only=True):
+    """What every report begins with: of a run, of rounds, of a comparison, of a fleet."""
+
+    do_now: str = ""
+    """What to do, in a sentence or two; empty: an older version wrote this."""
+
+    @property
+    def last_lines(self) -> list[str]:
+        """With which a terminal ends."""
+        return [f"do now: {self.do_now}", self.line] if self.do_now else [self.line]
+
 
 class RunResult(Conclusion, frozen=True, kw_only=True, tag_field="kind", tag="report"):
     """report.json without its schema number."""
 
-    do_now: str = ""
-    """What to do, in a sentence or two; empty: an older version wrote this."""
     culprits: list[str]
     disagreement: Disagreement | None
     """The first."""

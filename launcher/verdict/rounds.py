@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from launcher.verdict.advice import about_rounds
 from launcher.verdict.alone import minority
-from launcher.verdict.results import Conclusion, RunResult, Verdict, WorkerResult
+from launcher.verdict.results import Conclusion, Outcome, RunResult, Verdict, WorkerResult
 from launcher.verdict.scope import max_rate
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_UNNAMED, EXIT_USAGE
 from model_check.utils.words import few
@@ -18,13 +18,10 @@ Bits = Mapping[int, int]
 """Step -> a digest of what its worker told of it."""
 
 
-class Round(Struct, frozen=True):
+class Round(Outcome, frozen=True, kw_only=True):
     """One of them: a run of its own, in a directory of its own."""
 
     name: str
-    verdict: Verdict
-    exit_code: int
-    summary: str
     culprits: list[str]
 
 
@@ -61,8 +58,6 @@ class WorkerRounds(Struct, frozen=True, kw_only=True):
 class RoundsResult(Conclusion, frozen=True, kw_only=True, tag_field="kind", tag="rounds"):
     """report.json of a run of several rounds, without its schema number."""
 
-    do_now: str = ""
-    """What to do, in a sentence or two; empty: an older version wrote this."""
     culprits: list[str]
     rounds: list[Round]
     workers: list[WorkerRounds]
@@ -83,7 +78,13 @@ def together(
     """`results`: round -> its result, in their order, one at least. `bits`: worker -> round -> what
     it told there, of the rounds that it passed. `directory`: where the rounds lie."""
     rounds = [
-        Round(name, result.verdict, result.exit_code, result.summary, result.culprits)
+        Round(
+            verdict=result.verdict,
+            exit_code=result.exit_code,
+            summary=result.summary,
+            name=name,
+            culprits=result.culprits,
+        )
         for name, result in results.items()
     ]
     differences = [found for name, told in bits.items() if (found := _difference(name, told))]

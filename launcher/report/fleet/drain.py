@@ -10,15 +10,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from launcher.verdict.fleet import Finding, FleetResult, FleetRun
-from launcher.verdict.fleet_merge import name_of
+from launcher.verdict.fleet_merge import is_condemned, name_of
 from launcher.verdict.results import Verdict
 from launcher.verdict.severity import Repeat, Severity, in_words
 from model_check.utils.project_files import PROGRAM
 from model_check.utils.words import printable
 
-_HARD = (Severity.ISOLATE, Severity.RESET)
-_CONDEMNED = (Verdict.FAIL, Verdict.SUSPECT)
-"""SUSPECT is ISOLATE from the second transient fault of a GPU on."""
 # A host name. Slurm reads others as lists of nodes (node[1-9]), kubectl some as options.
 _NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _ALL = ("all",)
@@ -34,7 +31,7 @@ def drain_lines(result: FleetResult) -> Iterator[str]:
     last_run: dict[str, FleetRun] = {}
     newest = _newest_runs(result.runs)
     for finding in result.findings:
-        if finding.severity in _HARD and finding.verdict in _CONDEMNED:
+        if is_condemned(finding):
             own = result.runs[finding.run]
             run = newest.get(finding.device.uuid or "", own)
             if (node := _machine(run)) != _machine(own):

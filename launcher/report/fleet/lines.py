@@ -21,7 +21,7 @@ def fleet_lines(result: FleetResult, output: Path | None) -> Iterator[str]:
         yield f"and {len(lines) - _MOST:,} more{where}"
     if output is not None:
         yield f"page and report: {output / 'fleet.html'}, {output / 'fleet.json'}"
-    yield f"{result.verdict}: {result.summary} (exit code {result.exit_code})"
+    yield from result.last_lines
 
 
 def finding_lines(findings: Sequence[Finding]) -> Iterator[str]:

@@ -60,6 +60,7 @@ def comparison_page(result: ComparisonResult, curves: Sequence[TrialCurves]) -> 
 def _answers(result: ComparisonResult) -> Iterator[tuple[str, Any]]:
     run = result.run
     yield "what", result.summary
+    yield "do now", result.do_now
     yield "seeds", ", ".join(map(str, result.seeds))
     yield "preset", f"{run['preset']}, {run['device']}"
     yield "note", tuple(result.notes)

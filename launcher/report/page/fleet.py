@@ -59,6 +59,7 @@ def fleet_page(result: FleetResult) -> str:
         drills=_short(", ".join(sorted({run.drill for run in result.runs if run.drill})), 90),
         answers=[
             ("what", result.summary),
+            ("do now", result.do_now),
             ("exit code", str(result.exit_code)),
             *(("note", note) for note in result.notes),
         ],

@@ -93,6 +93,18 @@ def test_the_first_that_failed_in_the_order_of_their_begin_gives_the_exit_code()
     assert "full failed (1 of 3 seeds): why 1; infini failed (1 of 3 seeds): why 20" in told.summary
 
 
+def test_what_to_do_is_that_of_the_first_that_failed_or_to_choose() -> None:
+    replace_it = replace(failed(21), do_now="Take GPU3 out of service.")
+    assert result(full_44=failed(1), infini_43=replace_it).do_now == replace_it.do_now
+    assert result(full_44=failed(1)).do_now.startswith("Read the last lines of full/seed_44; ")
+    assert result().do_now.startswith("Choose by the figures")
+    one = record(trials=[trial for trial in record().trials if trial.seed == 43])
+    assert "--seeds 3" in result(one).do_now
+    missing = {"infini_43": None}
+    assert "stopped" in result(record(signal=15), **missing).do_now
+    assert "--deadline" in result(record(is_deadline=True), **missing).do_now
+
+
 def test_a_training_that_failed_is_called_by_its_arm_and_where_there_are_several_its_seed() -> None:
     several = list(comparison_lines(result(infini_43=failed(20)), Path("/r")))
     assert "infini seed 43: FAIL: why 20" in several

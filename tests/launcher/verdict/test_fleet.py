@@ -248,6 +248,18 @@ def test_a_gpu_that_is_odd_in_two_hosts_is_to_be_isolated() -> None:
     assert {each[2] for each in named(fleet.result()).values()} == {"MONITOR"}
 
 
+def test_what_to_do_names_the_machine_and_the_gpu() -> None:
+    fleet = Fleet().add(steps()).add(steps())
+    assert fleet.result().do_now == "Nothing: no GPU stands apart."
+    fleet.add(steps(odd_at=7), uuids=["GPU-odd"], host="a")
+    assert fleet.result().do_now.startswith("See the report of ")
+    fleet.add(steps(odd_at=7), uuids=["GPU-odd"], host="b")
+    out = "Take out of service: a GPU0, b GPU0. --drain prints the commands."
+    assert fleet.result().do_now == out
+    fleet.runs[2:] = [asked(run, drill="flip@7:GPU0") for run in fleet.runs[2:]]
+    assert fleet.result().do_now == "Nothing: these are drills."
+
+
 def test_of_a_job_with_other_bits_no_rank_is_named_nor_cleared() -> None:
     """Its ranks sum what they computed: the wrong sum of one is in the bits of all."""
     fleet = Fleet()
